@@ -58,13 +58,14 @@ int train(int argc, char** argv) {
   const at::Device device = device_of(options, comm);
   const Digits test = digits.test.to(device);
 
-  // (2) Every process holds the model, beginning with rank 0's weights; backward() averages the gradients of all.
-  Net net;
-  net->to(device);
-  cohort::nn::DistributedDataParallel model(net, comm);
-  // (3) Every process gets its part of each batch, every sample once per epoch.
+  // (2) Every process gets its part of each batch, every sample once per epoch.
   cohort::data::DistributedSampler sampler(digits.train.size(), comm,
                                            {.batch_size = options.batch_per_process, .seed = options.seed});
+  // (3) Every process holds the model, beginning with rank 0's weights; backward() averages the gradients of all, by
+  // the samples that the sampler gives each.
+  Net net;
+  net->to(device);
+  cohort::nn::DistributedDataParallel model(net, comm, {.sampler = &sampler});
   torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
   LearningRate rate(optimizer, options, comm.size(), sampler.steps_per_epoch());
 

@@ -40,8 +40,8 @@ def main() -> int:
     train, test = load()
 
     net = Net()
-    model = DistributedDataParallel(net)  # (2)
-    sampler = DistributedSampler(len(train.labels), batch_size=max(1, options.batch_size // size), seed=1)  # (3)
+    sampler = DistributedSampler(len(train.labels), batch_size=max(1, options.batch_size // size), seed=1)  # (2)
+    model = DistributedDataParallel(net, sampler=sampler)  # (3)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     checkpoints = CheckpointFolder(options.out / "checkpoints")  # (4)
     step = 0

@@ -7,7 +7,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <vector>
+
+namespace at {
+class Tensor;
+}
+namespace cohort::data {
+class DistributedSampler;
+}
 
 namespace cohort::nn {
 
@@ -39,6 +48,17 @@ struct DistributedDataParallelOptions {
   /// where `broadcast_buffers` makes them equal, and throws Mismatch on every rank if there is a difference: see
   /// `require_same_parameters`, which it calls. 0: never. Throws InvalidArgument if negative.
   std::int64_t compare_parameters_every = 0;
+  /// Averages go by samples: by the number that this sampler has given the rank for its batch, be it 0. Needed only at
+  /// construction (a sampler is a handle). Call its `step` after each batch, as where its position is to be saved. Its
+  /// batches are drawn for this model alone; others (validation) have samplers of their own.
+  const data::DistributedSampler* sampler = nullptr;
+  /// Instead of a sampler: the number of samples in the tensors that a forward is given.
+  std::function<std::int64_t(const std::vector<at::Tensor>& inputs)> samples = {};
+  /// Each step compares some values of 8 parameters over the ranks, all parameters in turn, in a message that is sent
+  /// anyway. Replicas that have drifted apart by more than rounding (half of a type's digits) are a Mismatch on every
+  /// rank, which names rank, parameter and value; differences of rounding are logged once. Values in a GPU's memory are
+  /// not looked at. The same on all ranks.
+  bool check_replicas = true;
   /// Is told of each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
   Observer* observer = nullptr;
 };

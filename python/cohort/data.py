@@ -48,13 +48,17 @@ class DistributedSampler:
     """This rank's part of a data set, epoch by epoch.
 
     In batches, as C++'s sampler; the last step of an epoch is spread over the ranks, and DistributedDataParallel weights
-    what each has:
+    what each has, if it is given the sampler:
 
         sampler = DistributedSampler(data, batch_size=32)
         loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+        model = cohort.nn.DistributedDataParallel(Net(), sampler=sampler)
         for epoch in range(3):
             for x, y in loader:
-                ...; optimizer.step(); sampler.step()      # step(): only where the position is to be saved
+                ...; optimizer.step(); sampler.step()
+
+    step() is needed where the model is given the sampler, or its position is to be saved: once after each batch, also
+    where several are accumulated.
 
     In single samples, in the place of torch's sampler and with its arguments: every rank gets equally many.
 
@@ -114,7 +118,8 @@ class DistributedSampler:
         self._full = (batch_size or 1) * self.num_replicas  # of a whole step
         self._state = SamplerState(seed=seed, size=size)
         self._drawn = 0  # samples of this epoch handed out, over all ranks
-        self._steps: deque[tuple[int, int]] = deque()  # drawn, not stepped over: (cursor after it, samples of all ranks)
+        # Drawn, not stepped over: (cursor after it, samples of all ranks, of this one).
+        self._steps: deque[tuple[int, int, int]] = deque()
         self._order: Sequence[int] = ()  # the permutation of
         self._ordered: Optional[tuple[int, int]] = None  # this seed and epoch
 
@@ -150,7 +155,7 @@ class DistributedSampler:
         begin = self._drawn + self.rank * each + min(self.rank, more)
         count = each + (self.rank < more)
         self._drawn += fresh
-        self._steps.append((self._drawn, together))
+        self._steps.append((self._drawn, together, count))
         if begin + count <= self.size:
             return list(self._order[begin : begin + count])
         return [self._order[at % self.size] for at in range(begin, begin + count)]
@@ -169,6 +174,24 @@ class DistributedSampler:
     def global_batch(self) -> int:
         """Samples over all ranks of the oldest step drawn; 0 if none is."""
         return self._steps[0][1] if self._steps else 0
+
+    def _samples_of_batch(self, trained_at: Optional[int]) -> int:
+        """Of the batch that a forward is for: the oldest drawn and not stepped over (a DataLoader with workers draws ahead); -1
+        if there is none.
+
+        trained_at: the cursor at which the model may have been trained on that one already. It does not matter as long as
+        all that are drawn have equally many samples.
+        """
+        if not self._steps:
+            return -1
+        first, last = self._steps[0], self._steps[-1]
+        # The last of an epoch is the only one that is smaller.
+        if trained_at == self.cursor and first[1:] != last[1:]:
+            raise InvalidArgument(
+                f"DistributedSampler: {len(self._steps)} batches are drawn, the first of {first[2]} samples of this rank and "
+                f"the last of {last[2]}, and nothing says which one is trained on -- call step once after each batch"
+            )
+        return first[2]
 
     def steps_left(self) -> int:
         """Steps from the cursor to the end of the epoch."""

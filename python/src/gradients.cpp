@@ -74,8 +74,14 @@ class Hooks final : public core::Autograd, public Observer {
   bool put_in_place(std::size_t parameter) override { return py::cast<bool>(call("put_in_place", parameter)); }
   void give(std::size_t parameter) override { call("give", parameter); }
   void drop_all() override { call("drop_all"); }
-  std::optional<bool> takes_part(const core::Forward& forward) override {
-    return py::cast<std::optional<bool>>(call("takes_part", &forward));
+  std::vector<const void*> values_of(std::span<const int> parameters) override {
+    std::vector<const void*> values;
+    for (const py::handle address : call("values_of", std::vector<int>(parameters.begin(), parameters.end())))
+      values.push_back(reinterpret_cast<const void*>(py::cast<std::uintptr_t>(address)));
+    return values;
+  }
+  void compare(std::span<const int> parameters, std::int64_t step) override {
+    call("compare", std::vector<int>(parameters.begin(), parameters.end()), step);
   }
   void call_at_end(std::shared_ptr<void> pass) override {
     auto held = std::make_unique<std::shared_ptr<void>>(std::move(pass));
@@ -133,6 +139,7 @@ nn::DistributedDataParallelOptions options_of(const py::object& options, Observe
   own.first_bucket_bytes = py::cast<std::size_t>(options.attr("first_bucket_bytes"));
   if (!options.attr("wire_dtype").is_none()) own.wire_dtype = DType::BFloat16;
   if (py::cast<std::string>(options.attr("non_finite")) == "raise") own.non_finite = nn::NonFinite::Raise;
+  own.check_replicas = py::cast<bool>(options.attr("check_replicas"));
   if (!options.attr("observer").is_none()) own.observer = observer;
   return own;
 }
@@ -223,22 +230,13 @@ void require_same_parameters(const PyCommunicator& comm, const std::vector<Named
 }
 
 template <class Function>
-auto forwards(Function function) {
-  return [function](GradientReducer& self) { return function(self.core().forwards()); };
+auto accumulation(Function function) {
+  return [function](GradientReducer& self) { return function(self.core().accumulation()); };
 }
 
 }  // namespace
 
 void bind_gradients(py::module_& module) {
-  py::class_<core::Forward, std::shared_ptr<core::Forward>>(module, "Forward", py::dynamic_attr())
-      .def(py::init([](std::int64_t samples, bool sync) {
-             auto forward = std::make_shared<core::Forward>();
-             forward->samples = samples;
-             forward->sync = sync;
-             return forward;
-           }),
-           py::arg("samples"), py::arg("sync"))
-      .def_readwrite("hooked", &core::Forward::hooked);
   py::class_<GradientReducer>(module, "GradientReducer")
       .def(py::init<const PyCommunicator&, const std::vector<Described>&, const py::object&, const py::object&>(),
            py::arg("comm"), py::arg("parameters"), py::arg("options"), py::arg("hooks"))
@@ -249,15 +247,16 @@ void bind_gradients(py::module_& module) {
              const nn::BucketSlot slot = self.core().slot_of(name);
              return py::make_tuple(slot.bucket, reinterpret_cast<std::uintptr_t>(slot.begin), slot.bytes, slot.offset);
            })
-      .def_property_readonly("in_no_sync", forwards([](core::Forwards& all) { return all.in_no_sync(); }))
-      .def("enter_no_sync", forwards([](core::Forwards& all) { all.enter_no_sync(); }))
-      .def("leave_no_sync", forwards([](core::Forwards& all) { all.leave_no_sync(); }))
-      .def("add_forward",
-           [](GradientReducer& self, const std::shared_ptr<core::Forward>& one) { self.core().forwards().add(one); })
+      .def_property_readonly("in_no_sync", accumulation([](core::Accumulation& all) { return all.in_no_sync(); }))
+      .def_property_readonly("has_forward", accumulation([](core::Accumulation& all) { return all.has_forward(); }))
+      .def("enter_no_sync", accumulation([](core::Accumulation& all) { all.enter_no_sync(); }))
+      .def("leave_no_sync", accumulation([](core::Accumulation& all) { all.leave_no_sync(); }))
+      .def("add_forward", [](GradientReducer& self, std::optional<std::int64_t> declared,
+                             std::optional<std::int64_t> rows) { self.core().add_forward(declared, rows); })
+      .def_property_readonly("in_backward", [](GradientReducer& self) { return self.core().in_backward(); })
       .def("prepare_synchronising_pass", [](GradientReducer& self) { self.core().prepare_synchronising_pass(); })
       .def("require_whole", [](GradientReducer& self) { self.core().require_whole(); })
-      .def("begin_backward",
-           [](GradientReducer& self, const std::shared_ptr<core::Forward>& one) { self.core().begin_backward(one); })
+      .def("begin_backward", [](GradientReducer& self) { self.core().begin_backward(); })
       .def("receive", [](GradientReducer& self, std::size_t parameter) { return self.core().receive(parameter); })
       .def("can_read", [](GradientReducer& self, std::size_t parameter) { return self.core().can_read(parameter); })
       .def("read_from",
@@ -275,6 +274,10 @@ void bind_gradients(py::module_& module) {
       .def("count_written", [](GradientReducer& self) { ++self.core().stats().gradients_written; })
       .def("count_moved", [](GradientReducer& self) { ++self.core().stats().gradients_moved; })
       .def("count_parameter_comparison", [](GradientReducer& self) { ++self.core().stats().parameter_comparisons; })
+      .def("go_on_from",
+           [](GradientReducer& self, GradientReducer& before) {
+             self.core().go_on_from(before.core().progress(), before.core().stats());
+           })
       .def("stats", &GradientReducer::stats);
   module.def(
       "require_same_on_all_ranks",

@@ -13,6 +13,11 @@ if torch is not None:
 
     from cohort.nn import DistributedDataParallel
 
+def rows(x, *_):
+    """How many samples a forward is of."""
+    return x.shape[0]
+
+
 SMALL = {"bucket_bytes": 1200, "first_bucket_bytes": 300}  # of about two tensors, so that small models have several
 
 
@@ -27,7 +32,7 @@ class Averages(Ranks):
         reference = with_values(Mlp(hidden=hidden))
         reference_optimizer = torch.optim.SGD(reference.parameters(), lr=0.2, momentum=0.9)
         net = with_values(Mlp(hidden=hidden), self.rank * 100.0)  # rank 0's values are to win
-        model = DistributedDataParallel(net, **SMALL)
+        model = DistributedDataParallel(net, samples=rows, **SMALL)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
         for number in range(steps):
             x, y = batch_of(number, sum(samples))
@@ -86,7 +91,7 @@ class Averages(Ranks):
             def forward(self, x):
                 return sum((x.to(part.dtype) * part).double().mean() for part in self.parts)
 
-        model = DistributedDataParallel(Mixed(), bucket_bytes=20, first_bucket_bytes=8)
+        model = DistributedDataParallel(Mixed(), samples=rows, bucket_bytes=20, first_bucket_bytes=8)
         self.assertGreaterEqual(model.stats().buckets, 8)
         weights = [3 ** (rank % 2) for rank in range(self.size)]
         expected = sum(w * (2.0 + 2 * (w == 3)) for w in weights) / sum(weights)
@@ -241,15 +246,15 @@ class Accumulation(Ranks):
     def test_no_sync_equals_the_big_batch(self):
         for how, hidden in ((True, 17), (False, 17), (True, 1100)):
             net, reference = with_values(Mlp(hidden=hidden)), with_values(Mlp(hidden=hidden))
-            model = DistributedDataParallel(net, **SMALL)
-            rows = [2 * (rank + 1) for rank in range(self.size)]  # of each of 3 micro-batches
-            samples = [3 * count for count in rows]
+            model = DistributedDataParallel(net, samples=rows, **SMALL)
+            each = [2 * (rank + 1) for rank in range(self.size)]  # of 3 micro-batches
+            samples = [3 * count for count in each]
             for step in range(3):
                 x, y = batch_of(step, sum(samples))
                 reference.zero_grad(set_to_none=True)
                 loss_of(reference(x), y).backward()
                 model.zero_grad(set_to_none=how)
-                mine = list(zip(self.mine(x, samples).split(rows[self.rank]), self.mine(y, samples).split(rows[self.rank])))
+                mine = list(zip(self.mine(x, samples).split(each[self.rank]), self.mine(y, samples).split(each[self.rank])))
                 with model.no_sync():
                     with model.no_sync():
                         (loss_of(model(mine[0][0]), mine[0][1]) / 3).backward()
@@ -260,7 +265,7 @@ class Accumulation(Ranks):
 
     def test_an_empty_micro_batch_does_no_harm(self):
         net, reference = with_values(Mlp()), with_values(Mlp())
-        model = DistributedDataParallel(net, **SMALL)
+        model = DistributedDataParallel(net, samples=rows, **SMALL)
         samples = [4] * self.size
         x, y = batch_of(0, sum(samples))
         loss_of(reference(x), y).backward()
@@ -280,22 +285,6 @@ class Accumulation(Ranks):
         self.assertTrue(torch.allclose(net.last.bias.grad, torch.full((3,), expected, dtype=torch.float64)))
         with self.assertRaises(cohort.InvalidArgument):
             model.set_sample_count(-1)
-
-    def test_only_forwards_that_take_part_count(self):
-        net = with_values(Mlp())
-        model = DistributedDataParallel(net)
-
-        def rows(count):
-            return torch.ones(count, 5, dtype=torch.float64)
-
-        model(rows(100 * (self.rank + 1)))  # a batch that is thrown away
-        kept = model(rows(1000 * (self.rank + 1)))  # and one that is looked at only
-        mine = [(2, 4) if rank == 0 else (1, 1) for rank in range(self.size)]
-        one, two = (model(rows(count)) for count in mine[self.rank])
-        ((one.sum() + two.sum()) * 0 + net.last.bias.sum() * (self.rank + 1)).backward()
-        expected = sum(sum(w) * (rank + 1) for rank, w in enumerate(mine)) / sum(map(sum, mine))
-        self.assertTrue(torch.allclose(net.last.bias.grad, torch.full((3,), expected, dtype=torch.float64)))
-        del kept
 
     def test_a_gradient_penalty(self):
         """autograd.grad() for the input is no step; the backward through its result is one."""

@@ -11,6 +11,7 @@ import cohort
 if torch is not None:
     from nn_models import Mlp, batch_of, loss_of, with_values
 
+    from cohort.data import DistributedSampler
     from cohort.nn import DistributedDataParallel
 
 
@@ -51,12 +52,7 @@ class Refused(unittest.TestCase):
         x, y = batch_of(0, 4)
         with self.assertRaisesRegex(cohort.InvalidArgument, "already wrapped"):
             DistributedDataParallel(net)
-        with self.assertRaisesRegex(cohort.InvalidArgument, "without a forward through"):
-            loss_of(net(x), y).backward()
-        loss = loss_of(model(x), y)
-        loss.backward(retain_graph=True)
-        with self.assertRaisesRegex(cohort.InvalidArgument, "second backward"):
-            loss.backward()
+        loss_of(model(x), y).backward()
         with self.assertRaisesRegex(cohort.InvalidArgument, "no_sync"), model.no_sync():
             model.step_without_samples()
         with self.assertRaisesRegex(cohort.InvalidArgument, "no parameter 'nobody'"):
@@ -91,11 +87,17 @@ class Refused(unittest.TestCase):
             def forward(self):
                 return super().forward(torch.ones(2, 5, dtype=torch.float64))
 
-        model = DistributedDataParallel(NoTensor())
-        with self.assertRaisesRegex(cohort.InvalidArgument, "set_sample_count"):
-            model()
-        model.set_sample_count(2)
-        model().sum().backward()
+        DistributedDataParallel(NoTensor())().sum().backward()  # which has no batch to be told of
+        data = range(20)
+        for options, words in (
+            ({"sampler": torch.utils.data.SequentialSampler(data)}, "a cohort.data.DistributedSampler is wanted"),
+            ({"sampler": DistributedSampler(data, remainder="keep")}, "no batch_size"),
+            ({"sampler": DistributedSampler(data, batch_size=2, num_replicas=7, rank=3)}, "rank 3 of 7"),
+            ({"sampler": DistributedSampler(data, batch_size=2), "samples": len}, "give one"),
+            ({"samples": 3}, "a function"),
+        ):
+            with self.subTest(words=words), self.assertRaisesRegex(cohort.InvalidArgument, words):
+                DistributedDataParallel(Mlp(), **options)
 
     def test_reentrant_backward_over_shared_parameters(self):
         from torch.utils.checkpoint import checkpoint

@@ -26,6 +26,8 @@ def model_of(device, wide=False):
 
 def train(device, steps=4, samples=None, wide=False, **options):
     model = model_of(device, wide)
+    if samples is not None:
+        options["samples"] = len
     parallel = cohort.nn.DistributedDataParallel(model, bucket_bytes=600, first_bucket_bytes=100, **options)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05, momentum=0.9)
     generator = torch.Generator().manual_seed(10 + cohort.rank())

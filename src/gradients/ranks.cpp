@@ -1,5 +1,6 @@
 #include "gradients/ranks.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace cohort::gradients {
@@ -46,6 +47,22 @@ ErrorContext Ranks::where(const char* operation) const {
   where.host = host();
   where.operation = operation;
   return where;
+}
+
+std::vector<std::vector<std::uint64_t>> gather_rows(Ranks& ranks, const std::vector<std::uint64_t>& mine) {
+  const std::size_t width = mine.size() + 1;
+  std::vector<std::uint64_t> table(width * static_cast<std::size_t>(ranks.size()));
+  const std::size_t row = width * static_cast<std::size_t>(ranks.rank());
+  table[row] = 1;
+  std::copy(mine.begin(), mine.end(), table.begin() + static_cast<std::ptrdiff_t>(row + 1));
+  ranks.run("all_reduce", table,
+            [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::Sum}); });
+  std::vector<std::vector<std::uint64_t>> rows(static_cast<std::size_t>(ranks.size()));
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    const auto begin = table.begin() + static_cast<std::ptrdiff_t>(rank * width);
+    if (*begin != 0) rows[rank].assign(begin + 1, begin + static_cast<std::ptrdiff_t>(width));
+  }
+  return rows;
 }
 
 std::shared_ptr<Ranks> ranks_of(Communicator comm) { return std::make_shared<RanksOfCommunicator>(std::move(comm)); }

@@ -5,6 +5,7 @@
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -52,6 +53,10 @@ class Ranks {
   /// What errors say of where they come from.
   ErrorContext where(const char* operation) const;
 };
+
+/// Row r: what rank r brings, as many words on all ranks; empty for a rank that has joined. Collective; waits. A sum,
+/// in which ranks that have joined take part without a word.
+std::vector<std::vector<std::uint64_t>> gather_rows(Ranks& ranks, const std::vector<std::uint64_t>& mine);
 
 std::shared_ptr<Ranks> ranks_of(Communicator comm);
 

@@ -5,6 +5,7 @@
 #include "status/timeline.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <numeric>
 #include <utility>
@@ -16,7 +17,8 @@ Work reduce_by_average(Communicator& comm, const BucketView& view) {
                          {.op = ReduceOp::Average,
                           .weight = view.weight,
                           .wire_dtype = view.wire_dtype,
-                          .check_finite = view.check_finite});
+                          .check_finite = view.check_finite,
+                          .tag = view.tag});
 }
 
 Reducer::Reducer(std::shared_ptr<Ranks> ranks, std::vector<Parameter> parameters,
@@ -29,6 +31,11 @@ Reducer::Reducer(std::shared_ptr<Ranks> ranks, std::vector<Parameter> parameters
       states_(parameters_.size()) {}
 
 void Reducer::lay_out() {
+  // Rank 0's number holds for all, who are as many as then, and tells this reducer's operations from those of others.
+  static std::atomic<std::uint32_t> reducers{0};
+  std::vector<std::int64_t> number{++reducers & 0xFFFF};
+  ranks_->run("broadcast", number, [](Communicator& comm, auto span) { return comm.broadcast(span); });
+  number_ = static_cast<std::uint32_t>(number.front());
   // Until the first backward has shown better: the last layers' gradients come first.
   std::vector<int> order(parameters_.size());
   std::iota(order.rbegin(), order.rend(), 0);
@@ -84,6 +91,13 @@ void Reducer::prepare_synchronising_pass() {
   build_buckets(std::vector<int>(order.begin(), order.end()));
 }
 
+void Reducer::go_on_from(std::int64_t progress, const nn::ReducerStats& stats) {
+  progress_ = progress;
+  const nn::ReducerStats own = std::exchange(stats_, stats);
+  stats_.buckets = own.buckets;
+  stats_.bucket_bytes = own.bucket_bytes;
+}
+
 std::pair<int, std::optional<std::int64_t>> Reducer::most_advanced() {
   std::vector<std::int64_t> steps(static_cast<std::size_t>(ranks_->size()) + 1, progress_);
   ranks_->run("all_gather", steps, [](Communicator& comm, auto span) {
@@ -98,10 +112,13 @@ std::pair<int, std::optional<std::int64_t>> Reducer::most_advanced() {
 
 void Reducer::take_plan_of(int source, std::int64_t progress) {
   std::vector<std::int64_t> message(order_.begin(), order_.end());
+  message.push_back(number_);
   message.push_back(reordered_ ? 1 : 0);
   ranks_->run("broadcast", message,
               [&](Communicator& comm, auto span) { return comm.broadcast(span, {.root = source}); });
   reordered_ = message.back() != 0;
+  message.pop_back();
+  number_ = static_cast<std::uint32_t>(message.back());
   message.pop_back();
   build_buckets(std::vector<int>(message.begin(), message.end()));
   progress_ = progress;
@@ -134,26 +151,16 @@ nn::BucketSlot Reducer::slot_of(const std::string& name) const {
 
 // ---------------------------------------------------------------------------------------------------- backward
 
-void Reducer::begin_backward(const std::shared_ptr<Forward>& forward) { begin(forward, "an output"); }
+void Reducer::add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows) {
+  accumulation_.add_forward(declared);
+  rows_ = rows;
+  shown_samples_ += declared && *declared >= 0 ? *declared : rows.value_or(0);
+}
 
-void Reducer::begin(const std::shared_ptr<Forward>& forward, const std::string& origin) {
+void Reducer::begin_backward() {
   if (pass_.expired()) require_whole();
-  if (in_backward_ && (forward == nullptr || !forward->reduced)) {
-    if (forward != nullptr) forwards_.reach(forward);
-    return;
-  }
-  if (forward != nullptr && forward->reduced) {
-    raise(ErrorCode::InvalidArgument,
-          "a second backward through one forward (rank {}): its gradients have been reduced -- add the losses and call "
-          "backward once, or run all but the last backward in no_sync()",
-          ranks_->rank());
-  }
-  if (!forwards_.begin(forward, [&](const Forward& other) { return autograd_.takes_part(other); })) {
-    raise(ErrorCode::InvalidArgument,
-          "backward reached {} on rank {} without a forward through DistributedDataParallel, so it would not be "
-          "reduced -- call the wrapper instead of its module, or do this in no_sync()",
-          origin, ranks_->rank());
-  }
+  if (in_backward_) return;
+  accumulation_.begin();
   start_pass();
   in_backward_ = true;
   auto pass = std::make_shared<char>();
@@ -186,8 +193,8 @@ void Reducer::forget_pass() {
 }
 
 bool Reducer::receive(std::size_t parameter) {
-  if (!in_backward_ || pass_.expired()) begin(nullptr, fmt::format("parameter '{}'", parameters_[parameter].name));
-  if (forwards_.discards()) return false;
+  begin_backward();
+  if (accumulation_.discards()) return false;
   State& state = states_[parameter];
   if (state.ready) {
     raise(ErrorCode::InvalidArgument,
@@ -205,7 +212,7 @@ bool Reducer::can_read(std::size_t parameter) const {
   const Bucket& bucket = buckets_[state.bucket];
   // A GPU's memory is looked at in its place.
   const bool looked_at = bucket.on_gpu() && options_.non_finite == nn::NonFinite::Raise;
-  return forwards_.sync() && bucket.is_large(state.position) && !looked_at;
+  return accumulation_.sync() && bucket.is_large(state.position) && !looked_at;
 }
 
 void Reducer::read_from(std::size_t parameter, const void* gradient, std::shared_ptr<const void> keep) {
@@ -216,7 +223,7 @@ void Reducer::read_from(std::size_t parameter, const void* gradient, std::shared
 void Reducer::arrive(std::size_t parameter) {
   State& state = states_[parameter];
   state.used = true;
-  if (!forwards_.sync()) return;
+  if (!accumulation_.sync()) return;
   if (progress_ == 0) arrivals_.push_back(static_cast<int>(parameter));
   state.ready = true;
   --pending_[state.bucket];
@@ -235,10 +242,9 @@ void Reducer::tell_bucket_ready(std::size_t bucket) {
                                       .ready = std::chrono::steady_clock::now()});
 }
 
-// All ranks launch in the order of the plan, whatever the order in which buckets happen to fill. The weight has to be
-// known: in the end it is.
+// All ranks launch in the order of the plan, whatever the order in which buckets happen to fill.
 void Reducer::launch_ready() {
-  while (forwards_.decided() && next_bucket_ < buckets_.size() && pending_[next_bucket_] == 0) launch_next();
+  while (next_bucket_ < buckets_.size() && pending_[next_bucket_] == 0) launch_next();
 }
 
 void Reducer::launch_next() {
@@ -249,7 +255,8 @@ void Reducer::launch_next() {
   BucketView view{.bucket = number,
                   .values = {},
                   .result = {},
-                  .weight = static_cast<double>(forwards_.samples()),
+                  .weight = accumulation_.weight(),
+                  .tag = number_ << 16 | static_cast<std::uint32_t>(number + 1),
                   .check_finite = looks_at_averages() &&
                                   !bucket.on_gpu()};  // also where this rank has nothing unread: all learn the same
   if (bucket.dtype() == DType::Float32) view.wire_dtype = options_.wire_dtype;
@@ -302,7 +309,7 @@ void Reducer::complete_unused(std::size_t parameter) {
   const bool has_gradient = autograd_.put_in_place(parameter);
   if (!has_gradient) {
     state.used = false;
-    if (forwards_.samples() > 0) autograd_.clear(parameter);
+    if (accumulation_.weight() > 0) autograd_.clear(parameter);
     return;
   }
   // The average of equal values may differ from them in the last bit: if nobody uses the parameter it gets these back.
@@ -345,21 +352,31 @@ bool Reducer::wait_for_all() {
 }
 
 void Reducer::exchange_flags() {
-  flags_.assign((parameters_.size() + 2 + 63) / 64, 0);
+  flags_.assign(flag_words() + 2 * std::size_t{kWords}, 0);
   const auto set = [&](std::size_t number) { flags_[number / 64] |= std::uint64_t{1} << (number % 64); };
-  if (forwards_.samples() > 0) {
+  const auto set_flag = [&](Flag which) { set(parameters_.size() + which); };
+  const auto set_word = [&](Word word, std::uint64_t value) {
+    flags_[flag_words() + 2 * std::size_t{word}] = value;
+    flags_[flag_words() + 2 * std::size_t{word} + 1] = ~value;
+  };
+  if (accumulation_.weight() > 0) {
     for (std::size_t i = 0; i < states_.size(); ++i) {
       if (states_[i].used) set(i);
     }
-    set(samples_flag());
-    if (non_finite_) set(non_finite_flag());
+    set_flag(Flag::Samples);
+    if (non_finite_) set_flag(Flag::NonFinite);
+    set_flag(accumulation_.declared() ? Flag::Declared : Flag::Undeclared);
+    set_flag(accumulation_.has_forward() ? Flag::AfterForward : Flag::WithoutForward);
+    if (rows_) set_word(Word::Rows, static_cast<std::uint64_t>(*rows_));
   }
+  if (accumulation_.is_mixed()) set_flag(Flag::Mixed);
+  set_word(Word::Values, digest_of_values());
   ranks_->run("all_reduce", flags_,
               [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::BitOr}); });
 }
 
 void Reducer::settle_unused() {
-  const bool mine = forwards_.samples() > 0;
+  const bool mine = accumulation_.weight() > 0;
   for (std::size_t i = 0; i < states_.size(); ++i) {
     State& state = states_[i];
     if (!(state.used && mine)) {
@@ -372,16 +389,14 @@ void Reducer::settle_unused() {
     state.kept = state.used = state.ready = state.received = false;
   }
   autograd_.drop_kept();
-  any_samples_ = flag(samples_flag());
+  any_samples_ = flag(Flag::Samples);
 }
 
 void Reducer::finish() {
   pass_.reset();
   const auto begin = std::chrono::steady_clock::now();
-  const std::int64_t samples = forwards_.samples();
-  forwards_.end();
   // From here until it has ended well a synchronising pass owes the others its reductions: `require_whole` says so.
-  in_backward_ = forwards_.sync();
+  in_backward_ = accumulation_.sync();
   if (!in_backward_) return;
   bool averages_finite = true;
   try {
@@ -390,9 +405,10 @@ void Reducer::finish() {
   } catch (...) {
     works_.clear();
     forget_pass();
+    accumulation_.end();
     throw;
   }
-  const bool may_raise = !averages_finite || flag(non_finite_flag());
+  const bool may_raise = !averages_finite || flag(Flag::NonFinite);
   if (!averages_finite) look_for_non_finite_again();
   for (State& state : states_) {
     state.unread = nullptr;
@@ -401,16 +417,19 @@ void Reducer::finish() {
   settle_unused();
   in_backward_ = false;
   ++stats_.steps;
-  status::StatusPage::own().count_step(samples);
+  status::StatusPage::own().count_step(std::exchange(shown_samples_, 0));
   ++progress_;
   stats_.exposed_communication_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   stats_.exposed_communication_seconds_total += stats_.exposed_communication_seconds;
+  const Accumulation reduced = accumulation_;
+  accumulation_.end();
+  check_step(reduced);
   if (may_raise) raise_non_finite();
 }
 
 bool Reducer::reduce_without_backward() {
-  forwards_.begin_without();
+  accumulation_.begin_without();
   start_pass();
   finish();
   return any_samples_;
@@ -418,7 +437,7 @@ bool Reducer::reduce_without_backward() {
 
 void Reducer::require_whole() {
   if (!in_backward_) return;
-  if (!forwards_.sync()) {
+  if (!accumulation_.sync()) {
     in_backward_ = false;  // a failed local pass concerns nobody else
     return;
   }

@@ -1,12 +1,12 @@
 // The journey of a gradient, whatever the framework: autograd makes it, it is written once into its bucket, a full
 // bucket is reduced while backward goes on, and the end of backward waits for the rest. The design follows PyTorch's
 // c10d Reducer (Li et al. 2020, arXiv 2006.15704); buckets in communicator memory, writing before AccumulateGrad and
-// exact weights are ours. An Autograd is what a language has to add: hooks that call this, and gradients as it knows
+// declared weights are ours. An Autograd is what a language has to add: hooks that call this, and gradients as it knows
 // them. One thread per rank calls it.
 #pragma once
 
+#include "gradients/accumulation.h"
 #include "gradients/bucket.h"
-#include "gradients/forwards.h"
 #include "gradients/non_finite.h"
 #include "gradients/ranks.h"
 
@@ -39,10 +39,15 @@ class Autograd {
   virtual void keep(std::size_t parameter) = 0;
   virtual void put_back(std::size_t parameter) = 0;
   virtual void drop_kept() = 0;
-  /// See Forwards::TakesPart.
-  virtual std::optional<bool> takes_part(const Forward& forward) = 0;
   /// Calls Reducer::finish at the end of the backward under way. `pass` is let go then, or where the backward fails.
   virtual void call_at_end(std::shared_ptr<void> pass) = 0;
+
+  // Of the parameters' values, which are compared over the ranks.
+
+  /// Where the values of these lie, each in one piece of memory; null where the host cannot read them so.
+  virtual std::vector<const void*> values_of(std::span<const int> parameters) = 0;
+  /// Collective: throws Mismatch on every rank if the values of these differ, as `require_same_parameters`.
+  virtual void compare(std::span<const int> parameters, std::int64_t step) = 0;
 
   // Of a GPU's memory.
 
@@ -61,7 +66,8 @@ struct BucketView {
   std::size_t bucket = 0;  ///< its number in the plan, the same on all ranks
   ConstBuffer values;      ///< this rank's; `result`, or where autograd made it
   Buffer result;           ///< gets the average over ranks
-  double weight = 0;       ///< of this rank's values: its samples. 0: they are not to be read
+  double weight = 0;       ///< of this rank's values. 0: they are not to be read
+  std::uint32_t tag = 0;   ///< of this bucket of this reducer, the same on all ranks
   std::optional<DType> wire_dtype = {};
   bool check_finite = false;  ///< whether Work::finite of the reduction is to say
 };
@@ -69,7 +75,7 @@ struct BucketView {
 /// How gradients are reduced: the one place for hooks (compression, local steps) and for other devices. Starts, and
 /// does not wait. Called in the same order on all ranks.
 using Reduce = std::function<Work(Communicator&, const BucketView&)>;
-/// The exact average, weighted by samples.
+/// The exact average by weights.
 Work reduce_by_average(Communicator& comm, const BucketView& view);
 
 class Reducer {
@@ -84,7 +90,12 @@ class Reducer {
   nn::BucketSlot slot_of(const std::string& name) const;
   Buffer place_of(std::size_t parameter) const;
 
-  Forwards& forwards() noexcept { return forwards_; }
+  Accumulation& accumulation() noexcept { return accumulation_; }
+  /// A forward with gradients on: see Accumulation::add_forward. `rows`: the first dimension of its first tensor, if it
+  /// has one. It is shown, and compared for a warning; it is no weight.
+  void add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows);
+  /// A backward is under way. A forward within it (of checkpointing) is a part of it.
+  bool in_backward() const noexcept { return in_backward_ && !pass_.expired(); }
   /// Collective: brings the buckets into the order in which gradients came, once.
   void prepare_synchronising_pass();
   /// Throws Aborted if a synchronising backward began and did not end.
@@ -92,9 +103,9 @@ class Reducer {
 
   // --- a backward, as the hooks see it ---
 
-  /// It has come to an output of this forward.
-  void begin_backward(const std::shared_ptr<Forward>& forward);
-  /// It brings a gradient. False: it is to be dropped.
+  /// It has come to an output of the wrapped module, or to a parameter. Nothing if that is known.
+  void begin_backward();
+  /// It brings a gradient. False: it is to be dropped, since its rank has declared that it has no samples.
   bool receive(std::size_t parameter);
   /// Whether the reduction may take a gradient that lies as its place does from where it is.
   bool can_read(std::size_t parameter) const;
@@ -105,13 +116,17 @@ class Reducer {
   /// It has been accumulated, and is in its place or where `read_from` said.
   void arrive(std::size_t parameter);
   /// Its end: reduces what is left and waits, for a GPU's averages in the stream that autograd's work is in then.
-  /// Throws NonFiniteError on all ranks if that was asked for.
+  /// Throws NonFiniteError on all ranks if that was asked for, Mismatch on all ranks if they are at different places or
+  /// their parameters have drifted apart (step_checks.cpp).
   void finish();
 
   /// Instead of a backward: takes part with weight 0, or with what was accumulated. False if no rank had samples.
   bool reduce_without_backward();
 
   // --- members ---
+
+  /// This takes the place of another one over the same model, which has taken so many steps.
+  void go_on_from(std::int64_t progress, const nn::ReducerStats& stats);
 
   /// Synchronised steps of the world, as far as this rank has taken part or been told.
   std::int64_t progress() const noexcept { return progress_; }
@@ -140,7 +155,6 @@ class Reducer {
 
   void build_buckets(std::vector<int> order);
   void use_plan(BucketPlan plan, Ranks& ranks);
-  void begin(const std::shared_ptr<Forward>& forward, const std::string& origin);
   void start_pass();
   void forget_pass();
   void tell_bucket_ready(std::size_t bucket);
@@ -154,9 +168,20 @@ class Reducer {
   bool wait_for_all();
   void exchange_flags();
   void settle_unused();
+
+  // The message beside the gradients: a bit for each parameter that a rank with samples used, then these; then words
+  // that are the same on all ranks, each with its complement, so that the ranks' bitwise "or" shows a difference.
+  enum Flag : std::size_t { Samples, NonFinite, Declared, Undeclared, Mixed, AfterForward, WithoutForward, kFlags };
+  enum Word : std::size_t { Rows, Values, kWords };
   bool flag(std::size_t number) const { return (flags_[number / 64] >> (number % 64) & 1U) != 0; }
-  std::size_t samples_flag() const { return parameters_.size(); }
-  std::size_t non_finite_flag() const { return parameters_.size() + 1; }
+  bool flag(Flag which) const { return flag(parameters_.size() + which); }
+  std::size_t flag_words() const { return (parameters_.size() + kFlags + 63) / 64; }
+  bool differs(Word word) const;
+  void check_step(const Accumulation& reduced);
+  void raise_different(const Accumulation& reduced);
+  void tell_of_rows();
+  std::uint64_t digest_of_values();
+  void compare_values();
 
   bool looks_at_averages() const;
   FiniteOptions finite_options() const;
@@ -180,13 +205,18 @@ class Reducer {
   std::vector<int> arrivals_;  // parameters in the order of their gradients in the first synchronising backward
   bool reordered_ = false;
   std::int64_t progress_ = 0;
-  Forwards forwards_;
+  Accumulation accumulation_;
+  std::uint32_t number_ = 0;          // among the reducers of these ranks
+  std::optional<std::int64_t> rows_;  // of the last forward
+  std::int64_t shown_samples_ = 0;    // of what is reduced next
+  bool told_of_rows_ = false;
+  std::vector<int> sampled_;                        // parameters of which values are compared in this step,
+  std::vector<std::span<const std::byte>> pieces_;  // and these values
+  std::int64_t compare_values_from_ = 0;            // this step on; later where differences are of rounding alone
   bool in_backward_ = false;
   std::weak_ptr<void> pass_;          // the backward under way; expired while in_backward_: it failed
   std::vector<std::size_t> pending_;  // per bucket
   std::size_t next_bucket_ = 0;
-  // A message of their own, once the averages are there: a bit for each parameter that a rank with samples used, then
-  // one for such a rank, one for one that has found a value that is not finite.
   std::vector<std::uint64_t> flags_;
   std::vector<std::chrono::steady_clock::time_point> ready_at_;  // by bucket; empty without a timeline
   struct Launched {

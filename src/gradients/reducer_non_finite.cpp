@@ -27,7 +27,7 @@ const void* Reducer::gradient_of(std::size_t parameter) const {
 // Right before the reduction, which reads the same memory next. What is found is told by a flag: no rank needs another
 // message as long as there is nothing to tell.
 void Reducer::look_for_non_finite(std::size_t number) {
-  if (options_.non_finite == nn::NonFinite::Ignore || forwards_.samples() == 0 || non_finite_) return;
+  if (options_.non_finite == nn::NonFinite::Ignore || accumulation_.weight() == 0 || non_finite_) return;
   const Bucket& bucket = buckets_[number];
   if (bucket.on_gpu()) return look_on_gpu(number);
   const FiniteOptions options = finite_options();
@@ -60,7 +60,7 @@ void Reducer::look_on_gpu(std::size_t number) {
 
 // Some average is not finite, so this rank looks at what it has not looked at.
 void Reducer::look_for_non_finite_again() {
-  if (forwards_.samples() == 0) return;
+  if (accumulation_.weight() == 0) return;
   const std::size_t end = non_finite_ ? non_finite_->bucket + 1 : buckets_.size();
   for (std::size_t number = 0; number < end; ++number) {
     for (const std::size_t position : buckets_[number].large()) {

@@ -1,6 +1,8 @@
 // The core without a framework, on ranks that are threads: the one exit, flags as a message of their own, new members.
 #include "gradients/reducer.h"
 
+#include "base/result.h"
+
 #include <cohort/error.h>
 
 #include <gtest/gtest.h>
@@ -24,6 +26,7 @@ class Pretended final : public Autograd {
   Pretended(Communicator comm, std::vector<Parameter> parameters,
             const nn::DistributedDataParallelOptions& options = {}, Reduce reduce = reduce_by_average)
       : defined(parameters.size()),
+        values(parameters.size(), std::vector<float>(100, 1)),
         core(ranks_of(std::move(comm)), std::move(parameters), options, *this, std::move(reduce)) {
     core.lay_out();
   }
@@ -43,20 +46,24 @@ class Pretended final : public Autograd {
   void* stream_of(const Device& /*gpu*/) override { return nullptr; }
   bool are_finite(std::span<const int> /*parameters*/) override { return true; }
   std::vector<std::byte> copy_to_host(std::size_t /*parameter*/) override { return {}; }
-  std::optional<bool> takes_part(const Forward& /*forward*/) override { return true; }
+  std::vector<const void*> values_of(std::span<const int> parameters) override {
+    std::vector<const void*> all;
+    for (const int index : parameters) all.push_back(values[static_cast<std::size_t>(index)].data());
+    return all;
+  }
+  void compare(std::span<const int> /*parameters*/, std::int64_t step) override {
+    raise(ErrorCode::Mismatch, "after {} steps", step);
+  }
   void call_at_end(std::shared_ptr<void> pass) override { pass_ = std::move(pass); }
 
   std::span<float> gradient(std::size_t parameter) {
     const Buffer place = core.place_of(parameter);
     return {static_cast<float*>(place.data), static_cast<std::size_t>(place.count)};
   }
-  void begin(std::int64_t samples) {
+  void begin(std::optional<std::int64_t> samples) {
     core.prepare_synchronising_pass();
-    forward_ = std::make_shared<Forward>();
-    forward_->samples = samples;
-    forward_->hooked = true;
-    core.forwards().add(forward_);
-    core.begin_backward(forward_);
+    core.add_forward(samples, std::nullopt);
+    core.begin_backward();
   }
   void bring(std::size_t parameter, float value) {
     if (!core.receive(parameter)) return;
@@ -67,16 +74,15 @@ class Pretended final : public Autograd {
   void end() {
     pass_.reset();
     core.finish();
-    forward_.reset();
   }
 
   std::vector<bool> defined;
+  std::vector<std::vector<float>> values;  // of the parameters
   int places_taken = 0;
   Reducer core;
 
  private:
   std::shared_ptr<void> pass_;
-  std::shared_ptr<Forward> forward_;
   std::map<std::size_t, std::vector<float>> kept_;
 };
 
@@ -178,17 +184,116 @@ TEST(GradientReducer, WhatWasAccumulatedCountsWithOtherRanksToo) {
   run_on_threads(2, [](Communicator comm) {
     Pretended model(comm, {vector_of("a", 5), vector_of("b", 3)}, kSmall);
     const auto mine = static_cast<float>(comm.rank());
-    model.core.forwards().enter_no_sync();
+    model.core.accumulation().enter_no_sync();
     model.begin(1);
     model.bring(1, mine);
     model.end();
-    model.core.forwards().leave_no_sync();
+    model.core.accumulation().leave_no_sync();
     model.core.rebind(comm.split({}));
     std::ranges::fill(model.gradient(1), mine);  // as a framework moves it to its new place
     model.begin(1);
     model.bring(0, 1);
     model.end();
     EXPECT_FLOAT_EQ(model.gradient(1)[0], 0.5F);
+  });
+}
+
+// Runs steps on two ranks until one throws; the step, and the error of this rank.
+std::pair<int, std::string> first_error(Pretended& model, int steps, const std::function<void(int)>& before) {
+  for (int step = 0; step < steps; ++step) {
+    try {
+      before(step);
+      model.begin(std::nullopt);
+      model.bring(0, 1);
+      model.end();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::Mismatch);
+      return {step, error.what()};
+    }
+  }
+  return {steps, ""};
+}
+
+TEST(GradientReducer, ReplicasThatDriftApartAreNamedWhenTheirParameterComesByTurn) {
+  run_on_threads(2, [](Communicator comm) {
+    std::vector<Parameter> parameters;
+    for (int i = 0; i < 20; ++i) parameters.push_back(vector_of(std::to_string(i), 100));
+    const auto changes = [&](std::size_t which, float change) {
+      return [&comm, which, change](Pretended& model) {
+        return [&, which, change](int step) {
+          if (step == 3 && comm.rank() == 1) std::ranges::fill(model.values[which], 1 + change);
+        };
+      };
+    };
+    for (const std::size_t which : {0U, 7U, 19U}) {
+      Pretended model(comm, parameters);
+      const auto [step, text] = first_error(model, 20, changes(which, 0.01F)(model));
+      EXPECT_GE(step, 3);
+      EXPECT_LT(step, 3 + 3) << "three turns of 8 parameters";
+    }
+    // In the last digits: told in the log, and no error. Not at all where it is switched off.
+    Pretended rounding(comm, parameters);
+    EXPECT_EQ(first_error(rounding, 20, changes(0, 1e-6F)(rounding)).first, 20);
+    nn::DistributedDataParallelOptions off;
+    off.check_replicas = false;
+    Pretended unchecked(comm, parameters, off);
+    EXPECT_EQ(first_error(unchecked, 20, changes(0, 0.01F)(unchecked)).first, 20);
+  });
+}
+
+TEST(GradientReducer, RanksAtDifferentPlacesOfTheirProgramAreNamed) {
+  using Step = std::function<void(Pretended&)>;
+  const Step declared = [](Pretended& model) { model.begin(7); };
+  const Step undeclared = [](Pretended& model) { model.begin(std::nullopt); };
+  const Step no_forward = [](Pretended& model) { model.core.begin_backward(); };
+  const Step mixed = [](Pretended& model) {
+    model.core.accumulation().enter_no_sync();
+    model.begin(3);
+    model.end();
+    model.core.accumulation().leave_no_sync();
+    model.begin(std::nullopt);
+  };
+  const std::vector<std::tuple<Step, Step, std::string>> cases = {
+      {declared, undeclared, "rank 0 has said of how many samples its backward is (7), and rank 1 has not"},
+      {mixed, mixed, "rank 0 brings gradients whose number of samples is not known"},
+      {undeclared, no_forward, "and rank 1's follows none since its last step"},
+      {undeclared, undeclared, ""},
+      {no_forward, no_forward, ""},  // a second backward through one graph
+  };
+  run_on_threads(2, [&](Communicator comm) {
+    for (const auto& [first, second, words] : cases) {
+      Pretended model(comm, {vector_of("a", 5)});
+      model.begin(std::nullopt);
+      model.bring(0, 1);
+      model.end();
+      (comm.rank() == 0 ? first : second)(model);
+      model.bring(0, 2 * static_cast<float>(comm.rank()));
+      std::string text;
+      try {
+        model.end();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Mismatch);
+        text = error.what();
+      }
+      if (words.empty()) {
+        EXPECT_EQ(text, "");
+        EXPECT_FLOAT_EQ(model.gradient(0)[0], 1);
+      } else {
+        EXPECT_NE(text.find(words), std::string::npos) << text;
+        EXPECT_EQ(model.defined, (std::vector<bool>{false}));
+      }
+    }
+  });
+}
+
+// Two models of one shape, trained in an order that differs by rank.
+TEST(GradientReducer, OperationsOfTwoReducersAreNotTakenForOneAnother) {
+  run_on_threads(2, [](Communicator comm) {
+    Pretended one(comm, {vector_of("a", 500000)}), other(comm, {vector_of("a", 500000)});
+    Pretended& first = comm.rank() == 0 ? one : other;
+    first.begin(std::nullopt);
+    first.bring(0, 1);
+    EXPECT_THROW(first.end(), Error);
   });
 }
 

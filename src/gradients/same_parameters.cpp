@@ -31,31 +31,13 @@ std::vector<bool> same_on_all_ranks(Ranks& ranks, const std::vector<std::uint64_
   return same;
 }
 
-// Row r: what rank r brings. Empty for a rank that has joined.
-using Rows = std::vector<std::vector<std::uint64_t>>;
-Rows gather(Ranks& ranks, const std::vector<std::uint64_t>& mine) {
-  const std::size_t width = mine.size() + 1;
-  std::vector<std::uint64_t> table(width * static_cast<std::size_t>(ranks.size()));
-  const std::size_t row = width * static_cast<std::size_t>(ranks.rank());
-  table[row] = 1;
-  std::copy(mine.begin(), mine.end(), table.begin() + static_cast<std::ptrdiff_t>(row + 1));
-  ranks.run("all_reduce", table,
-            [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::Sum}); });
-  Rows rows(static_cast<std::size_t>(ranks.size()));
-  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
-    const auto begin = table.begin() + static_cast<std::ptrdiff_t>(rank * width);
-    if (*begin != 0) rows[rank].assign(begin + 1, begin + static_cast<std::ptrdiff_t>(width));
-  }
-  return rows;
-}
-
 struct Sides {
   std::vector<int> most;  // the largest group of ranks that agree; of several, the one with the lowest rank
   std::vector<int> odd;   // all others
   bool is_majority = false;
 };
 
-Sides sides_of(const Rows& digests) {
+Sides sides_of(const std::vector<std::vector<std::uint64_t>>& digests) {
   std::map<std::vector<std::uint64_t>, std::vector<int>> groups;
   std::size_t ranks = 0;
   for (std::size_t rank = 0; rank < digests.size(); ++rank) {
@@ -126,7 +108,7 @@ std::string broadcast_text(Ranks& ranks, const std::string& text, int root) {
   const int odd = sides.odd.front();
   const int reference = sides.most.front();
   const std::uint64_t mine = first_difference(ranks, named.bytes, reference) / named.element_size;
-  const auto index = static_cast<std::int64_t>(gather(ranks, {mine})[static_cast<std::size_t>(odd)].front());
+  const auto index = static_cast<std::int64_t>(gather_rows(ranks, {mine})[static_cast<std::size_t>(odd)].front());
   const std::vector<std::int64_t> position = position_of(index, named.sizes);
   const std::string mine_text = element_text(named, index);
   const std::string theirs = broadcast_text(ranks, mine_text, odd);
@@ -140,12 +122,14 @@ std::string broadcast_text(Ranks& ranks, const std::string& text, int root) {
   const std::string first = fmt::format("{} of [{}], element {} at [{}]", named.name, fmt::join(named.sizes, ", "),
                                         index, fmt::join(position, ", "));
   if (sides.is_majority) {
-    throw Error(ErrorCode::Mismatch,
-                fmt::format("{} {} from the others{} -- {}: rank {} ({}) has {}, {} {} {} -- look at the memory of "
-                            "that host and at what changes parameters on one rank only; go on from a checkpoint",
-                            ranks_text(sides.odd), sides.odd.size() == 1 ? "differs" : "differ", when, first, odd,
-                            odd_host, theirs, ranks_text(sides.most), sides.most.size() == 1 ? "has" : "have", ours),
-                where);
+    throw Error(
+        ErrorCode::Mismatch,
+        fmt::format("{} {} from the others{} -- {}: rank {} ({}) has {}, {} {} {} -- look at what one rank does "
+                    "alone (a learning rate, a changed parameter), then at the memory of that host; go on from "
+                    "a checkpoint",
+                    ranks_text(sides.odd), sides.odd.size() == 1 ? "differs" : "differ", when, first, odd, odd_host,
+                    theirs, ranks_text(sides.most), sides.most.size() == 1 ? "has" : "have", ours),
+        where);
   }
   throw Error(
       ErrorCode::Mismatch,
@@ -180,7 +164,7 @@ void require_same_parameters(Ranks& ranks, std::span<const NamedValues> values, 
   const auto word = static_cast<std::size_t>(std::find(each.begin(), each.end(), false) - each.begin());
   const std::size_t first = word / 2;
   if (first >= values.size()) raise(ErrorCode::Mismatch, "require_same_parameters: ranks gave different tensors");
-  const Rows rows = gather(ranks, {digests[2 * first], digests[2 * first + 1]});
+  const auto rows = gather_rows(ranks, {digests[2 * first], digests[2 * first + 1]});
   raise_difference(ranks, values[first], sides_of(rows), step);
 }
 

@@ -3,6 +3,7 @@
 #include "torch/gpu.h"
 #include "torch/reducer.h"
 
+#include <cohort/torch/data.h>
 #include <cohort/torch/nn.h>
 #include <cohort/torch/same_parameters.h>
 #include <cohort/torch/tensor.h>
@@ -27,6 +28,7 @@ std::string describe(const char* kind, const std::string& name, const at::Tensor
 
 struct Contents {
   std::vector<NamedParameter> trained;
+  std::vector<NamedParameter> frozen;
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> buffers;
   std::vector<NamedTensor> named;  // the parameters, then the buffers
@@ -37,10 +39,18 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
   Contents contents;
   contents.description.push_back(
       fmt::format("options bucket_bytes={}, first_bucket_bytes={}, broadcast_buffers={}, "
-                  "wire_dtype={}, non_finite={}, compare_parameters_every={}",
+                  "wire_dtype={}, non_finite={}, compare_parameters_every={}, check_replicas={}, weights {}",
                   options.bucket_bytes, options.first_bucket_bytes, options.broadcast_buffers,
                   options.wire_dtype ? to_string(*options.wire_dtype) : "none",
-                  options.non_finite == NonFinite::Raise ? "raise" : "ignore", options.compare_parameters_every));
+                  options.non_finite == NonFinite::Raise ? "raise" : "ignore", options.compare_parameters_every,
+                  options.check_replicas, options.samples ? "by a function" : "as declared"));
+  if (options.sampler != nullptr) {
+    const data::DistributedSamplerOptions& sampler = options.sampler->options();
+    contents.description.push_back(
+        fmt::format("a sampler of {} samples, batch_size={}, shuffle={}, seed={}, remainder={}, world_size={}",
+                    options.sampler->size(), sampler.batch_size, sampler.shuffle, sampler.seed,
+                    static_cast<int>(sampler.remainder), sampler.world_size));
+  }
   std::unordered_set<const void*> seen;  // a module registered twice lists its parameters twice
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
@@ -53,7 +63,10 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
             "DistributedDataParallel: parameter '{}' is not dense, or neither in the host's memory nor in CUDA's",
             item.key());
     }
-    if (!tensor.requires_grad()) continue;
+    if (!tensor.requires_grad()) {
+      contents.frozen.push_back({item.key(), tensor});
+      continue;
+    }
     const at::ScalarType type = tensor.scalar_type();
     if (type != at::kFloat && type != at::kDouble && type != at::kHalf && type != at::kBFloat16) {
       raise(ErrorCode::InvalidArgument,
@@ -80,19 +93,28 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
 // ------------------------------------------------------------------------------------------------- no_sync
 
 NoSyncGuard::NoSyncGuard(std::shared_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {
-  reducer_->core().forwards().enter_no_sync();
+  reducer_->core().accumulation().enter_no_sync();
 }
 NoSyncGuard::~NoSyncGuard() {
-  if (reducer_) reducer_->core().forwards().leave_no_sync();
+  if (reducer_) reducer_->core().accumulation().leave_no_sync();
 }
 
 // ------------------------------------------------------------------------------------------------- core
+
+// How often a walk through the module looks whether its parameters are those that were wrapped.
+constexpr std::int64_t kStepsBetweenWalks = 64;
 
 struct DataParallelCore::State {
   std::shared_ptr<torch::nn::Module> module;
   Communicator comm;
   DistributedDataParallelOptions options;
+  std::optional<data::DistributedSampler> sampler;
+  std::optional<std::int64_t> sampler_cursor;  // when it was asked last
+  bool sampler_moves = false;
+  std::optional<std::int64_t> local_cursor;  // the same, of a forward in no_sync
+  std::vector<NamedParameter> frozen;
   std::vector<at::Tensor> everything;   // parameters and buffers
+  std::size_t parameters = 0;           // of these
   std::vector<NamedTensor> named;       // the same, with their names
   std::vector<at::Tensor> buffers;      // in the host's memory
   std::vector<at::Tensor> gpu_buffers;  // in that of GPUs
@@ -102,13 +124,91 @@ struct DataParallelCore::State {
   std::int64_t compared_at = 0;  // the step of the last comparison
   std::shared_ptr<Reducer> reducer;
 
+  void attach();
+  void attach_again_if_changed();
+  std::optional<std::int64_t> declared_samples(const std::vector<at::Tensor>& inputs);
+  std::int64_t samples_of_batch();
   void begin_synchronising_pass();
   void broadcast_buffers();
   void require_same_parameters(std::size_t tensors);
 };
 
+// Collective: the models are compared and made equal, and the reducer hooked in.
+void DataParallelCore::State::attach() {
+  Contents contents = contents_of(*module, options);
+  const std::shared_ptr<gradients::Ranks> ranks = gradients::ranks_of(comm);
+  gradients::require_same_on_all_ranks(*ranks, contents.description, "DistributedDataParallel");
+  buffers.clear();
+  gpu_buffers.clear();
+  buffer_bytes = 0;
+  for (const at::Tensor& buffer : contents.buffers) {
+    (buffer.is_cuda() ? gpu_buffers : buffers).push_back(buffer);
+    if (!buffer.is_cuda()) buffer_bytes += buffer.nbytes();
+  }
+  parameters = contents.parameters.size();
+  everything = std::move(contents.parameters);
+  everything.insert(everything.end(), contents.buffers.begin(), contents.buffers.end());
+  frozen = std::move(contents.frozen);
+  named = std::move(contents.named);
+  broadcast_parameters(comm, everything);
+  if (buffer_bytes > 0) staged_buffers = comm.allocate(buffer_bytes);
+  std::int64_t steps = 0;
+  ReducerStats stats;
+  if (reducer) {
+    steps = reducer->core().progress();
+    stats = reducer->core().stats();
+    reducer.reset();  // and its hooks with it
+  }
+  reducer = std::make_shared<Reducer>(ranks, contents.trained, options);
+  reducer->core().go_on_from(steps, stats);
+  reducer->attach();
+}
+
+// A parameter that is trained now and was not, or took another's place, has no hooks: its gradient would not be
+// averaged, without a word. What is unfrozen is seen at once, what is replaced within 64 steps.
+void DataParallelCore::State::attach_again_if_changed() {
+  const auto unfrozen = std::find_if(frozen.begin(), frozen.end(),
+                                     [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); });
+  bool changed = unfrozen != frozen.end();
+  if (!changed && reducer->core().progress() % kStepsBetweenWalks == 1) {
+    std::unordered_set<const void*> wrapped;
+    for (std::size_t i = 0; i < parameters; ++i) wrapped.insert(everything[i].unsafeGetTensorImpl());
+    for (const at::Tensor& parameter : module->parameters()) {
+      changed = changed || (parameter.defined() && wrapped.count(parameter.unsafeGetTensorImpl()) == 0);
+    }
+  }
+  if (!changed) return;
+  if (reducer->core().accumulation().has_forward()) {
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel: parameters were unfrozen or replaced between a forward and its reduction -- do it "
+          "after a step, before the next forward");
+  }
+  attach();
+}
+
+std::int64_t DataParallelCore::State::samples_of_batch() {
+  const std::int64_t cursor = sampler->cursor();
+  sampler_moves = sampler_moves || (sampler_cursor && *sampler_cursor != cursor);
+  sampler_cursor = cursor;
+  const bool never_moved = !sampler_moves && reducer->core().progress() > 0;
+  const std::int64_t samples = sampler->samples_of_batch(never_moved ? sampler_cursor : local_cursor);
+  local_cursor = reducer->core().accumulation().in_no_sync() ? sampler_cursor : std::nullopt;
+  return samples;
+}
+
+std::optional<std::int64_t> DataParallelCore::State::declared_samples(const std::vector<at::Tensor>& inputs) {
+  if (next_samples) return std::exchange(next_samples, std::nullopt);
+  if (sampler) return samples_of_batch();
+  if (!options.samples) return std::nullopt;
+  const std::int64_t samples = options.samples(inputs);
+  if (samples < 0) raise(ErrorCode::InvalidArgument, "DistributedDataParallel: samples() told {} samples", samples);
+  return samples;
+}
+
 // What every pass that ends in a reduction begins with, on all ranks.
 void DataParallelCore::State::begin_synchronising_pass() {
+  reducer->core().require_whole();
+  attach_again_if_changed();
   reducer->core().prepare_synchronising_pass();
   if (options.broadcast_buffers) broadcast_buffers();
   const std::int64_t step = reducer->core().progress();
@@ -116,8 +216,7 @@ void DataParallelCore::State::begin_synchronising_pass() {
   if (every == 0 || step == 0 || step == compared_at || step % every != 0) return;
   compared_at = step;
   // Each rank's batches change its own buffers, unless they have just been made equal.
-  require_same_parameters(options.broadcast_buffers ? named.size()
-                                                    : named.size() - buffers.size() - gpu_buffers.size());
+  require_same_parameters(options.broadcast_buffers ? named.size() : parameters);
   ++reducer->core().stats().parameter_comparisons;
 }
 
@@ -170,25 +269,23 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
     raise(ErrorCode::InvalidArgument, "DistributedDataParallel: compare_parameters_every={} -- 0 is never",
           options.compare_parameters_every);
   }
-  Contents contents = contents_of(*module, options);
-  const std::shared_ptr<gradients::Ranks> ranks = gradients::ranks_of(comm);
-  gradients::require_same_on_all_ranks(*ranks, contents.description, "DistributedDataParallel");
-
+  if (options.sampler != nullptr && options.samples) {
+    raise(ErrorCode::InvalidArgument, "DistributedDataParallel: sampler and samples both tell the samples -- give one");
+  }
   state_->module = std::move(module);
   state_->comm = comm;
   state_->options = options;
-  for (const at::Tensor& buffer : contents.buffers) {
-    (buffer.is_cuda() ? state_->gpu_buffers : state_->buffers).push_back(buffer);
+  if (options.sampler != nullptr) {
+    state_->options.sampler = &state_->sampler.emplace(*options.sampler);
+    const data::DistributedSamplerOptions& sampler = options.sampler->options();
+    if (sampler.rank != comm.rank() || sampler.world_size != comm.size()) {
+      raise(
+          ErrorCode::InvalidArgument,
+          "DistributedDataParallel: the sampler is of rank {} of {}, this is rank {} of {} -- give it the communicator",
+          sampler.rank, sampler.world_size, comm.rank(), comm.size());
+    }
   }
-  state_->everything = contents.parameters;
-  state_->everything.insert(state_->everything.end(), contents.buffers.begin(), contents.buffers.end());
-  state_->named = contents.named;
-  broadcast_parameters(comm, state_->everything);
-
-  for (const at::Tensor& buffer : state_->buffers) state_->buffer_bytes += buffer.nbytes();
-  if (state_->buffer_bytes > 0) state_->staged_buffers = comm.allocate(state_->buffer_bytes);
-  state_->reducer = std::make_shared<Reducer>(ranks, contents.trained, options);
-  state_->reducer->attach();
+  state_->attach();
 }
 
 DataParallelCore::~DataParallelCore() = default;
@@ -216,32 +313,26 @@ void DataParallelCore::set_sample_count(std::int64_t samples) {
 
 NoSyncGuard DataParallelCore::no_sync() { return NoSyncGuard(state_->reducer); }
 
-std::shared_ptr<ForwardRecord> DataParallelCore::before_forward(std::optional<std::int64_t> samples) {
-  const std::optional<std::int64_t> chosen = std::exchange(state_->next_samples, std::nullopt);
-  if (!at::GradMode::is_enabled()) return nullptr;
-  if (!chosen && !samples) {
-    raise(ErrorCode::InvalidArgument,
-          "forward was given no tensor from which to tell the number of samples -- call set_sample_count(n) before it");
-  }
-  const bool sync = !state_->reducer->core().forwards().in_no_sync();
-  if (sync) {
-    state_->begin_synchronising_pass();
+bool DataParallelCore::before_forward(const std::vector<at::Tensor>& inputs) {
+  gradients::Reducer& core = state_->reducer->core();
+  // Without gradients, or once more for a backward under way (checkpointing): there is nothing to begin.
+  if (!at::GradMode::is_enabled() || core.in_backward()) return false;
+  const std::optional<std::int64_t> declared = state_->declared_samples(inputs);
+  std::optional<std::int64_t> rows;
+  if (!inputs.empty() && inputs.front().dim() > 0) rows = inputs.front().size(0);
+  if (core.accumulation().in_no_sync()) {
+    core.require_whole();
   } else {
-    state_->reducer->core().require_whole();
+    state_->begin_synchronising_pass();
   }
-  auto record = std::make_shared<ForwardRecord>();
-  record->samples = chosen ? *chosen : *samples;
-  record->sync = sync;
-  return record;
+  state_->reducer->core().add_forward(declared, rows);
+  return true;
 }
 
-void DataParallelCore::after_forward(const std::shared_ptr<ForwardRecord>& record,
-                                     const std::vector<at::Tensor>& outputs) {
-  if (record) state_->reducer->end_forward(record, outputs);
-}
+void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) { state_->reducer->watch(outputs); }
 
 bool DataParallelCore::step_without_samples() {
-  if (state_->reducer->core().forwards().in_no_sync()) {
+  if (state_->reducer->core().accumulation().in_no_sync()) {
     raise(ErrorCode::InvalidArgument, "step_without_samples inside no_sync: there is nothing to take part in");
   }
   state_->next_samples.reset();

@@ -41,7 +41,7 @@ std::vector<std::vector<at::Tensor>> train(On on, const std::vector<std::int64_t
     const at::Device device = place_of(on, comm);
     Mlp net = with_values(Mlp(at::kFloat), comm.rank() * 100.0);  // rank 0's values are to win
     net->to(device);
-    DistributedDataParallel model(net, comm, small_buckets());
+    DistributedDataParallel model(net, comm, by_rows(small_buckets()));
     torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
     for (int step = 0; step < 4; ++step) {
       const Batch batch = batch_of(step * 10 + comm.rank(), samples[rank], at::kFloat);

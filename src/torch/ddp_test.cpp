@@ -1,6 +1,7 @@
 // DistributedDataParallel on ranks that are threads: averages, buckets, accumulation. (tests/multiproc has the same
 // with processes.)
 #include <cohort/error.h>
+#include <cohort/torch/data.h>
 #include <cohort/torch/nn.h>
 #include <cohort/torch/tensor.h>
 
@@ -13,6 +14,7 @@
 #include "torch/test_models.h"
 
 #include <cmath>
+#include <deque>
 #include <map>
 #include <mutex>
 
@@ -66,7 +68,7 @@ std::vector<std::vector<at::Tensor>> train_on_threads(const Training& training,
   run_on_threads(world, [&](Communicator comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
     Mlp net = with_values(Mlp(training.type, training.hidden), comm.rank() * 100.0);  // rank 0's values are to win
-    DistributedDataParallel model(net, comm, options);
+    DistributedDataParallel model(net, comm, by_rows(options));
     torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
     std::int64_t begin = 0;
     std::int64_t total = 0;
@@ -365,7 +367,7 @@ TEST(DdpTest, AccumulationEqualsTheBigBatch) {
     run_on_threads(2, [&](Communicator comm) {
       Mlp net = with_values(Mlp(at::kDouble, hidden), 0);
       Mlp reference = with_values(Mlp(at::kDouble, hidden), 0);
-      DistributedDataParallel model(net, comm, small_buckets());
+      DistributedDataParallel model(net, comm, by_rows(small_buckets()));
       torch::optim::SGD optimizer(model.parameters(), 0.1);
       // Rank 0 takes 3 micro-batches of 2, rank 1 3 of 4.
       const std::int64_t rows = 2 * (comm.rank() + 1);
@@ -403,7 +405,7 @@ TEST(DdpTest, AnEmptyMicroBatchDoesNoHarm) {
   run_on_threads(2, [](Communicator comm) {
     Mlp net = with_values(Mlp(), 0);
     Mlp reference = with_values(Mlp(), 0);
-    DistributedDataParallel model(net, comm, small_buckets());
+    DistributedDataParallel model(net, comm, by_rows(small_buckets()));
     const Batch batch = batch_of(0, 8);
     loss_of(reference->forward(batch.x), batch.y).backward();
     {
@@ -431,18 +433,120 @@ TEST(DdpTest, SampleCountsCanBeGiven) {
   });
 }
 
-// Two forwards into one loss: both count. One whose graph was dropped does not.
-TEST(DdpTest, OnlyForwardsThatTakePartCount) {
+// One permutation, cut into steps of all ranks, the last of them uneven: any number of ranks trains the same model.
+// `ahead`: batches that are drawn before they are trained on, as workers of a DataLoader do.
+std::vector<at::Tensor> train_with_sampler(Communicator comm, std::size_t ahead, std::int64_t micro_batches) {
+  Mlp net = with_values(Mlp(), 0);
+  data::DistributedSampler sampler(50, comm, {.batch_size = 12 / comm.size() / micro_batches});
+  data::DistributedSampler validation(9, comm, {.batch_size = 1});
+  DistributedDataParallelOptions options = small_buckets();
+  options.sampler = &sampler;
+  DistributedDataParallel model(net, comm, options);
+  torch::optim::SGD optimizer(model.parameters(), 0.1);
+  const Batch all = batch_of(3, 50);
+  for (int epoch = 0; epoch < 2; ++epoch, sampler.next_epoch()) {
+    std::deque<std::vector<std::int64_t>> drawn;
+    for (std::int64_t number = 1;; ++number) {
+      while (drawn.size() <= ahead) {
+        const auto batch = sampler.next_batch();
+        if (!batch) break;
+        drawn.push_back(*batch);
+      }
+      if (drawn.empty()) break;
+      (void)validation.next_batch();
+      const at::Tensor rows = torch::tensor(drawn.front(), at::kLong);
+      drawn.pop_front();
+      const bool last = number % micro_batches == 0 || sampler.steps_left() == 1;
+      std::optional<nn::NoSyncGuard> local;
+      if (!last) local.emplace(model.no_sync());
+      const at::Tensor loss = loss_of(model(all.x.index_select(0, rows)), all.y.index_select(0, rows));
+      (loss / micro_batches).backward();
+      sampler.step();
+      if (!last) continue;
+      optimizer.step();
+      model.zero_grad();
+    }
+  }
+  return copies(model.parameters());
+}
+
+TEST(DdpTest, ASamplerSaysHowManySamplesEachRankHas) {
+  for (const std::int64_t micro_batches : {1, 2}) {
+    std::vector<at::Tensor> alone;
+    run_on_threads(1, [&](Communicator comm) { alone = train_with_sampler(comm, 0, micro_batches); });
+    for (const int ranks : {2, 3}) {
+      if (12 % (ranks * micro_batches) != 0) continue;
+      for (const std::size_t ahead : {0U, 3U, 100U}) {
+        std::vector<std::vector<at::Tensor>> results(static_cast<std::size_t>(ranks));
+        run_on_threads(ranks, [&](Communicator comm) {
+          results[static_cast<std::size_t>(comm.rank())] = train_with_sampler(comm, ahead, micro_batches);
+        });
+        for (const auto& result : results) expect_close(result, alone, 1e-11);
+      }
+    }
+  }
+}
+
+TEST(DdpTest, ASamplerWithoutStepsIsRefusedBeforeItMatters) {
   run_on_threads(2, [](Communicator comm) {
-    Mlp net = with_values(Mlp(), 0);
-    DistributedDataParallel model(net, comm);
-    const auto rows = [](std::int64_t n) { return at::ones({n, 5}, at::kDouble); };
-    (void)model(rows(100));  // a batch that is thrown away
-    const at::Tensor one = model(rows(comm.rank() == 0 ? 2 : 1));
-    const at::Tensor two = model(rows(comm.rank() == 0 ? 4 : 1));
-    ((one.sum() + two.sum()) * 0 + net->last->bias.sum() * (comm.rank() + 1)).backward();
-    EXPECT_TRUE(at::allclose(net->last->bias.grad(), at::full({3}, (6 * 1 + 2 * 2) / 8.0, at::kDouble)));
+    data::DistributedSampler sampler(21, comm, {.batch_size = 5});
+    DistributedDataParallelOptions options;
+    options.sampler = &sampler;
+    DistributedDataParallel model(with_values(Mlp(), 0), comm, options);
+    std::string error;
+    int steps = 0;
+    try {
+      while (const auto batch = sampler.next_batch()) {
+        model(at::ones({static_cast<std::int64_t>(batch->size()), 5}, at::kDouble)).sum().backward();
+        ++steps;
+      }
+    } catch (const Error& raised) {
+      error = raised.what();
+    }
+    EXPECT_EQ(steps, 2);  // of 10, 10 and 1 samples
+    EXPECT_NE(error.find("call step once after each batch"), std::string::npos) << error;
+    sampler.set_epoch(0);
+    const at::Tensor loss = model(at::ones({1, 5}, at::kDouble)).sum();  // nothing is drawn: that may be looked at
+    EXPECT_THROW(loss.backward(), Error);
   });
+  run_on_threads(2, [](Communicator comm) {  // made with different sizes
+    data::DistributedSampler sampler(20, comm, {.batch_size = 5 + comm.rank()});
+    DistributedDataParallelOptions options;
+    options.sampler = &sampler;
+    EXPECT_THROW(DistributedDataParallel(Mlp(), comm, options), Error);
+  });
+}
+
+TEST(DdpTest, ParametersThatAreUnfrozenOrReplacedAreAveraged) {
+  for (const bool replaced : {false, true}) {
+    run_on_threads(2, [&](Communicator comm) {
+      Mlp net = with_values(Mlp(), 0);
+      if (!replaced) net->first->weight.set_requires_grad(false);
+      DistributedDataParallel model(net, comm, small_buckets());
+      for (int step = 0; step < 70; ++step) {
+        if (step == 2 && !replaced) net->first->weight.set_requires_grad(true);
+        if (step == 2 && replaced) {
+          const torch::nn::Linear old = net->first;
+          net->first = net->replace_module("first", torch::nn::Linear(5, 17));
+          net->first->to(at::kDouble);
+          const at::NoGradGuard no_grad;
+          net->first->weight.copy_(old->weight);
+          net->first->bias.copy_(old->bias);
+        }
+        model.zero_grad();
+        net->first->weight.mutable_grad().reset();
+        const Batch batch = batch_of(step + comm.rank(), 4);
+        loss_of(model(batch.x), batch.y).backward();
+      }
+      Mlp reference = with_values(Mlp(), 0);
+      for (int rank = 0; rank < 2; ++rank) {
+        const Batch batch = batch_of(69 + rank, 4);
+        (loss_of(reference->forward(batch.x), batch.y) / 2).backward();
+      }
+      EXPECT_TRUE(at::allclose(net->first->weight.grad(), reference->first->weight.grad(), 1e-11));
+      EXPECT_EQ(model.stats().steps, 70);
+    });
+  }
 }
 
 }  // namespace

@@ -101,7 +101,7 @@ bool lies_in(const at::Tensor& place, const at::Tensor& gradient) {
 
 Reducer::Reducer(std::shared_ptr<gradients::Ranks> ranks, const std::vector<NamedParameter>& parameters,
                  const DistributedDataParallelOptions& options)
-    : core_(std::move(ranks), described(parameters), options, *this) {
+    : ranks_(ranks), core_(std::move(ranks), described(parameters), options, *this) {
   for (const NamedParameter& parameter : parameters) {
     parameters_.push_back({.name = parameter.name, .tensor = parameter.tensor, .accumulator = {}, .place = {}});
   }
@@ -180,6 +180,24 @@ void Reducer::put_back(std::size_t index) {
   parameters_[index].place.copy_(kept_.at(index));
 }
 
+std::vector<const void*> Reducer::values_of(std::span<const int> parameters) {
+  std::vector<const void*> values;
+  for (const int index : parameters) {
+    const at::Tensor& tensor = parameters_[static_cast<std::size_t>(index)].tensor;
+    values.push_back(tensor.is_cpu() && tensor.is_non_overlapping_and_dense() ? tensor.data_ptr() : nullptr);
+  }
+  return values;
+}
+
+void Reducer::compare(std::span<const int> parameters, std::int64_t step) {
+  std::vector<NamedTensor> named;
+  for (const int index : parameters) {
+    const Parameter& parameter = parameters_[static_cast<std::size_t>(index)];
+    named.push_back({"parameter '" + parameter.name + "'", parameter.tensor});
+  }
+  require_same_tensors(*ranks_, named, step);
+}
+
 // ---------------------------------------------------------------------------------------------------- of a GPU
 
 // From libtorch's own allocator, which has most of the GPU's memory.
@@ -212,19 +230,15 @@ std::vector<std::byte> Reducer::copy_to_host(std::size_t index) {
 
 // ---------------------------------------------------------------------------------------------------- forward
 
-void Reducer::end_forward(const std::shared_ptr<ForwardRecord>& record, const std::vector<at::Tensor>& outputs) {
-  // The hooks keep the record alive as long as the graph lives, and say when a backward begins even if it then reaches
-  // none of our parameters. A leaf would keep its hook for ever, so leaves get none.
+// A leaf would keep its hook for ever, so leaves get none.
+void Reducer::watch(const std::vector<at::Tensor>& outputs) {
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad() || output.is_leaf()) continue;
-    record->hooked = true;
-    record->nodes.push_back(&*output.grad_fn());
-    output.register_hook([self = weak_from_this(), record](const at::Tensor& /*gradient*/) {
+    output.register_hook([self = weak_from_this()](const at::Tensor& /*gradient*/) {
       const std::shared_ptr<Reducer> reducer = self.lock();
-      if (reducer && reducer->accumulates()) reducer->core_.begin_backward(record);
+      if (reducer && reducer->accumulates()) reducer->core_.begin_backward();
     });
   }
-  core_.forwards().add(record);
 }
 
 // ---------------------------------------------------------------------------------------------------- backward
@@ -238,21 +252,6 @@ bool Reducer::accumulates() const {
     const auto entry = chosen->find(parameter.accumulator.get());
     return entry != chosen->end() && entry->second.needed_;
   });
-}
-
-// Whether the backward under way will come to the record's outputs. Nullopt where only time will tell: another node may
-// have taken the place of one that is gone. What gets a gradient through them gets it after that.
-std::optional<bool> Reducer::takes_part(const gradients::Forward& forward) {
-  const auto& record = static_cast<const ForwardRecord&>(forward);
-  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
-  const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  if (chosen == nullptr || nodes == nullptr) return std::nullopt;
-  const bool may = std::any_of(record.nodes.begin(), record.nodes.end(), [&](torch::autograd::Node* node) {
-    if (nodes->count(node) == 0) return false;
-    const auto entry = chosen->find(node);
-    return chosen->empty() || (entry != chosen->end() && entry->second.should_execute());
-  });
-  return may ? std::nullopt : std::optional(false);
 }
 
 void Reducer::call_at_end(std::shared_ptr<void> pass) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cohort/torch/nn.h>
+#include <cohort/torch/same_parameters.h>
 
 #include "gradients/reducer.h"
 
@@ -13,12 +14,14 @@
 #include <string>
 #include <vector>
 
-namespace cohort::nn {
+namespace cohort {
 
-struct ForwardRecord final : gradients::Forward {
-  // That made its outputs. They may be gone.
-  std::vector<torch::autograd::Node*> nodes;
-};
+/// As `require_same_parameters`.
+void require_same_tensors(gradients::Ranks& ranks, const std::vector<NamedTensor>& tensors, std::int64_t step);
+
+}  // namespace cohort
+
+namespace cohort::nn {
 
 struct NamedParameter {
   std::string name;
@@ -34,8 +37,8 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   void attach();
 
   gradients::Reducer& core() noexcept { return core_; }
-  /// Its outputs tell when a backward of it begins.
-  void end_forward(const std::shared_ptr<ForwardRecord>& record, const std::vector<at::Tensor>& outputs);
+  /// Outputs of a forward tell when a backward begins, also one that then reaches none of our parameters.
+  void watch(const std::vector<at::Tensor>& outputs);
 
   void take_places() override;
   bool put_in_place(std::size_t parameter) override;
@@ -45,8 +48,9 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   void keep(std::size_t parameter) override;
   void put_back(std::size_t parameter) override;
   void drop_kept() override { kept_.clear(); }
-  std::optional<bool> takes_part(const gradients::Forward& forward) override;
   void call_at_end(std::shared_ptr<void> pass) override;
+  std::vector<const void*> values_of(std::span<const int> parameters) override;
+  void compare(std::span<const int> parameters, std::int64_t step) override;
   Memory allocate(const Device& gpu, std::size_t bytes) override;
   void* stream_of(const Device& gpu) override;
   bool are_finite(std::span<const int> parameters) override;
@@ -69,6 +73,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   void after_accumulate(std::size_t index);
   bool accumulates() const;
 
+  std::shared_ptr<gradients::Ranks> ranks_;
   std::vector<Parameter> parameters_;
   std::map<std::size_t, at::Tensor> kept_;
   gradients::Reducer core_;

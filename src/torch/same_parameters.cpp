@@ -2,6 +2,7 @@
 
 #include "base/result.h"
 #include "gradients/same_parameters.h"
+#include "torch/reducer.h"
 
 #include <string>
 
@@ -17,8 +18,7 @@ std::string text_of(const at::Tensor& element) {
 
 }  // namespace
 
-void require_same_parameters(Communicator& comm, const std::vector<NamedTensor>& tensors,
-                             const SameParametersOptions& options) {
+void require_same_tensors(gradients::Ranks& ranks, const std::vector<NamedTensor>& tensors, std::int64_t step) {
   const at::NoGradGuard no_grad;
   std::vector<gradients::NamedValues> values;
   std::vector<at::Tensor> kept;  // copies of those that are not contiguous
@@ -33,7 +33,12 @@ void require_same_parameters(Communicator& comm, const std::vector<NamedTensor>&
                       .bytes = {static_cast<const std::uint8_t*>(flat.data_ptr()), flat.nbytes()},
                       .text = [flat](std::int64_t index) { return text_of(flat[index]); }});
   }
-  gradients::require_same_parameters(*gradients::ranks_of(comm), values, options.step);
+  gradients::require_same_parameters(ranks, values, step);
+}
+
+void require_same_parameters(Communicator& comm, const std::vector<NamedTensor>& tensors,
+                             const SameParametersOptions& options) {
+  require_same_tensors(*gradients::ranks_of(comm), tensors, options.step);
 }
 
 }  // namespace cohort

@@ -24,6 +24,7 @@ struct DistributedSampler::Shared {
   struct DrawnStep {
     std::int64_t end = 0;     // the cursor after it
     std::int64_t global = 0;  // samples over all ranks
+    std::int64_t local = 0;   // of this one
   };
 
   DistributedSamplerOptions options;
@@ -93,7 +94,7 @@ std::optional<std::vector<std::int64_t>> DistributedSampler::draw(std::int64_t b
     batch.push_back(shared_->order[static_cast<std::size_t>(i % shared_->state.size)]);
 
   shared_->drawn += fresh;
-  shared_->drawn_steps.push_back({.end = shared_->drawn, .global = global});
+  shared_->drawn_steps.push_back({.end = shared_->drawn, .global = global, .local = count});
   return batch;
 }
 
@@ -112,6 +113,24 @@ std::int64_t DistributedSampler::global_batch() const noexcept {
   return shared_->drawn_steps.empty() ? 0 : shared_->drawn_steps.front().global;
 }
 
+// Of the batch that a forward is for: the oldest drawn and not stepped over; -1 if there is none. `trained_at`: the
+// cursor at which the model may have been trained on that one already. It does not matter as long as all that are drawn
+// have equally many.
+std::int64_t DistributedSampler::samples_of_batch(std::optional<std::int64_t> trained_at) const {
+  const auto& steps = shared_->drawn_steps;
+  if (steps.empty()) return -1;
+  const bool alike = std::all_of(steps.begin(), steps.end(), [&](const Shared::DrawnStep& step) {
+    return step.local == steps.front().local && step.global == steps.front().global;
+  });
+  if (!alike && trained_at == shared_->state.cursor) {
+    raise(ErrorCode::InvalidArgument,
+          "DistributedSampler: {} batches are drawn, the first of {} samples of this rank and the last of {}, and "
+          "nothing says which one is trained on -- call step once after each batch",
+          steps.size(), steps.front().local, steps.back().local);
+  }
+  return steps.front().local;
+}
+
 std::int64_t DistributedSampler::steps_from(std::int64_t cursor) const noexcept {
   const std::int64_t full = shared_->options.batch_size * shared_->options.world_size;
   const std::int64_t left = std::max<std::int64_t>(shared_->state.size - cursor, 0);
@@ -122,6 +141,7 @@ std::int64_t DistributedSampler::epoch() const noexcept { return shared_->state.
 std::int64_t DistributedSampler::cursor() const noexcept { return shared_->state.cursor; }
 std::int64_t DistributedSampler::size() const noexcept { return shared_->state.size; }
 SamplerState DistributedSampler::state() const noexcept { return shared_->state; }
+const DistributedSamplerOptions& DistributedSampler::options() const noexcept { return shared_->options; }
 void DistributedSampler::next_epoch() { set_epoch(epoch() + 1); }
 std::int64_t DistributedSampler::steps_left() const noexcept { return steps_from(shared_->state.cursor); }
 std::int64_t DistributedSampler::steps_per_epoch() const noexcept { return steps_from(0); }

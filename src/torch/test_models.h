@@ -34,6 +34,12 @@ inline at::Tensor pattern(at::IntArrayRef sizes, double salt, at::ScalarType typ
   return at::sin(at::arange(elements, at::kDouble) * 1.7 + salt).reshape(sizes).to(type);
 }
 
+/// Averages by samples, which are the first input's rows.
+inline nn::DistributedDataParallelOptions by_rows(nn::DistributedDataParallelOptions options = {}) {
+  options.samples = [](const std::vector<at::Tensor>& inputs) { return inputs.front().size(0); };
+  return options;
+}
+
 template <class Holder>
 Holder with_values(Holder net, double salt) {
   const at::NoGradGuard no_grad;

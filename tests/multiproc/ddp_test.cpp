@@ -43,7 +43,7 @@ std::vector<double> numbers_of(const std::string& text) {
 
 std::string train(Communicator comm, const std::vector<std::int64_t>& samples, at::ScalarType type) {
   Mlp net = with_values(Mlp(type), comm.rank() * 100.0);
-  DistributedDataParallel model(net, comm, {.bucket_bytes = 1200, .first_bucket_bytes = 300});
+  DistributedDataParallel model(net, comm, by_rows({.bucket_bytes = 1200, .first_bucket_bytes = 300}));
   torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
   const auto mine = samples.begin() + comm.rank();
   const std::int64_t begin = std::accumulate(samples.begin(), mine, std::int64_t{0});

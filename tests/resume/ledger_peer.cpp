@@ -62,9 +62,9 @@ int train(const std::string& folder, const std::string& attempt, std::map<std::s
   cohort::Communicator comm = cohort::join();
   torch::manual_seed(1);  // else libtorch draws a seed, and checkpoints hold the generator's state
   Counters net(numbers["size"]);
-  cohort::nn::DistributedDataParallel model(net, comm);
-  torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(1));
   cohort::data::DistributedSampler sampler(numbers["size"], comm, {.batch_size = numbers["batch"], .seed = 11});
+  cohort::nn::DistributedDataParallel model(net, comm, {.sampler = &sampler});
+  torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(1));
   cohort::CheckpointFolder checkpoints(comm, {.folder = folder + "/checkpoints"});
 
   std::int64_t step = 0;

@@ -12,6 +12,10 @@
 #include <optional>
 #include <vector>
 
+namespace cohort::nn {
+class DataParallelCore;
+}
+
 namespace cohort::data {
 
 /// What happens to the last samples of an epoch when they do not fill a global batch.
@@ -60,8 +64,9 @@ using ArgumentOf = typename Signature<Member>::argument;
 ///   sampler.next_epoch();
 ///
 /// A handle: copies are the same sampler (the DataLoader keeps one, `step` is called on yours).
-/// All ranks see the same number of steps. In the last one of an epoch a rank may get fewer samples, or none: an empty
-/// batch, which DistributedDataParallel weights with 0.
+/// DistributedDataParallel weights what each rank has, if it is given the sampler: then call `step` after each batch,
+/// also where several are accumulated. All ranks see the same number of steps. In the last one of an epoch a rank may
+/// get fewer samples, or none: an empty batch, of weight 0.
 ///
 /// The permutation is the same for every world size, platform and version of Cohort and torch: a Fisher-Yates shuffle
 /// (for i = size-1 .. 1 swap element i with element draw(i+1)) on std::mt19937_64 seeded with
@@ -98,6 +103,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void set_epoch(std::int64_t epoch);
   void next_epoch();
 
+  const DistributedSamplerOptions& options() const noexcept;
   SamplerState state() const noexcept;
   /// Goes on from there. Throws InvalidArgument if it is of a data set of another size.
   void load_state(const SamplerState& state);
@@ -112,7 +118,9 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
+  friend class nn::DataParallelCore;
   struct Shared;
+  std::int64_t samples_of_batch(std::optional<std::int64_t> trained_at) const;
   std::optional<std::vector<std::int64_t>> draw(std::int64_t batch_size);
   std::int64_t steps_from(std::int64_t cursor) const noexcept;
   void permute();

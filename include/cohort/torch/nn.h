@@ -1,5 +1,5 @@
 // Data-parallel training of a torch::nn::Module: every rank holds a replica and its own part of each batch, and
-// backward() leaves the exact average gradient in every replica's parameters. Owns the gradients' memory, not the
+// backward() leaves the average gradient in every replica's parameters. Owns the gradients' memory, not the
 // communicator's world. One thread per rank calls it (forward, backward, join); ranks may be threads of one process.
 //
 //   cohort::Communicator comm = cohort::join();
@@ -46,9 +46,6 @@ class [[nodiscard]] NoSyncGuard {
   std::shared_ptr<Reducer> reducer_;
 };
 
-/// One forward pass, from `DataParallelCore::before_forward` until a backward has used it up.
-struct ForwardRecord;
-
 /// All of DistributedDataParallel that does not depend on the module's type.
 class DataParallelCore {
  public:
@@ -70,9 +67,10 @@ class DataParallelCore {
   /// torch's own zero_grad, in either form, is just as correct.
   void zero_grad();
 
-  /// The number of samples of the next forward: the weight of this rank's mean gradient in the average over ranks.
-  /// Needed only where dimension 0 of the first tensor input is not it (tokens, graphs). 0: this rank contributes
-  /// nothing, and whatever its backward yields (NaN, too) does no harm. Throws InvalidArgument if negative.
+  /// The number of samples of the next forward with gradients on: the weight of this rank's gradient in the average
+  /// over ranks, in place of what a sampler or `samples` would say. All ranks say it, or none. 0, which any rank may
+  /// say: this rank contributes nothing, and what its backward yields (NaN, too) is dropped. Throws InvalidArgument if
+  /// negative.
   void set_sample_count(std::int64_t samples);
 
   NoSyncGuard no_sync();
@@ -104,10 +102,10 @@ class DataParallelCore {
   BucketSlot slot_of(const std::string& name) const;
 
  protected:
-  /// Begins a forward pass. `samples`: dimension 0 of the first tensor input, nullopt if there is no tensor.
-  std::shared_ptr<ForwardRecord> before_forward(std::optional<std::int64_t> samples);
-  /// Learns from an output of the pass when the backward of it begins.
-  void after_forward(const std::shared_ptr<ForwardRecord>& record, const std::vector<at::Tensor>& outputs);
+  /// Begins a forward pass. False: its outputs are of no concern.
+  bool before_forward(const std::vector<at::Tensor>& inputs);
+  /// Learns from an output of the pass when a backward begins.
+  void after_forward(const std::vector<at::Tensor>& outputs);
 
  private:
   struct State;
@@ -141,11 +139,20 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
 ///
 /// Construction is collective. It checks that all ranks have the same model (numbers, names, shapes, types) and
 /// options, and throws Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers
-/// become rank 0's. Throws InvalidArgument if no parameter requires a gradient, or one is not dense, floating-point and
-/// on the CPU. Parameters must not be added, replaced or frozen afterwards.
+/// become rank 0's. Throws InvalidArgument if no parameter requires a gradient, or one is not dense and floating-point.
+/// Parameters that are unfrozen or replaced later are taken in by a forward: at once if unfrozen, within 64 steps if
+/// replaced; the model is compared and made equal again then.
 ///
-/// Averages are exact: losses are means over a rank's samples, ranks may have different numbers of them, and
-/// the result is the gradient of the mean over all samples. See set_sample_count.
+/// The average is that of torch's DistributedDataParallel: the sum of the ranks' gradients over their number. It is the
+/// gradient of the mean over all samples where the ranks' batches are equally large and losses are means. For batches
+/// that are not, three parts can say how many samples a rank has, and gradients are weighted by that: the sampler
+/// (options.sampler), a function of the inputs (options.samples), or `set_sample_count`. Nothing is derived from
+/// shapes. A step in which the first dimension of the ranks' inputs differs, and none of the three, is logged once.
+///
+/// Every backward that reaches a parameter outside of no_sync is averaged, whatever its graph: losses that use
+/// parameters outside of forward, penalties, a second backward through a retained graph (of as many samples as the
+/// first). It is dropped only where its rank has said that it has 0 samples. After a forward in no_sync, a backward
+/// stays local until there is one outside.
 ///
 /// Gradients live in the communicator's memory: after a backward, `.grad()` of each parameter is a tensor over its
 /// place in a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient as it was,
@@ -154,9 +161,6 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
 /// under way, and a gradient of 8 MiB or more is usually not there yet but what an earlier step left, unless the
 /// parameter's own gradient accumulator has a hook that comes after it. Hooks on tensors are given the gradients
 /// themselves.
-///
-/// What counts are the samples of the forwards that a backward comes to: one whose output, loss or graph is merely kept
-/// adds nothing, and an autograd::grad() for other tensors than parameters (a gradient penalty) is no step.
 ///
 /// Errors of collectives surface in backward(), forward() and the calls above, as cohort::Error. A backward that ends
 /// in an exception of this rank alone (of a layer, of the observer, of memory) leaves the ranks out of step: its next
@@ -179,14 +183,14 @@ class DistributedDataParallel : public DataParallelCore {
   decltype(auto) forward(Args&&... args) {
     std::vector<at::Tensor> inputs;
     (collect_tensors(args, inputs), ...);
-    std::optional<std::int64_t> samples;
-    if (!inputs.empty()) samples = inputs.front().dim() > 0 ? inputs.front().size(0) : 1;
+    const bool trains = before_forward(inputs);
     inputs.clear();  // what forward frees early should not be held here
-    const std::shared_ptr<ForwardRecord> record = before_forward(samples);
     decltype(auto) output = module_->forward(std::forward<Args>(args)...);
-    std::vector<at::Tensor> outputs;
-    collect_tensors(output, outputs);
-    after_forward(record, outputs);
+    if (trains) {
+      std::vector<at::Tensor> outputs;
+      collect_tensors(output, outputs);
+      after_forward(outputs);
+    }
     return output;
   }
   template <class... Args>

@@ -1,4 +1,4 @@
-"""What torch's autograd says of the backward under way: whether it is a step, and which forwards it is for."""
+"""What torch's autograd says of the backward under way: whether it is a step."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import Any, Optional
 
 import torch
 
-from cohort._core import Forward
-
-# Which nodes the backward under way will run: who takes part in it is then known, and not guessed.
+# Which nodes the backward under way will run.
 _will_run: Optional[Callable[[Any], bool]] = getattr(torch._C, "_will_engine_execute_node", None)
 # The one that it runs: torch 2.1 and later.
 _running: Optional[Callable[[], Any]] = getattr(torch._C, "_current_autograd_node", None)
 
 
-def accumulates(record: Forward, nodes: Sequence[Any]) -> bool:
+def accumulates(outputs: Sequence[Any], nodes: Sequence[Any]) -> bool:
     """False if this is an autograd.grad() for other tensors: it asks for nothing of ours, and is no step.
 
-    nodes: what accumulates our parameters' gradients. To be asked inside a backward that has come to the record.
+    outputs: references to the tensors of a forward, to one of which the backward under way has come
+    nodes: what accumulates our parameters' gradients
     """
     if _will_run is None:
         return True
@@ -30,8 +29,8 @@ def accumulates(record: Forward, nodes: Sequence[Any]) -> bool:
             return False  # an autograd.grad() for a parameter
     # Either that, or a backward whose graph has none of our parameters. Seldom, so the graph may be searched.
     ours = set(nodes)
-    outputs = (entry() for entry in record.outputs)
-    found = [output.grad_fn for output in outputs if output is not None and output.grad_fn is not None]
+    living = (entry() for entry in outputs)
+    found = [output.grad_fn for output in living if output is not None and output.grad_fn is not None]
     if not found and _running is not None:
         found = [_running()]
     seen = set(found)
@@ -44,14 +43,3 @@ def accumulates(record: Forward, nodes: Sequence[Any]) -> bool:
                 seen.add(below)
                 found.append(below)
     return True
-
-
-def takes_part(record: Forward) -> Optional[bool]:
-    """Whether the backward under way will come to the record's outputs; None where only time will tell, since nobody holds
-    them any more. What gets a gradient through them gets it after that."""
-    outputs = [entry() for entry in getattr(record, "outputs", [])]
-    if _will_run is None or not outputs:
-        return None
-    if any(output is not None and output.grad_fn is not None and _will_run(output.grad_fn) for output in outputs):
-        return True
-    return None if any(output is None for output in outputs) else False

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Optional
 
 import torch
 from torch.autograd import Variable
 
 from cohort import Communicator
-from cohort._core import Forward, GradientReducer
+from cohort._core import GradientReducer
 from cohort.errors import InvalidArgument
-from cohort.nn._forwards import accumulates, takes_part
+from cohort.nn._forwards import accumulates
+from cohort.nn._same_parameters import require_same_parameters
 from cohort.nn._tensors import gpu_of, tensors_in
 from cohort.nn.options import DistributedDataParallelOptions
 
@@ -31,7 +31,8 @@ _owners: weakref.WeakValueDictionary[int, Reducer] = weakref.WeakValueDictionary
 
 
 class _Parameter:
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.name = name
         self.tensor = tensor
         # Autograd holds it only weakly, and the hooks with it.
         with torch.enable_grad():
@@ -76,7 +77,8 @@ class Reducer:
                 )
         self.comm = comm  # which the core uses
         self._observer = options.observer
-        self._parameters = [_Parameter(tensor) for _, tensor in parameters]
+        self.parameters = [tensor for _, tensor in parameters]
+        self._parameters = [_Parameter(name, tensor) for name, tensor in parameters]
         self._nodes = [parameter.node for parameter in self._parameters]
         described = [
             (name, str(tensor.dtype), list(tensor.shape), list(parameter.stride), gpu_of(tensor))
@@ -106,28 +108,31 @@ class Reducer:
             handles.append(parameter.node.register_prehook(before))
             handles.append(parameter.node.register_hook(after))
             _owners[id(parameter.tensor)] = self
-        weakref.finalize(self, _remove_all, handles)
+        self._remove_hooks = weakref.finalize(self, _remove_all, handles)
+
+    def detach(self) -> None:
+        """Its hooks are gone, and another may take the parameters."""
+        self._remove_hooks()
+        for tensor in self.parameters:
+            _owners.pop(id(tensor), None)
 
     # -------------------------------------------------------------------------------------------- a pass
 
-    def end_forward(self, record: Forward, outputs: object) -> None:
-        """Its outputs tell when a backward of it begins."""
-        # The hooks keep the record alive as long as the graph lives, and say when a backward begins even if it then
-        # reaches none of our parameters. A leaf would keep its hook for ever, so leaves get none.
+    def watch(self, outputs: object) -> None:
+        """Outputs of a forward tell when a backward begins, also one that then reaches none of our parameters."""
         self_ref = weakref.ref(self)
+        references: list[weakref.ref] = []
 
         def on_backward(_gradient: torch.Tensor) -> None:
             reducer = self_ref()
-            if reducer is not None and accumulates(record, reducer._nodes):
-                reducer.core.begin_backward(record)
+            if reducer is not None and not reducer.core.in_backward and accumulates(references, reducer._nodes):
+                reducer.core.begin_backward()
 
-        record.outputs = []
         for output in tensors_in(outputs):
+            # A leaf would keep its hook for ever, so leaves get none.
             if output.requires_grad and not output.is_leaf:
-                record.hooked = True
-                record.outputs.append(weakref.ref(output))
+                references.append(weakref.ref(output))
                 output.register_hook(on_backward)
-        self.core.add_forward(record)
 
     def _before_accumulate(self, index: int, gradients: tuple) -> tuple | None:
         incoming = gradients[0]
@@ -252,9 +257,18 @@ class Reducer:
         parameter = self._parameters[index]
         parameter.tensor.grad = parameter.place
 
-    def takes_part(self, record: Forward) -> Optional[bool]:
-        """Whether the backward under way will come to it; None where only time will tell."""
-        return takes_part(record)
+    def values_of(self, indices: Sequence[int]) -> list[int]:
+        """Addresses of the parameters' values, each in one piece of the host's memory; 0 where it is none."""
+        tensors = [self._parameters[index].tensor for index in indices]
+        return [
+            tensor.data_ptr() if tensor.device.type == "cpu" and (tensor.is_contiguous() or _is_dense(tensor)) else 0
+            for tensor in tensors
+        ]
+
+    def compare(self, indices: Sequence[int], step: int) -> None:
+        """Collective: raises Mismatch if the values of these differ."""
+        named = [(f"parameter '{self._parameters[index].name}'", self._parameters[index].tensor) for index in indices]
+        require_same_parameters(named, self.comm, step=step)
 
     def call_at_end(self, held: object) -> None:
         """Calls the core's `finish` at the end of the backward under way; `held` is let go then, or where it fails."""

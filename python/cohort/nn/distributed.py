@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Optional, Union
 
@@ -11,6 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from cohort import Communicator, _core
+from cohort.data import DistributedSampler
 from cohort.errors import InvalidArgument
 from cohort.nn._groups import communicator_of, default_world
 from cohort.nn._reducer import Reducer
@@ -20,6 +22,11 @@ from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, Reduce
 
 _TRAINABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PREFIX = "module."
+_STEPS_BETWEEN_WALKS = 64  # through the module, which look for parameters that were added
+# What a copy or a pickle makes anew.
+_OF_THE_RANK = (
+    "_comm _reducer _frozen _parameter_slots _buffer_slots _buffer_packs _compared_at _next_samples".split()
+)
 
 
 def _describe(kind: str, name: str, tensor: torch.Tensor) -> str:
@@ -42,24 +49,77 @@ def _check(name: str, tensor: torch.Tensor) -> None:
         )
 
 
+class _Weights:
+    """How many samples a forward is of, where a part says it: the sampler, or a function of the arguments."""
+
+    def __init__(self, sampler: Optional[DistributedSampler], samples: Optional[Callable[..., int]]) -> None:
+        if sampler is not None and samples is not None:
+            raise InvalidArgument("DistributedDataParallel: sampler and samples both tell the samples -- give one")
+        if sampler is not None and not isinstance(sampler, DistributedSampler):
+            raise InvalidArgument(
+                f"DistributedDataParallel: sampler is a {type(sampler).__name__} -- a cohort.data.DistributedSampler is "
+                "wanted; torch's gives all ranks equally many samples, so nothing has to be weighted"
+            )
+        if samples is not None and not callable(samples):
+            raise InvalidArgument("DistributedDataParallel: samples is a function of forward's arguments")
+        if sampler is not None and sampler.batch_size is None and sampler.remainder.value == "keep":
+            raise InvalidArgument(
+                "DistributedDataParallel: the sampler has no batch_size, so it cannot tell the size of a batch -- "
+                "DistributedSampler(data, batch_size=...) as the DataLoader's batch_sampler"
+            )
+        self.sampler = sampler
+        self._samples = samples
+        self._asked_at: Optional[int] = None  # the sampler's cursor
+        self._moves = False
+        self._local_at: Optional[int] = None  # the same, of a forward in no_sync
+
+    def describe(self) -> str:
+        sampler = self.sampler
+        if sampler is None:
+            return "as declared" if self._samples is None else "by a function"
+        return (
+            f"by a sampler of {sampler.size} samples, batch_size={sampler.batch_size}, shuffle={sampler.shuffle}, "
+            f"seed={sampler.seed}, remainder={sampler.remainder.value}, num_replicas={sampler.num_replicas}"
+        )
+
+    def of(self, args: tuple, kwargs: dict, core: Any) -> Optional[int]:
+        if self._samples is not None:
+            samples = operator.index(self._samples(*args, **kwargs))
+            if samples < 0:
+                raise InvalidArgument(f"DistributedDataParallel: samples() told {samples} samples")
+            return samples
+        sampler = self.sampler
+        if sampler is None or sampler.batch_size is None:  # without a batch_size all ranks have equally many
+            return None
+        cursor = sampler.cursor
+        self._moves = self._moves or self._asked_at not in (None, cursor)
+        self._asked_at = cursor
+        never_moved = not self._moves and core.progress > 0
+        samples = sampler._samples_of_batch(cursor if never_moved else self._local_at)
+        self._local_at = cursor if core.in_no_sync else None
+        return samples
+
+
 class _Contents:
     """Of a module: what is trained, what else there is, and all of it in words."""
 
-    def __init__(self, module: torch.nn.Module, options: DistributedDataParallelOptions) -> None:
+    def __init__(self, module: torch.nn.Module, options: DistributedDataParallelOptions, weights: str) -> None:
         self.trained: list[tuple[str, torch.Tensor]] = []
+        self.frozen: list[torch.Tensor] = []
         self.description = [
             f"options bucket_bytes={options.bucket_bytes}, first_bucket_bytes={options.first_bucket_bytes}, "
             f"broadcast_buffers={options.broadcast_buffers}, wire_dtype={options.wire_dtype}, "
-            f"non_finite={options.non_finite}, compare_parameters_every={options.compare_parameters_every}"
+            f"non_finite={options.non_finite}, compare_parameters_every={options.compare_parameters_every}, "
+            f"check_replicas={options.check_replicas}",
+            f"weights {weights}",
         ]
-        self.named: list[tuple[str, torch.Tensor]] = []  # the parameters, then the buffers
         self.parameters: list[torch.Tensor] = []
         for name, tensor in module.named_parameters():
             _check(name, tensor)
             self.parameters.append(tensor)
-            self.named.append((f"parameter '{name}'", tensor))
             self.description.append(_describe("parameter", name, tensor))
             if not tensor.requires_grad:
+                self.frozen.append(tensor)
                 continue
             if tensor.dtype not in _TRAINABLE:
                 raise InvalidArgument(
@@ -71,22 +131,41 @@ class _Contents:
         for name, tensor in module.named_buffers():
             _check(name, tensor)
             self.buffers.append(tensor)
-            self.named.append((f"buffer '{name}'", tensor))
             self.description.append(_describe("buffer", name, tensor))
         if not self.trained:
             raise InvalidArgument("DistributedDataParallel: no parameter of the module requires a gradient")
 
 
+class _Slots:
+    """Where modules keep their tensors: whether these are still the same ones costs little to see."""
+
+    def __init__(self, module: torch.nn.Module, kind: str) -> None:
+        self._dicts: list[dict] = []
+        self._keys: list[str] = []
+        for part in module.modules():
+            slots = getattr(part, kind)
+            self._keys.extend(slots)
+            self._dicts.extend([slots] * len(slots))
+        self._tensors = self._now()  # held, so that no other object gets the same id
+        self._ids = list(map(id, self._tensors))
+
+    def _now(self) -> list:
+        return list(map(dict.get, self._dicts, self._keys))
+
+    def changed(self) -> bool:
+        return list(map(id, self._now())) != self._ids
+
+
 class DistributedDataParallel(torch.nn.Module):
-    """Every rank holds a replica of `module` and trains on its own part of each batch; backward() leaves the exact
-    average gradient in every replica's parameters.
+    """Every rank holds a replica of `module` and trains on its own part of each batch; backward() leaves the average
+    gradient in every replica's parameters.
 
         cohort.init()
         model = cohort.nn.DistributedDataParallel(Net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         ...  loss = F.nll_loss(model(images), labels); loss.backward(); optimizer.step()
 
-    module              dense, on the CPU, its trainable parameters floating-point (types may be mixed)
+    module              dense, its trainable parameters floating-point (types may be mixed)
     comm                the ranks that train together; None: the default world, or where only init_process_group("cohort")
                         was called its group
     bucket_bytes        size of a gradient bucket, that is of one all_reduce; default 25 MiB
@@ -105,17 +184,33 @@ class DistributedDataParallel(torch.nn.Module):
                         N > 0: every N synchronised steps a forward compares the parameters of all ranks to the bit, and
                         the buffers too where broadcast_buffers makes them equal, and raises Mismatch on every rank if
                         there is a difference: see require_same_parameters, which it calls. Default 0: never
+    sampler             a cohort.data.DistributedSampler: averages go by samples, by the number that it has given each
+                        rank for its batch, be it 0. Call its step() after each batch
+    samples             instead of a sampler: a function that is given forward's arguments and returns their number of
+                        samples, `lambda x: len(x)`
+    check_replicas      each step compares some values of 8 parameters over the ranks, all parameters in turn, in a
+                        message that is sent anyway. Replicas that have drifted apart by more than rounding (half of a
+                        type's digits) are a Mismatch on every rank, which names rank, parameter and value; differences
+                        of rounding are logged once. Values in a GPU's memory are not looked at. Default True
     process_group       instead of comm: a group of torch.distributed, of the backend "cohort"
 
     Construction is collective. It checks that all ranks have the same model (names, shapes, types) and options, and
     raises Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers become rank
-    0's. Raises InvalidArgument for a module that it cannot train. Parameters must not be added, replaced or frozen
-    afterwards.
+    0's. Raises InvalidArgument for a module that it cannot train. Parameters that are unfrozen, added or replaced later
+    (load_state_dict with assign=True) are taken in by a forward: at once, or within 64 steps where they are added; the
+    model is compared and made equal again then. Buffers may be reassigned.
 
-    Averages are exact: losses are means over a rank's samples, ranks may have different numbers of them, and the result
-    is the gradient of the mean over all samples. See set_sample_count. What counts are the samples of the forwards that a
-    backward comes to: one whose output, loss or graph is merely kept adds nothing, and an autograd.grad() for other tensors
-    than parameters (a gradient penalty) is no step (before torch 2.1: if the output is held).
+    The average is that of torch's DistributedDataParallel: the sum of the ranks' gradients over their number. It is the
+    gradient of the mean over all samples where the ranks' batches are equally large and losses are means. For batches
+    that are not, three parts can say how many samples a rank has, and gradients are weighted by that: `sampler`,
+    `samples`, or set_sample_count. Nothing is derived from shapes. A step in which the first dimension of the ranks'
+    first arguments differs, and none of the three, is logged once.
+
+    Every backward that reaches a parameter outside of no_sync is averaged, whatever its graph: losses that use parameters
+    outside of forward, penalties, a second backward through a retained graph (of as many samples as the first). It is
+    dropped only where its rank has said that it has 0 samples. After a forward in no_sync, a backward stays local until
+    there is one outside. An autograd.grad() for other tensors than parameters (a gradient penalty) is no step (before
+    torch 2.1: if the output is held).
 
     Gradients live in the communicator's memory: after a backward, `.grad` of each parameter is a tensor over its place in
     a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient as it was, None or
@@ -146,6 +241,9 @@ class DistributedDataParallel(torch.nn.Module):
         wire_dtype: Union[torch.dtype, str, None] = None,
         non_finite: str = "ignore",
         compare_parameters_every: int = 0,
+        sampler: Optional[DistributedSampler] = None,
+        samples: Optional[Callable[..., int]] = None,
+        check_replicas: bool = True,
         process_group: Any = None,
     ) -> None:
         super().__init__()
@@ -168,7 +266,9 @@ class DistributedDataParallel(torch.nn.Module):
             wire_dtype=None if wire_dtype is None else str(wire_dtype).rpartition(".")[2],
             non_finite=non_finite,
             compare_parameters_every=compare_parameters_every,
+            check_replicas=check_replicas,
         )
+        self._weights = _Weights(sampler, samples)
         self.module = module
         self.training = module.training
         self._forget(comm)
@@ -177,8 +277,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _forget(self, comm: Optional[Communicator]) -> None:
         self._comm = comm
         self._reducer: Optional[Reducer] = None
-        self._everything: list[torch.Tensor] = []
-        self._named: list[tuple[str, torch.Tensor]] = []
+        self._frozen: list[torch.Tensor] = []
         self._buffer_packs: list[Pack] = []  # one for each device
         self._compared_at = 0  # the step of the last comparison
         self._next_samples: Optional[int] = None
@@ -186,17 +285,54 @@ class DistributedDataParallel(torch.nn.Module):
     def _attach(self) -> Reducer:
         """Collective: the models are compared and made equal, and the reducer hooked in."""
         comm = self._comm = self._comm if self._comm is not None else default_world()
-        contents = _Contents(self.module, self.options)
+        sampler = self._weights.sampler
+        if sampler is not None and (sampler.num_replicas, sampler.rank) != (comm.size(), comm.rank()):
+            raise InvalidArgument(
+                f"DistributedDataParallel: the sampler is of rank {sampler.rank} of {sampler.num_replicas}, this is rank "
+                f"{comm.rank()} of {comm.size()} -- DistributedSampler(..., comm=comm)"
+            )
+        contents = _Contents(self.module, self.options, self._weights.describe())
         _core.require_same_on_all_ranks(comm, contents.description, "DistributedDataParallel")
-        self._everything = contents.parameters + contents.buffers
-        self._named = contents.named
-        broadcast_tensors(comm, self._everything)
+        self._frozen = contents.frozen
+        broadcast_tensors(comm, contents.parameters + contents.buffers)
+        self._parameter_slots = _Slots(self.module, "_parameters")
+        self._pack_buffers()
+        before = self._reducer
+        if before is not None:
+            before.detach()
+        reducer = self._reducer = Reducer(comm, contents.trained, self.options)
+        if before is not None:
+            reducer.core.go_on_from(before.core)
+        return reducer
+
+    def _attach_again_if_changed(self, reducer: Reducer) -> Reducer:
+        # What is trained now and was not, or has taken another's place, has no hooks: it would not be averaged.
+        changed = self._parameter_slots.changed() or any(map(operator.attrgetter("requires_grad"), self._frozen))
+        if not changed and reducer.core.progress % _STEPS_BETWEEN_WALKS == 1:
+            known = len(self._frozen) + len(reducer.parameters)
+            changed = sum(1 for _ in self.module.parameters()) != known
+        if not changed:
+            return reducer
+        if reducer.core.has_forward:
+            raise InvalidArgument(
+                "DistributedDataParallel: parameters were unfrozen or replaced between a forward and its reduction -- do it "
+                "after a step, before the next forward"
+            )
+        return self._attach()
+
+    def _pack_buffers(self) -> None:
+        self._buffer_slots = _Slots(self.module, "_buffers")
+        buffers = list(self.module.buffers())
         self._buffer_packs = [
-            Pack(comm, [buffer for buffer in contents.buffers if buffer.device == device])
-            for device in sorted({buffer.device for buffer in contents.buffers}, key=str)
+            Pack(self.communicator, [buffer for buffer in buffers if buffer.device == device])
+            for device in sorted({buffer.device for buffer in buffers}, key=str)
         ]
-        self._reducer = Reducer(comm, contents.trained, self.options)
-        return self._reducer
+
+    def _named(self, buffers: bool = True) -> list[tuple[str, torch.Tensor]]:
+        named = [(f"parameter '{name}'", tensor) for name, tensor in self.module.named_parameters()]
+        if buffers:
+            named += [(f"buffer '{name}'", tensor) for name, tensor in self.module.named_buffers()]
+        return named
 
     @property
     def _attached(self) -> Reducer:
@@ -210,55 +346,51 @@ class DistributedDataParallel(torch.nn.Module):
     # -------------------------------------------------------------------------------------------- passes
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward; synchronising, unless in no_sync or where gradients are off.
-
-        The rank's number of samples is dimension 0 of the first tensor in the arguments (1 if it has none), or what
-        set_sample_count said.
-        """
-        chosen, self._next_samples = self._next_samples, None
+        """The module's forward; synchronising, unless in no_sync or where gradients are off."""
+        # Without gradients, or once more for a backward under way (checkpointing), there is nothing to begin.
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
-        samples = chosen
-        if samples is None:
-            first = next(iter(tensors_in((args, kwargs))), None)
-            if first is None:
-                raise InvalidArgument(
-                    "forward was given no tensor from which to tell the number of samples -- call set_sample_count(n) "
-                    "before it"
-                )
-            samples = first.shape[0] if first.dim() > 0 else 1
-            del first  # what forward frees early should not be held here
         reducer = self._attached
-        synchronising = not reducer.core.in_no_sync
-        if synchronising:
-            self._begin_synchronising_pass(reducer)
-        else:
+        if reducer.core.in_backward:
+            return self.module(*args, **kwargs)
+        samples, self._next_samples = self._next_samples, None
+        if samples is None:
+            samples = self._weights.of(args, kwargs, reducer.core)
+        first = next(iter(tensors_in((args, kwargs))), None)
+        rows = first.shape[0] if first is not None and first.dim() > 0 else None
+        del first  # what forward frees early should not be held here
+        if reducer.core.in_no_sync:
             reducer.core.require_whole()
-        record = _core.Forward(samples, synchronising)
+        else:
+            reducer = self._begin_synchronising_pass(reducer)
+        reducer.core.add_forward(samples, rows)
         output = self.module(*args, **kwargs)
-        reducer.end_forward(record, output)
+        reducer.watch(output)
         return output
 
-    def _begin_synchronising_pass(self, reducer: Reducer) -> None:
+    def _begin_synchronising_pass(self, reducer: Reducer) -> Reducer:
         # What every pass that ends in a reduction begins with, on all ranks.
+        reducer.core.require_whole()
+        reducer = self._attach_again_if_changed(reducer)
         reducer.core.prepare_synchronising_pass()
         if self.options.broadcast_buffers:
             self._broadcast_buffers()
         every, step = self.options.compare_parameters_every, reducer.core.progress
         if every == 0 or step in (0, self._compared_at) or step % every:
-            return
+            return reducer
         self._compared_at = step
         # Each rank's batches change its own buffers, unless they have just been made equal.
-        buffers = 0 if self.options.broadcast_buffers else sum(len(pack) for pack in self._buffer_packs)
-        parameters = len(self._named) - buffers
-        require_same_parameters(self._named[:parameters], self.communicator, step=step)
+        named = self._named(buffers=self.options.broadcast_buffers)
+        require_same_parameters(named, self.communicator, step=step)
         reducer.core.count_parameter_comparison()
+        return reducer
 
     def set_sample_count(self, samples: int) -> None:
-        """The number of samples of the next forward: the weight of this rank's mean gradient in the average over ranks.
+        """The number of samples of the next forward with gradients on: the weight of this rank's gradient in the average
+        over ranks, in place of what a sampler or `samples` would say.
 
-        Needed only where dimension 0 of the first tensor argument is not it (tokens, graphs). 0: this rank contributes
-        nothing, and whatever its backward yields (NaN, too) does no harm. Raises InvalidArgument if negative.
+        All ranks say it, or none. 0, which any rank may say: this rank contributes nothing, and what its backward yields
+        (NaN, too) is dropped. Raises InvalidArgument if negative.
         """
         if samples < 0:
             raise InvalidArgument(f"set_sample_count({samples}): a number of samples is not negative")
@@ -289,8 +421,7 @@ class DistributedDataParallel(torch.nn.Module):
         if reducer.core.in_no_sync:
             raise InvalidArgument("step_without_samples inside no_sync: there is nothing to take part in")
         self._next_samples = None
-        self._begin_synchronising_pass(reducer)
-        return reducer.core.reduce_without_backward()
+        return self._begin_synchronising_pass(reducer).core.reduce_without_backward()
 
     def join(self) -> int:
         """This rank has no more input: serves the others' steps with weight 0 until all ranks have called `join`.
@@ -305,7 +436,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.communicator.join()
         source, steps = core.most_advanced()
         if steps is not None:
-            broadcast_tensors(self.communicator, self._everything, root=source)
+            broadcast_tensors(self.communicator, [tensor for _, tensor in self._named()], root=source)
             core.take_plan_of(source, steps)  # so that training may go on together
         return source
 
@@ -318,6 +449,8 @@ class DistributedDataParallel(torch.nn.Module):
         self._broadcast_buffers()
 
     def _broadcast_buffers(self) -> None:
+        if self._buffer_slots.changed():
+            self._pack_buffers()
         for pack in self._buffer_packs:
             pack.broadcast()
 
@@ -326,7 +459,7 @@ class DistributedDataParallel(torch.nn.Module):
         differ: see cohort.nn.require_same_parameters. Buffers differ rightly between two forwards that synchronise them.
         """
         reducer = self._attached
-        require_same_parameters(self._named, self.communicator, step=reducer.core.progress)
+        require_same_parameters(self._named(), self.communicator, step=reducer.core.progress)
 
     def stats(self) -> ReducerStats:
         """What the reducer has done so far; a copy."""
@@ -381,8 +514,8 @@ class DistributedDataParallel(torch.nn.Module):
         A pickle does not hold the communicator: what is made from it takes the default world.
         """
         state = self.__dict__.copy()
-        for name in ("_comm", "_reducer", "_everything", "_named", "_buffer_packs", "_compared_at", "_next_samples"):
-            del state[name]
+        for name in _OF_THE_RANK:
+            state.pop(name, None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -392,6 +525,7 @@ class DistributedDataParallel(torch.nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
         other = type(self).__new__(type(self))
         memo[id(self)] = other
+        memo[id(self._weights)] = self._weights  # the sampler is not the copy's alone
         other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         other._comm = self._comm
         return other

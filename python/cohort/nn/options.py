@@ -19,6 +19,7 @@ class DistributedDataParallelOptions:
                         NonFiniteError on all of them, with its name
     compare_parameters_every
                         N > 0: every N synchronised steps the parameters of all ranks are compared to the bit; 0: never
+    check_replicas      each step compares some values of 8 parameters over the ranks, all parameters in turn
     observer            called with (number, bytes) of each bucket that becomes ready
     """
 
@@ -29,6 +30,7 @@ class DistributedDataParallelOptions:
     wire_dtype: Optional[str] = None
     non_finite: str = "ignore"
     compare_parameters_every: int = 0
+    check_replicas: bool = True
 
     def __post_init__(self) -> None:
         if self.wire_dtype not in (None, "bfloat16"):
