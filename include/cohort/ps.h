@@ -68,6 +68,7 @@ class Server {
 
  private:
   class Impl;
+  Server(const ServerOptions& options, bool begins_anew);
   std::unique_ptr<Impl> impl_;
 };
 

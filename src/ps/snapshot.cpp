@@ -53,7 +53,7 @@ bool is_snapshot_file(const std::string& name) {
          name.find('/') == std::string::npos;
 }
 
-Result<formats::FileDigest> write_snapshot(const State& state, const std::string& folder, const std::string& file) {
+Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::string& folder, const std::string& file) {
   return formats::write_checkpoint_file(folder, file, [&](const formats::Sink& sink) -> Result<void> {
     std::string buffer(kMagic);
     Result<void> done;
@@ -63,9 +63,9 @@ Result<formats::FileDigest> write_snapshot(const State& state, const std::string
         buffer.clear();
       }
     };
-    for (std::uint32_t number = 0; number < state.tables(); ++number) {
-      const SparseTable& table = *state.table(number);
-      buffer += pack(Adopt{table.name(), table.options(), state.elements(number), table.counts().rows, table.seen()});
+    for (const auto& [table, elements] : state.tables) {
+      buffer += pack(
+          Adopt{table.name(), table.options(), elements, table.shape().counts.rows, table.shape().seen});
       table.for_each([&](const RowHeader& header, const float* floats) {
         append(buffer, &header, sizeof header);
         append(buffer, floats, table.floats() * sizeof(float));
@@ -112,6 +112,21 @@ Result<void> read_snapshot(std::string_view bytes, const std::string& name, cons
     if (done) done = parts.flush();
     if (!done) return done;
   }
+  return {};
+}
+
+Result<void> read_rows(const std::string& checkpoint, const SnapshotReader& reader) {
+  const auto stored = formats::read_checkpoint(checkpoint);
+  if (!stored) return tl::unexpected(stored.error());
+  bool any = false;
+  for (const auto& [name, digest] : stored->manifest.files) {
+    if (!is_snapshot_file(name)) continue;
+    any = true;
+    const auto bytes = formats::read_checkpoint_file(*stored, name);
+    if (!bytes) return tl::unexpected(bytes.error());
+    if (auto done = read_snapshot(bytes->text(), name, reader); !done) return done;
+  }
+  if (!any) return fail(ErrorCode::Unavailable, "{} has no rows of parameter servers", checkpoint);
   return {};
 }
 

@@ -15,7 +15,7 @@ std::string snapshot_file(std::uint32_t server, std::uint32_t servers);
 bool is_snapshot_file(const std::string& name);
 
 /// Writes and syncs the file in the hidden folder of a checkpoint. Io.
-Result<formats::FileDigest> write_snapshot(const State& state, const std::string& folder, const std::string& file);
+Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::string& folder, const std::string& file);
 
 /// Calls `adopt` with commands of Method::Adopt for the rows that `is_mine` says, some megabytes at a time. `elements`:
 /// of a dense variable, whose keys are pieces. Corrupt, naming the file, or what `adopt` says.
@@ -24,5 +24,7 @@ struct SnapshotReader {
   std::function<Result<void>(const std::string& body)> adopt;
 };
 Result<void> read_snapshot(std::string_view bytes, const std::string& name, const SnapshotReader& reader);
+/// All files of a checkpoint, one after the other. Also Unavailable: it has none.
+Result<void> read_rows(const std::string& checkpoint, const SnapshotReader& reader);
 
 }  // namespace cohort::ps
