@@ -26,12 +26,18 @@ std::string record_head(const Command& command) {
   return store::frame_of(bytes, command.body).append(bytes);
 }
 
-Result<std::optional<Command>> next_record(std::string_view& bytes) {
+std::optional<Command> next_record(std::string_view& bytes, std::optional<Error>* damaged) {
   const auto framed = store::unframe(bytes, kLongest);
-  if (!framed) return tl::unexpected(framed.error());
-  if (!*framed) return std::optional<Command>();
+  if (!framed) {
+    if (damaged != nullptr) *damaged = framed.error();
+    return std::nullopt;
+  }
+  if (!*framed) return std::nullopt;
   const std::string_view body = **framed;
-  if (body.size() < kHead) return fail(ErrorCode::Corrupt, "a record of {} bytes", body.size());
+  if (body.size() < kHead) {
+    if (damaged != nullptr) *damaged = Error(ErrorCode::Corrupt, fmt::format("a record of {} bytes", body.size()));
+    return std::nullopt;
+  }
   Head head;
   std::memcpy(&head, body.data(), kHead);
   bytes.remove_prefix(store::kFrame + body.size());

@@ -127,7 +127,7 @@ void Follower::fetch(net::RpcClient& primary) {
     heard_ = Clock::now();
     std::string_view rest = fetched.payload;
     for (std::uint64_t i = 0; i < fetched.record.count; ++i) {
-      const auto command = value_or_throw(next_record(rest));
+      const auto command = next_record(rest);
       if (!command) raise(ErrorCode::Corrupt, "a record that is torn");
       batch->commands.push_back(*command);
     }

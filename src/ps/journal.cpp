@@ -209,11 +209,12 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
   };
   while (true) {
     file.size = bytes->size() - rest.size();
-    const auto command = next_record(rest);
-    if (!command) return damaged(command.error().what());
-    if (!*command) break;
-    if (const auto done = state.replay(**command); !done) return damaged(done.error().what());
-    if ((*command)->method == Method::Piece) file.image = bytes->size() - rest.size();
+    std::optional<Error> why;
+    const auto command = next_record(rest, &why);
+    if (why) return damaged(why->what());
+    if (!command) break;
+    if (const auto done = state.replay(*command); !done) return damaged(done.error().what());
+    if (command->method == Method::Piece) file.image = bytes->size() - rest.size();
   }
   // The disk had all of it before it was a journal.
   if (state.loading()) return damaged("the image of the rows ends there");

@@ -556,7 +556,7 @@ class Simulation {
       Process& p = *process;
       if (!p.copies || p.copy_number != copy) return;
       std::string_view rest = p.waiting.front();
-      while (const auto command = value_or_throw(next_record(rest))) {
+      while (const auto command = next_record(rest)) {
         if (const auto done = p.copy.replay(*command); !done) wrong_ = done.error().what();
       }
       p.waiting.pop_front();
