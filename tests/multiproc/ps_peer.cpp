@@ -23,6 +23,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <optional>
 #include <random>
 #include <string>
@@ -181,6 +182,19 @@ int watch(int argc, char** argv) {
       }
     });
   }
+  // More than is under way at once.
+  double bulk = 0;
+  std::vector<std::uint64_t> many(20000);
+  for (std::size_t i = 0; i < many.size(); ++i) many[i] = i;
+  const std::vector<float> zeros(many.size(), 0);
+  for (std::deque<ps::Work> pushes; std::chrono::steady_clock::now() < end;) {
+    const auto begun = std::chrono::steady_clock::now();
+    pushes.push_back(table.push(many, zeros));
+    if (pushes.size() > 200) pushes.pop_front();
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begun;
+    bulk = std::max(bulk, took.count());
+  }
+  std::printf("bulk: longest %.0f ms.\n", bulk);
   for (std::thread& thread : threads) thread.join();
   saver.reset();
   for (std::size_t i = 0; i < servers; ++i) {
