@@ -5,6 +5,7 @@
 #include "ps/optimizer.h"
 #include "ps/place.h"
 #include "ps/snapshot.h"
+#include "sys/files.h"
 #include "sys/thread.h"
 
 #include <cohort/ps.h>
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <random>
+#include <system_error>
 #include <utility>
 
 namespace cohort::ps {
@@ -261,6 +263,11 @@ std::string Client::snapshot(const std::string& folder) {
     if (!is_snapshot_file(written.file))
       raise(ErrorCode::Corrupt, "{} has written a snapshot to \"{}\"", impl_->links[i].name(), written.file);
     manifest.files[written.file] = {written.bytes, std::move(written.sha256), std::move(written.crc32)};
+  }
+  // What servers had begun that have lost their place meanwhile.
+  for (const std::string& name : value_or_throw(sys::list_folder(writer.hidden()))) {
+    std::error_code none;
+    if (manifest.files.count(name) == 0) std::filesystem::remove(std::filesystem::path(writer.hidden()) / name, none);
   }
   value_or_throw(writer.seal(manifest, [](const std::string&) { return true; }));
   return value_or_throw(writer.publish()).folder;
