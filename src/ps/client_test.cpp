@@ -280,6 +280,46 @@ TEST(Client, MemoryThatIsNotThereIsRefusedBeforeItIsTaken) {
   EXPECT_EQ(pull(table, {5})[0], 2) << "rows that are there go on";
 }
 
+// Pushes that wait count with the rows that they make, and with what adds them up, in all tables.
+TEST(Client, MemoryHoldsWhenTheClockEnds) {
+  ServerOptions options;
+  options.memory = std::size_t{48} << 20;
+  const Servers servers(1, options);
+  Client client = servers.client();
+  std::vector<Table> tables;
+  for (int i = 0; i < 8; ++i)
+    tables.push_back(client.table("t" + std::to_string(i), counters(Consistency::sync(), 64)));
+  std::optional<Error> refused;
+  Keys keys(500);
+  const Floats gradients(keys.size() * 64, -1);
+  std::vector<std::uint64_t> rows(tables.size(), 0);
+  for (std::uint64_t round = 0; round < 1000 && !refused; ++round) {
+    for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = round * 500 + i;
+    try {
+      for (std::size_t i = 0; i < tables.size(); ++i, rows[i - 1] += keys.size()) tables[i].push(keys, gradients).wait();
+    } catch (const Error& error) {
+      refused = error;
+    }
+  }
+  ASSERT_TRUE(refused);
+  EXPECT_TRUE(contains(*refused, "pushes wait that need more"));
+  client.clock();
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    EXPECT_EQ(tables[i].stats().rows, rows[i]);
+    bytes += tables[i].stats().bytes;
+  }
+  EXPECT_LE(bytes, options.memory);
+  EXPECT_GE(bytes, options.memory / 3);
+  // The same rows again: they are there, so only what waits is more.
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  for (int clock = 0; clock < 3; ++clock) {
+    for (Table& table : tables) table.push(keys, gradients).wait();
+    client.clock();
+  }
+  EXPECT_EQ(pull(tables[7], {5})[0], 4);
+}
+
 // ---- consistency ----
 
 TEST(Sync, HasTheBitsOfOneProcessForAnyNumberOfServers) {
