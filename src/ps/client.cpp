@@ -51,6 +51,21 @@ void Client::Impl::demand_here(const char* what) const {
     raise(ErrorCode::InvalidArgument, "{}: worker {} has left the servers -- connect anew", what, options.worker);
 }
 
+void Client::Impl::demand_one_rate(const Table::Impl& table, std::optional<double> lr) {
+  if (table.options.consistency.mode != Mode::Sync) return;
+  const double own = std::visit([](const auto& rule) { return rule.lr; }, table.options.optimizer);
+  const std::pair<std::int64_t, double> now(clock, lr.value_or(own));
+  const std::lock_guard lock(rates_mutex);
+  const auto [at, fresh] = rates.emplace(table.numbers.front(), now);
+  if (!fresh && at->second.first == now.first && at->second.second != now.second) {
+    raise(ErrorCode::InvalidArgument,
+          "push to table \"{}\": a learning rate of {}, and a push before it in clock {} said {} -- with Sync a clock has "
+          "one step of each row: end the clock in between, or give rows of another rate a table of their own",
+          table.name, now.second, now.first, at->second.second);
+  }
+  at->second = now;
+}
+
 void Client::Impl::stop_keeping() {
   if (!keeper.joinable()) return;
   {
@@ -235,11 +250,14 @@ std::int64_t Client::clock() {
 void Client::barrier() {
   impl_->demand_here("barrier");
   Link& link = impl_->links.front();
-  link.finish(link.send(Method::Barrier, pack(Barrier{++impl_->barrier, link.patience_ms()})));
+  // After an error it is the same barrier that is tried again.
+  link.finish(link.send(Method::Barrier, pack(Barrier{impl_->barrier + 1, link.patience_ms()})));
+  ++impl_->barrier;
 }
 
-std::string Client::snapshot(const std::string& folder) {
+std::string Client::snapshot(const std::string& folder, const SnapshotOptions& options) {
   impl_->demand_here("snapshot");
+  if (options.keep < 0) raise(ErrorCode::InvalidArgument, "snapshot: keep is {} -- from 0 on", options.keep);
   auto writer = value_or_throw(formats::CheckpointWriter::open(std::filesystem::absolute(folder).string()));
   formats::Manifest manifest;
   manifest.generation = writer.newest() + 1;
@@ -270,7 +288,9 @@ std::string Client::snapshot(const std::string& folder) {
     if (manifest.files.count(name) == 0) std::filesystem::remove(std::filesystem::path(writer.hidden()) / name, none);
   }
   value_or_throw(writer.seal(manifest, [](const std::string&) { return true; }));
-  return value_or_throw(writer.publish()).folder;
+  const std::string made = value_or_throw(writer.publish()).folder;
+  if (options.keep > 0) formats::keep_newest_checkpoints(std::filesystem::absolute(folder).string(), options.keep);
+  return made;
 }
 
 namespace {
