@@ -26,10 +26,10 @@ struct ServerOptions {
   std::string endpoint = {};
   /// For TCP: a file as `cohort secret` writes it. Empty: the job's secret.
   std::string secret_file = {};
-  /// Bytes that tables, and pushes that wait, may take; what needs more is refused (Unavailable). With it count the rows
-  /// that waiting pushes make, changes on their way to the backup, and rows that change while a snapshot is written; for
-  /// what is free again by itself pushes wait. 0: nine tenths of what the host, or the control group, has left when the
-  /// server starts.
+  /// Bytes that tables, and pushes that wait, may take; what needs more is refused (Unavailable). With it count the
+  /// rows that waiting pushes make, changes on their way to the backup, and rows that change while a snapshot is
+  /// written; for what is free again by itself pushes wait. 0: nine tenths of what the host, or the control group, has
+  /// left when the server starts.
   std::size_t memory = 0;
   /// So long after its connection has ended a worker is taken for lost: the others do not wait for it any more, and of
   /// its pushes those of ended clocks count. Above 0.
@@ -37,8 +37,8 @@ struct ServerOptions {
   /// A file in which every change is noted before it is made. A server that is started again with it goes on where the
   /// one that was killed had been; one that is damaged is refused (Corrupt) and stays as it is. Empty: none.
   std::string journal = {};
-  /// Once there are so many bytes of changes in it, and as many as its rows take there, it is written anew beside, as the
-  /// rows and what comes after. The server goes on meanwhile.
+  /// Once there are so many bytes of changes in it, and as many as its rows take there, it is written anew beside, as
+  /// the rows and what comes after. The server goes on meanwhile.
   std::size_t journal_tail = std::size_t{64} << 20;
   /// Whether workers on this host are talked to through shared memory, 4 MiB with each. Where there is none, and with
   /// false, calls go over the socket.
@@ -119,8 +119,8 @@ class [[nodiscard]] Work {
 };
 
 struct PushOptions {
-  /// In place of the optimizer's own, for this step. In Mode::Sync all pushes of a worker to a table in one clock have to
-  /// say the same (InvalidArgument), and the lowest worker's counts for all.
+  /// In place of the optimizer's own, for this step. In Mode::Sync all pushes of a worker to a table in one clock have
+  /// to say the same (InvalidArgument), and the lowest worker's counts for all.
   std::optional<double> lr = {};
 };
 
@@ -223,9 +223,9 @@ class Client {
   /// path; returns the checkpoint's own folder. It is there as a whole or not at all. With Mode::Sync it has exactly
   /// the pushes of clocks before this worker's present one; else, and with backup workers, it is one cut only if no
   /// worker ends a clock, or pushes to tables of Mode::Async, before it has begun on all servers: between two barriers.
-  /// One worker calls it. Servers go on while they write: rows that change meanwhile take their memory twice, and pushes
-  /// wait where there is none. It has to be written within the client's `timeout`. Throws Io, Unavailable (another process
-  /// is saving there), Timeout.
+  /// One worker calls it. Servers go on while they write: rows that change meanwhile take their memory twice, and
+  /// pushes wait where there is none. It has to be written within the client's `timeout`. Throws Io, Unavailable
+  /// (another process is saving there), Timeout.
   std::string snapshot(const std::string& folder, const SnapshotOptions& options = {});
   /// Takes all rows of the newest snapshot in the folder whose files are sound, whatever number of servers wrote it,
   /// and makes the tables that are not there. One worker calls it, before any pushes. Clocks stay as they are; returns

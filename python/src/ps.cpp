@@ -365,7 +365,8 @@ void bind_ps(py::module_& module) {
       .def(
           "snapshot",
           [](const ClientPtr& client, const std::string& folder, int keep) {
-            return run_interruptibly<std::string>([client, folder, keep] { return client->snapshot(folder, {keep}); }, {});
+            return run_interruptibly<std::string>([client, folder, keep] { return client->snapshot(folder, {keep}); },
+                                                  {});
           },
           py::arg("folder"), py::arg("keep"))
       .def(

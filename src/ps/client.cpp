@@ -59,7 +59,8 @@ void Client::Impl::demand_one_rate(const Table::Impl& table, std::optional<doubl
   const auto [at, fresh] = rates.emplace(table.numbers.front(), now);
   if (!fresh && at->second.first == now.first && at->second.second != now.second) {
     raise(ErrorCode::InvalidArgument,
-          "push to table \"{}\": a learning rate of {}, and a push before it in clock {} said {} -- with Sync a clock has "
+          "push to table \"{}\": a learning rate of {}, and a push before it in clock {} said {} -- with Sync a clock "
+          "has "
           "one step of each row: end the clock in between, or give rows of another rate a table of their own",
           table.name, now.second, now.first, at->second.second);
   }

@@ -36,7 +36,8 @@ struct Client::Impl {
   std::uint64_t barrier = 0;
   std::atomic<bool> left{false};
 
-  /// In Mode::Sync a clock has one step of each row, so all pushes of this worker to the table say the same learning rate.
+  /// In Mode::Sync a clock has one step of each row, so all pushes of this worker to the table say the same learning
+  /// rate.
   void demand_one_rate(const Table::Impl& table, std::optional<double> lr);
   std::mutex rates_mutex;
   std::map<std::uint32_t, std::pair<std::int64_t, double>> rates;  // by table: of the clock in which it was pushed last

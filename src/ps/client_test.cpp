@@ -296,7 +296,8 @@ TEST(Client, MemoryHoldsWhenTheClockEnds) {
   for (std::uint64_t round = 0; round < 1000 && !refused; ++round) {
     for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = round * 500 + i;
     try {
-      for (std::size_t i = 0; i < tables.size(); ++i, rows[i - 1] += keys.size()) tables[i].push(keys, gradients).wait();
+      for (std::size_t i = 0; i < tables.size(); ++i, rows[i - 1] += keys.size())
+        tables[i].push(keys, gradients).wait();
     } catch (const Error& error) {
       refused = error;
     }

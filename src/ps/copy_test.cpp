@@ -75,7 +75,8 @@ class Job {
                        rpc = std::make_unique<net::RpcClient>(std::move(connection), "parameter", at);
                      });
     const auto life = membership_->self().life;
-    const std::string said = rpc->call(static_cast<std::uint8_t>(Method::Follow), pack(Follow{0, 1, life, copy}), soon());
+    const std::string said =
+        rpc->call(static_cast<std::uint8_t>(Method::Follow), pack(Follow{0, 1, life, copy}), soon());
     EXPECT_FALSE(value_or_throw(unpack<Answer>(said)).record.error);
     received_ = 0;
     return rpc;

@@ -118,8 +118,8 @@ void Follower::fetch(net::RpcClient& primary) {
   };
   std::uint64_t call = ask();
   while (!stopping_ && !damaged_) {
-    auto batch = std::make_unique<Batch>(
-        Batch{primary.finish(call, std::max(heard_, Clock::now() - kSilence / 2) + kSilence)});
+    auto batch =
+        std::make_unique<Batch>(Batch{primary.finish(call, std::max(heard_, Clock::now() - kSilence / 2) + kSilence)});
     const auto opened = value_or_throw(unpack<Answer>(batch->answer.body()));
     disowned_ = opened.record.error.has_value();
     if (disowned_) throw *opened.record.error;

@@ -24,7 +24,7 @@ namespace cohort::ps {
 namespace {
 
 constexpr std::string_view kMagic = "cohort ps journal 3\n";
-constexpr std::size_t kVersion = kMagic.size() - 2;  // where its version stands
+constexpr std::size_t kVersion = kMagic.size() - 2;    // where its version stands
 constexpr std::size_t kCopied = std::size_t{1} << 20;  // at once
 
 std::string beside(const std::string& path) { return path + ".new"; }
@@ -159,8 +159,7 @@ Result<void> Journal::cut(File& file, std::string_view torn) {
   }
   File copy{std::move(to), kept};
   if (auto written = copy.append(torn, {}); !written) return written;
-  if (::ftruncate(file.fd.get(), static_cast<off_t>(file.size)) != 0)
-    return tl::unexpected(failed(file.path, errno));
+  if (::ftruncate(file.fd.get(), static_cast<off_t>(file.size)) != 0) return tl::unexpected(failed(file.path, errno));
   log::warn("ps",
             "journal {}: its last {} bytes, from byte {} on, are the beginning of a change that was being written when "
             "its server died, and that nobody was told of; they are cut off, and kept in {}",
@@ -172,9 +171,8 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
   auto locked = lock(path);
   if (!locked) return tl::unexpected(locked.error());
   File file = *std::move(locked);
-  if (struct stat status {};
-      before == Before::SetAside && ::fstat(file.fd.get(), &status) == 0 &&
-      status.st_size > static_cast<off_t>(kMagic.size())) {
+  if (struct stat status{}; before == Before::SetAside && ::fstat(file.fd.get(), &status) == 0 &&
+                            status.st_size > static_cast<off_t>(kMagic.size())) {
     if (auto done = set_aside(file, path); !done) return tl::unexpected(done.error());
     locked = lock(path);
     if (!locked) return tl::unexpected(locked.error());
@@ -186,10 +184,11 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
   std::string_view rest = bytes->text();
   const std::string_view magic = rest.substr(0, kMagic.size());
   if (magic.size() == kMagic.size() && magic != kMagic && magic.substr(0, kVersion) == kMagic.substr(0, kVersion)) {
-    return fail(ErrorCode::Corrupt,
-                "journal {} was written by another version of Cohort -- start its servers by that one, save a snapshot, "
-                "and restore that by this one with another journal",
-                path);
+    return fail(
+        ErrorCode::Corrupt,
+        "journal {} was written by another version of Cohort -- start its servers by that one, save a snapshot, "
+        "and restore that by this one with another journal",
+        path);
   }
   if (magic != kMagic.substr(0, magic.size())) return fail(ErrorCode::Corrupt, "{} is no journal", path);
   if (magic.size() < kMagic.size()) {
@@ -202,10 +201,11 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
   rest.remove_prefix(kMagic.size());
   // Nothing is cut off: whoever looks may save some.
   const auto damaged = [&](const char* why) {
-    return fail(ErrorCode::Corrupt,
-                "journal {} is damaged at byte {} of {}: {}. It is left as it is. Put a copy of the file in its place, or "
-                "move it away and restore a snapshot; `truncate -s {}` gives up all changes from there on",
-                path, file.size, bytes->size(), why, file.size);
+    return fail(
+        ErrorCode::Corrupt,
+        "journal {} is damaged at byte {} of {}: {}. It is left as it is. Put a copy of the file in its place, or "
+        "move it away and restore a snapshot; `truncate -s {}` gives up all changes from there on",
+        path, file.size, bytes->size(), why, file.size);
   };
   while (true) {
     file.size = bytes->size() - rest.size();

@@ -1,7 +1,8 @@
 // The commands of a server in a file, each written before it is carried out: a process that is killed and started again
 // has the state that it had. (The system writes it to the disk in its own time: what a host loses with its memory is
-// lost.) Once it is long it is written anew beside, on a thread, as an image of the state and what comes after, and takes
-// the old one's place when the disk has it: whole at every moment. Owns the file, under a lock; one thread at a time.
+// lost.) Once it is long it is written anew beside, on a thread, as an image of the state and what comes after, and
+// takes the old one's place when the disk has it: whole at every moment. Owns the file, under a lock; one thread at a
+// time.
 #pragma once
 
 #include "ps/state.h"
@@ -22,8 +23,8 @@ class Journal {
   };
   /// Opens or makes the file, and has `state`, a new one, carry out each command in it. Less than a record at its end,
   /// which was being written when its writer died, is kept in a file beside it and cut off. `tail`: bytes of commands
-  /// after which it is long. Unavailable if another process has it, Io, Corrupt if it is no journal or damaged (it stays
-  /// as it is), or what the state says.
+  /// after which it is long. Unavailable if another process has it, Io, Corrupt if it is no journal or damaged (it
+  /// stays as it is), or what the state says.
   static Result<Journal> open(const std::string& path, State& state, std::size_t tail, Before before = Before::GoesOn);
   Journal(Journal&&) noexcept;
   Journal& operator=(Journal&&) noexcept;

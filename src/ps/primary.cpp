@@ -154,7 +154,7 @@ void Primary::join(const ClientPtr& client, std::uint64_t id, const Hello& greet
 /// After the journal has been read: those that were there should come again.
 void Primary::expect_again() {
   if (std::exchange(met_, true)) return;
-  for (std::uint32_t i = 0; i < state_.workers().count(); ++i) 
+  for (std::uint32_t i = 0; i < state_.workers().count(); ++i)
     be_patient(i, state_.workers().at(i).incarnation, options_.patience);
 }
 
@@ -280,7 +280,8 @@ void Primary::answer_snapshot(const ClientPtr& client, std::uint64_t id, const S
   options_.aside([state = state_.freeze(), folder = asked.folder, file, self = self_, &rpc = rpc_]() mutable {
     const auto made = write_snapshot(*state, folder, file);
     state.reset();
-    std::string told = made ? answer_of(Written{file, made->bytes, made->sha256, made->crc32}) : answer_of(made.error());
+    std::string told =
+        made ? answer_of(Written{file, made->bytes, made->sha256, made->crc32}) : answer_of(made.error());
     rpc.post([self, folder, file, told = std::move(told)] {
       if (*self != nullptr) (*self)->written(folder, file, told);
     });
@@ -341,11 +342,11 @@ std::optional<Result<void>> Primary::adopt(const std::string& body) {
 
 void Primary::restored(const ClientPtr& client, std::uint64_t id, const Command& command, const Result<void>& done) {
   if (working_) {  // a worker has been lost meanwhile
-    looks_for_memory_ = rpc_.after(kStillWorking, [this, client, id, command = command,
-                                                   body = std::string(command.body), done]() mutable {
-      command.body = body;
-      restored(client, id, command, done);
-    });
+    looks_for_memory_ = rpc_.after(
+        kStillWorking, [this, client, id, command = command, body = std::string(command.body), done]() mutable {
+          command.body = body;
+          restored(client, id, command, done);
+        });
     return;
   }
   restoring_ = false;

@@ -1,7 +1,7 @@
 // Serves one server's rows: calls of its workers, who waits for whom, what becomes of workers that are lost, and the
 // copy of all that at a backup. On the thread of the RpcServer, from construction to destruction. What may take long
-// (files, clocks of many rows) is done on other threads: until then calls wait, but for those of the backup, which would
-// take silence for death.
+// (files, clocks of many rows) is done on other threads: until then calls wait, but for those of the backup, which
+// would take silence for death.
 #pragma once
 
 #include "net/rpc.h"
@@ -31,7 +31,7 @@ class Primary {
   using Call = net::RpcServer::Call;
   struct Options {
     std::chrono::milliseconds patience{3000};
-    std::function<std::size_t()> room;  ///< bytes that this process may still take
+    std::function<std::size_t()> room;                 ///< bytes that this process may still take
     std::function<void(std::function<void()>)> aside;  ///< does it on a thread of its own
     /// Where another server's rows are served. Any thread.
     std::function<Result<net::RpcPlace>(const Hello& known, std::uint32_t server)> place_of;

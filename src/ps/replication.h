@@ -88,13 +88,13 @@ class Replication {
   Holder last_;   // to begin
   std::uint64_t copy_ = 0;
   std::uint64_t position_ = 0;
-  Pieces pieces_;                    // of the image, those to come; null: there are none
-  std::deque<std::string> image_;    // and those that it has not received
+  Pieces pieces_;                  // of the image, those to come; null: there are none
+  std::deque<std::string> image_;  // and those that it has not received
   std::size_t image_bytes_ = 0;
   std::deque<std::string> records_;  // commands that it has not received
   std::size_t bytes_ = 0;
-  std::uint64_t first_ = 0;          // the number of the first of all these, among all that it gets
-  std::uint64_t near_at_ = 0;        // the position at which answers began to wait
+  std::uint64_t first_ = 0;    // the number of the first of all these, among all that it gets
+  std::uint64_t near_at_ = 0;  // the position at which answers began to wait
   Time lease_{};
   Time heard_{};
 };

@@ -109,8 +109,8 @@ class Simulation {
     std::optional<std::function<void(std::string, std::uint64_t)>> fetching;
     int fetches = 0;
     std::vector<std::pair<std::uint64_t, Owed>> held;
-    bool working = false;    // another thread carries out a command
-    bool restoring = false;  // rows are taken from files
+    bool working = false;                    // another thread carries out a command
+    bool restoring = false;                  // rows are taken from files
     std::deque<std::function<void()>> late;  // calls that wait for that
     // As who has a copy.
     bool copies = false;
@@ -332,8 +332,7 @@ class Simulation {
     const auto verdict = p.state.workers().judge({mine, 1, {sequence, sequence - 1}});
     const auto answer = [this, process, worker, asked, error = verdict ? std::string() : verdict.error().what()] {
       // What it says against the push holds as little as anything else, if another one has taken its place.
-      process->held.push_back(
-          {process->replication.position(), {worker, asked, value_of(process->state), error}});
+      process->held.push_back({process->replication.position(), {worker, asked, value_of(process->state), error}});
       answer_held(process);
     };
     if (!verdict || *verdict != Workers::Verdict::New) return answer();

@@ -25,8 +25,7 @@ Slabs::Slabs(std::size_t floats)
   if (slab_bytes_ > kHugePage / 16 * 15) slab_bytes_ = std::max(slab_bytes_, kHugePage);
 }
 
-Rows::Rows(std::size_t floats)
-    : Slabs(floats), floats_(floats), prefetched_(std::min(row_bytes_, kMostPrefetched)) {}
+Rows::Rows(std::size_t floats) : Slabs(floats), floats_(floats), prefetched_(std::min(row_bytes_, kMostPrefetched)) {}
 
 Slabs Rows::freeze(const Views& views) {
   if (!is_read()) copied_ = 0;

@@ -1,7 +1,7 @@
 // The rows of a sparse table in one process. A row is one record: header, weights, the optimizer's slots, side by side
 // in slabs; an index leads from a key to its row's number. A row that is erased leaves its place to the next one. No
-// memory is taken for a row but a slab's at a time. `freeze` gives what there is at that moment to be read on any thread:
-// a slab of it is copied before it changes. Owns its memory; one thread at a time.
+// memory is taken for a row but a slab's at a time. `freeze` gives what there is at that moment to be read on any
+// thread: a slab of it is copied before it changes. Owns its memory; one thread at a time.
 #pragma once
 
 #include "ps/huge_pages.h"
@@ -85,9 +85,7 @@ class Rows : public Slabs {
 
   /// To be written to: what was read of the row before, by its address, may be of a view.
   RowHeader& own_header(std::uint32_t number) { return *reinterpret_cast<RowHeader*>(own_place(number)); }
-  float* own_floats(std::uint32_t number) {
-    return reinterpret_cast<float*>(own_place(number) + sizeof(RowHeader));
-  }
+  float* own_floats(std::uint32_t number) { return reinterpret_cast<float*>(own_place(number) + sizeof(RowHeader)); }
 
   /// The first free place, and how many there are: `steps` of each says the next.
   std::uint32_t first_free() const noexcept { return free_; }
@@ -123,10 +121,10 @@ class Rows : public Slabs {
 
   std::size_t floats_;
   std::size_t prefetched_;
-  Views views_;              // null: none have a slab
-  std::vector<bool> own_;    // with views: by slab, whether none of them has it
-  std::size_t frozen_ = 0;   // with views: slabs that they have
-  std::size_t copied_ = 0;   // with views: bytes of those that they alone have
+  Views views_;                 // null: none have a slab
+  std::vector<bool> own_;       // with views: by slab, whether none of them has it
+  std::size_t frozen_ = 0;      // with views: slabs that they have
+  std::size_t copied_ = 0;      // with views: bytes of those that they alone have
   std::uint32_t free_ = kNone;  // the first free place; its `steps` say the next
   std::size_t freed_ = 0;
   std::uint32_t end_ = 0;

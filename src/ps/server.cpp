@@ -373,8 +373,7 @@ class Server::Impl final : RpcServer::Service {
 };
 
 Server::Server(const ServerOptions& options) : Server(options, false) {}
-Server::Server(const ServerOptions& options, bool begins_anew)
-    : impl_(std::make_unique<Impl>(options, begins_anew)) {}
+Server::Server(const ServerOptions& options, bool begins_anew) : impl_(std::make_unique<Impl>(options, begins_anew)) {}
 Server::~Server() = default;
 const std::string& Server::endpoint() const noexcept { return impl_->endpoint(); }
 bool Server::workers_gone() const { return impl_->workers_gone(); }

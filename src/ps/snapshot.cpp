@@ -53,7 +53,8 @@ bool is_snapshot_file(const std::string& name) {
          name.find('/') == std::string::npos;
 }
 
-Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::string& folder, const std::string& file) {
+Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::string& folder,
+                                           const std::string& file) {
   return formats::write_checkpoint_file(folder, file, [&](const formats::Sink& sink) -> Result<void> {
     std::string buffer(kMagic);
     Result<void> done;
@@ -64,8 +65,7 @@ Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::
       }
     };
     for (const auto& [table, elements] : state.tables) {
-      buffer += pack(
-          Adopt{table.name(), table.options(), elements, table.shape().counts.rows, table.shape().seen});
+      buffer += pack(Adopt{table.name(), table.options(), elements, table.shape().counts.rows, table.shape().seen});
       table.for_each([&](const RowHeader& header, const float* floats) {
         append(buffer, &header, sizeof header);
         append(buffer, floats, table.floats() * sizeof(float));

@@ -15,7 +15,8 @@ std::string snapshot_file(std::uint32_t server, std::uint32_t servers);
 bool is_snapshot_file(const std::string& name);
 
 /// Writes and syncs the file in the hidden folder of a checkpoint. Io.
-Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::string& folder, const std::string& file);
+Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::string& folder,
+                                           const std::string& file);
 
 /// Calls `adopt` with commands of Method::Adopt for the rows that `is_mine` says, some megabytes at a time. `elements`:
 /// of a dense variable, whose keys are pieces. Corrupt, naming the file, or what `adopt` says.

@@ -66,8 +66,8 @@ class FrozenState {
   const Views views_;
 };
 
-/// The pieces of a state's image, bodies of Method::Piece, of about a megabyte at most: a new state that replays them is
-/// that one.
+/// The pieces of a state's image, bodies of Method::Piece, of about a megabyte at most: a new state that replays them
+/// is that one.
 class Image {
  public:
   explicit Image(std::shared_ptr<const FrozenState> of);

@@ -157,8 +157,7 @@ std::shared_ptr<const FrozenState> State::freeze() {
 }
 
 Image::Image(std::shared_ptr<const FrozenState> of) : of_(std::move(of)) {
-  ready_.push_back(
-      piece_of(Kind::Begin, Beginning{of_->introduced, of_->workers.count(), of_->settled, of_->quorum}));
+  ready_.push_back(piece_of(Kind::Begin, Beginning{of_->introduced, of_->workers.count(), of_->settled, of_->quorum}));
   for (std::uint32_t number = 0; number < of_->workers.count(); ++number) {
     const Worker& worker = of_->workers.at(number);
     ready_.push_back(piece_of(Kind::Worker, saved(number, worker)));
@@ -197,8 +196,8 @@ std::optional<std::string> Image::next() {
     const FrozenTable& table = of_->tables[table_].table;
     if (place_ < table.shape().end) {
       const std::size_t row = sizeof(RowHeader) + table.floats() * sizeof(float);
-      const auto step = std::min(static_cast<std::uint32_t>(std::max<std::size_t>(1, kPiece / row)),
-                                 table.shape().end - place_);
+      const auto step =
+          std::min(static_cast<std::uint32_t>(std::max<std::size_t>(1, kPiece / row)), table.shape().end - place_);
       std::string rows = piece_of(Kind::Rows, Some{step});
       table.for_places(place_, step, [&](const RowHeader& header, const float* floats) {
         append(rows, &header, sizeof header);

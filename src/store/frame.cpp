@@ -8,8 +8,7 @@ namespace cohort::store {
 namespace {
 
 std::uint32_t checksum(std::string_view bytes, std::uint32_t before = 0) {
-  return static_cast<std::uint32_t>(
-      ::crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+  return static_cast<std::uint32_t>(::crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
 }  // namespace
