@@ -24,7 +24,10 @@ struct SnapshotReader {
   std::function<bool(const Adopt& table, std::uint64_t key)> is_mine;
   std::function<Result<void>(const std::string& body)> adopt;
 };
-Result<void> read_snapshot(std::string_view bytes, const std::string& name, const SnapshotReader& reader);
+/// The next bytes of a file, at least so many if there are, which stand as long as nothing more is asked for. `taken`
+/// of those before are done with.
+using SnapshotBytes = std::function<Result<std::string_view>(std::size_t taken, std::size_t wanted)>;
+Result<void> read_snapshot(const SnapshotBytes& source, const std::string& name, const SnapshotReader& reader);
 /// All files of a checkpoint, one after the other. Also Unavailable: it has none.
 Result<void> read_rows(const std::string& checkpoint, const SnapshotReader& reader);
 

@@ -380,11 +380,9 @@ def _outcome_of(call: _Call, data: bytes) -> tuple[Any, Optional[BaseException],
     if text is None:
         try:
             return (_pickling.load_call(value) if value is not None else None), None, None
-        except Exception as raised:
-            lost = Internal(
-                f"function {call.name} counts, but what it returned cannot be unpickled here: {type(raised).__name__}: {raised}"
-            )
-            lost.__cause__ = raised
+        except Exception as wrong:
+            lost = Internal(f"function {call.name} counts, but what it returned cannot be unpickled here: {type(wrong).__name__}: {wrong}")
+            lost.__cause__ = wrong
             return None, None, lost
     try:
         raised = _pickling.load_call(error) if error is not None else None
