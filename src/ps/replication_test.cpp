@@ -60,7 +60,7 @@ class Simulation {
 
   /// Empty: all was well.
   std::string run() {
-    const Time end = Time{} + std::chrono::seconds(90);
+    const Time end = Time{} + std::chrono::seconds(300);
     while (!events_.empty() && wrong_.empty()) {
       now_ = events_.begin()->first;
       troubled_ = now_ < kQuiet;

@@ -59,7 +59,7 @@ std::uint32_t Rows::create(std::uint64_t key, std::uint64_t hash) {
   const bool fresh = free_ == kNone;
   const std::uint32_t number = fresh ? end_ : free_;
   if (fresh) make_place(number);
-  RowHeader& place = own_header(number);
+  RowHeader& place = own(number).header;
   // From here on it is in the index, or nothing has happened.
   index_.insert(hash, number, [this](std::uint32_t other) { return mix64(header(other).key); });
   if (fresh) {
@@ -73,7 +73,7 @@ std::uint32_t Rows::create(std::uint64_t key, std::uint64_t hash) {
 }
 
 void Rows::erase(std::uint32_t number) {
-  RowHeader& place = own_header(number);
+  RowHeader& place = own(number).header;
   index_.erase(mix64(place.key), number, [this](std::uint32_t other) { return mix64(header(other).key); });
   place = {0, free_, 0};
   free_ = number;
@@ -84,11 +84,12 @@ void Rows::load(const RowHeader& header, const void* floats) {
   const std::uint32_t number = end_;
   make_place(number);
   if (header.last != 0) {
-    own_header(number) = header;
+    const Row row = own(number);
+    row.header = header;
     index_.insert(mix64(header.key), number, [this](std::uint32_t other) { return mix64(this->header(other).key); });
-    std::memcpy(own_floats(number), floats, floats_ * sizeof(float));
+    std::memcpy(row.floats, floats, floats_ * sizeof(float));
   } else {
-    own_header(number) = {0, header.steps, 0};
+    own(number).header = {0, header.steps, 0};
     ++freed_;
   }
   ++end_;

@@ -84,8 +84,15 @@ class Rows : public Slabs {
   void erase(std::uint32_t number);
 
   /// To be written to: what was read of the row before, by its address, may be of a view.
-  RowHeader& own_header(std::uint32_t number) { return *reinterpret_cast<RowHeader*>(own_place(number)); }
-  float* own_floats(std::uint32_t number) { return reinterpret_cast<float*>(own_place(number) + sizeof(RowHeader)); }
+  struct Row {
+    RowHeader& header;
+    float* floats;
+  };
+  Row own(std::uint32_t number) {
+    if (views_) own_slab(slab_of(number));
+    std::byte* const at = place(number);
+    return {*reinterpret_cast<RowHeader*>(at), reinterpret_cast<float*>(at + sizeof(RowHeader))};
+  }
 
   /// The first free place, and how many there are: `steps` of each says the next.
   std::uint32_t first_free() const noexcept { return free_; }
@@ -113,10 +120,6 @@ class Rows : public Slabs {
  private:
   bool is_read() const noexcept { return views_ && views_->load(std::memory_order_acquire) > 0; }
   void make_place(std::uint32_t number);
-  std::byte* own_place(std::uint32_t number) {
-    if (views_) own_slab(slab_of(number));
-    return place(number);
-  }
   void own_slab(std::uint32_t slab);
 
   std::size_t floats_;

@@ -58,21 +58,19 @@ class Server::Impl final : RpcServer::Service {
     as.servers = static_cast<std::uint32_t>(options.servers ? *options.servers : num_servers());
     as.replicas = replicas_of(options);
     as.endpoint = endpoint_;
-    membership_ = std::make_unique<Membership>(as);
+    auto membership = std::make_unique<Membership>(as);
+    on_thread([&] { membership_ = std::move(membership); });  // workers may be there already
     membership_->start([this](const ServerMap& map) { server_.post([this, map] { on_map(map); }); });
   }
 
   ~Impl() override {
     // What has threads that post to the server ends before it does.
-    std::promise<void> ended;
-    server_.post([&] {
+    on_thread([&] {
       stopping_ = true;
       turns_.clear();
       followers_.clear();
       const auto primaries = std::exchange(primaries_, {});
-      ended.set_value();
     });
-    ended.get_future().wait();
     for (auto& [done, thread] : aside_) thread.join();
     membership_.reset();
   }
@@ -86,6 +84,15 @@ class Server::Impl final : RpcServer::Service {
     std::shared_ptr<std::atomic<bool>> done;
     std::thread thread;
   };
+
+  void on_thread(const std::function<void()>& task) {
+    std::promise<void> done;
+    server_.post([&] {
+      task();
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
 
   static std::uint32_t replicas_of(const ServerOptions& options) {
     if (options.replicas) return static_cast<std::uint32_t>(*options.replicas);
@@ -367,9 +374,9 @@ class Server::Impl final : RpcServer::Service {
   bool stopping_ = false;
   steady_clock::time_point served_since_{};
   std::atomic<bool> workers_gone_{false};
+  std::unique_ptr<Membership> membership_;
   RpcServer server_;  // after all that its thread uses
   const std::string endpoint_;
-  std::unique_ptr<Membership> membership_;
 };
 
 Server::Server(const ServerOptions& options) : Server(options, false) {}

@@ -103,7 +103,7 @@ void SparseTable::read(const void* keys, std::size_t count, void* out, std::uint
 }
 
 void SparseTable::begin_row(std::uint32_t number, std::uint64_t key) {
-  float* floats = rows_.own_floats(number);
+  float* floats = rows_.own(number).floats;
   fill_initial({floats, dim_}, options_.initializer, options_.seed, key);
   begin_slots(options_.optimizer, floats + dim_, dim_);
 }
@@ -196,12 +196,11 @@ void SparseTable::step(const KeyedRows& gradients, std::uint32_t now, std::optio
       ++counts_.dropped;
       return;
     }
-    RowHeader& header = rows_.own_header(number);
+    const auto [header, floats] = rows_.own(number);
     ++header.steps;
     header.last = std::max(now, std::uint32_t{1});
     ++counts_.steps;
     std::memcpy(gradient_.data(), from + index * bytes, bytes);  // aligned from here on
-    float* floats = rows_.own_floats(number);
     ps::step(options_.optimizer, {floats, floats + dim_, dim_, header.steps}, gradient_.data(), lr);
   });
 }
@@ -212,10 +211,9 @@ void SparseTable::assign(const KeyedRows& weights, std::uint32_t now) {
   for (std::size_t i = 0; i < weights.count; ++i) {
     const std::uint64_t key = key_at(weights.keys, i);
     const std::uint32_t number = row_for(key, mix64(key), now, true);
-    RowHeader& header = rows_.own_header(number);
+    const auto [header, floats] = rows_.own(number);
     header.steps = 0;
     header.last = std::max(now, std::uint32_t{1});
-    float* floats = rows_.own_floats(number);
     std::memcpy(floats, from + i * bytes, bytes);
     begin_slots(options_.optimizer, floats + dim_, dim_);
   }
@@ -284,8 +282,9 @@ void SparseTable::restore(const RowHeader& header, const void* floats) {
   const std::uint64_t hash = mix64(header.key);
   std::uint32_t number = rows_.find(header.key, hash);
   if (number == Rows::kNone) number = rows_.create(header.key, hash);
-  rows_.own_header(number) = {header.key, header.steps, std::max(header.last, std::uint32_t{1})};
-  std::memcpy(rows_.own_floats(number), floats, floats_ * sizeof(float));
+  const Rows::Row row = rows_.own(number);
+  row.header = {header.key, header.steps, std::max(header.last, std::uint32_t{1})};
+  std::memcpy(row.floats, floats, floats_ * sizeof(float));
 }
 
 void SparseTable::restore_seen(std::uint64_t key, std::uint32_t count) {

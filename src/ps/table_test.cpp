@@ -113,7 +113,7 @@ RC_GTEST_PROP(Rows, AreAMap, ()) {
       rows.erase(found);
       model.erase(key);
     } else if (found == Rows::kNone) {
-      rows.own_floats(rows.create(key, mix64(key)))[2] = ++stamp;
+      rows.own(rows.create(key, mix64(key))).floats[2] = ++stamp;
       model[key] = stamp;
     }
     RC_ASSERT(rows.size() == model.size());
@@ -124,7 +124,7 @@ RC_GTEST_PROP(Rows, AreAMap, ()) {
 TEST(Rows, ManyComeAndGo) {
   Rows rows(1);
   for (std::uint64_t key = 0; key < 100000; ++key)
-    rows.own_floats(rows.create(key, mix64(key)))[0] = static_cast<float>(key);
+    rows.own(rows.create(key, mix64(key))).floats[0] = static_cast<float>(key);
   const std::size_t bytes = rows.bytes();
   for (std::uint64_t key = 0; key < 100000; key += 2) rows.erase(rows.find(key, mix64(key)));
   EXPECT_EQ(rows.size(), 50000U);
