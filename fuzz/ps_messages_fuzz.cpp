@@ -61,13 +61,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const Command command{1, Method::Adopt, 0, 0, body};
     if (auto ok = restored.check_adopt(command); !ok) {
       // The job may have too few workers for so many backup workers.
-      if (restored.tables() == 0 && unpack<Adopt>(body)->record.options.consistency.backup_workers == 0) std::abort();
+      if (restored.table(0) == nullptr && unpack<Adopt>(body)->record.options.consistency.backup_workers == 0)
+        std::abort();
       return ok;
     }
     restored.run(command);
     return {};
   };
-  (void)read_snapshot(bytes, "snapshot", reader);
+  const auto more = [&, rest = std::string_view(bytes)](std::size_t taken, std::size_t) mutable {
+    rest.remove_prefix(taken);
+    return Result<std::string_view>(rest);
+  };
+  (void)read_snapshot(more, "snapshot", reader);
   (void)codec::decode<Welcome>(bytes);
   (void)codec::decode<Settled>(bytes);
   (void)codec::decode<Concluded>(bytes);

@@ -26,17 +26,19 @@ struct ServerOptions {
   std::string endpoint = {};
   /// For TCP: a file as `cohort secret` writes it. Empty: the job's secret.
   std::string secret_file = {};
-  /// Bytes that tables and waiting pushes may take; what needs more is refused (Unavailable). 0: nine tenths of what
-  /// the host, or the control group, has left when the server starts.
+  /// Bytes that tables, and pushes that wait, may take; what needs more is refused (Unavailable). With it count the
+  /// rows that waiting pushes make, changes on their way to the backup, and rows that change while a snapshot is
+  /// written; for what is free again by itself pushes wait. 0: nine tenths of what the host, or the control group, has
+  /// left when the server starts.
   std::size_t memory = 0;
   /// So long after its connection has ended a worker is taken for lost: the others do not wait for it any more, and of
   /// its pushes those of ended clocks count. Above 0.
   std::chrono::milliseconds patience = std::chrono::seconds(3);
   /// A file in which every change is noted before it is made. A server that is started again with it goes on where the
-  /// one that was killed had been. Empty: none.
+  /// one that was killed had been; one that is damaged is refused (Corrupt) and stays as it is. Empty: none.
   std::string journal = {};
-  /// Once there are so many bytes of changes in it, and as many as its rows take there, it is written anew, as the rows
-  /// and what comes after. The server serves nobody while it writes them.
+  /// Once there are so many bytes of changes in it, and as many as its rows take there, it is written anew beside, as
+  /// the rows and what comes after. The server goes on meanwhile.
   std::size_t journal_tail = std::size_t{64} << 20;
   /// Whether workers on this host are talked to through shared memory, 4 MiB with each. Where there is none, and with
   /// false, calls go over the socket.
@@ -68,6 +70,7 @@ class Server {
 
  private:
   class Impl;
+  Server(const ServerOptions& options, bool begins_anew);
   std::unique_ptr<Impl> impl_;
 };
 
@@ -116,7 +119,8 @@ class [[nodiscard]] Work {
 };
 
 struct PushOptions {
-  /// In place of the optimizer's own, for this step. In Mode::Sync the lowest worker's counts for all.
+  /// In place of the optimizer's own, for this step. In Mode::Sync all pushes of a worker to a table in one clock have
+  /// to say the same (InvalidArgument), and the lowest worker's counts for all.
   std::optional<double> lr = {};
 };
 
@@ -183,6 +187,10 @@ class Variable {
   std::int64_t elements_;
 };
 
+struct SnapshotOptions {
+  int keep = 0;  ///< the newest so many checkpoints stay in the folder, this one among them; 0: all
+};
+
 class Client {
  public:
   struct Impl;
@@ -209,14 +217,16 @@ class Client {
   std::int64_t now() const noexcept;
   /// How many of its clocks had ended without this worker (SyncOptions): what it had pushed for them was dropped.
   std::int64_t late_clocks() const noexcept;
-  /// Waits until all workers have come here as often.
+  /// Waits until all workers have come here as often. After Timeout it may be called again, for the same time.
   void barrier();
   /// What all tables and variables are, in a new checkpoint in the folder, which all servers have to see at the same
   /// path; returns the checkpoint's own folder. It is there as a whole or not at all. With Mode::Sync it has exactly
   /// the pushes of clocks before this worker's present one; else, and with backup workers, it is one cut only if no
-  /// worker ends a clock, or pushes to tables of Mode::Async, meanwhile: between two barriers. One worker calls it;
-  /// servers serve nobody while they write. Throws Io, Unavailable (another process is saving there), Timeout.
-  std::string snapshot(const std::string& folder);
+  /// worker ends a clock, or pushes to tables of Mode::Async, before it has begun on all servers: between two barriers.
+  /// One worker calls it. Servers go on while they write: rows that change meanwhile take their memory twice, and
+  /// pushes wait where there is none. It has to be written within the client's `timeout`. Throws Io, Unavailable
+  /// (another process is saving there), Timeout.
+  std::string snapshot(const std::string& folder, const SnapshotOptions& options = {});
   /// Takes all rows of the newest snapshot in the folder whose files are sound, whatever number of servers wrote it,
   /// and makes the tables that are not there. One worker calls it, before any pushes. Clocks stay as they are; returns
   /// the snapshot's. Throws Unavailable if there is none or memory does not do, Corrupt, Mismatch (a table exists with

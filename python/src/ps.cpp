@@ -364,10 +364,11 @@ void bind_ps(py::module_& module) {
            })
       .def(
           "snapshot",
-          [](const ClientPtr& client, const std::string& folder) {
-            return run_interruptibly<std::string>([client, folder] { return client->snapshot(folder); }, {});
+          [](const ClientPtr& client, const std::string& folder, int keep) {
+            return run_interruptibly<std::string>([client, folder, keep] { return client->snapshot(folder, {keep}); },
+                                                  {});
           },
-          py::arg("folder"))
+          py::arg("folder"), py::arg("keep"))
       .def(
           "restore",
           [](const ClientPtr& client, const std::string& folder) {

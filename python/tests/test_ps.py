@@ -96,6 +96,8 @@ class Arrays(Case):
                 client.clock()
                 rows = table.pull(keys)
                 self.assertTrue(os.path.isfile(os.path.join(client.snapshot(folder), "manifest.json")))
+                client.snapshot(folder, keep=1)
+                self.assertEqual(len(os.listdir(folder)), 1)
                 del table
             with ps.Server(next(NAMES)) as server, ps.connect([server.endpoint]) as client:
                 self.assertEqual(client.restore(folder), 1)
@@ -171,6 +173,7 @@ class Arrays(Case):
                 (lambda: ps.connect(["@a"], 0, 1, timeout=None), "timeout is None -- pass a number"),
                 (lambda: ps.connect(["@a"], 0, 1, connect_timeout=float("nan")), "connect_timeout is nan -- pass seconds"),
                 (lambda: client.snapshot(3), "snapshot: folder is 3 -- pass a path"),
+                (lambda: client.snapshot("s", keep=-1), "snapshot: keep is -1 -- pass an integer from 0"),
                 (lambda: ps.ClusterCoordinator(3), "ClusterCoordinator: client is 3 -- pass worker 0's"),
             ]:
                 with self.subTest(said), self.assertRaisesRegex(InvalidArgument, said.replace("()", r"\(\)").replace("(2)", r"\(2\)")):
@@ -431,6 +434,15 @@ else:
                 self.assertEqual((done.returncode, done.stdout.split()), (status, [value] * 2), done.stderr)
             self.assertIn("server-1.journal is of an earlier job: it is", done.stderr)
             self.assertTrue(pathlib.Path(folder, "journals/server-1.journal.earlier").exists())
+            self.assertTrue(pathlib.Path(folder, "journals/server-1.journal.earlier-2").exists())
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_several_servers_need_a_folder_of_journals(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = self.run_job(folder, self.AGAIN, "ends")
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("journal journals: there are 2 servers, which need a file each -- name a folder that exists", done.stderr)
+            self.assertFalse(pathlib.Path(folder, "journals").exists())
 
     #: Server 1 ends by itself while a worker needs it.
     ENDS = """

@@ -55,6 +55,16 @@ def rows():
 def take(batches):
     return next(batches)
 
+class TwoWords(Exception):  # pickles, and does not unpickle
+    def __init__(self, one, other):
+        super().__init__(one)
+
+def unreadable(raises):
+    counts(ps.current_client()).push([2], numpy.full((1, 1), -1, numpy.float32))
+    if raises:
+        raise TwoWords("of the function", 7)
+    return TwoWords("returned", 7)
+
 def fail():
     counts(ps.current_client()).push([1], numpy.full((1, 1), -1, numpy.float32))
     raise KeyError("of the function")
@@ -83,6 +93,21 @@ with ps.ClusterCoordinator() as coordinator:
     except KeyError:
         print("failed as it should")
     assert coordinator.schedule(square, args=(3,)).fetch() == 9
+    returned, after = coordinator.schedule(unreadable, args=(False,)), coordinator.schedule(square, args=(4,))
+    coordinator.join()
+    assert after.fetch() == 16
+    try:
+        returned.fetch()
+        raise SystemExit("no error")
+    except cohort.Error as error:
+        assert "function unreadable counts, but what it returned cannot be unpickled here" in str(error), error
+    raised = coordinator.schedule(unreadable, args=(True,))
+    try:
+        coordinator.join()
+        raise SystemExit("no error")
+    except cohort.Error as error:
+        assert "of the function" in str(error)
+    assert coordinator.schedule(lambda: float(counts(ps.current_client()).pull([2])[0, 0])).fetch() == 1
     assert coordinator.schedule(lambda: float(counts(ps.current_client()).pull([1])[0, 0])).fetch() == 0, "what it pushed counts"
 print("done")
 """

@@ -215,6 +215,35 @@ class Checkpoints(Case):
                 self.assertTrue(torch.equal(linear.weight, weight))
                 self.assertEqual(again.table_rates(), {"e": 0.5})
 
+    def test_tables_that_a_manifest_may_name_stay(self):
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoints = self.modules.CheckpointFolder(folder, self.client, keep=1)
+
+            def save(step):
+                return checkpoints.save(self.linear, step=step).progress.values["parameter servers"]
+
+            tables = pathlib.Path(folder, "tables")
+            first = save(0)
+            newer = pathlib.Path(folder, "checkpoint-000000-step-0")
+            newer.mkdir()
+            newer.joinpath("manifest.json").write_text(f'{{"version": 99, "tables": "{first}"}}')
+            second = save(1)
+            self.assertEqual({path.name for path in tables.iterdir()}, {first, second})
+            newer.joinpath("manifest.json").unlink()
+            newer.joinpath("manifest.json").mkdir()  # cannot be read at the moment
+            third = save(2)
+            self.assertEqual({path.name for path in tables.iterdir()}, {first, second, third})
+            newer.joinpath("manifest.json").rmdir()
+            newer.rmdir()
+            other = self.modules.CheckpointFolder(folder, self.client)
+            other._hold_tables()  # another job saves: its tables are there, and its dense part is not
+            tables.joinpath("step-7-other").mkdir()
+            fourth = save(3)
+            self.assertEqual({path.name for path in tables.iterdir()}, {first, second, third, fourth, "step-7-other"})
+            other.close()
+            fifth = save(4)
+            self.assertEqual({path.name for path in tables.iterdir()}, {fifth})
+
     def test_in_the_background(self):
         optimizer = self.modules.HybridOptimizer(self.dense, [self.embedding])
         with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,6 @@
 #include "cluster/json_text.h"
 
+#include "base/json.h"
 #include "base/parse.h"
 
 #include <cstdint>
@@ -20,6 +21,7 @@ tl::unexpected<Error> json_error(std::string_view what, std::string_view where, 
 
 Result<json> parse_json(std::string_view text, std::string_view what) {
   if (text.size() > kLongestText) return json_error(what, "", "a text of more than 4 MiB");
+  if (is_too_deep(text)) return json_error(what, "", fmt::format("more than {} levels", kDeepestJson));
   try {
     return json::parse(text);
   } catch (const json::parse_error& error) {

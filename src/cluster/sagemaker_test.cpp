@@ -77,6 +77,9 @@ TEST(SageMaker, RefusesTheRest) {
     EXPECT_EQ(all.error().code(), ErrorCode::InvalidArgument);
     EXPECT_CONTAINS(all.error().what(), one.why);
   }
+  const auto deep = parse_resource_config(std::string(300'000, '['));
+  ASSERT_FALSE(deep);
+  EXPECT_CONTAINS(deep.error().what(), "more than 64 levels");
 }
 
 struct ConfigFile {

@@ -11,9 +11,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <filesystem>
 #include <limits>
 #include <optional>
+#include <system_error>
 #include <thread>
+#include <vector>
 
 namespace cohort::formats {
 namespace {
@@ -237,37 +240,81 @@ Result<CheckpointList> list_checkpoints(const std::string& folder) {
 
 Result<void> check_checkpoint_files(const StoredCheckpoint& checkpoint) {
   for (const auto& [name, digest] : checkpoint.manifest.files) {
-    if (const auto bytes = read_checkpoint_file(checkpoint, name); !bytes) return tl::unexpected(bytes.error());
+    if (const auto sound = check_checkpoint_file(checkpoint, name); !sound) return sound;
   }
   return {};
 }
 
-Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name) {
-  const std::string path = fmt::format("{}/{}", checkpoint.folder, name);
+namespace {
+
+struct Written {
+  std::string path;
+  const FileDigest& digest;
+};
+Result<Written> written_as(const StoredCheckpoint& checkpoint, const std::string& name) {
+  std::string path = fmt::format("{}/{}", checkpoint.folder, name);
   const auto expected = checkpoint.manifest.files.find(name);
   if (expected == checkpoint.manifest.files.end()) {
     return fail(ErrorCode::Unavailable, "{}: the checkpoint was saved without it", path);
   }
-  auto bytes = sys::read_file(path);
-  if (!bytes) {
-    return fail(ErrorCode::Corrupt, "the checkpoint's file cannot be read: {}", bytes.error().what());
+  return Written{std::move(path), expected->second};
+}
+
+tl::unexpected<Error> unreadable(const Error& error) {
+  return fail(ErrorCode::Corrupt, "the checkpoint's file cannot be read: {}", error.what());
+}
+
+Result<void> compare(const Written& file, const FileDigest& found) {
+  const auto& [path, written] = file;
+  if (found.bytes != written.bytes) {
+    return fail(ErrorCode::Corrupt, "{}: damaged -- it has {} bytes where {} were written", path, found.bytes,
+                written.bytes);
   }
-  if (bytes->size() != expected->second.bytes) {
-    return fail(ErrorCode::Corrupt, "{}: damaged -- it has {} bytes where {} were written", path, bytes->size(),
-                expected->second.bytes);
-  }
-  const FileDigest found = digest_of(bytes->bytes());
-  if (found.sha256 != expected->second.sha256) {
-    const std::string where = differing_bytes(expected->second, found);
+  if (found.sha256 != written.sha256) {
+    const std::string where = differing_bytes(written, found);
     return fail(ErrorCode::Corrupt, "{}: damaged{}{} -- its SHA-256 is {} where {} was written", path,
-                where.empty() ? "" : " in ", where, found.sha256, expected->second.sha256);
+                where.empty() ? "" : " in ", where, found.sha256, written.sha256);
   }
   // They cannot differ but by damage to the manifest's writer: nothing is taken that is not as it was written.
-  if (!expected->second.crc32.empty() && found.crc32 != expected->second.crc32) {
+  if (!written.crc32.empty() && found.crc32 != written.crc32) {
     return fail(ErrorCode::Corrupt, "{}: damaged in {} -- its CRC-32 is another than was written", path,
-                differing_bytes(expected->second, found));
+                differing_bytes(written, found));
   }
+  return {};
+}
+
+}  // namespace
+
+Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name) {
+  const auto file = written_as(checkpoint, name);
+  if (!file) return tl::unexpected(file.error());
+  auto bytes = sys::read_file(file->path);
+  if (!bytes) return unreadable(bytes.error());
+  const FileDigest found =
+      bytes->size() == file->digest.bytes ? digest_of(bytes->bytes()) : FileDigest{bytes->size(), {}, {}};
+  if (auto same = compare(*file, found); !same) return tl::unexpected(same.error());
   return bytes;
+}
+
+Result<void> check_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name) {
+  const auto file = written_as(checkpoint, name);
+  if (!file) return tl::unexpected(file.error());
+  std::error_code none;
+  FileDigest found{std::filesystem::file_size(file->path, none), {}, {}};
+  auto reader = sys::FileReader::open(file->path);
+  if (none || !reader)
+    return unreadable(reader ? Error(ErrorCode::Io, file->path + ": " + none.message()) : reader.error());
+  if (found.bytes == file->digest.bytes) {
+    FileDigester digester;
+    std::vector<std::byte> piece(std::min<std::uint64_t>(found.bytes, kBlockBytes));
+    for (std::uint64_t left = found.bytes; left > 0; left -= piece.size()) {
+      piece.resize(std::min<std::uint64_t>(left, kBlockBytes));
+      if (auto read = reader->read(piece); !read) return unreadable(read.error());
+      digester.update(piece);
+    }
+    found = digester.finish();
+  }
+  return compare(*file, found);
 }
 
 }  // namespace cohort::formats

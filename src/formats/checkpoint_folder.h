@@ -74,6 +74,8 @@ Result<CheckpointList> list_checkpoints(const std::string& folder);
 Result<StoredCheckpoint> read_checkpoint(const std::string& folder);
 /// One of its files, its size and SHA-256 compared: Corrupt says what differs, and which bytes.
 Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name);
+/// The same, a block at a time.
+Result<void> check_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name);
 /// Reads all of them: the first that is not as it was written.
 Result<void> check_checkpoint_files(const StoredCheckpoint& checkpoint);
 /// Removes the checkpoints older than this generation, whole or not; a failure is only logged.

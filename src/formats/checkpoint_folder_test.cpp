@@ -1,5 +1,7 @@
 #include "formats/checkpoint_folder.h"
 
+#include "base/json.h"
+
 #include "formats/export.h"
 #include "formats/safetensors.h"
 #include "formats/testing.h"
@@ -267,6 +269,19 @@ TEST(CheckpointFolder, ReadsVersion1AndWritesItAgainAsItWas) {
   EXPECT_EQ(stored.manifest.files.size(), 3u);
   for (const auto& [name, digest] : stored.manifest.files) EXPECT_TRUE(read_checkpoint_file(stored, name)) << name;
   EXPECT_EQ(*to_json(stored.manifest), sys::read_file(stored.folder + "/manifest.json")->text());
+}
+
+// What reads and writes JSON does so by recursion.
+TEST(CheckpointFolder, AManifestThatIsTooDeepIsDamaged) {
+  for (const std::size_t depth : {std::size_t{kDeepestJson}, std::size_t{300'000}}) {
+    const std::string body = std::string(depth, '[') + std::string(depth, ']');
+    const auto manifest = parse_manifest("{\"manifest\":{\"a\":" + body + "},\"sha256\":\"\"}\n", "here");
+    ASSERT_FALSE(manifest);
+    EXPECT_EQ(manifest.error().code(), ErrorCode::Corrupt);
+  }
+  EXPECT_FALSE(is_too_deep("{\"[[[\\\"" + std::string(100, '[') + "\": [1]}"));
+  EXPECT_FALSE(is_too_deep(std::string(kDeepestJson, '[')));
+  EXPECT_TRUE(is_too_deep(std::string(kDeepestJson + 1, '[')));
 }
 
 TEST(CheckpointFolder, LetsOneProcessSaveAtATime) {

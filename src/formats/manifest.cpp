@@ -1,5 +1,6 @@
 #include "formats/manifest.h"
 
+#include "base/json.h"
 #include "formats/sink.h"
 #include "formats/tensor.h"
 
@@ -181,7 +182,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& name) 
   const auto corrupt = [&](std::string_view what) {
     return fail(ErrorCode::Corrupt, "{}: the checkpoint's manifest is damaged -- {}", name, what);
   };
-  const Json whole = Json::parse(text.begin(), text.end(), nullptr, false);
+  const Json whole = parse_json_or_discard<Json>(text);
   if (whole.is_discarded() || !whole.is_object() || !whole.contains("manifest"))
     return corrupt("it is not the JSON that was written");
   const Json& body = whole["manifest"];

@@ -5,6 +5,7 @@
 #include "ps/optimizer.h"
 #include "ps/place.h"
 #include "ps/snapshot.h"
+#include "sys/files.h"
 #include "sys/thread.h"
 
 #include <cohort/ps.h>
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <random>
+#include <system_error>
 #include <utility>
 
 namespace cohort::ps {
@@ -47,6 +49,22 @@ Client::Impl::~Impl() {
 void Client::Impl::demand_here(const char* what) const {
   if (left)
     raise(ErrorCode::InvalidArgument, "{}: worker {} has left the servers -- connect anew", what, options.worker);
+}
+
+void Client::Impl::demand_one_rate(const Table::Impl& table, std::optional<double> lr) {
+  if (table.options.consistency.mode != Mode::Sync) return;
+  const double own = std::visit([](const auto& rule) { return rule.lr; }, table.options.optimizer);
+  const std::pair<std::int64_t, double> now(clock, lr.value_or(own));
+  const std::lock_guard lock(rates_mutex);
+  const auto [at, fresh] = rates.emplace(table.numbers.front(), now);
+  if (!fresh && at->second.first == now.first && at->second.second != now.second) {
+    raise(ErrorCode::InvalidArgument,
+          "push to table \"{}\": a learning rate of {}, and a push before it in clock {} said {} -- with Sync a clock "
+          "has "
+          "one step of each row: end the clock in between, or give rows of another rate a table of their own",
+          table.name, now.second, now.first, at->second.second);
+  }
+  at->second = now;
 }
 
 void Client::Impl::stop_keeping() {
@@ -233,11 +251,14 @@ std::int64_t Client::clock() {
 void Client::barrier() {
   impl_->demand_here("barrier");
   Link& link = impl_->links.front();
-  link.finish(link.send(Method::Barrier, pack(Barrier{++impl_->barrier, link.patience_ms()})));
+  // After an error it is the same barrier that is tried again.
+  link.finish(link.send(Method::Barrier, pack(Barrier{impl_->barrier + 1, link.patience_ms()})));
+  ++impl_->barrier;
 }
 
-std::string Client::snapshot(const std::string& folder) {
+std::string Client::snapshot(const std::string& folder, const SnapshotOptions& options) {
   impl_->demand_here("snapshot");
+  if (options.keep < 0) raise(ErrorCode::InvalidArgument, "snapshot: keep is {} -- from 0 on", options.keep);
   auto writer = value_or_throw(formats::CheckpointWriter::open(std::filesystem::absolute(folder).string()));
   formats::Manifest manifest;
   manifest.generation = writer.newest() + 1;
@@ -262,8 +283,15 @@ std::string Client::snapshot(const std::string& folder) {
       raise(ErrorCode::Corrupt, "{} has written a snapshot to \"{}\"", impl_->links[i].name(), written.file);
     manifest.files[written.file] = {written.bytes, std::move(written.sha256), std::move(written.crc32)};
   }
+  // What servers had begun that have lost their place meanwhile.
+  for (const std::string& name : value_or_throw(sys::list_folder(writer.hidden()))) {
+    std::error_code none;
+    if (manifest.files.count(name) == 0) std::filesystem::remove(std::filesystem::path(writer.hidden()) / name, none);
+  }
   value_or_throw(writer.seal(manifest, [](const std::string&) { return true; }));
-  return value_or_throw(writer.publish()).folder;
+  const std::string made = value_or_throw(writer.publish()).folder;
+  if (options.keep > 0) formats::keep_newest_checkpoints(std::filesystem::absolute(folder).string(), options.keep);
+  return made;
 }
 
 namespace {

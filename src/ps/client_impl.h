@@ -16,11 +16,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace cohort::ps {
@@ -32,6 +35,12 @@ struct Client::Impl {
   std::atomic<std::int64_t> clock{0};
   std::uint64_t barrier = 0;
   std::atomic<bool> left{false};
+
+  /// In Mode::Sync a clock has one step of each row, so all pushes of this worker to the table say the same learning
+  /// rate.
+  void demand_one_rate(const Table::Impl& table, std::optional<double> lr);
+  std::mutex rates_mutex;
+  std::map<std::uint32_t, std::pair<std::int64_t, double>> rates;  // by table: of the clock in which it was pushed last
 
   // With backup workers. A clock ends first at the first server, then at the others: pushes wait for that, so that all
   // servers take them for the same clock's.

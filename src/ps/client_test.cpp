@@ -280,6 +280,47 @@ TEST(Client, MemoryThatIsNotThereIsRefusedBeforeItIsTaken) {
   EXPECT_EQ(pull(table, {5})[0], 2) << "rows that are there go on";
 }
 
+// Pushes that wait count with the rows that they make, and with what adds them up, in all tables.
+TEST(Client, MemoryHoldsWhenTheClockEnds) {
+  ServerOptions options;
+  options.memory = std::size_t{48} << 20;
+  const Servers servers(1, options);
+  Client client = servers.client();
+  std::vector<Table> tables;
+  for (int i = 0; i < 8; ++i)
+    tables.push_back(client.table("t" + std::to_string(i), counters(Consistency::sync(), 64)));
+  std::optional<Error> refused;
+  Keys keys(500);
+  const Floats gradients(keys.size() * 64, -1);
+  std::vector<std::uint64_t> rows(tables.size(), 0);
+  for (std::uint64_t round = 0; round < 1000 && !refused; ++round) {
+    for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = round * 500 + i;
+    try {
+      for (std::size_t i = 0; i < tables.size(); ++i, rows[i - 1] += keys.size())
+        tables[i].push(keys, gradients).wait();
+    } catch (const Error& error) {
+      refused = error;
+    }
+  }
+  ASSERT_TRUE(refused);
+  EXPECT_TRUE(contains(*refused, "pushes wait that need more"));
+  client.clock();
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    EXPECT_EQ(tables[i].stats().rows, rows[i]);
+    bytes += tables[i].stats().bytes;
+  }
+  EXPECT_LE(bytes, options.memory);
+  EXPECT_GE(bytes, options.memory / 3);
+  // The same rows again: they are there, so only what waits is more.
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  for (int clock = 0; clock < 3; ++clock) {
+    for (Table& table : tables) table.push(keys, gradients).wait();
+    client.clock();
+  }
+  EXPECT_EQ(pull(tables[7], {5})[0], 4);
+}
+
 // ---- consistency ----
 
 TEST(Sync, HasTheBitsOfOneProcessForAnyNumberOfServers) {
@@ -398,6 +439,37 @@ TEST(Sync, AWorkerThatHasNotComeIsNamed) {
   Client client = Client::connect(options);
   EXPECT_TRUE(
       contains(error_of([&] { client.barrier(); }), "worker 1 (has not come yet), worker 2 (has not come yet)"));
+}
+
+TEST(Sync, ABarrierThatIsTriedAgainIsTheSame) {
+  const Servers servers(1);
+  ClientOptions impatient = servers.options(0, 2);
+  impatient.timeout = std::chrono::milliseconds(300);
+  Client first = Client::connect(impatient);
+  EXPECT_EQ(error_of([&] { first.barrier(); }).code(), ErrorCode::Timeout);
+  Client second = servers.client(1, 2);
+  second.barrier();
+  first.barrier();
+  EXPECT_EQ(error_of([&] { first.barrier(); }).code(), ErrorCode::Timeout) << "the next one is another";
+}
+
+TEST(Sync, AClockHasOneLearningRateForATable) {
+  const Servers servers(2);
+  Client client = servers.client();
+  TableOptions options = counters(Consistency::sync());
+  Table table = client.table("t", options), same = client.table("t", options), other = client.table("u", options);
+  table.push(Keys{1}, Floats{-1}, {.lr = 0.5}).wait();
+  const Error error = error_of([&] { same.push(Keys{2}, Floats{-1}, {.lr = 0.25}).wait(); });
+  EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+  EXPECT_TRUE(contains(error, "a learning rate of 0.25, and a push before it in clock 0 said 0.5"));
+  EXPECT_EQ(error_of([&] { table.push(Keys{2}, Floats{-1}).wait(); }).code(), ErrorCode::InvalidArgument);
+  other.push(Keys{1}, Floats{-1}).wait();
+  other.push(Keys{1}, Floats{-1}, {.lr = 1}).wait();  // its own
+  client.clock();
+  same.push(Keys{2}, Floats{-1}, {.lr = 0.25}).wait();
+  client.clock();
+  EXPECT_EQ(pull(table, {1, 2}), (Floats{0.5F, 0.25F}));
+  EXPECT_EQ(pull(other, {1}), Floats{2});
 }
 
 TEST(Sync, NobodyWaitsForWhoHasLeft) {
@@ -531,6 +603,44 @@ TEST(Snapshot, ADamagedOneIsPassedOverAsAWhole) {
   (void)client.restore(folder.path());
   Table table = client.table("t", counters(Consistency::async(), 1));
   EXPECT_EQ(pull(table, keys), first);
+}
+
+TEST(Snapshot, TheNewestAreKept) {
+  const Folder folder;
+  const Servers servers(1);
+  Client client = servers.client();
+  for (int i = 0; i < 3; ++i) (void)client.snapshot(folder.path());
+  const auto snapshots = [&] {
+    return std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator());
+  };
+  EXPECT_EQ(snapshots(), 3);
+  const std::string newest = client.snapshot(folder.path(), {.keep = 2});
+  EXPECT_EQ(snapshots(), 2);
+  EXPECT_TRUE(std::filesystem::exists(newest));
+  EXPECT_EQ(error_of([&] { (void)client.snapshot(folder.path(), {.keep = -1}); }).code(), ErrorCode::InvalidArgument);
+}
+
+// Pushes of a million rows are carried out on a thread of their own, and calls of all workers wait in their turn.
+TEST(Sync, AClockOfManyRowsHasThemAll) {
+  const Servers servers(1);
+  run_workers(2, [&](int worker) {
+    Client client = servers.client(worker, 2);
+    Table table = client.table("t", counters(Consistency::sync(), 8));
+    Table now = client.table("now", counters(Consistency::async(), 8));
+    Keys keys(300'000);
+    for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i * 7919;
+    const Floats ones(keys.size() * 8, -1);
+    for (int clock = 1; clock <= 2; ++clock) {
+      std::vector<Work> pushes;
+      for (Table* one : {&table, &now}) pushes.push_back(one->push(keys, ones));
+      for (Work& push : pushes) push.wait();
+      client.clock();
+      EXPECT_EQ(pull(table, keys), Floats(ones.size(), static_cast<float>(2 * clock)));
+    }
+    client.barrier();
+    EXPECT_EQ(pull(now, keys), Floats(ones.size(), 4));
+    client.barrier();
+  });
 }
 
 // ---- a journal ----

@@ -1,53 +1,47 @@
 #include "ps/command_record.h"
 
-#include <algorithm>
+#include "store/frame.h"
+
 #include <cstring>
 
 namespace cohort::ps {
 namespace {
 
 struct Head {
-  std::uint64_t digest;
   std::uint64_t incarnation;
-  std::uint32_t size;
   std::uint32_t now;
   std::uint32_t worker;
   std::uint32_t method;
 };
-static_assert(sizeof(Head) == kRecordHead);
+constexpr std::size_t kHead = kRecordHead - store::kFrame;
+static_assert(offsetof(Head, method) + sizeof(Head::method) == kHead);
 
-std::uint64_t digest_of(Head head, std::string_view body) noexcept {
-  head.digest = 0;
-  std::uint64_t digest = 0xCBF29CE484222325ULL;
-  const auto take = [&](const char* bytes, std::size_t size) {
-    for (std::size_t at = 0; at < size; at += sizeof(std::uint64_t)) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, bytes + at, std::min(sizeof word, size - at));
-      digest = (digest ^ word) * 0x9E3779B97F4A7C15ULL;
-    }
-  };
-  take(reinterpret_cast<const char*>(&head), sizeof head);
-  take(body.data(), body.size());
-  return mix64(digest);
-}
+constexpr std::size_t kLongest = kLongestMessage + (std::size_t{64} << 10);
 
 }  // namespace
 
 std::string record_head(const Command& command) {
-  Head head{0,           command.incarnation, static_cast<std::uint32_t>(command.body.size()),
-            command.now, command.worker,      static_cast<std::uint32_t>(command.method)};
-  head.digest = digest_of(head, command.body);
-  return {reinterpret_cast<const char*>(&head), sizeof head};
+  const Head head{command.incarnation, command.now, command.worker, static_cast<std::uint32_t>(command.method)};
+  const std::string_view bytes(reinterpret_cast<const char*>(&head), kHead);
+  return store::frame_of(bytes, command.body).append(bytes);
 }
 
-std::optional<Command> next_record(std::string_view& bytes) {
-  if (bytes.size() < sizeof(Head)) return std::nullopt;
+std::optional<Command> next_record(std::string_view& bytes, std::optional<Error>* damaged) {
+  const auto framed = store::unframe(bytes, kLongest);
+  if (!framed) {
+    if (damaged != nullptr) *damaged = framed.error();
+    return std::nullopt;
+  }
+  if (!*framed) return std::nullopt;
+  const std::string_view body = **framed;
+  if (body.size() < kHead) {
+    if (damaged != nullptr) *damaged = Error(ErrorCode::Corrupt, fmt::format("a record of {} bytes", body.size()));
+    return std::nullopt;
+  }
   Head head;
-  std::memcpy(&head, bytes.data(), sizeof head);
-  const std::string_view rest = bytes.substr(sizeof head);
-  if (head.size > rest.size() || head.digest != digest_of(head, rest.substr(0, head.size))) return std::nullopt;
-  bytes = rest.substr(head.size);
-  return Command{head.now, static_cast<Method>(head.method), head.worker, head.incarnation, rest.substr(0, head.size)};
+  std::memcpy(&head, body.data(), kHead);
+  bytes.remove_prefix(store::kFrame + body.size());
+  return Command{head.now, static_cast<Method>(head.method), head.worker, head.incarnation, body.substr(kHead)};
 }
 
 }  // namespace cohort::ps

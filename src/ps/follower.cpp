@@ -16,20 +16,33 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kAgain(10);
+constexpr std::size_t kMostWaiting = std::size_t{32} << 20;  // bytes of commands; beyond it the primary keeps them
 
 }  // namespace
+
+struct Follower::Batch {
+  net::RpcAnswer answer;
+  std::vector<Command> commands = {};
+  std::size_t bytes() const noexcept { return answer.body().size(); }
+};
 
 Follower::Follower(Options options, Membership& membership, std::function<void(End)> on_end)
     : options_(std::move(options)), membership_(membership), on_end_(std::move(on_end)) {
   const ServerMap map = membership_.map();
   primary_ = map.rows[options_.rows].primary;
   endpoint_ = map.endpoint_of(primary_);
+  replaying_ = sys::start_without_signals([this] { replay(); });
   thread_ = sys::start_without_signals([this] { run(); });
 }
 
 Follower::~Follower() {
-  stopping_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
   thread_.join();
+  replaying_.join();
 }
 
 void Follower::run() {
@@ -78,11 +91,11 @@ Follower::End Follower::follow() {
     primary.reset();
     if (damaged_) return End::Damaged;
     if (stopping_ || !is_backup()) return End::Away;
-    while (!primary && !stopping_) {
+    while (!primary && !stopping_ && !damaged_) {
       const bool listens = somebody_listens();
       const auto silent = Clock::now() - heard_;
       const bool dead = !listens || disowned_ || silent >= kSilence;
-      if (dead && silent >= kLease + kLeaseMargin) {
+      if (dead && silent >= kLease + kLeaseMargin && has_all()) {
         if (const auto end = promote()) return *end;
       }
       try {
@@ -98,44 +111,74 @@ Follower::End Follower::follow() {
 
 void Follower::fetch(net::RpcClient& primary) {
   const auto ask = [&] {
-    const std::size_t room = options_.room();
+    const std::size_t waiting = waiting_bytes_;
     return primary.begin(static_cast<std::uint8_t>(Method::Fetch),
-                         pack(Fetch{options_.rows, membership_.self().life, copy_, received_, room}));
+                         pack(Fetch{options_.rows, membership_.self().life, copy_, received_, options_.room() + waiting,
+                                    kMostWaiting - std::min(kMostWaiting, waiting)}));
   };
   std::uint64_t call = ask();
-  while (!stopping_) {
-    const net::RpcAnswer answer = primary.finish(call, std::max(heard_, Clock::now() - kSilence / 2) + kSilence);
-    const auto opened = value_or_throw(unpack<Answer>(answer.body()));
+  while (!stopping_ && !damaged_) {
+    auto batch =
+        std::make_unique<Batch>(Batch{primary.finish(call, std::max(heard_, Clock::now() - kSilence / 2) + kSilence)});
+    const auto opened = value_or_throw(unpack<Answer>(batch->answer.body()));
     disowned_ = opened.record.error.has_value();
     if (disowned_) throw *opened.record.error;
     const auto fetched = value_or_throw(unpack<Fetched>(opened.payload));
     heard_ = Clock::now();
-    std::vector<Command> commands;
     std::string_view rest = fetched.payload;
     for (std::uint64_t i = 0; i < fetched.record.count; ++i) {
       const auto command = next_record(rest);
       if (!command) raise(ErrorCode::Corrupt, "a record that is torn");
-      commands.push_back(*command);
+      batch->commands.push_back(*command);
     }
     // From here on they are here, whatever happens to the primary: it may say so while they are carried out.
-    received_ += commands.size();
-    call = ask();
-    for (const Command& command : commands) {
-      if (const auto done = state_.replay(command); !done) {
-        damaged_ = done.error();
-        log::error(
-            "ps",
-            "the copy of the rows of parameter server {} is not what the primary on {} has: {} -- it is given up; "
-            "is the memory of one of the two hosts sound, and are both the same build?",
-            options_.rows, endpoint_, done.error().what());
-        throw *damaged_;
-      }
+    received_ += batch->commands.size();
+    if (!batch->commands.empty()) {
+      const std::lock_guard lock(mutex_);
+      waiting_bytes_ += batch->bytes();
+      waiting_.push_back(std::move(batch));
+      changed_.notify_all();
     }
-    if (commands.empty()) continue;
-    bytes_ = state_.bytes();
-    const bool gone = !state_.loading() && state_.workers().count() > 0 && !state_.workers().least();
-    if (workers_gone_.exchange(gone) != gone) options_.changed();
+    call = ask();
   }
+}
+
+bool Follower::has_all() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_.empty();
+}
+
+void Follower::replay() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+    if (stopping_) return;
+    const Batch& batch = *waiting_.front();
+    lock.unlock();
+    try {
+      carry_out(batch);
+    } catch (const std::exception& error) {
+      log::error("ps",
+                 "the copy of the rows of parameter server {} is not what the primary on {} has: {} -- it is given up; "
+                 "is the memory of one of the two hosts sound, and are both the same build?",
+                 options_.rows, endpoint_, error.what());
+      damaged_ = true;
+      return;
+    }
+    lock.lock();
+    waiting_bytes_ -= batch.bytes();
+    waiting_.pop_front();
+  }
+}
+
+void Follower::carry_out(const Batch& batch) {
+  for (const Command& command : batch.commands) {
+    if (stopping_) return;
+    if (const auto done = state_.replay(command); !done) throw done.error();
+  }
+  bytes_ = state_.bytes();
+  const bool gone = !state_.loading() && state_.workers().count() > 0 && !state_.workers().least();
+  if (workers_gone_.exchange(gone) != gone) options_.changed();
 }
 
 bool Follower::is_backup() const {

@@ -1,7 +1,7 @@
 // Gets a copy of the rows that another process serves and keeps it: an image first, then each command, carried out in
 // the same order. Once the map says that this process is the backup, it takes the primary's place when that is gone: at
-// once after the lease if nobody listens there any more, after kSilence if it only says nothing. Has a thread, from
-// construction to destruction.
+// once after the lease if nobody listens there any more, after kSilence if it only says nothing. Has two threads, from
+// construction to destruction: one gets the commands, and is never silent for long; the other carries them out.
 #pragma once
 
 #include "ps/membership.h"
@@ -11,9 +11,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -43,8 +47,8 @@ class Follower {
   Follower(const Follower&) = delete;
   Follower& operator=(const Follower&) = delete;
 
-  /// Memory that the copy takes.
-  std::size_t bytes() const noexcept { return bytes_; }
+  /// Memory that the copy takes, and commands that have not been carried out yet.
+  std::size_t bytes() const noexcept { return bytes_ + waiting_bytes_; }
   /// Whether all workers of the rows have left, as far as the copy knows.
   bool workers_gone() const noexcept { return workers_gone_; }
   /// After End::Promoted.
@@ -53,12 +57,18 @@ class Follower {
 
  private:
   using Clock = std::chrono::steady_clock;
+  /// Commands that lie in an answer.
+  struct Batch;
+
   void run();
   End follow();
   /// Until the connection is lost.
   void fetch(net::RpcClient& primary);
   std::unique_ptr<net::RpcClient> connect(net::Deadline deadline, bool anew);
   bool somebody_listens() const;
+  void replay();
+  void carry_out(const Batch& batch);
+  bool has_all() const;
   /// nullopt: the store does not answer.
   std::optional<End> promote();
   bool is_backup() const;
@@ -69,15 +79,21 @@ class Follower {
   const std::uint64_t copy_ = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
   Holder primary_;
   std::string endpoint_;
-  State state_;
+  State state_;  // the second thread's, until it has all
   std::uint64_t received_ = 0;
   std::uint64_t epoch_ = 0;
   Clock::time_point heard_{};
-  std::optional<Error> damaged_;
   bool disowned_ = false;  // who listens there says that it does not serve the rows to this process
   std::atomic<std::size_t> bytes_{0};
   std::atomic<bool> workers_gone_{false};
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> damaged_{false};
+  std::atomic<std::size_t> waiting_bytes_{0};
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::unique_ptr<Batch>> waiting_;  // the first is being carried out
+  std::thread replaying_;
   std::thread thread_;
 };
 

@@ -23,8 +23,9 @@
 namespace cohort::ps {
 namespace {
 
-constexpr std::string_view kMagic = "cohort ps journal 2\n";
-constexpr int kWaiting = -1;  // for the disk
+constexpr std::string_view kMagic = "cohort ps journal 3\n";
+constexpr std::size_t kVersion = kMagic.size() - 2;    // where its version stands
+constexpr std::size_t kCopied = std::size_t{1} << 20;  // at once
 
 std::string beside(const std::string& path) { return path + ".new"; }
 
@@ -48,19 +49,65 @@ bool is_at(int fd, const std::string& path) {
 }  // namespace
 
 struct Journal::Next {
+  enum class Step : std::uint8_t {
+    Image,  // the thread writes it, and most of what has come since
+    Disk,   // it has all, and the thread waits for the disk
+  };
   File file;
-  std::atomic<int> written{kWaiting};  // to the disk: 0, or why not
+  Step step = Step::Image;
+  std::uint64_t copied;              // bytes of the old one that it has, or that the image stands for
+  std::atomic<std::uint64_t> there;  // bytes of the old one
+  std::atomic<bool> done{false};     // what the thread does
+  std::optional<Error> failed;
   bool taken = false;
   std::thread thread;
 
-  explicit Next(File made) : file(std::move(made)) {
-    thread = sys::start_without_signals([this] { written = ::fdatasync(file.fd.get()) == 0 ? 0 : errno; });
+  Next(File made, std::shared_ptr<const FrozenState> state, int old, std::uint64_t size)
+      : file(std::move(made)), copied(size), there(size) {
+    start([this, old, state = std::move(state)]() mutable -> Result<void> {
+      {
+        Image image(std::exchange(state, nullptr));
+        while (const auto piece = image.next()) {
+          if (auto written = file.append({.method = Method::Piece, .body = *piece}); !written) return written;
+        }
+      }
+      file.image = file.size;
+      // The rest is little, or comes faster than it is copied.
+      for (int turn = 0; turn < 8 && there - copied > kCopied; ++turn) {
+        const std::uint64_t to = there;
+        if (auto written = file.append_from(old, copied, to); !written) return written;
+        copied = to;
+      }
+      return {};
+    });
   }
   Next(const Next&) = delete;
   Next& operator=(const Next&) = delete;
   ~Next() {
     thread.join();
     if (!taken) ::unlink(file.path.c_str());
+  }
+  void wait_for_disk() {
+    step = Step::Disk;
+    thread.join();
+    done = false;
+    start([this]() -> Result<void> {
+      if (::fdatasync(file.fd.get()) != 0) return tl::unexpected(::cohort::ps::failed(file.path, errno));
+      return {};
+    });
+  }
+
+ private:
+  template <class Body>
+  void start(Body body) {
+    thread = sys::start_without_signals([this, body = std::make_shared<Body>(std::move(body))] {
+      try {
+        if (const auto result = (*body)(); !result) failed = result.error();
+      } catch (const std::exception& error) {  // no memory
+        failed = Error(ErrorCode::Io, fmt::format("journal {}: {}", file.path, error.what()));
+      }
+      done = true;
+    });
   }
 };
 
@@ -87,15 +134,62 @@ Result<Journal::File> Journal::lock(const std::string& path) {
   }
 }
 
-Result<Journal> Journal::open(const std::string& path, State& state, std::size_t tail) {
+/// What a job before has left is none of this one's: workers and servers have other clocks and places.
+Result<void> Journal::set_aside(const File& file, const std::string& path) {
+  for (int number = 1;; ++number) {
+    const std::string aside = number == 1 ? file.path + ".earlier" : fmt::format("{}.earlier-{}", file.path, number);
+    if (::renameat2(AT_FDCWD, file.path.c_str(), AT_FDCWD, aside.c_str(), RENAME_NOREPLACE) != 0) {
+      if (errno == EEXIST) continue;
+      return fail_system(errno, ErrorCode::Io, "journal {} is of an earlier job, and cannot be renamed to {}: {}", path,
+                         aside, errno_text(errno));
+    }
+    log::warn("ps", "journal {} is of an earlier job: it is {} now, and the tables begin anew", path, aside);
+    return {};
+  }
+}
+
+/// What was being written when the writer died. Kept: whoever looks may make something of it.
+Result<void> Journal::cut(File& file, std::string_view torn) {
+  std::string kept;
+  sys::UniqueFd to;
+  for (int number = 1; !to; ++number) {
+    kept = fmt::format("{}.cut-{}", file.path, number);
+    to = sys::UniqueFd(::open(kept.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!to && errno != EEXIST) return tl::unexpected(failed(kept, errno));
+  }
+  File copy{std::move(to), kept};
+  if (auto written = copy.append(torn, {}); !written) return written;
+  if (::ftruncate(file.fd.get(), static_cast<off_t>(file.size)) != 0) return tl::unexpected(failed(file.path, errno));
+  log::warn("ps",
+            "journal {}: its last {} bytes, from byte {} on, are the beginning of a change that was being written when "
+            "its server died, and that nobody was told of; they are cut off, and kept in {}",
+            file.path, torn.size(), file.size, kept);
+  return {};
+}
+
+Result<Journal> Journal::open(const std::string& path, State& state, std::size_t tail, Before before) {
   auto locked = lock(path);
   if (!locked) return tl::unexpected(locked.error());
   File file = *std::move(locked);
+  if (struct stat status{}; before == Before::SetAside && ::fstat(file.fd.get(), &status) == 0 &&
+                            status.st_size > static_cast<off_t>(kMagic.size())) {
+    if (auto done = set_aside(file, path); !done) return tl::unexpected(done.error());
+    locked = lock(path);
+    if (!locked) return tl::unexpected(locked.error());
+    file = *std::move(locked);
+  }
   ::unlink(beside(file.path).c_str());  // its writer died before it was whole
   auto bytes = sys::read_file(file.path);
   if (!bytes) return tl::unexpected(bytes.error());
   std::string_view rest = bytes->text();
   const std::string_view magic = rest.substr(0, kMagic.size());
+  if (magic.size() == kMagic.size() && magic != kMagic && magic.substr(0, kVersion) == kMagic.substr(0, kVersion)) {
+    return fail(
+        ErrorCode::Corrupt,
+        "journal {} was written by another version of Cohort -- start its servers by that one, save a snapshot, "
+        "and restore that by this one with another journal",
+        path);
+  }
   if (magic != kMagic.substr(0, magic.size())) return fail(ErrorCode::Corrupt, "{} is no journal", path);
   if (magic.size() < kMagic.size()) {
     if (::ftruncate(file.fd.get(), 0) != 0 ||
@@ -105,75 +199,108 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
     return Journal(std::move(file), tail);
   }
   rest.remove_prefix(kMagic.size());
-  while (const auto command = next_record(rest)) {
-    if (const auto done = state.replay(*command); !done)
-      return fail(ErrorCode::Corrupt, "journal {}: {}", path, done.error().what());
+  // Nothing is cut off: whoever looks may save some.
+  const auto damaged = [&](const char* why) {
+    return fail(
+        ErrorCode::Corrupt,
+        "journal {} is damaged at byte {} of {}: {}. It is left as it is. Put a copy of the file in its place, or "
+        "move it away and restore a snapshot; `truncate -s {}` gives up all changes from there on",
+        path, file.size, bytes->size(), why, file.size);
+  };
+  while (true) {
+    file.size = bytes->size() - rest.size();
+    std::optional<Error> why;
+    const auto command = next_record(rest, &why);
+    if (why) return damaged(why->what());
+    if (!command) break;
+    if (const auto done = state.replay(*command); !done) return damaged(done.error().what());
     if (command->method == Method::Piece) file.image = bytes->size() - rest.size();
   }
-  // The disk had all of it before it was a journal. Nothing is cut off: whoever looks may save some.
-  if (state.loading())
-    return fail(ErrorCode::Corrupt, "journal {}: the image of the rows in it is damaged at byte {} of {}", path,
-                bytes->size() - rest.size(), bytes->size());
-  file.size = bytes->size() - rest.size();
-  if (::ftruncate(file.fd.get(), static_cast<off_t>(file.size)) != 0) return tl::unexpected(failed(path, errno));
+  // The disk had all of it before it was a journal.
+  if (state.loading()) return damaged("the image of the rows ends there");
+  if (!rest.empty()) {
+    if (auto done = cut(file, rest); !done) return tl::unexpected(done.error());
+  }
   return Journal(std::move(file), tail);
 }
 
-Result<void> Journal::File::append(const Command& command) {
-  std::string head = record_head(command);
-  const iovec parts[] = {{head.data(), head.size()}, {const_cast<char*>(command.body.data()), command.body.size()}};
-  const auto whole = static_cast<ssize_t>(head.size() + command.body.size());
+Result<void> Journal::File::append(const Command& command) { return append(record_head(command), command.body); }
+
+Result<void> Journal::File::append(std::string_view first, std::string_view second) {
+  const iovec parts[] = {{const_cast<char*>(first.data()), first.size()},
+                         {const_cast<char*>(second.data()), second.size()}};
+  const auto whole = static_cast<ssize_t>(first.size() + second.size());
   ssize_t written = 0;
   do {
     written = ::pwritev(fd.get(), parts, 2, static_cast<off_t>(size));
   } while (written < 0 && errno == EINTR);
-  if (written != whole) {  // what there is of it is no record, and the next one is written over it
+  if (written != whole) {
     const int why = written < 0 ? errno : ENOSPC;
+    // What there is of it is no record, and must not stand behind the next one.
+    if (written > 0) (void)!::ftruncate(fd.get(), static_cast<off_t>(size));
     return fail_system(why, ErrorCode::Io, "journal {}: {}", path, errno_text(why));
   }
   size += static_cast<std::uint64_t>(whole);
   return {};
 }
 
+Result<void> Journal::File::append_from(int other, std::uint64_t from, std::uint64_t to) {
+  std::string bytes;
+  while (from < to) {
+    bytes.resize(static_cast<std::size_t>(std::min<std::uint64_t>(kCopied, to - from)));
+    const ssize_t read = ::pread(other, bytes.data(), bytes.size(), static_cast<off_t>(from));
+    if (read < 0 && errno == EINTR) continue;
+    if (read <= 0) return tl::unexpected(failed(path, read < 0 ? errno : EIO));
+    bytes.resize(static_cast<std::size_t>(read));
+    if (auto written = append(bytes, {}); !written) return written;
+    from += static_cast<std::uint64_t>(read);
+  }
+  return {};
+}
+
 Result<void> Journal::append(const Command& command) {
-  if (next_ && next_->written != kWaiting) take_over();
+  if (next_ && next_->done) go_on_with_next();
   if (auto done = file_.append(command); !done) return done;
   if (!next_) return {};
+  next_->there = file_.size;
+  if (next_->step == Next::Step::Image) return {};
   if (const auto done = next_->file.append(command); !done) give_up(done.error());
   return {};
 }
 
-void Journal::compact_if_long(const State& state) {
+void Journal::compact_if_long(State& state) {
   if (next_ || file_.size - file_.image <= std::max<std::uint64_t>(tail_, file_.image)) return;
-  auto written = write_image(file_.path, state);
-  if (!written) return give_up(written.error());
-  log::info("ps", "journal {}: its {} bytes become {}", file_.path, file_.size, written->size);
-  next_ = std::make_unique<Next>(*std::move(written));
+  auto begun = begin_next(file_.path);
+  if (!begun) return give_up(begun.error());
+  next_ = std::make_unique<Next>(*std::move(begun), state.freeze(), file_.fd.get(), file_.size);
 }
 
-Result<Journal::File> Journal::write_image(const std::string& path, const State& state) {
+Result<Journal::File> Journal::begin_next(const std::string& path) {
   File file{sys::UniqueFd(::open(beside(path).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600)),
             beside(path)};
   if (!file.fd || ::flock(file.fd.get(), LOCK_EX | LOCK_NB) != 0 ||
       ::pwrite(file.fd.get(), kMagic.data(), kMagic.size(), 0) != static_cast<ssize_t>(kMagic.size()))
     return tl::unexpected(failed(file.path, errno));
   file.size = kMagic.size();
-  Result<void> done;
-  state.image([&](const std::string& piece) {
-    if (done) done = file.append({.method = Method::Piece, .body = piece});
-  });
-  if (!done) return tl::unexpected(done.error());
-  file.image = file.size;
   return file;
 }
 
-/// Both have the same commands.
-void Journal::take_over() {
-  if (next_->written != 0) return give_up(failed(next_->file.path, next_->written));
-  if (::rename(next_->file.path.c_str(), file_.path.c_str()) != 0) return give_up(failed(next_->file.path, errno));
-  next_->taken = true;
+/// What its thread did is done.
+void Journal::go_on_with_next() {
+  Next& next = *next_;
+  if (next.failed) return give_up(*next.failed);
+  if (next.step == Next::Step::Image) {
+    if (const auto done = next.file.append_from(file_.fd.get(), next.copied, file_.size); !done)
+      return give_up(done.error());
+    next.wait_for_disk();
+    return;
+  }
+  // Both have the same commands.
+  if (::rename(next.file.path.c_str(), file_.path.c_str()) != 0) return give_up(failed(next.file.path, errno));
+  log::info("ps", "journal {}: its {} bytes are {} now", file_.path, file_.size, next.file.size);
+  next.taken = true;
   const std::string path = file_.path;
-  file_ = std::move(next_->file);
+  file_ = std::move(next.file);
   file_.path = path;
   next_.reset();
 }

@@ -1,8 +1,8 @@
 // The commands of a server in a file, each written before it is carried out: a process that is killed and started again
 // has the state that it had. (The system writes it to the disk in its own time: what a host loses with its memory is
-// lost.) Once it is long it is written anew beside, as an image of the state and what comes after, and takes the old
-// one's place when the disk has the image: whole at every moment. Owns the file, under a lock, and for that time a
-// thread; one thread at a time.
+// lost.) Once it is long it is written anew beside, on a thread, as an image of the state and what comes after, and
+// takes the old one's place when the disk has it: whole at every moment. Owns the file, under a lock; one thread at a
+// time.
 #pragma once
 
 #include "ps/state.h"
@@ -17,10 +17,15 @@ namespace cohort::ps {
 
 class Journal {
  public:
-  /// Opens or makes the file, and has `state`, a new one, carry out each command in it. A record that was torn when its
-  /// writer died is cut off. `tail`: bytes of commands after which it is long. Unavailable if another process has it,
-  /// Io, Corrupt if it is no journal, or what the state says.
-  static Result<Journal> open(const std::string& path, State& state, std::size_t tail);
+  enum class Before : std::uint8_t {
+    GoesOn,
+    SetAside,  ///< what there is is of an earlier job: renamed, once nobody has it
+  };
+  /// Opens or makes the file, and has `state`, a new one, carry out each command in it. Less than a record at its end,
+  /// which was being written when its writer died, is kept in a file beside it and cut off. `tail`: bytes of commands
+  /// after which it is long. Unavailable if another process has it, Io, Corrupt if it is no journal or damaged (it
+  /// stays as it is), or what the state says.
+  static Result<Journal> open(const std::string& path, State& state, std::size_t tail, Before before = Before::GoesOn);
   Journal(Journal&&) noexcept;
   Journal& operator=(Journal&&) noexcept;
   ~Journal();
@@ -28,7 +33,7 @@ class Journal {
   /// Io: nothing of it is in the file.
   Result<void> append(const Command& command);
   /// `state`: what the commands so far have made. If that cannot be written the journal goes on as it is.
-  void compact_if_long(const State& state);
+  void compact_if_long(State& state);
   /// Bytes of the file.
   std::uint64_t size() const noexcept { return file_.size; }
 
@@ -39,12 +44,17 @@ class Journal {
     std::uint64_t size = 0;
     std::uint64_t image = 0;  ///< of these: what is no change, but stands for those before
     Result<void> append(const Command& command);
+    Result<void> append(std::string_view first, std::string_view second);
+    /// Of another file, those bytes.
+    Result<void> append_from(int other, std::uint64_t from, std::uint64_t to);
   };
   struct Next;
   Journal(File file, std::size_t tail);
   static Result<File> lock(const std::string& path);
-  static Result<File> write_image(const std::string& path, const State& state);
-  void take_over();
+  static Result<void> set_aside(const File& file, const std::string& path);
+  static Result<void> cut(File& file, std::string_view torn);
+  static Result<File> begin_next(const std::string& path);
+  void go_on_with_next();
   void give_up(const Error& error);
 
   File file_;

@@ -38,9 +38,10 @@ class Folder {
   std::string path_;
 };
 
-std::string image_of(const State& state) {
+std::string image_of(State& state) {
   std::string all;
-  state.image([&](const std::string& piece) { all += piece; });
+  Image image(state.freeze());
+  while (const auto piece = image.next()) all += *piece;
   return all;
 }
 
@@ -74,7 +75,7 @@ class Kept {
   }
   /// The number of the latest change.
   std::uint64_t mark() const { return state_.workers().at(0).mark; }
-  const State& state() const { return state_; }
+  State& state() { return state_; }
   const Journal& journal() const { return journal_; }
   std::vector<std::string> images;  ///< after each command
   std::uint64_t appended = 0;       ///< bytes of all commands
@@ -145,6 +146,7 @@ TEST(CompactJournal, CutAtAnyByteHasTheWholeRecordsBeforeOrIsRefused) {
   ASSERT_EQ(ends.back(), bytes.size());
   const std::string cut = folder.file("cut");
   for (std::size_t size = magic + 1; size <= bytes.size(); ++size) {
+    std::filesystem::remove(cut + ".cut-1");
     std::filesystem::remove(cut);  // some file systems wait for the disk where a file is written over
     std::ofstream(cut, std::ios::binary) << bytes.text().substr(0, size);
     State state;
@@ -197,7 +199,7 @@ TEST(CompactJournal, AKilledWriterHasLostNothingThatItHadAppended) {
     while (::read(ends[0], &acknowledged, sizeof acknowledged) == static_cast<ssize_t>(sizeof acknowledged)) {
     }
     ::close(ends[0]);
-    const Kept kept(folder.file("journal"));
+    Kept kept(folder.file("journal"));
     EXPECT_GE(kept.mark(), acknowledged);
     EXPECT_LE(kept.mark(), acknowledged + 1);
     EXPECT_GT(acknowledged, reached);
@@ -229,6 +231,73 @@ TEST(CompactJournal, IsFollowedWhereALinkLeadsAndRemovesWhatADeadWriterLeft) {
   const auto second = Journal::open(folder.file("link"), state, kTail);
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().code(), ErrorCode::Unavailable);
+}
+
+// Nobody can know what was behind it: the server does not start, and the file is as it was.
+TEST(CompactJournal, ABitThatFlipsIsRefusedWhereverItIs) {
+  const Folder folder;
+  {
+    Kept kept(folder.file("journal"));
+    push_until_compacted(kept, 1);
+    for (int i = 0; i < 10; ++i) kept.push();
+  }
+  const auto bytes = value_or_throw(sys::read_file(folder.file("journal")));
+  for (std::size_t at = 0; at < bytes.size(); ++at) {
+    std::string damaged(bytes.text());
+    damaged[at] = static_cast<char>(damaged[at] ^ (1 << at % 8));
+    const std::string path = folder.file("damaged");
+    std::filesystem::remove(path);
+    std::ofstream(path, std::ios::binary) << damaged;
+    State state;
+    const auto journal = Journal::open(path, state, kTail);
+    ASSERT_FALSE(journal) << at;
+    EXPECT_EQ(journal.error().code(), ErrorCode::Corrupt);
+    EXPECT_NE(std::string(journal.error().what()).find(path), std::string::npos);
+    ASSERT_EQ(value_or_throw(sys::read_file(path)).text(), damaged) << at;
+  }
+}
+
+TEST(CompactJournal, KeepsWhatItCutsOff) {
+  const Folder folder;
+  std::string image;
+  {
+    Kept kept(folder.file("journal"));
+    for (int i = 0; i < 10; ++i) kept.push();
+    image = image_of(kept.state());
+  }
+  for (int turn = 1; turn <= 2; ++turn) {
+    const std::uint64_t size = std::filesystem::file_size(folder.file("journal"));
+    const std::string torn = record_head({.body = "0123456789"}) + "01234";
+    std::ofstream(folder.file("journal"), std::ios::binary | std::ios::app) << torn;
+    Kept again(folder.file("journal"));
+    EXPECT_EQ(image_of(again.state()), image);
+    EXPECT_EQ(std::filesystem::file_size(folder.file("journal")), size);
+    EXPECT_EQ(value_or_throw(sys::read_file(folder.file("journal.cut-" + std::to_string(turn)))).text(), torn);
+  }
+}
+
+TEST(CompactJournal, IsSetAsideOnceNobodyHasIt) {
+  const Folder folder;
+  const std::string path = folder.file("journal");
+  const auto begin_anew = [&] {
+    State state;
+    const auto journal = Journal::open(path, state, kTail, Journal::Before::SetAside);
+    EXPECT_EQ(state.workers().count(), 0U);
+    return journal ? std::string() : std::string(journal.error().what());
+  };
+  {
+    Kept kept(path);
+    const std::uint64_t size = kept.journal().size();
+    EXPECT_NE(begin_anew().find("another process has it"), std::string::npos);
+    EXPECT_EQ(std::filesystem::file_size(path), size);
+    kept.push();
+  }
+  EXPECT_EQ(begin_anew(), "");
+  EXPECT_EQ(begin_anew(), "");  // there was nothing in it
+  EXPECT_FALSE(std::filesystem::exists(path + ".earlier-2"));
+  { const Kept kept(path); }
+  EXPECT_EQ(begin_anew(), "");
+  EXPECT_GT(std::filesystem::file_size(path + ".earlier"), std::filesystem::file_size(path + ".earlier-2"));
 }
 
 }  // namespace

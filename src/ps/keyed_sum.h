@@ -15,11 +15,21 @@ namespace cohort::ps {
 
 class KeyedSum {
  public:
-  void begin(std::size_t dim) {
+  /// `most`: keys that come, if that is known.
+  void begin(std::size_t dim, std::size_t most = 0) {
     dim_ = dim;
     map_.clear();
     keys_.clear();
     sums_.clear();
+    keys_.reserve(most);
+    sums_.reserve(most * dim);
+  }
+  /// Memory that is held, and what will be at most with so many keys.
+  std::size_t bytes() const noexcept {
+    return map_.bytes() + keys_.capacity() * sizeof(std::uint64_t) + sums_.capacity() * sizeof(float);
+  }
+  static std::size_t bytes_for(std::size_t keys, std::size_t dim) noexcept {
+    return keys == 0 ? 0 : KeyMap::bytes_for(keys) * 3 / 2 + keys * (sizeof(std::uint64_t) + dim * sizeof(float));
   }
   /// `gradient` need not be aligned. Returns the key's place.
   std::uint32_t add(std::uint64_t key, const void* gradient) {

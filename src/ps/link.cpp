@@ -130,7 +130,7 @@ void Link::make_room(Lock& lock, std::size_t bytes) {
   while (bytes_under_way_ > bytes) {
     const auto oldest = std::find_if(under_way_.begin(), under_way_.end(), [](const RequestPtr& one) {
       return !one->receiving && one->method != Method::Pull && one->method != Method::Barrier &&
-             one->method != Method::Await;
+             one->method != Method::Await && one->method != Method::Snapshot;
     });
     if (oldest == under_way_.end()) return;
     const RequestPtr request = *oldest;

@@ -1,6 +1,5 @@
 #include "ps/primary.h"
 
-#include "formats/checkpoint_folder.h"
 #include "ps/answers.h"
 #include "ps/command_record.h"
 #include "ps/placement.h"
@@ -8,6 +7,8 @@
 
 #include <algorithm>
 #include <ctime>
+#include <future>
+#include <thread>
 #include <utility>
 
 namespace cohort::ps {
@@ -16,6 +17,10 @@ using std::chrono::milliseconds;
 
 namespace {
 
+constexpr std::size_t kLong = std::size_t{8} << 20;  // floats that a change works through: some milliseconds
+constexpr milliseconds kLooksForMemory(20);
+constexpr milliseconds kStillWorking(10);
+
 std::uint32_t seconds_now() { return static_cast<std::uint32_t>(::time(nullptr)); }
 
 }  // namespace
@@ -23,7 +28,8 @@ std::uint32_t seconds_now() { return static_cast<std::uint32_t>(::time(nullptr))
 Primary::Primary(net::RpcServer& rpc, Options options, State state, std::optional<Journal> journal)
     : rpc_(rpc),
       options_(std::move(options)),
-      state_(std::move(state)),
+      kept_(std::make_shared<State>(std::move(state))),
+      state_(*kept_),
       journal_(std::move(journal)),
       epoch_(options_.epoch),
       self_(std::make_shared<Primary*>(this)) {}
@@ -34,25 +40,61 @@ Primary::~Primary() {
   for (const auto& [client, session] : sessions_) clients.push_back(client);
   sessions_.clear();
   if (backup_) clients.push_back(std::exchange(backup_, nullptr));
+  for (const Late& late : std::exchange(late_, {})) clients.push_back(late.client);
+  for (const Waiting& waiting : std::exchange(waiting_, {})) clients.push_back(waiting.client);
   for (const ClientPtr& client : clients) rpc_.close(client);
 }
 
 // ---- calls ----
 
 Result<void> Primary::on_call(const ClientPtr& client, const Call& call) {
-  const Session session = sessions_.at(client);
+  if (static_cast<Method>(call.method) == Method::Ping) {
+    rpc_.answer(client, call.id, pack(Answer{}));
+    return {};
+  }
+  return in_turn(client, call, [this, client](const Call& now) { return serve(client, now); });
+}
+
+Result<void> Primary::in_turn(const ClientPtr& client, const Call& call,
+                              std::function<Result<void>(const Call&)> serve) {
+  if (!must_wait() && late_.empty()) return serve(call);
+  late_.push_back({client, call.method, call.id, std::string(call.body), std::move(serve)});
+  late_bytes_ += call.body.size();
+  return {};
+}
+
+void Primary::go_on() {
+  while (!must_wait() && !late_.empty()) {
+    const Late late = std::move(late_.front());
+    late_.pop_front();
+    late_bytes_ -= late.body.size();
+    if (!late.serve({late.method, late.id, late.body})) rpc_.close(late.client);
+  }
+}
+
+Result<void> Primary::serve(const ClientPtr& client, const Call& call) {
+  const auto found = sessions_.find(client);
+  if (found == sessions_.end()) return {};  // its worker has come by another connection
+  const Session session = found->second;
   switch (static_cast<Method>(call.method)) {
     case Method::Pull: return pull(client, call);
     case Method::Barrier: return barrier(client, session, call);
     case Method::Await: return await(client, session, call);
     case Method::Snapshot: return snapshot(client, call);
     case Method::Stats: return stats(client, call);
-    case Method::Ping: rpc_.answer(client, call.id, pack(Answer{})); return {};
     default: return change(client, session, call);
   }
 }
 
 Result<void> Primary::hello(const ClientPtr& client, const Call& call, const Hello& greeting) {
+  return in_turn(client, call, [this, client, greeting](const Call& now) { return greet(client, now, greeting); });
+}
+
+Result<void> Primary::settle(const ClientPtr& client, const Call& call, const Settle& asked) {
+  return in_turn(client, call, [this, client, asked](const Call& now) { return settle_now(client, now, asked); });
+}
+
+Result<void> Primary::greet(const ClientPtr& client, const Call& call, const Hello& greeting) {
   if (const auto may = agrees(greeting); !may) {
     answer(client, call.id, answer_of(may.error()));
     return {};
@@ -112,7 +154,8 @@ void Primary::join(const ClientPtr& client, std::uint64_t id, const Hello& greet
 /// After the journal has been read: those that were there should come again.
 void Primary::expect_again() {
   if (std::exchange(met_, true)) return;
-  for (std::uint32_t i = 0; i < state_.workers().count(); ++i) be_patient(i, state_.workers().at(i).incarnation);
+  for (std::uint32_t i = 0; i < state_.workers().count(); ++i)
+    be_patient(i, state_.workers().at(i).incarnation, options_.patience);
 }
 
 void Primary::begin_session(const ClientPtr& client, const Hello& greeting) {
@@ -140,7 +183,7 @@ void Primary::welcome(const ClientPtr& client, std::uint64_t id, const Hello& gr
   answer(client, id, answer_of(welcome));
 }
 
-Result<void> Primary::settle(const ClientPtr& client, const Call& call, const Settle& asked) {
+Result<void> Primary::settle_now(const ClientPtr& client, const Call& call, const Settle& asked) {
   if (asked.worker >= state_.workers().count()) {
     if (state_.workers().count() > 0) return fail(ErrorCode::Corrupt, "no worker {}", asked.worker);
     answer(client, call.id, answer_of(Error(ErrorCode::Unavailable, "this server does not know any worker yet")));
@@ -221,42 +264,94 @@ Result<void> Primary::snapshot(const ClientPtr& client, const Call& call) {
   return {};
 }
 
+/// Of what is there now; pushes go on meanwhile.
 void Primary::answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked) {
   // Not into the file of a primary before, which may still be writing.
   const std::string file = epoch_ > 1 ? fmt::format("ps-{}-{}", epoch_, asked.file.substr(3)) : asked.file;
-  auto written = write_snapshot(state_, asked.folder, file);
-  if (!written) return answer(client, id, answer_of(written.error()));
-  answer(client, id, answer_of(Written{file, written->bytes, written->sha256, written->crc32}));
+  for (Writing& one : writing_) {
+    if (one.folder != asked.folder || one.file != file) continue;
+    one.client = client;
+    one.id = id;
+    if (!one.answer.empty()) answer(client, id, one.answer);
+    return;
+  }
+  writing_.remove_if([](const Writing& one) { return !one.answer.empty(); });
+  writing_.push_back({asked.folder, file, client, id});
+  options_.aside([state = state_.freeze(), folder = asked.folder, file, self = self_, &rpc = rpc_]() mutable {
+    const auto made = write_snapshot(*state, folder, file);
+    state.reset();
+    std::string told =
+        made ? answer_of(Written{file, made->bytes, made->sha256, made->crc32}) : answer_of(made.error());
+    rpc.post([self, folder, file, told = std::move(told)] {
+      if (*self != nullptr) (*self)->written(folder, file, told);
+    });
+  });
 }
 
-/// The rows of a snapshot that are this server's, each part a change of its own: made again, it changes nothing.
-Result<void> Primary::restore(const std::string& folder) {
-  const auto& known = state_.introduced();
-  const auto stored = formats::read_checkpoint(folder);
-  if (!stored) return tl::unexpected(stored.error());
-  const Placement placement = Placement::even(static_cast<std::uint32_t>(known->servers.size()));
-  SnapshotReader reader;
-  reader.is_mine = [&](const Adopt& table, std::uint64_t key) {
-    return placement.server_of_row(key, table.elements, table.options.dim) == known->server;
-  };
-  reader.adopt = [&](const std::string& body) -> Result<void> {
-    Command command{0, Method::Adopt, 0, 0, body};
-    if (auto ok = state_.check_adopt(command); !ok) return ok;
-    if (state_.bytes() + 2 * body.size() > limit())
-      return fail(ErrorCode::Unavailable, "no memory for the snapshot: {} of {} bytes are taken", state_.bytes(),
-                  limit());
-    return note(command, {});
-  };
-  bool any = false;
-  for (const auto& [name, digest] : stored->manifest.files) {
-    if (!is_snapshot_file(name)) continue;
-    any = true;
-    const auto bytes = formats::read_checkpoint_file(*stored, name);
-    if (!bytes) return tl::unexpected(bytes.error());
-    if (auto done = read_snapshot(bytes->text(), name, reader); !done) return done;
+void Primary::written(const std::string& folder, const std::string& file, std::string answer_to_it) {
+  for (Writing& one : writing_) {
+    if (one.folder != folder || one.file != file) continue;
+    one.answer = std::move(answer_to_it);
+    answer(one.client, one.id, one.answer);
   }
-  if (!any) return fail(ErrorCode::Unavailable, "{} has no rows of parameter servers", folder);
-  return {};
+}
+
+/// The rows of a snapshot that are this server's, each part a change of its own: made again, it changes nothing. Calls
+/// wait until all are there.
+void Primary::restore(const ClientPtr& client, const Call& call, const Command& command) {
+  restoring_ = true;
+  const Hello& known = *state_.introduced();
+  options_.aside([client, id = call.id, command = command, body = std::string(call.body), self = self_, &rpc = rpc_,
+                  server = known.server,
+                  placement = Placement::even(static_cast<std::uint32_t>(known.servers.size()))]() mutable {
+    command.body = body;
+    SnapshotReader reader;
+    reader.is_mine = [&](const Adopt& table, std::uint64_t key) {
+      return placement.server_of_row(key, table.elements, table.options.dim) == server;
+    };
+    reader.adopt = [&](const std::string& part) -> Result<void> {
+      while (true) {
+        std::promise<std::optional<Result<void>>> done;
+        rpc.post([&] {
+          done.set_value(*self != nullptr ? (*self)->adopt(part) : fail(ErrorCode::Aborted, "it serves no rows"));
+        });
+        if (const auto result = done.get_future().get()) return *result;
+        std::this_thread::sleep_for(kStillWorking);
+      }
+    };
+    const Result<void> done = read_rows(unpack<Restore>(body)->record.folder, reader);
+    rpc.post([client, id, command = command, body, self, done]() mutable {
+      command.body = body;
+      if (*self != nullptr) (*self)->restored(client, id, command, done);
+    });
+  });
+}
+
+/// nullopt: not now.
+std::optional<Result<void>> Primary::adopt(const std::string& body) {
+  if (working_ || replication_.is_behind()) return std::nullopt;
+  const Command command{0, Method::Adopt, 0, 0, body};
+  if (auto ok = state_.check_adopt(command); !ok) return ok;
+  if (const std::size_t bytes = state_.bytes() + 2 * body.size(); bytes > limit()) {
+    if (bytes <= limit() + transient()) return std::nullopt;
+    return fail(ErrorCode::Unavailable, "no memory for the snapshot: {} of {} bytes are taken", state_.bytes(),
+                limit());
+  }
+  return note(command, {});
+}
+
+void Primary::restored(const ClientPtr& client, std::uint64_t id, const Command& command, const Result<void>& done) {
+  if (working_) {  // a worker has been lost meanwhile
+    looks_for_memory_ = rpc_.after(
+        kStillWorking, [this, client, id, command = command, body = std::string(command.body), done]() mutable {
+          command.body = body;
+          restored(client, id, command, done);
+        });
+    return;
+  }
+  restoring_ = false;
+  if (const auto order = order_of(command.body); order) answer_change(client, id, command, *order, done);
+  go_on();
 }
 
 Result<void> Primary::stats(const ClientPtr& client, const Call& call) {
@@ -280,22 +375,51 @@ Result<void> Primary::change(const ClientPtr& client, const Session& session, co
     return {};
   }
   if (*verdict == Workers::Verdict::New) {
-    Result<void> done = state_.check(command, limit());
-    if (done && command.method == Method::Restore) done = restore(unpack<Restore>(command.body)->record.folder);
-    if (!done && done.error().code() == ErrorCode::Corrupt && command.method != Method::Restore) return done;
-    if (done) {
-      done = note(command, {});
-    } else {  // so that it is refused again when it is sent again
-      done = note({.method = Method::Refused, .worker = session.worker, .incarnation = session.incarnation},
-                  pack(*order).append(answer_of(done.error())));
-    }
-    if (!done) {
-      answer(client, call.id, answer_of(done.error()));
+    const Result<void> checked = state_.check(command, limit());
+    if (waits_for_memory(command, checked)) {
+      short_ = true;
+      late_.push_front({client, call.method, call.id, std::string(call.body),
+                        [this, client](const Call& now) { return serve(client, now); }});
+      late_bytes_ += call.body.size();
+      looks_for_memory_ = rpc_.after(kLooksForMemory, [this] {
+        short_ = false;
+        go_on();
+      });
       return {};
     }
+    if (!checked && checked.error().code() == ErrorCode::Corrupt) return checked;
+    if (checked && command.method == Method::Restore) {
+      restore(client, call, command);
+    } else {
+      answer_change(client, call.id, command, *order, checked);
+    }
+    return {};
   }
   answer(client, call.id, made(command, order->sequence));
   return {};
+}
+
+/// A change that may be made, or is refused.
+void Primary::answer_change(const ClientPtr& client, std::uint64_t id, const Command& command, const Order& order,
+                            const Result<void>& may) {
+  Result<void> done;
+  if (may) {
+    done = note(command, {});
+  } else {  // so that it is refused again when it is sent again
+    done = note({.method = Method::Refused, .worker = command.worker, .incarnation = command.incarnation},
+                pack(order).append(answer_of(may.error())));
+  }
+  if (!done) return answer(client, id, answer_of(done.error()));
+  if (!working_) return answer(client, id, made(command, order.sequence));
+  then_ = [this, client, id] { answer(client, id, broken_ ? answer_of(*broken_) : pack(Answer{})); };
+}
+
+/// Whether a change has to wait until memory is free that will be so by itself.
+bool Primary::waits_for_memory(const Command& command, const Result<void>& checked) {
+  const std::size_t later = transient();
+  if (later == 0) return false;
+  if (!checked) return checked.error().code() == ErrorCode::Unavailable && state_.check(command, limit() + later);
+  return state_.copied() > 0 && state_.effort(command).copied > options_.room();
 }
 
 /// What a change that has been made, now or before, is answered with.
@@ -322,11 +446,49 @@ Result<void> Primary::note(Command command, const std::string& body) {
   }
   replication_.append(command);
   send_records();
-  state_.run(command);
+  if (state_.effort(command).floats <= kLong) {
+    state_.run(command);
+    noted(command.method);
+    return {};
+  }
+  known_bytes_ = state_.bytes();
+  working_ = true;
+  options_.aside([state = kept_, command, body = std::string(command.body), self = self_, &rpc = rpc_]() mutable {
+    command.body = body;
+    std::optional<Error> failed;
+    try {
+      state->run(command);
+    } catch (const std::exception& error) {  // no memory
+      failed = Error(ErrorCode::Unavailable, fmt::format("this server makes no changes any more: {}", error.what()));
+    }
+    state.reset();
+    rpc.post([self, method = command.method, failed] {
+      if (*self != nullptr) (*self)->worked(method, failed);
+    });
+  });
+  return {};
+}
+
+void Primary::worked(Method method, const std::optional<Error>& failed) {
+  working_ = false;
+  if (failed) broken_ = failed;
+  noted(method);
+  if (const auto then = std::exchange(then_, nullptr)) then();
+  go_on();
+}
+
+void Primary::noted(Method method) {
   if (journal_) journal_->compact_if_long(state_);
   verify_now_and_then();
-  if (command.method != Method::Push) wake();
-  return {};
+  if (method != Method::Push) wake();
+}
+
+void Primary::afterwards(std::function<void()> then) {
+  if (working_) {
+    then_ = std::move(then);
+  } else {
+    then();
+  }
 }
 
 /// Bytes that the state may have, here and as a copy.
@@ -339,7 +501,12 @@ std::size_t Primary::limit() const {
 void Primary::park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms) {
   const auto at = parked_.insert(parked_.end(), {client, call.id, sessions_.at(client).worker,
                                                  static_cast<Method>(call.method), std::string(call.body), nullptr});
-  at->limit = rpc_.after(milliseconds(wait_ms), [this, at] {
+  limit_parked(at, milliseconds(wait_ms));
+}
+
+void Primary::limit_parked(std::list<Parked>::iterator at, milliseconds wait) {
+  at->limit = rpc_.after(wait, [this, at] {
+    if (working_) return limit_parked(at, kStillWorking);
     const Parked late = std::move(*at);
     parked_.erase(at);
     answer(late.client, late.id, answer_of(Error(ErrorCode::Timeout, why_late(late))));

@@ -1,5 +1,7 @@
 // Serves one server's rows: calls of its workers, who waits for whom, what becomes of workers that are lost, and the
-// copy of all that at a backup. On the thread of the RpcServer, from construction to destruction.
+// copy of all that at a backup. On the thread of the RpcServer, from construction to destruction. What may take long
+// (files, clocks of many rows) is done on other threads: until then calls wait, but for those of the backup, which
+// would take silence for death.
 #pragma once
 
 #include "net/rpc.h"
@@ -29,7 +31,8 @@ class Primary {
   using Call = net::RpcServer::Call;
   struct Options {
     std::chrono::milliseconds patience{3000};
-    std::function<std::size_t()> room;  ///< bytes that this process may still take
+    std::function<std::size_t()> room;                 ///< bytes that this process may still take
+    std::function<void(std::function<void()>)> aside;  ///< does it on a thread of its own
     /// Where another server's rows are served. Any thread.
     std::function<Result<net::RpcPlace>(const Hello& known, std::uint32_t server)> place_of;
     std::function<void()> changed = {};      ///< whether all workers are gone may be something else than before
@@ -56,10 +59,10 @@ class Primary {
 
   bool has(const ClientPtr& client) const { return sessions_.count(client) > 0; }
   std::uint64_t epoch() const noexcept { return epoch_; }
-  std::size_t bytes() const noexcept { return state_.bytes(); }
+  std::size_t bytes() const noexcept { return (working_ ? known_bytes_ : state_.bytes()) + transient(); }
   /// Whether there have been workers and all of them have left or are lost, and who has left has been told so.
   bool workers_gone() const noexcept {
-    return held_.empty() && state_.workers().count() > 0 && !state_.workers().least();
+    return !working_ && held_.empty() && state_.workers().count() > 0 && !state_.workers().least();
   }
 
  private:
@@ -82,6 +85,22 @@ class Primary {
     std::uint64_t id = 0;
     Hello hello;
   };
+  /// A call that waits until the state is free, or memory is.
+  struct Late {
+    ClientPtr client;
+    std::uint8_t method = 0;
+    std::uint64_t id = 0;
+    std::string body;
+    std::function<Result<void>(const Call&)> serve;
+  };
+  /// A snapshot that is being written, or the last one: who asks again gets its answer.
+  struct Writing {
+    std::string folder;
+    std::string file;
+    ClientPtr client;
+    std::uint64_t id = 0;
+    std::string answer = {};
+  };
   /// An answer that waits until the backup has what it is about.
   struct Held {
     std::uint64_t position = 0;
@@ -91,6 +110,9 @@ class Primary {
   };
 
   // primary.cpp: calls
+  Result<void> serve(const ClientPtr& client, const Call& call);
+  Result<void> greet(const ClientPtr& client, const Call& call, const Hello& greeting);
+  Result<void> settle_now(const ClientPtr& client, const Call& call, const Settle& asked);
   Result<void> agrees(const Hello& greeting) const;
   void join(const ClientPtr& client, std::uint64_t id, const Hello& greeting);
   void expect_again();
@@ -102,24 +124,44 @@ class Primary {
   Result<void> await(const ClientPtr& client, const Session& session, const Call& call);
   Result<void> snapshot(const ClientPtr& client, const Call& call);
   void answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked);
-  Result<void> restore(const std::string& folder);
+  void written(const std::string& folder, const std::string& file, std::string answer_to_it);
+  void restore(const ClientPtr& client, const Call& call, const Command& command);
+  std::optional<Result<void>> adopt(const std::string& body);
+  void restored(const ClientPtr& client, std::uint64_t id, const Command& command, const Result<void>& done);
   Result<void> stats(const ClientPtr& client, const Call& call);
   Result<void> change(const ClientPtr& client, const Session& session, const Call& call);
+  void answer_change(const ClientPtr& client, std::uint64_t id, const Command& command, const Order& order,
+                     const Result<void>& may);
   std::string made(const Command& command, std::uint64_t sequence);
   /// Every change that the state has comes this way: noted and sent to the backup first, then made. An empty `body`:
   /// the command has one.
   Result<void> note(Command command, const std::string& body);
+  void noted(Method method);
+  void worked(Method method, const std::optional<Error>& failed);
+  /// When the latest change has been made: now, or once it is done elsewhere.
+  void afterwards(std::function<void()> then);
+  /// Serves the call in its turn: now, or when nothing has to be waited for any more.
+  Result<void> in_turn(const ClientPtr& client, const Call& call, std::function<Result<void>(const Call&)> serve);
+  bool must_wait() const noexcept { return working_ || restoring_ || short_; }
+  bool waits_for_memory(const Command& command, const Result<void>& checked);
+  void go_on();
+  /// Memory that will be free again by itself.
+  std::size_t transient() const noexcept {
+    return (working_ ? 0 : state_.copied()) + replication_.bytes() + held_bytes_ + late_bytes_;
+  }
   void park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms);
+  void limit_parked(std::list<Parked>::iterator at, std::chrono::milliseconds wait);
   std::string why_late(const Parked& late) const;
   /// Answers what need not wait any more.
   void wake();
   std::size_t limit() const;
 
   // primary_workers.cpp: workers that are lost
-  void be_patient(std::uint32_t number, std::uint64_t incarnation);
+  void be_patient(std::uint32_t number, std::uint64_t incarnation, std::chrono::milliseconds time);
   void decide(std::uint32_t number, std::uint64_t incarnation);
   void look_at_settlements();
   void lost(const Settle& question, std::int64_t ended);
+  void let_in(std::uint32_t worker);
   std::vector<ClientPtr> clients_of(std::uint32_t worker) const;
 
   // primary_backup.cpp: the copy
@@ -141,7 +183,17 @@ class Primary {
 
   net::RpcServer& rpc_;
   const Options options_;
-  State state_;
+  const std::shared_ptr<State> kept_;  // for who works on it elsewhere
+  State& state_;
+  bool working_ = false;    // another thread does: nothing else touches it
+  bool restoring_ = false;  // parts of it are taken from files
+  bool short_ = false;      // the first late call waits for memory
+  std::size_t known_bytes_ = 0;
+  std::function<void()> then_;
+  std::deque<Late> late_;
+  std::size_t late_bytes_ = 0;
+  std::shared_ptr<void> looks_for_memory_;
+  std::list<Writing> writing_;
   std::optional<Error> broken_;
   std::map<ClientPtr, Session> sessions_;
   std::list<Parked> parked_;
@@ -160,8 +212,10 @@ class Primary {
   std::shared_ptr<void> backup_timer_;     // looks whether it still speaks
   std::optional<Replication::Time> sent_;  // when its latest call was answered
   std::size_t backup_room_ = ~std::size_t{0};
+  std::size_t backup_takes_ = 0;  // bytes of records, at once
   std::uint64_t since_verified_ = 0, turn_ = 0;
   std::deque<Held> held_;
+  std::size_t held_bytes_ = 0;
   const std::shared_ptr<Primary*> self_;  // for what is done on other threads
 };
 

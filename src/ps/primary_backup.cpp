@@ -42,6 +42,7 @@ void Primary::answer(const ClientPtr& client, std::uint64_t id, std::string body
   if (may_answer()) {
     rpc_.answer(client, id, body);
   } else {
+    held_bytes_ += body.size();
     held_.push_back({replication_.position(), client, id, std::move(body)});
   }
 }
@@ -50,6 +51,7 @@ void Primary::answer_held() {
   const auto now = Clock::now();
   while (!held_.empty() && replication_.may_answer(held_.front().position, now)) {
     rpc_.answer(held_.front().client, held_.front().id, held_.front().body);
+    held_bytes_ -= held_.front().body.size();
     held_.pop_front();
     if (held_.empty() && options_.changed) options_.changed();
   }
@@ -64,17 +66,22 @@ Result<void> Primary::follow(const ClientPtr& client, const Call& call, const Fo
     rpc_.answer(client, call.id, answer_of(Error(ErrorCode::InvalidArgument, "another process has the copy")));
     return {};
   }
-  std::deque<std::string> pieces;
-  state_.image([&](const std::string& piece) {
-    const Command command{.method = Method::Piece, .body = piece};
-    pieces.push_back(record_head(command).append(piece));
-  });
-  replication_.begin(other, asked.copy, std::move(pieces));
+  if (working_) {  // it asks again
+    rpc_.answer(client, call.id, answer_of(Error(ErrorCode::InvalidArgument, "the rows are being worked on")));
+    return {};
+  }
+  auto pieces = [image = std::make_shared<Image>(state_.freeze())]() -> std::optional<std::string> {
+    const auto piece = image->next();
+    if (!piece) return std::nullopt;
+    return record_head({.method = Method::Piece, .body = *piece}).append(*piece);
+  };
+  replication_.begin(other, asked.copy, std::move(pieces), Clock::now());
   const ClientPtr before = std::exchange(backup_, client);
   fetching_.reset();
   sent_.reset();
   if (before && before != client) rpc_.close(before);
   rpc_.answer(client, call.id, pack(Answer{}));
+  look_at_backup();
   return {};
 }
 
@@ -91,6 +98,7 @@ Result<void> Primary::fetch(const ClientPtr& client, const Call& call, const Fet
   if (!replication_.fetch(asked.position, Clock::now(), sent_))
     return fail(ErrorCode::Corrupt, "records from {} on, which it cannot have had", asked.position);
   backup_room_ = asked.room;
+  backup_takes_ = std::min<std::size_t>(kSent, asked.most);
   fetching_ = call.id;
   heartbeat_ = rpc_.after(kHeartbeat, [this] {
     if (!fetching_) return;
@@ -109,16 +117,16 @@ Result<void> Primary::fetch(const ClientPtr& client, const Call& call, const Fet
                if (!replication_.joined(other)) return;
                log::info("ps", "the rows of parameter server {} have a backup: {}", *options_.rows,
                          options_.membership->map().endpoint_of(other));
-               look_at_backup();
              });
   }
   return {};
 }
 
 void Primary::send_records() {
-  if (!fetching_ || !replication_.has_records()) return;
+  if (!fetching_ || backup_takes_ == 0 || !replication_.has_records()) return;
   Fetched fetched;
-  const std::string records = replication_.records(kSent, fetched.count);
+  const std::string records = replication_.records(backup_takes_, fetched.count);
+  if (fetched.count == 0) return;
   sent_ = Clock::now();
   rpc_.answer(backup_, *std::exchange(fetching_, std::nullopt), pack(Answer{}).append(pack(fetched)).append(records));
 }
@@ -139,14 +147,14 @@ void Primary::lose_backup() {
   backup_ = nullptr;
   fetching_.reset();
   sent_.reset();
-  if (replication_.phase() == Replication::Phase::Copying) {
-    (void)replication_.lose();
-    backup_room_ = ~std::size_t{0};
-    answer_held();
-    return;
+  switch (replication_.phase()) {
+    case Phase::Copying:
+    case Phase::Near: return backup_is_lost("its connection is lost");
+    case Phase::Joining:
+    case Phase::Following: return look_for_backup(Clock::now() + kComesAgain);
+    case Phase::Alone:
+    case Phase::Dropping: break;
   }
-  if (replication_.phase() != Phase::Following && replication_.phase() != Replication::Phase::Joining) return;
-  look_for_backup(Clock::now() + kComesAgain);
 }
 
 /// Where nobody listens any more it is dead; else it may only have lost its connection, and comes again.
@@ -170,14 +178,22 @@ void Primary::look_for_backup(Clock::time_point until) {
 }
 
 void Primary::look_at_backup() {
-  if (replication_.phase() != Replication::Phase::Following) return;
-  if (Clock::now() - replication_.last_heard() > kSilence) return backup_is_lost("it says nothing");
+  if (!replication_.is_watched()) return;
+  if (replication_.is_silent(Clock::now())) return backup_is_lost("it says nothing");
   backup_timer_ = rpc_.after(kSilence / 8, [this] { look_at_backup(); });
 }
 
 void Primary::backup_is_lost(const std::string& why) {
   const Holder other = replication_.other();
-  if (!replication_.lose()) return;
+  if (!replication_.is_watched()) return;
+  if (!replication_.lose()) {  // it was not the backup yet
+    log::info("ps", "the copy of the rows of parameter server {} is given up: {}", *options_.rows, why);
+    backup_room_ = ~std::size_t{0};
+    fetching_.reset();
+    if (const ClientPtr before = std::exchange(backup_, nullptr)) rpc_.close(before);
+    answer_held();
+    return;
+  }
   if (!workers_gone()) {
     log::warn(
         "ps",

@@ -9,19 +9,31 @@ namespace cohort::ps {
 
 using std::chrono::milliseconds;
 
+namespace {
+
+constexpr milliseconds kStillWorking(10);
+
+}  // namespace
+
 void Primary::on_gone(const ClientPtr& client) {
   parked_.remove_if([&](const Parked& one) { return one.client == client; });
   waiting_.remove_if([&](const Waiting& one) { return one.client == client; });
+  std::erase_if(late_, [&](const Late& one) {
+    if (one.client == client) late_bytes_ -= one.body.size();
+    return one.client == client;
+  });
   if (client == backup_) lose_backup();
   const auto found = sessions_.find(client);
   if (found == sessions_.end()) return;
   const Session session = found->second;
   sessions_.erase(found);
-  be_patient(session.worker, session.incarnation);
+  be_patient(session.worker, session.incarnation, options_.patience);
 }
 
-void Primary::be_patient(std::uint32_t number, std::uint64_t incarnation) {
-  patience_timers_[number] = rpc_.after(options_.patience, [this, number, incarnation] {
+void Primary::be_patient(std::uint32_t number, std::uint64_t incarnation, milliseconds time) {
+  patience_timers_[number] = rpc_.after(time, [this, number, incarnation] {
+    // Who has come again meanwhile is among those that wait.
+    if (must_wait()) return be_patient(number, incarnation, kStillWorking);
     const Worker& worker = state_.workers().at(number);
     if (worker.incarnation != incarnation) return;
     if (worker.phase == Worker::Phase::Live || worker.phase == Worker::Phase::Joined) decide(number, incarnation);
@@ -50,7 +62,7 @@ void Primary::decide(std::uint32_t number, std::uint64_t incarnation) {
 }
 
 void Primary::look_at_settlements() {
-  for (auto at = settlements_.begin(); at != settlements_.end();) {
+  for (auto at = settlements_.begin(); at != settlements_.end() && !working_;) {
     const auto here = at++;
     const auto ended = (*here)->result();
     if (!ended) continue;
@@ -67,11 +79,16 @@ void Primary::lost(const Settle& question, std::int64_t ended) {
             state_.has_staged(question.worker, ended) ? "its pushes after that are dropped" : "the others go on");
   (void)note({.method = Method::Lost, .worker = question.worker, .incarnation = question.incarnation},
              pack(Settled{ended}));
-  for (const ClientPtr& client : clients_of(question.worker)) rpc_.close(client);
+  afterwards([this, worker = question.worker] { let_in(worker); });
+}
+
+/// What an earlier process of the worker has done is settled.
+void Primary::let_in(std::uint32_t worker) {
+  for (const ClientPtr& client : clients_of(worker)) rpc_.close(client);
   std::list<Waiting> come;
   for (auto at = waiting_.begin(); at != waiting_.end();) {
     const auto here = at++;
-    if (here->hello.worker == question.worker) come.splice(come.end(), waiting_, here);
+    if (here->hello.worker == worker) come.splice(come.end(), waiting_, here);
   }
   for (const Waiting& one : come) {
     if (const auto may = agrees(one.hello); !may) {

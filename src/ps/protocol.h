@@ -382,11 +382,12 @@ struct Fetch {
   std::uint64_t life = 0;
   std::uint64_t copy = 0;  ///< as Follow said
   std::uint64_t position = 0;
-  std::uint64_t room = 0;  ///< bytes that the copy may still grow by
+  std::uint64_t room = 0;                  ///< bytes that the copy may still grow by
+  std::uint64_t most = ~std::uint64_t{0};  ///< bytes of records to be sent now, about; 0: none
 };
 template <class M, class A>
 void visit_fields(M& m, A& a, const Fetch*) {
-  a(codec::below(m.server, kMostServers, "a server beyond 1024"), m.life, m.copy, m.position, m.room);
+  a(codec::below(m.server, kMostServers, "a server beyond 1024"), m.life, m.copy, m.position, m.room, m.most);
 }
 struct Fetched {
   std::uint64_t count = 0;

@@ -40,8 +40,8 @@ struct Server {
   void begin_anew(bool from_image) {
     State again;
     if (from_image) {
-      state.image(
-          [&](const std::string& piece) { ASSERT_TRUE(again.replay({.method = Method::Piece, .body = piece})); });
+      Image image(state.freeze());
+      while (const auto piece = image.next()) ASSERT_TRUE(again.replay({.method = Method::Piece, .body = *piece}));
     } else {
       for (const Noted& noted : journal) ASSERT_TRUE(again.replay(noted.command()));
     }

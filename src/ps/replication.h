@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -27,7 +28,7 @@ class Replication {
   using Time = std::chrono::steady_clock::time_point;
   enum class Phase : std::uint8_t {
     Alone,      ///< nobody has a copy
-    Copying,    ///< somebody is getting one: it may not take this primary's place
+    Copying,    ///< somebody is getting one: it may not take this primary's place; answers wait if it is far behind
     Near,       ///< has nearly all; answers wait for it from now on
     Joining,    ///< has all that answers have gone out for; the map is being told
     Following,  ///< is the backup
@@ -45,16 +46,22 @@ class Replication {
   /// Whether somebody may begin to get a copy: not while there is a backup, or another process gets one, nor by what
   /// was said before the latest beginning and comes late.
   bool may_begin(const Holder& other, std::uint64_t copy) const noexcept;
-  /// From these pieces of the state's image on.
-  void begin(const Holder& other, std::uint64_t copy, std::deque<std::string> pieces);
+  /// Records of the state's image, one after the other, until there are no more.
+  using Pieces = std::function<std::optional<std::string>()>;
+  /// From these on.
+  void begin(const Holder& other, std::uint64_t copy, Pieces pieces, Time now);
   /// Whether it is this copy that is wanted.
   bool wants(std::uint64_t life, std::uint64_t copy) const noexcept;
   /// It has received all records before `received`, and the answer that was sent at `sent`, and asks for more. False:
   /// those are not records that it can have had.
   bool fetch(std::uint64_t received, Time now, std::optional<Time> sent);
   /// Whole records for it, about so many bytes of those that it has not received.
-  std::string records(std::size_t bytes, std::uint64_t& count) const;
-  bool has_records() const noexcept { return !records_.empty(); }
+  std::string records(std::size_t bytes, std::uint64_t& count);
+  bool has_records() const noexcept { return pieces_ || !image_.empty() || !records_.empty(); }
+  /// Memory that records take which it has not received.
+  std::size_t bytes() const noexcept { return bytes_ + image_bytes_; }
+  /// Whether commands should wait until it has received more.
+  bool is_behind() const noexcept { return bytes_ > kMostKept; }
   /// True, once: it has every command that an answer has gone out for, and should become the backup.
   bool join();
   /// The map has been told: it is the backup. False: that is not what is waited for.
@@ -66,7 +73,9 @@ class Replication {
 
   /// Whether an answer may go out that was made at this position.
   bool may_answer(std::uint64_t position, Time now) const noexcept;
-  Time last_heard() const noexcept { return heard_; }
+  /// Whether somebody gets, or has, a copy: answers may wait for it, so it is given up when it says nothing.
+  bool is_watched() const noexcept { return phase_ != Phase::Alone && phase_ != Phase::Dropping; }
+  bool is_silent(Time now) const noexcept { return now - heard_ > kSilence; }
 
  private:
   static constexpr std::size_t kNear = std::size_t{1} << 20;       // bytes
@@ -79,11 +88,13 @@ class Replication {
   Holder last_;   // to begin
   std::uint64_t copy_ = 0;
   std::uint64_t position_ = 0;
-  std::deque<std::string> records_;  // that it has not received
-  std::size_t bytes_ = 0;            // of the commands among them
-  std::uint64_t first_ = 0;          // the number of the first of them, among all that it gets
-  std::uint64_t near_at_ = 0;        // the position at which answers began to wait
-  std::size_t pieces_ = 0;           // how many of them are pieces of the image
+  Pieces pieces_;                  // of the image, those to come; null: there are none
+  std::deque<std::string> image_;  // and those that it has not received
+  std::size_t image_bytes_ = 0;
+  std::deque<std::string> records_;  // commands that it has not received
+  std::size_t bytes_ = 0;
+  std::uint64_t first_ = 0;    // the number of the first of all these, among all that it gets
+  std::uint64_t near_at_ = 0;  // the position at which answers began to wait
   Time lease_{};
   Time heard_{};
 };

@@ -1,5 +1,6 @@
 // Processes that serve rows and copy them, the job's store and workers, in one thread with a clock of its own: messages
-// that are slow or lost, processes that are killed, stopped and started again. Whatever happens: each push counts once,
+// that are slow or lost, processes that are killed, stopped and started again, commands that take seconds, snapshots on
+// slow disks, rows that are restored. Whatever happens: each push counts once,
 // what was acknowledged is there, nobody reads less than was acknowledged before, and no process has a say after
 // another one has taken its place. The decisions are those of the real parts (Replication, ServerMap, State); what
 // primary.cpp and follower.cpp do with sockets and threads is done here with events.
@@ -30,6 +31,7 @@ using std::chrono::milliseconds;
 
 constexpr std::uint64_t kKey = 7;
 constexpr int kProcesses = 3, kWorkers = 2;
+constexpr int kRestorer = -1, kParts = 4, kFirstRestored = 100;
 
 class Simulation {
  public:
@@ -40,6 +42,8 @@ class Simulation {
       after(milliseconds(200 + below(50)), [this, i] { ask(i); });
     }
     trouble();
+    after(milliseconds(1000), [this] { snapshot(); });
+    after(milliseconds(500 + below(8000)), [this] { restore(); });
   }
   ~Simulation() {
     // What a process waits for holds the process.
@@ -47,6 +51,7 @@ class Simulation {
       if (const ProcessPtr process = made.lock()) {
         process->fetching.reset();
         process->changes.clear();
+        process->late.clear();
       }
     }
   }
@@ -55,15 +60,15 @@ class Simulation {
 
   /// Empty: all was well.
   std::string run() {
-    const Time quiet = Time{} + std::chrono::seconds(12), end = Time{} + std::chrono::seconds(40);
+    const Time end = Time{} + std::chrono::seconds(300);
     while (!events_.empty() && wrong_.empty()) {
       now_ = events_.begin()->first;
-      troubled_ = now_ < quiet;
+      troubled_ = now_ < kQuiet;
       if (now_ > end) return "somebody never gets an answer";
       const auto event = std::move(events_.begin()->second);
       events_.erase(events_.begin());
       event();
-      if (!troubled_ && all_have_ended() && serving() != nullptr) break;
+      if (!troubled_ && all_have_ended() && serving() != nullptr && !serving()->working) break;
     }
     if (!wrong_.empty()) return wrong_;
     const Process* const primary = serving();
@@ -71,12 +76,15 @@ class Simulation {
     const float expected = static_cast<float>(kWorkers * kPushes);
     const float value = value_of(primary->state);
     if (value != expected) return fmt::format("the counter is {} instead of {}", value, expected);
+    if (!has_restored(primary->state)) return "rows that were restored are gone";
     return {};
   }
   int promotions() const noexcept { return promotions_; }
+  int snapshots() const noexcept { return snapshots_; }
 
  private:
   static constexpr int kPushes = 40;
+  static constexpr Time kQuiet = Time{} + std::chrono::seconds(12);
   struct Owed {
     int worker;
     std::uint64_t asked;
@@ -101,11 +109,15 @@ class Simulation {
     std::optional<std::function<void(std::string, std::uint64_t)>> fetching;
     int fetches = 0;
     std::vector<std::pair<std::uint64_t, Owed>> held;
+    bool working = false;                    // another thread carries out a command
+    bool restoring = false;                  // rows are taken from files
+    std::deque<std::function<void()>> late;  // calls that wait for that
     // As who has a copy.
     bool copies = false;
     State copy;
     std::uint64_t copy_number = 0;
     std::uint64_t received = 0;
+    std::deque<std::string> waiting;  // commands that are not carried out yet
     Time heard{};
     Holder primary;
     int connections = 0;
@@ -139,6 +151,10 @@ class Simulation {
   }
   Time clock_of(const Process& process) const {
     return Time{} + std::chrono::duration_cast<Time::duration>((now_ - Time{}) * process.speed);
+  }
+  /// For long enough that nothing of before can matter.
+  bool is_calm(const ProcessPtr& process, const Holder& as) const {
+    return process->self == as && process->alive && now_ > kQuiet + std::chrono::seconds(10);
   }
   bool lost() { return troubled_ && below(60) == 0; }
   bool cut(int a, int b) const { return troubled_ && cut_until_ > now_ && (a == cut_) != (b == cut_); }
@@ -219,11 +235,15 @@ class Simulation {
     }
   }
 
-  static void introduce(State& state) {
+  static TableOptions table_options() {
     TableOptions options;
     options.dim = 1;
     options.optimizer = optim::Sgd{.lr = 1};
     options.consistency.mode = Mode::Async;
+    return options;
+  }
+  static void introduce(State& state) {
+    const TableOptions options = table_options();
     for (std::uint32_t worker = 0; worker < kWorkers; ++worker) {
       Hello hello;
       hello.worker = worker;
@@ -235,9 +255,9 @@ class Simulation {
       state.run({1, Method::Open, worker, 1, pack(Open{{2, 1}, "t", options, 0})});
     }
   }
-  static float value_of(const State& state) {
+  static float value_of(const State& state, std::uint64_t key = kKey) {
     float value = 0;
-    state.table(0)->read(&kKey, 1, &value, 1);
+    state.table(0)->read(&key, 1, &value, 1);
     return value;
   }
 
@@ -251,23 +271,58 @@ class Simulation {
     p.replication = Replication();
     p.held.clear();
     p.fetching.reset();
+    p.working = p.restoring = false;
+    p.late.clear();
   }
 
-  void note(const ProcessPtr& process, const Command& command) {
+  /// Some commands take long: another thread carries them out, and calls wait, but for the backup's.
+  void note(const ProcessPtr& process, const Command& command, const std::function<void()>& then) {
     Process& p = *process;
     p.replication.append(command);
     send_records(process);
-    p.state.run(command);
-    if (const auto rows = p.state.some_rows(0); rows && p.replication.phase() != Replication::Phase::Alone) {
-      const std::string body = pack(*rows);
-      p.replication.append({.method = Method::Verify, .body = body});
-      send_records(process);
+    if (below(30) > 0) {
+      p.state.run(command);
+      noted(process);
+      return then();
+    }
+    p.working = true;
+    on(process, milliseconds(below(6000)),
+       [this, process, command = command, body = std::string(command.body), term = p.term, then]() mutable {
+         if (!process->serves || process->term != term) return;
+         command.body = body;
+         process->state.run(command);
+         process->working = false;
+         noted(process);
+         then();
+         go_on(process);
+       });
+  }
+  void noted(const ProcessPtr& process) {
+    Process& p = *process;
+    const auto rows = p.state.some_rows(0);
+    if (!rows || p.replication.phase() == Replication::Phase::Alone) return;
+    const std::string body = pack(*rows);
+    p.replication.append({.method = Method::Verify, .body = body});
+    send_records(process);
+  }
+  void in_turn(const ProcessPtr& process, const std::function<void()>& serve) {
+    process->late.push_back(serve);
+    go_on(process);
+  }
+  static void go_on(const ProcessPtr& process) {
+    while (!process->working && !process->restoring && !process->late.empty()) {
+      const auto serve = std::move(process->late.front());
+      process->late.pop_front();
+      serve();
     }
   }
 
   void on_push(const ProcessPtr& process, int worker, std::uint64_t asked, int number) {
+    if (!process->serves) return;
+    in_turn(process, [this, process, worker, asked, number] { push(process, worker, asked, number); });
+  }
+  void push(const ProcessPtr& process, int worker, std::uint64_t asked, int number) {
     Process& p = *process;
-    if (!p.serves) return;
     const auto sequence = static_cast<std::uint64_t>(3 + number);
     std::string body = pack(Change{{sequence, sequence - 1}, 0, 1, {}});
     const float gradient = -1;
@@ -275,11 +330,69 @@ class Simulation {
     body.append(reinterpret_cast<const char*>(&gradient), sizeof gradient);
     const auto mine = static_cast<std::uint32_t>(worker);
     const auto verdict = p.state.workers().judge({mine, 1, {sequence, sequence - 1}});
-    if (verdict && *verdict == Workers::Verdict::New) note(process, {1, Method::Push, mine, 1, body});
-    // What it says against the push holds as little as anything else, if another one has taken its place.
-    p.held.push_back({p.replication.position(),
-                      {worker, asked, value_of(p.state), verdict ? std::string() : verdict.error().what()}});
-    answer_held(process);
+    const auto answer = [this, process, worker, asked, error = verdict ? std::string() : verdict.error().what()] {
+      // What it says against the push holds as little as anything else, if another one has taken its place.
+      process->held.push_back({process->replication.position(), {worker, asked, value_of(process->state), error}});
+      answer_held(process);
+    };
+    if (!verdict || *verdict != Workers::Verdict::New) return answer();
+    note(process, {1, Method::Push, mine, 1, body}, answer);
+  }
+
+  /// What is written, on a disk that may be slow, is what there was when that began.
+  void snapshot() {
+    after(milliseconds(300 + below(2000)), [this] { snapshot(); });
+    for (const ProcessPtr& process : processes_) {
+      if (!process->alive || !process->serves || process->working) continue;
+      on(process, milliseconds(below(10'000)),
+         [this, frozen = process->state.freeze(), value = value_of(process->state)]() mutable {
+           State written;
+           Image image(std::move(frozen));
+           while (const auto piece = image.next()) {
+             if (!written.replay({.method = Method::Piece, .body = *piece})) wrong_ = "a snapshot that is none";
+           }
+           if (value_of(written) != value) wrong_ = "a snapshot of another moment";
+           ++snapshots_;
+         });
+    }
+  }
+
+  /// A worker asks for it until it has been told that all rows are there.
+  void restore() {
+    if (restored_) return;
+    after(milliseconds(500), [this] { restore(); });
+    const ProcessPtr process = processes_[below(kProcesses)];
+    if (!process->alive || !process->serves || lost() || cut(100, process->number)) return;
+    in_turn(process, [this, process] {
+      process->restoring = true;
+      take_part(process, 0, process->term);
+    });
+  }
+  void take_part(const ProcessPtr& process, int part, int term) {
+    on(process, milliseconds(below(800)), [this, process, part, term] {
+      Process& p = *process;
+      if (!p.serves || p.term != term) return;
+      if (p.working) return take_part(process, part, term);
+      if (part == kParts) {
+        p.restoring = false;
+        p.held.push_back({p.replication.position(), {kRestorer, 0, value_of(p.state)}});
+        answer_held(process);
+        return go_on(process);
+      }
+      const RowHeader row{static_cast<std::uint64_t>(kFirstRestored + part), 1, 1};
+      const float value = 1;
+      std::string body = pack(Adopt{"t", table_options(), 0, 1, 0});
+      body.append(reinterpret_cast<const char*>(&row), sizeof row);
+      body.append(reinterpret_cast<const char*>(&value), sizeof value);
+      note(process, {1, Method::Adopt, 0, 0, body}, [] {});
+      take_part(process, part + 1, term);
+    });
+  }
+  static bool has_restored(const State& state) {
+    for (int part = 0; part < kParts; ++part) {
+      if (value_of(state, static_cast<std::uint64_t>(kFirstRestored + part)) != 1) return false;
+    }
+    return true;
   }
 
   void answer_held(const ProcessPtr& process) {
@@ -297,15 +410,19 @@ class Simulation {
 
   bool on_follow(const ProcessPtr& process, const Holder& other, int connection) {
     Process& p = *process;
-    if (!p.serves || !p.replication.may_begin(other, static_cast<std::uint64_t>(connection))) return false;
-    std::deque<std::string> pieces;
-    p.state.image([&](const std::string& piece) {
-      pieces.push_back(record_head({.method = Method::Piece, .body = piece}).append(piece));
-    });
-    p.replication.begin(other, static_cast<std::uint64_t>(connection), std::move(pieces));
+    if (!p.serves || p.working || !p.replication.may_begin(other, static_cast<std::uint64_t>(connection))) return false;
+    p.replication.begin(
+        other, static_cast<std::uint64_t>(connection),
+        [image = std::make_shared<Image>(p.state.freeze())]() -> std::optional<std::string> {
+          const auto piece = image->next();
+          if (!piece) return std::nullopt;
+          return record_head({.method = Method::Piece, .body = *piece}).append(*piece);
+        },
+        clock_of(p));
     p.connection = connection;
     p.sent.reset();
     p.fetching.reset();
+    look_at_backup(process, other);
     return true;
   }
 
@@ -336,7 +453,7 @@ class Simulation {
           process, [self = p.self, other](ServerMap& map) { return add(map, 0, self, other); },
           [this, process, other](Outcome outcome) {
             if (outcome == Outcome::Refused) return lose_backup(process, other);
-            if (process->replication.joined(other)) look_at_backup(process, other);
+            (void)process->replication.joined(other);
           });
     }
     return true;
@@ -353,8 +470,12 @@ class Simulation {
 
   void look_at_backup(const ProcessPtr& process, const Holder& other) {
     Process& p = *process;
-    if (!p.serves || p.replication.phase() != Replication::Phase::Following || p.replication.other() != other) return;
-    if (clock_of(p) - p.replication.last_heard() > kSilence) return lose_backup(process, other);
+    if (!p.serves || !p.replication.is_watched() || p.replication.other() != other) return;
+    if (p.replication.is_silent(clock_of(p))) {
+      if (is_calm(processes_[other.server], other) && is_calm(process, p.self))
+        wrong_ = "a copy was given up though nothing was wrong with it";
+      return lose_backup(process, other);
+    }
     on(process, milliseconds(300), [this, process, other] { look_at_backup(process, other); });
   }
 
@@ -380,6 +501,7 @@ class Simulation {
     p.copies = true;
     p.copy = State();
     p.received = 0;
+    p.waiting.clear();
     p.primary = primary;
     p.heard = clock_of(p);
     const int connection = ++p.connections * kProcesses + p.number;
@@ -423,10 +545,22 @@ class Simulation {
     p.heard = clock_of(p);
     p.received += count;
     fetch(process, connection);
-    std::string_view rest = records;
-    while (const auto command = next_record(rest)) {
-      if (const auto done = p.copy.replay(*command); !done) wrong_ = done.error().what();
-    }
+    if (records.empty()) return;
+    p.waiting.push_back(records);
+    if (p.waiting.size() == 1) carry_out(process, p.copy_number);
+  }
+  /// On a thread of its own, and now and then it takes long.
+  void carry_out(const ProcessPtr& process, std::uint64_t copy) {
+    on(process, below(40) > 0 ? microseconds(below(300)) : milliseconds(below(5000)), [this, process, copy] {
+      Process& p = *process;
+      if (!p.copies || p.copy_number != copy) return;
+      std::string_view rest = p.waiting.front();
+      while (const auto command = next_record(rest)) {
+        if (const auto done = p.copy.replay(*command); !done) wrong_ = done.error().what();
+      }
+      p.waiting.pop_front();
+      if (!p.waiting.empty()) carry_out(process, copy);
+    });
   }
 
   /// The connection is made anew, until it is known that the primary is gone.
@@ -451,6 +585,11 @@ class Simulation {
 
   void take_place(const ProcessPtr& process) {
     Process& p = *process;
+    if (!p.waiting.empty()) {  // once it has all
+      const int connection = p.connections * kProcesses + p.number;
+      on(process, milliseconds(20), [this, process, connection] { contact(process, connection); });
+      return;
+    }
     if (p.copy.loading() || p.received == 0) {
       p.copies = false;
       return;
@@ -463,6 +602,8 @@ class Simulation {
           process->copies = false;
           if (outcome == Outcome::Refused) return;
           ++promotions_;
+          if (const ProcessPtr& before = processes_[process->primary.server]; is_calm(before, process->primary))
+            wrong_ = "a process lost its place though nothing was wrong with it";
           process->state = std::move(process->copy);
           process->copy = State();
           serve(process, map_.rows[0].epoch);
@@ -488,6 +629,13 @@ class Simulation {
   }
 
   void answered(const Owed& answer) {
+    if (answer.worker == kRestorer) {
+      restored_ = true;
+      const Process* const primary = serving();
+      if (primary != nullptr && !primary->working && !has_restored(primary->state))
+        wrong_ = "rows are not there that have been restored";
+      return;
+    }
     Pusher& worker = workers_[static_cast<std::size_t>(answer.worker)];
     if (worker.asked != answer.asked) return;
     // All that had been acknowledged when it asked, and its own, is in what it reads.
@@ -503,7 +651,7 @@ class Simulation {
     for (const Pusher& worker : workers_) all += worker.pushed;
     return all;
   }
-  bool all_have_ended() const { return acknowledged() == kWorkers * kPushes; }
+  bool all_have_ended() const { return acknowledged() == kWorkers * kPushes && restored_; }
 
   // ---- what happens to them ----
 
@@ -566,7 +714,8 @@ class Simulation {
   std::vector<std::weak_ptr<Process>> all_;  // those that have ended, too
   std::vector<Pusher> workers_;
   std::uint64_t lives_ = 0;
-  int terms_ = 0, latest_term_ = 0, promotions_ = 0;
+  bool restored_ = false;
+  int terms_ = 0, latest_term_ = 0, promotions_ = 0, snapshots_ = 0;
   std::string wrong_;
 };
 
@@ -577,13 +726,15 @@ TEST(Replication, CountsEachPushOnceInAnySchedule) {
     return wanted != nullptr ? static_cast<unsigned>(std::atoi(wanted)) : standard;
   };
   const unsigned first = number("COHORT_PS_FIRST", 0), schedules = number("COHORT_PS_SCHEDULES", 2000);
-  int promotions = 0;
+  int promotions = 0, snapshots = 0;
   for (unsigned seed = first; seed < first + schedules; ++seed) {
     Simulation simulation(seed);
     const std::string wrong = simulation.run();
     ASSERT_EQ(wrong, "") << "schedule " << seed;
     promotions += simulation.promotions();
+    snapshots += simulation.snapshots();
   }
+  EXPECT_GT(snapshots, static_cast<int>(schedules));
   EXPECT_GT(promotions, static_cast<int>(schedules / 2));
   RecordProperty("promotions", promotions);
 }

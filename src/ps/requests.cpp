@@ -266,6 +266,7 @@ void Requests::change(Method method, const std::vector<std::uint64_t>& unique, s
             table_.name, table_.client->options.worker, state_->clock);
     }
   }
+  if (method == Method::Push && !unique.empty()) table_.client->demand_one_rate(table_, lr);
   const std::string_view all(reinterpret_cast<const char*>(rows.data()), rows.size_bytes());
   for (const Part& part : parts(unique, kChange)) {
     Link& link = table_.client->links[part.server];

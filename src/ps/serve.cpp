@@ -2,12 +2,10 @@
 #include <cohort/role.h>
 
 #include "base/env.h"
-#include "base/log.h"
 #include "base/result.h"
 #include "meet/servers.h"
 
 #include <filesystem>
-#include <system_error>
 #include <thread>
 
 namespace cohort::ps {
@@ -19,18 +17,6 @@ using std::chrono::steady_clock;
 constexpr milliseconds kLook(50);
 // What the process before has left (a child with its files) may be on its way out.
 constexpr auto kLeftAfter = std::chrono::seconds(10);
-
-/// What a job before has left is none of this one's: workers and servers have other clocks and places.
-void set_aside(const std::string& journal) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(journal, error) || std::filesystem::file_size(journal, error) == 0) return;
-  const std::string aside = journal + ".earlier";
-  std::filesystem::rename(journal, aside, error);
-  if (error)
-    raise(ErrorCode::Io, "journal {} is of an earlier job, and cannot be renamed to {}: {}", journal, aside,
-          error.message());
-  log::warn("ps", "journal {} is of an earlier job: it is {} now, and the tables begin anew", journal, aside);
-}
 
 std::unique_ptr<Server> start_again(const ServerOptions& options) {
   const auto limit = steady_clock::now() + kLeftAfter;
@@ -51,8 +37,15 @@ std::unique_ptr<Server> Server::of_job(ServerOptions options) {
           to_string(role()));
   }
   const int number = role_number();
-  if (!options.journal.empty() && std::filesystem::is_directory(options.journal))
-    options.journal = (std::filesystem::path(options.journal) / fmt::format("server-{}.journal", number)).string();
+  if (!options.journal.empty()) {
+    if (std::filesystem::is_directory(options.journal)) {
+      options.journal = (std::filesystem::path(options.journal) / fmt::format("server-{}.journal", number)).string();
+    } else if (num_servers() > 1) {
+      raise(ErrorCode::InvalidArgument,
+            "journal {}: there are {} servers, which need a file each -- name a folder that exists", options.journal,
+            num_servers());
+    }
+  }
   std::unique_ptr<Server> server;
   const auto listed = meet::listed_servers();
   if (auto earlier = meet::earlier_server_address()) {
@@ -61,8 +54,7 @@ std::unique_ptr<Server> Server::of_job(ServerOptions options) {
   } else {
     if (options.endpoint.empty() && listed && static_cast<std::size_t>(number) < listed->size())
       options.endpoint = listed->at(static_cast<std::size_t>(number));
-    if (env::get(env::kStore) && !options.journal.empty()) set_aside(options.journal);
-    server = std::make_unique<Server>(options);
+    server.reset(new Server(options, env::get(env::kStore).has_value()));
   }
   // Where neither is there (DMLC_ROLE alone), workers are told by their program.
   if (listed || env::get(env::kStore)) announce_server(server->endpoint());

@@ -9,6 +9,7 @@
 #include "ps/place.h"
 #include "ps/primary.h"
 #include "sys/shared_memory.h"
+#include "sys/thread.h"
 
 #include <cohort/ps.h>
 #include <cohort/role.h>
@@ -16,10 +17,12 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <thread>
 #include <utility>
 
 namespace cohort::ps {
@@ -39,13 +42,14 @@ constexpr milliseconds kTurn(1000);       // that a server waits for each that c
 // server that they belong to. Without replicas it serves one server's rows, and does not know its number.
 class Server::Impl final : RpcServer::Service {
  public:
-  explicit Impl(const ServerOptions& options)
+  /// `begins_anew`: what a journal has is of an earlier job.
+  Impl(const ServerOptions& options, bool begins_anew)
       : options_(checked(options)),
         replicated_(replicas_of(options) > 0),
         limit_(options.memory != 0 ? options.memory : sys::available_memory() / 10 * 9),
         room_(limit_),
         number_(replicated_ ? static_cast<std::uint32_t>(options.number ? *options.number : role_number()) : 0),
-        journal_(remember(options)),
+        journal_(remember(options, begins_anew)),
         server_(served_at(options), *this),
         endpoint_(net::to_string(server_.endpoint())) {
     if (!replicated_) return;
@@ -54,21 +58,20 @@ class Server::Impl final : RpcServer::Service {
     as.servers = static_cast<std::uint32_t>(options.servers ? *options.servers : num_servers());
     as.replicas = replicas_of(options);
     as.endpoint = endpoint_;
-    membership_ = std::make_unique<Membership>(as);
+    auto membership = std::make_unique<Membership>(as);
+    on_thread([&] { membership_ = std::move(membership); });  // workers may be there already
     membership_->start([this](const ServerMap& map) { server_.post([this, map] { on_map(map); }); });
   }
 
   ~Impl() override {
     // What has threads that post to the server ends before it does.
-    std::promise<void> ended;
-    server_.post([&] {
+    on_thread([&] {
       stopping_ = true;
       turns_.clear();
       followers_.clear();
       const auto primaries = std::exchange(primaries_, {});
-      ended.set_value();
     });
-    ended.get_future().wait();
+    for (auto& [done, thread] : aside_) thread.join();
     membership_.reset();
   }
 
@@ -77,6 +80,19 @@ class Server::Impl final : RpcServer::Service {
 
  private:
   using ClientPtr = RpcServer::ClientPtr;
+  struct Aside {
+    std::shared_ptr<std::atomic<bool>> done;
+    std::thread thread;
+  };
+
+  void on_thread(const std::function<void()>& task) {
+    std::promise<void> done;
+    server_.post([&] {
+      task();
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
 
   static std::uint32_t replicas_of(const ServerOptions& options) {
     if (options.replicas) return static_cast<std::uint32_t>(*options.replicas);
@@ -115,9 +131,10 @@ class Server::Impl final : RpcServer::Service {
             .host = cluster::host_identity().id};
   }
 
-  std::optional<Journal> remember(const ServerOptions& options) {
+  std::optional<Journal> remember(const ServerOptions& options, bool begins_anew) {
     if (options.journal.empty()) return std::nullopt;
-    return value_or_throw(Journal::open(options.journal, state_, options.journal_tail));
+    const auto before = begins_anew ? Journal::Before::SetAside : Journal::Before::GoesOn;
+    return value_or_throw(Journal::open(options.journal, state_, options.journal_tail, before));
   }
 
   // ---- calls ----
@@ -209,6 +226,7 @@ class Server::Impl final : RpcServer::Service {
     Primary::Options options;
     options.patience = options_.patience;
     options.room = [this] { return room(); };
+    options.aside = [this](std::function<void()> task) { aside(std::move(task)); };
     options.changed = [this] { count_workers(); };
     options.epoch = epoch;
     if (replicated_) {
@@ -223,6 +241,19 @@ class Server::Impl final : RpcServer::Service {
       };
     }
     primaries_[rows] = std::make_unique<Primary>(server_, std::move(options), std::move(state), std::move(journal));
+  }
+
+  /// On its own thread; what still runs at the end is waited for.
+  void aside(std::function<void()> task) {
+    aside_.remove_if([](Aside& one) {
+      if (one.done->load()) one.thread.join();
+      return !one.thread.joinable();
+    });
+    auto done = std::make_shared<std::atomic<bool>>(false);
+    aside_.push_back({done, sys::start_without_signals([task = std::move(task), done] {
+                        task();
+                        *done = true;
+                      })});
   }
 
   std::size_t room() {
@@ -339,15 +370,17 @@ class Server::Impl final : RpcServer::Service {
   std::map<std::uint32_t, std::unique_ptr<Follower>> followers_;
   std::map<std::uint32_t, std::shared_ptr<void>> turns_;
   std::set<std::uint32_t> damaged_;
+  std::list<Aside> aside_;
   bool stopping_ = false;
   steady_clock::time_point served_since_{};
   std::atomic<bool> workers_gone_{false};
+  std::unique_ptr<Membership> membership_;
   RpcServer server_;  // after all that its thread uses
   const std::string endpoint_;
-  std::unique_ptr<Membership> membership_;
 };
 
-Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Server::Server(const ServerOptions& options) : Server(options, false) {}
+Server::Server(const ServerOptions& options, bool begins_anew) : impl_(std::make_unique<Impl>(options, begins_anew)) {}
 Server::~Server() = default;
 const std::string& Server::endpoint() const noexcept { return impl_->endpoint(); }
 bool Server::workers_gone() const { return impl_->workers_gone(); }

@@ -2,8 +2,12 @@
 
 #include "formats/checkpoint_folder.h"
 #include "ps/optimizer.h"
+#include "sys/files.h"
 
+#include <algorithm>
 #include <cstring>
+#include <span>
+#include <utility>
 
 namespace cohort::ps {
 namespace {
@@ -53,7 +57,8 @@ bool is_snapshot_file(const std::string& name) {
          name.find('/') == std::string::npos;
 }
 
-Result<formats::FileDigest> write_snapshot(const State& state, const std::string& folder, const std::string& file) {
+Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::string& folder,
+                                           const std::string& file) {
   return formats::write_checkpoint_file(folder, file, [&](const formats::Sink& sink) -> Result<void> {
     std::string buffer(kMagic);
     Result<void> done;
@@ -63,9 +68,8 @@ Result<formats::FileDigest> write_snapshot(const State& state, const std::string
         buffer.clear();
       }
     };
-    for (std::uint32_t number = 0; number < state.tables(); ++number) {
-      const SparseTable& table = *state.table(number);
-      buffer += pack(Adopt{table.name(), table.options(), state.elements(number), table.counts().rows, table.seen()});
+    for (const auto& [table, elements] : state.tables) {
+      buffer += pack(Adopt{table.name(), table.options(), elements, table.shape().counts.rows, table.shape().seen});
       table.for_each([&](const RowHeader& header, const float* floats) {
         append(buffer, &header, sizeof header);
         append(buffer, floats, table.floats() * sizeof(float));
@@ -82,10 +86,24 @@ Result<formats::FileDigest> write_snapshot(const State& state, const std::string
   });
 }
 
-Result<void> read_snapshot(std::string_view bytes, const std::string& name, const SnapshotReader& reader) {
+Result<void> read_snapshot(const SnapshotBytes& source, const std::string& name, const SnapshotReader& reader) {
+  constexpr std::size_t kHead = std::size_t{1} << 20;  // what a table is takes less
+  std::string_view bytes;
+  std::size_t there = 0;
+  const auto want = [&](std::size_t wanted) -> Result<void> {
+    if (bytes.size() >= wanted) return {};
+    const auto more = source(there - bytes.size(), wanted);
+    if (!more) return tl::unexpected(more.error());
+    bytes = *more;
+    there = bytes.size();
+    return {};
+  };
+  Result<void> done = want(kMagic.size());
+  if (!done) return done;
   if (bytes.substr(0, kMagic.size()) != kMagic) return fail(ErrorCode::Corrupt, "{} is no snapshot", name);
   bytes.remove_prefix(kMagic.size());
-  while (!bytes.empty()) {
+  while (true) {
+    if (done = want(kHead); !done || bytes.empty()) return done;
     auto opened = unpack<Adopt>(bytes);
     if (!opened) return fail(ErrorCode::Corrupt, "{}: {}", name, opened.error().what());
     Adopt table = std::move(opened->record);
@@ -94,24 +112,66 @@ Result<void> read_snapshot(std::string_view bytes, const std::string& name, cons
     const auto dim = static_cast<std::size_t>(table.options.dim);
     const std::size_t row = sizeof(RowHeader) + (dim + slots_of(table.options.optimizer, dim)) * sizeof(float);
     const std::uint64_t rows = std::exchange(table.rows, 0), seen = std::exchange(table.seen, 0);
-    if (rows > bytes.size() / row || seen > (bytes.size() - rows * row) / kSeenBytes)
-      return fail(ErrorCode::Corrupt, "{} ends within the rows of table \"{}\"", name, table.name);
     Parts parts(table, reader);
-    const auto mine = [&] {
-      std::uint64_t key;  // both begin with it
-      std::memcpy(&key, bytes.data(), sizeof key);
-      return reader.is_mine(table, key);
+    const auto take = [&](std::uint64_t count, std::size_t size, auto&& hand_on) -> Result<void> {
+      for (std::uint64_t i = 0; i < count; ++i, bytes.remove_prefix(size)) {
+        if (auto ok = want(size); !ok) return ok;
+        if (bytes.size() < size)
+          return fail(ErrorCode::Corrupt, "{} ends within the rows of table \"{}\"", name, table.name);
+        std::uint64_t key;  // both begin with it
+        std::memcpy(&key, bytes.data(), sizeof key);
+        if (!reader.is_mine(table, key)) continue;
+        if (auto ok = hand_on(bytes.substr(0, size)); !ok) return ok;
+      }
+      return {};
     };
-    Result<void> done;
-    for (std::uint64_t i = 0; i < rows && done; ++i, bytes.remove_prefix(row)) {
-      if (mine()) done = parts.row(bytes.substr(0, row));
-    }
-    for (std::uint64_t i = 0; i < seen && done; ++i, bytes.remove_prefix(kSeenBytes)) {
-      if (mine()) done = parts.seen(bytes.substr(0, kSeenBytes));
-    }
+    done = take(rows, row, [&](std::string_view one) { return parts.row(one); });
+    if (done) done = take(seen, kSeenBytes, [&](std::string_view one) { return parts.seen(one); });
     if (done) done = parts.flush();
     if (!done) return done;
   }
+}
+
+namespace {
+
+/// A file, some megabytes at a time.
+class FileSource {
+ public:
+  FileSource(sys::FileReader file, std::uint64_t bytes) : file_(std::move(file)), left_(bytes) {}
+  Result<std::string_view> more(std::size_t taken, std::size_t wanted) {
+    buffer_.erase(0, taken);
+    if (buffer_.size() >= wanted || left_ == 0) return std::string_view(buffer_);
+    const auto read = static_cast<std::size_t>(std::min<std::uint64_t>(left_, std::max(kPart, wanted)));
+    buffer_.resize(buffer_.size() + read);
+    if (auto done = file_.read(std::as_writable_bytes(std::span(buffer_)).last(read)); !done)
+      return tl::unexpected(done.error());
+    left_ -= read;
+    return std::string_view(buffer_);
+  }
+
+ private:
+  sys::FileReader file_;
+  std::uint64_t left_;
+  std::string buffer_;
+};
+
+}  // namespace
+
+Result<void> read_rows(const std::string& checkpoint, const SnapshotReader& reader) {
+  const auto stored = formats::read_checkpoint(checkpoint);
+  if (!stored) return tl::unexpected(stored.error());
+  bool any = false;
+  for (const auto& [name, digest] : stored->manifest.files) {
+    if (!is_snapshot_file(name)) continue;
+    any = true;
+    if (auto sound = formats::check_checkpoint_file(*stored, name); !sound) return sound;
+    auto file = sys::FileReader::open(fmt::format("{}/{}", stored->folder, name));
+    if (!file) return tl::unexpected(file.error());
+    FileSource source(*std::move(file), digest.bytes);
+    const auto more = [&](std::size_t taken, std::size_t wanted) { return source.more(taken, wanted); };
+    if (auto done = read_snapshot(more, name, reader); !done) return done;
+  }
+  if (!any) return fail(ErrorCode::Unavailable, "{} has no rows of parameter servers", checkpoint);
   return {};
 }
 

@@ -102,8 +102,8 @@ void SparseTable::read(const void* keys, std::size_t count, void* out, std::uint
   });
 }
 
-void SparseTable::begin_row(std::uint32_t number, std::uint64_t key) noexcept {
-  float* floats = rows_.floats(number);
+void SparseTable::begin_row(std::uint32_t number, std::uint64_t key) {
+  float* floats = rows_.own(number).floats;
   fill_initial({floats, dim_}, options_.initializer, options_.seed, key);
   begin_slots(options_.optimizer, floats + dim_, dim_);
 }
@@ -196,12 +196,11 @@ void SparseTable::step(const KeyedRows& gradients, std::uint32_t now, std::optio
       ++counts_.dropped;
       return;
     }
-    RowHeader& header = rows_.header(number);
+    const auto [header, floats] = rows_.own(number);
     ++header.steps;
     header.last = std::max(now, std::uint32_t{1});
     ++counts_.steps;
     std::memcpy(gradient_.data(), from + index * bytes, bytes);  // aligned from here on
-    float* floats = rows_.floats(number);
     ps::step(options_.optimizer, {floats, floats + dim_, dim_, header.steps}, gradient_.data(), lr);
   });
 }
@@ -212,10 +211,9 @@ void SparseTable::assign(const KeyedRows& weights, std::uint32_t now) {
   for (std::size_t i = 0; i < weights.count; ++i) {
     const std::uint64_t key = key_at(weights.keys, i);
     const std::uint32_t number = row_for(key, mix64(key), now, true);
-    RowHeader& header = rows_.header(number);
+    const auto [header, floats] = rows_.own(number);
     header.steps = 0;
     header.last = std::max(now, std::uint32_t{1});
-    float* floats = rows_.floats(number);
     std::memcpy(floats, from + i * bytes, bytes);
     begin_slots(options_.optimizer, floats + dim_, dim_);
   }
@@ -229,14 +227,15 @@ void SparseTable::erase(const void* keys, std::size_t count) {
   }
 }
 
-std::size_t SparseTable::bytes_with(std::size_t count, const void* keys) const {
-  if (keys != nullptr) {
-    std::size_t fresh = 0;
-    in_turn(rows_, keys, count, [&](std::size_t, std::uint64_t key, std::uint64_t hash) {
-      if (rows_.find(key, hash) == Rows::kNone) ++fresh;
-    });
-    count = fresh;
-  }
+std::size_t SparseTable::fresh(std::size_t count, const void* keys) const {
+  std::size_t fresh = 0;
+  in_turn(rows_, keys, count, [&](std::size_t, std::uint64_t key, std::uint64_t hash) {
+    if (rows_.find(key, hash) == Rows::kNone) ++fresh;
+  });
+  return fresh;
+}
+
+std::size_t SparseTable::bytes_with(std::size_t count) const {
   std::size_t more = count;
   if (options_.eviction.rows > 0) {
     const auto bound = static_cast<std::size_t>(options_.eviction.rows);
@@ -247,22 +246,45 @@ std::size_t SparseTable::bytes_with(std::size_t count, const void* keys) const {
          std::max(seen_.capacity(), 2 * (seen_.size() + seen)) * sizeof(Seen);
 }
 
-void SparseTable::for_each(const std::function<void(const RowHeader&, const float*)>& visit) const {
-  for (std::uint32_t number = 0; number < rows_.end(); ++number) {
+void FrozenTable::for_each(const std::function<void(const RowHeader&, const float*)>& visit) const {
+  for (std::uint32_t number = 0; number < shape_.end; ++number) {
     if (rows_.lives(number)) visit(rows_.header(number), rows_.floats(number));
   }
 }
 
-void SparseTable::for_each_seen(const std::function<void(std::uint64_t, std::uint32_t)>& visit) const {
+void FrozenTable::for_each_seen(const std::function<void(std::uint64_t, std::uint32_t)>& visit) const {
   for (const Seen& seen : seen_) visit(seen.key, seen.count);
+}
+
+void FrozenTable::for_places(std::uint32_t first, std::uint32_t count,
+                             const std::function<void(const RowHeader&, const float*)>& visit) const {
+  for (std::uint32_t number = first; number < shape_.end && number - first < count; ++number)
+    visit(rows_.header(number), rows_.lives(number) ? rows_.floats(number) : nullptr);
+}
+
+FrozenTable SparseTable::freeze(const Views& views) {
+  frozen_seen_ = seen_.size();
+  return {name_, options_, floats_, rows_.freeze(views), seen_, shape()};
+}
+
+SparseTable::Effort SparseTable::effort(std::size_t count) const noexcept {
+  // Each row may make others go.
+  const bool evicts = options_.eviction.rows > 0 || options_.eviction.age.count() > 0;
+  const std::size_t slabs = std::min(evicts ? 4 * count : count, rows_.frozen());
+  // A row that is met costs as much as some floats; an index that grows meets all of them.
+  constexpr std::size_t kMeeting = 64;
+  const std::size_t met = count + (rows_.grows_with(count) ? rows_.size() : 0) +
+                          (options_.admission > 1 && seen_index_.grows_with(count) ? seen_.size() : 0);
+  return {met * kMeeting + count * floats_ + slabs * rows_.slab_bytes() / sizeof(float), slabs * rows_.slab_bytes()};
 }
 
 void SparseTable::restore(const RowHeader& header, const void* floats) {
   const std::uint64_t hash = mix64(header.key);
   std::uint32_t number = rows_.find(header.key, hash);
   if (number == Rows::kNone) number = rows_.create(header.key, hash);
-  rows_.header(number) = {header.key, header.steps, std::max(header.last, std::uint32_t{1})};
-  std::memcpy(rows_.floats(number), floats, floats_ * sizeof(float));
+  const Rows::Row row = rows_.own(number);
+  row.header = {header.key, header.steps, std::max(header.last, std::uint32_t{1})};
+  std::memcpy(row.floats, floats, floats_ * sizeof(float));
 }
 
 void SparseTable::restore_seen(std::uint64_t key, std::uint32_t count) {
@@ -279,12 +301,6 @@ void SparseTable::restore_seen(std::uint64_t key, std::uint32_t count) {
 
 TableShape SparseTable::shape() const noexcept {
   return {rows_.end(), rows_.first_free(), hand_, seen_.size(), counts()};
-}
-
-void SparseTable::for_places(std::uint32_t first, std::uint32_t count,
-                             const std::function<void(const RowHeader&, const float*)>& visit) const {
-  for (std::uint32_t number = first; number < rows_.end() && number - first < count; ++number)
-    visit(rows_.header(number), rows_.lives(number) ? rows_.floats(number) : nullptr);
 }
 
 bool SparseTable::end_load(const TableShape& shape) {

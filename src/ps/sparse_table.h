@@ -14,6 +14,8 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace cohort::ps {
 
@@ -41,6 +43,44 @@ struct TableShape {
 /// Of the counter of a key that is not admitted yet, in a snapshot.
 inline constexpr std::size_t kSeenBytes = sizeof(std::uint64_t) + sizeof(std::uint32_t);
 
+/// A table as it was at a moment, to be read on any thread.
+class FrozenTable {
+ public:
+  const std::string& name() const noexcept { return name_; }
+  const TableOptions& options() const noexcept { return options_; }
+  const TableShape& shape() const noexcept { return shape_; }
+  /// Of a row.
+  std::size_t floats() const noexcept { return floats_; }
+  /// All rows, and all counters of keys that are not admitted yet.
+  void for_each(const std::function<void(const RowHeader&, const float*)>& visit) const;
+  void for_each_seen(const std::function<void(std::uint64_t key, std::uint32_t count)>& visit) const;
+  /// Rows by their places, free ones too (`floats` is null).
+  void for_places(std::uint32_t first, std::uint32_t count,
+                  const std::function<void(const RowHeader&, const float*)>& visit) const;
+
+ private:
+  friend class SparseTable;
+  struct Seen {
+    std::uint64_t key;
+    std::uint32_t count;
+  };
+
+  std::string name_;
+  TableOptions options_;
+  std::size_t floats_;
+  Slabs rows_;
+  std::vector<Seen> seen_;
+  TableShape shape_;
+  FrozenTable(std::string name, const TableOptions& options, std::size_t floats, Slabs rows, std::vector<Seen> seen,
+              const TableShape& shape)
+      : name_(std::move(name)),
+        options_(options),
+        floats_(floats),
+        rows_(std::move(rows)),
+        seen_(std::move(seen)),
+        shape_(shape) {}
+};
+
 class SparseTable {
  public:
   /// `options` have been checked.
@@ -61,37 +101,44 @@ class SparseTable {
   /// Those that are there.
   void erase(const void* keys, std::size_t count);
 
-  /// Memory that will be held at most after steps of so many keys, those without a row counted exactly if `keys` are
-  /// given.
-  std::size_t bytes_with(std::size_t count, const void* keys = nullptr) const;
+  /// Memory that will be held at most after steps of so many keys without a row.
+  std::size_t bytes_with(std::size_t count) const;
+  /// How many of the keys have none.
+  std::size_t fresh(std::size_t count, const void* keys) const;
 
-  /// For snapshots: a row's floats, and all rows and counters of keys that are not admitted yet.
+  /// Of a row.
   std::size_t floats() const noexcept { return floats_; }
-  std::size_t seen() const noexcept { return seen_.size(); }
-  void for_each(const std::function<void(const RowHeader&, const float*)>& visit) const;
-  void for_each_seen(const std::function<void(std::uint64_t key, std::uint32_t count)>& visit) const;
+  /// As it is now; as long as `views` counts any, that does not change. Takes as long as copying the counters.
+  FrozenTable freeze(const Views& views);
+  /// Memory that views alone have.
+  std::size_t copied() const noexcept {
+    return rows_.copied() + (rows_.frozen() + rows_.copied() > 0 ? frozen_seen_ * sizeof(Seen) : 0);
+  }
+  /// Of a step or assignment of so many keys: how many floats are worked through or copied, about, and the memory of
+  /// what is copied for views.
+  struct Effort {
+    std::size_t floats = 0;
+    std::size_t copied = 0;
+  };
+  Effort effort(std::size_t count) const noexcept;
+  /// For snapshots.
   /// In place of what there is of the key. The floats need not be aligned.
   void restore(const RowHeader& header, const void* floats);
   void restore_seen(std::uint64_t key, std::uint32_t count);
 
-  /// For images, from which the same table is made again, to its order: rows by their places, free ones too (`floats`
-  /// is null). A new table takes all places and counters, then its shape. False: it cannot be.
+  /// From an image the same table is made again, to its order: a new one takes all places and counters, then its shape.
+  /// False: it cannot be.
   TableShape shape() const noexcept;
-  void for_places(std::uint32_t first, std::uint32_t count,
-                  const std::function<void(const RowHeader&, const float*)>& visit) const;
   void load_place(const RowHeader& header, const void* floats) { rows_.load(header, floats); }
   bool end_load(const TableShape& shape);
   /// Of the rows at these places.
   std::uint64_t digest(std::uint32_t first, std::uint32_t count) const noexcept;
 
  private:
-  struct Seen {
-    std::uint64_t key;
-    std::uint32_t count;
-  };
+  using Seen = FrozenTable::Seen;
 
   bool expired(const RowHeader& header, std::uint32_t now) const noexcept;
-  void begin_row(std::uint32_t number, std::uint64_t key) noexcept;
+  void begin_row(std::uint32_t number, std::uint64_t key);
   /// Number of the key's row, made if it was not there; kNone: not admitted.
   std::uint32_t row_for(std::uint64_t key, std::uint64_t hash, std::uint32_t now, bool admitted);
   bool admit(std::uint64_t key, std::uint64_t hash);
@@ -106,6 +153,7 @@ class SparseTable {
   Rows rows_;
   KeyMap seen_index_;
   std::vector<Seen> seen_;
+  std::size_t frozen_seen_ = 0;  // counters that the latest view has
   std::vector<float> gradient_;
   std::uint32_t hand_ = 0;
   TableCounts counts_;

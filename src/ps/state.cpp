@@ -69,7 +69,7 @@ Result<void> State::may_join(const Hello& hello) const {
   return {};
 }
 
-Result<void> State::check(const Command& command, std::size_t limit) const {
+Result<void> State::check(const Command& command, std::size_t limit) {
   const auto whole = [&](const auto& packed) -> Result<void> {
     if (!packed) return tl::unexpected(packed.error());
     if (!packed->payload.empty()) return fail(ErrorCode::Corrupt, "message is longer than its fields");
@@ -133,30 +133,84 @@ Result<void> State::check_open(const Open& open, std::size_t limit) const {
   return {};
 }
 
-Result<void> State::check_change(const Command& command, std::size_t limit) const {
+Result<void> State::check_change(const Command& command, std::size_t limit) {
   const auto change = unpack<Change>(command.body);
   if (!change) return tl::unexpected(change.error());
-  if (change->record.table >= tables_.size())
-    return fail(ErrorCode::InvalidArgument, "there is no table {}", change->record.table);
-  const SparseTable& table = tables_[change->record.table].table;
+  const std::uint32_t number = change->record.table;
+  if (number >= tables_.size()) return fail(ErrorCode::InvalidArgument, "there is no table {}", number);
+  const SparseTable& table = tables_[number].table;
   const std::size_t count = change->record.count;
   const std::size_t row = command.method == Method::Erase ? 0 : table.dim() * sizeof(float);
   if (change->payload.size() != count * (sizeof(std::uint64_t) + row))
     return fail(ErrorCode::Corrupt, "{} keys and rows of {} bytes in {} bytes", count, row, change->payload.size());
   if (command.method == Method::Erase) return {};
-  // What it will take at most: asked exactly only where that would be too much.
-  const std::size_t taken = bytes() - table.counts().bytes;
   const bool stays = command.method == Method::Push && table.options().consistency.mode != Mode::Async;
   const std::size_t staged = stays ? change->payload.size() + sizeof(Staged) : 0;
-  const std::size_t waiting = tables_[change->record.table].waiting;
-  if (taken + staged + table.bytes_with(waiting + count) <= limit) return {};
-  const std::size_t exact = table.bytes_with(count, change->payload.data());
-  if (taken + staged + exact <= limit && waiting == 0) return {};
+  const std::size_t rows = stays ? count : 0;
+  // What it will take at most: asked exactly only where that would be too much.
+  if (bytes_with(number, count, rows) + staged <= limit) return {};
+  count_fresh();
+  if (bytes_with(number, table.fresh(count, change->payload.data()), rows) + staged <= limit) return {};
   return fail(
       ErrorCode::Unavailable,
-      "no memory for {} rows of table \"{}\": {} of {} bytes are taken -- more servers, more memory for them, or "
+      "no memory for {} rows of table \"{}\": {} of {} bytes are taken{} -- more servers, more memory for them, or "
       "an eviction by rows",
-      count, table.name(), bytes(), limit);
+      count, table.name(), bytes(), limit,
+      staged_bytes_ > 0 ? ", and pushes wait that need more when their clock ends" : "");
+}
+
+/// Memory once the staged pushes have been made, and of this table so many rows more, with what adds up a clock's
+/// pushes, to which `rows` are to come.
+std::size_t State::bytes_with(std::uint32_t number, std::size_t fresh, std::size_t rows) const noexcept {
+  std::size_t bytes = staged_bytes_, sum = sum_.bytes();
+  for (std::uint32_t i = 0; i < tables_.size(); ++i) {
+    const Served& served = tables_[i];
+    const std::size_t more = served.fresh + (i == number ? fresh : 0);
+    bytes += more > 0 ? served.table.bytes_with(more) : served.table.counts().bytes;
+    if (served.table.options().consistency.mode == Mode::Sync)
+      sum = std::max(sum, KeyedSum::bytes_for(served.waiting + (i == number ? rows : 0), served.table.dim()));
+  }
+  return bytes + sum;
+}
+
+void State::count_fresh() {
+  for (Staged& one : staged_) {
+    if (std::exchange(one.counted, true)) continue;
+    Served& served = tables_[one.table];
+    served.fresh -= one.fresh;
+    one.fresh = served.table.fresh(one.count, one.payload->data());
+    served.fresh += one.fresh;
+  }
+}
+
+SparseTable::Effort State::effort(const Command& command) const {
+  switch (command.method) {
+    case Method::Push:
+    case Method::Assign:
+    case Method::Erase: {
+      const auto change = unpack<Change>(command.body);
+      if (!change || change->record.table >= tables_.size()) return {};
+      const SparseTable& table = tables_[change->record.table].table;
+      if (command.method == Method::Push && table.options().consistency.mode != Mode::Async) return {};
+      return table.effort(change->record.count);
+    }
+    case Method::Start:
+    case Method::Commit:
+    case Method::Propose:
+    case Method::Conclude:
+    case Method::Leave:
+    case Method::Lost: {  // a clock may end
+      SparseTable::Effort all;
+      for (const Served& served : tables_) {
+        if (served.waiting == 0) continue;
+        const SparseTable::Effort one = served.table.effort(served.waiting);
+        all.floats += 2 * one.floats;  // they are added up, and stepped
+        all.copied += one.copied;
+      }
+      return all;
+    }
+    default: return {};
+  }
 }
 
 void State::run(const Command& command) {
@@ -363,12 +417,14 @@ void State::push(const Command& command, const Change& change, std::string_view 
   }
   const std::int64_t clock = workers_.at(command.worker).committed;
   if (clock < settled_ && backup_workers() > 0) return;  // it comes too late
-  stage({command.worker, clock, change.table, change.lr, change.count, std::string(payload)});
+  stage({command.worker, clock, change.table, change.lr, change.count, std::make_shared<const std::string>(payload),
+         change.count});
 }
 
 void State::stage(Staged staged) {
-  staged_bytes_ += staged.payload.size() + sizeof(Staged);
+  staged_bytes_ += staged.payload->size() + sizeof(Staged);
   tables_[staged.table].waiting += staged.count;
+  tables_[staged.table].fresh += staged.fresh;
   staged_.push_back(std::move(staged));
 }
 
@@ -387,7 +443,7 @@ void State::make_committed(std::uint32_t worker, std::uint32_t now) {
     SparseTable& table = tables_[one.table].table;
     // In Sync, a clock that the others have behind them waits for nobody: the worker came again in the midst of it.
     if (table.options().consistency.mode == Mode::Sync && one.clock >= settled_) return false;
-    table.step(rows_of(one.payload, one.count), now, one.lr);
+    table.step(rows_of(*one.payload, one.count), now, one.lr);
     return true;
   });
 }
@@ -416,9 +472,11 @@ void State::step_staged(std::uint32_t now) {
     }
     if (due.empty()) continue;
     std::stable_sort(due.begin(), due.end(), [](const Staged* a, const Staged* b) { return a->worker < b->worker; });
-    sum_.begin(table.dim());
+    std::size_t most = 0;
+    for (const Staged* one : due) most += one->count;
+    sum_.begin(table.dim(), most);
     for (const Staged* one : due) {
-      const KeyedRows rows = rows_of(one->payload, one->count);
+      const KeyedRows rows = rows_of(*one->payload, one->count);
       for (std::size_t i = 0; i < rows.count; ++i) {
         std::uint64_t key;
         std::memcpy(&key, static_cast<const char*>(rows.keys) + i * sizeof key, sizeof key);
@@ -467,8 +525,15 @@ std::int64_t State::clock_of(std::uint32_t number) const noexcept {
 }
 
 std::size_t State::bytes() const noexcept {
-  std::size_t bytes = staged_bytes_;
+  std::size_t bytes = staged_bytes_ + sum_.bytes();
   for (const Served& served : tables_) bytes += served.table.counts().bytes;
+  return bytes;
+}
+
+std::size_t State::copied() const noexcept {
+  if (views_->load(std::memory_order_acquire) == 0) return 0;
+  std::size_t bytes = frozen_staged_;
+  for (const Served& served : tables_) bytes += served.table.copied();
   return bytes;
 }
 

@@ -1,6 +1,6 @@
 // What a parameter server has: tables, workers, and pushes whose clock has not ended. It changes by commands alone, and
 // is a function of them, their order and the times that they bring. So a journal of commands is a server's memory, and
-// what it has read is not in it. No I/O; one thread at a time.
+// what it has read is not in it. No I/O; one thread at a time, but for its views.
 #pragma once
 
 #include "base/result.h"
@@ -9,6 +9,7 @@
 #include "ps/sparse_table.h"
 #include "ps/workers.h"
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -16,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace cohort::ps {
@@ -26,6 +28,60 @@ struct Command {
   std::uint32_t worker = 0;
   std::uint64_t incarnation = 0;
   std::string_view body = {};
+};
+
+/// A push that waits for the end of its clock.
+struct Staged {
+  std::uint32_t worker;
+  std::int64_t clock;
+  std::uint32_t table;
+  std::optional<double> lr;
+  std::size_t count;
+  std::shared_ptr<const std::string> payload;
+  std::size_t fresh;     ///< of its keys, at most so many have no row yet
+  bool counted = false;  ///< whether that has been looked up
+};
+
+/// A state as it was at a moment, to be read on any thread. As long as it is there, what changes is copied first.
+class FrozenState {
+ public:
+  struct Table {
+    FrozenTable table;
+    std::int64_t elements;
+  };
+  FrozenState(std::optional<Hello> introduced, Workers workers, std::int64_t settled, std::vector<std::uint32_t> quorum,
+              std::vector<Table> tables, std::deque<Staged> staged, Views views);
+  ~FrozenState() { views_->fetch_sub(1, std::memory_order_acq_rel); }
+  FrozenState(const FrozenState&) = delete;
+  FrozenState& operator=(const FrozenState&) = delete;
+
+  const std::optional<Hello> introduced;
+  const Workers workers;
+  const std::int64_t settled;
+  const std::vector<std::uint32_t> quorum;
+  const std::vector<Table> tables;
+  const std::deque<Staged> staged;
+
+ private:
+  const Views views_;
+};
+
+/// The pieces of a state's image, bodies of Method::Piece, of about a megabyte at most: a new state that replays them
+/// is that one.
+class Image {
+ public:
+  explicit Image(std::shared_ptr<const FrozenState> of);
+  /// nullopt: that were all.
+  std::optional<std::string> next();
+
+ private:
+  void begin_table();
+  std::shared_ptr<const FrozenState> of_;
+  std::deque<std::string> ready_;
+  std::size_t table_ = 0;
+  std::uint32_t place_ = 0;
+  std::size_t staged_ = 0;
+  bool ended_ = false;
 };
 
 class State {
@@ -46,7 +102,7 @@ class State {
   Result<void> may_join(const Hello& hello) const;
   /// Whether the body of a change is whole, its table known, and memory enough: else why it is refused. `limit`: bytes
   /// that tables and waiting pushes may take.
-  Result<void> check(const Command& command, std::size_t limit) const;
+  Result<void> check(const Command& command, std::size_t limit);
   /// The same for rows of a snapshot, but their memory.
   Result<void> check_adopt(const Command& command) const;
   /// Of a change that came in its turn: its number counts from now on. Never fails for what `check` let pass.
@@ -56,8 +112,10 @@ class State {
   /// been written, or if rows are not what a command of Method::Verify says.
   Result<void> replay(const Command& command);
 
-  /// Calls `take` with the pieces of an image, bodies of Method::Piece: a new state that replays them is this one.
-  void image(const std::function<void(std::string piece)>& take) const;
+  /// As it is now. Takes no longer than a push.
+  std::shared_ptr<const FrozenState> freeze();
+  /// What running the command costs, at most, about.
+  SparseTable::Effort effort(const Command& command) const;
   /// Whether an image has begun, and not ended.
   bool loading() const noexcept { return loading_; }
   /// What some rows have to be, for a command of Method::Verify: others each time. nullopt: there are none.
@@ -74,11 +132,9 @@ class State {
   /// All pushes of earlier clocks are in the table.
   std::int64_t clock_of(std::uint32_t table) const noexcept;
 
+  /// What there is, without what views alone have.
   std::size_t bytes() const noexcept;
-
-  /// For snapshots.
-  std::uint32_t tables() const noexcept { return static_cast<std::uint32_t>(tables_.size()); }
-  std::int64_t elements(std::uint32_t table) const noexcept { return tables_[table].elements; }
+  std::size_t copied() const noexcept;
 
   /// Whether there are pushes of a worker's clocks from this one on that wait for their end.
   bool has_staged(std::uint32_t worker, std::int64_t clock) const noexcept;
@@ -90,18 +146,13 @@ class State {
     SparseTable table;
     std::int64_t elements;
     std::size_t waiting = 0;  // rows of its staged pushes
-  };
-  struct Staged {
-    std::uint32_t worker;
-    std::int64_t clock;
-    std::uint32_t table;
-    std::optional<double> lr;
-    std::size_t count;
-    std::string payload;
+    std::size_t fresh = 0;    // at most so many of them are not there yet
   };
 
   Result<void> load(std::string_view piece);
-  Result<void> check_change(const Command& command, std::size_t limit) const;
+  Result<void> check_change(const Command& command, std::size_t limit);
+  std::size_t bytes_with(std::uint32_t table, std::size_t fresh, std::size_t rows) const noexcept;
+  void count_fresh();
   void adopt(const Command& command);
   Result<void> check_open(const Open& open, std::size_t limit) const;
   void push(const Command& command, const Change& change, std::string_view payload);
@@ -139,6 +190,8 @@ class State {
   std::deque<Served> tables_;
   std::deque<Staged> staged_;  // in the order in which they came
   std::size_t staged_bytes_ = 0;
+  std::size_t frozen_staged_ = 0;  // when the latest view was made
+  Views views_ = std::make_shared<std::atomic<int>>(0);
   std::int64_t settled_ = 0;
   std::vector<std::uint32_t> quorum_;  // with backup workers: of the last settled clock
   KeyedSum sum_;
@@ -148,8 +201,9 @@ template <class Taken>
 void State::unstage(Taken&& taken) {
   std::erase_if(staged_, [&](const Staged& one) {
     if (!taken(one)) return false;
-    staged_bytes_ -= one.payload.size() + sizeof(Staged);
+    staged_bytes_ -= one.payload->size() + sizeof(Staged);
     tables_[one.table].waiting -= one.count;
+    tables_[one.table].fresh -= one.fresh;
     return true;
   });
 }

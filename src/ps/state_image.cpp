@@ -134,47 +134,90 @@ void visit_fields(M& m, A& a, const TableShape*) {
   a(m.end, m.first_free, m.hand, m.seen, m.counts);
 }
 
-void State::image(const std::function<void(std::string piece)>& take) const {
-  take(piece_of(Kind::Begin, Beginning{introduced_, workers_.count(), settled_, quorum_}));
-  for (std::uint32_t number = 0; number < workers_.count(); ++number) {
-    const Worker& worker = workers_.at(number);
-    take(piece_of(Kind::Worker, saved(number, worker)));
+FrozenState::FrozenState(std::optional<Hello> introduced_by, Workers of_workers, std::int64_t clocks,
+                         std::vector<std::uint32_t> of_quorum, std::vector<Table> of_tables, std::deque<Staged> pushes,
+                         Views views)
+    : introduced(std::move(introduced_by)),
+      workers(std::move(of_workers)),
+      settled(clocks),
+      quorum(std::move(of_quorum)),
+      tables(std::move(of_tables)),
+      staged(std::move(pushes)),
+      views_(std::move(views)) {
+  views_->fetch_add(1, std::memory_order_acq_rel);
+}
+
+std::shared_ptr<const FrozenState> State::freeze() {
+  std::vector<FrozenState::Table> tables;
+  tables.reserve(tables_.size());
+  for (Served& served : tables_) tables.push_back({served.table.freeze(views_), served.elements});
+  frozen_staged_ = staged_bytes_;
+  return std::make_shared<const FrozenState>(introduced_, workers_, settled_, quorum_, std::move(tables), staged_,
+                                             views_);
+}
+
+Image::Image(std::shared_ptr<const FrozenState> of) : of_(std::move(of)) {
+  ready_.push_back(piece_of(Kind::Begin, Beginning{of_->introduced, of_->workers.count(), of_->settled, of_->quorum}));
+  for (std::uint32_t number = 0; number < of_->workers.count(); ++number) {
+    const Worker& worker = of_->workers.at(number);
+    ready_.push_back(piece_of(Kind::Worker, saved(number, worker)));
     for (const auto& [sequence, error] : worker.refused)
-      take(piece_of(Kind::Refused, OfRefused{number, sequence, error}));
+      ready_.push_back(piece_of(Kind::Refused, OfRefused{number, sequence, error}));
   }
-  Shapes shapes;
-  for (const Served& served : tables_) {
-    const SparseTable& table = served.table;
-    take(piece_of(Kind::Table, OfTable{table.name(), table.options(), served.elements}));
-    const std::size_t row = sizeof(RowHeader) + table.floats() * sizeof(float);
-    const auto step = static_cast<std::uint32_t>(std::max<std::size_t>(1, kPiece / row));
-    const TableShape shape = table.shape();
-    for (std::uint32_t first = 0; first < shape.end; first += step) {
-      std::string rows = piece_of(Kind::Rows, Some{std::min(step, shape.end - first)});
-      table.for_places(first, step, [&](const RowHeader& header, const float* floats) {
+  begin_table();
+}
+
+/// What the table is, and its counters.
+void Image::begin_table() {
+  place_ = 0;
+  if (table_ == of_->tables.size()) return;
+  const auto& [table, elements] = of_->tables[table_];
+  ready_.push_back(piece_of(Kind::Table, OfTable{table.name(), table.options(), elements}));
+  std::string counters;
+  const auto spill = [&] {
+    if (!counters.empty()) ready_.push_back(piece_of(Kind::Seen, Some{counters.size() / kSeenBytes}).append(counters));
+    counters.clear();
+  };
+  table.for_each_seen([&](std::uint64_t key, std::uint32_t count) {
+    append(counters, &key, sizeof key);
+    append(counters, &count, sizeof count);
+    if (counters.size() >= kPiece) spill();
+  });
+  spill();
+}
+
+std::optional<std::string> Image::next() {
+  if (!ready_.empty()) {
+    std::string piece = std::move(ready_.front());
+    ready_.pop_front();
+    return piece;
+  }
+  if (table_ < of_->tables.size()) {
+    const FrozenTable& table = of_->tables[table_].table;
+    if (place_ < table.shape().end) {
+      const std::size_t row = sizeof(RowHeader) + table.floats() * sizeof(float);
+      const auto step =
+          std::min(static_cast<std::uint32_t>(std::max<std::size_t>(1, kPiece / row)), table.shape().end - place_);
+      std::string rows = piece_of(Kind::Rows, Some{step});
+      table.for_places(place_, step, [&](const RowHeader& header, const float* floats) {
         append(rows, &header, sizeof header);
         if (floats != nullptr) append(rows, floats, table.floats() * sizeof(float));
       });
-      take(std::move(rows));
+      place_ += step;
+      return rows;
     }
-    std::string counters;
-    const auto spill = [&] {
-      if (!counters.empty()) take(piece_of(Kind::Seen, Some{counters.size() / kSeenBytes}).append(counters));
-      counters.clear();
-    };
-    table.for_each_seen([&](std::uint64_t key, std::uint32_t count) {
-      append(counters, &key, sizeof key);
-      append(counters, &count, sizeof count);
-      if (counters.size() >= kPiece) spill();
-    });
-    spill();
-    shapes.shapes.push_back(shape);
+    ++table_;
+    begin_table();
+    return next();
   }
-  for (const Staged& staged : staged_) {
-    take(piece_of(Kind::Staged, OfStaged{staged.worker, staged.clock, staged.table, staged.lr, staged.count})
-             .append(staged.payload));
+  if (staged_ < of_->staged.size()) {
+    const Staged& one = of_->staged[staged_++];
+    return piece_of(Kind::Staged, OfStaged{one.worker, one.clock, one.table, one.lr, one.count}).append(*one.payload);
   }
-  take(piece_of(Kind::End, shapes));
+  if (std::exchange(ended_, true)) return std::nullopt;
+  Shapes shapes;
+  for (const auto& [table, elements] : of_->tables) shapes.shapes.push_back(table.shape());
+  return piece_of(Kind::End, shapes);
 }
 
 Result<void> State::load(std::string_view piece) {
@@ -260,7 +303,8 @@ Result<void> State::load(std::string_view piece) {
       if (of.worker >= workers_.count() || of.table >= tables_.size() || of.count > kMostKeys ||
           opened->payload.size() != of.count * (sizeof(std::uint64_t) + tables_[of.table].table.dim() * sizeof(float)))
         return fail(ErrorCode::Corrupt, "a push that cannot have been one");
-      stage({of.worker, of.clock, of.table, of.lr, of.count, std::string(opened->payload)});
+      stage({of.worker, of.clock, of.table, of.lr, of.count, std::make_shared<const std::string>(opened->payload),
+             of.count});
       return {};
     }
     case Kind::End: {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <random>
 #include <set>
 
 namespace cohort::ps {
@@ -112,7 +113,7 @@ RC_GTEST_PROP(Rows, AreAMap, ()) {
       rows.erase(found);
       model.erase(key);
     } else if (found == Rows::kNone) {
-      rows.floats(rows.create(key, mix64(key)))[2] = ++stamp;
+      rows.own(rows.create(key, mix64(key))).floats[2] = ++stamp;
       model[key] = stamp;
     }
     RC_ASSERT(rows.size() == model.size());
@@ -123,7 +124,7 @@ RC_GTEST_PROP(Rows, AreAMap, ()) {
 TEST(Rows, ManyComeAndGo) {
   Rows rows(1);
   for (std::uint64_t key = 0; key < 100000; ++key)
-    rows.floats(rows.create(key, mix64(key)))[0] = static_cast<float>(key);
+    rows.own(rows.create(key, mix64(key))).floats[0] = static_cast<float>(key);
   const std::size_t bytes = rows.bytes();
   for (std::uint64_t key = 0; key < 100000; key += 2) rows.erase(rows.find(key, mix64(key)));
   EXPECT_EQ(rows.size(), 50000U);
@@ -259,13 +260,61 @@ RC_GTEST_PROP(SparseTable, IsAFunctionOfItsSteps, ()) {
   RC_ASSERT(first.counts().evicted == second.counts().evicted);
 }
 
+// Whatever is stepped, evicted, assigned and erased meanwhile; a second view of another moment too.
+TEST(SparseTable, AViewIsOfItsMoment) {
+  TableOptions options = small(16);
+  options.eviction.rows = 30000;
+  options.admission = 2;
+  SparseTable table("t", options);
+  std::mt19937 random(5);
+  const auto change = [&] {
+    Keys keys(200);
+    for (std::uint64_t& key : keys) key = random() % 40000;
+    step(table, keys, 1);
+    const std::vector<float> rows(16, 3);
+    table.assign({keys.data(), rows.data(), 1}, 1);
+    table.erase(keys.data() + 1, 1);
+  };
+  const auto content = [](const FrozenTable& view) {
+    std::vector<float> all;
+    view.for_each([&](const RowHeader& header, const float* floats) {
+      all.push_back(static_cast<float>(header.key));
+      all.insert(all.end(), floats, floats + view.floats());
+    });
+    view.for_each_seen([&](std::uint64_t key, std::uint32_t count) {
+      all.insert(all.end(), {static_cast<float>(key), static_cast<float>(count)});
+    });
+    return all;
+  };
+  for (int i = 0; i < 500; ++i) change();
+  const auto views = std::make_shared<std::atomic<int>>(0);
+  for (int turn = 0; turn < 3; ++turn) {
+    const FrozenTable first = table.freeze(views);
+    ++*views;
+    const auto then = content(first);
+    for (int i = 0; i < 20; ++i) change();
+    const FrozenTable second = table.freeze(views);
+    ++*views;
+    const auto later = content(second);
+    EXPECT_NE(then, later);
+    for (int i = 0; i < 20; ++i) change();
+    EXPECT_EQ(content(first), then);
+    EXPECT_EQ(content(second), later);
+    EXPECT_GT(table.copied(), table.counts().bytes / 2);
+    EXPECT_LE(table.effort(1'000'000).copied, table.counts().bytes);
+    *views -= 2;
+    EXPECT_EQ(table.copied(), 0U);
+    EXPECT_EQ(table.effort(1'000'000).copied, 0U);
+  }
+}
+
 TEST(SparseTable, TakesTheMemoryThatItForetold) {
   TableOptions options = small(16);
   options.admission = 2;
   SparseTable table("t", options);
   for (std::uint64_t key = 0; key < 20000; ++key) {
     const Keys keys{key / 2 * 7919, key};
-    const std::size_t foretold = table.bytes_with(2, keys.data());
+    const std::size_t foretold = table.bytes_with(table.fresh(2, keys.data()));
     ASSERT_LE(foretold, table.bytes_with(2));
     step(table, keys, 1);
     ASSERT_LE(table.counts().bytes, foretold);

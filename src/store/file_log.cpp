@@ -1,50 +1,18 @@
 #include "store/file_log.h"
 
 #include "base/records.h"
+#include "store/frame.h"
 #include "store/meeting_store.h"
-
-#include <zlib.h>
 
 namespace cohort::store {
 namespace {
 
 constexpr std::string_view kMagic = "COHORTFS";
 constexpr std::uint32_t kFormat = 1;
-// Length, its checksum, the body's. The length has its own: a damaged one would pass for a record that is being
-// written.
-constexpr std::size_t kFrame = 12;
 constexpr std::size_t kLongestBody = kLongestValue + kLongestKey + 64;
 constexpr std::size_t kLongestHeader = 4096;
 
-std::uint32_t checksum(std::string_view bytes) {
-  return static_cast<std::uint32_t>(::crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
-}
-
-std::string framed(std::string_view body) {
-  codec::Writer out;
-  out.number(static_cast<std::uint32_t>(body.size()));
-  const std::uint32_t sum_of_size = checksum(out.bytes());
-  out.number(sum_of_size).number(checksum(body));
-  return out.take().append(body);
-}
-
-// The body of the frame at the front; nullopt if it is not complete.
-Result<std::optional<std::string_view>> unframe(std::string_view bytes, std::size_t longest) {
-  codec::Reader in(bytes);
-  const auto size = in.number<std::uint32_t>();
-  const auto sum_of_size = in.number<std::uint32_t>();
-  if (!size || !sum_of_size) return std::optional<std::string_view>();
-  if (checksum(bytes.substr(0, sizeof *size)) != *sum_of_size)
-    return fail(ErrorCode::Corrupt, "the checksum of a record's length is wrong");
-  const auto sum = in.number<std::uint32_t>();
-  if (!sum) return std::optional<std::string_view>();
-  if (*size > longest)
-    return fail(ErrorCode::Corrupt, "a record of {} bytes, where at most {} are written", *size, longest);
-  if (in.rest().size() < *size) return std::optional<std::string_view>();
-  const std::string_view body = in.rest().substr(0, *size);
-  if (checksum(body) != *sum) return fail(ErrorCode::Corrupt, "a record's checksum is wrong");
-  return std::optional<std::string_view>(body);
-}
+std::string framed(std::string_view body) { return frame_of(body).append(body); }
 
 tl::unexpected<Error> malformed() { return fail(ErrorCode::Corrupt, "a record is malformed"); }
 

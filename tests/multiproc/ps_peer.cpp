@@ -7,12 +7,15 @@
 // connections again and again. At the end it waits for the others and prints the counters' least and most. MODE: async,
 // sync, backup (Sync with a backup worker; until that clock, not so many), or sleeps (that, and 50 ms of sleep in
 // each). One that watches pushes to a counter of each server, from a thread each, and prints how long the longest push
-// took.
+// took. COHORT_TEST_SAVES=FOLDER: worker 0, or who watches, takes snapshots there all the time, and says how many came
+// about. COHORT_TEST_SLOW_FSYNC=SECONDS: so long the disk takes for a snapshot's file.
 #include "ps/testing_counters.h"
 
 #include <cohort/error.h>
 #include <cohort/ps.h>
 
+#include <fcntl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,14 +23,59 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+/// In place of the system's.
+extern "C" int fsync(int fd) {
+  const char* const seconds = std::getenv("COHORT_TEST_SLOW_FSYNC");
+  char path[4096] = {};
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  if (seconds != nullptr && ::readlink(link.c_str(), path, sizeof path - 1) > 0 &&
+      std::string(path).find(".rows") != std::string::npos)
+    ::usleep(static_cast<useconds_t>(std::atof(seconds) * 1e6));
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
+
 namespace {
 
 using namespace cohort;
+
+/// Takes snapshots as long as it is there, if that is wanted.
+class Saver {
+ public:
+  explicit Saver(ps::Client& client) {
+    if (const char* const folder = std::getenv("COHORT_TEST_SAVES"))
+      thread_ = std::thread([this, &client, folder = std::string(folder)] { save(client, folder); });
+  }
+  ~Saver() {
+    if (!thread_.joinable()) return;
+    ended_ = true;
+    thread_.join();
+    std::printf("%d snapshots.\n", saved_);
+  }
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+ private:
+  void save(ps::Client& client, const std::string& folder) {
+    while (!ended_) {
+      try {
+        (void)client.snapshot(folder);
+        ++saved_;
+      } catch (const Error& error) {
+        std::printf("no snapshot: %s\n", error.what());
+      }
+    }
+  }
+  std::atomic<bool> ended_{false};
+  int saved_ = 0;
+  std::thread thread_;
+};
 
 [[noreturn]] void run_server(ps::ServerOptions options) {
   options.patience = std::chrono::milliseconds(1500);
@@ -63,6 +111,8 @@ int work(int argc, char** argv) {
   const std::vector<float> ones(20, -1);
   std::vector<float> counts(keys.size());
   std::atomic<bool> ended{false};
+  std::optional<Saver> saver;
+  if (options.worker == 0) saver.emplace(client);
   std::thread breaker;
   if (resets) breaker = std::thread([&] { break_connections(ended); });
   std::printf("works from clock %lld\n", static_cast<long long>(client.now()));
@@ -80,6 +130,7 @@ int work(int argc, char** argv) {
   }
   ended = true;
   if (resets) breaker.join();
+  saver.reset();
   client.barrier();
   table.pull(keys, counts).wait();
   const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
@@ -114,6 +165,7 @@ int watch(int argc, char** argv) {
   std::vector<std::thread> threads;
   std::printf("works from clock 0\n");
   std::fflush(stdout);
+  std::optional<Saver> saver(std::in_place, client);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(argv[2]));
   for (std::size_t i = 0; i < servers; ++i) {
     threads.emplace_back([&, i] {
@@ -130,7 +182,21 @@ int watch(int argc, char** argv) {
       }
     });
   }
+  // More than is under way at once.
+  double bulk = 0;
+  std::vector<std::uint64_t> many(20000);
+  for (std::size_t i = 0; i < many.size(); ++i) many[i] = i;
+  const std::vector<float> zeros(many.size(), 0);
+  for (std::deque<ps::Work> pushes; std::chrono::steady_clock::now() < end;) {
+    const auto begun = std::chrono::steady_clock::now();
+    pushes.push_back(table.push(many, zeros));
+    if (pushes.size() > 200) pushes.pop_front();
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begun;
+    bulk = std::max(bulk, took.count());
+  }
+  std::printf("bulk: longest %.0f ms.\n", bulk);
   for (std::thread& thread : threads) thread.join();
+  saver.reset();
   for (std::size_t i = 0; i < servers; ++i) {
     float counted = 0;
     table.pull(std::vector<std::uint64_t>{keys[i]}, std::span(&counted, 1)).wait();

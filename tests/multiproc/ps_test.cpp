@@ -29,11 +29,13 @@ namespace {
 constexpr int kServers = 3;
 
 /// With a store, where servers have replicas instead of journals.
-struct Replicated {};
+struct Replicated {
+  std::string slow_fsync = {};  ///< seconds that the disk takes for a snapshot's file; not empty: snapshots are taken
+};
 
 class Job {
  public:
-  explicit Job(Replicated) {
+  explicit Job(const Replicated& how) : slow_fsync_(how.slow_fsync) {
     secret_ = value_or_throw(net::Secret::generate());
     store_ = std::make_unique<store::StoreServer>(store::StoreServerOptions{.secret = secret_});
     inherited_ = sys::UniqueFd(::dup(value_or_throw(secret_->to_sealed_memfd()).get()));  // children have it
@@ -70,6 +72,7 @@ class Job {
       options.command.push_back(std::to_string(kServers));
       options.environment = {{"COHORT_STORE", net::to_string(store_->endpoint())},
                              {"COHORT_SECRET_FD", std::to_string(inherited_.get())}};
+      if (!slow_fsync_.empty()) options.environment.emplace("COHORT_TEST_SLOW_FSYNC", slow_fsync_);
     } else {
       options.command.push_back(folder_ + "/journal-" + std::to_string(server));
     }
@@ -130,18 +133,25 @@ class Job {
   Child watcher(int seconds) const {
     ChildOptions options;
     options.command = {COHORT_PS_PEER, "watch", std::to_string(seconds)};
-    options.command.insert(options.command.end(), names_.begin(), names_.end());
-    return Child(options);
+    return client(options);
   }
   Child worker(int number, int workers, const std::string& mode, int clocks, bool resets) const {
     ChildOptions options;
     options.command = {COHORT_PS_PEER,         "worker",          std::to_string(number), std::to_string(workers), mode,
                        std::to_string(clocks), resets ? "1" : "0"};
+    return client(options);
+  }
+
+  const std::string& folder() const noexcept { return folder_; }
+
+ private:
+  Child client(ChildOptions& options) const {
     options.command.insert(options.command.end(), names_.begin(), names_.end());
+    if (!slow_fsync_.empty()) options.environment.emplace("COHORT_TEST_SAVES", folder_ + "/snapshots");
     return Child(options);
   }
 
- private:
+  std::string slow_fsync_;
   std::string folder_;
   std::unique_ptr<store::StoreServer> store_;
   std::optional<net::Secret> secret_;
@@ -261,7 +271,7 @@ TEST(ParameterServer, ASleepingBackupWorkerHoldsNobodyUpAndAKilledOneNeither) {
 // Primaries are killed in the midst of pushes, with no journal: their backups have all that was acknowledged.
 TEST(ParameterServer, ABackupTakesThePlaceOfAKilledPrimaryAndNothingIsLost) {
   constexpr int kWorkers = 2, kClocks = 1500, kKills = 4;
-  Job job(Replicated{});
+  Job job(Replicated{.slow_fsync = "0.2"});
   std::vector<Child> workers;
   for (int i = 0; i < kWorkers; ++i) workers.push_back(job.worker(i, kWorkers, "async", kClocks, false));
   for (Child& worker : workers) ASSERT_TRUE(worker.wait_for_output("works from")) << worker.output();
@@ -355,6 +365,27 @@ TEST(ParameterServer, OthersDoNotPauseWhenAServerIsKilled) {
   EXPECT_GE(longest[1], 250) << "the lease has to pass";
   EXPECT_LT(longest[1], 2000);
   EXPECT_LT(std::min(longest[0], longest[2]), longest[1]);
+}
+
+// A disk that takes longer than the silence after which a server is taken for dead.
+TEST(ParameterServer, ServersKeepTheirPlacesAndServeWhileRowsAreSaved) {
+  Job job(Replicated{.slow_fsync = "4"});
+  Child watcher = job.watcher(6);
+  ASSERT_TRUE(watcher.wait_for_output("watched.")) << watcher.output() << job.said();
+  EXPECT_EQ(watcher.wait(), 0);
+  EXPECT_NE(watcher.output().find("2 snapshots."), std::string::npos) << watcher.output();
+  EXPECT_EQ(watcher.output().find("not exact"), std::string::npos) << watcher.output();
+  for (const std::string who : {"server 0", "server 1", "server 2", "bulk"}) {
+    const std::string head = who + ": longest ";
+    const std::size_t at = watcher.output().find(head);
+    ASSERT_NE(at, std::string::npos);
+    EXPECT_LT(std::atof(watcher.output().c_str() + at + head.size()), 2000) << watcher.output();
+  }
+  job.wait_for_map([](const ps::ServerMap& map) {
+    for (std::size_t i = 0; i < map.rows.size(); ++i) EXPECT_EQ(map.rows[i].primary.server, i);
+    return true;
+  });
+  EXPECT_EQ(job.said().find("is lost"), std::string::npos) << job.said();
 }
 
 TEST(ParameterServer, WhenBothAreKilledWhatIsLostIsSaid) {

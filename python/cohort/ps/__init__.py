@@ -347,14 +347,17 @@ class Client:
         return self._client.clock()
 
     def barrier(self) -> None:
-        """Waits until all workers have come here as often."""
+        """Waits until all workers have come here as often. After Timeout it may be called again, for the same time."""
         self._client.barrier()
 
-    def snapshot(self, folder: Union[str, os.PathLike[str]]) -> str:
+    def snapshot(self, folder: Union[str, os.PathLike[str]], keep: int = 0) -> str:
         """All tables and variables as a new checkpoint in a folder that all servers see; returns the checkpoint's own.
         One worker calls it; with Sync it has exactly the clocks before this one; else, and with backup workers, call it
-        between two barriers."""
-        return self._client.snapshot(path("snapshot", "folder", folder))
+        between two barriers. Servers go on meanwhile.
+
+        keep   the newest so many checkpoints stay in the folder, this one among them; 0: all
+        """
+        return self._client.snapshot(path("snapshot", "folder", folder), integer("snapshot", "keep", keep, 0, 2**31 - 1))
 
     def restore(self, folder: Union[str, os.PathLike[str]]) -> int:
         """Takes the newest whole snapshot of the folder, whatever number of servers wrote it; returns its clock. One

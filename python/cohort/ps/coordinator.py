@@ -30,6 +30,7 @@ import pickle
 import threading
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
@@ -236,6 +237,22 @@ class ClusterCoordinator:
             call.value._set(error=Aborted(f"function {call.name} was cancelled: {why}"))
 
     def _drive(self, worker: int) -> None:
+        try:
+            self._drive_lives(worker)
+        except BaseException as error:  # nobody may wait for a thread that has ended
+            lost = Unavailable(f"worker {worker} is given up: {type(error).__name__}: {error}")
+            lost.__cause__ = error
+            with self._changed:
+                self._present.discard(worker)
+                self._somebody = time.monotonic()
+                call = self._running.pop(worker, None)
+                if call is not None:
+                    call.value._set(error=lost)
+                    self._failure = self._failure or lost
+                self._changed.notify_all()
+            warnings.warn(str(lost), stacklevel=1)
+
+    def _drive_lives(self, worker: int) -> None:
         store = _core.JobStore(_STORE)
         for life in itertools.count():  # of the worker's processes, one after the other
             while True:
@@ -288,7 +305,7 @@ class ClusterCoordinator:
                 return False
             store.remove(answer)
             store.remove(key)
-            self._finish(worker, call, *_outcome_of(outcome))
+            self._finish(worker, call, *_outcome_of(call, outcome))
         return False
 
     def _finish(
@@ -357,10 +374,16 @@ class _Signs:
         return now - self._at < self._patience
 
 
-def _outcome_of(data: bytes) -> tuple[Any, Optional[BaseException]]:
+def _outcome_of(call: _Call, data: bytes) -> tuple[Any, Optional[BaseException], Optional[BaseException]]:
+    """Value, failure, and why there is no value though the function has not failed."""
     value, error, text = pickle.loads(data)
     if text is None:
-        return (_pickling.load_call(value) if value is not None else None), None
+        try:
+            return (_pickling.load_call(value) if value is not None else None), None, None
+        except Exception as wrong:
+            lost = Internal(f"function {call.name} counts, but what it returned cannot be unpickled here: {type(wrong).__name__}: {wrong}")
+            lost.__cause__ = wrong
+            return None, None, lost
     try:
         raised = _pickling.load_call(error) if error is not None else None
     except Exception:
@@ -369,7 +392,7 @@ def _outcome_of(data: bytes) -> tuple[Any, Optional[BaseException]]:
         raised = Internal(f"a scheduled function failed:\n{text}")
     elif hasattr(raised, "add_note"):
         raised.add_note(f"on its worker:\n{text}")
-    return None, raised
+    return None, raised, None
 
 
 _current: Optional[ps.Client] = None

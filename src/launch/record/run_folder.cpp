@@ -1,5 +1,6 @@
 #include "launch/record/run_folder.h"
 
+#include "base/json.h"
 #include "launch/own_folder.h"
 
 #include <fcntl.h>
@@ -12,6 +13,7 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -49,7 +51,8 @@ Result<void> lock(int folder) {
 /// The record of a run before, which says where its logs are: they have moved.
 void correct_record(const fs::path& aside, const std::string& before) {
   std::ifstream file(aside / "job.json");
-  auto record = nlohmann::ordered_json::parse(file, nullptr, false);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  auto record = parse_json_or_discard<nlohmann::ordered_json>(text);
   if (!record.is_object()) return;
   const auto correct = [&](nlohmann::ordered_json& of) {
     if (!of.is_object() || !of.contains("logs") || !of["logs"].is_string()) return;

@@ -8,6 +8,7 @@
 #include "track/sinks/tensorboard.h"
 
 #include "base/env.h"
+#include "base/json.h"
 #include "base/result.h"
 #include "net/http_server.h"
 #include "sys/files.h"
@@ -39,7 +40,7 @@ struct JobState {
 std::optional<JobState> job_state(const std::filesystem::path& record) {
   const auto text = sys::read_file((record.parent_path() / "job.json").string());
   if (!text) return std::nullopt;
-  const auto job = nlohmann::json::parse(text->text(), nullptr, false);
+  const auto job = parse_json_or_discard(text->text());
   if (!job.is_object()) return std::nullopt;
   JobState found;
   const auto status = job.find("exit_status");

@@ -1,5 +1,6 @@
 #include "track/sinks/mlflow_server.h"
 
+#include "base/json.h"
 #include "base/result.h"
 #include "net/http.h"
 
@@ -130,7 +131,7 @@ struct MlflowServer::Impl {
   static Answer read(const httplib::Response& response) {
     Answer answer{.status = response.status, .code = {}, .message = {}, .body = response.body};
     if (answer.good()) return answer;
-    const auto json = nlohmann::json::parse(response.body, nullptr, false);
+    const auto json = parse_json_or_discard(response.body);
     const auto text = [&json](const char* name) {
       return json.is_object() && json.contains(name) && json[name].is_string() ? json[name].get<std::string>() : "";
     };
@@ -178,7 +179,7 @@ void MlflowServer::refused(const std::string& what, const Answer& answer) const 
 }
 
 nlohmann::json body_of(const MlflowServer::Answer& answer) {
-  auto json = nlohmann::json::parse(answer.body, nullptr, false);
+  auto json = parse_json_or_discard(answer.body);
   return json.is_object() ? json : nlohmann::json::object();
 }
 

@@ -1,5 +1,6 @@
 #include "track/sinks/mlflow_state.h"
 
+#include "base/json.h"
 #include "base/result.h"
 
 #include <nlohmann/json.hpp>
@@ -34,7 +35,7 @@ std::string first_line(const std::filesystem::path& record) {
 
 MlflowProgress MlflowProgress::read(std::string_view text) {
   MlflowProgress progress;
-  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const auto json = parse_json_or_discard(text);
   if (!json.is_object()) return progress;
   for (const auto& [name, to] :
        {std::pair("to", &progress.to), std::pair("record", &progress.record), std::pair("intent", &progress.intent),

@@ -1,5 +1,6 @@
 #include "track/trace/chrome_events.h"
 
+#include "base/json.h"
 #include "base/result.h"
 #include "sys/files.h"
 
@@ -38,12 +39,12 @@ std::optional<double> number_at(const Json& object, const char* key) {
 
 /// Horovod leaves the list open, and so does whoever is killed while writing one.
 Json parse(std::string_view text) {
-  Json whole = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json whole = parse_json_or_discard<Json>(text);
   if (!whole.is_discarded()) return whole;
   const auto last = text.find_last_of('}');
   const auto first = text.find_first_not_of(" \t\r\n");
   if (last == std::string_view::npos || first == std::string_view::npos || text[first] != '[') return whole;
-  return Json::parse(std::string(text.substr(0, last + 1)) + "]", nullptr, /*allow_exceptions=*/false);
+  return parse_json_or_discard<Json>(std::string(text.substr(0, last + 1)) + "]");
 }
 
 class Reader {

@@ -311,6 +311,10 @@ TEST_F(TraceTest, WhatIsNoTraceIsRefusedByName) {
   EXPECT_NE(message_of([&] { open_traces(noise); }).find("this is no trace of one host"), std::string::npos);
   EXPECT_NE(message_of([&] { open_traces(write("empty", "")); }).find("this is no trace of one host"),
             std::string::npos);
+  EXPECT_NE(message_of([&] {
+              read_chrome_trace(write("deep.json", std::string(300'000, '[')));
+            }).find("no trace in Chrome's JSON format"),
+            std::string::npos);
   EXPECT_NE(message_of([&] { read_chrome_trace(noise); }).find("no trace in Chrome's JSON format"), std::string::npos);
   EXPECT_NE(message_of([&] { read_chrome_trace(write("old.json", "{\"traceEvents\": []}")); }).find("when it began"),
             std::string::npos);

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import os
+import pathlib
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -25,6 +28,8 @@ _SNAPSHOT = "parameter servers"
 _RATE = "parameter servers, lr of "
 # Within the folder of checkpoints.
 _TABLES = "tables"
+# What the folder of a checkpoint's tables begins with there.
+_NAME = "step-"
 
 
 class CheckpointFolder(checkpoint.CheckpointFolder):
@@ -53,6 +58,7 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
             raise InvalidArgument("a CheckpointFolder with tables cannot be \"local\": all servers have to see it")
         super().__init__(folder, keep, comm, place=place)
         self._client = client
+        self._lock: Optional[int] = None
 
     def save(
         self,
@@ -63,9 +69,12 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
         state: Optional[Mapping[str, torch.Tensor]] = None,
         **standing: Any,
     ) -> CheckpointInfo:
-        """Collective; as the base class says. Servers serve nobody while they write."""
-        dense, progress = self._with_tables(optimizer, progress, standing)
-        info = super().save(module, dense, progress, state=state)
+        """Collective; as the base class says. Servers go on serving while they write."""
+        try:
+            dense, progress = self._with_tables(optimizer, progress, standing)
+            info = super().save(module, dense, progress, state=state)
+        finally:
+            self._unlock()
         self._remove_old()
         return info
 
@@ -79,10 +88,19 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
         **standing: Any,
     ) -> CheckpointSave:
         """The tables are written before it returns, the dense part in the background."""
-        self.close()
+        self._checkpoints.settle(self._comm)
+        self._unlock()
         self._remove_old()
-        dense, progress = self._with_tables(optimizer, progress, standing)
-        return super().save_async(module, dense, progress, state=state)
+        try:
+            dense, progress = self._with_tables(optimizer, progress, standing)
+            return super().save_async(module, dense, progress, state=state)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        self._unlock()
 
     def load_latest(
         self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None
@@ -128,8 +146,13 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
         if standing:
             raise TypeError(f"save() got an unexpected argument {next(iter(standing))!r}")
         agree(comm, None)  # every rank has ended its clock
-        name = f"step-{progress.step}-{uuid.uuid4().hex[:8]}"
-        made = attempt(lambda: self._client.snapshot(os.path.join(self.folder, _TABLES, name))) if rank_of(comm) == 0 else None
+        name = f"{_NAME}{progress.step}-{uuid.uuid4().hex[:8]}"
+
+        def write() -> None:
+            self._hold_tables()
+            self._client.snapshot(os.path.join(self.folder, _TABLES, name))
+
+        made = attempt(write) if rank_of(comm) == 0 else None
         name = share(comm, name.encode(), made).decode()
         values = {**progress.values, _SNAPSHOT: name}
         if isinstance(optimizer, HybridOptimizer):
@@ -173,18 +196,52 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
                 checkpoint._log.warning("passed over: %s", error)
         return infos[-1].generation if infos else 0
 
+    def _hold_tables(self) -> None:
+        """Until both parts are there nobody removes tables: no checkpoint names them yet."""
+        if self._lock is None:
+            os.makedirs(os.path.join(self.folder, _TABLES), exist_ok=True)
+            self._lock = _locked(os.path.join(self.folder, _TABLES), fcntl.LOCK_SH)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def _remove_old(self) -> None:
-        """The tables that no checkpoint names: of those that were removed, and of saves that were killed."""
+        """The tables that no checkpoint names: of those that were removed, and of saves that were killed. Not while anybody
+        saves, and not what a manifest may name that cannot be understood here."""
         if rank_of(self._comm) != 0:
             return
-        named = {str(info.progress.values.get(_SNAPSHOT, "")) for info in self.list()}
+        tables = os.path.join(self.folder, _TABLES)
         try:
-            found = os.listdir(os.path.join(self.folder, _TABLES))
-        except OSError:
+            lock = _locked(tables, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # there are none, or somebody saves
             return
-        for name in found:
-            if name not in named:
-                shutil.rmtree(os.path.join(self.folder, _TABLES, name), ignore_errors=True)
+        try:
+            manifests = []
+            for entry in os.listdir(self.folder):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    manifests.append(pathlib.Path(self.folder, entry, "manifest.json").read_bytes())
+            for name in os.listdir(tables):
+                if name.startswith(_NAME) and not any(name.encode() in manifest for manifest in manifests):
+                    shutil.rmtree(os.path.join(tables, name), ignore_errors=True)
+        except OSError as error:
+            checkpoint._log.warning("tables of earlier checkpoints stay in %s for now: %s", tables, error)
+        finally:
+            os.close(lock)
+
+
+def _locked(folder: str, how: int) -> int:
+    """A descriptor that has the folder's lock, as long as it is open; where the file system has no locks, none."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError as error:
+        checkpoint._log.info("%s: no lock, %s; make sure that one job at a time saves there", folder, error)
+    return descriptor
 
 
 def _dense_of(optimizer: Optional[torch.optim.Optimizer]) -> Optional[torch.optim.Optimizer]:
