@@ -40,7 +40,27 @@ def register(registry: ModuleType | None = None) -> bool:
     if "devices" in inspect.signature(backend.register_backend).parameters:
         arguments["devices"] = ["cpu", "cuda"]
     backend.register_backend("cohort", _create, **arguments)
+    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    handlers["env"] = _env_handler(handlers["env"])
     return True
+
+
+def _env_handler(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's handler of env://, but that for the backend "cohort" not all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+    need to be set: what is missing is what the launcher says. Nothing changes for other backends."""
+
+    def env(url: str, **options: Any) -> Any:
+        # The generator is asked by init_process_group, which tells handlers nothing of the backend.
+        if "cohort" in str(sys._getframe(1).f_locals.get("backend")).lower():
+            from cohort.distributed.environment import meet
+
+            met = meet(url, options.get("timeout"))
+            if met is not None:
+                yield met
+                return
+        yield from torchs(url, **options)
+
+    return env
 
 
 def autoload() -> None:
