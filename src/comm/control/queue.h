@@ -39,6 +39,7 @@ class QueuedWork final : public PendingWork {
  public:
   QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> requests, Clock::time_point called, bool announced);
   Ordering order(const Device& stream, Clock::time_point limit) override;
+  bool is_given_in(const Device& stream) const noexcept override;
 
  private:
   friend class Queue;

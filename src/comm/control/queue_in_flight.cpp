@@ -37,6 +37,13 @@ Ordering QueuedWork::order(const Device& stream, Clock::time_point limit) {
   return Ordering::Done;
 }
 
+bool QueuedWork::is_given_in(const Device& stream) const noexcept {
+  return std::all_of(requests_.begin(), requests_.end(), [&](const Request& request) {
+    return request.device.index == stream.index && request.device.stream == stream.stream &&
+           request.input_stream == stream.stream;
+  });
+}
+
 // Under the mutex.
 void Queue::put_in_flight(const std::shared_ptr<QueuedWork>& work, InFlight given) noexcept {
   work->in_flight_ = std::move(given);
