@@ -168,9 +168,12 @@ void Queue::watch() noexcept {
       if (!running_ && now - looked >= kLook) {
         looked = now;
         running_ = true;
+        pending_.fetch_add(1,
+                           std::memory_order_relaxed);  // also once what is in flight is over: nobody runs beside this
         lock.unlock();
         well = look_after_others();
         lock.lock();
+        pending_.fetch_sub(1, std::memory_order_release);
         running_ = false;
         work_done_.notify_all();
         if (!queue_.empty()) work_to_do_.notify_one();
