@@ -49,6 +49,9 @@ class [[nodiscard]] Work {
   /// in its output is undefined: `wait()`, `error()`, `done()`, and the next operation of this communicator, say so.
   /// Who uses a result for good asks one of them first.
   void synchronize(const Device& stream);
+  /// Whether the buffers may be freed, the operation not being done: `synchronize()` has put the streams that they were
+  /// given with after it, so that memory which is freed in the order of these streams is not used before it is over.
+  bool is_ordered() const noexcept { return ordered_; }
   /// As `synchronize()`, but gives up waiting (not the operation) after `limit`; returns false then.
   bool synchronize_for(const Device& stream, std::chrono::nanoseconds limit);
   /// True once the operation has finished, with or without an error. Never blocks.
@@ -74,6 +77,7 @@ class [[nodiscard]] Work {
 
   std::shared_ptr<comm::WorkState> state_;
   bool synchronized_ = false;
+  bool ordered_ = false;
   std::vector<std::shared_ptr<const comm::FiniteCheck>> finite_checks_;
 };
 

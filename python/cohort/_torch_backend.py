@@ -40,7 +40,38 @@ def register(registry: ModuleType | None = None) -> bool:
     if "devices" in inspect.signature(backend.register_backend).parameters:
         arguments["devices"] = ["cpu", "cuda"]
     backend.register_backend("cohort", _create, **arguments)
+    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    handlers["env"] = _env_handler(handlers["env"])
     return True
+
+
+def _backend_asked_for() -> str:
+    """What init_process_group was called with, which tells handlers nothing of it; "" where it has not called."""
+    frame = sys._getframe(1)
+    for _ in range(8):
+        if frame.f_code.co_name == "init_process_group":
+            return str(frame.f_locals.get("backend")).lower()
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return ""
+
+
+def _env_handler(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's handler of env://, but that for the backend "cohort" not all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+    need to be set: what is missing is what the launcher says. Nothing changes for other backends."""
+
+    def env(url: str, **options: Any) -> Any:
+        if "cohort" in _backend_asked_for():
+            from cohort.distributed.environment import meet
+
+            met = meet(url, options.get("timeout"))
+            if met is not None:
+                yield met
+                return
+        yield from torchs(url, **options)
+
+    return env
 
 
 def autoload() -> None:

@@ -55,9 +55,7 @@ bool Operation::wait(std::optional<std::chrono::nanoseconds> limit) {
       return false;
     }
   }
-  // Freeing an array may run any Python code.
-  const std::vector<Array> finished = std::exchange(arrays_, {});
-  const std::shared_ptr<const void> kept = std::exchange(keep_, nullptr);
+  let_go_of_arrays();
   work_.wait();
   return true;
 }
@@ -86,7 +84,18 @@ void Operation::synchronize(const Device& stream) {
     }
     if (failed) throw *failed;
   }
-  if (work_.done()) wait(std::nullopt);
+  if (work_.done()) {
+    wait(std::nullopt);
+  } else if (work_.is_ordered()) {
+    // Who runs far ahead of a GPU would hold the memory of all that is in flight.
+    let_go_of_arrays();
+  }
+}
+
+void Operation::let_go_of_arrays() {
+  // Freeing one may run any Python code, which finds none.
+  const std::vector<Array> arrays = std::exchange(arrays_, {});
+  const std::shared_ptr<const void> kept = std::exchange(keep_, nullptr);
 }
 
 void Operation::wait_for_end() {

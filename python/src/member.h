@@ -33,7 +33,8 @@ class Operation {
   /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting, not the
   /// operation.
   bool wait(std::optional<std::chrono::nanoseconds> limit);
-  /// As Work::synchronize. An interrupt ends the waiting for the other ranks, not the operation.
+  /// As Work::synchronize; the arrays may go with the order of the stream that they were given with. An interrupt ends
+  /// the waiting for the other ranks, not the operation.
   void synchronize(const Device& stream);
   /// Until it has finished, with or without an error, whatever signals come.
   void wait_for_end();
@@ -46,6 +47,7 @@ class Operation {
 
  private:
   bool is_over(std::optional<std::chrono::nanoseconds> limit);
+  void let_go_of_arrays();
 
   const std::uint64_t home_ = fork_generation();
   std::shared_ptr<const void> keep_;

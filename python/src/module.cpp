@@ -7,6 +7,8 @@
 #include "named.h"
 
 #include "base/env.h"
+#include "cluster/detect.h"
+#include "net/interfaces.h"
 
 #include <cohort/join.h>
 
@@ -80,6 +82,12 @@ std::string way_to_meet(int rank, int world_size) {
   return "";
 }
 
+/// False where nothing in the environment says which of how many this process is. What is wrong is for `join` to say.
+bool has_launcher() {
+  const auto said = cluster::detect(cluster::current_environment());
+  return !said || !said->launcher.empty() || said->alone || env::get(env::kInit);
+}
+
 }  // namespace
 
 void bind_types(py::module_& module) {
@@ -146,6 +154,8 @@ PYBIND11_MODULE(_core, module) {
         return ranks;
       },
       py::arg("size"), py::arg("timeout"));
+  module.def("has_launcher", &has_launcher);
+  module.def("offered_addresses", [] { return cohort::value_or_throw(cohort::net::offered_addresses()); });
   module.def("way_to_meet", &way_to_meet, py::arg("rank"), py::arg("world_size"));
   module.def(
       "leave_all",

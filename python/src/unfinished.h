@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <deque>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -24,20 +25,21 @@ class Unfinished {
 
   void keep(std::shared_ptr<OneOperation> operation) { running_.push_back(std::move(operation)); }
 
-  /// To be called before one is kept. Looks at all of them only once there are twice as many as were left the last
-  /// time: constant time for each operation.
+  /// To be called before one is kept. Lets go of the first ones that are done, which is most of them as operations end
+  /// in order; looks at all only once there are twice as many as were left the last time: constant time for each
+  /// operation.
   void tidy() {
-    if (running_.size() >= tidy_at_) reap();
+    if (running_.size() >= tidy_at_) return reap();
+    const auto unfinished =
+        std::find_if(running_.begin(), running_.end(), [](const auto& operation) { return !operation->done(); });
+    let_go(running_.begin(), unfinished);
   }
 
   /// Lets go of those that are done.
   void reap() {
     const auto first_finished = std::stable_partition(running_.begin(), running_.end(),
                                                       [](const auto& operation) { return !operation->done(); });
-    // Freed at the end: freeing an array can run any Python code.
-    const std::vector<std::shared_ptr<OneOperation>> finished(std::make_move_iterator(first_finished),
-                                                              std::make_move_iterator(running_.end()));
-    running_.erase(first_finished, running_.end());
+    const auto finished = let_go(first_finished, running_.end());
     tidy_at_ = std::max(least_, 2 * running_.size());
   }
 
@@ -64,8 +66,17 @@ class Unfinished {
   }
 
  private:
+  using All = std::deque<std::shared_ptr<OneOperation>>;
+
+  /// Freeing what is returned can run any Python code.
+  std::vector<std::shared_ptr<OneOperation>> let_go(typename All::iterator begin, typename All::iterator end) {
+    std::vector<std::shared_ptr<OneOperation>> gone(std::make_move_iterator(begin), std::make_move_iterator(end));
+    running_.erase(begin, end);
+    return gone;
+  }
+
   const std::size_t least_;
-  std::vector<std::shared_ptr<OneOperation>> running_;
+  All running_;
   std::size_t tidy_at_;
 };
 

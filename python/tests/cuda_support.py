@@ -24,7 +24,7 @@ def operations_of_nccl():
     return NCCL.pretended_nccl_operations() if PRETENDED else 0
 
 
-def _new_stream():
+def new_stream():
     made = ctypes.c_void_p()
     ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(made), 0)
     return made.value
@@ -49,7 +49,7 @@ def _clone(storage):
 if PRETENDED:
     torch.cuda._lazy_init = lambda: None
     torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
-    torch.cuda.Stream = lambda device=None: types.SimpleNamespace(cuda_stream=_new_stream())
+    torch.cuda.Stream = lambda device=None: types.SimpleNamespace(cuda_stream=new_stream())
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.cuda._initialized = True

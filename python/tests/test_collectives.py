@@ -1,7 +1,9 @@
 """Every collective over every array library and its types, on all ranks of `cohort run -np N`: each rank runs this."""
 
+import array
 import os
 import unittest
+import weakref
 
 from support import KINDS, SECONDS, needs_numpy, needs_torch, numpy, ranks_of_hosts, torch
 
@@ -312,6 +314,15 @@ class Collectives(unittest.TestCase):
             self.world.all_reduce(bytearray(100_000), async_op=True)
         self.world.barrier()
         self.assertEqual([memoryview(one).cast("f")[0] for one in memory], [float(self.size)] * 20)
+
+    def test_arrays_of_what_has_ended_go_with_the_next_operation(self):
+        data = array.array("f", [1.0] * 10)
+        gone = weakref.ref(data)
+        self.world.all_reduce(data, async_op=True)
+        del data
+        self.world.barrier()
+        self.world.barrier()
+        self.assertIsNone(gone())
 
     def test_wait_with_a_limit(self):
         token = bytearray(1)

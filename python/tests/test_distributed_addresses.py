@@ -32,7 +32,7 @@ check()
         began = time.monotonic()
         for status, output in self.world(start):
             self.assertNotEqual(status, 0, output)
-            self.assertRegex(output, "is taken.*fresh file|Aborted")
+            self.assertRegex(output, rf"is taken: host .*, pid \d+, which has ended,.*rm {path}|Aborted")
         self.assertLess(time.monotonic() - began, 3 * SECONDS)
 
     def test_destroy_and_init_again(self):

@@ -1,6 +1,7 @@
 """Process groups of the backend "cohort" under the launchers that people use. Starts its processes itself."""
 
 import os
+import shutil
 import sys
 import unittest
 
@@ -12,6 +13,54 @@ class Launchers(Case):
 
     def test_cohort_run(self):
         self.two_are_good(os.environ.get("COHORT_COMMAND", "cohort"), "run", "-q", "-np", "2", "--timeout", "100", "--", sys.executable, self.script(self.ENV))
+
+    def test_mpirun(self):
+        # Nothing is exported; what is, is kept to.
+        again = """
+dist.init_process_group("cohort", timeout=PATIENCE)
+dist.destroy_process_group()
+assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} & set(os.environ)
+dist.init_process_group("cohort", timeout=PATIENCE)
+"""
+        for mpirun in shutil.which("mpirun.openmpi"), shutil.which("mpirun.mpich"):
+            if mpirun is None:
+                continue
+            command = [mpirun, "-np", "2", sys.executable]
+            rights = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+            with self.subTest(mpirun):
+                self.two_are_good(*command, self.script(SMALLEST + again + GOOD), **rights)
+                port = str(free_port())
+                kept = self.ENV + f'assert os.environ["MASTER_PORT"] == "{port}"\n'
+                self.two_are_good(*command, self.script(kept), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **rights)
+                wrong = self.ENV.replace('"cohort",', '"cohort", rank=0, world_size=2,')
+                status, output = self.run_it(*command, self.script(wrong), **rights)
+                self.assertNotEqual(status, 0, output)
+                self.assertIn("RANK is 0, as the program or the environment says, and the launcher says 1", output)
+
+    def test_alone(self):
+        script = SMALLEST + """
+dist.init_process_group("cohort", timeout=PATIENCE)
+check(1)
+dist.destroy_process_group()
+assert "RANK" not in os.environ
+"""
+        status, output = self.run_it(sys.executable, self.script(script))
+        self.assertEqual(status, 0, output)
+        self.assertEqual(output.count("it is a world of one"), 1, output)
+        status, output = self.run_it(sys.executable, self.script(script), COHORT_ALONE="1")
+        self.assertEqual((status, output), (0, ""))
+        # What says that there are more: torch, or Cohort, says what is missing.
+        for variables, words in (
+            ({"MASTER_ADDR": "127.0.0.1"}, "environment variable RANK expected"),
+            ({"RANK": "1"}, "RANK=1 is set and WORLD_SIZE is not"),
+            ({"RANK": "1", "WORLD_SIZE": "2"}, "set MASTER_ADDR and MASTER_PORT"),
+        ):
+            status, output = self.run_it(sys.executable, self.script(script), **variables)
+            self.assertNotEqual(status, 0, output)
+            self.assertIn(words, output)
+        # Other backends are as they were.
+        status, output = self.run_it(sys.executable, self.script(script.replace('"cohort"', '"gloo"')))
+        self.assertIn("environment variable RANK expected", output)
 
     def test_torchrun_and_init_again(self):
         # The agent's store outlives the groups.

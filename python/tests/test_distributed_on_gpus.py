@@ -6,6 +6,7 @@ import os
 import time
 import unittest
 import unittest.mock
+import weakref
 
 import cuda_support  # before torch
 import torch
@@ -168,6 +169,31 @@ class Reductions(Case):
             while not work.is_completed():
                 self.assertLess(time.monotonic() - begun, 10)
             self.assertTrue(work.is_success())
+
+    @unittest.skipUnless(cuda_support.WITH_NCCL, "the host waits for what goes by its memory")
+    def test_memory_goes_in_the_order_of_the_stream(self):
+        dist.all_reduce(self.of(self.rank).to(GPU))
+        dist.barrier()
+        with cuda_support.delay_of_nccl(600):
+            gone = []
+            for _ in range(3):
+                tensor = self.of(self.rank, 1000).to(GPU)
+                work = dist.all_reduce(tensor, async_op=True)
+                self.assertTrue(work.wait())
+                gone.append(weakref.ref(tensor))
+                self.assertFalse(work.is_completed())
+                del tensor, work
+            self.assertEqual([one() for one in gone], [None] * 3)
+            # A stream that others have made it in is not put behind the operation.
+            tensor, stream = self.of(self.rank, 1000).to(GPU), cuda_support.new_stream()
+            work = dist.group.WORLD.communicator.all_reduce(tensor, async_op=True)
+            work.synchronize(stream)
+            gone = weakref.ref(tensor)
+            del tensor
+            self.assertFalse(work.done())
+            self.assertIsNotNone(gone())
+            work.wait()
+            self.assertIsNone(gone())
 
     def test_futures(self):
         def call(device):

@@ -3,6 +3,7 @@ ranks of `cohort run -np N`. The measure is the same training in one process, on
 
 import copy
 import unittest
+import unittest.mock
 import weakref
 
 from support import needs_torch, torch
@@ -15,6 +16,8 @@ if torch is not None:
     import torch.nn.functional as F
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel as DDP
+
+    from cohort.distributed import work
 
 TORCH_2 = torch is not None and int(torch.__version__.split(".")[0]) >= 2
 needs_torch_2 = unittest.skipUnless(TORCH_2, "torch 1.13 does not have it, or cannot import it under Python 3.11")
@@ -152,6 +155,36 @@ class Parallel(Case):
         self.assertTrue(torch.equal(first, gradient))
         model(inputs)  # takes rank 0's buffers before
         self.assertEqual(model.module[1].num_batches_tracked.item(), 3)
+
+    def test_halves_do_not_make_backward_wait(self):
+        if self.size != 2:
+            return
+        other = 1 - self.rank
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.last = (nn.Parameter(torch.ones(1024, dtype=torch.float16)) for _ in range(2))
+
+            def forward(self, inputs):
+                hidden = self.first * inputs
+                outputs = self.last * hidden
+                if not self.has_buckets:
+                    return outputs
+                if other == 0:  # this rank's last gradient comes once rank 0 is past its own
+                    outputs.register_hook(lambda _: dist.irecv(torch.zeros(1), other).wait() and None)
+                else:
+                    hidden.register_hook(lambda _: dist.send(torch.zeros(1), other))
+                return outputs
+
+        net = Net()
+        with unittest.mock.patch.object(work, "_builtin_hooks", set()):
+            model = DDP(net, bucket_cap_mb=0.001)
+            for step in range(4):
+                net.has_buckets = step > 1  # DDP has made one for each
+                model(torch.ones(1024, dtype=torch.float16) * (self.rank + 1)).sum().backward()
+                self.assertEqual(set(net.last.grad.tolist()), {1.5})
+                model.zero_grad(set_to_none=True)
 
     def test_hooks(self):
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook

@@ -3,6 +3,7 @@
 import cuda_support  # isort: skip
 import time
 import unittest
+import weakref
 
 import torch
 
@@ -85,6 +86,24 @@ class OnGpus(unittest.TestCase):
                 gradients.append([parameter.grad.cpu() for parameter in model.parameters()])
         for one, other in zip(*gradients):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+    @unittest.skipUnless(cuda_support.WITH_NCCL, "the host waits for what goes by its memory")
+    def test_large_gradients_go_in_the_order_of_the_stream(self):
+        # The host runs ahead of the GPU: no gradient is kept until it is reduced.
+        model = torch.nn.Linear(2100, 1000, bias=False).to("cuda")
+        parallel = cohort.nn.DistributedDataParallel(model)
+        x = torch.ones(2, 2100, device="cuda")
+        parallel(x).sum().backward()
+        gradients = []
+        model.weight.register_hook(lambda gradient: gradients.append(weakref.ref(gradient)))
+        model.zero_grad(set_to_none=True)
+        loss = parallel(x).sum()
+        cohort.world().barrier()
+        with cuda_support.delay_of_nccl(1000):
+            begun = time.monotonic()
+            loss.backward()
+            self.assertEqual([one() is None for one in gradients], [True])
+            self.assertLess(time.monotonic() - begun, 0.9)
 
     def test_a_rank_without_samples(self):
         model = model_of("cuda")

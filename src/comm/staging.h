@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 
 namespace cohort::comm {
 
@@ -12,13 +13,18 @@ class Staging {
   using Clock = std::chrono::steady_clock;
   virtual ~Staging() = default;
 
+  /// Called again and again while something is waited for: looks after the other ranks, and throws what ends the world.
+  using Attend = std::function<void()>;
+
   /// Waits until the input is in host memory; its copy began when the operation was asked for. Throws Timeout,
   /// Internal.
-  virtual void arrive(Clock::time_point deadline) = 0;
+  virtual void arrive(Clock::time_point deadline, const Attend& attend) = 0;
   /// Starts the output's way back. Throws Internal.
   virtual void depart() = 0;
-  /// Waits until the output is there, for whatever stream comes next. Throws Timeout, Internal.
-  virtual void finish(Clock::time_point deadline) = 0;
+  /// Whether the output is there, for whatever stream comes next. Throws Internal.
+  virtual bool is_there() const = 0;
+  /// Waits until it is. Throws Timeout, Internal.
+  virtual void finish(Clock::time_point deadline, const Attend& attend) = 0;
 };
 
 }  // namespace cohort::comm

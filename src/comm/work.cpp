@@ -49,6 +49,7 @@ Work& Work::operator=(Work&& other) noexcept {
     give_up(state_, synchronized_);
     state_ = std::move(other.state_);
     synchronized_ = other.synchronized_;
+    ordered_ = other.ordered_;
     finite_checks_ = std::move(other.finite_checks_);
   }
   return *this;
@@ -86,7 +87,10 @@ bool Work::synchronize_until(const Device& stream, std::chrono::steady_clock::ti
   if (stream.type != DeviceType::CPU && !state_->done()) {
     const comm::times::Exposed exposed;
     const comm::Ordering ordering = state_->order(stream, limit);
-    if (ordering == comm::Ordering::Done) synchronized_ = true;
+    if (ordering == comm::Ordering::Done) {
+      synchronized_ = true;
+      ordered_ = ordered_ || state_->is_given_in(stream);
+    }
     if (ordering != comm::Ordering::Never) return ordering == comm::Ordering::Done;
   }
   if (limit != std::chrono::steady_clock::time_point::max()) return wait_for(limit - std::chrono::steady_clock::now());

@@ -32,6 +32,8 @@ class WorkState {
   virtual Ordering order(const Device& /*stream*/, std::chrono::steady_clock::time_point /*limit*/) {
     return Ordering::Never;
   }
+  /// Whether this is the stream of all its buffers.
+  virtual bool is_given_in(const Device& /*stream*/) const noexcept { return false; }
   virtual bool done() const noexcept = 0;
   /// Of a finished operation. It does not change any more.
   virtual const std::optional<Error>& outcome() const noexcept = 0;

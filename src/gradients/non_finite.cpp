@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 namespace cohort::gradients {
 
@@ -44,20 +43,31 @@ double value_at(const void* data, std::int64_t index, DType dtype) {
   }
 }
 
-// The number, in the order of the dimensions, of the element that lies there.
-std::int64_t index_of(std::int64_t offset, const Parameter& parameter) {
-  std::vector<std::size_t> dimensions(parameter.sizes.size());
-  std::iota(dimensions.begin(), dimensions.end(), 0U);
-  std::stable_sort(dimensions.begin(), dimensions.end(),
-                   [&](std::size_t a, std::size_t b) { return parameter.strides[a] > parameter.strides[b]; });
-  std::vector<std::int64_t> position(parameter.sizes.size());
-  for (const std::size_t d : dimensions) {
-    if (parameter.sizes[d] == 1) continue;
-    position[d] = offset / parameter.strides[d];
-    offset %= parameter.strides[d];
+/// A dimension of more than one element: how far apart these lie in memory, and in the order of the dimensions.
+struct Stride {
+  std::int64_t in_memory = 1;
+  std::int64_t in_order = 1;
+};
+
+/// The widest in memory first.
+std::vector<Stride> strides_of(const Parameter& parameter) {
+  std::vector<Stride> strides;
+  std::int64_t in_order = 1;
+  for (std::size_t d = parameter.sizes.size(); d-- > 0; in_order *= parameter.sizes[d]) {
+    if (parameter.sizes[d] != 1) strides.push_back({parameter.strides[d], in_order});
   }
+  std::stable_sort(strides.begin(), strides.end(),
+                   [](const Stride& a, const Stride& b) { return a.in_memory > b.in_memory; });
+  return strides;
+}
+
+/// The number, in the order of the dimensions, of the element that lies there.
+std::int64_t index_of(std::int64_t offset, std::span<const Stride> strides) {
   std::int64_t index = 0;
-  for (std::size_t d = 0; d < position.size(); ++d) index = index * parameter.sizes[d] + position[d];
+  for (const Stride& stride : strides) {
+    index += offset / stride.in_memory * stride.in_order;
+    offset %= stride.in_memory;
+  }
   return index;
 }
 
@@ -66,6 +76,9 @@ std::int64_t index_of(std::int64_t offset, const Parameter& parameter) {
 std::optional<NonFiniteElement> first_in(const void* gradient, const Parameter& parameter,
                                          const FiniteOptions& options) {
   const std::int64_t count = parameter.count();
+  const std::vector<Stride> strides = strides_of(parameter);
+  const bool in_order = std::all_of(strides.begin(), strides.end(),
+                                    [](const Stride& stride) { return stride.in_memory == stride.in_order; });
   std::optional<std::int64_t> first;
   std::int64_t lies_at = 0;
   for (std::int64_t begin = 0; begin < count;) {
@@ -74,20 +87,12 @@ std::optional<NonFiniteElement> first_in(const void* gradient, const Parameter& 
     const auto found = first_non_finite(ConstBuffer(rest, count - begin, parameter.dtype), options);
     if (!found) break;
     const std::int64_t offset = begin + *found;
-    const std::int64_t index = index_of(offset, parameter);
+    const std::int64_t index = index_of(offset, strides);
     if (!first || index < *first) {
       first = index;
       lies_at = offset;
     }
-    if (index == offset) {
-      // Where it lies in the order of the dimensions up to here, nothing before it is left; else all have to be seen.
-      bool in_order = true;
-      std::int64_t expected = 1;
-      for (std::size_t d = parameter.sizes.size(); d-- > 0; expected *= parameter.sizes[d]) {
-        in_order = in_order && (parameter.sizes[d] == 1 || parameter.strides[d] == expected);
-      }
-      if (in_order) break;
-    }
+    if (in_order || index == 0) break;  // nothing is before it; else all have to be seen
     begin = offset + 1;
   }
   if (!first) return std::nullopt;

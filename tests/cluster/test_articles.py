@@ -90,6 +90,7 @@ class Articles(PythonCase):
         ways = {
             "a launcher for each node": (2, lambda: self.batch("launchers.sbatch")),
             "a task for each process": (1, lambda: self.batch("tasks.sbatch")),
+            "the same without exports": (1, lambda: self.on_h1("srun", "-N2", "-n4", "--overcommit", "python", "smallest_ddp.py")),
             "spawn on each host, tcp://": (1, lambda: self.by_hand(spawn)),
             "four processes, env://": (1, lambda: self.by_hand(with_variables)),
             "four processes, file://": (1, lambda: self.by_hand(at(f"file://{self.folder}/meeting"))),

@@ -14,15 +14,15 @@ from typing import Any, Callable, Hashable
 
 from cohort import _world
 
-# A line with nothing to do keeps its thread for so long.
-_IDLE_SECONDS = 10.0
+# A line with nothing to do keeps its thread for so long, and goes with it.
+_IDLE_SECONDS = 1.0
 
 
 class _Line:
-    def __init__(self, name: str) -> None:
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
         self.changed = threading.Condition()
         self.entries: collections.deque[tuple[Any, Callable[[], None]]] = collections.deque()
-        self.name = name
         self.waited_for = False  # a thread waits for the operation that was the first
         self.idle = 0
         self.closed = False  # nothing comes any more: who is idle goes
@@ -38,7 +38,7 @@ class _Line:
         if self.idle:
             self.changed.notify()
             return
-        thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
+        thread = threading.Thread(target=self._serve, name="cohort-future", daemon=True)
         with _lock:
             _threads.add(thread)
         thread.start()
@@ -52,6 +52,8 @@ class _Line:
                 if not in_time and (self.waited_for or not self.entries):
                     with _lock:
                         _threads.discard(threading.current_thread())
+                        if not self.entries and not self.waited_for and _lines.get(self.key) is self:
+                            del _lines[self.key]  # there is one for each peer and tag
                     return None
             self.waited_for = True
             return self.entries.popleft()
@@ -89,7 +91,7 @@ def call_after(line: Hashable, work: Any, then: Callable[[], None]) -> None:
     """Calls `then` once `work` (of the core) has ended, with or without an error, on a thread of its own."""
     with _lock:
         if line not in _lines:
-            _lines[line] = _Line("cohort-future")
+            _lines[line] = _Line(line)
         found = _lines[line]
     found.add(work, then)
 

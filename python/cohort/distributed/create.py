@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import secrets
+import shlex
 import socket
 import time
 from dataclasses import dataclass
@@ -53,11 +54,18 @@ def _seconds(timeout: Optional[datetime.timedelta]) -> float:
     return timeout.total_seconds()
 
 
+def _file_of(store: Any) -> str:
+    """The path that a store of torch's keeps its keys at; "" for another kind."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return str(store.path) if isinstance(store, dist.FileStore) else ""
+
+
 @dataclass
 class _Claim:
     """What a rank says of itself."""
 
-    process: str  # tells processes apart
+    process: str  # tells processes apart: pid, start time, the space that numbers it, and a token
     host: str  # equal where an abstract Unix name is the same
     where: str  # for messages
     way: str  # with which it can meet other hosts: _core.way_to_meet
@@ -84,6 +92,19 @@ class _Claim:
                 "uses the store, or another version of Cohort"
             ) from error
 
+    def has_ended(self, here: "_Claim") -> bool:
+        """Whether that is sure: of another host's, or another container's, this host does not know."""
+        parts = self.process.split()
+        if self.host != here.host or len(parts) != 4 or parts[2] != here.process.split()[2]:
+            return False
+        try:
+            os.kill(int(parts[0]), 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return _start_time(parts[0]) not in ("", parts[1])
+
 
 _token: tuple[int, str] = (0, "")
 
@@ -92,7 +113,16 @@ def _PROCESS() -> str:
     global _token
     if _token[0] != os.getpid():  # a forked child is a process of its own
         _token = (os.getpid(), secrets.token_hex(8))
-    return f"{os.getpid()} {_token[1]}"
+    return f"{os.getpid()} {_start_time('self')} {os.readlink('/proc/self/ns/pid')} {_token[1]}"
+
+
+def _start_time(pid: str) -> str:
+    """In the clock's ticks since the host started; "" if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 class _Meeting:
@@ -137,17 +167,21 @@ class _Meeting:
         holder = _Claim.decode(previous) if previous is not None else None
         if holder is not None and holder.process == self.claim.process:
             return number
+        path = _file_of(self.store)
+        left_behind = path and holder is not None and holder.has_ended(self.claim)
+        store, way_out = f"the file {path}" if path else "this store", "give each process a rank of its own"
+        if left_behind:
+            way_out = f"the file is an earlier job's: remove it, rm {shlex.quote(path)}, or name a fresh one for each job"
+        elif path:
+            way_out += "; or if the file is an earlier job's, name a fresh one for each job"
         reason = (
-            f"rank {self.rank} is taken: {holder.where if holder else 'another process'} has claimed it in this store, and "
-            f"this process ({self.claim.where}) claims it too"
+            f"rank {self.rank} is taken: {holder.where if holder else 'another process'}{', which has ended,' if left_behind else ''} "
+            f"has claimed it in {store}, and this process ({self.claim.where}) claims it too"
         )
         # Whoever waits in vain for this rank, or for an earlier one of this number, is told.
         for waited_for in range(max(1, number - 1), number + 1):
             self._verdict(waited_for, error=reason)
-        raise cohort.InvalidArgument(
-            f'init_process_group("cohort"), group "{self.name}": {reason} -- give each process a rank of its own; with '
-            "file://, name a fresh file for each job (this one is an earlier job's, or another's)"
-        )
+        raise cohort.InvalidArgument(f'init_process_group("cohort"), group "{self.name}": {reason} -- {way_out}')
 
     def _put(self, key: str, value: bytes) -> None:
         self.store.set(key, value)

@@ -1,14 +1,105 @@
-"""RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for programs that read them, where no launcher has set them.
+"""RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where no launcher has set them: what stands for
+them in env://, and for programs that read them.
 
 They are set with the default group, and go with it: a process started afterwards is no rank of it.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
+import socket
+import urllib.parse
+import warnings
 from collections.abc import MutableMapping
+from typing import Any, Optional
+
+import torch.distributed as dist
 
 import cohort
+from cohort import _core
+
+_INIT = 'init_process_group("cohort")'
+_TEXT_BYTES = 8192
+
+_master: dict[str, Any] = {}  # where the store is that `meet` has made
+
+
+def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any, int, int]]:
+    """torch's store, this process's rank and the world's size, for the env:// of `url` without all of its variables: the
+    ranks meet as those of cohort.init() do, and rank 0 tells the others where its store is. Where nothing says that there are
+    several, a world of one, with a warning. None: it is torch's to do, or to say what is missing.
+
+    Raises InvalidArgument where the program or a variable contradicts the launcher, and what cohort.join raises.
+    """
+    query = urllib.parse.parse_qs(urllib.parse.urlparse(url).query)
+    given = {name: query.get(key, [os.environ.get(name, "")])[0] for name, key in (("RANK", "rank"), ("WORLD_SIZE", "world_size"))}
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if all((*given.values(), address, port)):
+        return None
+    if not _core.has_launcher():
+        if address or port or given["RANK"] not in ("", "0") or given["WORLD_SIZE"] not in ("", "1"):
+            return None
+        if not all(given.values()):
+            warnings.warn(
+                f"{_INIT}: no launcher has started this process, and nothing says that it is one of several: it is a world of "
+                "one -- `cohort run -np 4 PROGRAM` starts four, cohort.run(function, np=4) does from a notebook",
+                stacklevel=6,
+            )
+        return dist.HashStore(), 0, 1
+    seconds = 300.0 if timeout is None else min(300.0, timeout.total_seconds())
+    world = cohort.join(group_name="torch's store", join_timeout=max(1.0, seconds))
+    try:
+        for (name, said), found in zip(given.items(), (world.rank(), world.size())):
+            if said and int(said) != found:
+                raise cohort.InvalidArgument(
+                    f"{_INIT}: {name} is {said}, as the program or the environment says, and the launcher says {found} -- give "
+                    "both rank and world_size (with MASTER_ADDR and MASTER_PORT), or neither"
+                )
+        return _store(world, address, int(port or 0), seconds), world.rank(), world.size()
+    except Exception as error:
+        world.abort(f"{_INIT}, rank {world.rank()}: {error}")
+        raise
+    finally:
+        world.leave()
+
+
+def _store(world: cohort.Communicator, address: str, port: int, seconds: float) -> Any:
+    if world.size() == 1:
+        return dist.HashStore()
+    how: dict[str, Any] = {"timeout": datetime.timedelta(seconds=seconds), "wait_for_workers": False}
+    text = bytearray(_TEXT_BYTES)
+    if world.rank() == 0:
+        store = dist.TCPStore(address or "localhost", port, world.size(), True, **how)
+        addresses = [address] if address else _core.offered_addresses() if world.cross_size() > 1 else ["localhost"]
+        said = json.dumps([addresses, store.port]).encode()
+        text[: len(said)] = said
+    world.broadcast(text, root=0)
+    addresses, port = json.loads(text.rstrip(b"\0"))
+    if world.rank() == 0:
+        address = addresses[0]
+    else:
+        address = _reachable(addresses, port, world)
+        store = dist.TCPStore(address, port, world.size(), False, **how)
+    world.barrier()
+    _master.update(MASTER_ADDR=address, MASTER_PORT=port)
+    return store
+
+
+def _reachable(addresses: list[str], port: int, world: cohort.Communicator) -> str:
+    """The first at which rank 0's store listens. torch's own tries would take its whole timeout."""
+    tried = []
+    for address in addresses:
+        try:
+            socket.create_connection((address, port), 5.0).close()
+            return address
+        except OSError as error:
+            tried.append(f"{address}: {error}")
+    raise cohort.Unavailable(
+        f"{_INIT}: rank {world.rank()} does not reach rank 0's store at port {port}: {'; '.join(tried) or 'no address'} -- open "
+        "the port, name the network with COHORT_NETWORK, or set MASTER_ADDR and MASTER_PORT for all ranks"
+    )
 
 
 def fill(communicator: cohort.Communicator) -> list[tuple[str, str]]:
@@ -18,7 +109,9 @@ def fill(communicator: cohort.Communicator) -> list[tuple[str, str]]:
         "WORLD_SIZE": communicator.size(),
         "LOCAL_RANK": communicator.local_rank(),
         "LOCAL_WORLD_SIZE": communicator.local_size(),
+        **_master,
     }
+    _master.clear()
     filled = [(name, str(value)) for name, value in values.items() if not os.environ.get(name)]
     os.environ.update(filled)
     return filled

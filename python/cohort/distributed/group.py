@@ -213,8 +213,8 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
     # --- waiting for each other, and ends ---
 
     def barrier(self, opts: Any = None) -> Any:
-        for index in getattr(opts, "device_ids", None) or ():
-            # As NCCL's: it comes after what the GPU has been given.
+        # As NCCL's: it comes after what GPUs have been given. Where torch has used none, nothing has been.
+        for index in getattr(opts, "device_ids", None) or () if torch.cuda.is_initialized() else ():
             torch.cuda.current_stream(index).synchronize()
         how = {"timeout": self._limit(opts)}
         return for_caller(self._start("barrier", [], [], [], self.communicator.barrier, [], how))

@@ -11,7 +11,7 @@ from cohort.distributed import sparse
 from cohort.distributed.arguments import one_for_each, only
 from cohort.distributed.reductions import reduction_of
 from cohort.distributed.tensors import Pieces, Written, read
-from cohort.distributed.work import Work, for_caller, for_caller_of_half
+from cohort.distributed.work import Work, for_caller, for_caller_of_half, may_be_compressed
 
 
 class Reductions:
@@ -25,7 +25,7 @@ class Reductions:
         if tensors[0].layout != torch.strided:
             return for_caller(sparse.all_reduce(self, only(tensors, "all_reduce"), opts))
         work = self._all_reduce(tensors, opts)
-        return for_caller_of_half(work) if tensors[0].dtype == torch.float16 else for_caller(work)
+        return for_caller_of_half(work) if may_be_compressed(tensors[0]) else for_caller(work)
 
     def allreduce_coalesced(self: Any, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or c10d.AllreduceCoalescedOptions()

@@ -13,6 +13,9 @@ from cohort.distributed.reductions import reduction_of
 from cohort.distributed.tensors import DEVICES, arrive, as_moved
 from cohort.distributed.work import Work
 
+# What ranks have made of valid tensors is valid; torch 2 wants to be told.
+_UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
+
 
 def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     """Blocks: the operation is over when it returns."""
@@ -29,7 +32,13 @@ def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     world, size, limit = group.communicator, group._size, group._limit(options)
     shape = torch.tensor([own.sparse_dim(), *own.shape])
     shapes = torch.empty(size, shape.numel(), dtype=torch.int64)
-    world.all_gather(shape, shapes, timeout=limit)
+    try:
+        world.all_gather(shape, shapes, timeout=limit)
+    except cohort.Mismatch as error:
+        raise cohort.Mismatch(
+            f"{name}, here of the shape {list(tensor.shape)} and the type {tensor.dtype}: another rank brings a dense tensor, "
+            f"another number of dimensions, or another operation -- bring sparse ones on all ranks, or tensor.to_dense() -- {error}"
+        ) from error
     if not bool((shapes == shape).all()):
         raise cohort.InvalidArgument(f"{name}: the ranks bring different shapes: {shapes[:, 1:].tolist()}")
     counts = torch.empty(size, dtype=torch.int64)
@@ -42,7 +51,7 @@ def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     for source, result in ((places, all_places), (values, all_values)):
         row = result[:1].numel() if sum(numbers) else 0
         world.all_gather_v(as_moved(source), as_moved(result), [number * row for number in numbers], timeout=limit)
-    total = torch.sparse_coo_tensor(all_places.t(), all_values, tensor.shape).coalesce()
+    total = torch.sparse_coo_tensor(all_places.t(), all_values, tensor.shape, **_UNCHECKED).coalesce()
     if op == "average":
         total = total / size
     elif prescale != 1.0:

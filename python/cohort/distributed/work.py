@@ -9,6 +9,7 @@ import threading
 from typing import Any, Callable, ClassVar, Collection, Hashable, List, Optional, Sequence
 
 import torch
+import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d
 
@@ -255,9 +256,28 @@ def for_caller(work: Work) -> Any:
     return _distributed_c10d._create_work_from_future(work.get_future())
 
 
+_builtin_hooks: set[Any] = set()  # DDP's own, that this process uses
+
+
+def _note_hooks(register: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def call(reducer: Any, kind: Any) -> Any:
+        _builtin_hooks.add(kind)
+        return register(reducer, kind)
+
+    return call
+
+
+dist._register_builtin_comm_hook = _note_hooks(dist._register_builtin_comm_hook)
+
+
+def may_be_compressed(tensor: torch.Tensor) -> bool:
+    """Whether the hook FP16_COMPRESS may have made it."""
+    return tensor.dtype == torch.float16 and dist.BuiltinCommHookType.FP16_COMPRESS in _builtin_hooks
+
+
 def for_caller_of_half(work: Work) -> Any:
-    """The same for an all_reduce of 16-bit floats. C++ that starts one is DDP's built-in hook FP16_COMPRESS, which has to be
-    given a list of its own kind, and futures that are fulfilled later cannot carry one."""
+    """The same for an all_reduce of 16-bit floats of the hook FP16_COMPRESS, which is C++: it has to be given a list of its own
+    kind, and futures that are fulfilled later cannot carry one."""
     if _is_called_from_python():
         return work
     work.value_for_cpp = True

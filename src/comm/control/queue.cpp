@@ -236,12 +236,12 @@ std::optional<Error> Queue::run_single(const Request& request, QueuedWork& work,
       run_pieces(request, work, event);
       return true;
     }
-    step(one, [&](Staging& staging) { staging.arrive(work.deadline()); });
+    step(one, [&](Staging& staging) { staging.arrive(work.deadline(), [this] { attend(); }); });
     finished = run_one(request, work.called_, work.announced_, limit, event);
     if (!finished) return false;
     step(one, [&](Staging& staging) {
       staging.depart();
-      staging.finish(work.deadline());
+      staging.finish(work.deadline(), [this] { attend(); });
     });
     return true;
   });
@@ -263,7 +263,7 @@ std::optional<Error> Queue::run_group(std::span<const Request> requests, const Q
         run_pieces(request, work, event);
         return true;
       }
-      step(together, [&](Staging& staging) { staging.arrive(work.deadline()); });
+      step(together, [&](Staging& staging) { staging.arrive(work.deadline(), [this] { attend(); }); });
       if (count > 1) request = fuse(together, buffer);
       run_one(request, work.called_, announced, Clock::time_point::max(), event);
       if (count > 1) unfuse(together, buffer);
@@ -275,7 +275,7 @@ std::optional<Error> Queue::run_group(std::span<const Request> requests, const Q
   }
   // One's output is on its way while the next is carried out.
   try {
-    step(requests, [&](Staging& staging) { staging.finish(work.deadline()); });
+    step(requests, [&](Staging& staging) { staging.finish(work.deadline(), [this] { attend(); }); });
   } catch (const Error& error) {
     return error;
   }

@@ -39,6 +39,7 @@ class QueuedWork final : public PendingWork {
  public:
   QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> requests, Clock::time_point called, bool announced);
   Ordering order(const Device& stream, Clock::time_point limit) override;
+  bool is_given_in(const Device& stream) const noexcept override;
 
  private:
   friend class Queue;
@@ -62,6 +63,11 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual void abort(std::string_view reason) = 0;
   /// Ends the threads once nothing is under way.
   virtual void stop();
+  /// What has ended the world, as far as this rank can know by now, for an operation of this name; nullopt: it goes on.
+  /// Any thread.
+  std::optional<Error> why_ended(std::string_view doing) {
+    return ended() ? std::optional(recorded(std::string(doing))) : std::nullopt;
+  }
   void set_observer(Observer* observer) noexcept { observer_.store(observer, std::memory_order_release); }
 
   bool wait_until(PendingWork& work, Clock::time_point limit) override;
@@ -98,6 +104,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual void attend() = 0;
   /// The world has, as far as this rank can know by now. Any thread.
   virtual bool ended() noexcept = 0;
+  /// Why, for an operation that is told.
+  virtual Error recorded(const std::string& doing) const = 0;
   /// Tells the ranks of this host that so many of the operations that a GPU was given are over.
   virtual void tell_over(std::uint64_t number) noexcept = 0;
   /// Whether they are over on the other ranks of this host, or these have gone, or the world has ended.

@@ -70,12 +70,17 @@ Work QueueCommunicator::start(const Request& request) {
   if (!own.staging && !own.pieces && !own.direct) return queue_->submit(own);
   const auto deadline = Staging::Clock::now() + own.timeout;
   if (own.kind == Kind::Send) {
-    own.staging->arrive(deadline);
+    own.staging->arrive(deadline, [this] {
+      if (const auto why = queue_->why_ended("send")) throw *why;
+    });
     Work work = queue_->submit(own);
     work.on_done([staging = own.staging] {});  // whose memory it is
     return work;
   }
-  if (own.kind == Kind::Recv) return cuda::deliver_later(queue_->submit(own), own.staging, deadline);
+  if (own.kind == Kind::Recv) {
+    return cuda::deliver_later(queue_->submit(own), own.staging, deadline,
+                               [queue = queue_] { return queue->why_ended("recv"); });
+  }
   return queue_->submit_group({std::move(own)});
 }
 

@@ -37,6 +37,13 @@ Ordering QueuedWork::order(const Device& stream, Clock::time_point limit) {
   return Ordering::Done;
 }
 
+bool QueuedWork::is_given_in(const Device& stream) const noexcept {
+  return std::all_of(requests_.begin(), requests_.end(), [&](const Request& request) {
+    return request.device.index == stream.index && request.device.stream == stream.stream &&
+           request.input_stream == stream.stream;
+  });
+}
+
 // Under the mutex.
 void Queue::put_in_flight(const std::shared_ptr<QueuedWork>& work, InFlight given) noexcept {
   work->in_flight_ = std::move(given);
@@ -161,9 +168,12 @@ void Queue::watch() noexcept {
       if (!running_ && now - looked >= kLook) {
         looked = now;
         running_ = true;
+        pending_.fetch_add(1,
+                           std::memory_order_relaxed);  // also once what is in flight is over: nobody runs beside this
         lock.unlock();
         well = look_after_others();
         lock.lock();
+        pending_.fetch_sub(1, std::memory_order_release);
         running_ = false;
         work_done_.notify_all();
         if (!queue_.empty()) work_to_do_.notify_one();

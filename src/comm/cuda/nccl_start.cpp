@@ -126,15 +126,21 @@ bool NcclPlane::can_fold(std::span<const Request> sums, Direct::Ranks& ranks) {
   // A driver that compiles or finds memory may wait for all that is under way: that has been given to all ranks' GPUs,
   // or is about to be.
   const std::size_t bytes = std::bit_ceil(std::max(wanted, kLeastScratch));
+  Scratch outgrown;
   Start own;
   try {
     folds_ = &FoldLauncher::on(*gpu_);
     folding_ = Folding::Known;
-    if (scratch_.bytes < bytes) scratch_ = reserve(bytes);
+    if (scratch_.bytes < bytes) outgrown = std::exchange(scratch_, reserve(bytes));
     own.made = 1;
   } catch (const Error& error) {
     put_text(own.why, error.what());
     if (folding_ == Folding::Known) own.made = kNoMemory;
+  }
+  if (outgrown.memory != nullptr) {
+    gpu_->wait(*gpu_->mark(stream_), ranks.deadline(), [&] { ranks.attend(); });  // kernels use it until then
+    reserved_.erase(std::find(reserved_.begin(), reserved_.end(), outgrown.memory));
+    gpu_->free(outgrown.memory);
   }
   std::vector<Start> all(static_cast<std::size_t>(placement_.size));
   ranks.exchange(&own, all.data(), sizeof own);

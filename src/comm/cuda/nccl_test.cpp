@@ -256,6 +256,35 @@ TEST_F(OnNccl, OperationsComeAfterWhatIsInTheirStream) {
   EXPECT_EQ(carried_out(), 2);
 }
 
+TEST_F(OnNccl, ScratchThatIsOutgrownIsGivenBack) {
+  // Kept of sums of so many elements, one after the other.
+  const auto kept = [](const std::vector<std::int64_t>& counts) {
+    std::atomic<std::size_t> bytes{0};
+    run_world(2, [&](Communicator comm) {
+      const Floats values = floats(comm, std::vector<float>(static_cast<std::size_t>(counts.back()), 1));
+      const auto allocated = [&] {
+        comm.barrier().wait();
+        const std::size_t held = of_driver<std::size_t()>("pretended_cuda_allocated")();
+        comm.barrier().wait();
+        return held;
+      };
+      const std::size_t before = allocated();
+      for (const std::int64_t count : counts) {
+        Buffer buffer = values.buffer();
+        buffer.count = count;
+        comm.all_reduce(buffer, {.gpu_sums = GpuSums::Exact}).wait();
+      }
+      bytes = allocated() - before;
+      comm.barrier().wait();
+    });
+    return bytes.load();
+  };
+  const std::size_t at_once = kept({1 << 21});
+  EXPECT_GT(at_once, 1U << 20);
+  EXPECT_GT(folded(), 0);
+  EXPECT_EQ(kept({1 << 10, 1 << 19, 1 << 20, 1 << 21}), at_once);
+}
+
 TEST_F(OnNccl, RanksThatHaveJoinedAreServedByStaging) {
   run_world(2, [](Communicator comm) {
     const Floats data = floats(comm, {1, 2});

@@ -1,16 +1,20 @@
 #include "comm/cuda/staging.h"
 
 #include "comm/cuda/in_pieces.h"
+#include "comm/cuda/patience.h"
 #include "comm/cuda/ring.h"
 #include "comm/finite_check.h"
 #include "comm/work_state.h"
+#include "sys/thread.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -52,15 +56,16 @@ class Copies final : public Staging {
   Copies(const Copies&) = delete;
   Copies& operator=(const Copies&) = delete;
 
-  void arrive(Clock::time_point deadline) override {
-    if (arrived_) gpu_.wait(*arrived_, deadline);
+  void arrive(Clock::time_point deadline, const Attend& attend) override {
+    if (arrived_) gpu_.wait(*arrived_, deadline, attend);
     arrived_ = nullptr;
   }
   void depart() override {
     if (bytes_ > 0) departed_ = gpu_.copy_to_device(output_, host_output_, bytes_, *ready_);
   }
-  void finish(Clock::time_point deadline) override {
-    if (departed_) gpu_.wait(*departed_, deadline);
+  bool is_there() const override { return !departed_ || gpu_.passed(*departed_); }
+  void finish(Clock::time_point deadline, const Attend& attend) override {
+    if (departed_) gpu_.wait(*departed_, deadline, attend);
     departed_ = nullptr;
   }
 
@@ -77,24 +82,48 @@ class Copies final : public Staging {
   MarkPtr departed_;  // likewise, the output
 };
 
-/// Done once the message is in the GPU's memory.
+/// Done once the message is in the GPU's memory. Its copy begins where the message comes, in a thread that is needed
+/// for others; whether it is over, those look who wait, and a thread for all that nobody waits for.
 class Delivery final : public WorkState, public std::enable_shared_from_this<Delivery> {
  public:
-  Delivery(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline)
-      : work_(std::move(work)), staging_(std::move(staging)), deadline_(deadline) {}
+  using WhyEnded = std::function<std::optional<Error>()>;
+
+  Delivery(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline, WhyEnded why_ended)
+      : work_(std::move(work)), staging_(std::move(staging)), deadline_(deadline), why_ended_(std::move(why_ended)) {}
 
   void begin() {
-    work_.on_done([self = shared_from_this()] { self->deliver(); });
+    work_.on_done([self = shared_from_this()] { self->depart(); });
+  }
+  /// False: it is still on its way.
+  bool look() noexcept {
+    const std::unique_lock turn(looking_, std::try_to_lock);
+    if (!turn || done()) return done();
+    std::optional<Error> failed;
+    try {
+      if (!staging_->is_there()) {
+        failed = why_ended_();
+        if (!failed && Staging::Clock::now() < deadline_) return false;
+        if (!failed) staging_->finish(deadline_, {});  // says that it is late
+      }
+    } catch (const Error& error) {
+      failed = error;
+    }
+    end(std::move(failed));
+    return true;
   }
   void wait() override { wait_for(std::chrono::hours(24 * 365)); }
   bool wait_for(std::chrono::nanoseconds limit) override {
     const auto until = Staging::Clock::now() + limit;
     try {
       if (!work_.wait_for(limit)) return false;
-    } catch (const Error&) {  // `deliver` sees it, too
+    } catch (const Error&) {  // `depart` sees it, too
     }
-    std::unique_lock lock(mutex_);
-    return changed_.wait_until(lock, until, [this] { return done(); });
+    // A copy takes no longer than waking would; until `depart` has been called there is nothing to look at.
+    for (Pauses pauses(std::chrono::microseconds(100), std::chrono::microseconds(200)); !done(); pauses.take()) {
+      if (departed_.load(std::memory_order_acquire) && look()) break;
+      if (Staging::Clock::now() >= until) return done();
+    }
+    return true;
   }
   bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
   const std::optional<Error>& outcome() const noexcept override { return outcome_; }
@@ -112,36 +141,88 @@ class Delivery final : public WorkState, public std::enable_shared_from_this<Del
   bool at_home() const noexcept override { return ::getpid() == home_; }
 
  private:
-  void deliver() {
-    outcome_ = work_.error();
-    try {
-      if (!outcome_) {
-        staging_->depart();
-        staging_->finish(deadline_);
-      }
-    } catch (const Error& error) {
-      outcome_ = error;
-    }
+  void depart();
+  void end(std::optional<Error> failed) {
+    outcome_ = std::move(failed);
     std::vector<std::function<void()>> callbacks;
     {
       const std::lock_guard lock(mutex_);
       done_.store(true, std::memory_order_release);
       callbacks.swap(callbacks_);
     }
-    changed_.notify_all();
     for (const auto& callback : callbacks) callback();
   }
 
   Work work_;
   const std::shared_ptr<Staging> staging_;
   const Staging::Clock::time_point deadline_;
+  const WhyEnded why_ended_;
   const pid_t home_ = ::getpid();
+  std::mutex looking_;  // at the copy; before mutex_
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::atomic<bool> departed_{false};
   std::atomic<bool> done_{false};
   std::optional<Error> outcome_;  // written before done_
   std::vector<std::function<void()>> callbacks_;
 };
+
+/// The thread that looks at deliveries of this process. It goes once there have been none for a while.
+class Unattended {
+ public:
+  static Unattended& of_this_process() {
+    static auto* const one = new Unattended();  // never destroyed: the thread may be there at the process's end
+    return *one;
+  }
+  void add(std::shared_ptr<Delivery> delivery) {
+    const std::lock_guard lock(mutex_);
+    under_way_.push_back(std::move(delivery));
+    if (!running_) sys::start_without_signals([this] { run(); }).detach();
+    running_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  void run() noexcept {
+    ::pthread_setname_np(::pthread_self(), "cohort-copies");
+    Pauses pauses(std::chrono::microseconds(500));
+    std::unique_lock lock(mutex_);
+    while (changed_.wait_for(lock, std::chrono::seconds(1), [this] { return !under_way_.empty(); })) {
+      std::vector<std::shared_ptr<Delivery>> all = under_way_;
+      lock.unlock();
+      bool any = false;
+      for (const auto& one : all) any = one->look() || any;
+      lock.lock();
+      std::erase_if(under_way_, [](const auto& one) { return one->done(); });
+      lock.unlock();
+      all.clear();  // what a callback keeps may go with the last
+      any ? pauses.begin_again() : pauses.take();
+      lock.lock();
+    }
+    running_ = false;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<Delivery>> under_way_;
+  bool running_ = false;
+};
+
+void Delivery::depart() {
+  auto failed = work_.error();
+  try {
+    if (!failed) staging_->depart();
+  } catch (const Error& error) {
+    failed = error;
+  }
+  if (failed) return end(std::move(failed));
+  departed_.store(true, std::memory_order_release);
+  try {
+    Unattended::of_this_process().add(shared_from_this());
+  } catch (const std::system_error&) {  // no thread can be had: this one looks
+    for (Pauses pauses; !look(); pauses.take()) {
+    }
+  }
+}
 
 struct GpuBlock final : MemoryBlock {
   GpuBlock(Gpu& of, std::size_t asked) : gpu(of) {
@@ -234,8 +315,9 @@ Request stage(const Request& request, Place place, const StreamMarks& marks, Roo
   return host;
 }
 
-Work deliver_later(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline) {
-  auto delivery = std::make_shared<Delivery>(std::move(work), std::move(staging), deadline);
+Work deliver_later(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline,
+                   std::function<std::optional<Error>()> why_ended) {
+  auto delivery = std::make_shared<Delivery>(std::move(work), std::move(staging), deadline, std::move(why_ended));
   delivery->begin();
   return Work(std::move(delivery));
 }

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace cohort::comm::cuda {
@@ -59,8 +60,10 @@ Request stage(const Request& request, Place place, const StreamMarks& marks, Roo
 /// After what the request's streams have now.
 Request stage(const Request& request, Place place, Rooms& rooms, const Rooms::Allocate& allocate);
 
-/// A receive into host memory, under way as `work`, that ends once it is in the GPU's.
-Work deliver_later(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline);
+/// A receive into host memory, under way as `work`, that ends once it is in the GPU's, or `why_ended` says why the
+/// world has. Nobody's thread waits for the GPU meanwhile.
+Work deliver_later(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline,
+                   std::function<std::optional<Error>()> why_ended);
 
 /// Memory of a GPU. Throws Unavailable, InvalidArgument.
 std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, int index);

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <string>
 #include <thread>
@@ -197,6 +198,76 @@ TEST_F(OnGpus, AHangingStreamIsATimeoutThatSaysSo) {
       while (!go)
         std::this_thread::sleep_for(1ms);  // nor takes it back, with what it keeps from the other rank's thread
     }
+  });
+}
+
+TEST_F(OnGpus, ARankWhoseStreamHangsHearsOfAnAbort) {
+  // What it waits for with its stream: that its input comes, or that its output is free.
+  using Call = std::function<Work(Communicator&, const Buffer& hangs, const Buffer& other)>;
+  const std::vector<Call> calls = {
+      [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.all_reduce(hangs); },
+      [](Communicator& comm, const Buffer& hangs, const Buffer& other) { return comm.all_gather(other, hangs); },
+      [](Communicator& comm, const Buffer& hangs, const Buffer& other) {
+        return comm.all_reduce(std::vector{hangs, other});
+      },
+      [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.send(hangs, 1); },
+      [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.recv(hangs, 1); },
+  };
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    SCOPED_TRACE(i);
+    std::atomic<bool> go{false};
+    run_world(2, [&](Communicator comm) {
+      const Floats floats(comm, {1, 2}), one(comm, {1}), two(comm, {1, 2});
+      comm.all_reduce(floats.buffer()).wait();  // from then on all know that it goes by staging
+      comm.barrier().wait();                    // a driver gives no memory while a stream hangs
+      if (comm.rank() == 0) {
+        void* const stream = new_stream();
+        launch(stream, wait_for_flag, &go);
+        const auto begun = std::chrono::steady_clock::now();
+        const std::string why =
+            refused([&] { calls[i](comm, floats.buffer(stream), one.buffer()).wait(); }, ErrorCode::Aborted);
+        EXPECT_TRUE(has(why, "enough")) << why;
+        EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
+        go = true;
+      } else {
+        std::vector<Work> works;
+        if (i == 1) works.push_back(comm.all_gather(one.buffer(), two.buffer()));
+        if (i == 4) works.push_back(comm.send(two.buffer(), 0));
+        std::this_thread::sleep_for(100ms);
+        comm.abort("enough");
+        while (!go)
+          std::this_thread::sleep_for(1ms);  // nor takes it back, with what it keeps from the other rank's thread
+        for (Work& work : works) work.error();
+      }
+    });
+  }
+}
+
+TEST_F(OnGpus, AMessageThatItsGpuDoesNotTakeYetKeepsNoOtherWaiting) {
+  std::atomic<bool> go{false};
+  run_world(2, [&](Communicator comm) {
+    const Floats floats(comm, {static_cast<float>(comm.rank()), 2});
+    std::vector<float> host = {static_cast<float>(comm.rank()), 3};
+    void* const stream = new_stream();
+    comm.barrier().wait();
+    if (comm.rank() == 1) {
+      comm.send(floats.buffer(), 0, {.tag = 1}).wait();
+      comm.send(std::span(host), 0, {.tag = 2}).wait();
+      return;
+    }
+    launch(stream, wait_for_flag, &go);
+    std::atomic<bool> called{false};
+    Work late = comm.recv(floats.buffer(stream), 1, {.tag = 1});
+    late.on_done([&] { called = true; });
+    comm.recv(std::span(host), 1, {.tag = 2, .timeout = 10s}).wait();
+    EXPECT_EQ(host[0], 1);
+    EXPECT_FALSE(late.wait_for(50ms));
+    EXPECT_FALSE(called.load());
+    go = true;
+    for (int i = 0; i < 10000 && !called; ++i) std::this_thread::sleep_for(1ms);  // though nobody waits
+    EXPECT_TRUE(called.load());
+    late.wait();
+    EXPECT_EQ(floats.values(), (std::vector<float>{1, 2}));
   });
 }
 

@@ -40,6 +40,7 @@ class Core final : public Queue {
   int ranks() const noexcept override { return world_.layout().size; }
   void attend() override { engine_.attend(); }
   bool ended() noexcept override;
+  Error recorded(const std::string& doing) const override { return world_.recorded(doing, 0); }
   void tell_over(std::uint64_t number) noexcept override;
   bool are_over(std::uint64_t number) const noexcept override;
   void serve();

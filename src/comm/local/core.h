@@ -50,6 +50,7 @@ class Core final : public Queue {
   bool lends() const noexcept override { return true; }
   void attend() override { context_.attend(); }
   bool ended() noexcept override { return world_.ended(); }
+  Error recorded(const std::string& doing) const override { return world_.recorded(doing, 0); }
   void tell_over(std::uint64_t number) noexcept override;
   bool are_over(std::uint64_t number) const noexcept override;
   void progress();

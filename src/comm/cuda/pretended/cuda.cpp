@@ -382,6 +382,13 @@ void* pretended_cuda_memory(void* address) { return behind(reinterpret_cast<Addr
 void* pretended_cuda_bytes(const void* address, std::size_t bytes) {
   return behind(reinterpret_cast<Address>(address), bytes);
 }
+/// How much memory of GPUs this process holds.
+std::size_t pretended_cuda_allocated() {
+  const std::lock_guard lock(driver().mutex);
+  std::size_t all = 0;
+  for (const auto& [address, memory] : driver().memories) all += memory.bytes;
+  return all;
+}
 /// How often kernels have folded something, in this process.
 int pretended_cuda_folds() { return folds; }
 /// Likewise, looked for what is not finite.
