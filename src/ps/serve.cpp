@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "meet/servers.h"
+#include "status/last_words.h"
 
 #include <filesystem>
 #include <system_error>
@@ -53,6 +54,7 @@ std::unique_ptr<Server> Server::of_job(ServerOptions options) {
   const int number = role_number();
   if (!options.journal.empty() && std::filesystem::is_directory(options.journal))
     options.journal = (std::filesystem::path(options.journal) / fmt::format("server-{}.journal", number)).string();
+  status::show_lines_at_once();
   std::unique_ptr<Server> server;
   const auto listed = meet::listed_servers();
   if (auto earlier = meet::earlier_server_address()) {
