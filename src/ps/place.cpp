@@ -56,7 +56,7 @@ Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& s
   const net::Address at = place.endpoints.front().tcp;
   if (!*secret && !*trusted && net::is_loopback_name(at.host) && at.port != 0) {
     // As ranks meet there: by a name that this user's processes alone are let in at.
-    place.endpoints.front() = {{}, fmt::format("cohort-server-{}", at.port)};
+    place.endpoints.front().unix_name = fmt::format("cohort-server-{}", at.port);
     return place;
   }
   if (!*secret && !*trusted) {

@@ -51,6 +51,7 @@ TEST_P(LaunchHealth, RanksThatWaitForEachOtherEndTheJob) {
 
 TEST_P(LaunchHealth, ARankThatHasEndedBeforeItJoinedEndsTheJob) {
   for (const std::string how : {"absent", "absent again"}) {
+    if (how == "absent again" && GetParam()[0] != '\0') continue;  // it takes 3 s
     const auto finished = run(job_of(how, {}));
     EXPECT_EQ(finished.status, 124) << finished.err;
     EXPECT_TRUE(says(finished.err,
