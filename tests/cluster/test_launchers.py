@@ -51,6 +51,13 @@ class Launchers(boxes.InBox):
     def test_slurm_through_munge(self):
         self.expect_world(4, 2, "srun", "-N2", "-n4", "--overcommit", WORKER, "times=2")
 
+    def test_slurm_by_a_list_of_hosts(self):
+        """Rank 0 is on the host that Slurm counts as the second."""
+        with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
+            hosts = pathlib.Path(folder, "hosts")
+            hosts.write_text("h2\nh1\n")
+            self.expect_world(2, 1, "env", f"SLURM_HOSTFILE={hosts}", "srun", "-m", "arbitrary", "-N2", "-n2", WORKER)
+
     def test_slurm_with_torchs_variables(self):
         """As scripts export them; none of this is needed, and no port is opened for it."""
         with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
