@@ -110,6 +110,7 @@ void add_agent(CLI::App& app, int& exit_status) {
   command->add_option("--connect", options->connect)->excludes(invited);
   command->add_option("--secret-fd", options->secret_fd)->excludes(invited);
   command->add_option("--host-index", options->agent.host_index)->excludes(invited);
+  command->add_option("--input-fd", options->agent.input_fd)->excludes(invited);
   command->add_option("--join", options->join, "By hand: where `cohort run --starter hand` waits")
       ->type_name("HOST:PORT[,HOST:PORT...]")
       ->excludes(invited);

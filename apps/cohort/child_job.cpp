@@ -101,8 +101,7 @@ class Child {
     auto pending = sys::spawn(options);
     auto child = pending ? std::move(*pending).confirm() : tl::unexpected(pending.error());
     if (!child) {
-      raise(ErrorCode::Unavailable, "bench: {} cannot be started: {} ({})", options.path,
-            errno_text(child.error().error_number), child.error().step);
+      raise(ErrorCode::Unavailable, "bench: {} cannot be started: {}", options.path, sys::to_string(child.error()));
     }
     pid_ = child->pid;
     pidfd_ = std::move(child->pidfd);

@@ -2,6 +2,7 @@
 #include "commands.h"
 
 #include "sys/files.h"
+#include "sys/process.h"
 
 #include <cohort/error.h>
 
@@ -9,10 +10,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -152,12 +155,17 @@ void open_standard_descriptors() {
 }  // namespace cohort::app
 
 int main(int argc, char** argv) {
+  std::signal(SIGCHLD, SIG_DFL);  // where the caller ignores it, no child could be waited for
   cohort::app::open_standard_descriptors();
   try {
     return cohort::app::parse_and_run(argc, argv);
   } catch (const cohort::Error& error) {
     cohort::app::complain(error.what());
     return error.code() == cohort::ErrorCode::InvalidArgument ? 2 : 1;
+  } catch (const std::system_error& error) {  // of a thread that cannot be started
+    const bool limited = error.code() == std::errc::resource_unavailable_try_again;
+    cohort::app::complain(error.what() + (limited ? "; " + cohort::sys::limit_of_processes() : ""));
+    return 1;
   } catch (const std::exception& error) {
     cohort::app::complain(error.what());
     return 1;

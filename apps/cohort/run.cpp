@@ -31,6 +31,7 @@ using Starter = launch::HostWishes::Starter;
 
 void set_hosts(launch::RunOptions& job, const RunChoices& choices, const RunSettings& settings) {
   launch::HostChoice choice = value_or_throw(launch::choose_hosts(choices.hosts, launch::Environment::current()));
+  if (!choice.note.empty() && !job.quiet) std::fprintf(stderr, "cohort: %s\n", choice.note.c_str());
   job.hosts = std::move(choice.hosts);
   job.others.server_hosts = std::move(choice.server_hosts);
   job.remote.way = choice.way;
@@ -61,8 +62,6 @@ bool names_hosts(const RunChoices& choices) {
 }
 
 int usable_gpus() {
-  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible != nullptr && *visible == '\0') return 0;
   const cluster::GpuClaim said = cluster::gpus_claimed(cluster::current_environment());
   return said.claim.empty() ? sys::gpus_here() : said.gpus;
 }
@@ -240,6 +239,7 @@ void run(const std::vector<std::string>& words, int& exit_status) {
   }
   launch::RunOptions job = job_of(choices, settings, sys::own_arguments());
   job.on_trace = [quiet = job.quiet](const std::string& run_folder) { merge_trace_of(run_folder, quiet); };
+  launch::check_places(job);
   exit_status = launch::kCannotStartStatus;  // what it throws means that nothing was started
   if (choices.dry_run) {
     std::fputs(launch::describe_job(job).c_str(), stdout);

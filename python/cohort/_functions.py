@@ -418,9 +418,11 @@ def _rank_exception(rank: int, size: int, host: str | None, outcome: Outcome, st
     where = f"rank {rank} of {size}" + (f" (host {host})" if host else "")
     text = outcome["traceback"].rstrip()
     if outcome["where"] == "load":
+        same = set(_search_path(None)) <= set(outcome["path"])  # an executor of Spark's has its own
+        path = "this process's sys.path" if same else "its host's sys.path, not this process's (on Spark, the executor's)"
         message = (
-            f"{where} cannot read the call -- {outcome['error']} -- the ranks run {sys.executable} with this process's "
-            "sys.path; what cannot be imported there can be sent by value: cloudpickle.register_pickle_by_value(module)"
+            f"{where} cannot read the call -- {outcome['error']} -- it runs {outcome['python']} with {path}; "
+            "what cannot be imported there can be sent by value: cloudpickle.register_pickle_by_value(module)"
         )
     elif outcome["where"] == "result":
         message = f"the result of {where} cannot be sent back -- {outcome['error']} -- return plain values, arrays or tensors"

@@ -39,7 +39,7 @@ def usable(environment: Mapping[str, str] = os.environ) -> list[str]:
     names = []
     for name in (part.strip() for part in chosen.split(",")):
         # CUDA takes the list up to the first entry that names no device.
-        if not name or (name.lstrip("-").isdigit() and not 0 <= int(name) < count):
+        if not re.fullmatch(r"\d+|(GPU|MIG)-.*", name) or (name.isdigit() and int(name) >= count):
             break
         names.append(name)
     return names

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         kind: str  # the exception's qualified class
         traceback: str
         exception: Optional[bytes]  # pickled, where that is possible
+        python: str  # that the rank runs
+        path: list[str]  # where it looks for modules
         follows: bool  # it failed because another rank had
         at: float  # time.monotonic(), one clock for all processes of a host
 
@@ -181,6 +183,8 @@ def _failed(folder: _Folder | _Elsewhere, rank: int, error: BaseException, where
         "kind": type(error).__qualname__,
         "traceback": text,
         "exception": _exception_bytes(error) if where == "call" else None,
+        "python": sys.executable,
+        "path": list(sys.path),
         "follows": any(kind.__name__ in _FOLLOWING for kind in type(error).__mro__),
         "at": time.monotonic(),
     }

@@ -6,12 +6,13 @@ before or after `import torch`: what waits for torch is an entry in sys.meta_pat
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Callable
+    from typing import Any, Callable, Iterator
 
 # Its class Backend holds the registry. torch/distributed/__init__.py imports it.
 _REGISTRY = "torch.distributed.distributed_c10d"
@@ -22,14 +23,44 @@ _COMPILERS_RULES = "torch._dynamo.trace_rules"
 def _create(options: Any, backend_options: Any) -> Any:
     from cohort.distributed.create import create
 
-    return create(options, backend_options)
+    return _waiting(options.group_size, lambda: create(options, backend_options))
+
+
+def _waiting(size: int, wait: Callable[[], Any]) -> Any:
+    """What `wait` returns; the launcher knows meanwhile that this rank waits for the others of `size`."""
+    from cohort import _core
+
+    _core.begin_join(size)
+    formed = False
+    try:
+        found = wait()
+        formed = True
+        return found
+    finally:
+        _core.end_join(formed)
+
+
+def _tell_of_rendezvous(registry: ModuleType) -> None:
+    """torch's own wait for all ranks, which comes before any backend, is known to the launcher, too."""
+    inner = getattr(registry, "rendezvous", None)
+    if inner is None or hasattr(inner, "_of_torch") or not os.environ.get("COHORT_STATUS_FD"):
+        return
+
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
+        found = inner(url, rank, world_size, **options)
+        size = os.environ.get("WORLD_SIZE", "")
+        yield _waiting(world_size if world_size > 0 else int(size) if size.isdigit() else 1, lambda: next(found))
+        yield from found
+
+    rendezvous._of_torch = inner  # type: ignore[attr-defined]
+    registry.rendezvous = rendezvous  # type: ignore[attr-defined]
 
 
 def register(registry: ModuleType | None = None) -> bool:
     """Registers the backend with the torch that is imported. True if it is registered; doing so again does nothing."""
     registry = registry or sys.modules.get(_REGISTRY)
     backend = getattr(registry, "Backend", None)
-    if backend is None or not hasattr(backend, "register_backend"):
+    if registry is None or backend is None or not hasattr(backend, "register_backend"):
         return False
     if "COHORT" in backend._plugins:
         return True
@@ -42,6 +73,7 @@ def register(registry: ModuleType | None = None) -> bool:
     backend.register_backend("cohort", _create, **arguments)
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     handlers["env"] = _env_handler(handlers["env"])
+    _tell_of_rendezvous(registry)
     return True
 
 

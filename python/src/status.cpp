@@ -16,6 +16,12 @@ void bind_status(py::module_& module) {
       "status_fd", [] { return status::StatusPage::own().fd(); },
       "The agent's file for stacks; -1 where no agent started this process.");
   module.def(
+      "begin_join", [](int size) { status::StatusPage::own().begin_join(size); }, py::arg("size"),
+      "This process waits for the others of a world of so many, until end_join: for the launcher.");
+  module.def(
+      "end_join", [](bool formed) { status::StatusPage::own().end_join(formed); }, py::arg("formed"),
+      "It waits no more.");
+  module.def(
       "count_step", [] { status::StatusPage::own().count_step(); }, "Another step of an optimizer is done.");
   module.def(
       "traced", [] { return status::timeline::on(); }, "Whether somebody takes spans: `cohort run --trace`.");

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import unittest
 
@@ -61,6 +62,18 @@ assert "RANK" not in os.environ
         # Other backends are as they were.
         status, output = self.run_it(sys.executable, self.script(script.replace('"cohort"', '"gloo"')))
         self.assertIn("environment variable RANK expected", output)
+
+    def test_a_rank_that_ends_before_it_joins_ends_the_job(self):
+        """Whatever the others wait in: torch's rendezvous, of any backend, or Cohort's."""
+        for waits in 'dist.init_process_group("cohort")', 'dist.init_process_group("gloo")', "cohort.init()":
+            with self.subTest(waits):
+                script = self.script(f"{SMALLEST}\nos.environ['RANK'] == '0' or os._exit(0)\n{waits}\n")
+                done = subprocess.run(
+                    [os.environ.get("COHORT_COMMAND", "cohort"), "run", "-np", "2", "--no-logs", "--", sys.executable, script],
+                    capture_output=True, text=True, timeout=100, check=False,
+                )
+                self.assertEqual(done.returncode, 124, done.stderr)
+                self.assertIn("rank 1 had ended with 0 before it joined the world that rank 0 waits for", done.stderr)
 
     def test_torchrun_and_init_again(self):
         # The agent's store outlives the groups.

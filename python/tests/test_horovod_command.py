@@ -5,11 +5,12 @@ import importlib.util
 import io
 import os
 import pathlib
+import shutil
 import sys
 import unittest
 import unittest.mock
 
-from cohort import _command
+from cohort import _command, _core, _gpus
 from run_support import Folder
 
 COMMAND = pathlib.Path(_command.find())
@@ -236,14 +237,22 @@ class Commands(Folder):
         for words, given in {
             "4 processes do not fit the 2 slots of 1 host": ("-H", "localhost:2"),
             "-H localhost:x: .*slots that are no number": ("-H", "localhost:x"),
-            "localhost and 127.0.0.1 are both this host": ("-H", "localhost:2,127.0.0.1:2"),
             "line 2 'localhost slots=two'": ("--hostfile", hosts),
             "hosts-x: No such file": ("--hostfile", f"{hosts}-x"),
             "--network nowhere0: it fits no address of this host, which has": ("--network-interface", "nowhere0"),
         }.items():
             status, _, err = self.command(sys.executable, COMMAND.parent / "horovodrun", "-np", "4", *given, "true")
-            self.assertIn(status, (2, 127), err)
+            self.assertEqual(status, 2, err)
             self.assertRegex(err, words)
+
+    def test_this_host_by_two_names_has_the_slots_of_both(self):
+        status, out, err = self.command(
+            sys.executable, COMMAND.parent / "horovodrun", "-np", "4", "-H", "localhost:2,127.0.0.1:2", "sh", "-c",
+            "echo $RANK of $LOCAL_WORLD_SIZE",
+        )
+        self.assertEqual(status, 0, err)
+        self.assertIn("3 of 4\n", out)
+        self.assertEqual(err.count("localhost and 127.0.0.1 are both this host, which has 4 slots\n"), 1, err)
 
     def test_help_says_what_is_true(self):
         status, out, _ = self.command(sys.executable, COMMAND.parent / "horovodrun", "--help", COLUMNS="200")
@@ -259,6 +268,9 @@ class Commands(Folder):
         self.assertEqual(status, 0, err)
         for row in ("Available Frameworks:", "Available Controllers:", "Available Tensor Operations:", "[X] Gloo", "[ ] MPI"):
             self.assertIn(row, out)
+        self.assertIn(f"[{'X' if shutil.which('mpirun') else ' '}] MPI\n    [X] Gloo\n\n", out)  # the controllers
+        gpus = _gpus.of_host() > 0 and _core.nccl_version() > 0
+        self.assertIn(f"[{'X' if gpus else ' '}] NCCL", out)
         for package, framework in (("torch", "PyTorch"), ("tensorflow", "TensorFlow")):
             here = "X" if importlib.util.find_spec(package) else " "
             self.assertIn(f"[{here}] {framework}", out)

@@ -21,7 +21,7 @@ class Page:
     def __init__(self):
         self.fd = os.memfd_create("cohort-status", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, BYTES)
-        os.pwrite(self.fd, b"CHSTAT07", 0)
+        os.pwrite(self.fd, b"CHSTAT08", 0)
         fcntl.fcntl(self.fd, 1033, 2)  # F_ADD_SEALS, F_SEAL_SHRINK
 
     def close(self):
@@ -29,7 +29,7 @@ class Page:
 
     @property
     def fields(self):
-        return struct.unpack("=QiIqqIIq", os.pread(self.fd, 48, 0))
+        return struct.unpack("=QiIiIqqIIq", os.pread(self.fd, 56, 0))
 
     @property
     def tells_stacks(self):
@@ -37,12 +37,12 @@ class Page:
 
     @property
     def step(self):
-        return self.fields[3]
+        return self.fields[5]
 
     @property
     def words(self):
-        ready, length = self.fields[5:7]
-        return os.pread(self.fd, length, 48).decode() if ready else ""
+        ready, length = self.fields[7:9]
+        return os.pread(self.fd, length, 56).decode() if ready else ""
 
     @property
     def stacks(self):
@@ -90,8 +90,8 @@ load(7)
 """
         )
         self.assertEqual(status, 1)
-        self.assertLess(began, self.page.fields[7])
-        self.assertLess(self.page.fields[7], time.monotonic_ns())
+        self.assertLess(began, self.page.fields[9])
+        self.assertLess(self.page.fields[9], time.monotonic_ns())
         self.assertIn("ValueError: no sample 7", err)
         self.assertTrue(self.page.words.startswith("Traceback (most recent call last):\n"), self.page.words)
         self.assertIn("in load\n", self.page.words)

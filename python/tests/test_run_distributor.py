@@ -154,7 +154,7 @@ class Processes(Folder):
 
     def test_what_cuda_visible_devices_means(self):
         self.gpus(2)
-        for text, wanted in {"1": ["1"], "": [], "-1": [], "0,7,1": ["0"], "GPU-1,0": ["GPU-1", "0"]}.items():
+        for text, wanted in {"1": ["1"], "": [], "-1": [], "0,7,1": ["0"], "GPU-1,0": ["GPU-1", "0"], "NoDevFiles": [], "none": []}.items():
             self.assertEqual(_gpus.usable({"CUDA_VISIBLE_DEVICES": text}), wanted, text)
         self.assertEqual(_gpus.usable({}), ["0", "1"])
 

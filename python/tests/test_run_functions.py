@@ -10,7 +10,7 @@ import unittest
 import unittest.mock
 
 import cohort
-from cohort import _command
+from cohort import _command, _functions
 from run_support import Folder, captured
 
 changed_here = "by the import"
@@ -110,6 +110,12 @@ class Results(Folder):
 
     def test_the_ranks_form_a_world(self):
         self.assertEqual(cohort.run(total, args=[2], np=2, quiet=True), [6.0, 6.0])
+
+    def test_a_module_that_is_missing_is_told_of_the_python_that_misses_it(self):
+        outcome = {"where": "load", "error": "ModuleNotFoundError: x", "traceback": "", "python": "/other/python"}
+        for path, words in (([], "its host's sys.path, not this"), (_functions._search_path(None), "this process's sys.path;")):
+            error = _functions._rank_exception(0, 2, None, {**outcome, "path": path}, 1)
+            self.assertIn("it runs /other/python with " + words, str(error))
 
     def test_auto_is_the_number_of_usable_cores(self):
         self.assertEqual(len(cohort.run(place, quiet=True)), len(os.sched_getaffinity(0)))

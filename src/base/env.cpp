@@ -28,7 +28,9 @@ constexpr Type kDescriptor = number_from(3, std::numeric_limits<int>::max(), "de
 // {name, type, default, meaning[, SetForRanks]}
 constexpr Variable kVariables[] = {
     {kLog, "LEVEL[,SUBSYSTEM=LEVEL...][,plan]", "warn",
-     "what is logged to stderr: debug, info, warn, error or off; plan: how collectives go on this host, and why"},
+     "what is logged to stderr: debug, info, warn, error or off; plan: how collectives go on this host, and why. Rank "
+     "0's "
+     "line of the world that was formed comes without it (world=off: it does not)"},
     {kTimeout, seconds_from(0.001, 1e9), "1800", "deadline of collectives that give none of their own"},
     {kAlone, kFlag, "0", "run as a world of one on purpose, also where a launcher started more"},
     {kProgram, "text", "the executable with its build id, or the script",

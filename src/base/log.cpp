@@ -32,6 +32,7 @@ Result<Level> parse_level(std::string_view text) {
 
 Result<Settings> parse(std::string_view specification) {
   Settings settings;
+  bool base_given = false;
   while (!specification.empty()) {
     const std::size_t comma = specification.find(',');
     const std::string_view item = specification.substr(0, comma);
@@ -46,10 +47,12 @@ Result<Settings> parse(std::string_view specification) {
     if (!level) return tl::unexpected(level.error());
     if (equals == std::string_view::npos) {
       settings.base = *level;
+      base_given = true;
     } else {
       settings.of_subsystem.emplace(std::string(item.substr(0, equals)), *level);
     }
   }
+  if (!base_given) settings.of_subsystem.emplace("world", Level::Info);
   return settings;
 }
 
@@ -59,14 +62,9 @@ class Logger {
     spdlog_.set_pattern("%^cohort %l%$: %v");
     spdlog_.set_level(spdlog::level::trace);
     spdlog_.flush_on(spdlog::level::trace);
-    if (const auto specification = env::get(env::kLog)) {
-      auto settings = parse(*specification);
-      if (settings) {
-        settings_ = *std::move(settings);
-      } else {
-        spdlog_.warn("{}", settings.error().what());
-      }
-    }
+    auto settings = parse(env::text(env::kLog));
+    if (!settings) spdlog_.warn("{}", settings.error().what());
+    settings_ = settings ? *std::move(settings) : *parse({});
   }
 
   bool enabled(std::string_view subsystem, Level level) {

@@ -19,7 +19,8 @@ Environment current_environment() {
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
     const std::size_t equals = text.find('=');
-    if (equals == std::string_view::npos || equals + 1 == text.size()) continue;
+    if (equals == std::string_view::npos) continue;
+    if (equals + 1 == text.size() && text != "CUDA_VISIBLE_DEVICES=") continue;
     result.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   add_resource_config(result);

@@ -17,8 +17,8 @@ namespace cohort::cluster {
 
 using Environment = env::Map;
 
-/// The variables of this process; empty ones are left out. In SageMaker's containers without its toolkit also what that
-/// would have set (`add_resource_config`).
+/// The variables of this process; empty ones are left out, but for CUDA_VISIBLE_DEVICES, where that hides all GPUs. In
+/// SageMaker's containers without its toolkit also what that would have set (`add_resource_config`).
 Environment current_environment();
 
 /// How the ranks of a detected world meet.

@@ -1,12 +1,14 @@
 // What each launcher sets, and who a process is by it.
 #include "cluster/launchers.h"
 #include "cluster/detect.h"
+#include "cluster/slips.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
 #include <fstream>
+#include <map>
 #include <set>
 
 namespace cohort::cluster {
@@ -311,6 +313,21 @@ TEST(Launchers, OneProcessForSeveralGpusIsTold) {
   }
   for (const char* one : {"0", "GPU-5", "-1", "0,-1,2", "NoDevFiles"})
     EXPECT_EQ(note({{"CUDA_VISIBLE_DEVICES", one}, {"SM_NUM_GPUS", "4"}}), "") << one;  // it has chosen
+  EXPECT_EQ(note({{"CUDA_VISIBLE_DEVICES", ""}, {"SM_NUM_GPUS", "4"}}), "");
+  for (const auto& [list, devices] : std::map<std::string, int>{{"0", 1},
+                                                                {"1, 0", 2},
+                                                                {"GPU-5,MIG-1/2/3,3", 3},
+                                                                {"0,-1,2", 1},
+                                                                {"0,,1", 1},
+                                                                {",0", 0},
+                                                                {"", 0},
+                                                                {" ", 0},
+                                                                {"-1", 0},
+                                                                {"NoDevFiles", 0},
+                                                                {"none", 0},
+                                                                {"void", 0},
+                                                                {"0,none", 1}})
+    EXPECT_EQ(devices_named(list), devices) << list;
   EXPECT_EQ(note({{"SM_NUM_GPUS", "0"}}), "");
   EXPECT_EQ(note({{"SM_NUM_GPUS", "1"}}), "");
 }

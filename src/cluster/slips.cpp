@@ -2,6 +2,7 @@
 
 #include "cluster/launchers.h"
 
+#include <algorithm>
 #include <string_view>
 
 namespace cohort::cluster {
@@ -63,15 +64,25 @@ std::string note_of_gpus(const Environment& environment, const Detected& detecte
 
 }  // namespace
 
+int devices_named(std::string_view list) {
+  int devices = 0;
+  while (!list.empty()) {
+    const std::size_t comma = std::min(list.find(','), list.size());
+    std::string_view name = list.substr(0, comma);
+    list.remove_prefix(std::min(comma + 1, list.size()));
+    name.remove_prefix(std::min(name.find_first_not_of(" \t"), name.size()));
+    name = name.substr(0, name.find_last_not_of(" \t") + 1);
+    const bool number = !name.empty() && name.find_first_not_of("0123456789") == std::string_view::npos;
+    if (!number && !name.starts_with("GPU-") && !name.starts_with("MIG-")) break;
+    ++devices;
+  }
+  return devices;
+}
+
 GpuClaim gpus_claimed(const Environment& environment) {
-  if (const std::string* const list = find(environment, "CUDA_VISIBLE_DEVICES")) {
-    GpuClaim claim{0, fmt::format("CUDA_VISIBLE_DEVICES={}", *list)};
-    // What comes after -1 is hidden.
-    for (std::string_view rest = *list; !rest.empty() && !rest.starts_with("-1"); ++claim.gpus) {
-      const std::size_t comma = rest.find(',');
-      rest.remove_prefix(comma == std::string_view::npos ? rest.size() : comma + 1);
-    }
-    return claim;
+  // (An empty one hides all.)
+  if (const auto list = environment.find("CUDA_VISIBLE_DEVICES"); list != environment.end()) {
+    return {devices_named(list->second), fmt::format("CUDA_VISIBLE_DEVICES={}", list->second)};
   }
   for (const std::string_view name : {"SM_NUM_GPUS", "SLURM_GPUS_ON_NODE"}) {
     const auto gpus = number(environment, name, 0);

@@ -16,4 +16,8 @@ struct GpuClaim {
 };
 GpuClaim gpus_claimed(const Environment& environment);
 
+/// As CUDA reads CUDA_VISIBLE_DEVICES: numbers and names (GPU-..., MIG-...), up to the first entry that is neither:
+/// "-1", "NoDevFiles", "none", nothing.
+int devices_named(std::string_view list);
+
 }  // namespace cohort::cluster

@@ -101,11 +101,14 @@ Result<TfConfig> parse_tf_config(std::string_view text) {
   if (!root) return tl::unexpected(root.error());
   if (!root->is_object()) return bad("", "no object");
   TfConfig config;
-  if (const auto cluster = root->find("cluster"); cluster != root->end()) {
+  // The operator's dynamic workers are told of themselves and the servers only.
+  const bool sparse = !root->contains("cluster") && root->contains("sparseCluster");
+  if (const auto cluster = root->find(sparse ? "sparseCluster" : "cluster"); cluster != root->end()) {
     if (!cluster->is_object()) return bad("cluster", "no object from task type to addresses");
     for (const auto& [type, job] : cluster->items()) {
       auto read = read_job(job, fmt::format("cluster, {}", type.substr(0, 40)));
       if (!read) return tl::unexpected(read.error());
+      if (sparse) read->listed = false;
       if (!read->tasks.empty()) config.cluster.emplace(type, *std::move(read));
     }
   }

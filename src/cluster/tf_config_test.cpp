@@ -61,6 +61,17 @@ TEST(TfConfig, SaysWhichRankATaskIs) {
   }
 }
 
+TEST(TfConfig, ASparseClusterTellsServersButNoRanks) {
+  const std::string cluster = R"({"sparseCluster":{"worker":{"0":"w:1"},"ps":["p:1","p:2"]},)";
+  const auto worker = place_of(cluster + R"("task":{"type":"worker","index":0}})");
+  ASSERT_FALSE(worker);
+  EXPECT_CONTAINS(worker.error().what(), "nobody knows how many ranks there are");
+  const auto server = place_of(cluster + R"("task":{"type":"ps","index":1}})");
+  ASSERT_TRUE(server) << server.error().what();
+  EXPECT_EQ(server->role, TfPlace::Role::ParameterServer);
+  EXPECT_EQ(server->servers, 2);
+}
+
 TEST(TfConfig, RefusesTheRest) {
   const std::string task = R"("task":{"type":"worker","index":0})";
   const struct {

@@ -11,6 +11,7 @@
 #include "meet/place.h"
 #include "meet/plan.h"
 #include "status/last_words.h"
+#include "status/status_page.h"
 #include "store/job_store.h"
 
 #include <cohort/join.h>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -123,14 +125,45 @@ void compare_with_launcher(const JoinPlan& plan, const cluster::Placement& place
             placement.local_size);
 }
 
+// What the launcher is to know: where a rank has ended that others wait for here, they wait in vain.
+class Joining {
+ public:
+  explicit Joining(int size) { status::StatusPage::own().begin_join(size); }
+  ~Joining() { status::StatusPage::own().end_join(formed_); }
+  Joining(const Joining&) = delete;
+  Joining& operator=(const Joining&) = delete;
+  void set_formed() { formed_ = true; }
+
+ private:
+  bool formed_ = false;
+};
+
+// Rank 0 says what the process's first world is, as `cohort run` has done where it has started the ranks.
+void say_what_was_formed(const JoinPlan& plan, std::string_view layout) {
+  static std::atomic<bool> said{false};
+  if (plan.rank != 0) return;
+  const auto detected = cluster::detect(cluster::current_environment());
+  const std::string launcher = detected ? detected->launcher : std::string();
+  if (launcher == "cohort run" || (plan.size == 1 && launcher.empty()) || said.exchange(true)) return;
+  log::info("world", "{} rank{} on {}{}", plan.size, plan.size == 1 ? "" : "s", layout,
+            launcher.empty() ? "" : ", started by " + launcher);
+}
+
 }  // namespace
 
 Communicator join(const JoinOptions& options) {
   status::keep_last_words();
   status::tell_stacks_when_asked();
+  status::show_lines_at_once();
   const JoinPlan plan = value_or_throw(meet::plan_join(options, cluster::current_environment()));
   if (!plan.note.empty()) log::warn("comm", "{}", plan.note);
-  if (plan.place == JoinPlan::Place::None) return form_alone(plan);
+  Joining joining(plan.size);
+  if (plan.place == JoinPlan::Place::None) {
+    if (!options.alone) say_what_was_formed(plan, "this host");
+    Communicator alone = form_alone(plan);
+    joining.set_formed();
+    return alone;
+  }
   const net::Deadline deadline = net::deadline_in(plan.join_timeout);
 
   cluster::HostIdentity host = cluster::host_identity();
@@ -194,6 +227,8 @@ Communicator join(const JoinOptions& options) {
   Communicator communicator(backend_named(membership.backend).create(form));
   meet::leave_meeting(*place->store, info, meet);
   if (place->server) place->server->close_listener();  // the world is complete
+  joining.set_formed();
+  say_what_was_formed(plan, membership.layout);
   return communicator;
 }
 

@@ -192,7 +192,7 @@ void judge_of_host(const HostState& host, std::vector<Finding>& out) {
     out.push_back({"network-choice", Level::Ok, {host.name}, {}, fmt::format("COHORT_NETWORK={}", *network), {}, {}});
   }
   if (const std::string* seen = value("CUDA_VISIBLE_DEVICES");
-      !facts.machine.gpus.empty() && seen != nullptr && (seen->empty() || *seen == "-1")) {
+      !facts.machine.gpus.empty() && seen != nullptr && cluster::devices_named(*seen) == 0) {
     out.push_back({"gpu-choice",
                    Level::Warning,
                    {host.name},

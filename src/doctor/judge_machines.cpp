@@ -1,4 +1,5 @@
 // Rows about what a host is: cores, memory, GPUs; and whether all hosts are alike.
+#include "cluster/slips.h"
 #include "doctor/judge.h"
 
 #include <algorithm>
@@ -86,8 +87,7 @@ int visible_gpus(const HostFacts& facts) {
   const auto all = static_cast<int>(facts.machine.gpus.size());
   const auto chosen = facts.environment.find("CUDA_VISIBLE_DEVICES");
   if (chosen == facts.environment.end()) return all;
-  if (chosen->second.empty()) return 0;
-  return static_cast<int>(std::count(chosen->second.begin(), chosen->second.end(), ',')) + 1;
+  return cluster::devices_named(chosen->second);
 }
 
 void judge_gpu_pairs(const HostState& host, std::vector<Finding>& out) {

@@ -93,7 +93,7 @@ std::string file_system(const std::string& path) {
     const char* name;
   };
   constexpr std::array kKinds = {Kind{0x6969, "nfs"},         Kind{0x0bd00bd0, "lustre"}, Kind{0x47504653, "gpfs"},
-                                 Kind{0xef53, "ext"},         Kind{0x58465342, "xfs"},    Kind{0x01021994, "tmpfs"},
+                                 Kind{0xef53, "ext2/3/4"},    Kind{0x58465342, "xfs"},    Kind{0x01021994, "tmpfs"},
                                  Kind{0x794c7630, "overlay"}, Kind{0x9123683e, "btrfs"},  Kind{0x65735546, "fuse"},
                                  Kind{0xff534d42, "cifs"},    Kind{0x19830326, "beegfs"}, Kind{0x00c36400, "ceph"}};
   struct statfs found {};

@@ -36,6 +36,11 @@ void Channel::watch_link(std::chrono::milliseconds longest) {
   look_at_link(longest);
 }
 
+std::chrono::milliseconds Channel::silence() const {
+  return closed_ ? std::chrono::milliseconds(0)
+                 : net::link_silence(connection_.fd()).value_or(std::chrono::milliseconds(0));
+}
+
 void Channel::look_at_link(std::chrono::milliseconds longest) {
   const auto silence = net::link_silence(connection_.fd());
   if (silence && *silence > longest) {

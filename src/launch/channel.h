@@ -30,6 +30,8 @@ class Channel {
 
   /// Takes effect at once or as soon as the other end reads; messages arrive in order. Does nothing once closed.
   void send(const Message& message);
+  /// Since the other host's kernel was heard last. (After `watch_link`, it answers each second.)
+  std::chrono::milliseconds silence() const;
   /// Closes with PeerLost once the other end's host has been silent so long.
   void watch_link(std::chrono::milliseconds longest);
   int fd() const noexcept { return connection_.fd(); }

@@ -46,8 +46,8 @@ void visit_fields(M& m, A& a, const TimesReport*) {
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const RankReport*) {
-  a(m.rank, m.pid, m.joined, m.state, m.cpu_ms, m.memory, m.step, m.samples, m.exposed_ns, m.not_finite,
-    m.not_finite_step, m.tells_stacks, m.saves_when_asked, m.preempted_by, m.groups, m.named, m.times);
+  a(m.rank, m.pid, m.joined, m.joining, m.worlds, m.state, m.cpu_ms, m.memory, m.step, m.samples, m.exposed_ns,
+    m.not_finite, m.not_finite_step, m.tells_stacks, m.saves_when_asked, m.preempted_by, m.groups, m.named, m.times);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const Reports*) {
@@ -96,7 +96,7 @@ void visit_fields(M& m, A& a, const RoleProgram*) {
 template <class M, class A>
 void visit_fields(M& m, A& a, const StartJob*) {
   a(m.path, m.arguments, m.environment, m.folder, m.log_folder, m.workers, m.input, m.tail_lines, m.open_files,
-    m.bind_to_cores, m.elsewhere, m.run_folder, m.divides_cores, m.trace, m.programs, m.servers_again);
+    m.bind_to_cores, m.elsewhere, m.run_folder, m.divides_cores, m.trace, m.programs, m.servers_again, m.ignored);
 }
 template <class M, class A>
 void visit_fields(M& m, A& a, const StartedAgain*) {

@@ -176,6 +176,7 @@ struct StartJob {
   /// Of a server that fails, what becomes of it is said by StartAgain or GoOnWithout; until then, or until all are told
   /// to end, its host is not done.
   bool servers_again = false;
+  std::vector<std::int32_t> ignored = {};  ///< signals that the caller of `cohort run` ignores, and so do the workers
 };
 
 /// A server that has failed, as it was started before, but with these variables over those.

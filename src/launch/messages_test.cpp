@@ -18,6 +18,7 @@ std::vector<Message> samples() {
   job.programs = {{Role::Server, "/bin/s", {"s", "1"}}};
   job.input = true;
   job.open_files = 1024;
+  job.ignored = {1, 3};
   Exited exited;
   exited.rank = 3;
   exited.status.signal = 9;

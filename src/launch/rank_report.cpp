@@ -89,6 +89,8 @@ RankReport read_status(const status::StatusLayout& page) {
   RankReport report;
   report.pid = page.pid.load();
   report.joined = report.pid != 0;
+  report.joining = page.joining.load();
+  report.worlds = page.worlds.load();
   report.step = page.step.load();
   report.samples = page.samples.load();
   report.exposed_ns = page.times.exposed_ns.load();
@@ -154,6 +156,7 @@ std::string last_words(const status::StatusLayout& page) {
 }
 
 std::string doing(const RankReport& report) {
+  if (report.joining > 0) return fmt::format("joining a world of {}, and waiting for its other ranks", report.joining);
   // (One that works with parameter servers alone joins none.)
   if (!report.joined) return "in no world: it has joined none yet (cohort::join, init_process_group)";
   if (report.groups.empty()) return "in no world of several ranks: it has left its worlds, or joined none";

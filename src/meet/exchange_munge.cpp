@@ -128,12 +128,13 @@ class Answers final : net::RpcServer::Service {
 
 class MungeExchange final : public Exchange {
  public:
-  MungeExchange(const cluster::Detected& said, std::shared_ptr<Munge> munge)
+  /// `anywhere`: rank 0 may be on any host, and not on the first one.
+  MungeExchange(const cluster::Detected& said, std::shared_ptr<Munge> munge, bool anywhere)
       : munge_(std::move(munge)),
         rank_(said.rank),
         size_(said.size),
         on_first_host_(said.node_rank == 0),
-        host_(said.hosts.front()),
+        hosts_(said.hosts.begin(), anywhere ? said.hosts.end() : said.hosts.begin() + 1),
         step_{net::sha256_hex(said.job).substr(0, 32), *net::Secret::from_digits(net::sha256_hex("munge " + said.job))},
         ports_(munge_ports(said.job)) {}
 
@@ -145,11 +146,11 @@ class MungeExchange final : public Exchange {
   Result<std::string> share(const std::string& key, const std::optional<std::string>& mine,
                             net::Deadline deadline) override {
     if (!mine) return ask(key, deadline);
-    if (!on_first_host_) {
+    if (!on_first_host_ && hosts_.size() == 1) {
       return fail(ErrorCode::Unavailable,
                   "rank 0 is not on the step's first host ({}), where the others look for it -- start by "
                   "`srun --mpi=pmi2`, or with --distribution=block",
-                  host_);
+                  hosts_.front());
     }
     // In the background: who has been told goes on to meet, and who does not come is named there.
     deadline_ = deadline;
@@ -180,32 +181,35 @@ class MungeExchange final : public Exchange {
     std::string why;
     seconds patience{3};  // with a stranger at one of the ports, who says nothing
     for (auto pause = milliseconds(20);; pause = std::min(pause * 2, milliseconds(500))) {
-      for (const std::uint16_t port : ports_) {
-        try {
-          const net::Deadline limit = std::min(deadline, net::deadline_in(patience));
-          auto connection = net::connect_once({{host_, port}, {}}, limit);
-          if (connection) return ask_at(*std::move(connection), key, limit);
-          if (connection.error().kind != net::ConnectFailure::Refused) throw connection.error().error;
-        } catch (const Error& error) {
-          if (error.code() == ErrorCode::Timeout) patience = std::min(patience * 2, kLongestPatience);
-          why = fmt::format("; port {}: {}", port, error.what());
+      for (const std::string& host : hosts_) {
+        for (const std::uint16_t port : ports_) {
+          try {
+            const net::Deadline limit = std::min(deadline, net::deadline_in(patience));
+            auto connection = net::connect_once({{host, port}, {}}, limit);
+            if (connection) return ask_at(*std::move(connection), host, key, limit);
+            if (connection.error().kind != net::ConnectFailure::Refused) throw connection.error().error;
+          } catch (const Error& error) {
+            if (error.code() == ErrorCode::Timeout) patience = std::min(patience * 2, kLongestPatience);
+            why = fmt::format("; port {} of {}: {}", port, host, error.what());
+          }
         }
       }
       if (std::chrono::steady_clock::now() + pause >= deadline) {
-        return fail(ErrorCode::Timeout,
-                    "rank 0 did not answer at {}, the step's first host, at any of the job's {} ports{} -- does every "
-                    "task call join, and does a firewall stand between?",
-                    host_, kPorts, why);
+        return fail(
+            ErrorCode::Timeout,
+            "rank 0 did not answer at {}, at any of the job's {} ports{} -- does every task call join, and does "
+            "a firewall stand between?",
+            hosts_.size() == 1 ? hosts_.front() + ", the step's first host" : "any of the step's hosts", kPorts, why);
       }
       std::this_thread::sleep_for(pause);
     }
   }
 
-  std::string ask_at(sys::UniqueFd socket, const std::string& key, net::Deadline limit) const {
+  std::string ask_at(sys::UniqueFd socket, const std::string& host, const std::string& key, net::Deadline limit) const {
     auto connection = value_or_throw(
         net::SecureConnection::with_secret(std::move(socket), net::Role::Client, step_.everybodys, step_.secure));
     value_or_throw(connection.handshake(limit));
-    net::RpcClient client(std::move(connection), "MUNGE", host_);
+    net::RpcClient client(std::move(connection), "MUNGE", host);
     const std::string once = nonce();
     const auto credential = munge_->seal(to_text({"ask", step_.name, key, once, std::to_string(rank_)}));
     const std::string reply = client.call(kAsk, value_or_throw(credential), limit);
@@ -223,7 +227,7 @@ class MungeExchange final : public Exchange {
   int rank_;
   int size_;
   bool on_first_host_;
-  std::string host_;
+  std::vector<std::string> hosts_;  ///< where rank 0 is looked for
   Step step_;
   std::vector<std::uint16_t> ports_;
   net::Deadline deadline_{};
@@ -253,7 +257,10 @@ Result<std::shared_ptr<Exchange>> open_munge(const cluster::Detected& said, cons
   if (!munge) return tl::unexpected(munge.error());
   // A daemon that does not answer is found out now, where there is advice for it.
   if (const auto sealed = (*munge)->seal("hello"); !sealed) return tl::unexpected(sealed.error());
-  return std::shared_ptr<Exchange>(std::make_shared<MungeExchange>(said, *std::move(munge)));
+  // Otherwise Slurm gives rank 0 to the first host.
+  const auto distribution = environment.find("SLURM_DISTRIBUTION");
+  const bool anywhere = distribution != environment.end() && distribution->second.starts_with("arbitrary");
+  return std::shared_ptr<Exchange>(std::make_shared<MungeExchange>(said, *std::move(munge), anywhere));
 }
 
 }  // namespace cohort::meet

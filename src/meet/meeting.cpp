@@ -67,11 +67,10 @@ Error missing_error(store::MeetingStore& store, int size, const MeetingOptions& 
   if (count == 0) {
     return Error(ErrorCode::Timeout, fmt::format("all {} ranks came, but rank 0 did not form the world in time", size));
   }
-  return Error(
-      ErrorCode::Timeout,
-      fmt::format(
-          "{} of {} ranks did not come in time: {}. Here: {} -- were all started, with the same address and group?",
-          count, size, missing, here.empty() ? "nobody" : here));
+  return Error(ErrorCode::Timeout, fmt::format("{} of {} ranks did not come in time: {}. Here: {} -- were all started, "
+                                               "with the same address and group, and did "
+                                               "none end before it joined?",
+                                               count, size, missing, here.empty() ? "nobody" : here));
 }
 
 // Leaves a will, then claims the rank; a rank belongs to the first who claims it.
@@ -89,7 +88,7 @@ void claim(store::MeetingStore& store, const MemberInfo& mine, const MeetingOpti
   raise_here(Error(ErrorCode::InvalidArgument,
                    fmt::format(
                        "rank {} is taken: {} has it, and this process (host {}, pid {}, {}) claims it too -- give each "
-                       "process a rank of its own",
+                       "process a rank of its own; a program that a rank has started is none: COHORT_ALONE=1 for it",
                        mine.rank, first ? describe(*first) : "another process", mine.host, mine.pid, mine.source)),
              mine, options.place);
 }
@@ -142,7 +141,9 @@ Membership hold_meeting(store::MeetingStore& store, const MemberInfo& mine, cons
     // Somebody's will may have come first; then that is the decision.
     const std::string final_bytes = store.compare_and_set(key, std::nullopt, bytes).value_or(bytes);
     if (options.serves_store) stay_for_bad_news(store, final_bytes, mine, options);
-    return take_decision(final_bytes, mine, options);
+    Membership formed = take_decision(final_bytes, mine, options);
+    if (decision) formed.layout = decision->layout;
+    return formed;
   }
   try {
     const std::string bytes = store.get(key, options.deadline + kGrace);

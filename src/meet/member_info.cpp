@@ -141,29 +141,31 @@ Result<Membership> judge(const std::vector<MemberInfo>& infos, const std::vector
           static_cast<std::int32_t>(hosts.ranks.size())};
     }
   }
+  constexpr std::size_t kMostNamed = 32;
+  std::string layout = fmt::format("{} host{} (", hosts.ranks.size(), hosts.ranks.size() == 1 ? "" : "s");
+  for (std::size_t host = 0; host < hosts.ranks.size() && host < kMostNamed; ++host) {
+    layout += fmt::format("{}{}: rank{} {}", host == 0 ? "" : "; ", hosts.names[host],
+                          hosts.ranks[host].size() == 1 ? "" : "s", to_ranges(hosts.ranks[host]));
+  }
+  layout += hosts.ranks.size() > kMostNamed ? fmt::format("; {} more)", hosts.ranks.size() - kMostNamed) : ")";
   for (const BackendChoice& choice : known) {
     const bool everywhere = std::all_of(infos.begin(), infos.end(), [&](const MemberInfo& info) {
       return std::find(info.backends.begin(), info.backends.end(), choice.name) != info.backends.end();
     });
     if (everywhere && (hosts.ranks.size() == 1 || choice.several_hosts)) {
       membership.backend = choice.name;
+      membership.layout = std::move(layout);
       return membership;
     }
   }
-  std::string layout;
-  for (std::size_t host = 0; host < hosts.ranks.size(); ++host) {
-    layout += fmt::format("{}{}: rank{} {}", host == 0 ? "" : "; ", hosts.names[host],
-                          hosts.ranks[host].size() == 1 ? "" : "s", to_ranges(hosts.ranks[host]));
-  }
   if (hosts.ranks.size() > 1) {
-    return fail(
-        ErrorCode::Unavailable,
-        "cannot form a world on {} hosts ({}): no backend of this version connects several hosts -- start all ranks on "
-        "one host, in one PID and network namespace",
-        hosts.ranks.size(), layout);
+    return fail(ErrorCode::Unavailable,
+                "cannot form a world on {}: no backend of this version connects several hosts -- start all ranks on "
+                "one host, in one PID and network namespace",
+                layout);
   }
   return fail(ErrorCode::Unavailable,
-              "cannot form a world ({}): no backend is available on all ranks -- COHORT_LOG=info says why", layout);
+              "cannot form a world on {}: no backend is available on all ranks -- COHORT_LOG=info says why", layout);
 }
 
 }  // namespace cohort::meet

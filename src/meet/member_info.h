@@ -52,6 +52,7 @@ struct MembershipEntry {
 struct Membership {
   std::string backend;
   std::vector<MembershipEntry> entries;  ///< by rank
+  std::string layout;                    ///< on rank 0 alone: "2 hosts (a: ranks 0-1; b: rank 2)"
 };
 
 std::string encode_decision(const Result<Membership>& decision);

@@ -7,10 +7,12 @@
 #include "meet/ways_to_meet.h"
 #include "net/digest.h"
 #include "net/hmac.h"
+#include "net/secure_connection.h"
 #include "net/socket.h"
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 
@@ -20,6 +22,9 @@ namespace {
 using cluster::Environment;
 using cluster::InitMethod;
 using std::chrono::milliseconds;
+
+// For rank 0 to be there, which should hear that a rank has no secret.
+constexpr std::chrono::seconds kTellingTime{5};
 
 constexpr std::string_view kHowToGiveASecret =
     "to meet over a network, give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or "
@@ -50,7 +55,7 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
   plan.place_name = fmt::format("{}{}", kind, net::to_string(address));
   if (!plan.secret && !surely_one_host && plan.trusts_network) {
     // A secret that everybody can work out: all else stays as it is where there is a real one.
-    plan.secret = net::Secret::from_digits(net::sha256_hex("no secret: the network is trusted"));
+    plan.secret = secret_of_trusted_network();
     if (plan.rank == 0) {
       plan.note = fmt::format("the network is trusted (COHORT_TRUST_NETWORK=1): whoever reaches {} can join this world",
                               net::to_string(address));
@@ -60,6 +65,9 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
     const auto local = net::is_local_host(address.host, deadline);
     if (!local) return tl::unexpected(local.error());
     if (!*local) {
+      // Rank 0 is told, too, where one of ours may serve there. (torchrun's agent has a place of its own.)
+      if (!env::get("TORCHELASTIC_USE_AGENT_STORE", environment) || kind != "env://")
+        net::tell_of_no_secret(address, std::min(deadline, net::deadline_in(kTellingTime)));
       return fail(ErrorCode::Unavailable,
                   "{}{}: without a secret only processes of the same user on the same host are let in, and '{}' is not "
                   "this host -- {}",
@@ -227,6 +235,10 @@ void settle_share(JoinPlan& plan, const JoinOptions& options) {
 
 }  // namespace
 
+net::Secret secret_of_trusted_network() {
+  return *net::Secret::from_digits(net::sha256_hex("no secret: the network is trusted"));
+}
+
 Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const Environment& environment,
                                                JoinPlan::Place place) {
   // The job's store knows the launcher's secret and no other.
@@ -241,6 +253,13 @@ Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const
     secret = net::Secret::from_sealed_memfd(*descriptor);
     // Outside of its job the variable is only a leftover.
     if (!secret && place != JoinPlan::Place::Job) return std::optional<net::Secret>();
+    if (!secret && env::get(env::kRank, environment)) {
+      return fail(
+          secret.error().code(),
+          "this process has the variables of rank {} of a job of `cohort run`, and not the rank's secret: it may "
+          "be a program that the rank has started -- if it is no rank, start it with COHORT_ALONE=1; {}",
+          env::text(env::kRank, environment), secret.error().what());
+    }
   } else if (!file.empty()) {
     secret = net::Secret::from_file(file);
   } else {

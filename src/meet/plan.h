@@ -50,6 +50,9 @@ struct JoinPlan {
 Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const cluster::Environment& environment,
                                                JoinPlan::Place place);
 
+/// What takes its place where COHORT_TRUST_NETWORK=1: everybody can work it out.
+net::Secret secret_of_trusted_network();
+
 /// The errors of `cohort::join` about its arguments, the environment and the secret.
 Result<JoinPlan> plan_join(const JoinOptions& options, const cluster::Environment& environment);
 

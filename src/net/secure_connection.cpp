@@ -8,8 +8,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <exception>
+#include <thread>
 #include <utility>
 
 namespace cohort::net {
@@ -459,6 +463,22 @@ Result<std::string> SecureConnection::receive(Deadline deadline) {
     const auto ready = wait_ready(fd(), static_cast<short>(wants_write() ? POLLIN | POLLOUT : POLLIN), deadline);
     if (!ready) return tl::unexpected(ready.error());
     if (!*ready) return fail(ErrorCode::Timeout, "no message from {} in time", peer());
+  }
+}
+
+void tell_of_no_secret(const Address& server, Deadline deadline) noexcept {
+  try {
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
+      const auto socket = connect_once({server, {}}, std::min(deadline, deadline_in(std::chrono::seconds(1))));
+      const bool may_come = !socket && socket.error().kind == ConnectFailure::Refused;
+      if (may_come && std::chrono::steady_clock::now() < deadline) continue;
+      if (!socket) return;
+      // As who meets without one begins: it is told from all else.
+      (void)::send(socket->get(), kPlainGreeting.data(), kPlainGreeting.size(), MSG_NOSIGNAL);
+      (void)wait_ready(socket->get(), POLLIN, deadline);  // its refusal
+      return;
+    }
+  } catch (const std::exception&) {  // it was for others' sake
   }
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/result.h"
+#include "net/address.h"
 #include "net/deadline.h"
 #include "net/replay_filter.h"
 #include "net/secret.h"
@@ -36,6 +37,10 @@ struct SecureOptions {
   /// Takes descriptors that come over a Unix socket: `take_descriptor`. Otherwise the system closes them.
   bool descriptors = false;
 };
+
+/// Of one who has no secret, where one is needed: whoever serves there, or begins to until the deadline, has its user
+/// told so. Nothing is heard.
+void tell_of_no_secret(const Address& server, Deadline deadline) noexcept;
 
 class SecureConnection {
  public:

@@ -186,6 +186,21 @@ TEST(Client, NobodyAtAnEndpointIsToldOfAsItWas) {
   }
 }
 
+TEST(Client, OnALoopbackAddressThisUsersProcessesNeedNoSecret) {
+  // (No port is opened: it makes a name.)
+  const std::string place = ":" + std::to_string(10'000 + ::getpid() % 50'000);
+  ServerOptions server_options;
+  server_options.endpoint = "localhost" + place;
+  const Server server(server_options);
+  ClientOptions options;
+  options.servers = {"127.0.0.1" + place};
+  options.connect_timeout = std::chrono::seconds(30);
+  Client client = Client::connect(options);
+  EXPECT_EQ(client.table("t", counters(Consistency::async(), 1)).stats().rows, 0U);
+  options.servers = {"192.0.2.1" + place};
+  EXPECT_TRUE(contains(error_of([&] { (void)Client::connect(options); }), "COHORT_TRUST_NETWORK=1 says so"));
+}
+
 TEST(Client, AServerRefusesOptionsThatMeanNothing) {
   ServerOptions options;
   options.endpoint = unused_name();

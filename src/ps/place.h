@@ -16,7 +16,8 @@ inline constexpr const char* kPurpose = "parameter server";
 Result<std::string> own_endpoint();
 /// "HOST:PORT" or "@NAME".
 Result<net::Endpoint> parse_endpoint(const std::string& text);
-/// How the server is reached: with the secret of the file, or the job's, but for Unix names.
+/// How the server is reached: with the secret of the file, or the job's, but for Unix names. Without one: a loopback
+/// address by a Unix name made from its port; elsewhere if the network is trusted.
 Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& secret_file);
 
 }  // namespace cohort::ps

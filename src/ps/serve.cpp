@@ -4,6 +4,7 @@
 #include "base/env.h"
 #include "base/result.h"
 #include "meet/servers.h"
+#include "status/last_words.h"
 
 #include <filesystem>
 #include <thread>
@@ -46,6 +47,7 @@ std::unique_ptr<Server> Server::of_job(ServerOptions options) {
             num_servers());
     }
   }
+  status::show_lines_at_once();
   std::unique_ptr<Server> server;
   const auto listed = meet::listed_servers();
   if (auto earlier = meet::earlier_server_address()) {

@@ -6,12 +6,14 @@
 #include <cohort/error.h>
 
 #include <cxxabi.h>
+#include <stdio_ext.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -226,6 +228,16 @@ void tell_stacks_when_asked() {
     action.sa_flags = SA_RESTART | SA_ONSTACK;
     ::sigemptyset(&action.sa_mask);
     if (::sigaction(SIGQUIT, &action, nullptr) == 0) StatusPage::own().announce_stacks();
+  });
+}
+
+void show_lines_at_once() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (StatusPage::own().fd() < 0 || __flbf(stdout) != 0 || __fbufsize(stdout) == 1) return;
+    // glibc lets a stream that is in use change over, and goes by it once its buffer is empty.
+    (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
+    (void)std::fflush(stdout);
   });
 }
 

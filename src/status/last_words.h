@@ -13,6 +13,10 @@ void keep_last_words();
 /// SIGQUIT writes this process's stacks to the page's file, and the process lives on. Not where something handles it.
 void tell_stacks_when_asked();
 
+/// stdout of C shows each line at once, although it is the agent's pipe, and first what has been written so far. Not
+/// where the program wants no buffer at all. (std::cout goes with it, unless sync_with_stdio(false) has parted them.)
+void show_lines_at_once();
+
 /// Of a fatal signal, the last words begin with what this file holds by then: an interpreter writes its own stack
 /// there. The descriptor stays the caller's, and open.
 void add_to_last_words(int fd) noexcept;

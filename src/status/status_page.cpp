@@ -93,6 +93,16 @@ void StatusPage::name_kind(std::uint8_t kind, std::string_view name) noexcept {
   std::memcpy(layout_->kinds[kind], name.data(), length);
 }
 
+void StatusPage::begin_join(int size) noexcept {
+  if (mine()) layout_->joining.store(size);
+}
+
+void StatusPage::end_join(bool formed) noexcept {
+  if (!mine()) return;
+  if (formed) layout_->worlds.fetch_add(1);
+  layout_->joining.store(0);
+}
+
 void StatusPage::count_step(std::int64_t samples) noexcept {
   layout_->samples.fetch_add(samples, std::memory_order_relaxed);
   const std::int64_t steps = layout_->step.fetch_add(1, std::memory_order_relaxed) + 1;

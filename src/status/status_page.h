@@ -104,7 +104,7 @@ struct NotFiniteStatus {
 
 /// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
 struct StatusLayout {
-  static constexpr std::uint64_t kMagic = 0x3730544154534843;  // "CHSTAT07"
+  static constexpr std::uint64_t kMagic = 0x3830544154534843;  // "CHSTAT08"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
@@ -116,6 +116,8 @@ struct StatusLayout {
   std::uint64_t magic;
   std::atomic<std::int32_t> pid;         ///< of the process that writes it; 0: none has come yet
   std::atomic<std::uint32_t> abilities;  ///< what it can be asked for
+  std::atomic<std::int32_t> joining;     ///< the size of a world whose ranks it waits for; 0: it forms none now
+  std::atomic<std::uint32_t> worlds;     ///< that it has formed so far
   std::atomic<std::int64_t> step;        ///< optimizer steps so far
   std::atomic<std::int64_t> samples;     ///< of this rank in these, where who counts steps knows them
   std::atomic<std::uint32_t> words_ready;
@@ -150,6 +152,9 @@ class StatusPage {
   GroupStatus& open(std::uint64_t id, int rank, int size) noexcept;
   void close(GroupStatus& group) noexcept;
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
+  /// It waits for the others of a world of `size`, until `end_join`.
+  void begin_join(int size) noexcept;
+  void end_join(bool formed) noexcept;
   /// `samples`: of this rank in it; 0: not known.
   void count_step(std::int64_t samples = 0) noexcept;
   TimesStatus& times() noexcept { return layout_->times; }

@@ -50,6 +50,7 @@ struct Prepared {
   std::uint64_t open_files;
   bool bound;
   cpu_set_t processors;
+  std::array<bool, NSIG> ignored;
   int report;
 };
 
@@ -59,10 +60,12 @@ struct Prepared {
   ::_exit(127);
 }
 
-void reset_signals() {
-  struct sigaction action {};
-  action.sa_handler = SIG_DFL;
-  for (int number = 1; number < NSIG; ++number) ::sigaction(number, &action, nullptr);  // KILL and STOP refuse: fine
+void reset_signals(const std::array<bool, NSIG>& ignored) {
+  for (int number = 1; number < NSIG; ++number) {
+    struct sigaction action {};
+    action.sa_handler = ignored[static_cast<std::size_t>(number)] ? SIG_IGN : SIG_DFL;
+    ::sigaction(number, &action, nullptr);  // KILL and STOP refuse: fine
+  }
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -126,7 +129,7 @@ bool close_on_exec_from(int first) {
   if (prepared.bound && ::sched_setaffinity(0, sizeof prepared.processors, &prepared.processors) != 0) {
     give_up(prepared, kProcessors, errno);
   }
-  reset_signals();
+  reset_signals(prepared.ignored);
   ::execve(prepared.path, prepared.arguments.data(), prepared.environment.data());
   give_up(prepared, kExec, errno);
 }
@@ -175,6 +178,21 @@ std::string to_string(const ExitStatus& status) {
   return fmt::format("killed by {}{}", signal_name(status.signal), status.core_dumped ? ", core dumped" : "");
 }
 
+std::string limit_of_processes() {
+  rlimit limit{};
+  const bool known = ::getrlimit(RLIMIT_NPROC, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return fmt::format(
+      "the limit of processes and threads is reached: of this user, with all that run on this host (ulimit -u{}), or "
+      "of "
+      "this control group (pids.max)",
+      known ? fmt::format(": {}", limit.rlim_cur) : "");
+}
+
+std::string to_string(const SpawnFailure& failure) {
+  return fmt::format("{}: {}{}", failure.step, errno_text(failure.error_number),
+                     failure.error_number == EAGAIN ? "; " + limit_of_processes() : "");
+}
+
 tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options) {
   int report[2];
   if (::pipe2(report, O_CLOEXEC) != 0) return tl::unexpected(SpawnFailure{errno, "pipe2"});
@@ -194,6 +212,10 @@ tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options) {
   for (const int number : options.processors) {
     if (number < 0 || number >= CPU_SETSIZE) return tl::unexpected(SpawnFailure{EINVAL, "sched_setaffinity"});
     CPU_SET(static_cast<std::size_t>(number), &prepared.processors);
+  }
+
+  for (const int number : options.ignored) {
+    if (number > 0 && number < NSIG) prepared.ignored[static_cast<std::size_t>(number)] = true;
   }
 
   // Sources go above every target first, so that no dup2 overwrites one that is still needed.

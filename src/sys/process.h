@@ -61,6 +61,8 @@ struct SpawnOptions {
   std::uint64_t open_files = 0;
   /// Processors that it may run on; empty: those of the caller.
   std::vector<int> processors = {};
+  /// Signals that it ignores from its start.
+  std::vector<int> ignored = {};
 };
 
 struct ChildProcess {
@@ -74,6 +76,12 @@ struct SpawnFailure {
   std::string step;  ///< e.g. "execve"
 };
 
+/// "fork: Resource temporarily unavailable (EAGAIN); ...": of a limit that is reached also which, and what counts to
+/// it.
+std::string to_string(const SpawnFailure& failure);
+/// What stands behind EAGAIN where a process or thread was to be made.
+std::string limit_of_processes();
+
 /// A started child whose exec has not been confirmed yet, so that many can be started side by side.
 class PendingSpawn {
  public:
@@ -86,7 +94,7 @@ class PendingSpawn {
   UniqueFd report_;
 };
 
-/// Forks and executes. Signal mask and dispositions are the default ones in the child.
+/// Forks and executes. Signal mask and dispositions are the default ones in the child, but for what it is to ignore.
 tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options);
 
 /// What /proc/PID/stat says.

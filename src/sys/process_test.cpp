@@ -45,6 +45,19 @@ TEST(Process, RunsWithItsEnvironmentAndFolder) {
   EXPECT_TRUE(run(options).success());
 }
 
+TEST(Process, AReachedLimitIsNamed) {
+  const std::string text = to_string(SpawnFailure{EAGAIN, "fork"});
+  EXPECT_TRUE(text.starts_with("fork: Resource temporarily unavailable")) << text;
+  EXPECT_NE(text.find("ulimit -u"), std::string::npos) << text;
+  EXPECT_EQ(to_string(SpawnFailure{ENOENT, "execve"}).find("ulimit"), std::string::npos);
+}
+
+TEST(Process, IgnoresWhatItIsToIgnore) {
+  auto options = shell("grep -q 'SigIgn:.*0005$' /proc/self/status");
+  options.ignored = {SIGHUP, SIGQUIT};
+  EXPECT_TRUE(run(options).success());
+}
+
 TEST(Process, LeadsTheGroupOrTheSessionThatItIsGiven) {
   // Fields 5 and 6 of /proc/PID/stat: group and session.
   const std::string script = "read -r pid name state parent group session rest </proc/self/stat; ";

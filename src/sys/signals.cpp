@@ -14,11 +14,23 @@ std::string signal_name(int number) {
   return fmt::format("signal {}", number);
 }
 
+std::vector<int> ignored_signals() {
+  std::vector<int> numbers;
+  for (int number = 1; number < NSIG; ++number) {
+    struct sigaction action {};
+    const bool known = ::sigaction(number, nullptr, &action) == 0 && (action.sa_flags & SA_SIGINFO) == 0;
+    if (known && action.sa_handler == SIG_IGN) numbers.push_back(number);
+  }
+  return numbers;
+}
+
 Result<SignalFd> SignalFd::create(std::initializer_list<int> signals) {
   sigset_t set;
   sigset_t before;
   ::sigemptyset(&set);
   for (const int signal : signals) ::sigaddset(&set, signal);
+  // (The kernel would queue them while they are blocked.)
+  for (const int signal : ignored_signals()) ::sigdelset(&set, signal);
   if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, &before)) {
     return fail(ErrorCode::Internal, "pthread_sigmask: {}", errno_text(error));
   }

@@ -1,5 +1,6 @@
 // Signals by name, and signals as something to read. A SignalFd blocks its signals in the calling thread (and in
-// threads started later) until it is destroyed; create it before any thread.
+// threads started later) until it is destroyed; create it before any thread. Signals that are ignored (by nohup, in a
+// shell's background job) stay so: they do not come.
 #pragma once
 
 #include "base/result.h"
@@ -10,11 +11,15 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cohort::sys {
 
 /// "SIGKILL"; "SIGRTMIN+3"; "signal 99" for what is none.
 std::string signal_name(int number);
+
+/// Those that this process ignores.
+std::vector<int> ignored_signals();
 
 class SignalFd {
  public:

@@ -9,6 +9,8 @@ import unittest
 
 from launch_case import COHORT, PATIENCE, Launch, wait_until
 
+PEER = os.environ.get("COHORT_HOSTS_PEER", "")
+
 
 class TestEnds(Launch):
     PROGRAM = "sh -c 'setsid sleep 1000' & trap '' TERM; echo up; sleep 1000 & wait; sleep 1000"
@@ -97,6 +99,18 @@ class TestEnds(Launch):
             self.assertLess(took, 12, err)
             # The host that nobody reaches ends its part by itself.
             wait_until(lambda: set(self.box.processes("h2", "agent|sleep")) <= self.box.before, "h2 cleans up")
+        finally:
+            self.box.act("heal", "h2")
+
+    @unittest.skipUnless(PEER, "needs COHORT_HOSTS_PEER")
+    def test_ranks_that_fall_with_a_lost_host_are_not_the_cause(self):
+        job = self.start_job("-H", "h1:1,h2:1", PEER, "1000")
+        wait_until(lambda: self.box.processes("h2", "hosts_peer"), "the ranks are there")
+        time.sleep(3)
+        self.box.act("cut", "h2")
+        try:
+            err = self.ended(job, 1, "the agent of h2 was lost (nothing has come from", "the link is cut, or the host is down")
+            self.assertNotIn("rank 0 failed", err)
         finally:
             self.box.act("heal", "h2")
 

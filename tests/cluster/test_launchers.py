@@ -51,6 +51,13 @@ class Launchers(boxes.InBox):
     def test_slurm_through_munge(self):
         self.expect_world(4, 2, "srun", "-N2", "-n4", "--overcommit", WORKER, "times=2")
 
+    def test_slurm_by_a_list_of_hosts(self):
+        """Rank 0 is on the host that Slurm counts as the second."""
+        with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
+            hosts = pathlib.Path(folder, "hosts")
+            hosts.write_text("h2\nh1\n")
+            self.expect_world(2, 1, "env", f"SLURM_HOSTFILE={hosts}", "srun", "-m", "arbitrary", "-N2", "-n2", WORKER)
+
     def test_slurm_with_torchs_variables(self):
         """As scripts export them; none of this is needed, and no port is opened for it."""
         with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
@@ -77,6 +84,18 @@ class Launchers(boxes.InBox):
             self.assertEqual(status, 0, ended)
             self.assertIn(f"joined rank={rank} size=2 local=0/1 cross={rank}/2", said)
         self.assertIn("the network is trusted", ended[0][1])
+
+    def test_a_secret_that_one_host_lacks_is_told_on_both(self):
+        with tempfile.TemporaryDirectory(prefix="cohort-who-") as folder:
+            secret = pathlib.Path(folder, "secret")
+            secret.write_text("0" * 64 + "\n")
+            secret.chmod(0o600)
+            place = ("WORLD_SIZE=2", "MASTER_ADDR=h1", "MASTER_PORT=29502")
+            first = self.box.start("h1", "env", "RANK=0", *place, f"COHORT_SECRET_FILE={secret}", WORKER, "join_timeout_ms=8000")
+            second = self.box.start("h2", "env", "RANK=1", *place, WORKER)
+            there, here = ("".join(process.communicate(timeout=60)) for process in (second, first))
+            self.assertIn("COHORT_SECRET_FILE", there)
+            self.assertRegex(here, "refused a connection: .*it brings no secret -- give all ranks one secret")
 
     def test_slurm_through_pmi(self):
         self.expect_world(4, 2, "srun", "--mpi=pmi2", "-N2", "-n4", "--overcommit", WORKER, "times=2")

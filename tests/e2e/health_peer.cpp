@@ -1,7 +1,8 @@
 // A rank that does not go on, as its argument says: "deadlock", "circle" (each waits for the next one's message),
 // "crossed" (by halves of the ranks, two groups in different orders), "joined" (the last one joins, rank 1 is away),
 // "stopped" (rank 1), "away" (rank 1, or the rank that follows), "dies" (rank 1), "lingers" (rank 1 leaves the world
-// and takes its time to end), "starts" (each lists the descriptors of a program that it starts).
+// and takes its time to end), "starts" (each lists the descriptors of a program that it starts), "absent" (rank 1 ends
+// before it has joined), "absent again" (before it has joined a second time), "prints" (and lives on).
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 #include <cohort/join.h>
@@ -21,7 +22,19 @@ int main(int argc, char** arguments) {
   const std::string_view how = arguments[1];
   const int who = argc > 2 ? std::atoi(arguments[2]) : 1;
   try {
+    const bool is_absent = std::string_view(std::getenv("RANK")) == "1";
+    if (how == "absent" && is_absent) return 0;
+    if (how == "prints") std::printf("printed before\n");
     cohort::Communicator comm = cohort::join();
+    if (how == "prints") {
+      std::printf("printed after\n");
+      std::this_thread::sleep_for(std::chrono::seconds(1000));
+    }
+    if (how == "absent again" && is_absent) return 0;
+    if (how == "absent again") {
+      comm = {};
+      comm = cohort::join();
+    }
     std::array<float, 10> data{};
     comm.all_reduce(std::span(data)).wait();
     std::printf("rank %d is in\n", comm.rank());

@@ -49,6 +49,25 @@ TEST_P(LaunchHealth, RanksThatWaitForEachOtherEndTheJob) {
       << finished.err;
 }
 
+TEST_P(LaunchHealth, ARankThatHasEndedBeforeItJoinedEndsTheJob) {
+  for (const std::string how : {"absent", "absent again"}) {
+    if (how == "absent again" && GetParam()[0] != '\0') continue;  // it takes 3 s
+    const auto finished = run(job_of(how, {}));
+    EXPECT_EQ(finished.status, 124) << finished.err;
+    EXPECT_TRUE(says(finished.err,
+                     "cohort: rank 1 had ended with 0.* before it joined the world that ranks 0,2 wait for .*do all "
+                     "ranks call it\\?"))
+        << finished.err;
+  }
+}
+
+TEST(LaunchOutput, LinesOfCAppearAtOnceThroughAPipe) {
+  Job job(job_of("prints", {}));
+  EXPECT_TRUE(eventually([&] { return says(job.out(), "printed before\n(.*\n)*.*printed after\n"); })) << job.out();
+  job.signal(SIGTERM);
+  job.wait();
+}
+
 TEST_P(LaunchHealth, MessagesInACircleEndTheJob) {
   const auto finished = run(job_of("circle", {"--deadlock-timeout", "2"}));
   EXPECT_EQ(finished.status, 124) << finished.err;

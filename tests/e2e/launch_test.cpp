@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -117,7 +118,7 @@ TEST(Launch, FirstLineSaysWhatWasFormed) {
   const auto finished = run({{"run", "-np", "2", "true"}});
   EXPECT_EQ(finished.status, 0);
   const auto lines = lines_of(finished.err);
-  ASSERT_EQ(lines.size(), 1U) << finished.err;
+  ASSERT_EQ(lines.size(), 2U) << finished.err;  // (the second doubts it)
   EXPECT_TRUE(lines[0].starts_with("cohort: 2 processes on 1 host (")) << lines[0];
   EXPECT_NE(lines[0].find(": ranks 0-1), "), std::string::npos) << lines[0];
   EXPECT_NE(lines[0].find("run runs/"), std::string::npos) << lines[0];
@@ -304,6 +305,44 @@ TEST(Launch, OptionsAfterTheProgramAreItsOwn) {
   const auto finished = run({{"run", "-np", "1", "--prefix", "none", "echo", "-np", "--help", "--", "-n", "7"}});
   EXPECT_EQ(finished.out, "-np --help -- -n 7\n");
   EXPECT_EQ(run({{"run", "-np=1", "--prefix=none", "--", "echo", "a"}}).out, "a\n");
+}
+
+TEST(Launch, StdinIsReadOnlyWhenRank0ReadsIt) {
+  JobOptions options{{"run", "-np", "2", "--prefix", "none", "sh", "-c", "[ $RANK = 1 ] || cat"}};
+  options.input = "a\nb\nc\nd\ne\n";
+  options.shell_before =
+      "read first; echo first $first; $0 run -q -np 2 sleep 0.3; read second; echo second $second;"
+      "$0 run -q -np 2 --prefix none sh -c '[ $RANK = 1 ] || { read x; echo rank $x; }'";
+  const auto finished = run(options);
+  EXPECT_EQ(finished.status, 0) << finished.err;
+  EXPECT_EQ(finished.out, "first a\nsecond b\nrank c\nd\ne\n") << finished.err;
+}
+
+TEST(Launch, WhatTheCallerIgnoresStaysIgnored) {
+  // As under nohup, and in the background of a shell.
+  const char* const kShows = "grep SigIgn /proc/self/status; touch ready.$RANK; while [ ! -e go ]; do sleep 0.05; done";
+  JobOptions options{{"run", "-np", "2", "--prefix", "none", "sh", "-c", kShows}};
+  options.shell_before = "trap '' HUP INT QUIT CHLD";
+  Job job(options);
+  ASSERT_TRUE(eventually([&] {
+    return std::filesystem::exists(job.folder() + "/ready.0") && std::filesystem::exists(job.folder() + "/ready.1");
+  })) << job.err();
+  for (const int number : {SIGHUP, SIGINT, SIGQUIT}) job.signal(number);
+  std::ofstream(job.folder() + "/go") << "";
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.out(), "SigIgn:\t0000000000000007\nSigIgn:\t0000000000000007\n") << job.err();
+  const auto plain = run({{"run", "-np", "1", "--prefix", "none", "grep", "SigIgn", "/proc/self/status"}});
+  EXPECT_EQ(plain.out, "SigIgn:\t0000000000000000\n") << plain.err;
+}
+
+TEST(Launch, RanksThatNeverJoinAreDoubted) {
+  const char* const kDoubt = "cohort: 2 ranks ended without joining a world of Cohort's: 2 independent runs?";
+  const auto two = run({{"run", "-np", "2", "true"}});
+  EXPECT_EQ(two.status, 0);
+  EXPECT_NE(two.err.find(kDoubt), std::string::npos) << two.err;
+  EXPECT_EQ(run({{"run", "-np", "1", "true"}}).err.find("independent"), std::string::npos);
+  EXPECT_EQ(run({{"run", "-q", "-np", "2", "true"}}).err, "");
+  EXPECT_EQ(run({{"run", "-np", "2", "false"}}).err.find("independent"), std::string::npos);
 }
 
 TEST(Launch, RunFolderIsWhereTheUserWantsItOrSaysWhyNot) {

@@ -95,6 +95,7 @@ class UnderMpi : public ::testing::TestWithParam<Mpi> {
 TEST_P(UnderMpi, RanksMeetByThemselves) {
   Child job = start(4, {COHORT_JOIN_WORKER, "times=2"});
   expect_all_joined(job, 4, 2);
+  EXPECT_EQ(count(job.output(), "world: 4 ranks on 1 host ("), 1) << job.output();
 }
 
 TEST_P(UnderMpi, AShellMayStandBetween) {

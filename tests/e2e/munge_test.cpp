@@ -88,6 +88,19 @@ TEST_F(ThroughMunge, TasksOfTwoStepsMeetTheirOwn) {
   }
 }
 
+TEST_F(ThroughMunge, RankZeroMayBeOnAnyHostWhereTheUserHasArranged) {
+  // srun -m arbitrary, with a list of hosts that begins with another.
+  std::vector<Child> tasks;
+  for (int rank = 1; rank >= 0; --rank) {
+    Environment environment = variables(rank, 2, "9");
+    environment["SLURM_STEP_NODELIST"] = "n1.invalid,localhost";
+    environment["SLURM_NODEID"] = std::to_string(1 - rank);
+    environment["SLURM_DISTRIBUTION"] = "arbitrary";
+    tasks.push_back(Child({{COHORT_JOIN_WORKER}, environment, {}}));
+  }
+  for (Child& one : tasks) EXPECT_EQ(one.wait(), 0) << one.output();
+}
+
 TEST_F(ThroughMunge, ATaskThatStaysAwayIsNamed) {
   Child first = task(0, 3, "2", {"join_timeout_ms=4000"});
   Child second = task(1, 3, "2", {"join_timeout_ms=4000"});

@@ -479,6 +479,7 @@ TEST(Join, AClosedSecretDescriptorIsExplained) {
       worker({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"COHORT_STORE", "127.0.0.1:1"}, {"COHORT_SECRET_FD", "200"}});
   EXPECT_EQ(child.wait(), 3);
   EXPECT_CONTAINS(child.output(), "descriptor 200 is not open");
+  EXPECT_CONTAINS(child.output(), "if it is no rank, start it with COHORT_ALONE=1");
   EXPECT_CONTAINS(child.output(), "torchrun");
 }
 

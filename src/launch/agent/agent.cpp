@@ -331,6 +331,7 @@ void Agent::ask_stacks() {
 }
 
 int run_agent(const AgentOptions& options) {
+  ::signal(SIGTERM, SIG_DFL);  // by which guard and agent end each other
   ::signal(SIGPIPE, SIG_IGN);  // a rank may end while its input is written; workers start with the default again
   const auto agent = [&options] {
     value_or_throw(sys::become_subreaper());

@@ -39,6 +39,7 @@ struct AgentOptions {
   /// and its environment, over which goes what the supervisor sends.
   int ranks = 0;
   std::vector<std::string> devices = {};  ///< GPUs that it brings along
+  int input_fd = -1;                      ///< rank 0's stdin, where that is here; -1: none
 };
 
 /// Becomes guard and agent. Returns the process's exit status once nothing of the job is left on this host: 0 if

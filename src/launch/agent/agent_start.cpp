@@ -56,6 +56,7 @@ void Agent::start_job(StartJob job) {
     job.environment = options_.own->environment;
     job.folder = options_.own->folder;
     job.open_files = options_.own->open_files;
+    job.ignored = options_.own->ignored;
     job.bind_to_cores = options_.own->bind_to_cores;
     host_index_ = parse_integer<int>(Environment(job.workers.front().environment).find("GROUP_RANK").value_or(""))
                       .value_or(host_index_);
@@ -146,6 +147,7 @@ Result<void> Agent::prepare_launch(StartJob order) {
   launch.program.group = sys::Group::Own;
   launch.program.parent_death_signal = SIGKILL;
   launch.program.open_files = job.open_files;
+  launch.program.ignored = job.ignored;
 
   Environment& environment = launch.environment;
   environment = Environment(job.environment);
@@ -183,6 +185,7 @@ Result<void> Agent::start_worker(Worker& worker, const WorkerPlan& plan, Worker:
   const StartJob& job = launch_->job;
   if (auto ready = worker.prepare(job.log_folder, log, job.input && plan.rank == 0); !ready) return ready;
   sys::SpawnOptions program = launch_->program;
+  if (plan.rank == 0) program.stdin_fd = options_.input_fd;
   Environment own = launch_->environment;
   if (plan.role != Role::Worker) remove_rank_variables(own);
   for (const std::string& assignment : plan.environment) own.set(assignment);

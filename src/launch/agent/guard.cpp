@@ -32,7 +32,7 @@ int run_guarded(int lifeline_fd, const std::function<int()>& agent, Passes pass)
   std::optional<sys::SignalFd> signals =
       value_or_throw(sys::SignalFd::create({SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}));
   const pid_t child = ::fork();
-  if (child < 0) raise(ErrorCode::Unavailable, "fork of the agent: {}", errno_text(errno));
+  if (child < 0) raise(ErrorCode::Unavailable, "the agent: {}", sys::to_string(sys::SpawnFailure{errno, "fork"}));
   if (child == 0) {
     signals.reset();
     sys::lock_hidden_memory();

@@ -74,16 +74,13 @@ Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_i
 
 Result<void> Worker::start(const sys::SpawnOptions& program) {
   sys::SpawnOptions options = program;
-  options.stdin_fd = child_ends_[0] ? child_ends_[0].get() : -1;
+  if (child_ends_[0]) options.stdin_fd = child_ends_[0].get();
   options.stdout_fd = child_ends_[1].get();
   options.stderr_fd = child_ends_[2].get();
   auto spawned = sys::spawn(options);
   for (sys::UniqueFd& end : child_ends_) end.reset();
   if (!spawned) {
-    return fail(ErrorCode::Unavailable, "{}: {}{}", spawned.error().step, errno_text(spawned.error().error_number),
-                spawned.error().error_number == EAGAIN
-                    ? "; too many processes for this user or control group (ulimit -u)"
-                    : "");
+    return fail(ErrorCode::Unavailable, "{}", sys::to_string(spawned.error()));
   }
   pending_ = std::move(*spawned);
   return {};
@@ -93,7 +90,7 @@ Result<void> Worker::confirm() {
   auto child = std::move(*pending_).confirm();
   pending_.reset();
   if (!child) {
-    return fail(ErrorCode::Unavailable, "{}: {}", child.error().step, errno_text(child.error().error_number));
+    return fail(ErrorCode::Unavailable, "{}", sys::to_string(child.error()));
   }
   child_ = *std::move(child);
   for (const Stream stream : {Stream::Stdout, Stream::Stderr}) {

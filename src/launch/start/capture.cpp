@@ -64,8 +64,7 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
   auto pending = sys::spawn(spawn);
   in.reset();
   const auto not_started = [&command](const sys::SpawnFailure& why) {
-    return fail(ErrorCode::Unavailable, "cannot start {}: {}: {}", command.front(), why.step,
-                errno_text(why.error_number));
+    return fail(ErrorCode::Unavailable, "cannot start {}: {}", command.front(), sys::to_string(why));
   };
   if (!pending) return not_started(pending.error());
   auto child = std::move(*pending).confirm();

@@ -25,6 +25,8 @@ constexpr std::size_t kMostStarting = 64;
 constexpr int kMostStarts = 3;
 /// For a command whose agent has nothing more to do, twice: `srun` may wait long for a step that was killed.
 constexpr auto kPartingTime = std::chrono::seconds(5);
+/// The kernel of a host that is there answers each second.
+constexpr auto kSilent = std::chrono::milliseconds(1500);
 /// Of the hosts that do not come.
 constexpr std::size_t kMostTold = 4;
 
@@ -82,7 +84,8 @@ void Crew::start(const std::vector<PlannedHost>& hosts) {
 }
 
 void Crew::start_local(CrewMember& member) {
-  member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here_.tcp.port}, {}}, secret_));
+  const int input = member.host.index == 0 ? options_.input_fd : -1;
+  member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here_.tcp.port}, {}}, secret_, input));
   member.ended = Watch(loop_, member.process.process.pidfd.get());
   member.ended.on_readable([this, &member] { on_process_ended(member); });
 }
@@ -121,6 +124,12 @@ Invitation Crew::invitation_for(int index) const {
     invitation.supervisor.push_back({{address, here_.tcp.port}, {}});
   if (invitation.supervisor.empty()) invitation.supervisor.push_back({{"127.0.0.1", here_.tcp.port}, {}});
   return invitation;
+}
+
+bool Crew::somebody_is_silent() const {
+  return std::any_of(members_.begin(), members_.end(), [](const auto& member) {
+    return !member->host.local && member->channel != nullptr && member->channel->silence() > kSilent;
+  });
 }
 
 bool Crew::start_again(CrewMember& member) {

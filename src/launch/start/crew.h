@@ -57,6 +57,7 @@ class Crew {
     RemoteOptions remote = {};
     bool elsewhere = false;  ///< there are other hosts than this one: listens on all addresses, not on loopback
     std::chrono::milliseconds host_timeout = std::chrono::seconds(3);  ///< a host that is silent so long is lost
+    int input_fd = -1;  ///< what rank 0 has as stdin, where it is on this host; -1: nothing
   };
   /// Throws cohort::Error.
   Crew(Loop& loop, const net::Secret& secret, Options options, Events events);
@@ -66,6 +67,8 @@ class Crew {
   /// Throws where a local one cannot be started; those before it run, until `let_go`.
   void start(const std::vector<PlannedHost>& hosts);
   void start_no_more() noexcept { over_ = true; }
+  /// Nothing has come from a host for longer than anything should take.
+  bool somebody_is_silent() const;
   /// Ends the lifelines: agents, and what they own, end by themselves.
   void let_go();
   /// To all that have joined.

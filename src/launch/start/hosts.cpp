@@ -2,6 +2,7 @@
 
 #include "base/parse.h"
 #include "cluster/host_list.h"
+#include "net/address.h"
 #include "net/interfaces.h"
 #include "sys/cpus.h"
 
@@ -9,12 +10,35 @@
 #include <cstddef>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <string_view>
 
 namespace cohort::launch {
 namespace {
 
 std::string_view first_label(std::string_view name) { return name.substr(0, name.find('.')); }
+
+/// Names of hosts do not depend on case, and a full one may end in a dot.
+std::string plain_name(std::string name) {
+  for (char& letter : name) letter = letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
+  if (name.size() > 1 && name.ends_with('.')) name.pop_back();
+  return name;
+}
+
+/// Those that /etc/hosts has for a name.
+std::vector<std::string> listed_addresses(const std::string& plain) {
+  std::vector<std::string> addresses;
+  std::ifstream file("/etc/hosts");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line.substr(0, line.find('#')));
+    std::string address;
+    words >> address;
+    for (std::string name; words >> name;) {
+      if (plain_name(name) == plain) addresses.push_back(address);
+    }
+  }
+  return addresses;
+}
 
 /// What may stand in a command line of ssh, srun or mpirun, where it must be neither an option nor two words.
 Result<void> check_name(const std::string& name) {
@@ -116,21 +140,29 @@ Result<Allocation> from_slurm(const Environment& environment) {
   return all;
 }
 
-Result<void> mark_local(HostChoice& choice, HostWishes::Starter starter) {
-  const HostSlots* found = nullptr;
+/// This host may have several names: in all lists it gets the first, and in each the slots of all.
+void mark_local(HostChoice& choice, HostWishes::Starter starter) {
+  std::string first;
   for (std::vector<HostSlots>* const hosts : {&choice.hosts, &choice.server_hosts}) {
+    HostSlots* here = nullptr;
+    std::vector<HostSlots> once;
+    once.reserve(hosts->size());
     for (HostSlots& host : *hosts) {
       host.local = starter == HostWishes::Starter::Local || is_this_host(host.name);
-      if (!host.local || starter == HostWishes::Starter::Local) continue;
-      // The ranks' and the servers' lists may have the same host.
-      if (found != nullptr && (hosts == &choice.hosts || found->name != host.name)) {
-        return fail(ErrorCode::InvalidArgument, "{} and {} are both this host; name it once, with all its slots",
-                    found->name, host.name);
+      if (host.local && starter != HostWishes::Starter::Local) {
+        if (first.empty()) first = host.name;
+        if (here != nullptr) {
+          here->slots += host.slots;
+          choice.note = fmt::format("{} and {} are both this host, which has {} slots", first, host.name, here->slots);
+          continue;
+        }
+        host.name = first;
       }
-      found = &host;
+      once.push_back(host);
+      if (host.local) here = &once.back();
     }
+    *hosts = std::move(once);
   }
-  return {};
 }
 
 Result<std::vector<HostSlots>> hosts_of_servers(const std::string& wished, const Allocation& slurm) {
@@ -173,13 +205,16 @@ bool same_host(const std::string& a, const std::string& b) {
 }
 
 bool is_this_host(const std::string& name) {
-  const std::string own = sys::host_name();
-  if (name == own || name == "localhost" || name == "127.0.0.1" || name == "::1") return true;
-  const auto addresses = net::interface_addresses();
-  const bool is_address = addresses && std::any_of(addresses->begin(), addresses->end(),
-                                                   [&](const auto& address) { return address.text == name; });
-  if (is_address) return true;
-  return same_host(name, own);
+  const std::string plain = plain_name(name);
+  if (same_host(plain, plain_name(sys::host_name()))) return true;
+  const auto here = net::interface_addresses();
+  const auto is_own = [&here](const std::string& address) {
+    return net::is_loopback_name(address) ||
+           (here && std::any_of(here->begin(), here->end(), [&](const auto& own) { return own.text == address; }));
+  };
+  if (is_own(plain)) return true;
+  const std::vector<std::string> listed = listed_addresses(plain);
+  return !listed.empty() && std::all_of(listed.begin(), listed.end(), is_own);
 }
 
 Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& environment) {
@@ -222,6 +257,7 @@ Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& env
       if (is_this_host(host.name)) host.name = sys::host_name();  // which ranks are on, and under this name
     }
   }
+  mark_local(choice, wishes.starter);
   const auto count = static_cast<std::size_t>(wishes.nodes);
   if (count > choice.hosts.size() && count > 1) {
     return fail(ErrorCode::InvalidArgument, "--nodes {}: there are only {} hosts", count, choice.hosts.size());
@@ -230,7 +266,6 @@ Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& env
   if (wishes.per_node > 0) {
     for (HostSlots& host : choice.hosts) host.slots = wishes.per_node;
   }
-  if (auto marked = mark_local(choice, wishes.starter); !marked) return tl::unexpected(marked.error());
   switch (wishes.starter) {
     case Starter::Auto:
       choice.way =

@@ -37,6 +37,7 @@ struct HostChoice {
   std::vector<HostSlots> server_hosts;  ///< empty: those of the ranks
   Way way = Way::Ssh;
   std::map<std::string, int> components;  ///< of a heterogeneous Slurm job, by host; empty: the job has one
+  std::string note;                       ///< of names that are one host; empty: there are none
 };
 
 /// Fails with InvalidArgument, or Io for the file.
@@ -45,7 +46,7 @@ Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& env
 /// By name alone; a short name and a full one with the same first part are the same host.
 bool same_host(const std::string& a, const std::string& b);
 
-/// It is a name or an address of this host. Compares only: no name is looked up.
+/// It is a name or an address of this host, also by /etc/hosts. Nobody else is asked.
 bool is_this_host(const std::string& name);
 
 }  // namespace cohort::launch

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 namespace cohort::launch {
 namespace {
@@ -57,8 +58,30 @@ TEST(Hosts, WhatCouldBeAnOptionOrTwoWordsIsNoHost) {
   }
 }
 
-TEST(Hosts, ThisHostIsNamedOnce) {
-  EXPECT_NE(chosen(list("localhost:2," + sys::host_name() + ":2")).find("are both this host"), std::string::npos);
+TEST(Hosts, ThisHostByTwoNamesHasTheSlotsOfBoth) {
+  EXPECT_EQ(chosen(list("localhost:2,b,127.0.0.1:3," + sys::host_name())), "ssh localhost:6* b:1");
+  EXPECT_EQ(choose_hosts(list("localhost:2,127.0.0.1:2"), Environment())->note,
+            "localhost and 127.0.0.1 are both this host, which has 4 slots");
+  EXPECT_EQ(choose_hosts(list("localhost:2,localhost:2"), Environment())->note, "");
+  HostWishes wishes = list("localhost:2,127.0.0.1:2,b");
+  wishes.per_node = 3;
+  EXPECT_EQ(chosen(wishes), "ssh localhost:3* b:3");
+}
+
+TEST(Hosts, ThisHostIsKnownByAnyOfItsNames) {
+  for (const char* name : {"LOCALHOST", "localhost.", "127.0.0.2", "127.1.2.3", "::1", "a.localhost"})
+    EXPECT_TRUE(is_this_host(name)) << name;
+  for (const char* name : {"128.0.0.1", "localhost.example.org", "a", "192.0.2.1"})
+    EXPECT_FALSE(is_this_host(name)) << name;
+  // Whatever /etc/hosts has for a loopback address.
+  std::ifstream file("/etc/hosts");
+  for (std::string line; std::getline(file, line);) {
+    std::string address, name;
+    std::istringstream(line) >> address >> name;
+    if (address == "127.0.0.1" || address == "127.0.1.1") {
+      EXPECT_TRUE(is_this_host(name)) << line;
+    }
+  }
 }
 
 TEST(Hosts, AllAreHereIfThatIsWanted) {
@@ -145,7 +168,7 @@ TEST(Hosts, ServersHaveHostsOfTheirOwn) {
   EXPECT_EQ(with_servers({}, "c"), "ssh | c:1");
   EXPECT_EQ(with_servers({}, "localhost:2"), "ssh | " + sys::host_name() + ":2*");
   EXPECT_EQ(with_servers(list("localhost"), "localhost:2"), "ssh localhost:1* | localhost:2*");
-  EXPECT_NE(with_servers(list("localhost"), sys::host_name()).find("are both this host"), std::string::npos);
+  EXPECT_EQ(with_servers(list("localhost"), sys::host_name()), "ssh localhost:1* | localhost:1*");
   EXPECT_NE(with_servers(list("a"), "-x").find("--server-hosts -x"), std::string::npos);
   EXPECT_NE(with_servers(list("a"), "component 0").find("no heterogeneous job"), std::string::npos);
   // Of an allocation, whole nodes.

@@ -132,9 +132,11 @@ constexpr std::array kSshSigns = {
          "check its spelling, /etc/hosts and DNS, or give HostName in ~/.ssh/config"},
     Sign{"Connection refused", "ssh-reach", "no sshd listens there",
          "start sshd on {0}; where it has another port, give Port in ~/.ssh/config"},
-    Sign{"No route to host", "ssh-reach", "there is no route to it", "is it up? `ping {0}`"},
+    Sign{"No route to host", "ssh-reach", "there is no route to it",
+         "is it up (`ping {0}`), and does no firewall reject what goes to its sshd?"},
     Sign{"Network is unreachable", "ssh-reach", "there is no route to it", "check the network of this host"},
-    Sign{"timed out", "ssh-reach", "it does not answer", "is it up, and is the port of its sshd open? `{1} {0} true`"},
+    Sign{"timed out", "ssh-reach", "it does not answer",
+         "is it up, and does no firewall on the way drop what goes to its sshd? `{1} {0} true`"},
     Sign{"Bad configuration option", "ssh-config", "ssh's configuration is wrong", "`{1} {0} true` shows the line"},
     Sign{"Bad owner or permissions", "ssh-config", "ssh refuses its configuration",
          "`chmod 600` the file that it names"},
@@ -204,9 +206,10 @@ Diagnosis diagnose(const FailedStart& failed) {
   }
   if (!failed.status) {
     if (failed.way == Way::Ssh)
-      return is("silent", "no sign of life",
-                "`{1} -o BatchMode=yes {0} true` has to end by itself; does a start-up file of the "
-                "shell there (.bashrc, .profile) wait for something?");
+      return is(
+          "silent", "no sign of life",
+          "`{1} -o BatchMode=yes {0} true` has to end by itself; does a firewall drop what goes to its sshd, or a "
+          "start-up file of the shell there (.bashrc, .profile) wait for something?");
     return is("silent", "no sign of life",
               failed.way == Way::Slurm ? "is there room for a step? `squeue -s`, `sinfo -N`" : "");
   }

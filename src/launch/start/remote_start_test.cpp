@@ -129,7 +129,7 @@ TEST(FailedStart, IsExplainedByWhatWasSaid) {
   expect(other_port, {"`ssh -p 2222 -i 'my key' -o BatchMode=yes h2 true` has to work"});
   FailedStart waits = failed_ssh(0, "");
   waits.status.reset();
-  expect(waits, {"no sign of life", "start-up file"});
+  expect(waits, {"no sign of life", "start-up file", "firewall"});
   waits.announced = true;
   expect(waits, {"the agent began, and has not connected", "firewall"});
   FailedStart step = failed_ssh(1, "srun: error: Unable to create step\n");

@@ -27,13 +27,11 @@ Result<Pipe> make_pipe() {
 Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::string& what) {
   auto pending = sys::spawn(options);
   if (!pending) {
-    return fail(ErrorCode::Unavailable, "cannot start {}: {}: {}", what, pending.error().step,
-                errno_text(pending.error().error_number));
+    return fail(ErrorCode::Unavailable, "cannot start {}: {}", what, sys::to_string(pending.error()));
   }
   auto process = std::move(*pending).confirm();
   if (!process) {
-    return fail(ErrorCode::Unavailable, "cannot start {}: {}: {}", what, process.error().step,
-                errno_text(process.error().error_number));
+    return fail(ErrorCode::Unavailable, "cannot start {}: {}", what, sys::to_string(process.error()));
   }
   return *std::move(process);
 }
@@ -41,8 +39,9 @@ Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::str
 }  // namespace
 
 Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,
-                                       const net::Secret& secret) {
+                                       const net::Secret& secret, int input_fd) {
   constexpr int kSecretFd = 3;
+  constexpr int kInputFd = 4;
   auto secret_file = secret.to_sealed_memfd();
   if (!secret_file) return tl::unexpected(secret_file.error());
   auto executable = sys::own_executable();
@@ -64,6 +63,10 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
   // Not the caller's stdout: who reads it waits for its end, and must not wait for the agent.
   options.stdout_fd = null_device.get();
   options.inherited = {{secret_file->get(), kSecretFd}};
+  if (input_fd >= 0) {
+    options.inherited.emplace_back(input_fd, kInputFd);
+    options.arguments.insert(options.arguments.end(), {"--input-fd", std::to_string(kInputFd)});
+  }
   options.group = sys::Group::Session;
   auto process = spawn(options, "the agent " + *executable);
   if (!process) return tl::unexpected(process.error());

@@ -27,9 +27,10 @@ struct AgentProcess {
   sys::UniqueFd err;
 };
 
-/// On this host: `cohort agent` in a session of its own, the secret in an inherited sealed memory file.
+/// On this host: `cohort agent` in a session of its own, the secret in an inherited sealed memory file. `input_fd`: to
+/// be rank 0's stdin; -1: none.
 Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,
-                                       const net::Secret& secret);
+                                       const net::Secret& secret, int input_fd);
 
 /// How other hosts are reached. By hand: somebody runs `cohort agent --join` there. Launcher: somebody runs `cohort
 /// run` there, too, as the launcher of another node (nodes.h). Owner: the process that the job belongs to has agents

@@ -4,6 +4,7 @@
 #include "net/secret.h"
 #include "net/socket.h"
 #include "sys/hidden_memory.h"
+#include "sys/process.h"
 #include "sys/unique_fd.h"
 
 #include <fcntl.h>
@@ -97,7 +98,7 @@ Result<meet::JoinOffer> meet_in_step(const cluster::Detected& step, const cluste
   std::fflush(nullptr);  // the child ends in good order, and what is in buffers would be written twice
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
-  if (child < 0) return fail(ErrorCode::Unavailable, "fork: {}", errno_text(errno));
+  if (child < 0) return fail(ErrorCode::Unavailable, "{}", sys::to_string(sys::SpawnFailure{errno, "fork"}));
   if (child == 0) {
     from_child.reset();
     ::signal(SIGPIPE, SIG_IGN);

@@ -36,8 +36,14 @@ Epoch::Epoch(Job& job) : job_(job), crew_(*job.crew_), stopping_(job.loop_, opti
   record.failure.reset();
   if (options_.keep_logs) record.log_folder = absolute_path(job_.logs_below(job_.folder_.path));
   start_limit_ = Timer(job_.loop_, options_.start_timeout, [this] {
-    fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s", crew_.missing(),
-                           std::chrono::duration<double>(options_.start_timeout).count()));
+    const Plan& plan = job_.setup_.plan;
+    const int cores = crowded_cores(plan);
+    fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s{}", crew_.missing(),
+                           std::chrono::duration<double>(options_.start_timeout).count(),
+                           cores == 0 ? std::string()
+                                      : fmt::format(": {} processes share the {} core{} here -- start fewer, or give "
+                                                    "them more time (--start-timeout)",
+                                                    plan.roles().all(), cores, cores == 1 ? "" : "s")));
   });
 }
 
@@ -146,8 +152,8 @@ void Epoch::on_started(CrewMember& agent, const Started& started) {
     });
   }
   for (const int signal : std::exchange(early_signals_, {})) pass_on(signal);
-  if (InputReader::worth_reading(0)) {
-    CrewMember* const first = crew_.members().front().get();
+  CrewMember* const first = crew_.members().front().get();
+  if (InputReader::worth_reading(0) && !(first->host.local && InputReader::may_be_given(0))) {
     input_ = std::make_unique<InputReader>(
         job_.loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
   }

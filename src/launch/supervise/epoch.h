@@ -47,6 +47,7 @@ class Epoch {
   enum class Stage { Starting, Running, Stopping, Ended };
 
   void on_agent_ends(CrewMember& agent, const Ends& ends);
+  void lose_agent(const std::string& what);
   void on_started(CrewMember& agent, const Started& started);
   void on_exited(const Exited& exited);
   /// A server that has failed, where the job may go on: it is started again, or gone on without.
@@ -103,6 +104,7 @@ class Epoch {
   std::optional<HealthWatch> health_;
   std::vector<std::string> doing_then_;  ///< by process: what it was doing when the first failure was seen
   std::string start_failure_;
+  std::string lost_agent_;                     ///< where that is why the job ends
   std::string undelivered_;                    ///< why the owner lacks what its ranks have sent
   std::map<int, std::string> failed_hosts_;    ///< by index: why their agents do not come
   std::optional<int> stop_status_;             ///< the exit status, where it is not a rank's

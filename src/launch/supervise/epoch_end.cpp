@@ -14,7 +14,7 @@ namespace cohort::launch {
 namespace {
 
 /// For the rank that others have fallen after to be dead, too; as often while a rank that has left its world goes on to
-/// run its last destructors.
+/// run its last destructors, or a host is silent, which may be lost.
 constexpr auto kCauseTime = std::chrono::milliseconds(500);
 constexpr int kMostCauseWaits = 10;
 /// A rank's failure is told so long after it at the latest.
@@ -27,7 +27,8 @@ constexpr std::size_t kMostHostsTold = 8;
 
 void Epoch::wait_for_cause() {
   cause_limit_ = Timer(job_.loop_, kCauseTime, [this] {
-    if (health_->somebody_leaves() && ++cause_waits_ < kMostCauseWaits) return wait_for_cause();
+    const bool more = health_->somebody_leaves() || crew_.somebody_is_silent();
+    if (more && ++cause_waits_ < kMostCauseWaits) return wait_for_cause();
     stop_for_failure();
   });
 }
@@ -138,16 +139,22 @@ void Epoch::fail_start_of_hosts() {
   fail_start(text);
 }
 
+// Unless a rank had failed before, and not because it had lost others.
+void Epoch::lose_agent(const std::string& what) {
+  agent_lost_ = true;
+  const auto first = first_failure(endings_);
+  if (stop_status_ || (first && !follows_another(*first))) return;
+  stop_status_ = 1;
+  lost_agent_ = what;
+}
+
 void Epoch::on_channel_closed(CrewMember& agent, const std::optional<Error>& error) {
   if (agent.all_gone || stage_ == Stage::Ended) return;
   if (goes_on_without(agent, error ? error->what() : "its agent is lost")) return;
-  agent_lost_ = true;
   Crew::give_up(agent);  // its guard, if it lives, ends what is left
-  if (stopping_.reason().empty()) {
-    say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name,
-                    error ? fmt::format(" ({})", error->what()) : ""));
-  }
-  if (!stop_status_ && !first_failure(endings_)) stop_status_ = 1;  // else a rank's counts, which came first
+  const std::string why = error ? fmt::format(" ({})", error->what()) : "";
+  if (stopping_.reason().empty()) say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name, why));
+  lose_agent(fmt::format("the agent of {} was lost{}", agent.host.name, why));
   stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
 }
 
@@ -160,8 +167,7 @@ void Epoch::on_agent_process_ended(CrewMember& agent) {
                goes_on_without(agent, fmt::format("the way to it has ended, {}", crew_.how_ended(agent)))) {
       return check_end();
     } else if (agent.channel == nullptr || agent.channel->closed()) {
-      agent_lost_ = true;
-      if (!stop_status_ && !first_failure(endings_)) stop_status_ = 1;
+      lose_agent(fmt::format("the agent of {} was lost", agent.host.name));
       if (stopping_.reason().empty())
         say(fmt::format("the agent of {} ended before the job; ending the job", agent.host.name));
       if (stage_ != Stage::Stopping) stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
@@ -305,7 +311,7 @@ JobEnd Epoch::how_it_ended() const {
   end.endings = endings_;
   end.doing_then = doing_then_;
   end.start_failure = start_failure_;
-  end.stop_reason = undelivered_.empty() ? stopping_.reason() : undelivered_;
+  end.stop_reason = !undelivered_.empty() ? undelivered_ : lost_agent_.empty() ? stopping_.reason() : lost_agent_;
   end.stop_status = stop_status_;
   end.told_to_end = told_by_ != 0;
   end.stuck = stuck_;
@@ -342,6 +348,8 @@ void Epoch::finish() {
 
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);
+  if (const std::string doubt = doubt_about(end, verdict); !doubt.empty() && !options_.quiet && !options_.tf_config)
+    say(doubt);
   job_.announcer_.ended(end, verdict, restart);
   stop_status_ = verdict.status;
   JobRecord& record = job_.record_;

@@ -24,6 +24,8 @@ bool InputReader::worth_reading(int fd) {
   return !(S_ISCHR(info.st_mode) && info.st_rdev == makedev(1, 3));
 }
 
+bool InputReader::may_be_given(int fd) { return worth_reading(fd) && ::isatty(fd) == 0; }
+
 void InputReader::taken(std::uint64_t bytes) {
   under_way_ -= std::min(under_way_, bytes);
   update();

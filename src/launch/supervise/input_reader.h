@@ -1,4 +1,5 @@
-// Reads this process's stdin for rank 0, no faster than rank 0 reads. One thread.
+// Reads this process's stdin for rank 0, no faster than rank 0 reads, where that cannot have it itself: a terminal, and
+// a rank on another host. One thread.
 #pragma once
 
 #include "launch/loop.h"
@@ -24,6 +25,9 @@ class InputReader {
 
   /// False for a closed descriptor and for /dev/null.
   static bool worth_reading(int fd);
+  /// True for what a rank on this host can have itself: then nothing is taken from the caller that no rank reads. A
+  /// terminal it cannot, since it would read that in the background, too.
+  static bool may_be_given(int fd);
 
  private:
   void read_some();

@@ -75,6 +75,7 @@ void Job::prepare() {
   crew.remote = options_.remote;
   crew.elsewhere = goes_elsewhere(setup_.plan);
   crew.host_timeout = options_.host_timeout;
+  if (InputReader::may_be_given(0)) crew.input_fd = 0;
   crew_.emplace(loop_, *secret_, crew, crew_events());
   const std::string id = random_hex(6);
   id_ = fmt::format("{}-{}", setup_.program.name, id);
@@ -391,6 +392,8 @@ std::string Job::logs_below(const std::string& run_folder) const {
 void Job::write_record() {
   if (auto written = write_job_record(folder_, to_json(record_)); !written) say(written.error().what());
 }
+
+void check_places(const RunOptions& options) { (void)plan_of(options); }
 
 int run_job(const RunOptions& options) { return Job(options).run(); }
 

@@ -8,6 +8,7 @@
 #include "net/secret.h"
 #include "sys/cpus.h"
 #include "sys/process.h"
+#include "sys/signals.h"
 
 #include <unistd.h>
 
@@ -71,6 +72,17 @@ void refuse_other_cluster(const Environment& environment) {
 
 }  // namespace
 
+Plan plan_of(const RunOptions& options) {
+  std::vector<HostSlots> hosts = options.hosts;
+  int wished = options.processes;
+  if (hosts.empty()) {
+    hosts = {{sys::host_name(), kMostProcesses}};
+    if (wished == 0) wished = sys::usable_cores();
+  }
+  for (const HostSlots& host : hosts) wished += options.processes == 0 && !options.hosts.empty() ? host.slots : 0;
+  return value_or_throw(make_plan(hosts, wished, options.others));
+}
+
 JobSetup set_up_job(const RunOptions& options) {
   JobSetup setup;
   setup.environment = Environment::current();
@@ -86,14 +98,7 @@ JobSetup set_up_job(const RunOptions& options) {
   setup.as_horovod = options.as_horovod;
   if (options.as_horovod && options.remote.way != Way::Owner) put_horovod_first(setup.environment);
   setup.program = value_or_throw(resolve_program(options.program, setup.environment));
-  std::vector<HostSlots> hosts = options.hosts;
-  int wished = options.processes;
-  if (hosts.empty()) {
-    hosts = {{sys::host_name(), kMostProcesses}};
-    if (wished == 0) wished = sys::usable_cores();
-  }
-  for (const HostSlots& host : hosts) wished += options.processes == 0 && !options.hosts.empty() ? host.slots : 0;
-  setup.plan = value_or_throw(make_plan(hosts, wished, options.others));
+  setup.plan = plan_of(options);
   const auto runs = [&setup](Role role, const std::optional<ProgramRequest>& request) {
     if (!request) return;
     Program program = value_or_throw(resolve_program(*request, setup.environment));
@@ -119,6 +124,7 @@ JobSetup set_up_job(const RunOptions& options) {
   setup.bind = options.bind;
   setup.trace = options.trace;
   setup.servers_again = options.server_restarts > 0;
+  setup.ignored = sys::ignored_signals();
   // A host that has too few says so before anything is started.
   if (setup.bind == Binding::Core && ranks > 0) value_or_throw(share_cores(sys::cores_of_process(), ranks));
 
@@ -173,12 +179,13 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
     }
     job.environment = travels.assignments();
   }
-  job.input = InputReader::worth_reading(0);
+  job.input = InputReader::worth_reading(0) && !(host.local && InputReader::may_be_given(0));
   job.open_files = setup.open_files;
   job.bind_to_cores = setup.bind == Binding::Core;
   job.trace = setup.trace;
   job.programs = setup.programs;
   job.servers_again = setup.servers_again;
+  job.ignored = setup.ignored;
   const Roles roles = setup.plan.roles();
   for (const int process : processes_of(setup.plan, host)) {
     const bool is_rank = roles.is_rank(process);

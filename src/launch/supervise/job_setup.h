@@ -25,10 +25,13 @@ struct JobSetup {
   bool as_horovod = false;
   bool trace = false;
   bool servers_again = false;            ///< one that fails may be started again
+  std::vector<int> ignored = {};         ///< signals that our caller has us ignore
   std::vector<std::string> chosen = {};  ///< names of variables that go along to every host, whatever they are
   std::uint64_t open_files = 0;          ///< the limit that workers get: what it was before it was raised for ourselves
 };
 
+/// Throws InvalidArgument where the hosts do not have so many places.
+Plan plan_of(const RunOptions& options);
 /// Raises this process's limit of open files. Throws cohort::Error on wishes that cannot be met.
 JobSetup set_up_job(const RunOptions& options);
 

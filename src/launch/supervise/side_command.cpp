@@ -33,7 +33,7 @@ SideCommand::SideCommand(Loop& loop, Options options) : options_(std::move(optio
   auto pending = sys::spawn(spawn);
   auto child = pending ? std::move(*pending).confirm() : tl::unexpected(pending.error());
   if (!child) {
-    raise(ErrorCode::Unavailable, "{} {}: {}", child.error().step, spawn.path, errno_text(child.error().error_number));
+    raise(ErrorCode::Unavailable, "cannot start {}: {}", spawn.path, sys::to_string(child.error()));
   }
   process_ = *std::move(child);
   output_watch_ = Watch(loop, output_.get());

@@ -11,6 +11,9 @@ namespace cohort::launch {
 inline constexpr int kTimeoutStatus = 124;
 inline constexpr int kCannotStartStatus = 127;
 
+/// Throws InvalidArgument where the hosts have too few places for the processes wanted.
+void check_places(const RunOptions& options);
+
 /// Runs the job to its end. Returns the exit status as a shell gives it: 0; the first failing rank's code, or 128 +
 /// signal; kRequeueStatus once all have ended with it; 124 after `timeout`; 127 if the program could not be started;
 /// 128 + signal if this process was told to end. Throws cohort::Error where nothing was started. Blocks signals and

@@ -71,7 +71,7 @@ void WarningCommand::start_next() {
                                .parent_death_signal = SIGKILL});
     auto child = started ? std::move(*started).confirm() : tl::unexpected(started.error());
     if (!child) {
-      complain(fmt::format("it cannot be started: {}: {}", child.error().step, errno_text(child.error().error_number)));
+      complain("it cannot be started: " + sys::to_string(child.error()));
       continue;
     }
     running_.push_back({.process = std::move(*child), .ended = {}, .limit = {}});

@@ -1,5 +1,7 @@
 #include "launch/watch/advice.h"
 
+#include <fmt/format.h>
+
 #include <csignal>
 #include <string_view>
 
@@ -49,6 +51,13 @@ constexpr Sign kSigns[] = {
      "-v`)"},
     {"No space left on device", "make room there (`df -h`; `df -i` where there are many files), or write elsewhere"},
     {"Disk quota exceeded", "make room there (`quota -s`), or write elsewhere"},
+    {"Resource temporarily unavailable",
+     "where a process or thread was to be started, their limit is reached: of this user, with all that run on this "
+     "host "
+     "(`ulimit -u`), or of this control group (pids.max)"},
+    {"can't start new thread",
+     "the limit of processes and threads is reached: of this user, with all that run on this host (`ulimit -u`), or of "
+     "this control group (pids.max)"},
     {"Too many open files", "raise the limit (`ulimit -n`) in the shell that starts `cohort run`"},
     {"Address already in use",
      "another process has this port: let the ranks take MASTER_ADDR and MASTER_PORT from their "
@@ -113,6 +122,9 @@ std::string_view by_code(int code) {
 }  // namespace
 
 std::string advice(const Ending& ending) {
+  if (ending.cause.code == static_cast<int>(ErrorCode::PeerLost) && ending.cause.peer >= 0)
+    return fmt::format("it had lost rank {}: how that one ended, or the network in between, is the cause",
+                       ending.cause.peer);
   // A kill from outside has nothing to do with what was written before.
   const bool killed = ending.status.signal == SIGKILL || ending.status.signal == SIGTERM;
   if (!killed) {

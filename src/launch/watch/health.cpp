@@ -71,6 +71,7 @@ void Health::report(RankReport report, Clock::time_point now) {
     rank.moved_cpu_ms = report.cpu_ms;
   }
   if (moved || !waits(report)) rank.waiting_at = now;
+  if (!rank.known || rank.report.joining != report.joining) rank.joining_at = now;
   if (report.state != 'T' && report.state != 't') {
     rank.stopped_at.reset();
     rank.stopped_told = false;
@@ -97,10 +98,11 @@ void Health::report(RankReport report, Clock::time_point now) {
   rank.report = std::move(report);
 }
 
-void Health::ended(int rank, Clock::time_point now) {
+void Health::ended(int rank, Clock::time_point now, std::uint32_t worlds) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_.size()) return;
   Rank& one = ranks_[static_cast<std::size_t>(rank)];
   one.gone = true;
+  one.report.worlds = worlds;
   one.heard_at = now;
   one.silence_told = false;
 }
@@ -187,7 +189,7 @@ void Health::forgive_sleep(Clock::time_point now) {
   judged_at_ = now;
   if (!slept) return;
   for (Rank& rank : ranks_) {
-    rank.heard_at = rank.moved_at = rank.waiting_at = now;
+    rank.heard_at = rank.moved_at = rank.waiting_at = rank.joining_at = now;
     if (rank.stopped_at) rank.stopped_at = now;
   }
 }
@@ -197,6 +199,7 @@ Health::Findings Health::judge(Clock::time_point now) {
   forgive_sleep(now);
   look_for_stopped(now, findings);
   look_for_silent(now, findings);
+  look_for_absent(now, findings);
   look_for_deadlock(findings);
   look_for_away(now, findings);
   look_for_slow(findings);
@@ -257,6 +260,31 @@ void Health::look_for_silent(Clock::time_point now, Findings& findings) {
     told = true;
     if (end.count() > 0 && time >= end && !findings.end) findings.end = what;
   }
+}
+
+// A world of all ranks cannot be formed without one that has ended.
+void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
+  if (limits_.absent.count() == 0 || findings.end) return;
+  std::vector<int> absent, waiting;
+  for (std::size_t i = 0; roles_.is_rank(static_cast<int>(i)); ++i) {
+    const Rank& rank = ranks_[i];
+    if (rank.gone || rank.report.joining < roles_.workers || now - rank.joining_at < limits_.absent) continue;
+    waiting.push_back(static_cast<int>(i));
+    for (std::size_t other = 0; roles_.is_rank(static_cast<int>(other)); ++other) {
+      const Rank& theirs = ranks_[other];
+      // One that has formed more worlds has been in this one.
+      if (theirs.gone && theirs.report.worlds <= rank.report.worlds) absent.push_back(static_cast<int>(other));
+    }
+  }
+  if (absent.empty()) return;
+  std::sort(absent.begin(), absent.end());
+  absent.erase(std::unique(absent.begin(), absent.end()), absent.end());
+  const bool again = ranks_[static_cast<std::size_t>(waiting.front())].report.worlds > 0;
+  findings.end = fmt::format(
+      "{} had ended {}before {} joined the world that {} {} for (cohort::join, init, init_process_group) -- do all "
+      "ranks call it? (a script on stdin reaches rank 0 alone)",
+      roles_.names_of(absent), again ? "with 0, after an earlier world, " : "with 0 ",
+      absent.size() == 1 ? "it" : "they", roles_.names_of(waiting), waiting.size() == 1 ? "waits" : "wait");
 }
 
 // Greatest set of waiting ranks each of which needs another of the set: none of them can be the first to go on.

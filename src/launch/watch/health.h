@@ -12,6 +12,7 @@
 #include "launch/watch/warning.h"
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ namespace cohort::launch {
 struct HealthLimits {
   std::chrono::seconds stopped_notice{5};  ///< a rank that was stopped (SIGSTOP), or a host's agent, is named,
   std::chrono::seconds stopped_end{60};    ///< and ends the job; 0: never
+  std::chrono::seconds absent{3};          ///< a world of all ranks waits so long for one that has ended; 0: never
   std::chrono::seconds deadlock{10};       ///< nobody has moved for so long; 0: never ends a job
   std::chrono::seconds away_notice{30};    ///< a rank is named that others wait for, then at doubled intervals,
   std::chrono::seconds stall{1800};        ///< and ends the job; 0: never
@@ -37,7 +39,8 @@ class Health {
   Health(std::vector<std::string> hosts, const Roles& roles, const HealthLimits& limits);
 
   void report(RankReport report, Clock::time_point now);
-  void ended(int rank, Clock::time_point now);
+  /// `worlds`: that it had formed.
+  void ended(int rank, Clock::time_point now, std::uint32_t worlds = 0);
   /// Another process has been started in its place.
   void began_anew(int rank, Clock::time_point now);
   /// Their agent is at work, whether or not it has something to report of them.
@@ -74,6 +77,7 @@ class Health {
     bool silence_told = false;
     Clock::time_point moved_at{};    ///< its counters changed, or it used its processor
     Clock::time_point waiting_at{};  ///< it waits, for the same thing, since
+    Clock::time_point joining_at{};  ///< it waits for a world's ranks since
     std::uint64_t moved_cpu_ms = 0;
     std::optional<Clock::time_point> stopped_at;
     bool stopped_told = false;
@@ -96,6 +100,7 @@ class Health {
   std::optional<int> world_rank(std::uint64_t group, int rank) const;
   void look_for_stopped(Clock::time_point now, Findings& findings);
   void look_for_silent(Clock::time_point now, Findings& findings);
+  void look_for_absent(Clock::time_point now, Findings& findings) const;
   void look_for_deadlock(Findings& findings);
   void look_for_away(Clock::time_point now, Findings& findings);
   void look_for_slow(Findings& findings);

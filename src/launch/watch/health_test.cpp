@@ -75,6 +75,36 @@ class Job {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
+TEST(Health, AWorldOfAllWaitsForNobodyWhoHasEnded) {
+  Job job(3);
+  job[0].joining = job[2].joining = 3;
+  EXPECT_FALSE(job.pass(seconds(60)).end);  // rank 1 may come
+  job.health().ended(1, job.now());
+  job.mute(1);
+  const auto end = job.pass(seconds(2)).end;
+  ASSERT_TRUE(end);
+  EXPECT_NE(end->find("rank 1 had ended with 0 before it joined the world that ranks 0,2 wait for"), std::string::npos)
+      << *end;
+}
+
+TEST(Health, WhoHasBeenInAWorldIsNotMissedThere) {
+  Job job(2);
+  job.mute(1);
+  job.health().ended(1, job.now(), 1);
+  job[0].joining = 2;  // its report is older than that end
+  EXPECT_FALSE(job.pass(seconds(60)).end);
+  job[0].worlds = 1;  // and it joins again
+  EXPECT_TRUE(job.pass(seconds(5)).end);
+}
+
+TEST(Health, AWorldOfFewerMayNotNeedTheOneThatHasEnded) {
+  Job job(3);
+  job.mute(1);
+  job.health().ended(1, job.now());
+  job[0].joining = job[2].joining = 2;
+  EXPECT_FALSE(job.pass(seconds(60)).end);
+}
+
 TEST(Health, SaysWhoHasWaitedHowLong) {
   Job job(3);
   EXPECT_EQ(job.health().waiting_times(), "");

@@ -35,7 +35,7 @@ void HealthWatch::take(Reports reports, const std::vector<int>& processes) {
 
 void HealthWatch::rank_ended(const RankReport& last) {
   const auto now = Health::Clock::now();
-  health_.ended(last.rank, now);
+  health_.ended(last.rank, now, last.worlds);
   if (!roles_.is_rank(last.rank)) return;
   steps_.report(last, now);
   steps_.ended(last.rank);

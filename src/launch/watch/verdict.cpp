@@ -97,4 +97,17 @@ Verdict judge(const JobEnd& end) {
   return verdict;
 }
 
+// (Workers of parameter servers need no world.)
+std::string doubt_about(const JobEnd& end, const Verdict& verdict) {
+  const int ranks = end.roles.workers;
+  const bool joined = std::any_of(end.endings.begin(), end.endings.end(), [](const Ending& ending) {
+    return ending.role == Role::Worker && (ending.last.worlds > 0 || !ending.last.groups.empty());
+  });
+  if (verdict.status != 0 || ranks < 2 || end.roles.servers > 0 || joined) return {};
+  return fmt::format(
+      "{0} ranks ended without joining a world of Cohort's: {0} independent runs? (cohort::join, cohort.init and "
+      "init_process_group form one; worlds of other libraries are not seen)",
+      ranks);
+}
+
 }  // namespace cohort::launch

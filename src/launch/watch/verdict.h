@@ -38,4 +38,7 @@ struct Verdict {
 
 Verdict judge(const JobEnd& end);
 
+/// Of a job that has ended well: its ranks may have been so many runs of one rank each. Empty: they were not.
+std::string doubt_about(const JobEnd& end, const Verdict& verdict);
+
 }  // namespace cohort::launch

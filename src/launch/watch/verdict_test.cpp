@@ -31,6 +31,18 @@ TEST(Verdict, AGoodEndSaysNothing) {
   EXPECT_FALSE(verdict.breakdown);
 }
 
+TEST(Verdict, RanksThatJoinedNothingAreDoubted) {
+  JobEnd end = two_ranks(0, 0);
+  EXPECT_NE(doubt_about(end, judge(end)).find("2 independent runs?"), std::string::npos);
+  end.endings[1].last.worlds = 1;
+  EXPECT_EQ(doubt_about(end, judge(end)), "");
+  end = two_ranks(0, 1);
+  EXPECT_EQ(doubt_about(end, judge(end)), "");
+  end = two_ranks(0, 0);
+  end.roles.servers = 1;
+  EXPECT_EQ(doubt_about(end, judge(end)), "");
+}
+
 TEST(Verdict, WhereNoLogsAreKeptNoneAreNamed) {
   JobEnd end = two_ranks(0, 3);
   end.log_folder.clear();

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -23,11 +25,14 @@ def check_build() -> str:
     def row(here: bool, name: str) -> str:
         return f"    [{'X' if here else ' '}] {name}"
 
-    version = "not installed"
+    version, nccl = "not installed", False
     if importlib.util.find_spec("cohort") is not None:
         import cohort
+        from cohort import _core, _gpus
 
         version = cohort.__version__
+        nccl = _gpus.of_host() > 0 and _core.nccl_version() > 0  # that is when tensors on GPUs go by it
+    here = version != "not installed"
     return "\n".join(
         [
             f"Horovod v{horovod.__version__}:",
@@ -38,17 +43,17 @@ def check_build() -> str:
             row(False, "MXNet"),
             "",
             "Available Controllers:",
-            row(False, "MPI"),
-            row(version != "not installed", "Gloo"),
+            row(here and shutil.which("mpirun") is not None, "MPI"),
+            row(here, "Gloo"),
             "",
             "Available Tensor Operations:",
-            row(False, "NCCL"),
+            row(nccl, "NCCL"),
             row(False, "DDL"),
             row(False, "CCL"),
             row(False, "MPI"),
-            row(version != "not installed", "Gloo"),
+            row(here, "Gloo"),
             "",
-            f"This is Cohort ({version}); what Horovod calls Gloo is its own.",
+            f"This is Cohort ({version}); what Horovod calls Gloo is its own. Of MPI it takes mpirun as a launcher.",
         ]
     )
 
@@ -119,6 +124,8 @@ def run_commandline() -> int:
     _launching.tell(notes, "horovodrun")
     sys.stdout.flush()
     sys.stderr.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what is ignored stays so
+        signal.signal(number, signal.SIG_DFL)
     os.execve(command, [command, *arguments], {**os.environ, **environment})
 
 
