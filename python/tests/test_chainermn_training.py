@@ -1,5 +1,6 @@
 """cohort.chainermn's optimizers, data sets, iterators, evaluators, checkpoints and batch normalization on all ranks."""
 
+import copy
 import os
 import pathlib
 import shutil
@@ -410,6 +411,35 @@ class Checkpoints(Case):
                 self.assertEqual(self.parameters(resumed), self.parameters(whole))
                 checkpointer.finalize()
                 self.assertEqual(self.make().maybe_load(resumed), 0)
+
+    def test_an_optimizer_s_state_is_as_it_was_and_where_it_was(self):
+        model = make_model()
+        base = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.StepLR(base, 1, 0.5)  # it holds `base`
+        optimizer = chainermn.create_multi_node_optimizer(base, self.comm)
+        optimizer.update(lambda: model(torch.ones(2, 3).double()).sum())
+        group, state, weight = optimizer.param_groups[0], optimizer.state, model[0].weight
+        buffer = state[weight]["momentum_buffer"]
+        told = {"count": torch.tensor(3), "codes": torch.tensor([7], dtype=torch.uint8), "half": torch.ones(2).half()}
+        state[weight].update(told, pair=(1, None), seen=True)
+        checkpointer = self.make()
+        checkpointer.save({"optimizer": optimizer}, 1)
+        group["lr"] = 7.0
+        for name in ("count", "codes", "half", "pair", "seen"):
+            del state[weight][name]
+        checkpointer.maybe_load({"optimizer": optimizer})
+        self.assertIs(optimizer.param_groups[0], group)
+        self.assertIs(optimizer.state, state)
+        self.assertIs(state[weight]["momentum_buffer"], buffer)
+        for name, value in told.items():
+            self.assertEqual((state[weight][name].dtype, state[weight][name].tolist()), (value.dtype, value.tolist()))
+        self.assertEqual((state[weight]["pair"], state[weight]["seen"]), ((1, None), True))
+        self.assertEqual(group["lr"], 0.5)
+        scheduler.step()
+        self.assertEqual(optimizer.param_groups[0]["lr"], 0.25)
+        with self.assertRaisesRegex(TypeError, "cannot be copied or pickled"):
+            copy.deepcopy(optimizer)
+        checkpointer.finalize()
 
     def test_newest_that_is_whole(self):
         target, checkpointer = self.target(), self.make(cp_interval=2)

@@ -13,7 +13,7 @@ from cohort.chainermn.communicators import CommunicatorBase
 from cohort.errors import InvalidArgument
 from cohort._core import require_same_on_all_ranks
 from cohort.nn._tensors import broadcast_tensors
-from cohort.torch._wrapping import derived
+from cohort.torch._wrapping import Wrapped, derived
 
 __all__ = ["create_multi_node_optimizer"]
 
@@ -52,7 +52,7 @@ def create_multi_node_optimizer(
     return self
 
 
-class MultiNodeOptimizer:
+class MultiNodeOptimizer(Wrapped):
     """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
 
     communicator: CommunicatorBase
@@ -123,10 +123,8 @@ class MultiNodeOptimizer:
         self._under_way = None
         self._send_parameters([(name, tensor) for name, tensor in self._named() if id(tensor) not in before])
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own; gradients that are under way are forgotten."""
+    def _forget(self) -> None:
         self._under_way = None
-        return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def _named(self) -> _gradients.Named:
         names = {} if self.target is None else {id(tensor): name for name, tensor in self.target.named_parameters()}

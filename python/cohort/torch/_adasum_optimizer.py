@@ -11,12 +11,12 @@ from cohort._horovod.process_sets import ProcessSet
 from cohort._horovod.reduce_ops import Adasum
 from cohort.torch import _collectives as start
 from cohort.torch._handles import synchronize
-from cohort.torch._wrapping import derived
+from cohort.torch._wrapping import Wrapped, derived
 from cohort.torch.compression import Compressor
 from torch import Tensor
 
 
-class AdasumOptimizer:
+class AdasumOptimizer(Wrapped):
     """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
 
     _names: List[Tuple[str, Tensor]]
