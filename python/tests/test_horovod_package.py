@@ -71,8 +71,12 @@ class Package(Folder):
             ("spark", "keras", "run_on_dataframe"),
             ("ray", "ElasticRayExecutor", "fixed number"),
         ):
+            package = importlib.import_module(f"horovod.{module}")
+            self.assertFalse(hasattr(package, part))
+            with self.assertRaisesRegex(AttributeError, words):
+                getattr(package, part)
             with self.assertRaisesRegex(ImportError, words):
-                getattr(importlib.import_module(f"horovod.{module}"), part)
+                exec(f"from horovod.{module} import {part}")
 
     def test_run(self):
         with captured() as (_, err):
