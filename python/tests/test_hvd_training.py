@@ -11,6 +11,8 @@ from collections import deque
 from support import SECONDS, torch
 from support_hvd import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
+import cohort
+
 if torch is not None:
     import cohort.torch as hvd
 
@@ -494,6 +496,45 @@ class Training(Case):
             for copied in (copy.copy, copy.deepcopy, pickle.dumps):
                 with self.assertRaisesRegex(TypeError, r"wrapped for all ranks \(SGD\) cannot be copied .* its state_dict\(\)"):
                     copied(optimizer)
+
+    def test_ranks_that_train_apart_are_told_apart(self):
+        def train(change, steps=60, wrap=None, **options):
+            model = network()
+            base = torch.optim.SGD([{"params": [one]} for one in model.parameters()], lr=0.5, momentum=0.25)
+            optimizer = hvd.DistributedOptimizer(base, model.named_parameters(), **options)
+            for step in range(steps):
+                if step == 25 and self.rank == self.size - 1:
+                    change(optimizer, model)
+                optimizer.zero_grad()
+                loss_of(model(torch.ones(2, 6).double() + self.rank), torch.tensor([0, 1])).backward()
+                try:
+                    optimizer.step()
+                except cohort.Mismatch as error:
+                    hvd.barrier()
+                    return step, str(error)
+            return None
+
+        def rate(optimizer, model):
+            optimizer.param_groups[2]["lr"] = 0.125
+
+        def weights(optimizer, model):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter[0] += 1.0
+
+        last = self.size - 1
+        for options in ({}, {"op": hvd.Adasum}):
+            step, text = train(rate, **options)
+            self.assertIn(step, range(25, 47))
+            self.assertRegex(text, rf"'lr' of parameter group 2 is 0.5 on rank 0 and 0.125 on rank {last}, in step 40 ")
+        step, text = train(weights)
+        self.assertIn(step, range(25, 47))
+        self.assertRegex(text, rf"'0.bias' is .* on rank 0 and .* on rank {last} in one place")
+        for change in rate, weights:
+            self.assertIsNone(train(change, compare_ranks=False))
+        self.assertIsNone(train(lambda *_: None))
+        # What is rounding, and what each rank does by itself, are no differences.
+        self.assertIsNone(train(lambda _, model: model[0].weight.data.mul_(1 + 1e-6)))
 
     def test_set(self):
         ours = hvd.add_process_set([0, 1]) if self.size > 2 else hvd.global_process_set

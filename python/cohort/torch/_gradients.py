@@ -15,6 +15,7 @@ from cohort._horovod.reduce_ops import Average, Max, Sum
 from cohort.nn._non_finite import NonFiniteElement, error_of, first_non_finite
 from cohort.torch import _collectives as start
 from cohort.torch import _handles
+from cohort.torch._comparison import Comparison
 from cohort.torch._handles import synchronize
 from cohort.torch._places import Places
 from cohort.torch.compression import Compressor, NoneCompressor
@@ -62,6 +63,7 @@ class Reducer:
         self._groups = {parameter: group for group in groups for parameter in group}
         self.attached = False
         self.synchronized = False  # by the program, since the last backward
+        self.comparison: Optional[Comparison] = None
         self._passes_left: Dict[Tensor, int] = {}
         self._frozen: List[Tensor] = []  # those that did not require a gradient yet
         # The numbers of sparse dimensions of gradients, 0 where they are dense: as all ranks have agreed, since the set's
@@ -374,6 +376,8 @@ class Reducer:
             raise failed
         if complete and self.raises_non_finite and self.attached:
             self._raise_if_not_finite()
+        if complete and self.comparison is not None:
+            self.comparison.step()
 
     def _start_rest(self) -> None:
         self._attach_thawed()

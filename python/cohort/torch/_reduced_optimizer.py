@@ -11,6 +11,7 @@ from cohort._core import count_step
 from cohort._horovod import settings
 from cohort._horovod.reduce_ops import Average
 from cohort.torch import _collectives as start
+from cohort.torch._comparison import Comparison
 from cohort.torch._gradients import Reducer
 from cohort.torch._wrapping import Wrapped, derived
 from torch import Tensor
@@ -25,8 +26,9 @@ class ReducedOptimizer(Wrapped):
     _reading: bool
 
     @classmethod
-    def wrap(cls, optimizer: torch.optim.Optimizer, reducer: Reducer, included: bool) -> Any:
-        """The optimizer with `reducer` for its gradients; `included`: this rank takes part."""
+    def wrap(cls, optimizer: torch.optim.Optimizer, reducer: Reducer, included: bool, compare: bool) -> Any:
+        """The optimizer with `reducer` for its gradients. included: this rank takes part. compare: it is looked whether ranks
+        train alike."""
         self = derived(cls, optimizer)
         self._reducer = reducer
         self._included = included
@@ -35,6 +37,8 @@ class ReducedOptimizer(Wrapped):
         alone = (reducer._process_set.size() or 1) == 1
         if included and (not alone or reducer.raises_non_finite or settings.is_on("HOROVOD_ELASTIC")):
             reducer.attach()
+            if compare and not alone:
+                reducer.comparison = Comparison(optimizer, reducer.names, reducer._process_set)
         return self
 
     @property
@@ -106,6 +110,8 @@ class ReducedOptimizer(Wrapped):
                     stacklevel=2,
                 )
             self.synchronize()
+        elif self._reducer.comparison is not None and not self._reducer.synchronized:
+            self._reducer.comparison.weights = False  # this rank steps alone
         self._reducer.synchronized = False
         if closure is None:
             result = super().step(*args, **kwargs)  # type: ignore[misc]
