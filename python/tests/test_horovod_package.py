@@ -128,6 +128,15 @@ class Package(Folder):
             self.assertEqual((os.environ.get("COHORT_TEST_ONE"), os.environ.get("HOME")), ("1", None))
         self.assertNotIn("COHORT_TEST_ONE", os.environ)
 
+        from horovod.runner.common.util import env as runner_env
+
+        unset = {name: None for pair in runner_env._RANK_AND_SIZE for name in pair}
+        with util.env(**unset):
+            self.assertEqual(runner_env.get_env_rank_and_size(), (0, 1))
+        with util.env(**{**unset, "PMI_RANK": "2", "PMI_SIZE": "4"}):
+            self.assertEqual(runner_env.get_env_rank_and_size(), (2, 4))
+        self.assertTrue(runner_env.is_exportable("PATH") and not runner_env.is_exportable("BASH_FUNC_module%%"))
+
         class Ops:
             Average, Sum = "average", "sum"
 
