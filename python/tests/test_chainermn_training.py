@@ -97,6 +97,24 @@ class Training(Case):
             scheduler.step()
         self.assert_trained(model, list(alone.parameters()))
 
+    def test_a_rate_that_one_rank_changes_is_named(self):
+        for compares in (True, False):
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+            optimizer = chainermn.create_multi_node_optimizer(optimizer, self.comm, compare_ranks=compares)
+            optimizer.param_groups[0]["lr"] -= 0.25 * (self.rank == self.size - 1)
+
+            def train(optimizer=optimizer, model=model):
+                for _ in range(20):
+                    optimizer.update(lambda: model(torch.ones(2, 3).double()).sum())
+
+            if compares and self.size > 1:
+                where = f"'lr' of parameter group 0 is 0.5 on rank 0 and 0.25 on rank {self.size - 1}, in step 20 "
+                with self.assertRaisesRegex(cohort.errors.Mismatch, where):
+                    train()
+            else:
+                train()
+
     def test_double_buffering(self):
         make = self.MAKERS["SGD"]
         for name in ("pure_nccl", "naive"):

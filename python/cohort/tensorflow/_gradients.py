@@ -57,13 +57,15 @@ def reduce_gradients(gradients: Sequence[Gradient], names: Sequence[str], *, op:
 
 
 @as_it_is
-def alike(gradients: Sequence[Gradient], names: Sequence[str], sources: Sequence[Any],
-          process_set: ProcessSet = global_process_set) -> List[Gradient]:  # fmt: skip
+def alike(gradients: Sequence[Gradient], names: Sequence[str], sources: Sequence[Any], process_set: ProcessSet,
+          sparse_as_dense: bool) -> List[Gradient]:  # fmt: skip
     """The gradients, of the kinds that `reduce_gradients` needs to be the same on all ranks. One small reduction.
 
     In eager mode there are zeros for what is None here and not on all ranks, and what is sparse here and dense elsewhere
     is made dense. A graph cannot be changed when it runs: it fails there with the names of such gradients, on all ranks.
     """
+    if sparse_as_dense:
+        gradients = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
     count, eager = len(gradients), tf.executing_eagerly()
     if count == 0 or (process_set.size() or 1) == 1:
         return list(gradients)
@@ -72,7 +74,12 @@ def alike(gradients: Sequence[Gradient], names: Sequence[str], sources: Sequence
     own[0] = [one is not None and kind is None for one, kind in zip(gradients, index_types)]
     own[1] = [0 if kind is None else 2 if kind == tf.int64 else 1 for kind in index_types]
     own[2] = [one is None for one in gradients]
-    ((any_of,), _) = run(Call("ALLREDUCE", [f"allreduce.kinds.{names[0]}"], process_set, Max, once=True), [tf.constant(own)])
+    # As those that it is about: not in a step that ends for want of data.
+    last = next((one for one in reversed(gradients) if one is not None), None)
+    after = [] if eager or last is None else [last.values if isinstance(last, tf.IndexedSlices) else last]
+    with tf.control_dependencies(after):
+        kinds = tf.identity(tf.constant(own))
+    ((any_of,), _) = run(Call("ALLREDUCE", [f"allreduce.kinds.{names[0]}"], process_set, Max, once=True), [kinds])
     if eager:
         dense, sparse, _ = any_of.numpy()
         return [_as_others(*one) for one in zip(gradients, dense, sparse, sources)]

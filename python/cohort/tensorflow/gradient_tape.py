@@ -62,7 +62,7 @@ class _Distributed(tf.GradientTape):
     def _reduced(self, gradients: List[Any], sources: List[Any], generic: bool) -> List[Any]:
         prefix = "" if generic else f"tape{_count_in_graph()}."
         names = [f"grad_{i}" if generic else f"{prefix}{i}.{_name(source)}" for i, source in enumerate(sources)]
-        results = alike(gradients, names, sources, self._options["process_set"])
+        results = alike(gradients, names, sources, self._options["process_set"], self._options["sparse_as_dense"])
         gradients = results[:]
         for group in _grouped(self._groups, sources):
             part = reduce_gradients([gradients[i] for i in group], [names[i] for i in group], **self._options)
