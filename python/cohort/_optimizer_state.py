@@ -28,6 +28,7 @@ def take(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     parameters  the state of each parameter that has one, by its number
     others      the state that is under other keys
     own         `state_dict()` of an optimizer that has its own kind of it, which may hold more
+    within      the same of optimizers that it has, by the attribute: it may be a wrapper around another
     """
     numbers = {id(parameter): number for number, parameter in enumerate(parameters_of(optimizer))}
     state = optimizer.state
@@ -37,7 +38,13 @@ def take(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         "parameters": {numbers[id(key)]: dict(state[key]) for key in state if id(key) in numbers},
         "others": {key: one for key, one in state.items() if not isinstance(key, Tensor)},
         "own": optimizer.state_dict() if _has_own_form(optimizer) else None,
+        "within": {name: take(one) for name, one in _within(optimizer).items()},
     }
+
+
+def is_empty(taken: Mapping[str, Any]) -> bool:
+    """Whether the optimizer, and what is within it, had no state yet."""
+    return not taken["parameters"] and not taken["others"] and all(map(is_empty, taken["within"].values()))
 
 
 def put(optimizer: torch.optim.Optimizer, taken: Mapping[str, Any]) -> None:
@@ -53,6 +60,9 @@ def put(optimizer: torch.optim.Optimizer, taken: Mapping[str, Any]) -> None:
     if taken["own"] is not None:
         with same_objects(optimizer):
             _class_of(optimizer).load_state_dict(optimizer, taken["own"])
+    for name, one in _within(optimizer).items():
+        if name in taken["within"]:
+            put(one, taken["within"][name])
     for group, options in zip(optimizer.param_groups, taken["groups"]):
         put_items(group, options, keep=group)
     parameters = parameters_of(optimizer)
@@ -73,20 +83,40 @@ def load(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> Non
 
 @contextlib.contextmanager
 def same_objects(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Within it the optimizer's groups and states may be replaced: after it they are the old ones, with the new values."""
+    """Within it `load_state_dict` keeps the groups and states that there are, with the new values; also those of
+    optimizers that the optimizer has, and as seen by what an optimizer's own load_state_dict does after torch's."""
     groups, state = optimizer.param_groups, optimizer.state
     options, states = list(groups), dict(state)
-    yield
-    fresh, fresh_state = list(optimizer.param_groups), dict(optimizer.state)
-    for old, now in zip(options, fresh):
-        if now is not old:
-            put_items(old, now)
-    groups[:] = [*options[: len(fresh)], *fresh[len(options) :]]
-    optimizer.param_groups = groups
-    state.clear()
-    state.update(states)
-    put_states(state, fresh_state)
-    optimizer.state = state
+
+    def restore() -> None:
+        fresh, fresh_state = list(optimizer.param_groups), dict(optimizer.state)
+        for old, now in zip(options, fresh):
+            if now is not old:
+                put_items(old, now)
+        groups[:] = [*options[: len(fresh)], *fresh[len(options) :]]
+        optimizer.param_groups = groups
+        state.clear()
+        state.update(states)
+        put_states(state, fresh_state)
+        optimizer.state = state
+
+    def set_state(new: Any) -> None:  # torch's load_state_dict hands over by it what it has made
+        type(optimizer).__setstate__(optimizer, new)
+        restore()
+
+    with contextlib.ExitStack() as stack:
+        for one in _within(optimizer).values():
+            stack.enter_context(same_objects(one))
+        vars(optimizer)["__setstate__"] = set_state
+        try:
+            yield
+        finally:
+            del vars(optimizer)["__setstate__"]
+    restore()
+
+
+def _within(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
+    return {name: one for name, one in vars(optimizer).items() if isinstance(one, torch.optim.Optimizer)}
 
 
 def put_items(mine: MutableMapping[Any, Any], items: Mapping[Any, Any], keep: Container[Any] = ()) -> None:

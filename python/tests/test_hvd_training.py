@@ -6,7 +6,7 @@ import pickle
 import time
 import unittest
 import warnings
-from collections import deque
+from collections import defaultdict, deque
 
 from support import SECONDS, torch
 from support_hvd import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
@@ -723,6 +723,75 @@ class States(Case):
                         warnings.simplefilter("ignore")
                         scheduler.step()
                     self.assertEqual(optimizer.param_groups[0]["lr"], expected / 2)
+
+    def test_wrappers_around_optimizers(self):
+        class Within(torch.optim.Optimizer):
+            """Such as SAM: its own step around another optimizer's, with whose groups it works."""
+
+            def __init__(self, parameters):
+                super().__init__(parameters, {"rho": 0.5})
+                self.base = torch.optim.SGD(self.param_groups, lr=1.0, momentum=0.9)
+                self.param_groups = self.base.param_groups
+
+            def step(self, closure=None):
+                return self.base.step()
+
+            def load_state_dict(self, state):
+                super().load_state_dict(state)
+                self.base.param_groups = self.param_groups
+
+        class Around(torch.optim.Optimizer):
+            """Such as Lookahead: it is given the other one."""
+
+            def __init__(self, base):
+                self.base, self.defaults, self.state, self.slow = base, base.defaults, defaultdict(dict), 0
+                self.param_groups = base.param_groups
+
+            def step(self, closure=None):
+                self.slow += 1
+                return self.base.step()
+
+            def state_dict(self):
+                return {**self.base.state_dict(), "slow": self.slow}
+
+            def load_state_dict(self, state):
+                self.slow = state["slow"]
+                self.base.load_state_dict({name: one for name, one in state.items() if name != "slow"})
+                self.param_groups = self.base.param_groups
+
+        for make in (Within, lambda p: Around(torch.optim.SGD(p, lr=1.0, momentum=0.9))):
+            for door in ("broadcast", "load_state_dict", "elastic"):
+                model = network()
+                optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters())
+                base, groups, group, weight = optimizer.base, optimizer.param_groups, optimizer.param_groups[0], model[0].weight
+
+                def step(optimizer=optimizer, model=model):
+                    loss_of(model(torch.ones(2, 6).double()), torch.tensor([0, 1])).backward()
+                    optimizer.step()
+
+                step()
+                if self.rank == 0:
+                    group["lr"] = 0.75
+                    base.state[weight]["count"] = torch.tensor(3)
+                kept, state = copy.deepcopy(optimizer.state_dict()), hvd.elastic.TorchState(optimizer=optimizer)
+                buffer, expected = base.state[weight]["momentum_buffer"], base.state[weight]["momentum_buffer"].clone()
+                if door == "broadcast":
+                    buffer.mul_(self.rank + 1)
+                    hvd.broadcast_optimizer_state(optimizer, 0)
+                    self.assertEqual(base.state[weight]["count"].dtype, torch.int64)
+                else:
+                    group["lr"] = 7.0
+                    optimizer.zero_grad()
+                    step()
+                    optimizer.load_state_dict(kept) if door == "load_state_dict" else state.restore()
+                self.assertEqual(group["lr"], 0.75 if self.rank == 0 or door == "broadcast" else 1.0)
+                for one in (optimizer.param_groups, base.param_groups):
+                    self.assertIs(one, groups)
+                    self.assertIs(one[0], group)
+                self.assertIs(base.state[weight]["momentum_buffer"], buffer)
+                if make is not Within or door != "load_state_dict":  # whose state_dict has not that of what is within
+                    self.assertTrue(torch.equal(buffer, expected))
+                self.assertNotIn("__setstate__", vars(optimizer))
 
     def test_any_state_comes_as_it_is(self):
         class Odd(torch.optim.Optimizer):

@@ -74,7 +74,7 @@ class Comparison:
     """Of one optimizer's ranks. `step` is called in each step, by all of them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], process_set: ProcessSet) -> None:
-        self._groups: List[Dict[str, Any]] = vars(optimizer)["param_groups"]
+        self._groups: List[Dict[str, Any]] = optimizer.param_groups
         self._options = list(optimizer.defaults)
         self._names = names
         self._process_set = process_set

@@ -55,10 +55,11 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state: LBFGS keeps its history in one list per group, which is not supported")
     is_root = engine_of(process_set).rank() == root_in(process_set, root_rank)
-    if not optimizer.state:
+    taken = _optimizer_state.take(optimizer)
+    if _optimizer_state.is_empty(taken):
         _zero_gradients(optimizer, model)
     parameters = _optimizer_state.parameters_of(optimizer)
-    sent = _Sent(_optimizer_state.take(optimizer), parameters) if is_root else None
+    sent = _Sent(taken, parameters) if is_root else None
     sent = broadcast_object(sent, root_rank, "optimizer_state", process_set)
     tensors = sent.tensors if is_root else [place.tensor(parameters) for place in sent.places]
     names: List[Optional[str]] = [f"optimizer_state.{i}" for i in range(len(tensors))]
