@@ -90,12 +90,15 @@ _MODULES = {"chainermn", "checkpoint", "data", "distributed", "keras", "metrics"
 def __getattr__(name: str) -> object:
     import importlib
 
-    if name in _MODULES:
-        return importlib.import_module(f"cohort.{name}")
-    if name in _LATER:
-        value = getattr(importlib.import_module(_LATER[name]), name)
-        globals()[name] = value
-        return value
+    try:
+        if name in _MODULES:
+            return importlib.import_module(f"cohort.{name}")
+        if name in _LATER:
+            value = getattr(importlib.import_module(_LATER[name]), name)
+            globals()[name] = value
+            return value
+    except ImportError as error:  # `hasattr` and `help` ask; an import of the module says it as an ImportError
+        raise AttributeError(f"cohort.{name} cannot be used here -- {error}") from error
     raise AttributeError(f"module 'cohort' has no attribute {name!r}")
 
 

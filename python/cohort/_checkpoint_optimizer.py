@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cohort._optimizer_state import put_states
 from cohort._checkpoint_tensors import Entry, bare, to_entry, to_tensor
 from cohort.errors import Corrupt, InvalidArgument
 
@@ -171,7 +172,8 @@ class _Saver:
 def snapshot(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> tuple[list[Entry], dict[str, str]]:
     """Its tensors, and text: type, names of each group's parameters, options that are text.
 
-    Raises InvalidArgument if the optimizer is not one of those above or has parameters that are not the module's.
+    Raises InvalidArgument if the optimizer is not one of those above, keeps more than that does, or has parameters that
+    are not the module's.
     """
     kind, names, out = _kind_of(optimizer), _names_of(module), _Saver()
     out.metadata["groups"] = _group_names(optimizer, names)
@@ -185,6 +187,12 @@ def snapshot(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> tuple
             state = optimizer.state.get(parameter)
             if not state:
                 continue  # not stepped yet
+            more = sorted(str(name) for name in state if name not in kind.state)
+            if more:
+                raise InvalidArgument(
+                    f"cannot save the optimizer -- {type(optimizer).__name__} keeps {', '.join(more)} for "
+                    f"'{names[id(parameter)]}', which torch's {kind.name} has not -- pass None and save its state yourself"
+                )
             for name, field in kind.state.items():
                 if not (field.endswith("?") and state.get(name) is None):
                     out.save(f"state/{names[id(parameter)]}/{name}", field, state.get(name))
@@ -309,8 +317,6 @@ def restore(
                     group[name].fill_(value)  # a rate that is a tensor stays the same one
                 else:
                     group[name] = value
-        optimizer.state.clear()
-        for parameter, state in states:
-            optimizer.state[parameter] = state
+        put_states(optimizer.state, dict(states))
 
     return apply

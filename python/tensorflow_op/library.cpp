@@ -115,8 +115,9 @@ void any_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
 
 using Infer = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 
+/// `stateful`: TensorFlow carries out one after another.
 void add_operation(const char* name, const std::vector<const char*>& inputs, const std::vector<const char*>& outputs,
-                   Infer infer, TF_Status* status) {
+                   Infer infer, bool stateful, TF_Status* status) {
   TF_OpDefinitionBuilder* const builder = tf.NewOpDefinitionBuilder(name);
   for (const char* const attribute :
        {"T: list(type) >= 1", "names: list(string) >= 1", "kind: int", "engine: int", "op: int", "root: int",
@@ -127,6 +128,7 @@ void add_operation(const char* name, const std::vector<const char*>& inputs, con
   for (const char* const input : inputs) tf.OpDefinitionBuilderAddInput(builder, input);
   for (const char* const output : outputs) tf.OpDefinitionBuilderAddOutput(builder, output);
   tf.OpDefinitionBuilderSetShapeInferenceFunction(builder, infer);
+  if (stateful) tf.OpDefinitionBuilderSetIsStateful(builder, true);  // false would set it, too
   tf.RegisterOpDefinition(builder, status);
   if (tf.GetCode(status) != Code::Ok) return;
   tf.RegisterKernelBuilder(name, tf.NewAsyncKernelBuilder(name, "CPU", &create, &compute, &destroy), status);
@@ -136,10 +138,16 @@ void add_operation(const char* name, const std::vector<const char*>& inputs, con
 std::string add_operations() {
   if (const char* const missing = find_api()) return "this TensorFlow has no function " + std::string(missing);
   TF_Status* const status = tf.NewStatus();
-  add_operation("CohortReduce", {"tensors: T", "changing: int64"}, {"results: T"}, &same_shapes, status);
-  if (tf.GetCode(status) == Code::Ok) {
-    add_operation("CohortCollective", {"tensors: T", "splits: int64", "changing: int64"},
-                  {"results: T", "received: count * int64"}, &any_shapes, status);
+  for (const bool in_order : {false, true}) {
+    if (tf.GetCode(status) == Code::Ok) {
+      add_operation(in_order ? "CohortReduceInOrder" : "CohortReduce", {"tensors: T", "changing: int64"},
+                    {"results: T"}, &same_shapes, in_order, status);
+    }
+    if (tf.GetCode(status) == Code::Ok) {
+      add_operation(in_order ? "CohortCollectiveInOrder" : "CohortCollective",
+                    {"tensors: T", "splits: int64", "changing: int64"}, {"results: T", "received: count * int64"},
+                    &any_shapes, in_order, status);
+    }
   }
   std::string text = tf.GetCode(status) == Code::Ok ? "" : tf.Message(status);
   tf.DeleteStatus(status);

@@ -82,6 +82,7 @@ enum class Code : int {
   X(OpDefinitionBuilderAddAttr, void, (TF_OpDefinitionBuilder*, const char*))                                          \
   X(OpDefinitionBuilderAddInput, void, (TF_OpDefinitionBuilder*, const char*))                                         \
   X(OpDefinitionBuilderAddOutput, void, (TF_OpDefinitionBuilder*, const char*))                                        \
+  X(OpDefinitionBuilderSetIsStateful, void, (TF_OpDefinitionBuilder*, bool))                                           \
   X(OpDefinitionBuilderSetShapeInferenceFunction, void,                                                                \
     (TF_OpDefinitionBuilder*, void (*)(TF_ShapeInferenceContext*, TF_Status*)))                                        \
   X(RegisterOpDefinition, void, (TF_OpDefinitionBuilder*, TF_Status*))                                                 \

@@ -201,6 +201,51 @@ def unequal_weights_are_refused():
 
 
 @scenario
+def what_ranks_come_to_do_differently_is_seen():
+    class OnOneRank(keras.callbacks.Callback):
+        def __init__(self, epoch, change):
+            super().__init__()
+            self.epoch, self.change = epoch, change
+
+        def on_epoch_end(self, epoch, logs=None):
+            if rank == 1 and epoch == self.epoch:
+                self.change(self.model)
+
+    def rate(model):
+        model.optimizer.learning_rate = 0.025
+
+    def weights(model):
+        model.weights[0].assign(_flavored(model.weights[0]) + 1)
+        if BACKEND == "jax":
+            model._jax_state = None
+
+    x, y = data(32)
+    told = []
+    for epoch, change, words in (
+        (2, rate, ["after epoch 3", "learning_rate is 0.1", "on rank 0 and 0.025", "on rank 1", "MetricAverageCallback"]),
+        (1, weights, ["different weights after 4 epochs", "rank 1"]),
+        (4, weights, ["different weights at the end of fit", "rank 1"]),
+    ):
+        if BACKEND == "jax" and change is weights:
+            continue  # they go back to what the step has
+        one = OnOneRank(epoch, change)
+        told.append(raises(ValueError, words, lambda: fit(
+            network(seed=31), *half(x, y), hvd.DistributedOptimizer(sgd()), callbacks=[broadcast(), one], epochs=5)))  # fmt: skip
+        fit(network(seed=31), *half(x, y), hvd.DistributedOptimizer(sgd(), compare_ranks=False),
+            callbacks=[broadcast(), OnOneRank(epoch, change)], epochs=5)  # fmt: skip
+    return told
+
+
+@scenario
+def a_value_within_a_graph_is_named():
+    if not ON_TF:
+        return "of TensorFlow alone"
+    import tensorflow as tf
+
+    return raises(TypeError, ["horovod.tensorflow"], lambda: tf.function(lambda x: hvd.allreduce(x))(tf.ones(2)))
+
+
+@scenario
 def unequal_epochs_are_refused():
     x, y = data(64)
     model = network(seed=30)

@@ -1,5 +1,6 @@
 """cohort.chainermn's optimizers, data sets, iterators, evaluators, checkpoints and batch normalization on all ranks."""
 
+import copy
 import os
 import pathlib
 import shutil
@@ -95,6 +96,24 @@ class Training(Case):
             other.step()
             scheduler.step()
         self.assert_trained(model, list(alone.parameters()))
+
+    def test_a_rate_that_one_rank_changes_is_named(self):
+        for compares in (True, False):
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+            optimizer = chainermn.create_multi_node_optimizer(optimizer, self.comm, compare_ranks=compares)
+            optimizer.param_groups[0]["lr"] -= 0.25 * (self.rank == self.size - 1)
+
+            def train(optimizer=optimizer, model=model):
+                for _ in range(20):
+                    optimizer.update(lambda: model(torch.ones(2, 3).double()).sum())
+
+            if compares and self.size > 1:
+                where = f"'lr' of parameter group 0 is 0.5 on rank 0 and 0.25 on rank {self.size - 1}, in step 20 "
+                with self.assertRaisesRegex(cohort.errors.Mismatch, where):
+                    train()
+            else:
+                train()
 
     def test_double_buffering(self):
         make = self.MAKERS["SGD"]
@@ -410,6 +429,35 @@ class Checkpoints(Case):
                 self.assertEqual(self.parameters(resumed), self.parameters(whole))
                 checkpointer.finalize()
                 self.assertEqual(self.make().maybe_load(resumed), 0)
+
+    def test_an_optimizer_s_state_is_as_it_was_and_where_it_was(self):
+        model = make_model()
+        base = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.StepLR(base, 1, 0.5)  # it holds `base`
+        optimizer = chainermn.create_multi_node_optimizer(base, self.comm)
+        optimizer.update(lambda: model(torch.ones(2, 3).double()).sum())
+        group, state, weight = optimizer.param_groups[0], optimizer.state, model[0].weight
+        buffer = state[weight]["momentum_buffer"]
+        told = {"count": torch.tensor(3), "codes": torch.tensor([7], dtype=torch.uint8), "half": torch.ones(2).half()}
+        state[weight].update(told, pair=(1, None), seen=True)
+        checkpointer = self.make()
+        checkpointer.save({"optimizer": optimizer}, 1)
+        group["lr"] = 7.0
+        for name in ("count", "codes", "half", "pair", "seen"):
+            del state[weight][name]
+        checkpointer.maybe_load({"optimizer": optimizer})
+        self.assertIs(optimizer.param_groups[0], group)
+        self.assertIs(optimizer.state, state)
+        self.assertIs(state[weight]["momentum_buffer"], buffer)
+        for name, value in told.items():
+            self.assertEqual((state[weight][name].dtype, state[weight][name].tolist()), (value.dtype, value.tolist()))
+        self.assertEqual((state[weight]["pair"], state[weight]["seen"]), ((1, None), True))
+        self.assertEqual(group["lr"], 0.5)
+        scheduler.step()
+        self.assertEqual(optimizer.param_groups[0]["lr"], 0.25)
+        with self.assertRaisesRegex(TypeError, "cannot be copied or pickled"):
+            copy.deepcopy(optimizer)
+        checkpointer.finalize()
 
     def test_newest_that_is_whole(self):
         target, checkpointer = self.target(), self.make(cp_interval=2)

@@ -85,6 +85,32 @@ class Checkpoints(unittest.TestCase):
                 self.assert_equal(copies(parts), expected)
                 self.assertTrue(torch.equal(torch.rand(3), random))
 
+    def test_who_holds_groups_and_states_goes_on_to_see_them(self):
+        net = with_values(Mlp())
+        optimizer = OPTIMIZERS["Adam"](net.parameters())
+        train(net, optimizer, 0, 1)
+        checkpoint.save(self.folder, net, optimizer, step=1)
+        group, state = optimizer.param_groups[0], optimizer.state
+        parameter = group["params"][0]
+        mine, average = state[parameter], state[parameter]["exp_avg"]
+        train(net, optimizer, 1, 1)
+        group["lr"] = 7.0
+        checkpoint.resume(self.folder, net, optimizer)
+        self.assertIs(optimizer.param_groups[0], group)
+        self.assertIs(optimizer.state, state)
+        self.assertIs(state[parameter], mine)
+        self.assertIs(mine["exp_avg"], average)
+        self.assertEqual((group["lr"], float(mine["step"])), (1e-2, 1))
+
+    def test_an_optimizer_that_keeps_more_than_torch_s_is_refused(self):
+        net = with_values(Mlp())
+        optimizer = type("Counting", (torch.optim.Adam,), {})(net.parameters())
+        train(net, optimizer, 0, 1)
+        for state in optimizer.state.values():
+            state["seen"] = 1
+        with self.assertRaisesRegex(cohort.InvalidArgument, "Counting keeps seen for '.*', which torch's Adam has not"):
+            checkpoint.save(self.folder, net, optimizer, step=1)
+
     def test_progress_and_values(self):
         net = with_values(Mlp())
         checkpoints = checkpoint.CheckpointFolder(self.folder, keep=2)

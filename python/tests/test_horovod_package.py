@@ -71,8 +71,12 @@ class Package(Folder):
             ("spark", "keras", "run_on_dataframe"),
             ("ray", "ElasticRayExecutor", "fixed number"),
         ):
+            package = importlib.import_module(f"horovod.{module}")
+            self.assertFalse(hasattr(package, part))
+            with self.assertRaisesRegex(AttributeError, words):
+                getattr(package, part)
             with self.assertRaisesRegex(ImportError, words):
-                getattr(importlib.import_module(f"horovod.{module}"), part)
+                exec(f"from horovod.{module} import {part}")
 
     def test_run(self):
         with captured() as (_, err):
@@ -123,6 +127,15 @@ class Package(Folder):
         with util.env(COHORT_TEST_ONE="1", HOME=None):
             self.assertEqual((os.environ.get("COHORT_TEST_ONE"), os.environ.get("HOME")), ("1", None))
         self.assertNotIn("COHORT_TEST_ONE", os.environ)
+
+        from horovod.runner.common.util import env as runner_env
+
+        unset = {name: None for pair in runner_env._RANK_AND_SIZE for name in pair}
+        with util.env(**unset):
+            self.assertEqual(runner_env.get_env_rank_and_size(), (0, 1))
+        with util.env(**{**unset, "PMI_RANK": "2", "PMI_SIZE": "4"}):
+            self.assertEqual(runner_env.get_env_rank_and_size(), (2, 4))
+        self.assertTrue(runner_env.is_exportable("PATH") and not runner_env.is_exportable("BASH_FUNC_module%%"))
 
         class Ops:
             Average, Sum = "average", "sum"

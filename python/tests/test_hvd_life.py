@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -97,7 +98,8 @@ class Surface(unittest.TestCase):
             wanted = expected.split(", ") if expected else []
             self.assertEqual(got[: len(wanted)], wanted, name)
             # What is more than Horovod's comes after it.
-            self.assertLessEqual(set(got[len(wanted) :]), {"process_set=GLOBAL", "non_finite='ignore'", "average_by='ranks'"}, name)
+            more = {"process_set=GLOBAL", "non_finite='ignore'", "average_by='ranks'", "compare_ranks=True"}
+            self.assertLessEqual(set(got[len(wanted) :]), more, name)
 
     def test_values(self):
         for name, value in VALUES.items():
@@ -270,6 +272,19 @@ class Imports(unittest.TestCase):
     def test_cohort_alone_imports_no_torch(self):
         code = "import sys, cohort; assert not {'torch', 'numpy'} & set(sys.modules), sys.modules.keys()"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=2 * SECONDS)
+
+    def test_what_cannot_be_imported_is_an_attribute_that_is_not_there(self):
+        code = (
+            "import sys, pydoc; sys.modules['keras'] = sys.modules['torch'] = None\n"
+            "import cohort, horovod.spark\n"
+            "assert not hasattr(cohort, 'keras') and not hasattr(cohort, 'nn') and hasattr(cohort, 'run')\n"
+            "assert 'cohort' in pydoc.render_doc(cohort)\n"
+            "try: cohort.keras\n"
+            "except AttributeError as error: assert 'cohort.keras cannot be used here -- ' in str(error), error\n"
+        )
+        horovod = pathlib.Path(__file__).resolve().parents[1] / "horovod"
+        environment = {**os.environ, "PYTHONPATH": f"{horovod}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=2 * SECONDS, env=environment)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ class Places(Case):
             for parameter, value in zip(twin.parameters(), expected):
                 parameter.grad.copy_(value)
             self.assertEqual(in_communicator_memory(model[0].weight.grad), step > 0)
-        self.assertIs(optimizer._synchronized, True)
+        self.assertIs(optimizer._reducer.synchronized, True)
 
     def test_options(self):
         cases = [

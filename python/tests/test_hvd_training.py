@@ -2,12 +2,16 @@
 
 import copy
 import gc
+import pickle
 import time
 import unittest
 import warnings
+from collections import defaultdict, deque
 
 from support import SECONDS, torch
 from support_hvd import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
+
+import cohort
 
 if torch is not None:
     import cohort.torch as hvd
@@ -280,6 +284,8 @@ class Training(Case):
     def test_under_way_while_others_never_come(self):
         weight = torch.nn.Parameter(torch.ones(2))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), [("never", weight)])
+        weight.sum().backward()
+        optimizer.step()
         state = optimizer.state_dict()
         if self.rank == 0:
             weight.sum().backward()
@@ -363,6 +369,172 @@ class Training(Case):
             (table(torch.tensor([1])) if sparse else table.weight).sum().backward()
             optimizer.step()
             self.assertEqual(table.weight.grad.is_sparse, sparse)
+
+    def test_a_table_that_some_ranks_do_not_use_yet(self):
+        for make, as_dense in (
+            (lambda p: torch.optim.SparseAdam(list(p), lr=0.5), False),
+            (lambda p: torch.optim.SparseAdam(list(p), lr=0.5), True),
+            (lambda p: torch.optim.SGD(p, lr=0.5), False),
+        ):
+            torch.manual_seed(3)
+            tables = torch.nn.ModuleList(torch.nn.Embedding(6, 2, sparse=True) for _ in range(2))
+            whole = copy.deepcopy(tables)
+            single = make(whole.parameters())
+            optimizer = make(tables.parameters())
+            optimizer = hvd.DistributedOptimizer(optimizer, tables.named_parameters(), sparse_as_dense=as_dense)
+            # At first nobody uses the second one, then one rank alone does, which no other could know.
+            for step, users in enumerate(((0,), (self.size - 1,), range(self.size))):
+                optimizer.zero_grad(), single.zero_grad()
+                for rank in users:
+                    used = torch.tensor([rank, 1, 5])
+                    layers = (0,) if step == 0 else (0, 1)
+                    (sum(whole[i](used).sum() for i in layers) / self.size).backward()
+                    if rank == self.rank:
+                        sum(tables[i](used).sum() for i in layers).backward()
+                optimizer.step(), single.step()
+                if step == 0:
+                    self.assertIsNone(tables[1].weight.grad)
+                self.assertTrue(tables[0].weight.grad.is_sparse)
+            self.alike(tables, whole)
+            self.on_all_ranks(tables)
+
+    def test_sparse_on_some_ranks_and_dense_on_others(self):
+        for as_dense, first in ((False, "mixed"), (True, "mixed"), (False, "sparse"), (False, "dense")):
+            with self.subTest(as_dense=as_dense, first=first):
+                torch.manual_seed(3)
+                table = torch.nn.Embedding(4, 2, sparse=True)
+                whole = torch.nn.Embedding.from_pretrained(table.weight.detach().clone(), freeze=False)
+                single = torch.optim.SGD(whole.parameters(), lr=0.5)
+                optimizer = torch.optim.SGD(table.parameters(), lr=0.5)
+                optimizer = hvd.DistributedOptimizer(optimizer, table.named_parameters(), sparse_as_dense=as_dense)
+                for step, kind in enumerate((first, "mixed", "mixed")):
+                    optimizer.zero_grad(), single.zero_grad()
+                    for rank in range(self.size):
+                        sparse = kind == "sparse" or (kind == "mixed" and (rank + step) % 2 == 0)
+                        loss = lambda t: t(torch.tensor([rank % 4])).sum() if sparse else (rank + 1) * t.weight.sum()  # noqa: E731
+                        (loss(whole) / self.size).backward()
+                        if rank == self.rank:
+                            loss(table).backward()
+                            mine = sparse
+                    optimizer.step(), single.step()
+                    self.assertEqual(table.weight.grad.is_sparse, mine)  # as this rank's own was
+                self.alike(table, whole)
+                self.on_all_ranks(table)
+
+    def test_kinds_of_gradients_are_agreed_anew_after_a_join(self):
+        table = torch.nn.Embedding(4, 2, sparse=True)
+        hvd.broadcast_parameters(table.state_dict(), 0)
+        optimizer = torch.optim.SparseAdam(list(table.parameters()))
+        optimizer = hvd.DistributedOptimizer(optimizer, table.named_parameters())
+        for epoch in range(2):
+            if self.rank == epoch:  # the others have no batch, and know nothing of this one's gradients
+                optimizer.zero_grad()
+                table(torch.tensor([1])).sum().backward()
+                optimizer.step()
+            hvd.join()
+        hvd.broadcast_parameters(table.state_dict(), 1)
+
+    def test_parameters_that_come_to_be_trained(self):
+        for at in ("zero_grad", "step"):  # the optimizer sees it then
+            for options in ({}, {"groups": 1}, {"backward_passes_per_step": 2}):
+                model = network(seed=1)
+                for parameter in model[0].parameters():
+                    parameter.requires_grad_(False)
+                alone = copy.deepcopy(model)
+                whole, parts = batches(4 * options.get("backward_passes_per_step", 1), self.size)
+                single = OPTIMIZERS["SGD"](alone.parameters())
+                optimizer = OPTIMIZERS["SGD"](model.parameters())
+                optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+                passes = options.get("backward_passes_per_step", 1)
+                for step in range(4):
+                    if step == 2:
+                        for parameter in (*model[0].parameters(), *alone[0].parameters()):
+                            parameter.requires_grad_(True)
+                    single.zero_grad()
+                    optimizer.zero_grad() if at == "zero_grad" else model.zero_grad()
+                    for j in range(step * passes, (step + 1) * passes):
+                        loss_of(alone(whole[j][0]), whole[j][1]).backward()
+                        loss_of(model(parts[j][0]), parts[j][1]).backward()
+                    single.step(), optimizer.step()
+                self.alike(model, alone)
+                self.on_all_ranks(model)
+        frozen = network().requires_grad_(False)  # all of it at first
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(frozen.parameters(), lr=0.1), frozen.named_parameters())
+        optimizer.step()
+        frozen.requires_grad_(True)
+        loss_of(frozen(torch.randn(2, 6).double() + self.rank), torch.tensor([0, 1])).backward()
+        optimizer.step()
+        self.on_all_ranks(frozen)
+
+    def test_two_networks_of_which_one_learns_through_the_other(self):
+        make, judge = network(1), torch.nn.Linear(3, 1).double()
+        hvd.broadcast_parameters(judge.state_dict(), 0)
+        twins = copy.deepcopy(make), copy.deepcopy(judge)
+        both = [hvd.DistributedOptimizer(torch.optim.SGD(m.parameters(), 0.1), m.named_parameters()) for m in (make, judge)]
+        singles = [torch.optim.SGD(m.parameters(), 0.1) for m in twins]
+        whole, parts = batches(3, self.size)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for (x, _), (px, _) in zip(whole, parts):
+                for (g, d), optimizers, inputs in (((make, judge), both, px), (twins, singles, x)):
+                    optimizers[1].zero_grad()
+                    d(g(inputs).detach()).square().mean().backward()
+                    optimizers[1].step()
+                    optimizers[0].zero_grad()
+                    d(g(inputs)).mean().backward()  # gives the judge gradients that nobody wants
+                    optimizers[0].step()
+                    if optimizers is both:
+                        with self.assertRaisesRegex(AssertionError, r"this optimizer's synchronize\(\) before its zero_grad"):
+                            optimizers[1].zero_grad()
+                        optimizers[1].synchronize()
+        self.alike(make, twins[0]), self.alike(judge, twins[1])
+
+    def test_copies_are_refused(self):
+        model = network()
+        for op in (hvd.Average, hvd.Adasum):
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=op)
+            for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+                with self.assertRaisesRegex(TypeError, r"wrapped for all ranks \(SGD\) cannot be copied .* its state_dict\(\)"):
+                    copied(optimizer)
+
+    def test_ranks_that_train_apart_are_told_apart(self):
+        def train(change, steps=60, wrap=None, **options):
+            model = network()
+            base = torch.optim.SGD([{"params": [one]} for one in model.parameters()], lr=0.5, momentum=0.25)
+            optimizer = hvd.DistributedOptimizer(base, model.named_parameters(), **options)
+            for step in range(steps):
+                if step == 25 and self.rank == self.size - 1:
+                    change(optimizer, model)
+                optimizer.zero_grad()
+                loss_of(model(torch.ones(2, 6).double() + self.rank), torch.tensor([0, 1])).backward()
+                try:
+                    optimizer.step()
+                except cohort.Mismatch as error:
+                    hvd.barrier()
+                    return step, str(error)
+            return None
+
+        def rate(optimizer, model):
+            optimizer.param_groups[2]["lr"] = 0.125
+
+        def weights(optimizer, model):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter[0] += 1.0
+
+        last = self.size - 1
+        for options in ({}, {"op": hvd.Adasum}):
+            step, text = train(rate, **options)
+            self.assertIn(step, range(25, 47))
+            self.assertRegex(text, rf"'lr' of parameter group 2 is 0.5 on rank 0 and 0.125 on rank {last}, in step 40 ")
+        step, text = train(weights)
+        self.assertIn(step, range(25, 47))
+        self.assertRegex(text, rf"'0.bias' is .* on rank 0 and .* on rank {last} in one place")
+        for change in rate, weights:
+            self.assertIsNone(train(change, compare_ranks=False))
+        self.assertIsNone(train(lambda *_: None))
+        # What is rounding, and what each rank does by itself, are no differences.
+        self.assertIsNone(train(lambda _, model: model[0].weight.data.mul_(1 + 1e-6)))
 
     def test_set(self):
         ours = hvd.add_process_set([0, 1]) if self.size > 2 else hvd.global_process_set
@@ -511,6 +683,189 @@ class States(Case):
                                 torch.testing.assert_close(value, states[0]["state"][i][key], rtol=0, atol=0)
         with self.assertRaises(ValueError):
             hvd.broadcast_optimizer_state(torch.optim.LBFGS(network().parameters()), 0)
+
+    def test_who_holds_groups_and_states_goes_on_to_see_them(self):
+        for wrap in (None, hvd.Average, hvd.Adasum):
+            for door in ("broadcast", "load_state_dict", "elastic"):
+                with self.subTest(wrap=wrap, door=door):
+                    model = network(seed=3)
+                    base = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+                    scheduler = torch.optim.lr_scheduler.StepLR(base, 1, 0.5)  # it holds `base`
+                    optimizer = base
+                    if wrap is not None:
+                        optimizer = hvd.DistributedOptimizer(base, model.named_parameters(), op=wrap)
+                    loss_of(model(torch.ones(2, 6).double()), torch.tensor([0, 1])).backward()
+                    optimizer.step()
+                    weight = model[0].weight
+                    groups, group, state = optimizer.param_groups, optimizer.param_groups[0], optimizer.state
+                    buffer = state[weight]["momentum_buffer"]
+                    kept = copy.deepcopy(optimizer.state_dict())
+                    elastic = hvd.elastic.TorchState(optimizer=optimizer)
+                    if self.rank == 0:
+                        group["weight_decay"] = 0.25
+                    if door == "broadcast":
+                        group["lr"], expected = (0.75, 0.75) if self.rank == 0 else (0.5, 0.75)
+                        hvd.broadcast_optimizer_state(optimizer, 0)
+                    else:
+                        group["lr"], expected = 7.0, 1.0
+                        buffer.fill_(9)
+                        if door == "load_state_dict" and wrap is None:
+                            continue  # torch's own
+                        optimizer.load_state_dict(kept) if door == "load_state_dict" else elastic.restore()
+                        self.assertNotEqual(float(buffer.max()), 9)
+                    self.assertIs(optimizer.param_groups, groups)
+                    self.assertIs(groups[0], group)
+                    self.assertIs(optimizer.state, state)
+                    self.assertIs(state[weight]["momentum_buffer"], buffer)
+                    self.assertEqual(group["weight_decay"], 0.25 if door == "broadcast" else 0)
+                    self.assertEqual(group["lr"], expected)
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        scheduler.step()
+                    self.assertEqual(optimizer.param_groups[0]["lr"], expected / 2)
+
+    def test_wrappers_around_optimizers(self):
+        class Within(torch.optim.Optimizer):
+            """Such as SAM: its own step around another optimizer's, with whose groups it works."""
+
+            def __init__(self, parameters):
+                super().__init__(parameters, {"rho": 0.5})
+                self.base = torch.optim.SGD(self.param_groups, lr=1.0, momentum=0.9)
+                self.param_groups = self.base.param_groups
+
+            def step(self, closure=None):
+                return self.base.step()
+
+            def load_state_dict(self, state):
+                super().load_state_dict(state)
+                self.base.param_groups = self.param_groups
+
+        class Around(torch.optim.Optimizer):
+            """Such as Lookahead: it is given the other one."""
+
+            def __init__(self, base):
+                self.base, self.defaults, self.state, self.slow = base, base.defaults, defaultdict(dict), 0
+                self.param_groups = base.param_groups
+
+            def step(self, closure=None):
+                self.slow += 1
+                return self.base.step()
+
+            def state_dict(self):
+                return {**self.base.state_dict(), "slow": self.slow}
+
+            def load_state_dict(self, state):
+                self.slow = state["slow"]
+                self.base.load_state_dict({name: one for name, one in state.items() if name != "slow"})
+                self.param_groups = self.base.param_groups
+
+        for make in (Within, lambda p: Around(torch.optim.SGD(p, lr=1.0, momentum=0.9))):
+            for door in ("broadcast", "load_state_dict", "elastic"):
+                model = network()
+                optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters())
+                base, groups, group, weight = optimizer.base, optimizer.param_groups, optimizer.param_groups[0], model[0].weight
+
+                def step(optimizer=optimizer, model=model):
+                    loss_of(model(torch.ones(2, 6).double()), torch.tensor([0, 1])).backward()
+                    optimizer.step()
+
+                step()
+                if self.rank == 0:
+                    group["lr"] = 0.75
+                    base.state[weight]["count"] = torch.tensor(3)
+                kept, state = copy.deepcopy(optimizer.state_dict()), hvd.elastic.TorchState(optimizer=optimizer)
+                buffer, expected = base.state[weight]["momentum_buffer"], base.state[weight]["momentum_buffer"].clone()
+                if door == "broadcast":
+                    buffer.mul_(self.rank + 1)
+                    hvd.broadcast_optimizer_state(optimizer, 0)
+                    self.assertEqual(base.state[weight]["count"].dtype, torch.int64)
+                else:
+                    group["lr"] = 7.0
+                    optimizer.zero_grad()
+                    step()
+                    optimizer.load_state_dict(kept) if door == "load_state_dict" else state.restore()
+                self.assertEqual(group["lr"], 0.75 if self.rank == 0 or door == "broadcast" else 1.0)
+                for one in (optimizer.param_groups, base.param_groups):
+                    self.assertIs(one, groups)
+                    self.assertIs(one[0], group)
+                self.assertIs(base.state[weight]["momentum_buffer"], buffer)
+                if make is not Within or door != "load_state_dict":  # whose state_dict has not that of what is within
+                    self.assertTrue(torch.equal(buffer, expected))
+                self.assertNotIn("__setstate__", vars(optimizer))
+
+    def test_any_state_comes_as_it_is(self):
+        class Odd(torch.optim.Optimizer):
+            """A state of all sorts, some of it on one rank only."""
+
+            def __init__(self, parameters):
+                super().__init__(parameters, {"lr": 1, "rate": torch.tensor(0.5), "flags": (True, None)})
+
+            def fill(self, count):
+                for n, parameter in enumerate(self.param_groups[0]["params"]):
+                    if n % 2:
+                        continue
+                    self.state[parameter] = {
+                        "count": torch.tensor(count), "wide": torch.full((2,), count, dtype=torch.float64),
+                        "codes": torch.arange(count, dtype=torch.uint8), "mask": parameter.detach() > 0,
+                        "half": parameter.detach().bfloat16(), "step": 2**53 + count, "seen": True, "none": None,
+                        "rate": 0.1 * count, "pair": (count, torch.tensor([count])), "last": deque([1, torch.ones(2).half()]),
+                        "channels": torch.ones(2, 3, 2, 2).to(memory_format=torch.channels_last),
+                    }  # fmt: skip
+                self.state["global"] = {"n": count}
+
+        class Own(Odd):
+            """With more in its state_dict than torch's."""
+
+            extra = 0
+
+            def state_dict(self):
+                return {**super().state_dict(), "extra": self.extra}
+
+            def load_state_dict(self, state):
+                self.extra = state["extra"]
+                super().load_state_dict(state)
+
+        def told(value):
+            if isinstance(value, torch.Tensor):
+                return value.dtype, tuple(value.shape), value.stride(), str(value.device), value.tolist()
+            if isinstance(value, dict):
+                return {key: told(one) for key, one in value.items()}
+            if isinstance(value, (list, tuple, deque)):
+                return type(value), [told(one) for one in value]
+            return type(value), value
+
+        def whole(optimizer):
+            parameters = optimizer.param_groups[0]["params"]
+            states = {n: told(optimizer.state[one]) for n, one in enumerate(parameters) if one in optimizer.state}
+            groups = told([{k: v for k, v in one.items() if k != "params"} for one in optimizer.param_groups])
+            return states, groups, told(optimizer.state["global"]), getattr(optimizer, "extra", None)
+
+        for kind in (Odd, Own):
+            for others in ("nothing", "less", "something else"):
+                model = network()
+                optimizer = hvd.DistributedOptimizer(kind(model.parameters()), model.named_parameters())
+                if self.rank == 0:
+                    optimizer.fill(5)
+                    if kind is Own:
+                        optimizer.extra = 11
+                    optimizer.param_groups[0].update(rate=torch.tensor(0.75), lr=3, new="text")
+                elif others == "something else":
+                    optimizer.fill(3)
+                    optimizer.state[model[0].bias]["stale"] = torch.ones(1)
+                elif others == "less":
+                    optimizer.state[model[0].weight]["count"] = 4.0
+                hvd.broadcast_optimizer_state(optimizer, 0)
+                every = hvd.allgather_object(whole(optimizer))
+                for one in every[1:]:
+                    self.assertEqual(one, every[0])
+                self.assertEqual(every[0][0][0]["count"], told(torch.tensor(5)))
+                state = hvd.elastic.TorchState(optimizer=optimizer)
+                optimizer.fill(1)
+                optimizer.param_groups[0]["lr"] = 2.5
+                state.restore()
+                self.assertEqual(whole(optimizer), every[0])
+                state.restore()  # what is kept has not become the optimizer's
+                self.assertEqual(whole(optimizer), every[0])
 
     def test_gradients_where_there_was_no_state(self):
         model = network()

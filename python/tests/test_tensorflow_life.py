@@ -233,7 +233,8 @@ class Ranks(unittest.TestCase):
             from horovod.tensorflow.compression import Compression
             from horovod.tensorflow.elastic import TensorFlowKerasState, run
             from horovod.tensorflow.functions import broadcast_variables
-            from horovod.tensorflow.mpi_ops import allgather, rank
+            from horovod.tensorflow.mpi_ops import _basics, allgather, rank
+            from horovod.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs
             from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
             from horovod.common.util import extension_available, gpu_available
             hvd.init()
@@ -241,6 +242,8 @@ class Ranks(unittest.TestCase):
                 x = tf.Variable([1.0])
                 loss = x * (hvd.rank() + 1)
             tape = hvd.DistributedGradientTape(tape, compression=Compression.fp16)
+            assert hvd._executing_eagerly() and _executing_eagerly() and _basics.size() == 2
+            assert refs_to_vars(vars_to_refs([x, [x]]))[1][0] is x
             print("GRADIENT", tape.gradient(loss, [x])[0].numpy(), extension_available("tensorflow"), rank() < 2)
         """
         status, out = self.run_ranks(program, options=("--as-horovod",))

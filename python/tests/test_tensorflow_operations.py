@@ -8,6 +8,7 @@ from support_tensorflow import Case, setUpModule, tearDownModule  # noqa: F401 -
 
 import cohort
 import cohort.tensorflow as hvd
+from cohort.tensorflow import _library
 from cohort.tensorflow._gradients import reduce_gradients
 
 REDUCIBLE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64",
@@ -141,6 +142,9 @@ class Operations(Case):
                 self.assertEqual(received.dtype, tf.int32)
         with self.assertRaises(ValueError):
             hvd.alltoall(rows, splits=[0.5] * self.size)
+        for kind in (tf.errors.InvalidArgumentError, ValueError, cohort.InvalidArgument):
+            with self.assertRaises(kind):
+                hvd.alltoall(rows, splits=[1] * (self.size + 1))
 
     def test_sparse(self):
         indices = [0, self.rank + 1]
@@ -156,6 +160,13 @@ class Operations(Case):
                 self.close(tf.convert_to_tensor(got), expected * scale)
             for got in self.both(lambda: hvd.grouped_allreduce([slices, slices], op=op)):
                 self.close(tf.convert_to_tensor(got[1]), expected * scale)
+            mine = tf.fill([2], float(self.rank))
+            for got in self.both(lambda: hvd.grouped_allreduce([mine, slices, mine + 1, slices], op=op)):
+                self.close(got[0], [sum(range(self.size)) * scale] * 2)
+                self.close(got[2], [sum(range(1, self.size + 1)) * scale] * 2)
+                for i in (1, 3):
+                    self.assertIsInstance(got[i], tf.IndexedSlices)
+                    self.close(tf.convert_to_tensor(got[i]), expected * scale)
         with self.assertRaises(NotImplementedError):
             hvd.allreduce(slices, op=hvd.Max)
 
@@ -183,6 +194,8 @@ class Operations(Case):
         with self.assertRaises(hvd.HorovodInternalError) as raised:
             hvd.allreduce(mine, name="disagree")
         self.assertIsInstance(raised.exception.__cause__, cohort.Mismatch)
+        self.assertIsInstance(raised.exception, tf.errors.FailedPreconditionError)
+        self.assertIn("disagree", str(raised.exception))
         with self.assertRaises(tf.errors.OpError) as raised:
             tf.function(lambda: hvd.allreduce(mine, name="disagree"))()
         internal = hvd.as_internal_error(raised.exception)
@@ -263,6 +276,59 @@ class Gradients(Case):
 
         for got in self.both(second, tf.constant(2.0)):
             self.close(got, 12.0 * self.size)
+
+
+    def test_several_through_one_operation(self):
+        mine = tf.constant([[1.0, 2.0], [3.0, 4.0]] * self.size) * (self.rank + 1)
+        operations = {
+            "reduce": lambda x: hvd.allreduce(x, name="y"),
+            "least": lambda x: hvd.allreduce(x, op=hvd.Min, name="y"),
+            "gather": lambda x: hvd.allgather(x, name="y"),
+            "broadcast": lambda x: hvd.broadcast(x, 0, name="y"),
+            "scatter": lambda x: hvd.reducescatter(x, name="y"),
+            "exchange": lambda x: hvd.alltoall(x, [2] * self.size, name="y")[0],
+            "group": lambda x: tf.add_n(hvd.grouped_allgather([x, 2 * x], name="y")),
+        }
+        for name, operation in operations.items():
+            with self.subTest(name):
+
+                def losses(operation=operation):
+                    with tf.GradientTape(persistent=True) as tape:
+                        tape.watch(mine)
+                        made = operation(mine)
+                        one, two = tf.reduce_sum(made), tf.reduce_sum(made * made)
+                    return tape.gradient(one, mine), tape.gradient(two, mine)
+
+                one = tf.function(operation)
+
+                @tf.function
+                def called_twice(one=one):
+                    with tf.GradientTape() as tape:
+                        tape.watch(mine)
+                        total = tf.reduce_sum(one(mine)) + tf.reduce_sum(one(3 * mine))
+                    return total, tape.gradient(total, mine)
+
+                called_twice()
+                self.close(called_twice()[0], 4 * tf.reduce_sum(operation(mine)))
+                now, later = self.both(losses)
+                self.close(now[0], later[0])
+                self.close(now[1], later[1])
+
+    def test_through_rows_that_are_counted(self):
+        splits = [1] * self.size
+        if _library.loaded() is not None:  # sessions need it
+            with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+                mine = tf.ones([self.size, 2]) * (self.rank + 1)
+                made, received = hvd.alltoall(mine, splits)
+                (gradient,) = tf.gradients(made * 3.0, mine)
+                self.close(session.run(gradient), np.full((self.size, 2), 3.0))
+
+        @tf.function
+        def whole(x):
+            made, received = hvd.alltoall(x, splits)
+            return tf.gradients([made * 3.0, tf.cast(received, tf.float32)], x)[0]
+
+        self.close(whole(tf.ones([self.size, 2])), np.full((self.size, 2), 3.0))
 
 
 class ReduceGradients(Case):

@@ -1,9 +1,11 @@
 """cohort.tensorflow's tape, batch normalization and elastic states: each rank of `cohort run -np N` runs this."""
 
+import time
 import unittest
 
 import numpy as np
 import tensorflow as tf
+from support import SECONDS
 from support_tensorflow import Case, setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort.tensorflow as hvd
@@ -51,6 +53,34 @@ class Tape(Case):
             return tape.gradient(loss, variables)
 
         return self.both(step)
+
+    def test_a_rank_that_does_not_use_what_others_do(self):
+        dense, table, unused = (tf.Variable(tf.ones([4, 2])) for _ in range(3))
+        only = self.rank == self.size - 1
+
+        def step(mixed=False):
+            with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum) as tape:
+                loss = tf.reduce_sum(3 * dense) if only else tf.constant(0.0)
+                if only:
+                    loss += tf.reduce_sum(tf.gather(table, [1, 1]))
+                elif mixed:
+                    loss += tf.reduce_sum(table)
+            return tape.gradient(loss, [dense, table, unused])
+
+        got = step()
+        self.close(got[0], np.full((4, 2), 3.0))
+        self.assertIsInstance(got[1], tf.IndexedSlices)
+        rows = np.zeros((4, 2))
+        rows[1] = 2
+        self.close(tf.convert_to_tensor(got[1]), rows)
+        self.assertIsNone(got[2])
+        self.close(step(mixed=True)[1], rows + (self.size - 1))
+        began = time.monotonic()
+        with self.assertRaisesRegex(tf.errors.OpError, r"sparse or missing on others.*0\.Var.*1\.Var") as raised:
+            tf.function(step)()
+        self.assertLess(time.monotonic() - began, SECONDS / 2)
+        self.assertIsInstance(hvd.as_internal_error(raised.exception), hvd.HorovodInternalError)
+        self.close(step()[0], np.full((4, 2), 3.0))  # all goes on
 
     def test_gradients_are_those_of_all_rows(self):
         variables = make_variables()

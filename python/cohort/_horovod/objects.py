@@ -13,11 +13,16 @@ from cohort._horovod.submit import Pending, named, started
 
 def _pickled(value: Any) -> bytearray:
     """The bytes of an object; cloudpickle's, where it is installed, so that functions and lambdas go too."""
+    return bytearray(pickler().dumps(value))
+
+
+def pickler() -> Any:
+    """The module that pickles."""
     try:
-        import cloudpickle as pickler
+        import cloudpickle
     except ImportError:
-        pickler = pickle
-    return bytearray(pickler.dumps(value))
+        return pickle
+    return cloudpickle
 
 
 def _unpickled(data: Any) -> Any:

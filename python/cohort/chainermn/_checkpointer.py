@@ -13,6 +13,7 @@ from typing import Any, Optional, Union
 
 import torch
 
+from cohort import _optimizer_state
 from cohort._collective import agree, attempt
 from cohort.chainermn import _state
 from cohort.chainermn.communicators import CommunicatorBase
@@ -140,10 +141,14 @@ class MultiNodeCheckpointer:
                     _require_fitting(one, states[name], f"{found.folder}: {name}")
 
         agree(self.comm.communicator, attempt(look))
-        agree(
-            self.comm.communicator,
-            attempt(lambda: [one.load_state_dict(states[name]) for name, one in parts.items()]),
-        )
+        def load() -> None:
+            for name, one in parts.items():
+                if isinstance(one, torch.optim.Optimizer):
+                    _optimizer_state.load(one, states[name])
+                else:
+                    one.load_state_dict(states[name])
+
+        agree(self.comm.communicator, attempt(load))
         return int(found.progress.step)
 
     def get_stats(self) -> dict[str, float]:

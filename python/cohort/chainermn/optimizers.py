@@ -10,10 +10,11 @@ import torch
 from cohort._core import count_step
 from cohort.chainermn import _gradients
 from cohort.chainermn.communicators import CommunicatorBase
-from cohort.errors import InvalidArgument
+from cohort.errors import InvalidArgument, Mismatch
 from cohort._core import require_same_on_all_ranks
 from cohort.nn._tensors import broadcast_tensors
-from cohort.torch._wrapping import derived
+from cohort.torch import _comparison
+from cohort.torch._wrapping import Wrapped, derived
 
 __all__ = ["create_multi_node_optimizer"]
 
@@ -23,6 +24,7 @@ def create_multi_node_optimizer(
     communicator: CommunicatorBase,
     double_buffering: bool = False,
     zero_fill: bool = True,
+    compare_ranks: bool = True,
 ) -> Any:
     """An optimizer with the class, the groups and the state of `actual_optimizer`, which is not to be used any more.
     Collective.
@@ -31,6 +33,8 @@ def create_multi_node_optimizer(
                       before: the first step changes nothing. With any communicator
     zero_fill         parameters without a gradient bring zeros; otherwise they have to be without one on all ranks
                       alike
+    compare_ranks    whether step() raises Mismatch, on all ranks, where an option of the optimizer (a learning rate, say)
+                     differs by rank: in every twentieth step, or as many as there are groups, if those are more
 
     All parameters become rank 0's, and those of groups that are added later too; there is no first update that only
     sends them. `step()` makes the gradients their means over all ranks, each of which counts once, and steps;
@@ -46,19 +50,22 @@ def create_multi_node_optimizer(
     self = derived(MultiNodeOptimizer, actual_optimizer)
     self.communicator = communicator
     self._double_buffering, self._zero_fill = double_buffering, zero_fill
+    self._compares, self._steps = compare_ranks and communicator.communicator.size() > 1, 0
     self.target = None
     self._under_way = None
     self._send_parameters(self._named())
     return self
 
 
-class MultiNodeOptimizer:
+class MultiNodeOptimizer(Wrapped):
     """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
 
     communicator: CommunicatorBase
     target: Optional[torch.nn.Module]
     _double_buffering: bool
     _zero_fill: bool
+    _compares: bool
+    _steps: int
     _under_way: Optional[_gradients.Mean]
 
     def setup(self, link: torch.nn.Module) -> Any:
@@ -100,6 +107,7 @@ class MultiNodeOptimizer:
         """
         if closure is not None and self._double_buffering:
             raise InvalidArgument("step: a closure is to be evaluated at once, which double_buffering does not")
+        self._compare()
         result = None
         if closure is not None:
             result = super().step(lambda: self._averaged(closure), *args, **kwargs)  # type: ignore[misc]
@@ -116,6 +124,20 @@ class MultiNodeOptimizer:
 
     step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs the hooks of users
 
+    def _compare(self) -> None:
+        groups = self.param_groups  # type: ignore[attr-defined]
+        self._steps += 1
+        if not self._compares or self._steps % _comparison.period_of(groups):
+            return
+        comm = self.communicator.communicator
+        options = _comparison.options_of(groups, self.defaults)  # type: ignore[attr-defined]
+        digest = _comparison.digest_of(options)
+        most = torch.tensor([digest, -digest], dtype=torch.int64)
+        comm.all_reduce(most, op="max")
+        if most[0] != -most[1]:
+            difference = _comparison.difference_of(self.communicator.allgather_obj(options), range(comm.size()))
+            raise Mismatch(f"{difference}, in step {self._steps} of the optimizer: {_comparison.ADVICE}")
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer's own; the new parameters become rank 0's. Collective."""
         before = {id(tensor) for _, tensor in self._named()}
@@ -123,10 +145,8 @@ class MultiNodeOptimizer:
         self._under_way = None
         self._send_parameters([(name, tensor) for name, tensor in self._named() if id(tensor) not in before])
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own; gradients that are under way are forgotten."""
+    def _forget(self) -> None:
         self._under_way = None
-        return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def _named(self) -> _gradients.Named:
         names = {} if self.target is None else {id(tensor): name for name, tensor in self.target.named_parameters()}

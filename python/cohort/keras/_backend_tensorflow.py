@@ -8,10 +8,10 @@ import tensorflow as tf
 from cohort._horovod.process_sets import ProcessSet
 from cohort._horovod.reduce_ops import Min, Sum
 
-from cohort.tensorflow._gradients import reduce_gradients
+from cohort.tensorflow._gradients import alike, reduce_gradients
 from cohort.tensorflow.compression import Compression
 
-__all__ = ["Compression", "reduce_gradients"]
+__all__ = ["Compression", "alike", "reduce_gradients"]
 
 
 OVERLAPS = True  # a graph's operations begin when their inputs are there

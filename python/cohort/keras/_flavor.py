@@ -72,6 +72,12 @@ def value_of(variable: Any) -> Any:
     return numpy.array(variable.numpy())
 
 
+def learning_rate(optimizer: Any) -> float:
+    """As it is now."""
+    rate = optimizer.learning_rate
+    return float(value_of(rate) if hasattr(rate, "numpy") or hasattr(rate, "path") else rate)
+
+
 def synchronize_state(model: Any) -> None:
     """While JAX trains, values are not in the variables: puts them there."""
     synchronize = getattr(model, "jax_state_sync", None)

@@ -30,6 +30,7 @@ class Settings(NamedTuple):
     process_set: ProcessSet
     scale_local: bool
     average_by: str
+    compare_ranks: bool
 
 
 class Reduction:
@@ -107,9 +108,10 @@ class Reduction:
             return list(gradients)
         missing = [_flavor.path_of(v) for g, v in zip(gradients, variables) if g is None and not self.is_local(v)]
         warnings.warn(f"no gradients on this rank, so zeros: {', '.join(missing)}", stacklevel=3)
+        nothing = self.nothing(variables)
         return [
-            self.backend.zeros(variable, None) if gradient is None and not self.is_local(variable) else gradient
-            for gradient, variable in zip(gradients, variables)
+            nothing[i] if gradient is None and not self.is_local(variables[i]) else gradient
+            for i, gradient in enumerate(gradients)
         ]
 
     def weighted(self, loss: Any) -> Any:
@@ -152,6 +154,12 @@ class Reduction:
             self.bytes += max(1, _bytes_of(variable))
         if step is not None:
             step.before_reducing()
+        alike = getattr(self.backend, "alike", None)  # others know no sparse ones
+        if alike is not None:
+            made = alike([gradients[i] for i in shared], [names[i] for i in shared], [variables[i] for i in shared],
+                         self.settings.process_set, self.settings.sparse_as_dense)  # fmt: skip
+            for i, one in zip(shared, made):
+                gradients[i] = one
         predivide = self.settings.predivide
         scales = (passes / predivide, predivide) if self.settings.op == Average else (passes, 1.0)
         for group in self._groups(shared, variables):

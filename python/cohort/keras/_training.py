@@ -24,6 +24,7 @@ drop_old_arguments = False
 
 _OLD_ARGUMENTS = ("experimental_run_tf_function", "sample_weight_mode", "target_tensors", "distribute")
 _SAMPLES = "keras.samples"
+_METRICS = " (hvd.callbacks.MetricAverageCallback before the others), or give DistributedOptimizer(compare_ranks=False)"
 
 
 def install(package: str) -> None:
@@ -116,7 +117,7 @@ class Training:
         self._original_step = original_step
         self._batches = 0  # that this rank has begun in this epoch
         self._finished = False
-        self._compared = False
+        self._epochs = 0  # that have ended, in all calls of `fit`
         self._asks_kinds = False  # whether ranks have to tell each other which gradients are sparse
 
     @classmethod
@@ -268,9 +269,11 @@ class Training:
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
                 training.finish_epoch()
-                if not training._compared:
-                    training._compared = True
-                    training.compare_weights("after the first epoch", "gradients were not reduced on all ranks alike")
+                training._epochs += 1
+                count = training._epochs
+                if count == 1 or (training.reduction.settings.compare_ranks and count & (count - 1) == 0):
+                    when = f"after {count} epochs" if count > 1 else "after the first epoch"
+                    training.compare_weights(when, "gradients were not reduced on all ranks alike, or one rank changed weights")
 
         class After(base):  # type: ignore[misc,valid-type]
             def on_train_begin(self, logs: Any = None) -> None:
@@ -279,6 +282,12 @@ class Training:
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
                 training.agree_on_end()
+                if training.reduction.settings.compare_ranks:
+                    training.compare_numbers(epoch)
+
+            def on_train_end(self, logs: Any = None) -> None:
+                if training.reduction.settings.compare_ranks:
+                    training.compare_weights("at the end of fit", "let callbacks look at metrics of all ranks" + _METRICS)
 
         return Before(), After()
 
@@ -384,6 +393,22 @@ class Training:
                 f"{self._name(rank)} {len(theirs)}"
             )
 
+    def compare_numbers(self, epoch: int) -> None:
+        """Raises ValueError, on all ranks, where the optimizers have come to have different learning rates or others of their
+        numbers."""
+        if not self.reduction.is_shared():
+            return
+        mine = [pair for optimizer in self.optimizers for pair in _numbers_of(optimizer).items()]
+        everyone = allgather_object(mine, "keras.numbers", self.reduction.settings.process_set)
+        for rank, theirs in enumerate(everyone):
+            for own, other in zip(everyone[0], theirs):
+                if repr(own) != repr(other):
+                    raise ValueError(
+                        f"fit: ranks have different optimizers after epoch {epoch + 1} -- {own[0]} is {own[1]} on "
+                        f"{self._name(0)} and {other[1]} on {self._name(rank)} -- let all ranks change it alike, from metrics "
+                        f"of all ranks{_METRICS}"
+                    )
+
     def _is_local(self, variable: Any) -> bool:
         return any(reduction.is_local(variable) for reduction in map(_reduction.of, self.optimizers) if reduction)
 
@@ -394,6 +419,18 @@ class Training:
             asked = 1.0 if self.model.stop_training else 0.0
             if float(reduction.backend.total(asked, "keras.stop", reduction.settings.process_set)) > 0:
                 self.model.stop_training = True
+
+
+def _numbers_of(optimizer: Any) -> Dict[str, Any]:
+    """What a step computes with: the learning rate as it is now, and the numbers among its arguments."""
+    inner = _reduction.inner_of(optimizer) or optimizer
+    try:
+        found = {name: one for name, one in inner.get_config().items() if isinstance(one, (bool, int, float))}
+    except NotImplementedError:  # an optimizer of the program's
+        found = {}
+    if not hasattr(inner.learning_rate, "get_config"):  # Keras 2's schedules: they are functions of the step
+        found["learning_rate"] = _flavor.learning_rate(inner)
+    return found
 
 
 def _apply(optimizer: Any, reduction: Reduction, variables: List[Any]) -> None:

@@ -15,9 +15,15 @@ def _array(value: Any) -> Any:
     """A copy, contiguous."""
     import numpy
 
-    if isinstance(value, (numpy.ndarray, numpy.generic, int, float, bool, complex, list, tuple)):
-        return numpy.array(value, order="C")
-    return numpy.array(_flavor.value_of(value) if hasattr(value, "path") else _numpy_of(value), order="C")
+    try:
+        if isinstance(value, (numpy.ndarray, numpy.generic, int, float, bool, complex, list, tuple)):
+            return numpy.array(value, order="C")
+        return numpy.array(_flavor.value_of(value) if hasattr(value, "path") else _numpy_of(value), order="C")
+    except NotImplementedError as error:  # TensorFlow's
+        raise TypeError(
+            f"{type(value).__name__}: a tensor of a graph has no value yet -- within a tf.function use the operation of the "
+            "same name of cohort.tensorflow (horovod.tensorflow)"
+        ) from error
 
 
 def _numpy_of(value: Any) -> Any:

@@ -203,10 +203,10 @@ class LearningRateScheduleCallback(_Callback):
 
     def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
         if logs is not None:
-            logs["lr"] = _learning_rate(self.model)
+            logs["lr"] = _flavor.learning_rate(self.model.optimizer)
 
     def _adjust(self, epoch: float) -> None:
-        before, now = _learning_rate(self.model), self.initial_lr * self.multiplier(epoch)
+        before, now = _flavor.learning_rate(self.model.optimizer), self.initial_lr * self.multiplier(epoch)
         if now != before:
             _set_learning_rate(self.model, now)
         momentum = getattr(self.model.optimizer, "momentum", None)
@@ -219,11 +219,6 @@ class LearningRateScheduleCallback(_Callback):
         if getattr(model, "run_eagerly", False) or hasattr(model.optimizer, "_hyper"):
             return True
         return _flavor.backend_name(_flavor.package_of(model.optimizer)) == "torch"
-
-
-def _learning_rate(model: Any) -> float:
-    rate = model.optimizer.learning_rate
-    return float(_flavor.value_of(rate) if hasattr(rate, "numpy") or hasattr(rate, "path") else rate)
 
 
 def _set_learning_rate(model: Any, rate: float) -> None:
@@ -264,7 +259,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and runtime.rank() == 0:
-            print(f"\nEpoch {epoch + 1}: the learning rate has grown to {_learning_rate(self.model):g}.", file=sys.stdout)
+            print(f"\nEpoch {epoch + 1}: the learning rate has grown to {_flavor.learning_rate(self.model.optimizer):g}.", file=sys.stdout)
 
 
 class BestModelCheckpoint(_callbacks.ModelCheckpoint):

@@ -19,7 +19,7 @@ def DistributedOptimizer(optimizer: Any, name: Optional[str] = None, device_dens
                          gradient_predivide_factor: float = 1.0, op: int = Average, backward_passes_per_step: int = 1,
                          average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Groups = None,
                          process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
-                         average_by: str = "samples") -> Any:  # fmt: skip
+                         average_by: str = "samples", compare_ranks: bool = True) -> Any:  # fmt: skip
     """An optimizer that steps with the gradients of all ranks. It has the class name, the settings and the state of
     `optimizer`, which should not be used any more; files that are saved with it load without Cohort.
 
@@ -38,6 +38,9 @@ def DistributedOptimizer(optimizer: Any, name: Optional[str] = None, device_dens
     scale_local_gradients         gradients of `register_local_var` are divided by the number of ranks
     average_by                    not Horovod's. "samples": within `fit`, hvd.Average is that of all ranks' samples, also
                                   where batches differ in size. "ranks": every rank counts alike, as in Horovod
+    compare_ranks                 not Horovod's. Whether `fit` raises ValueError, on all ranks, where numbers of the
+                                  optimizer (its learning rate, say) differ by rank after an epoch, or weights after
+                                  epochs 2, 4, 8, ... and at the end. After the first epoch weights are always compared
 
     The optimizer has `register_local_var(variable)`: that variable's gradients stay this rank's own.
     Raises ValueError for arguments that have no meaning, and before `init`; RuntimeError if this Keras does not ask the
@@ -67,7 +70,8 @@ def DistributedOptimizer(optimizer: Any, name: Optional[str] = None, device_dens
     if process_set is global_process_set or process_set.process_set_id is None:
         require_world("DistributedOptimizer")
     settings = Settings(op, gradient_predivide_factor, compression, sparse_as_dense, backward_passes_per_step,
-                        average_aggregated_gradients, groups, process_set, scale_local_gradients, average_by)  # fmt: skip
+                        average_aggregated_gradients, groups, process_set, scale_local_gradients, average_by,
+                        compare_ranks)  # fmt: skip
     inner = _reduction.inner_of(optimizer)
     if inner is not None:
         # The loss is scaled outside; what is within it reduces.

@@ -46,8 +46,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # It derives from a layer of whichever Keras TensorFlow has: that is not loaded before it is asked for.
     if name == "SyncBatchNormalization":
-        from cohort.tensorflow.sync_batch_norm import SyncBatchNormalization
-
+        try:
+            from cohort.tensorflow.sync_batch_norm import SyncBatchNormalization
+        except ImportError as error:
+            raise AttributeError(f"SyncBatchNormalization needs TensorFlow's Keras -- {error}") from error
         return SyncBatchNormalization
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -132,8 +132,8 @@ def _differentiable(forward: Callable[..., Tuple[List[Tensor], Any]], tensors: L
     if tf.executing_eagerly() and not _could_record():
         return forward(*tensors)[0]  # custom_gradient takes longer than the operation
 
-    def dense(grads: Sequence[Any]) -> List[Tensor]:
-        return [tf.convert_to_tensor(one) for one in grads]
+    def dense(grads: Sequence[Any]) -> List[Any]:
+        return [None if one is None else tf.convert_to_tensor(one) for one in grads]  # None: of integers
 
     @tf.custom_gradient
     def whole(*given: Tensor) -> Any:
@@ -144,7 +144,9 @@ def _differentiable(forward: Callable[..., Tuple[List[Tensor], Any]], tensors: L
 
 
 def _grad_name(names: List[str]) -> List[str]:
-    return [f"{name}.grad" for name in names]
+    """Of the operation that computes gradients. In a graph there may be several for one that has made results."""
+    names = [f"{name}.grad" for name in names]
+    return names if tf.executing_eagerly() else [outermost_graph().unique_name(name) for name in names]
 
 
 # --- allreduce ---
@@ -178,15 +180,18 @@ def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, de
                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
                       name: Optional[str] = None) -> List[Any]:  # fmt: skip
-    """As `allreduce` for several tensors: none is carried out before all ranks have asked for all. The tensors may be
-    tf.IndexedSlices only if all are."""
+    """As `allreduce` for several tensors: none is carried out before all ranks have asked for all. tf.IndexedSlices among
+    them are gathered, in a second group."""
     op = resolve(op, average)
-    if isinstance(tensors, (list, tuple)) and tensors and all(isinstance(one, tf.IndexedSlices) for one in tensors):
-        names = _names("allreduce", name, ignore_name_scope, process_set, len(tensors))
-        return gather_slices(list(tensors), names, op, prescale_factor, postscale_factor, process_set)
-    given = _tensors(tensors, "grouped_allreduce")
+    given = list(tensors) if isinstance(tensors, (list, tuple)) else _tensors(tensors, "grouped_allreduce")
     names = _names("allreduce", name, ignore_name_scope, process_set, len(given))
-    return _allreduce(given, names, compression, op, prescale_factor, postscale_factor, process_set)
+    is_sparse = [isinstance(one, tf.IndexedSlices) for one in given]
+    sparse = [pair for pair, slices in zip(zip(given, names), is_sparse) if slices]
+    dense = [(_tensor(one), full) for (one, full), slices in zip(zip(given, names), is_sparse) if not slices]
+    scales = (op, prescale_factor, postscale_factor, process_set)
+    gathered = iter(gather_slices([one for one, _ in sparse], [full for _, full in sparse], *scales))
+    reduced = iter(_allreduce([one for one, _ in dense], [full for _, full in dense], compression, *scales))
+    return [next(gathered if slices else reduced) for slices in is_sparse]
 
 
 def _allreduce(tensors: List[Tensor], names: List[str], compression: Any, op: int, prescale: float, postscale: float,
@@ -215,7 +220,7 @@ def _reduce_back(grads: List[Tensor], values: Sequence[Tensor], call: Call) -> L
     factor = call.prescale * call.postscale
     return [
         total * tf.cast(factor, total.dtype) * share(value, name, call)
-        for total, value, name in zip(totals, values, call.names)
+        for total, value, name in zip(totals, values, back.names)
     ]
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from typing import Optional
+from typing import Iterator, Optional
+
+import tensorflow as tf
 
 from cohort._horovod.exceptions import HorovodInternalError
+from cohort.errors import Error, InvalidArgument
 
 # How ops say it; TensorFlow puts its own words before and after.
 MARK = "HorovodInternalError: "
@@ -23,3 +27,36 @@ def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
     internal = HorovodInternalError(_AFTER.split(text.split(MARK, 1)[1], maxsplit=1)[0].strip())
     internal.__cause__ = error
     return internal
+
+
+# TensorFlow's names for both, which programs of Horovod's catch, and ours.
+
+
+class EagerHorovodInternalError(HorovodInternalError, tf.errors.FailedPreconditionError):
+    """What an operation that has failed raises in eager mode."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
+
+
+class EagerInvalidArgument(InvalidArgument, tf.errors.InvalidArgumentError):
+    """What an operation that has no meaning raises in eager mode."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
+
+
+@contextlib.contextmanager
+def as_of_tensorflow() -> Iterator[None]:
+    """Within it the errors of operations are TensorFlow's, too."""
+    try:
+        yield
+    except HorovodInternalError as error:
+        internal = EagerHorovodInternalError(str(error))
+        internal.error = error.error
+        raise internal from (error.__cause__ or error)
+    except ValueError as error:
+        invalid = EagerInvalidArgument(str(error))
+        if isinstance(error, Error):
+            invalid.__dict__.update(vars(error))
+        raise invalid from error

@@ -15,6 +15,7 @@ from cohort._horovod.process_sets import ProcessSet, engine_of, root_in
 from cohort._horovod.reduce_ops import ENGINE_OPS, Sum
 from cohort._horovod.submit import Pending, started
 from cohort.tensorflow import _adasum, _library
+from cohort.tensorflow._errors import as_of_tensorflow
 
 # There is nothing for AutoGraph to convert in functions that are called while a graph is made; it would take long.
 as_it_is = tf.autograph.experimental.do_not_convert
@@ -46,6 +47,7 @@ class Call(NamedTuple):
     postscale: float = 1.0
     root: int = 0  # a rank of the world
     needs_all_ranks: bool = True  # of BROADCAST and ALLGATHER: fails while some ranks have joined
+    once: bool = False  # in a graph each name is asked for once at a time, however functions call each other
 
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -68,7 +70,8 @@ def run(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor] = None) 
                 f"{call.names[0]}: tensors of {tensor.dtype.name} do not travel -- known are {', '.join(TYPES)}"
             )
     if tf.executing_eagerly():
-        return _now(call, tensors, splits)
+        with as_of_tensorflow():
+            return _now(call, tensors, splits)
     engine_of(call.process_set)  # or the reason why this rank has none; a graph may be used in later worlds, too
     library = _library.loaded()
     if library is None or call.kind not in _KINDS:
@@ -169,16 +172,18 @@ def _by_library(library: Any, call: Call, tensors: Sequence[Tensor],
         "postscale": float(call.postscale).hex(),
         "needs_all_ranks": int(call.needs_all_ranks),
     }
+    # A function within another may be called there several times, and the names are the same in all of its calls.
+    in_order = not call.once and tf.compat.v1.get_default_graph() is not outermost_graph()
     with tf.device("CPU:0"):
         if call.kind in _SAME_SHAPES:
-            return library.cohort_reduce(tensors=tensors, changing=_changing(), **asked), []
+            reduce = library.cohort_reduce_in_order if in_order else library.cohort_reduce
+            return reduce(tensors=tensors, changing=_changing(), **asked), []
         rows = tf.zeros([0], tf.int64)
         if splits is not None:
             rows = tf.cast(splits, tf.int64)
             tensors = [tensors[0][: tf.reduce_sum(rows)]]  # those beyond are not sent
-        made = library.cohort_collective(
-            tensors=tensors, splits=rows, changing=_changing(), count=len(tensors), **asked
-        )
+        collective = library.cohort_collective_in_order if in_order else library.cohort_collective
+        made = collective(tensors=tensors, splits=rows, changing=_changing(), count=len(tensors), **asked)
     set_shapes(call, tensors, made.results, made.received)
     return made.results, [] if call.kind == "REDUCESCATTER" else made.received
 
@@ -221,7 +226,8 @@ def _by_python(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor]) 
     counted = call.kind in ("ALLGATHER", "ALLTOALL")
 
     def carry_out(*values: Tensor) -> List[Tensor]:
-        results, received = _now(call, values[: len(tensors)], values[len(tensors)] if splits is not None else None)
+        with as_of_tensorflow():
+            results, received = _now(call, values[: len(tensors)], values[len(tensors)] if splits is not None else None)
         return [*results, *received]
 
     types = [tensor.dtype for tensor in tensors] + [tf.int64] * (len(tensors) if counted else 0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, List, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from cohort._horovod.process_sets import ProcessSet, global_process_set
-from cohort._horovod.reduce_ops import Adasum, Average, Sum
+from cohort._horovod.reduce_ops import Adasum, Average, Max, Sum
+from cohort.tensorflow._errors import MARK
 from cohort.tensorflow._execution import Call, as_it_is, run
 from cohort.tensorflow.compression import Compression
 
@@ -42,15 +44,63 @@ def reduce_gradients(gradients: Sequence[Gradient], names: Sequence[str], *, op:
     compressed = [compression.compress(tf.convert_to_tensor(results[i])) for i in dense]
     kind = "ADASUM" if op == Adasum else "ALLREDUCE"
     for bucket in _buckets([one for one, _ in compressed]):
-        call = Call(kind, [f"{kind.lower()}.{names[dense[j]]}" for j in bucket], process_set, op, prescale, postscale)
+        call = Call(kind, [f"{kind.lower()}.{names[dense[j]]}" for j in bucket], process_set, op, prescale, postscale,
+                    once=True)  # fmt: skip
         for j, reduced in zip(bucket, run(call, [compressed[j][0] for j in bucket])[0]):
             results[dense[j]] = compression.decompress(reduced, compressed[j][1])
     slices = gather_slices(
-        [results[i] for i in sparse], [names[i] for i in sparse], op, prescale, postscale, process_set
+        [results[i] for i in sparse], [names[i] for i in sparse], op, prescale, postscale, process_set, once=True
     )
     for i, gathered in zip(sparse, slices):
         results[i] = gathered
     return results
+
+
+@as_it_is
+def alike(gradients: Sequence[Gradient], names: Sequence[str], sources: Sequence[Any], process_set: ProcessSet,
+          sparse_as_dense: bool) -> List[Gradient]:  # fmt: skip
+    """The gradients, of the kinds that `reduce_gradients` needs to be the same on all ranks. One small reduction.
+
+    In eager mode there are zeros for what is None here and not on all ranks, and what is sparse here and dense elsewhere
+    is made dense. A graph cannot be changed when it runs: it fails there with the names of such gradients, on all ranks.
+    """
+    if sparse_as_dense:
+        gradients = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
+    count, eager = len(gradients), tf.executing_eagerly()
+    if count == 0 or (process_set.size() or 1) == 1:
+        return list(gradients)
+    index_types = [one.indices.dtype if isinstance(one, tf.IndexedSlices) else None for one in gradients]
+    own = np.zeros((3, count), np.uint8)  # dense, sparse (2: with indices of int64), none
+    own[0] = [one is not None and kind is None for one, kind in zip(gradients, index_types)]
+    own[1] = [0 if kind is None else 2 if kind == tf.int64 else 1 for kind in index_types]
+    own[2] = [one is None for one in gradients]
+    # As those that it is about: not in a step that ends for want of data.
+    last = next((one for one in reversed(gradients) if one is not None), None)
+    after = [] if eager or last is None else [last.values if isinstance(last, tf.IndexedSlices) else last]
+    with tf.control_dependencies(after):
+        kinds = tf.identity(tf.constant(own))
+    ((any_of,), _) = run(Call("ALLREDUCE", [f"allreduce.kinds.{names[0]}"], process_set, Max, once=True), [kinds])
+    if eager:
+        dense, sparse, _ = any_of.numpy()
+        return [_as_others(*one) for one in zip(gradients, dense, sparse, sources)]
+    has = any_of > 0
+    differ = (has[0] & has[1]) | ((has[0] | has[1]) & has[2])
+    text = MARK + "gradients are dense on some ranks, and sparse or missing on others, in a graph, which cannot be changed:"
+    same = tf.debugging.Assert(~tf.reduce_any(differ), [text, tf.boolean_mask(tf.constant(list(names)), differ)], 20)
+    with tf.control_dependencies([same]):
+        return [None if one is None else tf.nest.map_structure(tf.identity, one, expand_composites=True) for one in gradients]
+
+
+def _as_others(gradient: Gradient, dense: int, sparse: int, source: Any) -> Gradient:
+    if gradient is not None:
+        return tf.convert_to_tensor(gradient) if dense else gradient
+    shape, kind = tuple(source.shape), tf.as_dtype(source.dtype)
+    if dense:
+        return tf.zeros(shape, kind)
+    if sparse:
+        index_type = tf.int64 if sparse == 2 else tf.int32
+        return tf.IndexedSlices(tf.zeros((0, *shape[1:]), kind), tf.zeros((0,), index_type), tf.constant(shape, index_type))
+    return None
 
 
 def _buckets(tensors: List[Any]) -> List[List[int]]:
@@ -72,7 +122,7 @@ def _buckets(tensors: List[Any]) -> List[List[int]]:
 
 
 def gather_slices(slices: List[Any], names: List[str], op: int, prescale: float, postscale: float,
-                  process_set: ProcessSet) -> List[Any]:  # fmt: skip
+                  process_set: ProcessSet, once: bool = False) -> List[Any]:  # fmt: skip
     """The entries of all ranks' tf.IndexedSlices, which add up to the reduction."""
     if slices and op not in (Average, Sum):
         raise NotImplementedError("tf.IndexedSlices are reduced by hvd.Average and hvd.Sum only -- sparse_as_dense=True, or "
@@ -83,7 +133,7 @@ def gather_slices(slices: List[Any], names: List[str], op: int, prescale: float,
         parts += [one.values, one.indices]
         full += [f"allgather.{name}.values", f"allgather.{name}.indices"]
     # Ranks that have joined bring no entries.
-    gathered, received = run(Call("ALLGATHER", full, process_set, needs_all_ranks=False), parts)
+    gathered, received = run(Call("ALLGATHER", full, process_set, needs_all_ranks=False, once=once), parts)
     results = []
     for i, one in enumerate(slices):
         values = gathered[2 * i]

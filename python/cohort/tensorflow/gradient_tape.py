@@ -12,7 +12,7 @@ from cohort._horovod.process_sets import ProcessSet, global_process_set
 from cohort._horovod.reduce_ops import Average
 from cohort.tensorflow._collectives import size_of
 from cohort.tensorflow._execution import as_it_is, outermost_graph
-from cohort.tensorflow._gradients import reduce_gradients
+from cohort.tensorflow._gradients import alike, reduce_gradients
 from cohort.tensorflow.compression import Compression
 
 Groups = Union[None, int, Sequence[Sequence[Any]]]
@@ -62,7 +62,8 @@ class _Distributed(tf.GradientTape):
     def _reduced(self, gradients: List[Any], sources: List[Any], generic: bool) -> List[Any]:
         prefix = "" if generic else f"tape{_count_in_graph()}."
         names = [f"grad_{i}" if generic else f"{prefix}{i}.{_name(source)}" for i, source in enumerate(sources)]
-        results = list(gradients)
+        results = alike(gradients, names, sources, self._options["process_set"], self._options["sparse_as_dense"])
+        gradients = results[:]
         for group in _grouped(self._groups, sources):
             part = reduce_gradients([gradients[i] for i in group], [names[i] for i in group], **self._options)
             for i, one in zip(group, part):

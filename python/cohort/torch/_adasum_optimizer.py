@@ -10,31 +10,35 @@ from cohort._core import count_step
 from cohort._horovod.process_sets import ProcessSet
 from cohort._horovod.reduce_ops import Adasum
 from cohort.torch import _collectives as start
+from cohort.torch._comparison import Comparison
 from cohort.torch._handles import synchronize
-from cohort.torch._wrapping import derived
+from cohort.torch._wrapping import Wrapped, derived
 from cohort.torch.compression import Compressor
 from torch import Tensor
 
 
-class AdasumOptimizer:
+class AdasumOptimizer(Wrapped):
     """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
 
     _names: List[Tuple[str, Tensor]]
     _compression: Union[Type[Compressor], Compressor]
     _process_set: ProcessSet
     _included: bool
+    _comparison: Optional[Comparison]
     backward_passes_per_step: int
 
     @classmethod
     def wrap(cls, optimizer: torch.optim.Optimizer, names: Sequence[Tuple[str, Tensor]],
              compression: Union[Type[Compressor], Compressor], passes: int, process_set: ProcessSet,
-             included: bool) -> Any:  # fmt: skip
-        """The optimizer with its steps reduced over the set; `included`: this rank takes part."""
+             included: bool, compare: bool) -> Any:  # fmt: skip
+        """The optimizer with its steps reduced over the set. included: this rank takes part. compare: it is looked whether
+        ranks train alike."""
         self = derived(cls, optimizer)
         self._names = list(names)
         self._compression = compression
         self._process_set = process_set
         self._included = included
+        self._comparison = Comparison(optimizer, dict(self._parameter_names), process_set) if compare else None
         self.backward_passes_per_step = passes
         return self
 
@@ -72,6 +76,8 @@ class AdasumOptimizer:
         for parameter, old, handle, context in handles:
             change = self._compression.decompress(synchronize(handle), context)
             parameter.detach().copy_(old + change)
+        if self._comparison is not None:
+            self._comparison.step()
         count_step()
         return result
 

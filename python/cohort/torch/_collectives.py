@@ -23,7 +23,7 @@ from cohort.torch._tensors import check_list, copy_back, dense, result_of
 from torch import Tensor
 
 # What ranks have made of valid tensors is valid; torch 2.x wants to be told.
-_UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
+UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
 
 Splits = Union[None, Sequence[int], Tensor]
 
@@ -178,7 +178,7 @@ def sparse_allreduce_async(tensor: Tensor, name: Optional[str], op: Optional[int
         if op is None or op == Average:
             exact = values.is_floating_point() or values.is_complex()
             values = values / engine.size() if exact else values.div(engine.size(), rounding_mode="trunc")
-        return torch.sparse_coo_tensor(indices.t(), values, tensor.size(), **_UNCHECKED)
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.size(), **UNCHECKED)
 
     wait.handle = handle  # type: ignore[attr-defined]
     return wait

@@ -11,10 +11,11 @@ import cohort
 import torch
 from cohort import _core
 from cohort._horovod.process_sets import ProcessSet
-from cohort._horovod.reduce_ops import Average, Sum
+from cohort._horovod.reduce_ops import Average, Max, Sum
 from cohort.nn._non_finite import NonFiniteElement, error_of, first_non_finite
 from cohort.torch import _collectives as start
 from cohort.torch import _handles
+from cohort.torch._comparison import Comparison
 from cohort.torch._handles import synchronize
 from cohort.torch._places import Places
 from cohort.torch.compression import Compressor, NoneCompressor
@@ -60,8 +61,16 @@ class Reducer:
         plain = compression is NoneCompressor or type(compression) is NoneCompressor
         self._places = Places(process_set) if plain else None
         self._groups = {parameter: group for group in groups for parameter in group}
+        self.attached = False
+        self.synchronized = False  # by the program, since the last backward
+        self.comparison: Optional[Comparison] = None
         self._passes_left: Dict[Tensor, int] = {}
-        self._sparse_dims: Dict[Tensor, int] = {}  # of those whose gradients are sparse
+        self._frozen: List[Tensor] = []  # those that did not require a gradient yet
+        # The numbers of sparse dimensions of gradients, 0 where they are dense: as all ranks have agreed, since the set's
+        # world began or ranks came back from `join`; and as this rank's own were in this step.
+        self._kinds: Dict[Tensor, int] = {}
+        self._agreed_in: Any = None
+        self._own_kinds: Dict[Tensor, int] = {}
         self._waiting: List[Callable[[], None]] = []  # each finishes what was started
         self._handles: List[int] = []  # of the same
         # Parameters whose gradients are under way (True), or reduced before `finish` has been asked for all (False).
@@ -76,11 +85,13 @@ class Reducer:
 
     def attach(self) -> None:
         """Reduces gradients from now on, for as long as this object lives."""
+        self.attached = True
         for parameter in self.names:
             self._attach(parameter)
 
     def _attach(self, parameter: Tensor) -> None:
         if not parameter.requires_grad:
+            self._frozen.append(parameter)
             return
         self._passes_left[parameter] = self.passes
         # Parameters outlive optimizers: they do not keep this alive, and a second optimizer does not reduce twice.
@@ -101,6 +112,13 @@ class Reducer:
         self.names[parameter] = name
         self._attach(parameter)
 
+    def _attach_thawed(self) -> None:
+        """Parameters may come to require a gradient later."""
+        if any(parameter.requires_grad for parameter in self._frozen):
+            frozen, self._frozen = self._frozen, []
+            for parameter in frozen:
+                self._attach(parameter)
+
     def pending(self) -> bool:
         """Whether gradients are under way."""
         return bool(self._waiting)
@@ -117,7 +135,7 @@ class Reducer:
             raise ValueError(f"set_sample_count({count!r}): a number from 0 is wanted")
         if self._factor_of_step is not None:
             raise ValueError("set_sample_count: it was called for this step -- once before each backward(), then step()")
-        if not self._passes_left:  # alone, or not of the process set
+        if not self.attached:  # alone, or not of the process set
             return
         total = torch.tensor([count], dtype=torch.float64)
         handle = start.allreduce_async_(total, None, "cohort.samples", Sum, process_set=self._process_set)
@@ -144,11 +162,13 @@ class Reducer:
             values.mul_(factor)
 
     def _on_gradient(self, parameter: Tensor) -> None:
+        self.synchronized = False
         left = self._passes_left[parameter]
         if left <= 0:
             raise AssertionError(
                 f"the gradient of '{self.names[parameter]}' was computed more than {self.passes} times before step() or "
-                "synchronize() -- if that is wanted, give backward_passes_per_step"
+                "synchronize() -- if that is wanted, give backward_passes_per_step; where one of these was of a loss that "
+                "another optimizer steps for (a GAN's), call this optimizer's synchronize() and zero_grad() after it"
             )
         if parameter.grad is not None and parameter.grad.requires_grad:
             raise AssertionError("backward(create_graph=True): gradients that are reduced in place have none of their own")
@@ -156,10 +176,14 @@ class Reducer:
         if left > 1:
             return
         group = self._groups.get(parameter)
-        if group is None:
+        if group is not None:
+            if all(self._passes_left[other] == 0 for other in group):
+                self._start_group(group)
+        elif self._sparse_as_dense or parameter.grad is None or parameter.grad.layout is torch.strided:
             self._start(parameter)
-        elif all(self._passes_left[other] == 0 for other in group):
-            self._start_group(group)
+        elif parameter in self._agreed_kinds():
+            self._start(parameter)
+        # Else it waits for `finish`: another rank's may be dense.
 
     # --- starting ---
 
@@ -172,7 +196,7 @@ class Reducer:
             self._look(parameter, gradient._values(), gradient)
             wait = start.sparse_allreduce_async(gradient, name, self._op, self._process_set)
             self._handles.append(wait.handle)  # type: ignore[attr-defined]
-            self._waiting.append(lambda: setattr(parameter, "grad", wait()))
+            self._waiting.append(lambda: self._put_sparse(parameter, wait()))
             return
         sent, context = self._compression.compress(gradient)
         self._look(parameter, sent, gradient)
@@ -255,20 +279,49 @@ class Reducer:
         error.operation = "DistributedOptimizer"
         raise error
 
+    def _agreed_kinds(self) -> Dict[Tensor, int]:
+        if self._agreed_in is not self._process_set._counters:
+            self._agreed_in = self._process_set._counters  # other ranks may be new, and know nothing
+            self._kinds.clear()
+        return self._kinds
+
+    def _agree_on_kinds(self) -> None:
+        """Whether gradients are sparse or dense, of parameters of which no rank has had one: one small reduction.
+
+        Where ranks differ, all reduce dense ones.
+        """
+        kinds = self._agreed_kinds()
+        unknown = [parameter for parameter in self._passes_left if parameter not in kinds]
+        if not unknown:
+            return
+        seen = torch.zeros(2, len(unknown), dtype=torch.uint8)  # dense ones, and dimensions of sparse ones
+        for i, parameter in enumerate(unknown):
+            if parameter.grad is not None:
+                dims = 0 if parameter.grad.layout is torch.strided else parameter.grad.sparse_dim()
+                seen[1 if dims else 0, i] = dims or 1
+        start.allreduce_(seen, None, f"cohort.kinds.{self.names[unknown[0]]}", Max, process_set=self._process_set)
+        for parameter, dense, dims in zip(unknown, *seen.tolist()):
+            if dense or dims:
+                kinds[parameter] = 0 if dense else dims
+
     def _gradient(self, parameter: Tensor, densify: bool = False) -> Tensor:
         """What is reduced; zeros where backward has not come by, since on other ranks it may have."""
         gradient = parameter.grad
+        agreed = self._agreed_kinds().get(parameter, 0)
+        kind = 0 if densify or self._sparse_as_dense else agreed
         if gradient is None:
-            if parameter in self._sparse_dims and not densify and not self._sparse_as_dense:
-                return torch.sparse_coo_tensor(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            gradient = parameter.grad = torch.zeros_like(parameter, requires_grad=False)
-        elif gradient.layout is torch.sparse_coo:
-            self._sparse_dims[parameter] = gradient.sparse_dim()
-        else:
-            self._sparse_dims.pop(parameter, None)
-        if gradient.layout is not torch.strided and (densify or self._sparse_as_dense):
-            gradient = gradient.to_dense()
-        return gradient
+            self._own_kinds[parameter] = agreed
+            if kind:
+                indices = torch.empty(kind, 0, dtype=torch.int64, device=parameter.device)
+                values = parameter.detach().new_empty(0, *parameter.shape[kind:])
+                return torch.sparse_coo_tensor(indices, values, parameter.shape, **start.UNCHECKED)
+            parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+            return parameter.grad
+        if gradient.layout is torch.strided:
+            self._own_kinds[parameter] = 0
+            return gradient.detach().to_sparse(kind) if kind else gradient
+        self._own_kinds[parameter] = gradient.sparse_dim()
+        return gradient if kind else gradient.to_dense()
 
     def _output(self, parameter: Tensor, sent: Tensor) -> Optional[Tensor]:
         """Where the reduction of what is sent goes; None: it is reduced in place."""
@@ -278,8 +331,8 @@ class Reducer:
         """sent: from where it was reduced, if that was not in place."""
         result = self._compression.decompress(result, context)
         gradient = parameter.grad
-        if parameter in self._sparse_dims:  # optimizers for sparse gradients take no others
-            parameter.grad = result.to(parameter.dtype).to_sparse(self._sparse_dims[parameter])
+        if self._own_kinds[parameter]:  # optimizers for sparse gradients take no others
+            parameter.grad = result.to(parameter.dtype).to_sparse(self._own_kinds[parameter])
             return
         if sent is not None and gradient is sent:
             sent.data = result  # so that it changes for all who hold it, as if it had been reduced in place
@@ -288,6 +341,12 @@ class Reducer:
         elif gradient is not result and gradient.data_ptr() != result.data_ptr():
             gradient.detach().copy_(result)
 
+    def _put_sparse(self, parameter: Tensor, result: Tensor) -> None:
+        if self._own_kinds[parameter]:
+            parameter.grad = result
+        else:
+            parameter.grad.detach().copy_(result.to_dense())
+
     # --- finishing ---
 
     def finish(self, complete: bool = True) -> None:
@@ -295,7 +354,7 @@ class Reducer:
 
         Raises HorovodInternalError if a reduction failed, once none is under way.
         """
-        if complete:
+        if complete and self.attached:
             self._start_rest()
         waiting, self._waiting = self._waiting, []
         self._handles.clear()
@@ -315,22 +374,28 @@ class Reducer:
             self._factor_of_step = None
         if failed is not None:
             raise failed
-        if complete and self.raises_non_finite and self._passes_left:
+        if complete and self.raises_non_finite and self.attached:
             self._raise_if_not_finite()
+        if complete and self.comparison is not None:
+            self.comparison.step()
 
     def _start_rest(self) -> None:
+        self._attach_thawed()
+        self._agree_on_kinds()
         for parameter in self._passes_left:
             if parameter in self._started:
                 continue
             group = self._groups.get(parameter)
-            if group is None:
-                self._start(parameter)
-            else:
+            if group is not None:
                 self._start_group(group)
+            elif parameter in self._kinds:  # else no rank has ever had one
+                self._start(parameter)
 
     def renew(self) -> None:
         """The gradients have been cleared."""
+        self.synchronized = False
         self._started.clear()
+        self._attach_thawed()
 
     def forget(self) -> None:
         """Begins anew, whatever becomes of what is under way.
@@ -350,6 +415,7 @@ class Reducer:
         self._handles.clear()
         self._found = None
         self._factor_of_step = None
+        self.synchronized = False
         self._passes_left = dict.fromkeys(self._passes_left, self.passes)
 
     def quiet(self) -> bool:

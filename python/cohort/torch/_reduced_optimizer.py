@@ -11,32 +11,34 @@ from cohort._core import count_step
 from cohort._horovod import settings
 from cohort._horovod.reduce_ops import Average
 from cohort.torch import _collectives as start
+from cohort.torch._comparison import Comparison
 from cohort.torch._gradients import Reducer
-from cohort.torch._wrapping import derived
+from cohort.torch._wrapping import Wrapped, derived
 from torch import Tensor
 
 
-class ReducedOptimizer:
+class ReducedOptimizer(Wrapped):
     """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
 
     _reducer: Reducer
     _included: bool
-    _synchronized: bool
     _should_synchronize: bool
     _reading: bool
 
     @classmethod
-    def wrap(cls, optimizer: torch.optim.Optimizer, reducer: Reducer, included: bool) -> Any:
-        """The optimizer with `reducer` for its gradients; `included`: this rank takes part."""
+    def wrap(cls, optimizer: torch.optim.Optimizer, reducer: Reducer, included: bool, compare: bool) -> Any:
+        """The optimizer with `reducer` for its gradients. included: this rank takes part. compare: it is looked whether ranks
+        train alike."""
         self = derived(cls, optimizer)
         self._reducer = reducer
         self._included = included
-        self._synchronized = False
         self._should_synchronize = True
         self._reading = False
         alone = (reducer._process_set.size() or 1) == 1
         if included and (not alone or reducer.raises_non_finite or settings.is_on("HOROVOD_ELASTIC")):
             reducer.attach()
+            if compare and not alone:
+                reducer.comparison = Comparison(optimizer, reducer.names, reducer._process_set)
         return self
 
     @property
@@ -83,7 +85,7 @@ class ReducedOptimizer:
         Raises HorovodInternalError if that failed, NonFiniteError if it was asked for and there is a reason.
         """
         self._reducer.finish()
-        self._synchronized = True
+        self._reducer.synchronized = True
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -101,14 +103,16 @@ class ReducedOptimizer:
         """
         wanted = self._should_synchronize
         if wanted and (closure is None or self._reducer.pending()):
-            if self._synchronized:
+            if self._reducer.synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): "
                     "gradients are reduced a second time",
                     stacklevel=2,
                 )
             self.synchronize()
-        self._synchronized = False
+        elif self._reducer.comparison is not None and not self._reducer.synchronized:
+            self._reducer.comparison.weights = False  # this rank steps alone
+        self._reducer.synchronized = False
         if closure is None:
             result = super().step(*args, **kwargs)  # type: ignore[misc]
         else:
@@ -122,7 +126,7 @@ class ReducedOptimizer:
         def call() -> Any:
             loss = closure()
             self._reducer.finish()
-            if isinstance(self, torch.optim.LBFGS) and self._reducer._passes_left:
+            if isinstance(self, torch.optim.LBFGS) and self._reducer.attached:
                 # Ranks that saw different losses would take different numbers of steps.
                 loss = torch.as_tensor(loss).detach().clone()
                 start.allreduce_(loss, None, "lbfgs.loss", Average, process_set=self._reducer._process_set)
@@ -134,23 +138,22 @@ class ReducedOptimizer:
         """As the optimizer's own. Raises AssertionError while gradients are being reduced."""
         if self._reducer.pending():
             raise AssertionError(
-                "zero_grad() between backward() and step() or synchronize(): gradients are being reduced, and would be "
-                "lost -- call it before backward()"
+                "zero_grad() while gradients are being reduced, which would be lost: there was a backward() since the last "
+                "step() or synchronize() of this optimizer -- call zero_grad() before backward(), or, where that backward() "
+                "was of a loss that another optimizer steps for (a GAN's), this optimizer's synchronize() before its "
+                "zero_grad()"
             )
         self._reducer.renew()
         return super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own; reductions that were under way are forgotten."""
+    def _forget(self) -> None:
         self._reducer.forget()
-        self._synchronized = False
         self._should_synchronize = True
-        return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """As the optimizer's own; the gradients of the new parameters are reduced too, named by their position."""
         super().add_param_group(param_group)  # type: ignore[misc]
         index = len(self.param_groups) - 1
         for i, parameter in enumerate(self.param_groups[index]["params"]):
-            if self._reducer._passes_left:
+            if self._reducer.attached:
                 self._reducer.add(f"allreduce.noname.{index}.{i}", parameter)

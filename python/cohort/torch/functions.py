@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Mapping, Optional, Tuple, Union
+import io
+import pickle
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
-from cohort._horovod.objects import broadcast_object
+from cohort import _optimizer_state
+from cohort._horovod.objects import broadcast_object, pickler
 from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in
 from cohort.torch import _collectives as start
 from cohort.torch._handles import synchronize
@@ -41,30 +44,28 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
                               process_set: ProcessSet = global_process_set) -> None:  # fmt: skip
     """Gives every rank the state and the hyper-parameters of `root_rank`'s optimizer, also where it has none yet.
 
-    Tensors travel as they are, all else by `broadcast_object`. Parameters of an optimizer without a state have a gradient
-    of zeros after that, if they require one: a sparse one with SparseAdam, and with SGD where an embedding of `model` makes
-    such. `model` is not needed for more. Raises ValueError for LBFGS, and where the optimizers have different groups of
-    parameters.
+    They become exactly root's: types, dtypes, shapes; what is on a GPU there is on this rank's. The dicts of
+    `param_groups` and `state` stay the same objects, and so do tensors that fit; options that root has not stay. Tensors
+    travel as they are, all else is pickled.
+
+    Parameters of an optimizer without a state have a gradient of zeros after that, if they require one: a sparse one with
+    SparseAdam, and with SGD where an embedding of `model` makes such. `model` is not needed for more. Raises ValueError for
+    LBFGS, and where the optimizers have different groups of parameters.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state: LBFGS keeps its history in one list per group, which is not supported")
     is_root = engine_of(process_set).rank() == root_in(process_set, root_rank)
-    own = optimizer.state_dict()
-    if not own["state"]:
+    taken = _optimizer_state.take(optimizer)
+    if _optimizer_state.is_empty(taken):
         _zero_gradients(optimizer, model)
-    tensors: List[Tensor] = []
-    outline = _outline(own, tensors) if is_root else None
-    outline = broadcast_object(outline, root_rank, "optimizer_state", process_set)
+    parameters = _optimizer_state.parameters_of(optimizer)
+    sent = _Sent(taken, parameters) if is_root else None
+    sent = broadcast_object(sent, root_rank, "optimizer_state", process_set)
+    tensors = sent.tensors if is_root else [place.tensor(parameters) for place in sent.places]
+    names: List[Optional[str]] = [f"optimizer_state.{i}" for i in range(len(tensors))]
+    synchronize(start.broadcast_group_async_(tensors, root_rank, names, process_set))
     if not is_root:
-        tensors = []
-        own = _filled(outline, tensors, _gpu_of(optimizer))
-    synchronize(
-        start.broadcast_group_async_(
-            tensors, root_rank, [f"optimizer_state.{i}" for i in range(len(tensors))], process_set
-        )
-    )
-    if not is_root:
-        optimizer.load_state_dict(own)
+        _optimizer_state.put(optimizer, sent.value(tensors))
 
 
 def _zero_gradients(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module]) -> None:
@@ -78,43 +79,59 @@ def _zero_gradients(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.M
             if isinstance(optimizer, torch.optim.SparseAdam) or id(parameter) in sparse:
                 indices = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
                 values = parameter.new_empty(0, *parameter.shape[1:])
-                parameter.grad = torch.sparse_coo_tensor(indices, values, parameter.shape)
+                parameter.grad = torch.sparse_coo_tensor(indices, values, parameter.shape, **start.UNCHECKED)
             else:
                 parameter.grad = torch.zeros_like(parameter, requires_grad=False)
 
 
-def _gpu_of(optimizer: torch.optim.Optimizer) -> torch.device:
-    """Where this rank's parameters are, of those that are not on the CPU; the CPU if all are there."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return next((one.device for one in parameters if one.is_cuda), torch.device("cpu"))
+class _Place(NamedTuple):
+    """Stands for a tensor that is sent by itself."""
+
+    shape: Tuple[int, ...]
+    stride: Tuple[int, ...]
+    dtype: torch.dtype
+    beside: Optional[int]  # it is on the GPU of the parameter of this number; which one that is, is each rank's matter
+
+    def tensor(self, parameters: List[Tensor]) -> Tensor:
+        device = "cpu" if self.beside is None else parameters[self.beside].device
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
 
-class _Place:
-    """Stands for a tensor that is sent by itself. Which GPU it is on is each rank's matter."""
+class _Sent:
+    """Any value, of which tensors are sent by themselves, as places for them are pickled."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.dtype, self.on_gpu = tuple(tensor.shape), tensor.dtype, tensor.is_cuda
+    def __init__(self, value: Any, parameters: List[Tensor]) -> None:
+        self._value = value
+        self._numbers = {parameter.device: i for i, parameter in reversed(list(enumerate(parameters)))}
+        self.tensors: List[Tensor] = []
+        self._known: Dict[int, int] = {}
+
+    def place(self, value: Any) -> Optional[int]:
+        """The number of a tensor that is sent by itself."""
+        if type(value) is not Tensor or value.layout is not torch.strided or value.device.type not in DEVICES:
+            return None
+        if id(value) not in self._known:
+            self._known[id(value)] = len(self.tensors)
+            self.tensors.append(value)
+        return self._known[id(value)]
+
+    def __reduce__(self) -> Any:
+        data = io.BytesIO()
+        kind = type("Pickler", (pickler().Pickler,), {"persistent_id": lambda _, value: self.place(value)})
+        kind(data).dump(self._value)
+        places = []
+        for one in self.tensors:
+            stride = torch.empty_like(one, device="meta").stride()  # dense, and channels last if it is
+            places.append(_Place(tuple(one.shape), stride, one.dtype, self._numbers.get(one.device) if one.is_cuda else None))
+        return _Received, (data.getvalue(), places)
 
 
-def _outline(value: Any, tensors: List[Tensor]) -> Any:
-    """The value with a place for each tensor; those come into the list, in order."""
-    if isinstance(value, Tensor) and value.layout is torch.strided and value.device.type in DEVICES:
-        tensors.append(value)
-        return _Place(value)
-    if type(value) is dict:
-        return {key: _outline(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_outline(item, tensors) for item in value)
-    return value
+class _Received:
+    def __init__(self, data: bytes, places: List[_Place]) -> None:
+        self._data = data
+        self.places = places
 
-
-def _filled(outline: Any, tensors: List[Tensor], gpu: torch.device) -> Any:
-    """The opposite, with new tensors, on the CPU or `gpu`, which come into the list."""
-    if isinstance(outline, _Place):
-        tensors.append(torch.empty(outline.shape, dtype=outline.dtype, device=gpu if outline.on_gpu else None))
-        return tensors[-1]
-    if type(outline) is dict:
-        return {key: _filled(item, tensors, gpu) for key, item in outline.items()}
-    if type(outline) in (list, tuple):
-        return type(outline)(_filled(item, tensors, gpu) for item in outline)
-    return outline
+    def value(self, tensors: List[Tensor]) -> Any:
+        """The value, with these tensors."""
+        kind = type("Unpickler", (pickle.Unpickler,), {"persistent_load": lambda _, number: tensors[number]})
+        return kind(io.BytesIO(self._data)).load()

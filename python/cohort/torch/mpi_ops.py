@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from cohort import _core
@@ -150,4 +151,6 @@ def __getattr__(name: str) -> Any:
     # Extension checks of Horovod's launcher ask for it by this name.
     if name == "_check_has_gpu":
         return cuda.is_available
+    if name == "_basics":
+        return sys.modules[__name__]  # it has all functions of Horovod's object
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

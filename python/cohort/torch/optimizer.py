@@ -23,7 +23,8 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
                          backward_passes_per_step: int = 1, op: int = Average, gradient_predivide_factor: float = 1.0,
                          num_groups: int = 0, groups: Groups = None, sparse_as_dense: bool = False,
                          process_set: ProcessSet = global_process_set,
-                         non_finite: str = "ignore", average_by: str = "ranks") -> torch.optim.Optimizer:  # fmt: skip
+                         non_finite: str = "ignore", average_by: str = "ranks",
+                         compare_ranks: bool = True) -> torch.optim.Optimizer:  # fmt: skip
     """An optimizer that steps with the gradients of all ranks. It shares the groups, the state and the class of `optimizer`,
     which should not be used any more.
 
@@ -48,6 +49,10 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
                                ranks have different numbers of them. Costs one small reduction for each step, while
                                forward runs. With op=hvd.Average and backward_passes_per_step=1. Default "ranks", as
                                Horovod: every rank counts alike
+    compare_ranks              not Horovod's. Whether step() and synchronize() raise cohort.Mismatch, on all ranks, where an
+                               option of the optimizer (a learning rate, say) differs by rank: within 21 steps, or one more
+                               than there are groups. It names rank and value. In each comparison 65,536 weights on the
+                               CPU are looked at, too, one parameter after another
 
     Raises ValueError for arguments that have no meaning, and before `init`.
     """
@@ -76,11 +81,13 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
         included = bool(process_set.included())
     size = process_set.size() or 1
     if op == Adasum and size > 1:
-        return AdasumOptimizer.wrap(optimizer, names, compression, backward_passes_per_step, process_set, included)
+        return AdasumOptimizer.wrap(
+            optimizer, names, compression, backward_passes_per_step, process_set, included, compare_ranks
+        )
     reducer = Reducer(names, compression, backward_passes_per_step, Average if op == Adasum else op,
                       gradient_predivide_factor, _groups(optimizer, groups), sparse_as_dense, process_set, non_finite,
                       average_by)  # fmt: skip
-    return ReducedOptimizer.wrap(optimizer, reducer, included)
+    return ReducedOptimizer.wrap(optimizer, reducer, included, compare_ranks)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> List[Tensor]:

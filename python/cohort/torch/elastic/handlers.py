@@ -6,7 +6,9 @@ import copy
 from typing import Any, Callable, List, Optional, Tuple
 
 import torch
+from cohort import _optimizer_state
 from cohort._horovod.objects import broadcast_object
+from cohort.torch._wrapping import Wrapped
 from cohort.torch.elastic.sampler import ElasticSampler
 from cohort.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
@@ -64,11 +66,13 @@ class OptimizerStateHandler(StateHandler):
         self.save()
 
     def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
+        self._saved = copy.deepcopy(_optimizer_state.take(self.value))
 
     def restore(self) -> None:
+        if isinstance(self.value, Wrapped):
+            self.value._forget()
         # Where it takes the tensors as they are, the next step would change what is kept.
-        self.value.load_state_dict(copy.deepcopy(self._saved))
+        _optimizer_state.put(self.value, copy.deepcopy(self._saved))
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)

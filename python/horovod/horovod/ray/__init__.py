@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from horovod._missing import missing
+from horovod._missing import getattr_of
 
 
 class _Settings:
@@ -198,7 +198,6 @@ class RayExecutor:
         self._workers = []
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("ElasticRayExecutor", "RayHostDiscovery"):
-        raise missing(f"horovod.ray.{name}", "RayExecutor starts a fixed number of ranks")
-    raise AttributeError(f"module 'horovod.ray' has no attribute {name!r}")
+_ELASTIC = ("ElasticRayExecutor", "RayHostDiscovery")
+
+__getattr__ = getattr_of(__name__, dict.fromkeys(_ELASTIC, "RayExecutor starts a fixed number of ranks"))

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from horovod._missing import missing
+from horovod._missing import getattr_of
 
 # Of Horovod's part for Spark.
 _NOT_HERE = {
@@ -78,7 +78,4 @@ def run(
         )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _NOT_HERE:
-        raise missing(f"horovod.spark.{name}", _NOT_HERE[name])
-    raise AttributeError(f"module 'horovod.spark' has no attribute {name!r}")
+__getattr__ = getattr_of(__name__, _NOT_HERE)

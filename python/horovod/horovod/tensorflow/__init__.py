@@ -14,6 +14,7 @@ except ImportError as _error:
     ) from _error
 
 from cohort.tensorflow import *  # noqa: F403
+from horovod.tensorflow.util import _executing_eagerly  # noqa: F401
 
 
 def __getattr__(name: str) -> object:

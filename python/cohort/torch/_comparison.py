@@ -1,0 +1,143 @@
+"""Compares, while ranks train, what has to be the same on all of them: options of the optimizer, and weights.
+
+Every few steps a digest of both goes with the step's gradients, in one small reduction that nobody waits for before the
+next step.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from cohort._horovod.exceptions import HorovodInternalError
+from cohort._horovod.objects import allgather_object
+from cohort._horovod.process_sets import ProcessSet
+from cohort._horovod.reduce_ops import Max
+from cohort.errors import Mismatch
+from cohort.torch import _collectives as start
+from cohort.torch import _handles
+from torch import Tensor
+
+PERIOD = 20  # steps; more if there are more groups
+_SLICE = 1 << 16  # elements of one parameter that are looked at in each comparison
+_TOLERANCE = 1e-3  # of the largest weight: hosts of different kinds round differently
+
+# How options are computed with, not what with.
+_HOW = frozenset(["foreach", "fused", "capturable", "differentiable"])
+
+Options = List[Tuple[int, str, Any]]
+
+
+def options_of(groups: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Options:
+    """(group, name, value) of the numbers among the options of these names."""
+    names = [name for name in names if name not in _HOW]
+    found: Options = []
+    for number, group in enumerate(groups):
+        for name in names:
+            value = group.get(name)
+            if isinstance(value, Tensor):
+                value = value.item() if value.numel() == 1 else None
+            if isinstance(value, (int, float, tuple)):
+                found.append((number, name, value))
+    return found
+
+
+def digest_of(value: Any) -> int:
+    return zlib.crc32(value if isinstance(value, memoryview) else repr(value).encode())
+
+
+def period_of(groups: Sequence[Any]) -> int:
+    return max(PERIOD, len(groups))
+
+
+def difference_of(everyone: Sequence[Options], ranks: Sequence[int]) -> Optional[str]:
+    """Which option differs, and where; None if none does."""
+    for rank, theirs in zip(ranks, everyone):
+        for own, other in zip(everyone[0], theirs):
+            if repr(own) != repr(other):
+                where = f"'{own[1]}' of parameter group {own[0]}"
+                return f"{where} is {own[2]} on rank {ranks[0]} and {other[2]} on rank {rank}"
+        if len(theirs) != len(everyone[0]):
+            return f"rank {ranks[0]} has {len(everyone[0])} options in its parameter groups, and rank {rank} {len(theirs)}"
+    return None
+
+
+ADVICE = (
+    "ranks would train apart -- let all of them change it alike (a schedule that looks at a metric needs the one of all "
+    "ranks, hvd.allreduce gives it), or give compare_ranks=False"
+)
+
+
+class Comparison:
+    """Of one optimizer's ranks. `step` is called in each step, by all of them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], process_set: ProcessSet) -> None:
+        self._groups: List[Dict[str, Any]] = optimizer.param_groups
+        self._options = list(optimizer.defaults)
+        self._names = names
+        self._process_set = process_set
+        self._handle: Optional[int] = None
+        self._sent: Tuple[Options, Optional[Tuple[str, Tensor]]] = ([], None)
+        self._world: Any = None
+        self._steps = 0
+        self._at = (0, 0)  # the parameter, and the element of it, that come next
+        self.weights = True  # whether they are to be the same
+
+    def step(self) -> None:
+        """Raises Mismatch, on all ranks, for what was found to differ in the last comparison."""
+        if self._world is not self._process_set._counters:  # ranks are new, or have come back from `join`: all count anew
+            self._world, self._handle, self._steps, self._at = self._process_set._counters, None, 0, (0, 0)
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            most = _handles.synchronize(handle).tolist()
+            if most[0] != -most[1] or most[2] != -most[3]:
+                self._raise(most[0] != -most[1])
+        self._steps += 1
+        if self._steps % period_of(self._groups) == 0:
+            options = options_of(self._groups, self._options)
+            part = self._next_part() if self.weights else None
+            one, two = digest_of(options), digest_of(part[1].numpy().data.cast("B")) if part is not None else 0
+            self._sent = options, part
+            words = torch.tensor([one, -one, two, -two], dtype=torch.int64)
+            self._handle = start.allreduce_async_(words, None, "cohort.comparison", Max, process_set=self._process_set)
+
+    def _next_part(self) -> Optional[Tuple[str, Tensor]]:
+        """A copy of the next part of the weights, with its parameter's name; None if it is not on the CPU."""
+        number, begin = self._at
+        parameters = list(self._names)
+        if not parameters:
+            return None
+        parameter = parameters[number % len(parameters)]
+        end = begin + _SLICE
+        self._at = (number, end) if end < parameter.numel() else ((number + 1) % len(parameters), 0)
+        weights = parameter.detach()
+        if weights.device.type != "cpu" or not weights.is_floating_point() or not weights.is_contiguous():
+            return None
+        return self._names[parameter], weights.reshape(-1)[begin:end].float().clone()
+
+    def _raise(self, of_options: bool) -> None:
+        options, part = self._sent
+        own = options if of_options else None if part is None else (part[0], part[1].numpy())
+        try:
+            everyone = allgather_object(own, "cohort.comparison", self._process_set)
+        except HorovodInternalError:  # some have joined
+            raise Mismatch(f"ranks have different {'options of the optimizer' if of_options else 'weights'}") from None
+        ranks = self._process_set.ranks or []
+        if of_options:
+            raise Mismatch(f"{difference_of(everyone, ranks)}, {self._when()}: {ADVICE}")
+        for rank, theirs in zip(ranks, everyone):
+            if theirs is None or everyone[0] is None or theirs[1].shape != everyone[0][1].shape:
+                continue
+            apart = abs(theirs[1] - everyone[0][1])
+            worst = int(apart.argmax())
+            if not apart[worst] <= _TOLERANCE * float(abs(everyone[0][1]).max()) and not math.isnan(apart[worst]):
+                raise Mismatch(
+                    f"'{theirs[0]}' is {everyone[0][1][worst]} on rank {ranks[0]} and {theirs[1][worst]} on rank {rank} in one "
+                    f"place, {self._when()}: ranks train apart -- call hvd.broadcast_parameters before the first step, and "
+                    "change weights on all ranks alike, or give compare_ranks=False"
+                )
+
+    def _when(self) -> str:
+        return f"in step {self._steps} of the optimizer"

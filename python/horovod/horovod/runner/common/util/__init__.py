@@ -1,0 +1,1 @@
+"""The part of `horovod.runner.common.util` that programs import: `env`."""

@@ -1,0 +1,30 @@
+"""What programs ask the environment for, with Horovod's names and meanings."""
+
+from __future__ import annotations
+
+import os
+import re
+
+# Open MPI's and MPICH's launchers; Horovod's variables are set under `--as-horovod`.
+_RANK_AND_SIZE = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("RANK", "WORLD_SIZE"),
+)
+
+# Of the shell that starts ranks, and its functions.
+_OWN = re.compile(r"BASH_FUNC_.*|OLDPWD")
+
+
+def get_env_rank_and_size() -> tuple[int, int]:
+    """This process's rank and the number of ranks, as the launcher has set them; (0, 1) where none has. Without `init`."""
+    for rank, size in _RANK_AND_SIZE:
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return 0, 1
+
+
+def is_exportable(variable: str) -> bool:
+    """Whether a variable of this name is given to ranks."""
+    return not _OWN.fullmatch(variable)
