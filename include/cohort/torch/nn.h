@@ -141,8 +141,8 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
 ///
 /// Construction is collective. It checks that all ranks have the same model (numbers, names, shapes, types) and
 /// options, and throws Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers
-/// become rank 0's. Throws InvalidArgument if no parameter requires a gradient, or one is not dense, floating-point and
-/// on the CPU. Parameters must not be added, replaced or frozen afterwards.
+/// become rank 0's. Throws InvalidArgument if no parameter requires a gradient, or one is not dense and floating-point;
+/// they are in the host's memory or all on one GPU. Parameters must not be added, replaced or frozen afterwards.
 ///
 /// Averages are exact: losses are means over a rank's samples, ranks may have different numbers of them, and
 /// the result is the gradient of the mean over all samples. See set_sample_count.
