@@ -127,7 +127,9 @@ void add_agent(CLI::App& app, int& exit_status) {
   command->add_option("--timeout", options->timeout, "For the job to be there")
       ->type_name("SECONDS")
       ->capture_default_str();
-  command->add_option("--host-timeout", options->host_timeout, "A job from whose host nothing comes so long is lost")
+  command
+      ->add_option("--host-timeout", options->host_timeout,
+                   "Treat a job as lost after this long without a message from its host")
       ->type_name("SECONDS")
       ->capture_default_str();
   command->callback([options, &exit_status] {

@@ -190,7 +190,7 @@ void add_bench(CLI::App& app, int& exit_status) {
   command->add_option("-o,--ops", words.ops, "Reductions as sum,max, or all")
       ->type_name("OP,...")
       ->capture_default_str();
-  command->add_option("--root", options->root, "Of what has a root")->type_name("RANK")->capture_default_str();
+  command->add_option("--root", options->root, "Root of rooted collectives")->type_name("RANK")->capture_default_str();
   command->add_option("-n,--iterations", options->iterations, "Timed calls [0.2 s of them, 20 to 2000]")
       ->type_name("N")
       ->check(CLI::Range(1, 10000000));

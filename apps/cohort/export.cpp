@@ -40,7 +40,8 @@ struct Arguments {
 void export_weights(Arguments& arguments) {
   formats::ExportOptions& options = arguments.options;
   if (options.to.empty()) {
-    raise(ErrorCode::InvalidArgument, "TO is required: a *.pt or *.safetensors, or --to for the record of a run");
+    raise(ErrorCode::InvalidArgument,
+          "TO is required: a *.pt, *.pth, *.pth.tar or *.safetensors, or --to for the record of a run");
   }
   if (arguments.everything) options.content = formats::ExportContent::Everything;
   if (arguments.torch == "1.13") options.floats = formats::PtFloats::Tensor;
@@ -125,6 +126,7 @@ void export_run(Arguments& arguments) {
   if (!arguments.options.to.empty()) {
     raise(ErrorCode::InvalidArgument, "'{}' and --to {}: give one", arguments.options.to, arguments.destination);
   }
+  track::check_destination(arguments.destination, !arguments.sink.token_file.empty());
   const bool to_server = arguments.destination.starts_with("mlflow");
   const std::string& from = arguments.options.from;
   track::ExportRequest request;
@@ -152,6 +154,16 @@ void export_run(Arguments& arguments) {
       "{}: {} events from {}{}{}\n", arguments.destination, summary.events, request.record.string(),
       summary.superseded == 0 ? "" : fmt::format(", without {} of steps that were done again", summary.superseded),
       summary.damaged == 0 ? "" : fmt::format("; {} damaged lines were left out", summary.damaged));
+  for (const auto& [event, lines] : summary.unknown) {
+    fmt::print(
+        stderr,
+        "cohort: {} lines of the event '{}' were left out: values are in lines of the events step, epoch and metric "
+        "(cohort.track.log, track::Metrics)\n",
+        lines, event);
+  }
+  if (summary.without_end) {
+    fmt::print(stderr, "cohort: the record has no `end` line and no job.json beside it: the run is taken for killed\n");
+  }
 }
 
 }  // namespace
@@ -166,11 +178,12 @@ void add_export(CLI::App& app, int&) {
                    "A checkpoint, a folder of them (its newest), a .safetensors or a .pt; with --to a run's folder, or "
                    "its run.jsonl")
       ->required();
-  command->add_option("TO", arguments->options.to, "The file to write: *.pt or *.safetensors");
+  command->add_option("TO", arguments->options.to, "The file to write: *.pt, *.pth, *.pth.tar or *.safetensors");
   command->add_option("--key", arguments->options.key,
-                      "In a .pt: the key under which the weights are, e.g. model or a/b");
-  command->add_flag("--everything", arguments->everything,
-                    "Not the weights alone: optimizer, step, epoch, sampler, too (.pt only)");
+                      "FROM is a .pt: the key under which the weights are, e.g. model or a/b");
+  command->add_flag(
+      "--everything", arguments->everything,
+      "Not the weights alone: {\"model\", \"optimizer\", \"step\", \"epoch\", \"sampler\", ...} (.pt only)");
   command->add_option("--torch", arguments->torch, "Oldest torch that is to load it: 1.13 gets floats as tensors")
       ->check(CLI::IsMember({"1.13", "2"}))
       ->capture_default_str();
@@ -186,7 +199,9 @@ void add_export(CLI::App& app, int&) {
                    "prometheus:HOST:PORT: clients have to show this file's line as their bearer token")
       ->envname(std::string(env::kMetricsTokenFile));
   command->footer(
-      "Examples: cohort export checkpoints model.pt --key model\n"
+      "Examples: cohort export checkpoints model.pt\n"
+      "          cohort export checkpoints training.pt --everything\n"
+      "          cohort export training.pt model.safetensors --key model\n"
       "          cohort export runs/latest --to tensorboard:tb --follow");
   command->callback([arguments] {
     if (!arguments->destination.empty()) return export_run(*arguments);

@@ -6,6 +6,7 @@
 #include "sys/terminal.h"
 #include "track/curves.h"
 #include "track/record_reader.h"
+#include "watch/run_files.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -69,7 +70,7 @@ void add_plot(CLI::App& app, int& /*exit_status*/) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* command =
       app.add_subcommand("plot", "Draw the curves of a run, or of several to compare them, as an SVG picture");
-  command->add_option("RUN", arguments->runs, "folders of runs, or their run.jsonl")->required();
+  command->add_option("RUN", arguments->runs, "folders of runs, or their run.jsonl [the newest in ./runs]");
   command->add_option("-o,--output", arguments->output,
                       "the picture [curves.svg beside the record; of several runs compare.svg]");
   command
@@ -79,7 +80,10 @@ void add_plot(CLI::App& app, int& /*exit_status*/) {
           std::map<std::string, track::Over>{
               {"epoch", track::Over::Epoch}, {"step", track::Over::Step}, {"time", track::Over::Time}},
           CLI::ignore_case));
-  command->callback([arguments] { plot(*arguments); });
+  command->callback([arguments] {
+    if (arguments->runs.empty()) arguments->runs.push_back(watch::find_run({}));
+    plot(*arguments);
+  });
 }
 
 }  // namespace cohort::app

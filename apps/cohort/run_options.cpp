@@ -120,7 +120,7 @@ const RunOption kOptions[] = {
     {"--listen", "PORT", "", "With --starter hand: the port that agents come to [any]",
      [](C& c, Text v) { c.listen = static_cast<std::uint16_t>(number_of(v, 0, 65535)); }},
     {"--host-timeout", "SECONDS", "3",
-     "A host from which nothing comes so long is lost, and with it the job; at least 1",
+     "Treat a host, and so the job, as lost after this long without a message; at least 1",
      [](C& c, Text v) { c.job.host_timeout = host_timeout_of(v); }},
     {"--bind", "HOW", "none",
      "core: each rank keeps to a share of the cores of its host, next to each other, whole ones where there are enough "
@@ -228,7 +228,7 @@ const RunOption kOptions[] = {
      "prometheus:[HOST]:PORT or kubeflow (which is so where its variables are set), as `cohort export --to`; "
      "repeatable",
      [](C& c, Text v) {
-       track::check_destination(v);
+       track::check_destination(v, env::get(env::kMetricsTokenFile).has_value());
        c.job.track.push_back(v);
      },
      Kind::Repeatable},
@@ -303,7 +303,7 @@ constexpr std::pair<std::string_view, std::string_view> kParts[] = {
     {"--module", "The program"},
     {"--prefix", "Output and what is kept"},
     {"--timeout", "Limits and restarts"},
-    {"--config", "Options from a file, and what is only shown"},
+    {"--config", "Configuration and dry runs"},
     {"--owner", ""},
 };
 

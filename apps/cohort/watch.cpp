@@ -85,7 +85,7 @@ void serve(const Arguments& arguments) {
 void add_watch(CLI::App& app, int& exit_status) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* command =
-      app.add_subcommand("watch", "Show how a run goes on: steps, speed, waiting and last line of each rank");
+      app.add_subcommand("watch", "Show a run's progress: steps, speed, waiting and last line of each rank");
   command->add_option(
       "RUN", arguments->run,
       "Folder of a run, or HOST:PORT of the page that another `cohort watch` serves [the newest in ./runs]");

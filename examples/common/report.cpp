@@ -138,7 +138,8 @@ void Report::end(const Score& score) {
                          {"weights", weights}});
   cohort::track::plot(record_->file(), curves);
   std::printf("accuracy    %.2f %% of %lld test images\n", 100 * score.accuracy, static_cast<long long>(test_images_));
-  std::printf("throughput  %.0f samples/s in training, on %s\n", speed, processes(processes_).c_str());
+  std::printf("throughput  %.0f samples/s in training, on %s\n", steady > 0 ? steady : speed,
+              processes(processes_).c_str());
   std::printf("record      %s\ncurves      %s\n", record_->file().c_str(), curves.c_str());
   std::printf("checkpoint  %s\nweights     %s\n", checkpoint_.c_str(), weights.c_str());
 }

@@ -104,10 +104,14 @@ struct SplitOptions {
   int color = 0;  ///< ranks of the same color form a group; kNoColor: this rank is in none
   int key = 0;    ///< ranks of a group are numbered by ascending key, and by rank where keys are equal
   std::optional<std::chrono::milliseconds> timeout = {};
+  bool background = false;  ///< as in GroupOptions
 };
 
 struct GroupOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
+  /// For a thread beside the program, such as one that logs: what it does is no sign that the program goes on, so
+  /// `cohort run` leaves it out when it looks for ranks that wait for each other.
+  bool background = false;
 };
 
 }  // namespace cohort

@@ -78,8 +78,8 @@ class Communicator {
   // no meaning throw InvalidArgument at once, ranks that disagree get Mismatch from the Work. An output may be the
   // input ("in place") where that is said; otherwise the two share no byte.
 
-  /// Reduces `data` over all ranks, in place. Every element is folded by ascending rank, so the bits do not
-  /// depend on timing, size or position.
+  /// Reduces `data` over all ranks, in place. Every element is folded by ascending rank within each host,
+  /// then by ascending host, so the bits depend on the layout (ranks per host), and not on timing, size or position.
   Work all_reduce(Buffer data, const AllReduceOptions& options = {});
   /// Out of place, or in place if both are the same; `input` and `output` have the same count.
   Work all_reduce(ConstBuffer input, Buffer output, const AllReduceOptions& options = {});

@@ -29,7 +29,7 @@ enum class DType : std::uint8_t {
 inline constexpr int kDTypeCount = 15;
 
 /// Reductions. The numbers travel in fingerprints: never change one, only append.
-/// Average divides the sum, folded by ascending rank, once by the number of ranks; with unequal weights it folds each
+/// Average divides the sum, folded as in all_reduce, once by the number of ranks; with unequal weights it folds each
 /// value times its rank's share of their total. Integers wrap around in Sum and Product; Average of integers divides
 /// the wrapped sum, rounding toward zero.
 /// Min and Max of floating types give NaN where any rank brings NaN.
@@ -44,6 +44,7 @@ enum class ReduceOp : std::uint8_t {
   BitAnd = 5,
   BitOr = 6,
   BitXor = 7,
+  Mean = Average,
 };
 inline constexpr int kReduceOpCount = 8;
 

@@ -59,11 +59,15 @@ struct RunRecordOptions {
   Fields parameters;    ///< what it was started with: batch size, learning rate, seed, ...
 };
 
+/// Where a run's record belongs, so that `cohort watch`, `cohort plot` and `--track` find it: the run's folder under
+/// `cohort run` (COHORT_RUN_DIR), else the working directory.
+std::filesystem::path run_folder();
+
 /// One file of JSON lines per run, made on rank 0; docs/reference/run-record.md is its schema. An existing file is
 /// appended to (a resumed run goes on in it). Every line is written whole by one call and is in the kernel's hands when
 /// `write` returns, so a killed process loses at most the line it was writing; a later one cuts that off.
 ///
-///     track::RunRecord record(out / "run.jsonl", {.program = "digits", .world_size = comm.size()});
+///     track::RunRecord record(track::run_folder() / "run.jsonl", {.program = "digits", .world_size = comm.size()});
 ///     comm.set_observer(&record);
 ///     record.write("step", {{"step", step}, {"epoch", 1.25}, {"train_loss", loss}});
 class RunRecord final : public Observer {
@@ -113,6 +117,7 @@ enum class Reduce {
   Min,
   Sum,
   Each,  ///< all are written, with their ranks
+  Average = Mean,
 };
 
 struct MetricsOptions {

@@ -83,7 +83,8 @@ def run(
     start_timeout  seconds for all ranks to be running; default: 30, on Spark's workers 120
     prefix         what stands before each line that a rank prints: "rank" (host:rank), "full" (time and stream too), "none"
     quiet          print only what the ranks print, and failures
-    run_dir        where the record of the run and the complete output of each rank are kept; default: nowhere
+    run_dir        where the record of the run and the complete output of each rank are kept; default: nowhere, but what
+                   `cohort.track.log` has logged is kept in runs/cohort-run-NAME, and a line says so
     executable     the Python to run; default: this one, with this one's sys.path
     options        more options of `cohort run`
     on             "spark": on the workers of the active SparkSession, as many as it runs tasks at a time; their Python, folder
@@ -313,7 +314,25 @@ def call_on_ranks(
             status = job.run()
         return _outcomes(folder, kept, status, job.refusal())
     finally:
+        _keep_record(folder)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep_record(folder: pathlib.Path) -> None:
+    """What the function has logged is in the run's folder, which nobody has asked to be kept."""
+    record = folder / "run" / "run.jsonl"
+    if not record.exists():
+        return
+    to = pathlib.Path("runs", folder.name)
+    try:
+        to.mkdir(parents=True)
+        for file in (record, record.with_name("job.json")):
+            if file.exists():
+                shutil.move(file, to / file.name)
+        said = f"what was logged is in {to} (cohort plot {to})"
+    except OSError as error:
+        said = f"what was logged is lost: {to}: {error.strerror} -- give run_dir=FOLDER"
+    print(f"cohort: {said}", file=sys.stderr)
 
 
 def run_folder(folder: pathlib.Path, words: Sequence[str], environment: Mapping[str, str]) -> pathlib.Path:

@@ -148,6 +148,9 @@ def init(init_method: str = "", **options: object) -> None:
         _world = join(init_method, **options)  # type: ignore[arg-type]
 
 
+init.__wrapped__ = join  # type: ignore[attr-defined]  # help() shows its arguments
+
+
 def shutdown() -> None:
     """Leaves the default world, once its unfinished operations have ended; a KeyboardInterrupt aborts those.
 

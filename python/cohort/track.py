@@ -5,54 +5,16 @@
 
 Rank 0 makes records and bars; other ranks make none.
 
-    record = cohort.track.RunRecord("out/run.jsonl", program="digits", world_size=cohort.size(), parameters={"lr": 0.1})
+    file = os.path.join(cohort.track.run_folder(), "run.jsonl")
+    record = cohort.track.RunRecord(file, program="digits", world_size=cohort.size(), parameters={"lr": 0.1})
     record.observe(cohort.world())
     record.write("step", step=step, epoch=1.25, train_loss=loss)
     ...
     record.write_communication()
-    cohort.track.plot("out/run.jsonl", "out/curves.svg")
+    cohort.track.plot(file, "curves.svg")
 
-**RunRecord(file, *, program="", world_size=1, parameters={})** is one file of JSON lines per run, whose schema is
-docs/reference/run-record.md; C++ writes the same. It makes the file's folder, goes on in an existing file (a resumed run),
-and writes a `start` line. Raises Io, naming the path, and Unavailable if another process writes to the file. Any thread.
-
-write(event, **fields)   appends a line: numbers (also of NumPy and torch), texts, truth values, paths. It is in the kernel's
-                         hands on return; a full disk raises Io and leaves the file as it was
-write_communication()    appends what `observe` has seen since the last time: number, bytes and seconds of each operation,
-                         seconds waited for peers, steps. Nothing if nothing was seen
-observe(world)           what this Communicator does from now on is added up
-step(step, samples, seconds, exposed_communication_seconds=0.0)
-                         one step as the training loop saw it; `samples` of all ranks
-file                     its path
-
-**log(step, *, reduce=None, **values)** logs numbers (also of NumPy and torch) at the cost of microseconds: a thread writes
-them each second and at the end, so a killed process loses the last second. They go to the RunRecord that this process
-has made before, else to `run.jsonl` in the run's folder under `cohort run`, else in the working directory. `reduce` is
-"mean" (each rank counts as much), "max", "min", "sum", or "each", which keeps all with their ranks: all ranks log then, and
-the first such call is one of all ranks. A full disk or a lost rank is told in the log, and the training goes on.
-`cohort export` takes them to TensorBoard, Prometheus or a CSV file, while the run goes on or afterwards.
-
-**flush()** writes what was logged, now. **close()** writes what is left and lets go of the record, as the end of the program
-and `cohort.shutdown` do; reduced values of all ranks are waited for.
-
-**span(name)** is a context manager and a decorator: what lies within shows in the trace of `cohort run --trace`, on this
-thread's row. Spans lie within each other. Without --trace it costs a tenth of a microsecond or two.
-
-    with cohort.track.span("augment"):
-        ...
-
-**plot(record_file, svg_file)** draws the curves, as `cohort plot`. Raises Unavailable, Io, or Corrupt for what is no record.
-
-**Progress(*, steps_per_epoch=0, epochs=0, first_step=0, first_epoch=0, steps_left_in_first_epoch=None, terminal=None,
-interval=None)** is a bar on stdout: one line that is drawn over on a terminal, plain lines elsewhere (`terminal` says which
-it is), at most one for each `interval` seconds (0.1, or 2). A run that resumes another says how many steps and whole
-epochs were done, and on another number of ranks also how many steps its first epoch has left. For the training loop's
-thread.
-
-update(step, loss, samples)  after each step: steps done in all, the latest loss, samples of this step over all ranks
-skip_time()                  leaves the time since the last step out of the speed: it was an evaluation or a checkpoint
-line(text)                   a line that stays, above the bar
-finish()                     takes the bar away
+`cohort export` takes what is logged to TensorBoard, MLflow, Prometheus or a CSV file, while the run goes on or afterwards;
+`cohort plot` draws it. docs/tracking.md has the rest.
 """
 
 from __future__ import annotations
@@ -72,10 +34,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-__all__ = ["Progress", "RunRecord", "close", "flush", "log", "plot", "span"]
+__all__ = ["Progress", "RunRecord", "close", "flush", "log", "plot", "run_folder", "span"]
 
 
 class span(contextlib.ContextDecorator):
+    """A context manager and a decorator: what lies within shows in the trace of `cohort run --trace`, on this thread's row.
+    Spans lie within each other. Without --trace it costs a tenth of a microsecond or two. Any thread.
+
+        with cohort.track.span("augment"):
+            ...
+    """
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._begun = 0
@@ -93,10 +62,23 @@ class span(contextlib.ContextDecorator):
 
 
 class RunRecord(_RunRecord):
+    """RunRecord(file, *, program="", world_size=1, parameters={}): one file of JSON lines per run, made on rank 0.
+
+    docs/reference/run-record.md is its schema; C++ writes the same. Makes the file's folder, goes on in an existing file (a
+    resumed run), and writes a `start` line. Any thread. Raises Io, naming the path, and Unavailable if another process
+    writes to the file.
+    """
+
     def __init__(self, file: Any, **options: Any) -> None:
         super().__init__(file, **options)
         global _latest
         _latest = weakref.ref(self)
+
+
+def run_folder() -> str:
+    """Where a run's record belongs, so that `cohort watch`, `cohort plot` and `--track` find it: the run's folder under
+    `cohort run` (COHORT_RUN_DIR), else "", the working directory."""
+    return os.environ.get("COHORT_RUN_DIR", "")
 
 
 def _none() -> None:
@@ -122,12 +104,25 @@ def _open_record() -> RunRecord | None:
         if _record is None:
             program = os.path.splitext(os.path.basename(sys.argv[0]))[0]
             size = _world.size() if _world.is_initialized() else 1
-            file = os.path.join(os.environ.get("COHORT_RUN_DIR", ""), "run.jsonl")
+            file = os.path.join(run_folder(), "run.jsonl")
             _record = RunRecord(file, program=program, world_size=size)
     return _record
 
 
 def log(step: int, *, reduce: str | None = None, **values: Any) -> None:
+    """Logs numbers (also of NumPy and torch, of one element) at the cost of microseconds. Any thread.
+
+    step    the optimizer step they belong to
+    reduce  None: rank 0's are kept, and on other ranks nothing happens. "mean" (or "average": each rank counts as much),
+            "max", "min", "sum", or "each", which keeps all with their ranks: all ranks log then, in the same order, and the
+            first such call is one of all ranks
+    values  by their names
+
+    A thread writes them each second and at the end, so a killed process loses the last second. They go to the RunRecord
+    that this process has made before, else to `run.jsonl` in `run_folder()`. A full disk or a lost rank is told in the log,
+    and the training goes on. Raises InvalidArgument for what is no number and for another `reduce`, Io and Unavailable if
+    the record cannot be made.
+    """
     global _own, _shared
     metrics = _own if reduce is None else _shared
     if metrics is None:
@@ -142,12 +137,15 @@ def log(step: int, *, reduce: str | None = None, **values: Any) -> None:
 
 
 def flush() -> None:
+    """Writes what was logged, now. Raises Io where that fails; the values are kept for the next time."""
     for metrics in (_own, _shared):
         if metrics is not None:
             metrics.flush()
 
 
 def close() -> None:
+    """Writes what is left and lets go of the record, as the end of the program and `cohort.shutdown` do; reduced values of
+    all ranks are waited for, 10 s at most."""
     _close(None)
 
 

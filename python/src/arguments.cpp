@@ -42,7 +42,8 @@ ReduceOp reduce_op_of(py::handle op, const char* operation) {
       }
       return letters;
     };
-    const std::string wanted = plain(py::cast<std::string>(op));
+    std::string wanted = plain(py::cast<std::string>(op));
+    if (wanted == "mean") wanted = "average";
     for (int i = 0; i < kReduceOpCount; ++i) {
       if (wanted != plain(to_string(static_cast<ReduceOp>(i)))) continue;
       const py::int_ number(i);

@@ -90,6 +90,10 @@ std::pair<int, int> dlpack_device(py::handle object) {
 
 std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
+std::string with_article(const std::string& noun) {
+  return (std::string_view("aeiou").find(noun.front()) != std::string_view::npos ? "an " : "a ") + noun;
+}
+
 std::string text(py::handle object) { return std::string(py::str(object)); }
 
 }  // namespace
@@ -107,8 +111,8 @@ Array::Array(py::handle object, Access access, const Role& role, Where where) {
       }
       break;
     case Protocol::None:
-      refuse(role, "is a " + type_name(object) +
-                       ", which is no array -- pass a torch tensor, a NumPy array, or anything with the buffer "
+      refuse(role, "is " + with_article(type_name(object)) +
+                       ", not an array -- pass a torch tensor, a NumPy array, or anything with the buffer "
                        "protocol or __dlpack__ (numpy.asarray makes one of numbers and lists)");
   }
   // Where nothing is, libraries point anywhere, aligned or not.
@@ -290,7 +294,10 @@ std::vector<Array> arrays_of(py::handle group, Access access, const Role& role, 
   const py::object items = py::reinterpret_borrow<py::object>(group);
   std::vector<Array> arrays;
   arrays.reserve(py::len(items));
-  for (const py::handle item : items) arrays.emplace_back(item, access, role, where);
+  for (const py::handle item : items) {
+    const std::string name = std::string(role.item) + " " + std::to_string(arrays.size());
+    arrays.emplace_back(item, access, Role{role.operation, name.c_str()}, where);
+  }
   return arrays;
 }
 

@@ -23,6 +23,7 @@ enum class Where { Host, HostOrGpu };
 struct Role {
   const char* operation;
   const char* name;
+  const char* item = "element";  ///< of a group: "element 0"
 };
 
 struct ReleaseBuffer {

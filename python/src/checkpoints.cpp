@@ -95,7 +95,8 @@ class Checkpoints : public Tenant, public std::enable_shared_from_this<Checkpoin
     settle(comm);
     if (collectively<bool>(comm, kName, [&](Communicator& world) { return saver_.needs_communicator(world); })) {
       Member& member = comm->member();
-      group_ = member.add_group(member.call<Communicator>(kName, [](Communicator& world) { return world.split({}); }));
+      group_ = member.add_group(
+          member.call<Communicator>(kName, [](Communicator& world) { return world.split({.background = true}); }));
       left_ = false;
       saver_.adopt(group_->give_over(kName, weak_from_this()));
     }

@@ -79,7 +79,7 @@ py::object all_reduce(const PyCommunicator& self, const py::object& data, const 
   const Call call{self, kName, async_op, output};
   if (is_group(data)) {
     if (!output.is_none()) refuse(kName, "the grouped form reduces in place; it takes no output");
-    std::vector<Array> arrays = arrays_of(data, Access::Write, {kName, "an array of the group"}, Where::HostOrGpu);
+    std::vector<Array> arrays = arrays_of(data, Access::Write, {kName, "the group"}, Where::HostOrGpu);
     const std::vector<Buffer> buffers = buffers_of(arrays);
     return start(call, std::move(arrays), [&](Communicator& world) { return world.all_reduce(buffers, options); });
   }
@@ -125,9 +125,9 @@ py::object reduce_scatter(const PyCommunicator& self, const py::object& input, c
   const auto options = reduction_of<ReduceScatterOptions>(kName, op, prescale, postscale, gpu_sums, timeout);
   const Call call{self, kName, async_op, output};
   if (is_group(input)) {
-    std::vector<Array> arrays = arrays_of(input, Access::Read, {kName, "an input of the group"}, Where::HostOrGpu);
+    std::vector<Array> arrays = arrays_of(input, Access::Read, {kName, "the input", "input"}, Where::HostOrGpu);
     const std::vector<ConstBuffer> inputs = const_buffers_of(arrays);
-    std::vector<Array> written = arrays_of(output, Access::Write, {kName, "an output of the group"}, Where::HostOrGpu);
+    std::vector<Array> written = arrays_of(output, Access::Write, {kName, "the output", "output"}, Where::HostOrGpu);
     const std::vector<Buffer> outputs = buffers_of(written);
     std::move(written.begin(), written.end(), std::back_inserter(arrays));
     return start(call, std::move(arrays),
@@ -162,7 +162,7 @@ py::object broadcast(const PyCommunicator& self, const py::object& data, int roo
   const Access access = self.member().rank == root ? Access::Read : Access::Write;
   const Call call{self, kName, async_op, py::none()};
   if (is_group(data)) {
-    std::vector<Array> arrays = arrays_of(data, access, {kName, "an array of the group"}, Where::HostOrGpu);
+    std::vector<Array> arrays = arrays_of(data, access, {kName, "the group"}, Where::HostOrGpu);
     const std::vector<Buffer> buffers = buffers_of(arrays);
     return start(call, std::move(arrays), [&](Communicator& world) { return world.broadcast(buffers, options); });
   }
@@ -177,9 +177,9 @@ py::object all_gather(const PyCommunicator& self, const py::object& input, const
   const AllGatherOptions options{milliseconds_of(timeout, kName)};
   const Call call{self, kName, async_op, output};
   if (is_group(input)) {
-    std::vector<Array> arrays = arrays_of(input, Access::Read, {kName, "an input of the group"}, Where::HostOrGpu);
+    std::vector<Array> arrays = arrays_of(input, Access::Read, {kName, "the input", "input"}, Where::HostOrGpu);
     const std::vector<ConstBuffer> inputs = const_buffers_of(arrays);
-    std::vector<Array> written = arrays_of(output, Access::Write, {kName, "an output of the group"}, Where::HostOrGpu);
+    std::vector<Array> written = arrays_of(output, Access::Write, {kName, "the output", "output"}, Where::HostOrGpu);
     const std::vector<Buffer> outputs = buffers_of(written);
     std::move(written.begin(), written.end(), std::back_inserter(arrays));
     return start(call, std::move(arrays),

@@ -57,7 +57,7 @@ double number_of(const std::string& name, py::handle value) {
 track::Reduce reduce_of(const py::object& name) {
   if (name.is_none()) return track::Reduce::No;
   const std::string wanted = py::str(name);
-  if (wanted == "mean") return track::Reduce::Mean;
+  if (wanted == "mean" || wanted == "average") return track::Reduce::Mean;
   if (wanted == "max") return track::Reduce::Max;
   if (wanted == "min") return track::Reduce::Min;
   if (wanted == "sum") return track::Reduce::Sum;
@@ -133,21 +133,29 @@ void bind_track(py::module_& module) {
             const py::gil_scoped_release release;
             self.write(event, all);
           },
-          py::arg("event"))
-      .def("write_communication", &track::RunRecord::write_communication, py::call_guard<py::gil_scoped_release>())
+          py::arg("event"),
+          "write(event, **fields): appends a line: numbers (also of NumPy and torch), texts, truth values, paths. It "
+          "is in "
+          "the kernel's hands on return; a full disk raises Io and leaves the file as it was.")
+      .def("write_communication", &track::RunRecord::write_communication, py::call_guard<py::gil_scoped_release>(),
+           "Appends what `observe` has seen since the last time: number, bytes and seconds of each operation, seconds "
+           "waited "
+           "for peers, steps. Nothing if nothing was seen.")
       .def(
           "step",
           [](track::RunRecord& self, std::int64_t step, std::int64_t samples, double seconds, double exposed) {
             self.on_step({step, samples, seconds, exposed});
           },
-          py::arg("step"), py::arg("samples"), py::arg("seconds"), py::arg("exposed_communication_seconds") = 0.0)
+          py::arg("step"), py::arg("samples"), py::arg("seconds"), py::arg("exposed_communication_seconds") = 0.0,
+          "One step as the training loop saw it; `samples` of all ranks.")
       .def(
           "observe",
           [](const std::shared_ptr<track::RunRecord>& self, const PyCommunicator& world) {
             world.member().observe(self);
           },
-          py::arg("world"))
-      .def_property_readonly("file", [](const track::RunRecord& self) { return self.file(); });
+          py::arg("world"), "What this Communicator does from now on is added up.")
+      .def_property_readonly(
+          "file", [](const track::RunRecord& self) { return self.file(); }, "Its path.");
   py::class_<PyMetrics>(module, "Metrics")
       .def(py::init([](std::shared_ptr<track::RunRecord> record, const PyCommunicator* world) {
              return std::make_unique<PyMetrics>(std::move(record), world);
@@ -157,8 +165,16 @@ void bind_track(py::module_& module) {
       .def("flush", &PyMetrics::flush)
       .def("close", &PyMetrics::close, py::arg("patience") = py::none());
   module.def("plot", &track::plot, py::arg("record_file"), py::arg("svg_file"),
-             py::call_guard<py::gil_scoped_release>());
-  py::class_<track::Progress>(module, "Progress")
+             py::call_guard<py::gil_scoped_release>(),
+             "Draws the curves, as `cohort plot`. Raises Unavailable, Io, or Corrupt for what is no record.");
+  py::class_<track::Progress>(
+      module, "Progress",
+      "A bar on stdout: one line that is drawn over on a terminal, plain lines elsewhere (`terminal` says which it "
+      "is), at "
+      "most one for each `interval` seconds (0.1, or 2). A run that resumes another says how many steps and whole "
+      "epochs "
+      "were done, and on another number of ranks also how many steps its first epoch has left. For the training loop's "
+      "thread.")
       .def(py::init([](std::int64_t steps_per_epoch, std::int64_t epochs, std::int64_t first_step,
                        std::int64_t first_epoch, std::optional<std::int64_t> steps_left_in_first_epoch,
                        std::optional<bool> terminal, const py::object& interval) {
@@ -174,16 +190,18 @@ void bind_track(py::module_& module) {
            py::kw_only(), py::arg("steps_per_epoch") = 0, py::arg("epochs") = 0, py::arg("first_step") = 0,
            py::arg("first_epoch") = 0, py::arg("steps_left_in_first_epoch") = py::none(),
            py::arg("terminal") = py::none(), py::arg("interval") = py::none())
-      .def("update", &track::Progress::update, py::arg("step"), py::arg("loss"), py::arg("samples"))
-      .def("skip_time", &track::Progress::skip_time)
+      .def("update", &track::Progress::update, py::arg("step"), py::arg("loss"), py::arg("samples"),
+           "After each step: steps done in all, the latest loss, samples of this step over all ranks.")
+      .def("skip_time", &track::Progress::skip_time,
+           "Leaves the time since the last step out of the speed: it was an evaluation or a checkpoint.")
       .def(
           "line",
           [](track::Progress& self, const std::string& text) {
             flush_python();  // what was printed before comes before
             self.line(text);
           },
-          py::arg("text"))
-      .def("finish", &track::Progress::finish);
+          py::arg("text"), "A line that stays, above the bar.")
+      .def("finish", &track::Progress::finish, "Takes the bar away. Further calls do nothing.");
 }
 
 }  // namespace cohort::python

@@ -3,7 +3,9 @@ C++ side is the program COHORT_CHECKPOINT_PEER (tests/multiproc/checkpoint_peer.
 
 import os
 import pathlib
+import re
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -12,7 +14,7 @@ from support import SECONDS, needs_torch, torch
 if torch is not None:
     from nn_models import Mlp, batch_of, copies, loss_of, with_values
 
-    from cohort import checkpoint
+    from cohort import _command, checkpoint
     from cohort.data import SamplerState
 
     OPTIMIZERS = {
@@ -84,6 +86,95 @@ class WithCpp(unittest.TestCase):
                 self.assertEqual(torch.rand((), dtype=torch.float64).item(), random)
                 train(net, optimizer, 2)
                 self.assert_trained_alike(net, theirs)
+
+    def export(self, *words):
+        done = subprocess.run([_command.find(), "export", *map(str, words)], cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, f"{words}: {done.stderr}")
+
+    def exported(self, checkpoints):
+        """What a program of torch alone has of it."""
+        old = ["--torch", "1.13"] if torch.__version__ < "2" else []
+        self.export(checkpoints, "training.pth.tar", "--everything", *old)
+        return torch.load(self.folder / "training.pth.tar", weights_only=True)
+
+    def test_torch_alone_goes_on_from_cpp(self):
+        for name, make in OPTIMIZERS.items():
+            with self.subTest(optimizer=name):
+                theirs = self.folder / name
+                theirs.mkdir()
+                peer("train", theirs, name)
+                found = self.exported(theirs)
+                self.assertEqual((int(found["step"]), int(found["epoch"])), (PROGRESS.step, PROGRESS.epoch))
+                net = with_values(Mlp(), 5)
+                optimizer = make(net.parameters(), lr=77.0)
+                net.load_state_dict(found["model"])
+                optimizer.load_state_dict(found["optimizer"])
+                train(net, optimizer, 2)
+                self.assert_trained_alike(net, theirs)
+
+    def test_torch_alone_goes_on_from_python(self):
+        makers = {
+            **OPTIMIZERS,
+            "groups": lambda p: torch.optim.AdamW([{"params": p[:1]}, {"params": p[1:], "lr": 0.5}], lr=0.1, maximize=True),
+            "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=3, line_search_fn="strong_wolfe"),
+        }
+        for name, make in makers.items():
+            with self.subTest(optimizer=name):
+                net = with_values(Mlp())
+                optimizer = make(list(net.parameters()))
+                other = with_values(Mlp(), 5)
+                again = make(list(other.parameters()))
+
+                def step(net, optimizer, number):
+                    def closure():
+                        optimizer.zero_grad()
+                        loss = loss_of(net(batch_of(number, 4)[0]), batch_of(number, 4)[1])
+                        loss.backward()
+                        return loss
+
+                    optimizer.step(closure)
+
+                step(net, optimizer, 0)
+                folder = self.folder / f"{name} of python"
+                checkpoint.save(folder, net, optimizer)
+                found = self.exported(folder)
+                other.load_state_dict(found["model"])
+                again.load_state_dict(found["optimizer"])
+                names = optimizer.defaults.keys() - {"foreach", "fused", "capturable", "differentiable"}  # not saved
+                for mine, theirs in zip(optimizer.param_groups, again.param_groups):
+                    self.assertEqual({k: mine[k] for k in names}, {k: theirs[k] for k in names})
+                for number in (1, 2):
+                    step(net, optimizer, number)
+                    step(other, again, number)
+                for ours, theirs in zip(copies(net), copies(other)):
+                    self.assertTrue(torch.equal(ours, theirs), (ours - theirs).abs().max())
+
+    def test_what_was_saved_before_a_loss_is_no_number_stays(self):
+        program = """
+import torch, cohort.track
+from cohort.checkpoint import CheckpointFolder
+net = torch.nn.Linear(2, 1)
+folder = CheckpointFolder("saved", keep=2)
+for step in range(1, 8):
+    cohort.track.log(step, loss=float("nan") if step > 3 else 1.0)
+    cohort.track.flush()
+    folder.save(net, step=step)
+"""
+        done = subprocess.run([sys.executable, "-c", program], cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        steps = sorted(int(name.rsplit("-", 1)[1]) for name in os.listdir(self.folder / "saved"))
+        self.assertEqual(steps, [2, 3, 6, 7])
+
+    def test_the_examples_of_the_help(self):
+        (self.folder / "checkpoints").mkdir()
+        peer("train", self.folder / "checkpoints", "Adam")
+        text = subprocess.run([_command.find(), "export", "--help"], capture_output=True, text=True).stdout
+        examples = re.findall(r"cohort export (\S.*)", text[text.index("Examples:") :])
+        ours = [line.split() for line in examples if "--to" not in line]
+        self.assertEqual(len(ours), 3, text)
+        for words in ours:
+            self.export(*words)
+            self.assertTrue((self.folder / words[1]).exists(), words)
 
     def test_cpp_goes_on_from_python(self):
         for name, make in OPTIMIZERS.items():

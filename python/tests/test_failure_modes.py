@@ -90,6 +90,52 @@ else:
         self.assertLess(at - job.harmed(), LIMIT)
         self.assertEqual(job.ends(), 124, job.text)
 
+    # Metrics of all ranks, a save in the background, a comparison, preemption, a trace, somebody who watches.
+    BESIDE = """
+import contextlib
+import cohort.track
+def beside():
+    cohort.track.log(1, x=1.0, reduce="mean")
+    preemption = cohort.Preemption()
+    preemption.requested(world)
+    with contextlib.suppress(ImportError):
+        import torch
+        from cohort.checkpoint import CheckpointFolder
+        from cohort.nn import DistributedDataParallel
+        model = DistributedDataParallel(torch.nn.Linear(4, 1), compare_parameters_every=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        folder = CheckpointFolder("checkpoints", comm=world)
+        folder.save_async(model, optimizer)
+        return preemption, folder
+    return preemption
+kept = beside()
+world.barrier()
+"""
+
+    def watched(self, text, *options):
+        job = self.start(COHORT, "run", "-np", 2, "--grace", "1", "--trace", *options, "--", sys.executable,
+                         self.script(START + self.BESIDE + text))  # fmt: skip
+        job.harmed()
+        watch = self.start(COHORT, "watch", "--once")
+        self.addCleanup(watch.ends)
+        return job
+
+    def test_f04_ranks_wait_for_each_other_whatever_goes_on_beside(self):
+        job = self.watched("harm()\nworld.recv(bytearray(1), 1 - rank)\n", "--deadlock-timeout", "4")
+        at, _ = job.when(r"nothing can go on: rank 0 .* waits in recv\(uint8\[1\]\) for rank 1; rank 1 .* for rank 0")
+        self.assertLess(at - job.harmed(), LIMIT)
+        self.assertEqual(job.ends(), 124, job.text)
+
+    def test_f04_a_rank_is_elsewhere_whatever_goes_on_beside(self):
+        job = self.watched(
+            "harm()\nif rank == 1:\n    time.sleep(1000)\nworld.barrier()\n", "--stall-timeout", "4"
+        )  # fmt: skip
+        at, _ = job.when(r"rank 1 .* did not call barrier\(\), operation \d+ within \d+ s; rank 0 was waiting")
+        self.assertLess(at - job.harmed(), LIMIT)
+        self.assertEqual(job.ends(), 124, job.text)
+
     def test_f05_a_rank_is_slow(self):
         job = self.job(
             START

@@ -10,6 +10,7 @@ import unittest
 import unittest.mock
 
 import cohort
+import cohort.track
 from cohort import _command, _functions
 from run_support import Folder, captured
 
@@ -57,6 +58,11 @@ def speak():
     print("err of", os.environ["RANK"], file=sys.stderr, flush=True)
 
 
+def log_values():
+    for step in range(3):
+        cohort.track.log(step, loss=1.0 / (step + 1))
+
+
 class Unloadable(Exception):
     """Pickles, and cannot be made again from its args."""
 
@@ -102,6 +108,16 @@ def fail_while_others_wait():
 
 
 class Results(Folder):
+    def test_what_was_logged_is_kept(self):
+        before = os.getcwd()
+        os.chdir(self.folder)
+        self.addCleanup(os.chdir, before)
+        with captured() as (_, err):
+            cohort.run(log_values, np=1, quiet=True)
+        (record,) = self.folder.glob("runs/cohort-run-*/run.jsonl")
+        self.assertEqual(record.read_text().count('"loss"'), 3)
+        self.assertIn(f"cohort plot runs/{record.parent.name}", err.getvalue())
+
     def test_one_of_each_rank_in_order(self):
         self.assertEqual(
             cohort.run(place, (1, "a"), {"b": [2]}, np=3, quiet=True),

@@ -398,9 +398,14 @@ class RunPage(unittest.TestCase):
                 text=True,
             )
             with job:
+                # Not on stderr, which is no terminal here: a batch system's file may be read by others.
                 for line in job.stderr:
-                    if found := re.search(r"http://127\.0\.0\.1:(\d+)/\?token=([0-9a-f]{64})", line):
+                    self.assertNotIn("token=", line)
+                    if "page.url" in line:
                         break
+                file = pathlib.Path(folder) / "run/page.url"
+                self.assertEqual(file.stat().st_mode & 0o777, 0o600)
+                found = re.match(r"http://127\.0\.0\.1:(\d+)/\?token=([0-9a-f]{64})$", file.read_text())
                 port, token = int(found[1]), found[2]
                 self.assertEqual(ask(port, f"/data?token={token}")[0], 200)
                 job.stdin.write("\n")

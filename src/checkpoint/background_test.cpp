@@ -15,7 +15,7 @@ using formats::TestFolder;
 
 std::shared_ptr<PendingSave> start(BackgroundSaver& saver, Communicator& comm, const Bundle& bundle) {
   saver.settle(comm);
-  if (saver.needs_communicator(comm)) saver.adopt(comm.split({}));
+  if (saver.needs_communicator(comm)) saver.adopt(comm.split({.background = true}));
   return saver.start(comm, bundle);
 }
 

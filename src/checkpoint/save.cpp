@@ -6,6 +6,7 @@
 #include "checkpoint/pieces.h"
 #include "checkpoint/sight.h"
 #include "formats/safetensors.h"
+#include "status/status_page.h"
 #include "status/timeline.h"
 #include "sys/files.h"
 
@@ -267,9 +268,19 @@ class Save {
 
   /// On several disks only what all of them have is complete.
   void prune() {
+    // Once rank 0 has logged a loss that is no number, what is saved may be lost: what was saved before stays.
+    const status::NotFiniteStatus& lost = status::StatusPage::own().layout().not_finite;
+    formats::Spared spared;
+    if (lost.state.load(std::memory_order_acquire) == status::NotFiniteStatus::Written) {
+      spared = {.below_step = lost.step, .count = options_.keep};
+    }
     if (shared_folder()) {
-      if (writer_) formats::keep_newest_checkpoints(options_.path, options_.keep);
+      if (writer_) formats::keep_newest_checkpoints(options_.path, options_.keep, spared);
       return;
+    }
+    if (const std::string theirs = share(comm_, spared.count > 0 ? std::to_string(spared.below_step) : "");
+        !theirs.empty()) {
+      spared = {.below_step = std::stoll(theirs), .count = options_.keep};
     }
     codec::Writer own;
     if (writer_) {
@@ -296,7 +307,7 @@ class Save {
       if (times == keepers) complete.insert(which.first);
     }
     if (!writer_ || complete.size() < static_cast<std::size_t>(options_.keep)) return;
-    formats::remove_older_checkpoints(options_.path, *std::prev(complete.end(), options_.keep));
+    formats::remove_older_checkpoints(options_.path, *std::prev(complete.end(), options_.keep), spared);
   }
 
   Communicator& comm_;

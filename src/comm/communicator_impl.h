@@ -69,6 +69,7 @@ struct FormOptions {
   std::optional<net::Secret> secret = {};  ///< of the job; without one, the store's keys are secret enough
   transport::TransportKind transport = transport::TransportKind::Tcp;  ///< between hosts
   std::shared_ptr<const OperationLabel> label = {};                    ///< where this is a part of a larger world
+  bool background = false;                                             ///< as in GroupOptions
 };
 
 struct Availability {

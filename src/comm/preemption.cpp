@@ -1,7 +1,7 @@
 #include <cohort/preemption.h>
 
 #include "base/result.h"
-#include "status/status_page.h"
+#include "status/called.h"
 #include "sys/signal_latch.h"
 
 #include <span>
@@ -35,7 +35,9 @@ bool Preemption::requested(Communicator& comm) {
   if (++state.calls % state.options.every != 0) return false;
   std::int32_t signal = state.latch.received();
   if (comm && comm.size() > 1) {
-    comm.all_reduce(std::span(&signal, 1), {.op = ReduceOp::Max, .timeout = state.options.timeout}).wait();
+    status::called("Preemption::requested", [&] {
+      comm.all_reduce(std::span(&signal, 1), {.op = ReduceOp::Max, .timeout = state.options.timeout}).wait();
+    });
   }
   if (signal == 0) return false;
   state.signal = signal;

@@ -151,8 +151,8 @@ std::string to_table(const Checkup& checkup, const std::vector<Finding>& finding
                        wrapped(where_text(line, checkup.hosts.size()) + finding.found, kIndent + 2));
     if (finding.level == Level::Ok) continue;
     const std::string effect = finding.effect.empty() ? std::string(row(finding.row).effect) : finding.effect;
-    out += fmt::format("{}{}\n", indent, wrapped("does: " + effect, kIndent + 6));
-    if (!finding.mend.empty()) out += fmt::format("{}{}\n", indent, wrapped("mend: " + finding.mend, kIndent + 6));
+    out += fmt::format("{}{}\n", indent, wrapped("effect: " + effect, kIndent + 8));
+    if (!finding.mend.empty()) out += fmt::format("{}{}\n", indent, wrapped("fix: " + finding.mend, kIndent + 5));
   }
   const auto number = [](std::size_t n) { return fmt::format("{} warning{}", n, n == 1 ? "" : "s"); };
   if (failed > 0)

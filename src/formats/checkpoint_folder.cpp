@@ -12,7 +12,9 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <limits>
+#include <map>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -39,6 +41,11 @@ std::optional<std::int64_t> generation_of(std::string_view name) {
   const auto generation = parse_integer<std::int64_t>(name.substr(0, name.find('-')));
   if (!generation || *generation < 1 || *generation == std::numeric_limits<std::int64_t>::max()) return std::nullopt;
   return generation;
+}
+
+/// "checkpoint-000007-step-1200" -> 1200.
+std::int64_t step_of(std::string_view name) {
+  return parse_integer<std::int64_t>(name.substr(name.rfind('-') + 1)).value_or(0);
 }
 
 std::string random_text() {
@@ -81,22 +88,28 @@ Result<void> discard(const std::string& folder, const std::string& name) {
 
 }  // namespace
 
-void remove_older_checkpoints(const std::string& folder, std::int64_t generation) {
+void remove_older_checkpoints(const std::string& folder, std::int64_t generation, Spared spared) {
   const auto names = sys::list_folder(folder);
   if (!names) return;
+  std::multimap<std::int64_t, std::string, std::greater<>> older;
   for (const std::string& name : *names) {
-    const auto its = generation_of(name);
-    if (!its || *its >= generation) continue;
+    if (const auto its = generation_of(name); its && *its < generation) older.emplace(*its, name);
+  }
+  for (const auto& [its, name] : older) {
+    if (spared.count > 0 && step_of(name) < spared.below_step) {
+      --spared.count;
+      continue;
+    }
     if (auto gone = discard(folder, name); !gone)
       log::warn("checkpoint", "cannot remove an old checkpoint: {}", gone.error().what());
   }
 }
 
-void keep_newest_checkpoints(const std::string& folder, int keep) {
+void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared) {
   const auto list = list_checkpoints(folder);
   if (!list || list->sound.size() <= static_cast<std::size_t>(keep)) return;
-  remove_older_checkpoints(folder,
-                           list->sound[list->sound.size() - static_cast<std::size_t>(keep)].manifest.generation);
+  remove_older_checkpoints(folder, list->sound[list->sound.size() - static_cast<std::size_t>(keep)].manifest.generation,
+                           spared);
 }
 
 Result<FileDigest> write_checkpoint_file(const std::string& hidden, const std::string& name,

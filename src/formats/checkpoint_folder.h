@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,9 +79,14 @@ Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, 
 Result<void> check_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name);
 /// Reads all of them: the first that is not as it was written.
 Result<void> check_checkpoint_files(const StoredCheckpoint& checkpoint);
+/// Older checkpoints that stay: the newest `count` of a step below this one.
+struct Spared {
+  std::int64_t below_step = std::numeric_limits<std::int64_t>::min();
+  int count = 0;
+};
 /// Removes the checkpoints older than this generation, whole or not; a failure is only logged.
-void remove_older_checkpoints(const std::string& folder, std::int64_t generation);
+void remove_older_checkpoints(const std::string& folder, std::int64_t generation, Spared spared = {});
 /// All but the newest `keep` complete ones.
-void keep_newest_checkpoints(const std::string& folder, int keep);
+void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared = {});
 
 }  // namespace cohort::formats

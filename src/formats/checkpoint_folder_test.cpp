@@ -321,6 +321,16 @@ TEST(CheckpointFolder, PassesOverWhatIsNotItsOwn) {
   EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"checkpoint-000010-step-2", "checkpoint-x", "notes"}));
 }
 
+TEST(CheckpointFolder, SparesWhatWasSavedBeforeAStep) {
+  TestFolder folder;
+  for (const int step : {1, 2, 3, 4}) ASSERT_TRUE(save(folder.path(), step, 10, 4));
+  keep_newest_checkpoints(folder.path(), 1, {.below_step = 3, .count = 1});
+  EXPECT_EQ(names_in(folder.path()),
+            (std::vector<std::string>{"checkpoint-000002-step-2", "checkpoint-000004-step-4"}));
+  keep_newest_checkpoints(folder.path(), 1);
+  EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"checkpoint-000004-step-4"}));
+}
+
 TEST(Export, MakesWeightsAndEverythingFromCheckpointsAndFiles) {
   TestFolder folder;
   ASSERT_TRUE(save(folder / "run", 1, 64));

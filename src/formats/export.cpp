@@ -3,12 +3,14 @@
 #include "base/log.h"
 #include "formats/checkpoint_folder.h"
 #include "formats/safetensors.h"
+#include "formats/torch_optimizer.h"
 #include "formats/weights.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <optional>
 
 namespace cohort::formats {
 namespace {
@@ -26,15 +28,10 @@ PtValue dict_of(const std::vector<NamedTensor>& tensors) {
   return make_dict(std::move(dict));
 }
 
-PtValue everything(const Manifest& manifest, const Weights& model, const Weights* optimizer) {
+PtValue everything(const Manifest& manifest, const Weights& model, std::optional<PtValue> optimizer) {
   PtDict root;
   root.add("model", dict_of(model.tensors));
-  if (optimizer != nullptr) {
-    PtDict state;
-    state.add("state", dict_of(optimizer->tensors));
-    for (const auto& [key, value] : optimizer->metadata) state.add(key, value);
-    root.add("optimizer", make_dict(std::move(state)));
-  }
+  if (optimizer) root.add("optimizer", *std::move(optimizer));
   if (manifest.sampler) {
     const SamplerPosition& at = *manifest.sampler;
     PtDict sampler;
@@ -61,10 +58,11 @@ enum class Target : std::uint8_t { Pt, Safetensors };
 
 Result<Target> target_of(const std::string& path) {
   const std::string extension = fs::path(path).extension().string();
-  if (extension == ".pt" || extension == ".pth") return Target::Pt;
+  if (extension == ".pt" || extension == ".pth" || extension == ".tar") return Target::Pt;
   if (extension == ".safetensors") return Target::Safetensors;
   return fail(ErrorCode::InvalidArgument,
-              "cannot export to {} -- its name says no format -- let it end in .pt or .safetensors", path);
+              "cannot export to {} -- its name says no format -- let it end in .pt, .pth, .pth.tar or .safetensors",
+              path);
 }
 
 Result<void> write(const ExportOptions& options, Target target, const PtValue& value,
@@ -97,14 +95,17 @@ Result<ExportSummary> export_checkpoint(const ExportOptions& options, Target tar
     if (auto done = write(options, target, value, model->tensors); !done) return tl::unexpected(done.error());
     return summary_of(checkpoint.folder, model->tensors);
   }
-  Weights optimizer;
-  const bool has_optimizer = checkpoint.manifest.files.contains(kOptimizer);
-  if (has_optimizer) {
+  Weights optimizer;  // what the value views
+  std::optional<PtValue> state;
+  if (checkpoint.manifest.files.contains(kOptimizer)) {
     auto read = read_file_of(checkpoint, kOptimizer);
     if (!read) return tl::unexpected(read.error());
     optimizer = std::move(*read);
+    auto made = torch_optimizer(optimizer, fmt::format("{}/{}", checkpoint.folder, kOptimizer));
+    if (!made) return tl::unexpected(made.error());
+    state = std::move(*made);
   }
-  value = everything(checkpoint.manifest, *model, has_optimizer ? &optimizer : nullptr);
+  value = everything(checkpoint.manifest, *model, std::move(state));
   if (auto done = write(options, target, value, {}); !done) return tl::unexpected(done.error());
   return summary_of(checkpoint.folder, model->tensors);
 }
@@ -138,8 +139,9 @@ Result<ExportSummary> export_weights(const ExportOptions& options) {
   std::error_code ignored;
   if (fs::is_directory(options.from, ignored)) {
     if (!options.key.empty())
-      return fail(ErrorCode::InvalidArgument, "a key makes sense for a .pt only, not for the checkpoint {}",
-                  options.from);
+      return fail(ErrorCode::InvalidArgument,
+                  "cannot export the key '{}' of {} -- that is a checkpoint, and keys are of a .pt -- leave --key out",
+                  options.key, options.from);
     if (!fs::exists(fs::path(options.from) / kManifestFile, ignored)) return export_newest(options, *target);
     const auto checkpoint = read_checkpoint(options.from);
     if (!checkpoint) return tl::unexpected(checkpoint.error());

@@ -12,13 +12,13 @@ namespace cohort::formats {
 
 enum class ExportContent : std::uint8_t {
   Weights,     ///< a dict of tensors, for model.load_state_dict
-  Everything,  ///< of a checkpoint, into a .pt: {"model", "optimizer", "sampler", "values", "step", "epoch", ...}
+  Everything,  ///< of a checkpoint, into a .pt: {"model", "optimizer", ...}, state_dicts, "sampler", "step", ...
 };
 
 struct ExportOptions {
   /// A checkpoint, a folder of checkpoints (the newest that is whole is taken), a .safetensors or a .pt.
   std::string from;
-  std::string to;        ///< *.pt, *.pth or *.safetensors; replaced as a whole
+  std::string to;        ///< *.pt, *.pth, *.pth.tar or *.safetensors; replaced as a whole
   std::string key = {};  ///< in a .pt: where the dict of tensors is
   ExportContent content = ExportContent::Weights;
   PtFloats floats = PtFloats::Number;  ///< Tensor: for torch 1.13

@@ -74,7 +74,7 @@ struct Exited {
   std::uint64_t after_ns = 0;  ///< since the workers were started, by the agent's clock
   std::string last_stderr;     ///< its last lines
   RankReport last;             ///< what it was doing
-  std::string words;           ///< what ended it, as it said itself: an exception with its trace
+  std::string words;           ///< its own last words: an exception with its trace
   CauseReport cause;           ///< and for programs
 };
 

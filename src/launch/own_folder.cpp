@@ -79,7 +79,8 @@ Result<OwnFolder> make_own_folder(const std::string& path, Existing existing) {
 
 Result<sys::UniqueFd> make_file(int folder, const std::string& name, mode_t mode) {
   ::unlinkat(folder, name.c_str(), 0);
-  sys::UniqueFd fd(::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
+  sys::UniqueFd fd(
+      ::openat(folder, name.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
   if (!fd) return failed(name, errno_text(errno));
   return fd;
 }

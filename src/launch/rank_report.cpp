@@ -42,17 +42,21 @@ std::string describe(const status::StatusLayout& page, const status::LaneStatus&
                      reduces ? to_string(static_cast<ReduceOp>(op)) : "");
 }
 
+template <std::size_t Words>
+std::string read_text(const std::array<std::atomic<std::uint64_t>, Words>& from) {
+  std::array<char, Words * sizeof(std::uint64_t)> letters{};
+  for (std::size_t i = 0; i < Words; ++i) {
+    const std::uint64_t word = from[i].load();
+    std::memcpy(letters.data() + i * sizeof word, &word, sizeof word);
+  }
+  return printable(std::string_view(letters.data(), letters.size()));
+}
+
 NamedReport read_names(const status::NameStatus& names) {
   NamedReport report;
   report.ended = names.ended.load();
   report.waiting = names.waiting.load() != 0;
-  if (!report.waiting) return report;
-  std::array<char, sizeof names.name> letters{};
-  for (std::size_t i = 0; i < names.name.size(); ++i) {
-    const std::uint64_t word = names.name[i].load();
-    std::memcpy(letters.data() + i * sizeof word, &word, sizeof word);
-  }
-  report.name = printable(std::string_view(letters.data(), letters.size()));
+  if (report.waiting) report.name = read_text(names.name);
   return report;
 }
 
@@ -101,9 +105,12 @@ RankReport read_status(const status::StatusLayout& page) {
   report.tells_stacks = (page.abilities.load() & status::StatusLayout::kTellsStacks) != 0;
   report.saves_when_asked = (page.abilities.load() & status::StatusLayout::kSavesWhenAsked) != 0;
   report.preempted_by = page.preempted_by.load();
-  const bool left_all = std::all_of(std::begin(page.groups), std::end(page.groups),
-                                    [](const auto& status) { return status.id.load() == 0; });
+  const bool left_all = std::all_of(std::begin(page.groups), std::end(page.groups), [](const auto& status) {
+    return status.id.load() == 0 || status.background.load() != 0;
+  });
+  const std::string call = page.call.depth.load() != 0 ? read_text(page.call.name) : std::string();
   for (const status::GroupStatus& status : page.groups) {
+    if (status.background.load() != 0) continue;
     GroupReport group;
     group.id = status.id.load();
     // What a rank did last, before it left its last world to end.
@@ -117,6 +124,7 @@ RankReport read_status(const status::StatusLayout& page) {
     group.longest_ns = status.collectives.longest_ns.load();
     group.longest_number = status.collectives.longest_number.load();
     if (group.begun != 0) group.operation = describe(page, status.collectives);
+    if (!call.empty() && group.begun != group.ended) group.operation += " of " + call;
     if (group.id != 0 && status.messages.waiting.load() != 0) {
       group.message = describe(page, status.messages);
       group.peer = status.messages.peer.load();
@@ -179,11 +187,10 @@ std::string doing(const RankReport& report) {
                                                [](const auto& a, const auto& b) { return a.begun < b.begun; });
   if (group.begun == 0) return "before its first collective";
   if (group.id == 0 && group.begun != group.ended) {
-    return fmt::format("done with its world, whose last was {}, operation {}, which did not end well", group.operation,
-                       group.begun);
+    return fmt::format("left the world; its last operation, {}, number {}, failed", group.operation, group.begun);
   }
   if (group.id == 0)
-    return fmt::format("done with its world, whose last was {}, operation {}", group.operation, group.ended);
+    return fmt::format("left the world; its last operation was {}, number {}", group.operation, group.ended);
   if (group.begun != group.ended) return fmt::format("in {}, operation {}", group.operation, group.begun);
   return fmt::format("outside collectives after {}, operation {}", group.operation, group.ended);
 }

@@ -215,6 +215,11 @@ std::string as_line(std::string_view answer) {
   std::string line(answer.substr(0, kLongest));
   std::replace_if(
       line.begin(), line.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  // U+0080 to U+009F, which terminals obey, too.
+  for (std::size_t at = 0; (at = line.find('\xC2', at)) != std::string::npos && at + 1 < line.size(); ++at) {
+    const auto next = static_cast<unsigned char>(line[at + 1]);
+    if (next >= 0x80 && next < 0xA0) line.replace(at, 2, "  ");
+  }
   while (line.ends_with(' ')) line.pop_back();
   return answer.size() > kLongest ? line + "..." : line;
 }

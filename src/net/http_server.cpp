@@ -46,7 +46,10 @@ class Admission {
         at_(at),
         key_(value_or_throw(Secret::generate())),
         cookie_(fmt::format("cohort_{}", at.port)) {
-    if (!token.empty()) proof_ = hmac_sha256(key_.bytes(), token);
+    if (token.empty()) return;
+    proof_ = hmac_sha256(key_.bytes(), token);
+    // Browsers show it to other ports of this host, too, so it is not the token.
+    value_or_throw(Secret::generate()).append_digits(pass_);
   }
 
   /// What a request gets before the handler sees it; nullopt: the handler answers.
@@ -64,11 +67,11 @@ class Admission {
     if (const auto query = request.query.find("token"); query != request.query.end() && is_token(query->second)) {
       if (request.path != "/") return std::nullopt;
       // The token is not for the history and the screen.
-      const std::string cookie = fmt::format("{}={}; HttpOnly; SameSite=Strict; Path=/", cookie_, query->second);
+      const std::string cookie = fmt::format("{}={}; HttpOnly; SameSite=Strict; Path=/", cookie_, pass_);
       return HttpResponse{.status = 303, .body = {}, .headers = {{"Location", "/"}, {"Set-Cookie", cookie}}};
     }
     const auto cookie = request.cookies.find(cookie_);
-    if (cookie != request.cookies.end() && is_token(cookie->second)) return std::nullopt;
+    if (cookie != request.cookies.end() && is_pass(cookie->second)) return std::nullopt;
     return HttpResponse{
         .status = 403,
         .body = "the token is missing or wrong: open the whole address that was printed, with its token\n"};
@@ -76,6 +79,9 @@ class Admission {
 
  private:
   bool is_token(const std::string& shown) const { return same(hmac_sha256(key_.bytes(), shown), *proof_); }
+  bool is_pass(const std::string& shown) const {
+    return same(hmac_sha256(key_.bytes(), shown), hmac_sha256(key_.bytes(), pass_));
+  }
   bool is_our_name(const std::string& host) const {
     if (is_loopback_name(host)) return true;
     return !is_loopback_name(at_.host) && (host == at_.host || host == sys::host_name());
@@ -84,7 +90,7 @@ class Admission {
   HttpClients clients_;
   Address at_;
   Secret key_;
-  std::string cookie_;
+  std::string cookie_, pass_;
   std::optional<Mac> proof_;
 };
 

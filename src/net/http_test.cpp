@@ -66,6 +66,14 @@ TEST(Http, TheTypeIsTheOneThatTheClientPrefers) {
   EXPECT_EQ(chosen("a/open;q=nan,;;,="), 0U);
 }
 
+TEST(Http, WhatAServerSaysIsOnePlainLine) {
+  EXPECT_EQ(as_line("a\r\n\x1b[2Jb\x7f"), "a   [2Jb");
+  EXPECT_EQ(as_line("a\xC2\x9B"
+                    "2J gr\xC3\xBCn\xC2\xA0 \xC2"),
+            "a  2J gr\xC3\xBCn\xC2\xA0 \xC2")
+      << "CSI as one character";
+}
+
 TEST(Http, AResponseIsReadBack) {
   const std::string bytes = to_bytes({404, "text/plain; charset=utf-8", "no\n"});
   const auto head = parse_response_head(bytes);

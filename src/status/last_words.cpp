@@ -106,7 +106,7 @@ void add_exception(TraceText& text, int depth) noexcept {
     TraceText& text = of_exception;
     text.clear();
     if (std::current_exception() != nullptr) {
-      text.add("uncaught exception ");
+      text.add(kUncaught);
       add_exception(text, 0);
     } else {
       text.add("std::terminate without an exception (a joinable std::thread destroyed?)");
@@ -116,7 +116,7 @@ void add_exception(TraceText& text, int depth) noexcept {
       text.clear();
       // Where nothing could catch it, nothing has been unwound, and the throw is on the stack. A noexcept function that
       // it ran into has already given up what lay below.
-      text.add("the stack at std::terminate:\n");
+      text.add(kThrowStack);
       add_backtrace(text, 1, Symbols::Demangled);
       page.add_last_words(text.view());
     }
@@ -144,7 +144,7 @@ void on_fatal_signal(int number, siginfo_t* info, void* /*context*/) {
     // What is certain first: walking a broken stack may end in a second fault, which the kernel does not forgive.
     if (page.say_last_words(text.view())) {
       text.clear();
-      text.add("the native stack:\n");
+      text.add(kNativeStack);
       add_backtrace(text, 1, Symbols::Raw);
       page.add_last_words(text.view());
     }

@@ -4,7 +4,13 @@
 // each part is done once per process. The alternate stack, for handlers after a stack overflow, is the first caller's.
 #pragma once
 
+#include <string_view>
+
 namespace cohort::status {
+
+/// What the words of a C++ exception begin with; what stands before its stack, and before that of a crash.
+inline constexpr std::string_view kUncaught = "uncaught exception ", kThrowStack = "the stack at std::terminate:\n",
+                                  kNativeStack = "the native stack:\n";
 
 /// Uncaught exceptions (type, text, a cohort::Error's context, backtrace) and SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT
 /// (address, backtrace), on the page. Exit status and core dump stay as they are.

@@ -29,6 +29,17 @@ void copy_text(char (&to)[Bytes], std::string_view text) noexcept {
   std::memset(to + length, 0, Bytes - length);
 }
 
+template <std::size_t Words>
+void store_text(std::array<std::atomic<std::uint64_t>, Words>& to, std::string_view text) noexcept {
+  for (auto& word : to) {
+    std::uint64_t letters = 0;
+    const std::size_t length = std::min(text.size(), sizeof letters);
+    std::memcpy(&letters, text.data(), length);
+    word.store(letters, std::memory_order_relaxed);
+    text.remove_prefix(length);
+  }
+}
+
 }  // namespace
 
 Result<sys::SharedSegment> create_status_page() {
@@ -63,7 +74,7 @@ StatusPage::StatusPage() noexcept {
 // A forked child shares the page and must leave it alone.
 bool StatusPage::mine() const noexcept { return layout_->pid.load(std::memory_order_relaxed) == ::getpid(); }
 
-GroupStatus& StatusPage::open(std::uint64_t id, int rank, int size) noexcept {
+GroupStatus& StatusPage::open(std::uint64_t id, int rank, int size, bool background) noexcept {
   if (id == 0 || !mine()) return spare_;
   for (GroupStatus& group : layout_->groups) {
     std::uint64_t free = 0;
@@ -74,6 +85,7 @@ GroupStatus& StatusPage::open(std::uint64_t id, int rank, int size) noexcept {
       lane->waiting = 0;
       lane->peer = -1;
     }
+    group.background.store(background ? 1 : 0);
     group.size.store(size);
     group.rank.store(rank);
     std::uint32_t noted = CauseStatus::OfWorld;
@@ -135,13 +147,12 @@ void StatusPage::withdraw_saving() noexcept {
 
 void StatusPage::begin_wait(std::string_view name) noexcept {
   layout_->names.waiting.fetch_add(1, std::memory_order_relaxed);
-  for (auto& word : layout_->names.name) {
-    std::uint64_t letters = 0;
-    const std::size_t length = std::min(name.size(), sizeof letters);
-    std::memcpy(&letters, name.data(), length);
-    word.store(letters, std::memory_order_relaxed);
-    name.remove_prefix(length);
-  }
+  store_text(layout_->names.name, name);
+}
+
+void StatusPage::begin_call(std::string_view name) noexcept {
+  layout_->call.depth.fetch_add(1, std::memory_order_relaxed);
+  store_text(layout_->call.name, name);
 }
 
 void StatusPage::note_cause(const Error& error, CauseStatus::State kind) noexcept {

@@ -55,6 +55,7 @@ struct alignas(64) GroupStatus {
   std::atomic<std::uint64_t> id;  ///< the same on all its ranks; 0: free
   std::atomic<std::int32_t> rank;
   std::atomic<std::int32_t> size;
+  std::atomic<std::uint32_t> background;  ///< of a thread beside the program: no part of how far that is
   LaneStatus collectives;
   LaneStatus messages;
 };
@@ -66,6 +67,14 @@ struct alignas(64) NameStatus {
   std::atomic<std::uint32_t> waiting;  ///< threads of the program that wait for one
   /// The name that the last of them waits for, filled with zeros. In words, since several threads may write at once.
   std::array<std::atomic<std::uint64_t>, kWords> name;
+};
+
+/// What the program is in that consists of operations of Cohort's own.
+struct CallStatus {
+  static constexpr std::size_t kWords = 6;
+  std::atomic<std::uint32_t> depth;  ///< calls that have begun and not ended
+  std::array<std::atomic<std::uint64_t>, kWords>
+      name;  ///< of the last one: "CheckpointFolder::save", filled with zeros
 };
 
 /// What the rank's collectives have taken so far, where it measures that (COHORT_TIMES; `exposed_ns` it always does).
@@ -130,6 +139,7 @@ struct StatusLayout {
   std::atomic<std::int32_t> preempted_by;  ///< the signal because of which all ranks save and end; 0: none
   GroupStatus groups[kGroups];
   NameStatus names;
+  CallStatus call;
   TimesStatus times;
   TimesStatus warm;  ///< `times` after the first kWarmSteps steps: what comes before is start-up
   TimesStatus last;  ///< and after the last step
@@ -149,7 +159,7 @@ class StatusPage {
   static StatusPage& own() noexcept;
 
   /// Room for a communicator, until `close`. Where all are taken, and for id 0, several share one that nobody reads.
-  GroupStatus& open(std::uint64_t id, int rank, int size) noexcept;
+  GroupStatus& open(std::uint64_t id, int rank, int size, bool background = false) noexcept;
   void close(GroupStatus& group) noexcept;
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
   /// It waits for the others of a world of `size`, until `end_join`.
@@ -163,6 +173,9 @@ class StatusPage {
   /// A thread waits for an operation by name, until `end_wait`.
   void begin_wait(std::string_view name) noexcept;
   void end_wait() noexcept { layout_->names.waiting.fetch_sub(1, std::memory_order_relaxed); }
+  /// The program is in this until `end_call`.
+  void begin_call(std::string_view name) noexcept;
+  void end_call() noexcept { layout_->call.depth.fetch_sub(1, std::memory_order_relaxed); }
   void count_named() noexcept { layout_->names.ended.fetch_add(1, std::memory_order_relaxed); }
   /// A world has ended by this error. The first one counts, until another world is formed.
   void note_failure(const Error& error) noexcept { note_cause(error, CauseStatus::OfWorld); }

@@ -7,6 +7,7 @@
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
 #include "formats/safetensors.h"
+#include "status/called.h"
 #include "torch/checkpoint_optimizer.h"
 #include "torch/checkpoint_tensors.h"
 
@@ -161,19 +162,23 @@ CheckpointFolder::CheckpointFolder(Communicator communicator, CheckpointOptions 
 
 CheckpointInfo CheckpointFolder::save(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                                       const TrainingProgress& progress, const RankState& state) {
-  state_->saver.settle(state_->communicator);
-  const auto brought = bring(state_->communicator, module, optimizer, progress, state);
-  return info_of(ck::save(state_->communicator, state_->options, brought->bundle));
+  return status::called("CheckpointFolder::save", [&] {
+    state_->saver.settle(state_->communicator);
+    const auto brought = bring(state_->communicator, module, optimizer, progress, state);
+    return info_of(ck::save(state_->communicator, state_->options, brought->bundle));
+  });
 }
 
 CheckpointSave CheckpointFolder::save_async(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                                             const TrainingProgress& progress, const RankState& state) {
-  Communicator& comm = state_->communicator;
-  ck::BackgroundSaver& saver = state_->saver;
-  saver.settle(comm);
-  const auto brought = bring(comm, module, optimizer, progress, state);
-  if (saver.needs_communicator(comm)) saver.adopt(comm.split({}));
-  return CheckpointSave(saver.start(comm, brought->bundle));
+  return status::called("CheckpointFolder::save_async", [&] {
+    Communicator& comm = state_->communicator;
+    ck::BackgroundSaver& saver = state_->saver;
+    saver.settle(comm);
+    const auto brought = bring(comm, module, optimizer, progress, state);
+    if (saver.needs_communicator(comm)) saver.adopt(comm.split({.background = true}));
+    return CheckpointSave(saver.start(comm, brought->bundle));
+  });
 }
 
 std::optional<CheckpointInfo> CheckpointFolder::load_latest(torch::nn::Module& module,

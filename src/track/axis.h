@@ -27,6 +27,7 @@ class Axis {
 
   double low() const noexcept { return low_; }
   double high() const noexcept { return high_; }
+  bool is_log() const noexcept { return scale_ == Scale::Log; }
   const std::vector<Tick>& ticks() const noexcept { return ticks_; }
   /// 0 at `low`, 1 at `high`.
   double position(double value) const noexcept;

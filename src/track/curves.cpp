@@ -25,6 +25,10 @@ bool is_usual(std::string_view name) {
   return std::find(std::begin(kUsual), std::end(kUsual), name) != std::end(kUsual);
 }
 
+constexpr std::string_view kLoss = "_loss", kAccuracy = "_accuracy";
+/// In one of the first two panels.
+bool has_place(std::string_view name) { return is_usual(name) || name.ends_with(kLoss) || name.ends_with(kAccuracy); }
+
 const char* label_of(Over over) { return over == Over::Epoch ? "epoch" : over == Over::Step ? "step" : "seconds"; }
 
 Curve curve_of(const std::vector<Sample>& samples, Over over) {
@@ -68,21 +72,32 @@ void add_marks(Figure& figure, const RunSeries& run, Over over) {
   if (warned) figure.subtitle += fmt::format("; {}red: warnings", resumed ? "" : "dashed ");
 }
 
+/// "valid_loss" beside those of training and test.
+void add_of_kind(Panel& panel, const RunSeries& run, Over over, std::string_view kind) {
+  for (const auto& [name, of_ranks] : run.values) {
+    if (is_usual(name) || !name.ends_with(kind) || run.of(name).empty()) continue;
+    panel.curves.push_back(styled(curve_of(run.of(name), over), name.substr(0, name.size() - kind.size()),
+                                  colour_of(1 + panel.curves.size()), panel.percent));
+    panel.curves.back().markers = true;
+  }
+}
+
 /// What was logged under other names than those of losses and accuracies.
 void add_logged(Figure& figure, const RunSeries& run, Over over) {
   std::size_t panels = 0, names = 0;
   for (const auto& [name, of_ranks] : run.values) {
     const auto ranks =
         static_cast<std::size_t>(std::count_if(of_ranks.begin(), of_ranks.end(), [&, &its_name = name](const auto& of) {
-          return of.first >= 0 || !is_usual(its_name);
+          return of.first >= 0 || !has_place(its_name);
         }));
     if (ranks == 0) continue;
     ++names;
     if (panels == kMostPanels) continue;
     ++panels;
     Panel panel{.title = name, .percent = false, .curves = {}, .note = {}};
+    panel.from_zero = name == "lr" || name == "learning_rate";
     for (const auto& [rank, samples] : of_ranks) {
-      if (rank < 0 && is_usual(name)) continue;
+      if (rank < 0 && has_place(name)) continue;
       if (panel.curves.size() == kMostRanks) {
         panel.note = fmt::format("{} of {} ranks", kMostRanks, ranks);
         break;
@@ -141,6 +156,15 @@ std::optional<Sample> end_of(const RunSeries& run, const std::string& name) {
   return mean;
 }
 
+/// Where both have been: the last sample up to there.
+std::optional<double> value_at(const RunSeries& run, const std::string& name, double x, Over over) {
+  std::optional<double> value;
+  for (const Sample& sample : run.of(name)) {
+    if (sample.at(over) <= x) value = sample.value;
+  }
+  return value;
+}
+
 std::string difference(double value, double first, bool percent) {
   if (!std::isfinite(value) || !std::isfinite(first)) return "-";
   if (percent) return fmt::format("{:+.2f} points", (value - first) * 100);
@@ -153,7 +177,7 @@ std::string difference(double value, double first, bool percent) {
 Figure figure_of(const RunSeries& run, std::optional<Over> wanted) {
   const Over over = wanted.value_or(run.has(Over::Epoch) ? Over::Epoch : Over::Step);
   Figure figure;
-  figure.title = run.program + ": loss and accuracy";
+  figure.title = run.program;
   figure.subtitle = sizes_of(run) + (run.job.empty() ? "" : ", " + run.job);
   add_marks(figure, run, over);
   if (run.damaged > 0) figure.subtitle += fmt::format("; {} damaged lines of the record left out", run.damaged);
@@ -166,9 +190,11 @@ Figure figure_of(const RunSeries& run, std::optional<Over> wanted) {
   Curve test = styled(curve_of(run.of("test_loss"), over), "test", colour_of(1), false);
   test.markers = true;
   if (!test.points.empty()) loss.curves.push_back(std::move(test));
+  add_of_kind(loss, run, over, kLoss);
   const auto is_empty = [](const Curve& curve) { return curve.points.empty(); };
+  const bool nothing = run.values.empty();  // yet: the panels say so
   const auto wants = [&](const Panel& panel) {
-    return !run.logged || !std::all_of(panel.curves.begin(), panel.curves.end(), is_empty);
+    return nothing || !std::all_of(panel.curves.begin(), panel.curves.end(), is_empty);
   };
   if (wants(loss)) figure.panels.push_back(std::move(loss));
 
@@ -180,6 +206,7 @@ Figure figure_of(const RunSeries& run, std::optional<Over> wanted) {
   tested.markers = true;
   accuracy.note = best_of(tested, over);
   accuracy.curves.push_back(std::move(tested));
+  add_of_kind(accuracy, run, over, kAccuracy);
   if (wants(accuracy)) figure.panels.push_back(std::move(accuracy));
   add_logged(figure, run, over);
   return figure;
@@ -255,10 +282,11 @@ std::string end_values(const std::vector<NamedRun>& runs, const sys::TextStyle& 
   for (const NamedRun& run : runs) run_width = std::max(run_width, run.name.size());
   const bool several = runs.size() > 1;
   std::string out = fmt::format("{:<{}}  {:<{}}  {:>9}  {:>10}  {}course\n", "name", name_width, "run", run_width,
-                                label_of(over), "end value", several ? fmt::format("{:>14}  ", "difference") : "");
+                                label_of(over), "end value", several ? fmt::format("{:>18}  ", "difference") : "");
   for (const std::string& name : names) {
     const bool percent = is_accuracy(name);
-    std::optional<double> first;
+    std::optional<Sample> first;
+    const RunSeries* first_run = nullptr;
     std::string title = name;
     for (std::size_t i = 0; i < runs.size(); ++i) {
       const auto end = end_of(runs[i].run, name);
@@ -267,12 +295,23 @@ std::string end_values(const std::vector<NamedRun>& runs, const sys::TextStyle& 
       for (const Sample& sample : runs[i].run.of(name)) values.push_back(sample.value);
       std::string course = sparkline(values, kCourse, style.unicode);
       if (style.colour) course = fmt::format("\033[{}m{}\033[0m", 31 + i % 6, course);
-      std::string apart = first ? difference(end->value, *first, percent) : "";
-      if (several) apart = fmt::format("{:>14}  ", apart);
+      std::string apart;
+      if (first) {
+        const double x = std::min(end->at(over), first->at(over));
+        const bool same = end->at(over) == first->at(over) || !std::isfinite(x);
+        const auto mine = same ? end->value : value_at(runs[i].run, name, x, over);
+        const auto theirs = same ? first->value : value_at(*first_run, name, x, over);
+        apart = mine && theirs ? difference(*mine, *theirs, percent) : "-";
+        if (!same && apart != "-") apart += fmt::format(" at {:.4g}", x);
+      }
+      if (several) apart = fmt::format("{:>18}  ", apart);
       out += fmt::format("{:<{}}  {:<{}}  {:>9}  {:>10}  {}{}\n", std::exchange(title, ""), name_width, runs[i].name,
                          run_width, std::isfinite(end->at(over)) ? fmt::format("{:.5g}", end->at(over)) : "-",
                          shown(end->value, percent), apart, course);
-      if (!first) first = end->value;
+      if (!first) {
+        first = end;
+        first_run = &runs[i].run;
+      }
     }
   }
   return out;

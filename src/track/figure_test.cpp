@@ -156,7 +156,19 @@ TEST(Curves, WhatWasLoggedHasPanels) {
   ASSERT_EQ(figure.panels[1].curves[1].points.size(), 1U);
   EXPECT_EQ(figure.panels[1].curves[1].points[0].y, 9);
   EXPECT_EQ(figure.panels[2].title, "lr");
+  EXPECT_TRUE(figure.panels[2].from_zero);
   expect_sound(render_svg(figure));
+}
+
+TEST(Curves, LossesShareAPanelWhoseScaleIsNamed) {
+  const Figure figure = figure_of(
+      series_of(parse_record("{\"event\":\"metric\",\"step\":1,\"values\":{\"loss\":300,\"valid_loss\":400}}\n"
+                             "{\"event\":\"metric\",\"step\":2,\"values\":{\"loss\":1,\"valid_loss\":2}}\n")));
+  EXPECT_EQ(figure.title, "run");
+  ASSERT_EQ(figure.panels.size(), 1U);
+  ASSERT_EQ(figure.panels[0].curves.size(), 2U);
+  EXPECT_EQ(figure.panels[0].curves[1].name, "valid");
+  EXPECT_EQ(count(render_svg(figure), ">log scale<"), 1U);
 }
 
 TEST(Curves, WarningsAreMarks) {
@@ -171,13 +183,13 @@ TEST(Curves, WarningsAreMarks) {
       parse_record("{\"event\":\"step\",\"time\":10,\"step\":1,\"epoch\":1,\"train_loss\":3}\n"
                    "{\"event\":\"step\",\"time\":11,\"step\":2,\"epoch\":2,\"train_loss\":\"NaN\"}\n"
                    "{\"event\":\"warning\",\"time\":12,\"kind\":\"not_finite\",\"text\":\"lost\",\"step\":2}\n"));
-  EXPECT_EQ(count(render_svg(figure_of(lost)), "<title>lost</title>"), 2U) << "behind the last value that is drawn";
+  EXPECT_EQ(count(render_svg(figure_of(lost)), "<title>lost</title>"), 1U) << "behind the last value that is drawn";
   const Figure figure = figure_of(run);
   EXPECT_TRUE(figure.subtitle.ends_with("; dashed red: warnings")) << figure.subtitle;
   ASSERT_EQ(figure.marks.size(), 1U);
   const std::string svg = render_svg(figure);
   expect_sound(svg);
-  EXPECT_EQ(count(svg, "<title>&lt;no&gt; step</title>"), 2U) << "in each panel";
+  EXPECT_EQ(count(svg, "<title>&lt;no&gt; step</title>"), 1U);
 }
 
 NamedRun named(std::string name, std::string_view record) { return {std::move(name), series_of(parse_record(record))}; }
@@ -231,14 +243,14 @@ TEST(Compare, TimeIsThatOfTheRunWithoutItsPauses) {
 TEST(Compare, TableHasEndValuesAndDifferences) {
   const std::string table = end_values(two_runs(), {});
   EXPECT_EQ(table,
-            "name                run      epoch   end value      difference  course\n"
-            "train_loss          a            1           2                  #_\n"
-            "                    <b>          2         0.5         -75.0 %  #_\n"
-            "test_accuracy       a            1     50.00 %                  _\n"
-            "                    <b>          2     75.00 %   +25.00 points  _\n"
-            "samples_per_second  a            1          10                  _\n"
-            "                    <b>          2          30        +200.0 %  _\n"
-            "ms                  <b>          2           6                  \n");
+            "name                run      epoch   end value          difference  course\n"
+            "train_loss          a            1           2                      #_\n"
+            "                    <b>          2         0.5        -50.0 % at 1  #_\n"
+            "test_accuracy       a            1     50.00 %                      _\n"
+            "                    <b>          2     75.00 %                   -  _\n"
+            "samples_per_second  a            1          10                      _\n"
+            "                    <b>          2          30                   -  _\n"
+            "ms                  <b>          2           6                      \n");
   EXPECT_NE(end_values(two_runs(), {.unicode = true}).find("█▁"), std::string::npos);
 }
 

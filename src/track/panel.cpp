@@ -155,6 +155,7 @@ void draw_curves(Out out, const Panel& panel, const Axis& x, const std::vector<M
               "no values yet");
   }
   std::string note = panel.note;
+  if (y.is_log()) note += note.empty() ? "log scale" : "; log scale";
   if (left_out > 0) {
     note += fmt::format("{}{} that {} not finite {} left out", note.empty() ? "" : "; ",
                         left_out == 1 ? "a value" : fmt::format("{} values", left_out), left_out == 1 ? "is" : "are",

@@ -1,5 +1,7 @@
 #include "track/points.h"
 
+#include <algorithm>
+#include <array>
 #include <limits>
 
 namespace cohort::track {
@@ -8,6 +10,12 @@ namespace {
 constexpr std::string_view kValues = "values/", kOperations = "operations/";
 
 }  // namespace
+
+bool is_known_event(std::string_view event) noexcept {
+  constexpr std::array<std::string_view, 8> kEvents = {"metric", "step",   "epoch",     "communication",
+                                                       "start",  "resume", "preempted", "end"};
+  return std::find(kEvents.begin(), kEvents.end(), event) != kEvents.end();
+}
 
 void PointReader::read(const RecordLine& line, const std::function<void(const MetricPoint&)>& take) {
   step_ = line.integer("step").value_or(step_);

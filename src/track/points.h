@@ -18,6 +18,9 @@ struct MetricPoint {
   std::optional<int> rank;  ///< of one rank alone
 };
 
+/// Whether a line of that event holds what the schema says; what others hold is shown nowhere.
+bool is_known_event(std::string_view event) noexcept;
+
 /// Reads lines in their order: what has no step of its own belongs to the last one. One thread.
 class PointReader {
  public:

@@ -158,6 +158,8 @@ struct RunRecord::Impl {
   }
 };
 
+std::filesystem::path run_folder() { return env::get(env::kRunDir).value_or(""); }
+
 RunRecord::RunRecord(const std::filesystem::path& file, const RunRecordOptions& options)
     : impl_(std::make_unique<Impl>()) {
   impl_->file = file;

@@ -19,11 +19,6 @@ std::string usual_name(std::string_view name) {
   return std::string(name);
 }
 
-bool is_usual(const std::string& name) {
-  return name == "train_loss" || name == "test_loss" || name == "train_accuracy" || name == "test_accuracy" ||
-         name == "samples_per_second";
-}
-
 class Reader {
  public:
   RunSeries read(const RecordLines& record) {
@@ -92,9 +87,8 @@ class Reader {
     for (const RecordLine::Field& field : line.fields) {
       const auto value = number_of(field);
       if (!value || !field.name.starts_with(kValues) || field.name == kEpoch) continue;
-      std::string name = std::string(field.name.substr(kValues.size()));
+      std::string name(field.name.substr(kValues.size()));
       if (!rank) name = usual_name(name);
-      found_.logged = found_.logged || rank || !is_usual(name);
       found_.values[name][rank.value_or(-1)].push_back(sample(line, *value, kEpoch));
     }
   }

@@ -35,7 +35,6 @@ struct RunSeries {
   std::map<std::string, std::map<std::int64_t, std::vector<Sample>>> values;
   std::vector<Happening> happened;
   std::size_t damaged = 0;  ///< lines
-  bool logged = false;      ///< it has values of other names than those four and samples_per_second
 
   /// Of the run; empty if there are none.
   const std::vector<Sample>& of(const std::string& name) const;

@@ -37,7 +37,7 @@ double reduced(std::span<const double> of_ranks, Reduce reduce) {
 Communicator group_of_all(Communicator& communicator) {
   std::vector<int> ranks(static_cast<std::size_t>(communicator.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  return communicator.group(ranks);
+  return communicator.group(ranks, {.background = true});
 }
 
 }  // namespace

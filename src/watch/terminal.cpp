@@ -259,6 +259,7 @@ int write_lines(Source& source, const WatchOptions& options) {
     look.keys = look.colour = false;
     look.unicode = !options.ascii && sys::speaks_unicode();
     look.now = source.now();
+    if (source.view().run.ranks.size() > kManyRanks) look.shown = Rows::Hosts;
     std::string out;
     for (const std::string& line : draw(source.view(), look)) out += line + "\n";
     put(out);

@@ -2,10 +2,14 @@
 // "crossed" (by halves of the ranks, two groups in different orders), "joined" (the last one joins, rank 1 is away),
 // "stopped" (rank 1), "away" (rank 1, or the rank that follows), "dies" (rank 1), "lingers" (rank 1 leaves the world
 // and takes its time to end), "starts" (each lists the descriptors of a program that it starts), "absent" (rank 1 ends
-// before it has joined), "absent again" (before it has joined a second time), "prints" (and lives on).
+// before it has joined), "absent again" (before it has joined a second time), "prints" (and lives on), "asks" (rank 1
+// dies where the others ask whether to save). With "logging" as the last argument all ranks log meanwhile, and are ready
+// to be preempted.
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 #include <cohort/join.h>
+#include <cohort/preemption.h>
+#include <cohort/track.h>
 
 #include <unistd.h>
 
@@ -14,6 +18,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <thread>
@@ -37,6 +42,15 @@ int main(int argc, char** arguments) {
     }
     std::array<float, 10> data{};
     comm.all_reduce(std::span(data)).wait();
+    std::optional<cohort::track::Metrics> metrics;
+    std::optional<cohort::Preemption> preemption;
+    if (std::string_view(arguments[argc - 1]) == "logging") {
+      // More often than usual, so that each look of the launcher's sees another round.
+      metrics.emplace(nullptr, cohort::track::MetricsOptions{
+                                   .communicator = comm, .interval = std::chrono::milliseconds(50), .patience = {}});
+      metrics->log(1, {{"x", 1.0}}, cohort::track::Reduce::Mean);
+      preemption.emplace();
+    }
     std::printf("rank %d is in\n", comm.rank());
     std::fflush(stdout);
     if (how == "starts") {
@@ -62,6 +76,11 @@ int main(int argc, char** arguments) {
       return 5;
     }
     if (how == "dies" && comm.rank() == 1) ::raise(SIGKILL);
+    if (how == "asks") {
+      cohort::Preemption asked;
+      if (comm.rank() == 1) ::raise(SIGKILL);
+      asked.requested(comm);
+    }
     comm.all_reduce(std::span(data)).wait();
     return 0;
   } catch (const cohort::Error& error) {

@@ -90,6 +90,26 @@ TEST_P(LaunchHealth, GroupsInDifferentOrdersEndTheJob) {
       << finished.err;
 }
 
+// Threads of Cohort's own go on: the logging one meets the others', the agents collect what is traced.
+TEST_P(LaunchHealth, LoggingHidesNoDeadlock) {
+  JobOptions job = job_of("deadlock", {"--deadlock-timeout", "3", "--grace", "1", "--trace"});
+  job.arguments.emplace_back("logging");
+  const auto finished = run(job);
+  EXPECT_EQ(finished.status, 124) << finished.err;
+  EXPECT_TRUE(says(finished.err, "nothing can go on: rank 0 \\(.*\\) waits in recv\\(float32\\[10\\]\\) for rank 1;"))
+      << finished.err;
+}
+
+TEST_P(LaunchHealth, LoggingHidesNoRankThatIsElsewhere) {
+  JobOptions job = job_of("away", {"--stall-timeout", "3", "--grace", "1", "--trace"});
+  job.arguments.emplace_back("logging");
+  const auto finished = run(job);
+  EXPECT_EQ(finished.status, 124) << finished.err;
+  EXPECT_TRUE(
+      says(finished.err, "rank 1 \\(.*\\) did not call all_reduce\\(float32\\[10\\], sum\\), operation 3 within"))
+      << finished.err;
+}
+
 TEST(LaunchHealthLimits, AStoppedRankIsNamedAndEndsTheJob) {
   const auto finished = run(job_of("stopped", {"--stopped-timeout", "7"}));
   EXPECT_EQ(finished.status, 124) << finished.err;
@@ -102,8 +122,8 @@ TEST_P(LaunchHealth, ARankThatIsElsewhereIsGivenUp) {
   const auto finished = run(job_of("away", {"--stall-timeout", "3"}));
   EXPECT_EQ(finished.status, 124) << finished.err;
   EXPECT_TRUE(says(finished.err,
-                   "rank 1 \\(.*\\) did not bring all_reduce\\(float32\\[10\\], sum\\), operation 2 in [0-9]+ s, in "
-                   "which ranks 0,2 waited for it"))
+                   "rank 1 \\(.*\\) did not call all_reduce\\(float32\\[10\\], sum\\), operation 2 within [0-9]+ s; "
+                   "ranks 0,2 were waiting"))
       << finished.err;
 }
 
@@ -111,8 +131,8 @@ TEST_P(LaunchHealth, TheLastRankThatIsElsewhereIsNamed) {
   const auto finished = run(job_of("away", {"--stall-timeout", "3"}, "2"));
   EXPECT_EQ(finished.status, 124) << finished.err;
   EXPECT_TRUE(says(finished.err,
-                   "rank 2 \\(.*\\) did not bring all_reduce\\(float32\\[10\\], sum\\), operation 2 in [0-9]+ "
-                   "s, in which ranks 0-1 waited for it"))
+                   "rank 2 \\(.*\\) did not call all_reduce\\(float32\\[10\\], sum\\), operation 2 within [0-9]+ "
+                   "s; ranks 0-1 were waiting"))
       << finished.err;
 }
 
@@ -120,8 +140,8 @@ TEST_P(LaunchHealth, ARankThatHasJoinedIsNotTakenForLate) {
   const auto finished = run(job_of("joined", {"--stall-timeout", "3"}));
   EXPECT_EQ(finished.status, 124) << finished.err;
   EXPECT_TRUE(says(finished.err,
-                   "rank 1 \\(.*\\) did not bring (all_reduce|join)\\(.*\\), operation 2 in [0-9]+ s, in which "
-                   "ranks 0,2 waited for it"))
+                   "rank 1 \\(.*\\) did not call (all_reduce|join)\\(.*\\), operation 2 within [0-9]+ s; "
+                   "ranks 0,2 were waiting"))
       << finished.err;
   EXPECT_TRUE(says(finished.err, "rank 2: waiting in join\\(\\), operation 2")) << finished.err;
 }
@@ -150,6 +170,13 @@ TEST(LaunchHealthLimits, ARankThatTakesItsTimeToEndIsStillTheFirst) {
   const auto finished = run(job_of("lingers", {}));
   EXPECT_EQ(finished.status, 5) << finished.err;
   EXPECT_TRUE(says(finished.err, "rank 1 failed: exit code 5")) << finished.err;
+}
+
+TEST(LaunchHealthLimits, WhatTheProgramCalledHasItsName) {
+  const auto finished = run(job_of("asks", {"--grace", "1"}));
+  EXPECT_EQ(finished.status, 128 + SIGKILL) << finished.err;
+  EXPECT_TRUE(says(finished.err, "Preemption::requested: all_reduce\\(int32\\[1\\], max\\) failed -- rank [02] "))
+      << finished.err;
 }
 
 TEST_P(LaunchHealth, ThePostMortemSaysWhereTheRanksWere) {

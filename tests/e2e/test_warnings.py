@@ -38,7 +38,7 @@ class Runs(unittest.TestCase):
 class Warnings(Runs):
     def test_a_loss_that_is_no_number_is_told_to_everybody(self):
         done = self.cohort_run("nan", "--on-warning", HOOK)  # it ends at once: what it has told counts
-        told = "train_loss is NaN at step 7, told by rank 0"
+        told = "train_loss is NaN at step 7, reported by rank 0"
         self.assertEqual(done.stderr.count(told), 1, done.stderr)
         (warning,) = self.warnings()
         self.assertEqual([warning[key] for key in ("event", "kind", "rank", "step")], ["warning", "not_finite", 0, 7])

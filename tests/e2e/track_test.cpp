@@ -37,6 +37,21 @@ TEST(Track, ARecordGoesElsewhereWhileTheJobRuns) {
   EXPECT_NE(job.file("out.prom").find("cohort_up{job=\"p\"} 0"), std::string::npos) << job.file("out.prom");
 }
 
+TEST(Track, ThePictureOfTheNewestRunAndAWrongDestination) {
+  Job job({{"run", "-np", "1", "sh", "-c", std::string(kLines) + COHORT_COMMAND " plot"}});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_NE(job.out().find("/curves.svg"), std::string::npos) << job.out();
+  const auto typo = run({{"export", "no/such/run", "--to", "tensorbord:x"}});
+  EXPECT_EQ(typo.status, 2);
+  EXPECT_NE(typo.err.find("'tensorbord:x' failed -- it is none of tensorboard:DIR"), std::string::npos) << typo.err;
+}
+
+TEST(Track, ARunHasTheNameOfItsScript) {
+  Job job({{"run", "-np", "1", "python3", "-m", "this"}});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_NE(job.err().find("-this-"), std::string::npos) << job.err();
+}
+
 TEST(Track, GoesOnWhenTheRanksAreStartedAgain) {
   const std::string first = std::string(kLines) + "while ! grep -q loss,0.5 out.csv; do sleep 0.05; done; exit 1";
   const std::string second =

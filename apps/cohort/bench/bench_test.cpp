@@ -210,7 +210,8 @@ TEST(BenchPicture, HasACurveForEachWorld) {
   const nlohmann::json machine = {{"host", "h<1>"}, {"processor", "p"}, {"cores", 2}, {"time", "t"}};
   const std::string svg = draw(rows, machine);
   EXPECT_TRUE(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
-  for (const char* text : {"2 arena", "4 arena", ">64<", ">64K<", ">16M<", "h&lt;1&gt;", "bus bandwidth"}) {
+  for (const char* text :
+       {"2 ranks, arena memory", "4 ranks, arena memory", ">64<", ">64K<", ">16M<", "h&lt;1&gt;", "bus bandwidth"}) {
     EXPECT_NE(svg.find(text), std::string::npos) << text;
   }
   EXPECT_EQ(svg.find("nan"), std::string::npos);

@@ -20,7 +20,7 @@ std::vector<std::string> different(const std::vector<Row>& rows, const std::func
 
 /// What tells a row's curve apart from the others of its panel.
 std::string curve_name(const Row& row, bool types, bool ops) {
-  std::string name = fmt::format("{} {}", row.ranks, row.memory);
+  std::string name = fmt::format("{} rank{}, {} memory", row.ranks, row.ranks == 1 ? "" : "s", row.memory);
   if (types) name += " " + row.type;
   if (ops && row.op != "none") name += " " + row.op;
   return name;
@@ -52,7 +52,7 @@ track::Panel panel_of(const std::vector<Row>& rows, const std::string& title, bo
 std::string draw(const std::vector<Row>& rows, const nlohmann::json& machine) {
   track::Figure figure;
   figure.title = "cohort bench";
-  figure.subtitle = fmt::format("{}, {}, {} cores, {}; curves: ranks and memory", machine.at("host").get<std::string>(),
+  figure.subtitle = fmt::format("{}, {}, {} cores, {}", machine.at("host").get<std::string>(),
                                 machine.at("processor").get<std::string>(), machine.at("cores").get<int>(),
                                 machine.at("time").get<std::string>());
   figure.x_label = "size in bytes";

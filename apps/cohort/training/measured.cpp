@@ -34,14 +34,15 @@ bool takes_steps(const JobOutcome& outcome) {
 }  // namespace
 
 std::string unit_of(const JobOutcome& outcome, const Counting& counting) {
-  if (!takes_steps(outcome)) return "runs";
-  return counting.per_rank > 0 || counting.per_step > 0 ? "samples" : "steps";
+  // What is in a step, and how many there are with other numbers of processes, is not known by itself.
+  return takes_steps(outcome) && (counting.per_rank > 0 || counting.per_step > 0) ? "samples" : "runs";
 }
 
 Point point_of(const JobOutcome& outcome, int processes, int hosts, const Counting& counting) {
   Point point;
   point.processes = processes;
   point.hosts = hosts;
+  point.run = outcome.seconds;
   if (!takes_steps(outcome)) {
     point.seconds = outcome.seconds;
     point.rate = outcome.seconds > 0 ? 1 / outcome.seconds : 0;
@@ -74,7 +75,11 @@ Point point_of(const JobOutcome& outcome, int processes, int hosts, const Counti
   // Nobody hides every wait of every step: where none was ever seen, the program waits where it cannot be.
   point.split = processes == 1 || exposed > 0 ? Split::Measured : Split::Unknown;
   const double samples = counting.per_step > 0 ? counting.per_step : counting.per_rank * ranks;
-  point.rate = (samples > 0 ? samples : 1) * point.steps / point.seconds;
+  if (samples > 0) {
+    point.rate = samples * point.steps / point.seconds;
+  } else if (point.run > 0) {
+    point.rate = 1 / point.run;
+  }
   return point;
 }
 
@@ -109,6 +114,7 @@ nlohmann::ordered_json to_json(const Point& point) {
           {"rates", point.rates},
           {"steps", point.steps},
           {"seconds", point.seconds},
+          {"run_s", point.run},
           {"split", split},
           {"compute_s", point.step.compute},
           {"waiting_s", point.step.waiting},

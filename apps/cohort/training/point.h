@@ -28,9 +28,10 @@ enum class Split {
 struct Point {
   int processes = 1;
   int hosts = 1;
-  double rate = 0;   ///< samples (or steps, or runs) per second: the median of the repetitions; the rest is of that one
-  double steps = 0;  ///< measured ones
+  double rate = 0;     ///< samples (or runs) per second: the median of the repetitions; the rest is of that one
+  double steps = 0;    ///< measured ones
   double seconds = 0;  ///< that these took, or the whole program
+  double run = 0;      ///< seconds of the whole program, its start included
   Split split = Split::Unknown;
   Shares step;            ///< mean over the ranks
   double busy_wire = 0;   ///< seconds of a step in which an operation waited for the wire, seen by the program or not
@@ -51,7 +52,7 @@ enum class Scaling {
 
 /// What the processes do in a step, and in which unit rates are.
 struct Workload {
-  std::string unit = "samples";  ///< or "steps", "runs"
+  std::string unit = "samples";  ///< or "runs"
   Scaling scaling = Scaling::Unknown;
   double batch = 0;             ///< samples of a step: of each rank, or with PerStep of all together
   double parameters_bytes = 0;  ///< of gradients; 0: not known

@@ -22,6 +22,8 @@ double speed_up(const Point& point, const std::vector<Point>& points) {
   return points.front().rate > 0 ? point.rate / points.front().rate : 0;
 }
 
+std::string rate_text(double rate) { return rate < 10 ? fmt::format("{:.3g}", rate) : fmt::format("{:.1f}", rate); }
+
 /// Of a step, in per cent.
 std::array<double, 4> percentages(const Point& point) {
   const double step = std::max(point.step.step(), 1e-12);
@@ -66,15 +68,15 @@ track::Panel columns_of(const std::vector<Point>& points, const std::string& tit
 }  // namespace
 
 std::string table_of(const std::vector<Point>& points, const Workload& workload) {
-  std::string out = fmt::format("{:>5} {:>9} {:>12} {:>8} {:>10} {:>10}  {:>7} {:>7} {:>7} {:>7}  {}\n", "hosts",
-                                "processes", workload.unit + "/s", "speed-up", "efficiency", "step", "compute",
+  std::string out = fmt::format("{:>5} {:>9} {:>12} {:>9} {:>8} {:>10} {:>10}  {:>7} {:>7} {:>7} {:>7}  {}\n", "hosts",
+                                "processes", workload.unit + "/s", "run", "speed-up", "efficiency", "step", "compute",
                                 "waiting", "local", "wire", "least..most " + workload.unit + "/s");
   bool estimated = false;
   for (const Point& point : points) {
     const double faster = speed_up(point, points);
     const double fair = static_cast<double>(point.processes) / points.front().processes;
-    out += fmt::format("{:>5} {:>9} {:>12.1f} {:>8.2f} {:>8.0f} % {:>10}  ", point.hosts, point.processes, point.rate,
-                       faster, 100 * faster / fair,
+    out += fmt::format("{:>5} {:>9} {:>12} {:>9} {:>8.2f} {:>8.0f} % {:>10}  ", point.hosts, point.processes,
+                       rate_text(point.rate), seconds_text(point.run), faster, 100 * faster / fair,
                        seconds_text(point.steps > 0 ? point.seconds / point.steps : point.seconds));
     if (point.split == Split::Unknown) {
       out += fmt::format("{:>7} {:>7} {:>7} {:>7}", "-", "-", "-", "-");
@@ -84,7 +86,7 @@ std::string table_of(const std::vector<Point>& points, const Workload& workload)
       estimated = estimated || point.split == Split::Estimated;
     }
     const auto [least, most] = std::minmax_element(point.rates.begin(), point.rates.end());
-    if (least != point.rates.end()) out += fmt::format("  {:.1f}..{:.1f}", *least, *most);
+    if (least != point.rates.end()) out += fmt::format("  {}..{}", rate_text(*least), rate_text(*most));
     if (point.split == Split::Estimated) out += " *";
     out += '\n';
   }

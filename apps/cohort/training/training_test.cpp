@@ -96,16 +96,16 @@ TEST(TrainingVerdict, NothingIsPromisedThatRestsOnChance) {
   expect_in(verdict_of(points, hundred()), {"neither a larger batch nor a faster link would change that"});
 }
 
-TEST(TrainingVerdict, StepsOfUnknownWorkAreComparedAndNothingFollows) {
+TEST(TrainingVerdict, RunsOfUnknownWorkAreComparedAndNothingFollows) {
   Workload steps;
-  steps.unit = "steps";
+  steps.unit = "runs";
   const auto points = slow_wire();
   const Remedies remedies = remedies_of(points[0], points[1], steps);
   EXPECT_EQ(remedies.batch_factor, 0);
   EXPECT_EQ(remedies.link_factor, 0);
   EXPECT_FALSE(remedies.half_bytes);
   const std::string text = verdict_of(points, steps);
-  expect_in(text, {"depends on the work of a step.", "Steps are compared here", "--batch or --global-batch"});
+  expect_in(text, {"depends on the work of a step.", "Whole runs are compared", "--batch or --global-batch"});
   for (const char* promise : {"pay off", "bf16", "faster link"})
     EXPECT_EQ(text.find(promise), std::string::npos) << text;
   auto gain = points;
@@ -261,8 +261,9 @@ TEST(TrainingMeasured, APointOfTheEventsOfAJob) {
   EXPECT_EQ(point.slowest_host, "b");
   EXPECT_EQ(point.split, Split::Measured);
   EXPECT_DOUBLE_EQ(point_of(outcome, 3, 2, {.per_rank = 0, .per_step = 60}).rate, 60 * 10 / 2.0);
-  EXPECT_DOUBLE_EQ(point_of(outcome, 3, 2, {}).rate, 10 / 2.0);
-  EXPECT_EQ(unit_of(outcome, {}), "steps");
+  EXPECT_DOUBLE_EQ(point_of(outcome, 3, 2, {}).rate, 1 / 3.5) << "steps say nothing by themselves";
+  EXPECT_EQ(point.run, 3.5);
+  EXPECT_EQ(unit_of(outcome, {}), "runs");
 }
 
 TEST(TrainingMeasured, AProgramWithoutStepsCountsAsARun) {

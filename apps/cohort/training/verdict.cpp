@@ -233,10 +233,11 @@ std::string comparison_of(const std::vector<Point>& points, const Workload& work
                        remedy_text(*one, *more, workload));
   }
   if (loss == Part::Waiting && step.waiting > 0.1 * step.step()) {
-    return fmt::format("{}{}; {}.", start, waiting_text(*more),
-                       more->slowest_compute > 1.1 * more->median_compute
-                           ? "give that rank less to do, or its host fewer processes"
-                           : "fewer processes on each host would help");
+    return fmt::format(
+        "{}{}; {}.", start, waiting_text(*more),
+        more->slowest_compute > 1.1 * more->median_compute && more->processes <= more->hosts * workload.cores
+            ? "give that rank less to do, or its host fewer processes"
+            : "fewer processes on each host would help");
   }
   const double fair = fair_compute(*one, *more, workload);
   if (more->step.compute > 1.2 * fair) {
@@ -258,8 +259,9 @@ std::string comparison_of(const std::vector<Point>& points, const Workload& work
 
 std::string verdict_of(const std::vector<Point>& points, const Workload& workload) {
   const std::string text = comparison_of(points, workload);
-  if (points.size() == 1 || workload.unit != "steps") return text;
-  return text + " Steps are compared here, whatever is in them; --batch or --global-batch says how many samples.";
+  if (points.size() == 1 || workload.unit != "runs") return text;
+  return text +
+         " Whole runs are compared, their start included; --batch or --global-batch has samples of steps compared.";
 }
 
 }  // namespace cohort::app::training

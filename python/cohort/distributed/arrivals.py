@@ -52,7 +52,7 @@ def _give_up(world: cohort.Communicator, ranks: Sequence[int], missing: Sequence
     whole = "" if len(ranks) == ranks[-1] + 1 else f" of the group's ranks {', '.join(map(str, ranks))}"
     reason = (
         f"{_MARK}{names}{whole} did not come within {seconds:g} s -- stopped, slow, or in another branch of the program? "
-        "give a longer timeout if only slow; the group has to be formed anew"
+        "give a longer timeout if only slow; form a new group"
     )
     world.abort(reason)
     raise cohort.Timeout(reason)

@@ -165,7 +165,7 @@ class DistributedDataParallel(torch.nn.Module):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         ...  loss = F.nll_loss(model(images), labels); loss.backward(); optimizer.step()
 
-    module              dense, its trainable parameters floating-point (types may be mixed)
+    module              dense, on the CPU or one GPU, its trainable parameters floating-point (types may be mixed)
     comm                the ranks that train together; None: the default world, or where only init_process_group("cohort")
                         was called its group
     bucket_bytes        size of a gradient bucket, that is of one all_reduce; default 25 MiB

@@ -37,7 +37,7 @@ std::string lost_text(const RunningOperation& operation, int peer, std::string_v
                       std::string_view how) {
   return fmt::format(
       "{} failed -- rank {} ({}) lost rank {} ({}{}{}) in operation {} -- {} -- see the output of rank "
-      "{}; the communicator has to be formed anew",
+      "{}; form a new communicator",
       operation.text, operation.rank, operation.host, peer, host, pid.empty() ? "" : ", ", pid, operation.number, how,
       peer);
 }

@@ -107,7 +107,7 @@ void QueueCommunicator::abort(std::string_view reason) {
 
 std::shared_ptr<CommunicatorImpl> QueueCommunicator::split(const SplitOptions& options) {
   check_home();
-  return form_group(options.color, options.key, {}, options.timeout.value_or(timeout_));
+  return form_group(options.color, options.key, {}, options.timeout.value_or(timeout_), options.background);
 }
 
 std::shared_ptr<CommunicatorImpl> QueueCommunicator::group(std::span<const int> ranks, const GroupOptions& options) {
@@ -115,7 +115,7 @@ std::shared_ptr<CommunicatorImpl> QueueCommunicator::group(std::span<const int> 
   const auto own = std::find(ranks.begin(), ranks.end(), placement_.rank);
   const bool member = own != ranks.end();
   return form_group(member ? 0 : kNoColor, member ? static_cast<int>(own - ranks.begin()) : 0, ranks,
-                    options.timeout.value_or(timeout_));
+                    options.timeout.value_or(timeout_), options.background);
 }
 
 }  // namespace cohort::comm

@@ -41,7 +41,7 @@ class QueueCommunicator : public CommunicatorImpl {
   /// Forms the group of those who bring this color; null where it is kNoColor. `listed`: its ranks, where they were
   /// given as a list.
   virtual std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
-                                                       std::chrono::milliseconds timeout) = 0;
+                                                       std::chrono::milliseconds timeout, bool background) = 0;
 
   const cluster::Placement placement_;
   const std::chrono::milliseconds timeout_;

@@ -55,7 +55,7 @@ std::uint32_t put(char (&to)[N], const std::string& text) {
 }  // namespace
 
 std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int key, std::span<const int> listed,
-                                                                std::chrono::milliseconds timeout) {
+                                                                std::chrono::milliseconds timeout, bool background) {
   World& world = core().world();
   const Layout& layout = world.layout();
   auto place = std::make_unique<Place>();
@@ -84,6 +84,7 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   form.placement.size = static_cast<int>(members.size());
   form.join_timeout = timeout;
   form.timeout = timeout_;
+  form.background = background;
   form.one_machine = world.options().one_machine;
   form.secret = world.options().secret;
   form.transport = world.options().transport;

@@ -20,7 +20,7 @@ class HostsCommunicator final : public QueueCommunicator {
  private:
   Core& core() const noexcept { return static_cast<Core&>(*queue_); }
   std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
-                                               std::chrono::milliseconds timeout) override;
+                                               std::chrono::milliseconds timeout, bool background) override;
 };
 
 }  // namespace cohort::comm::hosts

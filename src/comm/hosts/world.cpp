@@ -121,7 +121,7 @@ void World::make_transport(transport::tcp::Listeners listeners, std::string_view
       token, infos_[0].protection);
   options.silence = std::chrono::ceil<std::chrono::seconds>(value_or_throw(env::seconds(env::kHostTimeout)));
   transport_ = hosts::make_transport(options_, std::move(options), std::move(listeners), *this);
-  status_ = &local::open_status(status_id(token), layout_.rank, layout_.size);
+  status_ = &local::open_status(status_id(token), layout_.rank, layout_.size, options_.background);
 }
 
 transport::tcp::Listeners::Options World::listening() const {

@@ -58,7 +58,7 @@ std::shared_ptr<MemoryBlock> LocalCommunicator::allocate(std::size_t bytes) {
 }
 
 std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int key, std::span<const int> listed,
-                                                                std::chrono::milliseconds timeout) {
+                                                                std::chrono::milliseconds timeout, bool background) {
   std::unique_ptr<Rendezvous> point;
   GroupInfoHead own;
   own.color = color;
@@ -79,6 +79,7 @@ std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int k
   form.placement.size = form.placement.local_size = static_cast<int>(members.size());
   form.join_timeout = timeout;
   form.timeout = timeout_;
+  form.background = background;
   std::vector<std::string> entries;
   for (std::size_t i = 0; i < members.size(); ++i) {
     if (members[i] == placement_.rank) form.placement.rank = form.placement.local_rank = static_cast<int>(i);

@@ -22,7 +22,7 @@ class LocalCommunicator final : public QueueCommunicator {
 
  private:
   std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
-                                               std::chrono::milliseconds timeout) override;
+                                               std::chrono::milliseconds timeout, bool background) override;
 };
 
 }  // namespace cohort::comm::local

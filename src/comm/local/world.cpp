@@ -29,12 +29,12 @@ void copy_text(char* to, std::size_t room, std::string_view text) noexcept {
 
 }  // namespace
 
-status::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept {
+status::GroupStatus& open_status(std::uint64_t id, int rank, int size, bool background) noexcept {
   auto& page = status::StatusPage::own();
   for (std::uint8_t kind = 0; kind <= static_cast<std::uint8_t>(Kind::Recv); ++kind) {
     page.name_kind(kind, name_of(static_cast<Kind>(kind)));
   }
-  return page.open(id, rank, size);
+  return page.open(id, rank, size, background);
 }
 
 World::World(const FormOptions& options, std::unique_ptr<Rendezvous> point)
@@ -58,7 +58,8 @@ World::World(const FormOptions& options, std::unique_ptr<Rendezvous> point)
   Meeting meeting = meet(options, std::move(point));
   control_ = std::move(meeting.control);
   mesh_ = std::move(meeting.mesh);
-  status_ = &open_status(label_ ? 0 : header().id, rank_, size_);  // of a part, the larger world tells
+  status_ =
+      &open_status(label_ ? 0 : header().id, rank_, size_, options.background);  // of a part, the larger world tells
   for (int rank = 0; rank < size_; ++rank) {
     processes_.push_back(rank == rank_ ? sys::PeerProcess() : sys::PeerProcess(mesh_->peer(rank).process));
   }

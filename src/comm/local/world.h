@@ -23,7 +23,7 @@ namespace cohort::comm::local {
 class Rendezvous;
 
 /// Room in this process's status page for a world, with the names of what its ranks do.
-status::GroupStatus& open_status(std::uint64_t id, int rank, int size) noexcept;
+status::GroupStatus& open_status(std::uint64_t id, int rank, int size, bool background) noexcept;
 
 class World final : public messages::Members {
  public:

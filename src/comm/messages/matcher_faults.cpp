@@ -139,8 +139,8 @@ void Matcher::end(const Message& message, int peer, ErrorCode code, const std::s
 void Matcher::end_lost(const Message& message, int peer, const std::string& how) {
   const std::string pid = members_.pid_text(peer);
   end(message, peer, ErrorCode::PeerLost,
-      fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} -- see the output of rank {}; the communicator "
-                  "has to be formed anew",
+      fmt::format("{} failed -- rank {} ({}) lost rank {} ({}{}) -- {} -- see the output of rank {}; form a new "
+                  "communicator",
                   to_string(message), rank_, members_.host_name(rank_), peer, members_.host_name(peer),
                   pid.empty() ? "" : ", " + pid, how, peer));
 }

@@ -92,6 +92,7 @@ TEST(RecordTest, OnlyVariablesOfTheListAreRecorded) {
                            "OMP_PASS",
                            "COHORT_RUN_ENV",
                            "COHORT_RUN_SSH",
+                           "COHORT_RUN_ON_WARNING",
                            "COHORT_ANYTHING",
                            "COHORT_SECRET_FILE",
                            "AWS_REGION",

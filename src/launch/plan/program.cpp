@@ -46,6 +46,17 @@ std::string short_name(std::string_view path) {
   return name.empty() || name[0] == '.' ? "program" + name : name;
 }
 
+/// "train" of `python train.py` and `python -m train`, too.
+std::string name_of(const ProgramRequest& request) {
+  std::string name = short_name(request.program);
+  if (!name.starts_with("python")) return name;
+  for (std::size_t i = 0; i < request.arguments.size(); ++i) {
+    if (request.arguments[i].ends_with(".py")) return short_name(request.arguments[i]);
+    if (request.arguments[i] == "-m" && i + 1 < request.arguments.size()) return short_name(request.arguments[i + 1]);
+  }
+  return name;
+}
+
 Result<std::string> find_file(const std::string& program, const Environment& environment, bool script) {
   if (program.find('/') != std::string::npos) {
     struct stat info {};
@@ -135,7 +146,7 @@ Result<std::string> active_python(const Environment& environment) {
 
 Result<Program> resolve_program(const ProgramRequest& request, const Environment& environment) {
   Program program;
-  program.name = short_name(request.program);
+  program.name = name_of(request);
   const bool script = request.python == ProgramRequest::Python::Auto && request.program.ends_with(".py");
   if (script || request.python == ProgramRequest::Python::Module) {
     auto python = active_python(environment);

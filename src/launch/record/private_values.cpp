@@ -53,8 +53,8 @@ constexpr std::string_view kNames[] = {
     "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "SLURM_HET_SIZE",
     "SLURM_THREADS_PER_CORE"};
 
-/// Ours that hold what somebody has typed: other variables, and a command.
-constexpr std::string_view kTyped[] = {"COHORT_RUN_ENV", "COHORT_RUN_SSH"};
+/// Ours that hold what somebody has typed: other variables, and commands.
+constexpr std::string_view kTyped[] = {"COHORT_RUN_ENV", "COHORT_RUN_SSH", "COHORT_RUN_ON_WARNING"};
 
 constexpr const char* kHidden = "(hidden)";
 

@@ -3,10 +3,14 @@
 #include <cohort/exit_status.h>
 
 #include "base/log.h"
+#include "launch/own_folder.h"
+#include "launch/record/remote_logs.h"
 #include "launch/supervise/supervisor.h"
 #include "launch/watch/demangle.h"
+#include "status/last_words.h"
 #include "sys/cpus.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -161,6 +165,19 @@ void Epoch::on_started(CrewMember& agent, const Started& started) {
   ask_next_role();
 }
 
+/// The stack that an exception or a crash left is long: it is at the end of the log.
+void Epoch::keep_words(const Ending& ending) const {
+  const bool stack = ending.words.find(status::kThrowStack) != std::string::npos ||
+                     ending.words.find(status::kNativeStack) != std::string::npos;
+  if (!stack || !options_.keep_logs) return;
+  const auto folder = open_folder(job_.record_.log_folder);
+  if (!folder) return;
+  const std::string name = log_name(ending.role, ending.rank, Stream::Stderr);
+  const sys::UniqueFd log(::openat(folder->get(), name.c_str(), O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC));
+  const std::string text = fmt::format("cohort: its own last words:\n{}", ending.words);
+  if (log) static_cast<void>(!::write(log.get(), text.data(), text.size()));  // a full disk has been told of
+}
+
 void Epoch::on_exited(const Exited& exited) {
   const Roles roles = job_.setup_.plan.roles();
   if (!roles.has(exited.rank)) return;
@@ -177,6 +194,7 @@ void Epoch::on_exited(const Exited& exited) {
   ending.last_stderr = exited.last_stderr;
   ending.last = exited.last;
   ending.words = demangled(exited.words);
+  keep_words(ending);
   ending.cause = exited.cause;
   job_.announcer_.rank_ended(ending);
   if (ending.asked && ending.status.signal == SIGKILL && stage_ == Stage::Running)

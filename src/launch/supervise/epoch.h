@@ -49,6 +49,7 @@ class Epoch {
   void on_agent_ends(CrewMember& agent, const Ends& ends);
   void lose_agent(const std::string& what);
   void on_started(CrewMember& agent, const Started& started);
+  void keep_words(const Ending& ending) const;
   void on_exited(const Exited& exited);
   /// A server that has failed, where the job may go on: it is started again, or gone on without.
   enum class Fate { Failed, Again, Without };

@@ -18,6 +18,8 @@
 namespace cohort::launch {
 namespace {
 
+constexpr const char* kPageFile = "page.url";
+
 constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// Of the job's store, which is in this process.
 constexpr auto kStoreTime = std::chrono::seconds(10);
@@ -357,11 +359,15 @@ void Job::tell_how_server_ended(int number, const std::string& how) {
 
 void Job::start_page() {
   if (page_ || !options_.page) return;
-  // (Its address is for the reader alone: whoever sees the run's files need not see the page.)
+  // Its address lets in whoever has it: it is for a terminal. What a batch system keeps may be read by others.
   SideCommand::Options page;
   page.arguments = {"watch", folder_.path, "--page"};
   page.parent_death_signal = SIGKILL;
-  page.say = [this](const std::string& line) { announcer_.say(line); };
+  page.say = [this](const std::string& line) {
+    if (line.find("?token=") == std::string::npos || ::isatty(STDERR_FILENO) != 0) return announcer_.say(line);
+    if (auto kept = replace_file(folder_, kPageFile, line + "\n"); !kept) return announcer_.say(kept.error().what());
+    announcer_.say(fmt::format("the page's address, with its token: cat {}/{}", folder_.shown, kPageFile));
+  };
   try {
     page_.emplace(loop_, std::move(page));
   } catch (const Error& error) {
@@ -372,6 +378,7 @@ void Job::start_page() {
 void Job::end(int status) {
   status_ = status;
   page_.reset();
+  ::unlinkat(folder_.fd.get(), kPageFile, 0);
   if (tracing_) tracing_->finish();
   crew_->dismiss(status);
   if (owner_gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);

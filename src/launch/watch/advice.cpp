@@ -82,7 +82,7 @@ std::string_view by_signal(const Ending& ending) {
       return ending.out_of_memory ? "the kernel reports an out-of-memory kill at that time: use a smaller batch, fewer "
                                     "ranks, or more memory"
                                   : "somebody sent it, or the kernel was out of memory (see `dmesg`)";
-    case SIGSEGV: return "a bug in native code: the stack, where one is shown, names the function";
+    case SIGSEGV: return "a bug in native code: the stack, which is at the end of its log, names the function";
     case SIGBUS:
       return "a bug in native code, a full /dev/shm (see `df /dev/shm`), or a file that became shorter while "
              "it was mapped";
@@ -130,6 +130,7 @@ std::string advice(const Ending& ending) {
   if (!killed) {
     if (const std::string_view found = by_words(ending); !found.empty()) return std::string(found);
   }
+  if (ending.status.signal == SIGABRT && is_exception(ending)) return {};
   return std::string(ending.status.signal != 0 ? by_signal(ending) : by_code(ending.status.code));
 }
 

@@ -166,6 +166,7 @@ std::optional<Health::Need> Health::need_of(const Rank& rank) const {
     if (!group.message.empty()) {
       Need need;
       need.what = group.message;
+      need.message = true;
       if (const auto peer = world_rank(group.id, group.peer)) need.ranks.push_back(*peer);
       return need;
     }
@@ -325,6 +326,7 @@ void Health::look_for_away(Clock::time_point now, Findings& findings) {
   struct Wait {
     std::vector<int> ranks;
     std::string what;
+    bool message = false;
     Clock::time_point since;
   };
   std::map<int, Wait> awaited;
@@ -336,7 +338,7 @@ void Health::look_for_away(Clock::time_point now, Findings& findings) {
       const Rank& theirs = ranks_[static_cast<std::size_t>(other)];
       if (theirs.gone || theirs.stopped_at || need_of(theirs)) continue;
       if (now - theirs.heard_at >= limits_.stopped_notice) continue;
-      const auto [at, fresh] = awaited.try_emplace(other, Wait{{}, need->what, rank.waiting_at});
+      const auto [at, fresh] = awaited.try_emplace(other, Wait{{}, need->what, need->message, rank.waiting_at});
       at->second.ranks.push_back(static_cast<int>(i));
       at->second.since = std::min(at->second.since, rank.waiting_at);
     }
@@ -360,8 +362,9 @@ void Health::look_for_away(Clock::time_point now, Findings& findings) {
                        limits_.stall.count() > 0 ? fmt::format("; at {} s the job ends", limits_.stall.count()) : ""));
     }
     if (limits_.stall.count() > 0 && since >= limits_.stall && !findings.end) {
-      findings.end = fmt::format("{} did not bring {} in {} s, in which {} waited for it", name(static_cast<int>(i)),
-                                 wait.what, since.count(), who);
+      findings.end = fmt::format("{} did not {} {} within {} s; {} {} waiting", name(static_cast<int>(i)),
+                                 wait.message ? "take part in" : "call", wait.what, since.count(), who,
+                                 wait.ranks.size() == 1 ? "was" : "were");
     }
   }
 }

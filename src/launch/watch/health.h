@@ -92,7 +92,8 @@ class Health {
   struct Need {
     std::vector<int> ranks;
     std::string what;
-    bool anyone = false;  ///< `ranks` are all others: which of them it needs is not known
+    bool message = false;  ///< `what` is one
+    bool anyone = false;   ///< `ranks` are all others: which of them it needs is not known
   };
 
   void forgive_sleep(Clock::time_point now);

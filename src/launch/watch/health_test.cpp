@@ -169,7 +169,7 @@ TEST(Health, ARankThatIsElsewhereIsNamedAtDoubledIntervalsAndGivenUpAtTheLimit) 
   EXPECT_EQ(second.warnings.size(), 4u);  // 120, 240, 480, 960
   const auto third = job.pass(seconds(60));
   ASSERT_TRUE(third.end);
-  EXPECT_TRUE(contains(*third.end, "rank 1 (host, pid 101) did not bring barrier(), operation 4")) << *third.end;
+  EXPECT_TRUE(contains(*third.end, "rank 1 (host, pid 101) did not call barrier(), operation 4 within")) << *third.end;
 }
 
 TEST(Health, WhoComesAfterAllIsForgiven) {

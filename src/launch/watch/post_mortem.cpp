@@ -4,6 +4,7 @@
 
 #include "base/ranges.h"
 #include "launch/watch/advice.h"
+#include "status/last_words.h"
 #include "sys/signals.h"
 
 #include <algorithm>
@@ -23,6 +24,47 @@ std::string quoted(std::string_view rest) {
     text += fmt::format("cohort:   > {}\n", rest.substr(0, end));
     if (end == std::string_view::npos) break;
     rest.remove_prefix(end + 1);
+  }
+  return text;
+}
+
+/// What it said before its stack, which is for the log, and of that the frames that say most: a crash's first with
+/// names. Nor the line of an error's fields, which its text has.
+std::string essence(const std::string& words, bool logged) {
+  if (!logged) return words;
+  constexpr std::size_t kFrames = 3;
+  const std::size_t thrown = words.find(status::kThrowStack), native = words.find(status::kNativeStack);
+  const std::string_view all = words;
+  std::string text;
+  const auto take = [&text](std::string_view from, const auto& wanted) {
+    while (!from.empty()) {
+      const std::size_t end = std::min(from.find('\n'), from.size() - 1) + 1;
+      if (wanted(from.substr(0, end))) text += from.substr(0, end);
+      from.remove_prefix(end);
+    }
+  };
+  take(all.substr(0, std::min(thrown, native)), [](std::string_view line) { return !line.starts_with("  code "); });
+  std::size_t frames = 0;
+  if (native != std::string_view::npos) {
+    take(all.substr(native + status::kNativeStack.size()), [&frames](std::string_view line) {
+      return line.find(" in ") != std::string_view::npos && ++frames <= kFrames;
+    });
+  }
+  return text;
+}
+
+/// stderr without what the last words say.
+std::string without(std::string_view words, std::string_view errors) {
+  std::string text;
+  while (!errors.empty()) {
+    const std::size_t end = std::min(errors.find('\n'), errors.size() - 1) + 1;
+    std::string_view line = errors.substr(0, end);
+    errors.remove_prefix(end);
+    std::string_view bare = line.substr(0, line.find_last_not_of('\n') + 1);
+    constexpr std::string_view kWhat = "  what():  ";
+    if (bare.starts_with(kWhat)) bare.remove_prefix(kWhat.size());
+    const bool of_runtime = bare.starts_with("terminate called ");
+    if (!of_runtime && (bare.empty() || words.find(bare) == std::string_view::npos)) text += line;
   }
   return text;
 }
@@ -73,6 +115,8 @@ std::optional<Ending> first_failure(const std::vector<Ending>& endings) {
   return first;
 }
 
+bool is_exception(const Ending& ending) { return ending.words.starts_with(status::kUncaught); }
+
 std::string doing(const Ending& ending) {
   if (ending.role == Role::Worker || !ending.last.groups.empty()) return doing(ending.last);
   return fmt::format("running, in no world, as {}s are", to_string(ending.role));
@@ -96,16 +140,21 @@ std::string to_string(const PostMortem& post_mortem) {
     text += fmt::format("cohort:   it had been started again {} time{}; the first time it had failed by: {}\n",
                         first.restarts, first.restarts == 1 ? "" : "s", first.first_cause);
   }
-  if (first.last.joined) text += fmt::format("cohort:   it was {}{}\n", doing(first), at_step(first.last));
-  if (first.last_stderr.empty()) {
+  if (first.last.joined) {
+    const char* const verb = has_left(first.last) ? "had" : "was";
+    text += fmt::format("cohort:   it {} {}{}\n", verb, doing(first), at_step(first.last));
+  }
+  // Each sentence once: a Python traceback is on stderr, what a C++ runtime prints of an exception is in the words.
+  std::string words = essence(first.words, !post_mortem.log_folder.empty());
+  if (!words.empty() && !is_exception(first) && first.last_stderr.find(last_line(words)) != std::string::npos)
+    words = "";
+  const std::string errors = words.empty() ? first.last_stderr : without(words, first.last_stderr);
+  if (!errors.empty()) {
+    text += "cohort:   the last lines of its stderr:\n" + quoted(errors);
+  } else if (words.empty()) {
     text += "cohort:   it wrote nothing to stderr\n";
-  } else {
-    text += "cohort:   the last lines of its stderr:\n" + quoted(first.last_stderr);
   }
-  // Mostly it is in those lines already: the runtime prints it, too.
-  if (!first.words.empty() && first.last_stderr.find(last_line(first.words)) == std::string::npos) {
-    text += "cohort:   what ended it, as it said itself:\n" + quoted(first.words);
-  }
+  if (!words.empty()) text += "cohort:   its own last words:\n" + quoted(words);
   if (!post_mortem.missed.empty()) {
     text +=
         "cohort:   a DistributedSampler gives each rank as many; a loop over data that was split otherwise, or one "
@@ -115,17 +164,17 @@ std::string to_string(const PostMortem& post_mortem) {
     text += fmt::format("cohort:   {}\n", why);
   const bool of_ranks = first.role == Role::Worker;
   const int others = post_mortem.world_size - (of_ranks ? 1 : 0) - post_mortem.ended_well - post_mortem.running;
-  if (others > 0)
-    text +=
-        fmt::format("cohort:   {} {}rank{} ended with it\n", others, of_ranks ? "other " : "", others == 1 ? "" : "s");
+  if (others > 0) {
+    text += fmt::format("cohort:   {} {}rank{} ended as a result\n", others, of_ranks ? "other " : "",
+                        others == 1 ? " was" : "s were");
+  }
   if (post_mortem.running > 0) {
     text += fmt::format("cohort:   {} rank{} being told to end\n", post_mortem.running,
                         post_mortem.running == 1 ? " is" : "s are");
   }
   for (const std::string& line : post_mortem.others) text += fmt::format("cohort:   then, {}\n", line);
   if (!post_mortem.log_folder.empty()) {
-    text += fmt::format("cohort:   complete logs: {}/{}.err and beside it\n", post_mortem.log_folder,
-                        file_name(first.role, first.rank));
+    text += fmt::format("cohort:   full logs: {}\n", post_mortem.log_folder);
   }
   return text;
 }

@@ -21,7 +21,7 @@ struct Ending {
   double after_seconds = 0;
   std::string last_stderr;
   RankReport last = {};    ///< what it was doing
-  std::string words = {};  ///< what ended it, as it said itself,
+  std::string words = {};  ///< its own last words,
   CauseReport cause = {};  ///< and for programs
   Role role = Role::Worker;
   bool asked = false;            ///< to end, since those before it had ended
@@ -48,6 +48,9 @@ bool follows_another(const Ending& ending);
 /// It has not failed: it has ended with 0, saved, or died of the signal that it was asked to end by; or the job goes on
 /// without it.
 bool has_ended_well(const Ending& ending);
+
+/// Of C++, that nothing has caught: its words say so.
+bool is_exception(const Ending& ending);
 
 /// As `doing` of its last report; of who is no rank "running, in no world, as servers are".
 std::string doing(const Ending& ending);

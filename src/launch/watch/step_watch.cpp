@@ -28,7 +28,8 @@ void StepWatch::report(const RankReport& report, Clock::time_point now) {
   running_.insert(report.rank);
   if (!report.not_finite.empty() && not_finite_.insert(report.rank).second) {
     found_.push_back({.kind = WarningKind::NotFinite,
-                      .text = fmt::format("{} at step {}, told by rank {}: weights may be lost from then on",
+                      .text = fmt::format("{} at step {}, reported by rank {}; the weights are probably NaN from here. "
+                                          "NonFinite::Raise (Python: non_finite=\"raise\") ends a run at the gradient",
                                           report.not_finite, report.not_finite_step, report.rank),
                       .rank = report.rank,
                       .step = report.not_finite_step});

@@ -115,7 +115,7 @@ TEST(StepWatch, ALossThatIsNoNumberIsToldOnceForEachRank) {
   EXPECT_EQ(found[0].kind, WarningKind::NotFinite);
   EXPECT_EQ(found[0].rank, 1);
   EXPECT_EQ(found[0].step, 7);
-  EXPECT_TRUE(found[0].text.starts_with("train_loss is NaN at step 7, told by rank 1")) << found[0].text;
+  EXPECT_TRUE(found[0].text.starts_with("train_loss is NaN at step 7, reported by rank 1")) << found[0].text;
 }
 
 TEST(Repeats, EachKindAndRankComesAgainLaterAndLater) {

@@ -69,7 +69,7 @@ TEST(Verdict, TheFailedRankIsNotAmongThoseThatFellWithIt) {
   end.endings[0].cause.peer = 1;
   end.endings[1].after_seconds = 2;
   end.endings[1].last_stderr = "ValueError: bad batch";
-  end.doing_then = {"waiting in barrier(), operation 2", "done with its world, whose last was barrier(), operation 1"};
+  end.doing_then = {"waiting in barrier(), operation 2", "left the world; its last operation was barrier(), number 1"};
   const Verdict verdict = judge(end);
   ASSERT_TRUE(verdict.post_mortem);
   EXPECT_EQ(verdict.post_mortem->first.rank, 1);
@@ -184,12 +184,43 @@ TEST(Verdict, AServerThatFailsIsAFailureLikeARanks) {
   ASSERT_TRUE(verdict.post_mortem);
   EXPECT_EQ(verdict.post_mortem->first.name(), "server 1");
   EXPECT_NE(verdict.text.find("server 1 failed: "), std::string::npos) << verdict.text;
-  EXPECT_NE(verdict.text.find("2 ranks ended with it"), std::string::npos) << verdict.text;
-  EXPECT_NE(verdict.text.find("runs/x/logs/server-1.err"), std::string::npos) << verdict.text;
+  EXPECT_NE(verdict.text.find("2 ranks were ended as a result"), std::string::npos) << verdict.text;
+  EXPECT_NE(verdict.text.find("full logs: runs/x/logs\n"), std::string::npos) << verdict.text;
   EXPECT_EQ(verdict.post_mortem->others.back(), "server 0: running");
   EXPECT_EQ(verdict.text.find("it was "), std::string::npos) << "it has not reported: " << verdict.text;
   end.endings[2].last.joined = true;  // and has no world
   EXPECT_NE(judge(end).text.find("it was running, in no world, as servers are"), std::string::npos) << judge(end).text;
+}
+
+TEST(Verdict, TheBlockSaysEachSentenceOnceAndLeavesTheStackToTheLog) {
+  JobEnd end = two_ranks(0, 143);
+  Ending& first = end.endings[0];
+  first.status = {0, SIGABRT, true};
+  const std::string sentence = "all_reduce(float32[5], sum) refused -- rank 0 (h) -- rank 1 brought 6";
+  first.last_stderr =
+      "epoch 1\nterminate called after throwing an instance of 'cohort::Error'\n  what():  " + sentence + "\n";
+  first.words = "uncaught exception cohort::Error: " + sentence +
+                "\n  code Mismatch, rank 0, host h, operation all_reduce(float32[5], sum), number 3\n"
+                "the stack at std::terminate:\n  #0 f()+0x4 in /lib/x.so 0x12\n";
+  const std::string text = judge(end).text;
+  EXPECT_NE(
+      text.find("last lines of its stderr:\ncohort:   > epoch 1\ncohort:   its own last words:\ncohort:   > uncaught "
+                "exception cohort::Error: " +
+                sentence + "\ncohort:   1 other rank was ended as a result\n"),
+      std::string::npos)
+      << text;
+  EXPECT_EQ(text.find(sentence), text.rfind(sentence)) << text;
+  end.log_folder.clear();
+  EXPECT_NE(judge(end).text.find("#0 f()"), std::string::npos) << "there is no log to have it";
+  end.log_folder = "logs";
+  first.status = {0, SIGSEGV, true};
+  first.last_stderr = "";
+  first.words =
+      "fatal signal SIGSEGV at address 0x0\nthe native stack:\n  #0 /bin/x 0x12\n  #1 g()+0x4 in /bin/x 0x13\n";
+  EXPECT_NE(judge(end).text.find("> fatal signal SIGSEGV at address 0x0\ncohort:   >   #1 g()+0x4 in /bin/x 0x13\n"),
+            std::string::npos)
+      << judge(end).text;
+  EXPECT_EQ(judge(end).text.find("wrote nothing"), std::string::npos);
 }
 
 TEST(Verdict, AServerMayDieOfWhatItWasAskedToEndBy) {

@@ -1,5 +1,6 @@
 #include "track/sinks/export.h"
 
+#include "track/points.h"
 #include "track/record_follower.h"
 #include "track/sinks/csv.h"
 #include "track/sinks/kubeflow.h"
@@ -109,6 +110,7 @@ class Export {
         continue;
       }
       ++summary_.events;
+      if (!is_known_event(line.event)) ++summary_.unknown[line.event];
       summary_.superseded += follower_->superseded() ? 1 : 0;
       if (!follower_->superseded()) last_step_ = std::max(last_step_, line.integer("step").value_or(last_step_));
       if (line.event == "start" || line.event == "resume") said_.reset();
@@ -130,11 +132,12 @@ class Export {
     return request_.sink->go_back(step, resume.time.value_or(0)) == Sink::Replay::Yes;
   }
 
-  RunState state() const {
+  RunState state() {
     if (said_) return *said_;
     if (const auto job = job_state(request_.record)) return job->state;
     // Whoever stops to follow does not know how the run goes on.
-    return request_.wait ? RunState::Running : RunState::Killed;
+    summary_.without_end = !request_.wait;
+    return summary_.without_end ? RunState::Killed : RunState::Running;
   }
 
   const ExportRequest& request_;
@@ -195,13 +198,13 @@ std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOption
   return std::make_unique<MlflowSink>(MlflowSinkOptions{options.record, std::move(server), kBatchInterval});
 }
 
-void check_destination(const std::string& destination) {
+void check_destination(const std::string& destination, bool token) {
   const auto [kind, where] = parts_of(destination);
   if (kind == "mlflow") (void)mlflow_place(where, variable);
   if (kind == "kubeflow") (void)kubeflow_place({});
   if (kind == "prometheus") {
     const auto at = port_of(where);
-    if (at && !net::is_loopback_name(at->host) && !env::get(env::kMetricsTokenFile)) {
+    if (at && !net::is_loopback_name(at->host) && !token) {
       raise(ErrorCode::InvalidArgument,
             "'{}': whoever reaches this host could read it -- {} has to name a file with a token, or serve at :{} and "
             "reach it by `ssh -L`",

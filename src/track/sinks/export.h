@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -26,8 +27,8 @@ struct SinkOptions {
 /// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "prometheus:HOST:PORT", "mlflow:URI", "kubeflow". Throws
 /// InvalidArgument, with those that there are, Io, and Unavailable.
 std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options = {});
-/// Throws what make_sink would throw without looking at files or servers.
-void check_destination(const std::string& destination);
+/// Throws what make_sink would throw without looking at files or servers. `token`: clients have to show one.
+void check_destination(const std::string& destination, bool token);
 
 struct ExportRequest {
   std::filesystem::path record;
@@ -43,6 +44,9 @@ struct ExportSummary {
   std::uint64_t events = 0;
   std::uint64_t superseded = 0;  ///< of these: of steps that the run did again
   std::uint64_t damaged = 0;     ///< lines that are no events
+  std::map<std::string, std::uint64_t> unknown =
+      {};                    ///< events of other names than the schema's: what they hold is not taken
+  bool without_end = false;  ///< nothing says how the run ended: it is taken for killed
   RunState state = RunState::Running;
 };
 

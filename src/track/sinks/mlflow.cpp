@@ -312,46 +312,65 @@ Sink::Replay MlflowSink::go_back(std::int64_t /*step*/, double /*time*/) { retur
 void MlflowSink::finish(RunState state) {
   if (!state_) return;
   if (batch_end_ > state_->progress.offset) send();
-  if (state == RunState::Running || state_->progress.ended) return;
-  send_artifacts();
-  if (own_run_) {
-    set_status(state == RunState::Finished ? "FINISHED" : state == RunState::Failed ? "FAILED" : "KILLED", last_time_);
+  if (state == RunState::Running) return;
+  MlflowProgress& progress = state_->progress;
+  if (!progress.ended) {
+    if (own_run_) {
+      set_status(state == RunState::Finished ? "FINISHED"
+                 : state == RunState::Failed ? "FAILED"
+                                             : "KILLED",
+                 last_time_);
+    }
+    progress.ended = true;
+    progress.artifacts = false;
+    state_->save();
   }
-  state_->progress.ended = true;
+  if (progress.artifacts || !send_artifacts()) return;  // what is refused now, another export sends
+  progress.artifacts = true;
   state_->save();
 }
 
-void MlflowSink::send_artifacts() {
+bool MlflowSink::send_artifacts() {
   const auto answer = server_.get("mlflow/runs/get?run_id=" + url_encoded(state_->progress.run));
   if (!answer.good()) server_.refused("finding a run of MLflow", answer);
   const std::string where = found_text(body_of(answer), {"run", "info", "artifact_uri"});
   constexpr std::string_view kThroughServer = "mlflow-artifacts:";
   if (!where.starts_with(kThroughServer)) {
-    return options_.server.say(fmt::format(
+    options_.server.say(fmt::format(
         "the record is not among the artifacts of MLflow's run: they are at {}, and not the server's to take",
         where.substr(0, where.find('?'))));
+    return true;
   }
   // "mlflow-artifacts:/1/RUN/artifacts", or with the server before it.
   std::string path = where.substr(kThroughServer.size());
   if (path.starts_with("//")) path.erase(0, std::min(path.find('/', 2), path.size()));
   path.erase(0, path.find_first_not_of('/'));
   const auto put = [&](const std::filesystem::path& file, std::string_view name) {
-    const auto done = server_.put_file(fmt::format("mlflow-artifacts/artifacts/{}/{}", url_encoded(path), name), file);
-    if (!done.good()) {
-      options_.server.say(
-          fmt::format("MLflow does not take {} as an artifact: {} {}", name, done.status, done.message));
+    const std::string to = fmt::format("mlflow-artifacts/artifacts/{}/{}", url_encoded(path), name);
+    std::string reason;
+    try {
+      const auto done = server_.put_file(to, file);
+      if (done.good()) return true;
+      reason = fmt::format("{} {}", done.status, done.message);
+    } catch (const Error& error) {
+      reason = error.what();
     }
+    options_.server.say(fmt::format(
+        "MLflow does not take {} as an artifact of the run, whose values and state it has: {}", name, reason));
+    return false;
   };
-  put(options_.record, "run.jsonl");
+  if (!put(options_.record, "run.jsonl")) return false;
   const std::filesystem::path curves =
       std::filesystem::temp_directory_path() / fmt::format("cohort-curves-{}-{}.svg", ::getpid(), random_text());
+  bool taken = true;
   try {
     plot(options_.record, curves);
-    put(curves, "curves.svg");
+    taken = put(curves, "curves.svg");
   } catch (const Error&) {  // a record without curves
   }
   std::error_code error;
   std::filesystem::remove(curves, error);
+  return taken;
 }
 
 std::string MlflowSink::shown_run() const {

@@ -54,7 +54,7 @@ class MlflowSink final : public Sink {
   const std::string& key_of(const MetricPoint& point);
   void send_if_due();
   void send();
-  void send_artifacts();
+  bool send_artifacts();  ///< false: some were refused, which has been told
   void tell_where() const;
   std::string shown_run() const;
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <utility>
 
 namespace cohort::track {
@@ -20,6 +21,7 @@ using std::chrono::milliseconds;
 constexpr auto kConnectTime = std::chrono::seconds(5);
 constexpr auto kAnswerTime = std::chrono::seconds(120);  // a database under load takes its time
 constexpr milliseconds kLongestWait = std::chrono::seconds(15);
+constexpr int kTriesOfAFile = 3;
 
 bool is_permanent(httplib::Error error) {
   return error == httplib::Error::SSLServerVerification || error == httplib::Error::SSLLoadingCerts;
@@ -90,7 +92,8 @@ struct MlflowServer::Impl {
     }
   }
 
-  Answer ask(const std::function<httplib::Result()>& request, const std::function<bool()>& done_already = {}) {
+  Answer ask(const std::function<httplib::Result()>& request, const std::function<bool()>& done_already = {},
+             int most_tries = std::numeric_limits<int>::max()) {
     Clock::time_point since = Clock::now();
     milliseconds pause = options.first_wait;
     for (int tries = 1;; ++tries) {
@@ -116,6 +119,7 @@ struct MlflowServer::Impl {
         trouble = why(result.error());
       }
       client.stop();  // who knows what is left on this connection
+      if (tries >= most_tries) fail(trouble, fmt::format("it was asked {} times", tries));
       if (tries == 2 && !std::exchange(away, true)) {
         options.say(
             fmt::format("MLflow at {}: {}; trying on, the record keeps what there is", options.place.shown(), trouble));
@@ -159,7 +163,7 @@ MlflowServer::Answer MlflowServer::post(const std::string& path, const std::stri
 }
 
 MlflowServer::Answer MlflowServer::put_file(const std::string& path, const std::filesystem::path& file) {
-  return impl_->ask([&, whole = impl_->path_of(path)] {
+  const auto put = [&, whole = impl_->path_of(path)] {
     std::ifstream in(file, std::ios::binary);
     std::error_code error;
     const std::uintmax_t size = std::filesystem::file_size(file, error);
@@ -170,7 +174,8 @@ MlflowServer::Answer MlflowServer::put_file(const std::string& path, const std::
       return in.gcount() > 0 && sink.write(block, static_cast<std::size_t>(in.gcount()));
     };
     return impl_->client.Put(whole, static_cast<std::size_t>(size), provide, "application/octet-stream");
-  });
+  };
+  return impl_->ask(put, {}, kTriesOfAFile);
 }
 
 void MlflowServer::refused(const std::string& what, const Answer& answer) const {

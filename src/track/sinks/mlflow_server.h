@@ -45,6 +45,7 @@ class MlflowServer {
   Answer get(const std::string& path);
   /// `done_already`: asked before another try whether one before has arrived after all; nothing more is sent then.
   Answer post(const std::string& path, const std::string& body, const std::function<bool()>& done_already = {});
+  /// Tried three times: where files lie is often another server, which may refuse what this one takes.
   Answer put_file(const std::string& path, const std::filesystem::path& file);
 
   /// Throws Unavailable with what the server said: "WHAT failed -- SERVER -- MESSAGE".

@@ -44,14 +44,16 @@ MlflowProgress MlflowProgress::read(std::string_view text) {
   }
   if (const auto found = json.find("offset"); found != json.end() && found->is_number_unsigned())
     progress.offset = *found;
-  if (const auto found = json.find("ended"); found != json.end() && found->is_boolean()) progress.ended = *found;
+  for (const auto& [name, to] : {std::pair("ended", &progress.ended), std::pair("artifacts", &progress.artifacts)}) {
+    if (const auto found = json.find(name); found != json.end() && found->is_boolean()) *to = *found;
+  }
   return progress;
 }
 
 std::string MlflowProgress::text() const {
-  const nlohmann::ordered_json json = {{"to", to},      {"record", record},         {"intent", intent},
-                                       {"run", run},    {"experiment", experiment}, {"offset", offset},
-                                       {"ended", ended}};
+  const nlohmann::ordered_json json = {{"to", to},       {"record", record},         {"intent", intent},
+                                       {"run", run},     {"experiment", experiment}, {"offset", offset},
+                                       {"ended", ended}, {"artifacts", artifacts}};
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

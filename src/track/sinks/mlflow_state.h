@@ -17,7 +17,8 @@ struct MlflowProgress {
   std::string intent;  ///< a tag of the run that is about to be made
   std::string run, experiment;
   std::uint64_t offset = 0;  ///< what is before it in the record is there
-  bool ended = false;
+  bool ended = false;        ///< the run has its state
+  bool artifacts = false;    ///< and its files
 
   /// Nothing of what it was, if `text` is no such file's.
   static MlflowProgress read(std::string_view text);

@@ -125,6 +125,7 @@ class FakeMlflow {
     });
     server_.Put(R"(/api/2.0/mlflow-artifacts/artifacts/(.*))", [this](const auto& request, auto& response) {
       const std::scoped_lock lock(mutex_);
+      if (artifact_status != 200) return (void)refuse(response, artifact_status, "", "no room");
       artifacts[request.matches[1]] = request.body;
       answer(response, json::object());
     });
@@ -158,7 +159,7 @@ class FakeMlflow {
   std::vector<std::string> requests;
   std::string authorization, token;
   std::function<void()> on_batch;
-  int failures = 0, failing_status = 500, points_received = 0;
+  int failures = 0, failing_status = 500, points_received = 0, artifact_status = 200;
   bool refuse_host = false, lose_an_answer = false, lose_a_batch_answer = false;
 
  private:
@@ -329,7 +330,7 @@ TEST_F(MlflowSinkTest, ChangedParametersOfAResumedRunAreTags) {
   append(R"({"event":"resume","time":1100,"step":2})"
          "\n");
   append_steps(3, 4);
-  export_to(server_.uri());
+  EXPECT_TRUE(export_to(server_.uri()).without_end);
   const auto& run = server_.runs.at("run0");
   EXPECT_EQ(run.parameters.at("lr"), "0.5");
   EXPECT_EQ(run.tags.at("resume.1.lr"), "0.25");
@@ -364,6 +365,31 @@ TEST_F(MlflowSinkTest, TheStateIsTheJobs) {
     export_to(server_.uri(), [](milliseconds) { return false; });
     EXPECT_EQ(server_.runs.at("run0").status, state);
   }
+  EXPECT_EQ(server_.runs.size(), 1U);
+}
+
+TEST_F(MlflowSinkTest, ARunWhoseArtifactsAreRefusedHasItsState) {
+  append_start(0.5);
+  append_steps(1, 3);
+  append(R"({"event":"validation","time":4000,"step":3,"accuracy":0.5})"
+         "\n");
+  append(R"({"event":"end","time":5000,"step":3})"
+         "\n");
+  for (const int status : {500, 403, 400}) {
+    server_.artifact_status = status;
+    server_.runs.clear();
+    for (const auto& entry : fs::directory_iterator(folder_))
+      if (entry.path() != file_) fs::remove(entry.path());
+    said.clear();
+    const ExportSummary summary = export_to(server_.uri());
+    EXPECT_EQ(server_.runs.at("run0").status, "FINISHED") << status;
+    EXPECT_NE(said.find("MLflow does not take run.jsonl as an artifact"), std::string::npos) << said;
+    EXPECT_EQ(summary.unknown, (std::map<std::string, std::uint64_t>{{"validation", 1}}));
+    EXPECT_FALSE(summary.without_end);
+  }
+  server_.artifact_status = 200;  // whoever tries again brings them
+  export_to(server_.uri());
+  EXPECT_EQ(server_.artifacts.size(), 2U);
   EXPECT_EQ(server_.runs.size(), 1U);
 }
 
