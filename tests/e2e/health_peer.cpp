@@ -3,8 +3,8 @@
 // "stopped" (rank 1), "away" (rank 1, or the rank that follows), "dies" (rank 1), "lingers" (rank 1 leaves the world
 // and takes its time to end), "starts" (each lists the descriptors of a program that it starts), "absent" (rank 1 ends
 // before it has joined), "absent again" (before it has joined a second time), "prints" (and lives on), "asks" (rank 1
-// dies where the others ask whether to save). With "logging" as the last argument all ranks log meanwhile, and are ready
-// to be preempted.
+// dies where the others ask whether to save). With "logging" as the last argument all ranks log meanwhile, and are
+// ready to be preempted.
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 #include <cohort/join.h>

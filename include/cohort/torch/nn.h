@@ -140,8 +140,8 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
 /// Construction is collective. It checks that all ranks have the same model (numbers, names, shapes, types) and
 /// options, and throws Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers
 /// become rank 0's. Throws InvalidArgument if no parameter requires a gradient, or one is not dense and floating-point;
-/// they are in the host's memory or all on one GPU. Parameters that are unfrozen or replaced later are taken in by a forward: at once if unfrozen, within 64 steps if
-/// replaced; the model is compared and made equal again then.
+/// they are in the host's memory or all on one GPU. Parameters that are unfrozen or replaced later are taken in by a
+/// forward: at once if unfrozen, within 64 steps if replaced; the model is compared and made equal again then.
 ///
 /// The average is that of torch's DistributedDataParallel: the sum of the ranks' gradients over their number. It is the
 /// gradient of the mean over all samples where the ranks' batches are equally large and losses are means. For batches
