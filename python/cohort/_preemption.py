@@ -71,7 +71,11 @@ class Preemption:
             comm = _world.world()
         number = array.array("i", [self._signals.received()])
         if comm is not None and comm.size() > 1:
-            comm.all_reduce(number, op="max", timeout=self._timeout)
+            _core.begin_call("Preemption.requested")
+            try:
+                comm.all_reduce(number, op="max", timeout=self._timeout)
+            finally:
+                _core.end_call()
         if not number[0]:
             return False
         self._signal = number[0]

@@ -8,6 +8,7 @@
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
 #include "formats/checkpoint_folder.h"
+#include "status/called.h"
 
 #include <cohort/checkpoint_follower.h>
 
@@ -16,6 +17,7 @@
 #include <cmath>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 
 namespace cohort::python {
@@ -61,6 +63,7 @@ class PyBundle {
 /// Runs what is collective over the ranks of a communicator, or alone where there is none.
 template <class T>
 T collectively(Comm comm, const char* name, const std::function<T(Communicator&)>& body) {
+  const status::Call call(std::string("CheckpointFolder.") + name);
   if (comm != nullptr) return comm->member().call<T>(name, body);
   const py::gil_scoped_release release;
   Communicator alone;

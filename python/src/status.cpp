@@ -24,6 +24,10 @@ void bind_status(py::module_& module) {
   module.def(
       "count_step", [] { status::StatusPage::own().count_step(); }, "Another step of an optimizer is done.");
   module.def(
+      "begin_call", [](const std::string& name) { status::StatusPage::own().begin_call(name); }, py::arg("name"),
+      "The program is in this, which consists of operations, until `end_call`.");
+  module.def("end_call", [] { status::StatusPage::own().end_call(); });
+  module.def(
       "traced", [] { return status::timeline::on(); }, "Whether somebody takes spans: `cohort run --trace`.");
   module.def(
       "add_span",

@@ -12,15 +12,19 @@
 
 namespace cohort::status {
 
-/// Runs `body` as `name`, such as "Preemption::requested".
+/// The program is in `name`, such as "Preemption::requested", as long as this lives.
+class Call {
+ public:
+  explicit Call(std::string_view name) noexcept { StatusPage::own().begin_call(name); }
+  ~Call() { StatusPage::own().end_call(); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+};
+
+/// Runs `body` as `name`, which errors of operations begin with, too.
 template <class Body>
 auto called(std::string_view name, const Body& body) {
-  struct Call {
-    explicit Call(std::string_view its_name) { StatusPage::own().begin_call(its_name); }
-    ~Call() { StatusPage::own().end_call(); }
-    Call(const Call&) = delete;
-    Call& operator=(const Call&) = delete;
-  } const call(name);
+  const Call call(name);
   try {
     return body();
   } catch (const Error& error) {

@@ -206,7 +206,8 @@ void check_destination(const std::string& destination, bool token) {
     const auto at = port_of(where);
     if (at && !net::is_loopback_name(at->host) && !token) {
       raise(ErrorCode::InvalidArgument,
-            "'{}': whoever reaches this host could read it -- {} has to name a file with a token, or serve at :{} and "
+            "'{}': whoever reaches this host could read it -- give a token (a file of one line, named by {}), or serve "
+            "at :{} and "
             "reach it by `ssh -L`",
             destination, env::kMetricsTokenFile, at->port);
     }
