@@ -220,17 +220,17 @@ class Gpus(unittest.TestCase):
 
     def test_only_torchs_tensors_go_in_the_order_of_the_stream(self):
         tensor, exported = Tensor([1.0, 2.0]), Kept([1.0, 2.0])
-        for array in tensor, exported:
-            self.world.all_reduce(array)
+        for one in tensor, exported:
+            self.world.all_reduce(one)
         self.world.barrier()
         exported.let_go.clear()
         with unittest.mock.patch.dict(os.environ, PRETENDED_NCCL_DELAY="300"):
-            works = [self.world.all_reduce(array, async_op=True) for array in (tensor, exported)]
+            works = [self.world.all_reduce(one, async_op=True) for one in (tensor, exported)]
             works[0].synchronize(self.stream.value)
             works[1].synchronize(0)
             self.assertFalse(works[0].done())
             gone = weakref.ref(tensor)
-            del tensor, array
+            del tensor, one
             self.assertIsNone(gone())
             self.assertEqual(exported.let_go, [])
         works[1].wait()
