@@ -131,6 +131,7 @@ void Array::take_tensor(py::handle object, const Role& role, Where where) {
     const py::object stream = py::module_::import("torch").attr("cuda").attr("current_stream")(device);
     device_ = {DeviceType::CUDA, py::cast<int>(get(device, COHORT_NAME("index"))),
                reinterpret_cast<void*>(py::cast<std::uintptr_t>(stream.attr("cuda_stream")))};
+    by_stream_ = true;
   } else if (!lies_on("cpu")) {
     refuse(role, "lies on " + text(device) + ", and Cohort moves " +
                      (where == Where::HostOrGpu ? "the host's memory and CUDA's" : "the host's memory here") +

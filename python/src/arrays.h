@@ -41,6 +41,9 @@ class Array {
   Array(pybind11::handle object, Access access, const Role& role, Where where = Where::Host);
   Buffer buffer() const noexcept { return {data_, count_, dtype_, device_}; }
   ConstBuffer const_buffer() const noexcept { return {data_, count_, dtype_, device_}; }
+  /// Whether memory of its kind, once freed, is used again in the order of the stream that it came with: torch's. Other
+  /// libraries' comes with the default stream, and goes in the order of streams of theirs.
+  bool goes_by_stream() const noexcept { return by_stream_; }
   /// Lengths of its dimensions; none of a scalar.
   std::vector<std::int64_t> shape() const;
 
@@ -54,6 +57,7 @@ class Array {
   std::int64_t count_ = 0;
   DType dtype_ = DType::Float32;
   Device device_ = {};
+  bool by_stream_ = false;
   pybind11::object kept_;
   std::unique_ptr<Py_buffer, ReleaseBuffer> view_;  // a Py_buffer may point into itself, so it is never moved
 };

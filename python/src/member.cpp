@@ -86,7 +86,8 @@ void Operation::synchronize(const Device& stream) {
   }
   if (work_.done()) {
     wait(std::nullopt);
-  } else if (work_.is_ordered()) {
+  } else if (work_.is_ordered() &&
+             std::all_of(arrays_.begin(), arrays_.end(), [](const Array& one) { return one.goes_by_stream(); })) {
     // Who runs far ahead of a GPU would hold the memory of all that is in flight.
     let_go_of_arrays();
   }

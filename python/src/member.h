@@ -33,8 +33,8 @@ class Operation {
   /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting, not the
   /// operation.
   bool wait(std::optional<std::chrono::nanoseconds> limit);
-  /// As Work::synchronize; the arrays may go with the order of the stream that they were given with. An interrupt ends
-  /// the waiting for the other ranks, not the operation.
+  /// As Work::synchronize; torch's tensors may go in the order of the stream that they were given with. An interrupt
+  /// ends the waiting for the other ranks, not the operation.
   void synchronize(const Device& stream);
   /// Until it has finished, with or without an error, whatever signals come.
   void wait_for_end();

@@ -64,16 +64,16 @@ void bind_work(py::module_& module) {
            "Blocks until the operation has finished and returns True. Raises its error: Mismatch, PeerLost, Aborted, "
            "Timeout. After `timeout` seconds (a number or a timedelta) it gives up waiting, not the operation, and "
            "returns False. A KeyboardInterrupt ends the waiting, not the operation.")
-      .def(
-          "synchronize", &synchronize, py::arg("stream") = py::none(),
-          "Of GPU memory that NCCL carries out: blocks until all ranks have agreed on the operation and the GPU has "
-          "been given it, and puts what `stream` is given from now on after its result, which the host does not wait "
-          "for. `stream` is torch's, CuPy's, or an address; default: torch's current one, without torch the default "
-          "one. Of all other operations it is `wait()`. Raises what `wait()` does if the operation has failed by then. "
-          "If it fails later (a rank is lost, within a second; NCCL or the stream hangs until the deadline) the world "
-          "ends, the stream goes on, and what is in the array is undefined: `wait()`, `error()`, `done()`, and the "
-          "next "
-          "operation of this communicator, say so.")
+      .def("synchronize", &synchronize, py::arg("stream") = py::none(),
+           "Of GPU memory that NCCL carries out: blocks until all ranks have agreed on the operation and the GPU has "
+           "been given it, and puts what `stream` is given from now on after its result, which the host does not wait "
+           "for. `stream` is torch's, CuPy's, or an address; default: torch's current one, without torch the default "
+           "one. Tensors of torch's that came in this stream are kept no longer: torch reuses memory in its order. Of "
+           "all other operations it is `wait()`. Raises what `wait()` does if the operation has failed by then. "
+           "If it fails later (a rank is lost, within a second; NCCL or the stream hangs until the deadline) the world "
+           "ends, the stream goes on, and what is in the array is undefined: `wait()`, `error()`, `done()`, and the "
+           "next "
+           "operation of this communicator, say so.")
       .def(
           "done", [](const PyWork& work) { return !work.operation || work.operation->done(); },
           "True once the operation has finished, with or without an error. Never blocks.")

@@ -9,6 +9,7 @@ import threading
 import types
 import unittest
 import unittest.mock
+import weakref
 
 import cohort
 
@@ -81,6 +82,20 @@ class Exported(Memory):
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
         return new(ctypes.addressof(self.managed), b"dltensor_versioned", None)
+
+
+class Kept(Exported):
+    """Notes when what it has given away is let go of."""
+
+    def __init__(self, values):
+        super().__init__(values)
+        self.let_go = []
+
+    def __dlpack__(self, stream=None, max_version=None):
+        capsule = super().__dlpack__(stream, max_version)
+        self.note = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: self.let_go.append("once"))
+        ctypes.pythonapi.PyCapsule_SetDestructor(ctypes.py_object(capsule), self.note)
+        return capsule
 
 
 class WithBuffer(Exported, bytearray):
@@ -202,6 +217,24 @@ class Gpus(unittest.TestCase):
                 self.world.all_reduce(array)
                 self.assertEqual(list(array.seen), [2.0, 4.0, 6.0])
                 self.assertEqual(array.stream, 1)
+
+    def test_only_torchs_tensors_go_in_the_order_of_the_stream(self):
+        tensor, exported = Tensor([1.0, 2.0]), Kept([1.0, 2.0])
+        for one in tensor, exported:
+            self.world.all_reduce(one)
+        self.world.barrier()
+        exported.let_go.clear()
+        with unittest.mock.patch.dict(os.environ, PRETENDED_NCCL_DELAY="300"):
+            works = [self.world.all_reduce(one, async_op=True) for one in (tensor, exported)]
+            works[0].synchronize(self.stream.value)
+            works[1].synchronize(0)
+            self.assertFalse(works[0].done())
+            gone = weakref.ref(tensor)
+            del tensor, one
+            self.assertIsNone(gone())
+            self.assertEqual(exported.let_go, [])
+        works[1].wait()
+        self.assertEqual(exported.let_go, ["once"])
 
     def test_what_reads_them_itself_refuses(self):
         with self.assertRaisesRegex(cohort.InvalidArgument, "lies on .*the host's memory here -- pass tensor.cpu"):
