@@ -535,6 +535,7 @@ class Training(Case):
         self.assertIsNone(train(lambda *_: None))
         # What is rounding, and what each rank does by itself, are no differences.
         self.assertIsNone(train(lambda _, model: model[0].weight.data.mul_(1 + 1e-6)))
+        self.assertIsNone(train(lambda optimizer, _: optimizer.param_groups[0].update(lr=0.5 * (1 + 1e-12))))
 
     def test_set(self):
         ours = hvd.add_process_set([0, 1]) if self.size > 2 else hvd.global_process_set
