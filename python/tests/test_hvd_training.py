@@ -466,6 +466,20 @@ class Training(Case):
         optimizer.step()
         self.on_all_ranks(frozen)
 
+    def test_parameters_that_some_ranks_alone_train(self):
+        model = network()
+        model[2].bias.requires_grad_(self.rank == 0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        names = optimizer._parameter_names
+        loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
+        began = time.monotonic()
+        with self.assertRaisesRegex(cohort.Mismatch, f"'{names[model[2].bias]}' requires a gradient on some ranks only"):
+            optimizer.step()
+        self.assertLess(time.monotonic() - began, SECONDS / 2)
+        if self.rank:  # for the next test's sake
+            hvd.allreduce(torch.zeros(3).double(), name=names[model[2].bias])
+        optimizer._reducer.forget()
+
     def test_two_networks_of_which_one_learns_through_the_other(self):
         make, judge = network(1), torch.nn.Linear(3, 1).double()
         hvd.broadcast_parameters(judge.state_dict(), 0)
@@ -535,6 +549,7 @@ class Training(Case):
         self.assertIsNone(train(lambda *_: None))
         # What is rounding, and what each rank does by itself, are no differences.
         self.assertIsNone(train(lambda _, model: model[0].weight.data.mul_(1 + 1e-6)))
+        self.assertIsNone(train(lambda optimizer, _: optimizer.param_groups[0].update(lr=0.5 * (1 + 1e-12))))
 
     def test_set(self):
         ours = hvd.add_process_set([0, 1]) if self.size > 2 else hvd.global_process_set

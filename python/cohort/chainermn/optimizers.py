@@ -136,7 +136,8 @@ class MultiNodeOptimizer(Wrapped):
         comm.all_reduce(most, op="max")
         if most[0] != -most[1]:
             difference = _comparison.difference_of(self.communicator.allgather_obj(options), range(comm.size()))
-            raise Mismatch(f"{difference}, in step {self._steps} of the optimizer: {_comparison.ADVICE}")
+            if difference is not None:
+                raise Mismatch(f"{difference}, in step {self._steps} of the optimizer: {_comparison.ADVICE}")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer's own; the new parameters become rank 0's. Collective."""

@@ -56,12 +56,20 @@ def difference_of(everyone: Sequence[Options], ranks: Sequence[int]) -> Optional
     """Which option differs, and where; None if none does."""
     for rank, theirs in zip(ranks, everyone):
         for own, other in zip(everyone[0], theirs):
-            if repr(own) != repr(other):
+            if own[:2] != other[:2] or not _close(own[2], other[2]):
                 where = f"'{own[1]}' of parameter group {own[0]}"
                 return f"{where} is {own[2]} on rank {ranks[0]} and {other[2]} on rank {rank}"
         if len(theirs) != len(everyone[0]):
             return f"rank {ranks[0]} has {len(everyone[0])} options in its parameter groups, and rank {rank} {len(theirs)}"
     return None
+
+
+def _close(one: Any, other: Any) -> bool:
+    """Hosts of different kinds may round a schedule's powers and cosines differently."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_close, one, other))
+    numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
+    return (numbers and math.isclose(one, other, rel_tol=1e-6)) or repr(one) == repr(other)
 
 
 ADVICE = (
@@ -126,7 +134,10 @@ class Comparison:
             raise Mismatch(f"ranks have different {'options of the optimizer' if of_options else 'weights'}") from None
         ranks = self._process_set.ranks or []
         if of_options:
-            raise Mismatch(f"{difference_of(everyone, ranks)}, {self._when()}: {ADVICE}")
+            difference = difference_of(everyone, ranks)
+            if difference is not None:
+                raise Mismatch(f"{difference}, {self._when()}: {ADVICE}")
+            return
         for rank, theirs in zip(ranks, everyone):
             if theirs is None or everyone[0] is None or theirs[1].shape != everyone[0][1].shape:
                 continue

@@ -13,6 +13,7 @@ from cohort import _core
 from cohort._horovod.process_sets import ProcessSet
 from cohort._horovod.reduce_ops import Average, Max, Sum
 from cohort.nn._non_finite import NonFiniteElement, error_of, first_non_finite
+from cohort.errors import Mismatch
 from cohort.torch import _collectives as start
 from cohort.torch import _handles
 from cohort.torch._comparison import Comparison
@@ -288,20 +289,28 @@ class Reducer:
     def _agree_on_kinds(self) -> None:
         """Whether gradients are sparse or dense, of parameters of which no rank has had one: one small reduction.
 
-        Where ranks differ, all reduce dense ones.
+        Where ranks differ, all reduce dense ones. Raises Mismatch, on all ranks, if at first they do not train the same.
         """
         kinds = self._agreed_kinds()
-        unknown = [parameter for parameter in self._passes_left if parameter not in kinds]
+        # All at first: those that are trained here alone would be waited for in vain.
+        unknown = [one for one in (self._passes_left if kinds else self.names) if one not in kinds]
         if not unknown:
             return
-        seen = torch.zeros(2, len(unknown), dtype=torch.uint8)  # dense ones, and dimensions of sparse ones
+        # Dense ones, dimensions of sparse ones, and whether they are trained, and are not.
+        seen = torch.zeros(4, len(unknown), dtype=torch.uint8)
         for i, parameter in enumerate(unknown):
+            seen[2 if parameter in self._passes_left else 3, i] = 1
             if parameter.grad is not None:
                 dims = 0 if parameter.grad.layout is torch.strided else parameter.grad.sparse_dim()
                 seen[1 if dims else 0, i] = dims or 1
         start.allreduce_(seen, None, f"cohort.kinds.{self.names[unknown[0]]}", Max, process_set=self._process_set)
-        for parameter, dense, dims in zip(unknown, *seen.tolist()):
-            if dense or dims:
+        for parameter, dense, dims, trained, frozen in zip(unknown, *seen.tolist()):
+            if trained and frozen:
+                raise Mismatch(
+                    f"'{self.names[parameter]}' requires a gradient on some ranks only (here: {parameter in self._passes_left}) "
+                    "-- set requires_grad alike on all of them"
+                )
+            if trained and (dense or dims):
                 kinds[parameter] = 0 if dense else dims
 
     def _gradient(self, parameter: Tensor, densify: bool = False) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import torch
 
+from cohort._optimizer_state import same_objects
 from cohort.errors import InvalidArgument
 from cohort.ps import Client, Table, Work
 from cohort.ps._checks import refuse
@@ -173,5 +174,6 @@ class HybridOptimizer(torch.optim.Optimizer):
         return {"dense": self.dense.state_dict(), "tables": self.table_rates()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.dense.load_state_dict(state_dict["dense"])
+        with same_objects(self.dense):  # schedules may hold its groups
+            self.dense.load_state_dict(state_dict["dense"])
         self.set_table_rates(state_dict["tables"])
