@@ -123,8 +123,8 @@ Result<Journal::File> Journal::lock(const std::string& path) {
     if (::flock(file.fd.get(), LOCK_EX | LOCK_NB) != 0) {
       return fail_system(
           errno, ErrorCode::Unavailable,
-          "journal {}: another process has it ({}) -- several servers need a file each: name a folder that exists",
-          path, errno_text(errno));
+          "journal {}: another process has it ({}) -- each server needs a file of its own, and each job a folder", path,
+          errno_text(errno));
     }
     // Another one may have taken its place meanwhile.
     if (is_at(file.fd.get(), path)) {

@@ -68,8 +68,9 @@ Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::
         buffer.clear();
       }
     };
-    for (const auto& [table, elements] : state.tables) {
-      buffer += pack(Adopt{table.name(), table.options(), elements, table.shape().counts.rows, table.shape().seen});
+    for (const FrozenState::Table& one : state.tables) {
+      const FrozenTable& table = one.table;
+      buffer += pack(Adopt{table.name(), table.options(), one.elements, table.shape().counts.rows, table.shape().seen});
       table.for_each([&](const RowHeader& header, const float* floats) {
         append(buffer, &header, sizeof header);
         append(buffer, floats, table.floats() * sizeof(float));
