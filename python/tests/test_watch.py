@@ -434,7 +434,7 @@ class InATerminal(Watched):
         terminal = self.watch()
         terminal.until(lambda text: "rank 1 has" in text and "q quit" in text, "the table")
         lines = terminal.screen.display
-        self.assertRegex(lines[0], r"^python\S*  running \d:\d\d  2 ranks on 1 host *$")
+        self.assertRegex(lines[0], r"^peer-\S*  running \d:\d\d  2 ranks on 1 host *$")
         self.assertRegex(lines[1], r"^step \d+/4000  .* left  .* steps/s  loss 0\.\d+  [▁▂▃▄▅▆▇█]+ *$")
         self.assertRegex(lines[3], r"^rank +state +step +step/s +samples/s +exposed +waits +late +memory +last line")
         self.assertRegex(lines[4], r"^0 +(running|waiting) +\d+ ")

@@ -209,7 +209,7 @@ class TestCannotStart(Launch):
         self.assertIn("there is no folder /dev/shm/mine", done.stderr)
 
     def test_hosts_that_are_none_are_refused(self):
-        for bad in ("-oProxyCommand=touch x", "h1,h1.somewhere", "a;b", "h2:0"):
+        for bad in ("-oProxyCommand=touch x", "a;b", "h2:0"):
             self.assertIn("cohort", self.refused("-H", bad, "hostname", status=2))
         self.assertFalse((pathlib.Path(self.folder) / "x").exists())
 
