@@ -85,6 +85,9 @@ def load(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> Non
 def same_objects(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Within it `load_state_dict` keeps the groups and states that there are, with the new values; also those of
     optimizers that the optimizer has, and as seen by what an optimizer's own load_state_dict does after torch's."""
+    if "__setstate__" in vars(optimizer):  # a wrapped optimizer's load_state_dict, within this
+        yield
+        return
     groups, state = optimizer.param_groups, optimizer.state
     options, states = list(groups), dict(state)
 

@@ -128,7 +128,7 @@ TEST(Roles, AServerThatFailsEndsTheJobAndIsNamedFirst) {
   EXPECT_EQ(job.wait(), 3) << job.err();
   EXPECT_TRUE(contains(job.err(), "server 1 failed: exit code 3")) << job.err();
   EXPECT_TRUE(contains(job.err(), "> no room")) << job.err();
-  EXPECT_TRUE(contains(job.err(), "logs/server-1.err")) << job.err();
+  EXPECT_TRUE(contains(job.err(), "full logs: ")) << job.err();
   EXPECT_TRUE(job.processes().empty());
   const auto record = nlohmann::json::parse(job.file("runs/latest/job.json"));
   EXPECT_EQ(record["failure"]["role"], "server");

@@ -38,7 +38,9 @@ TEST(Track, ARecordGoesElsewhereWhileTheJobRuns) {
 }
 
 TEST(Track, ThePictureOfTheNewestRunAndAWrongDestination) {
-  Job job({{"run", "-np", "1", "sh", "-c", std::string(kLines) + COHORT_COMMAND " plot"}});
+  Job job({{"run", "-np", "1", "sh", "-c",  // Once the launcher has shown the run.
+            std::string(kLines) + "while ! ls runs/*/live.json; do sleep 0.05; done >/dev/null 2>&1; " COHORT_COMMAND
+                                  " plot"}});
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_NE(job.out().find("/curves.svg"), std::string::npos) << job.out();
   const auto typo = run({{"export", "no/such/run", "--to", "tensorbord:x"}});
