@@ -54,10 +54,10 @@ struct DistributedDataParallelOptions {
   const data::DistributedSampler* sampler = nullptr;
   /// Instead of a sampler: the number of samples in the tensors that a forward is given.
   std::function<std::int64_t(const std::vector<at::Tensor>& inputs)> samples = {};
-  /// Each step compares some values of 8 parameters over the ranks, all parameters in turn, in a message that is sent
-  /// anyway. Replicas that have drifted apart by more than rounding (half of a type's digits) are a Mismatch on every
-  /// rank, which names rank, parameter and value; differences of rounding are logged once. Values in a GPU's memory are
-  /// not looked at. The same on all ranks.
+  /// Each step compares some values of 8 parameters over the ranks, as they are at its first forward, all parameters in
+  /// turn, in a message that is sent anyway. Replicas that have drifted apart by more than rounding (half of a type's
+  /// digits) are a Mismatch on every rank, which names rank, parameter and value; differences of rounding are logged
+  /// once. Values in a GPU's memory are not looked at. The same on all ranks.
   bool check_replicas = true;
   /// Is told of each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
   Observer* observer = nullptr;

@@ -384,10 +384,6 @@ def sharpness_aware(this):
             for p, by in zip(net.parameters(), moved):
                 p.sub_(by) if by is not None else None
 
-    options = {} if this.reference else {"check_replicas": False} if this.wrap.__module__.startswith("cohort") else {}
-    torch.manual_seed(3)
-    net = Net()
-    model = this.wrap(net, **options)
     trained(this, net, model, 3, step)
     return of(net)
 

@@ -152,6 +152,8 @@ nn::BucketSlot Reducer::slot_of(const std::string& name) const {
 // ---------------------------------------------------------------------------------------------------- backward
 
 void Reducer::add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows) {
+  // Later in the step a rank may have moved its parameters, to move them back before the optimizer's step.
+  if (!accumulation_.has_forward()) sample_values();
   accumulation_.add_forward(declared);
   rows_ = rows;
   shown_samples_ += declared && *declared >= 0 ? *declared : rows.value_or(0);
@@ -370,7 +372,8 @@ void Reducer::exchange_flags() {
     if (rows_) set_word(Word::Rows, static_cast<std::uint64_t>(*rows_));
   }
   if (accumulation_.is_mixed()) set_flag(Flag::Mixed);
-  set_word(Word::Values, digest_of_values());
+  if (!digest_) sample_values();
+  set_word(Word::Values, *std::exchange(digest_, std::nullopt));
   ranks_->run("all_reduce", flags_,
               [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::BitOr}); });
 }

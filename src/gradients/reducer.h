@@ -180,7 +180,7 @@ class Reducer {
   void check_step(const Accumulation& reduced);
   void raise_different(const Accumulation& reduced);
   void tell_of_rows();
-  std::uint64_t digest_of_values();
+  void sample_values();
   void compare_values();
 
   bool looks_at_averages() const;
@@ -210,9 +210,11 @@ class Reducer {
   std::optional<std::int64_t> rows_;  // of the last forward
   std::int64_t shown_samples_ = 0;    // of what is reduced next
   bool told_of_rows_ = false;
-  std::vector<int> sampled_;                        // parameters of which values are compared in this step,
-  std::vector<std::span<const std::byte>> pieces_;  // and these values
-  std::int64_t compare_values_from_ = 0;            // this step on; later where differences are of rounding alone
+  std::vector<int> sampled_;              // parameters of which values are compared in this step,
+  std::vector<std::size_t> lengths_;      // how many bytes of each,
+  std::vector<std::uint64_t> pieces_;     // these, as many words for each,
+  std::optional<std::uint64_t> digest_;   // and theirs; of a step's first forward
+  std::int64_t compare_values_from_ = 0;  // this step on; later where differences are of rounding alone
   bool in_backward_ = false;
   std::weak_ptr<void> pass_;          // the backward under way; expired while in_backward_: it failed
   std::vector<std::size_t> pending_;  // per bucket

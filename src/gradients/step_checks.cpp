@@ -19,6 +19,7 @@ namespace {
 // Of a step: so many parameters, and so many bytes of each. All parameters are come to in turn.
 constexpr std::size_t kComparedAtOnce = 8;
 constexpr std::size_t kComparedBytes = 256;
+constexpr std::size_t kComparedWords = kComparedBytes / sizeof(std::uint64_t);
 // After a difference that may be of rounding, which will be there again.
 constexpr std::int64_t kStepsBetweenRoundings = 100;
 
@@ -156,52 +157,47 @@ void Reducer::tell_of_rows() {
 }
 
 // What is read is the same on all ranks, since progress is. Values that the host cannot read are passed over.
-std::uint64_t Reducer::digest_of_values() {
+void Reducer::sample_values() {
   sampled_.clear();
+  lengths_.clear();
   pieces_.clear();
-  if (!options_.check_replicas || ranks_->size() == 1 || progress_ < compare_values_from_) return 0;
+  digest_ = 0;
+  if (!options_.check_replicas || ranks_->size() == 1 || progress_ < compare_values_from_) return;
   const std::size_t turns = (parameters_.size() + kComparedAtOnce - 1) / kComparedAtOnce;
   const auto step = static_cast<std::size_t>(progress_);
   for (std::size_t i = step % turns * kComparedAtOnce; i < parameters_.size() && sampled_.size() < kComparedAtOnce; ++i)
     sampled_.push_back(static_cast<int>(i));
   const std::vector<const void*> values = autograd_.values_of(sampled_);
-  std::uint64_t digest = 0;
+  pieces_.assign(sampled_.size() * kComparedWords, 0);
   for (std::size_t i = 0; i < sampled_.size(); ++i) {
     const std::size_t bytes = parameters_[static_cast<std::size_t>(sampled_[i])].bytes();
-    std::span<const std::byte> piece;
-    if (values[i] != nullptr) {
-      const std::size_t pieces = (bytes + kComparedBytes - 1) / kComparedBytes;
-      const std::size_t begin =
-          pieces < 2 ? 0 : std::min(step / turns % pieces * kComparedBytes, bytes - kComparedBytes);
-      piece = {static_cast<const std::byte*>(values[i]) + begin, std::min(bytes, kComparedBytes)};
-    }
-    pieces_.push_back(piece);
-    for (std::size_t at = 0; at < piece.size(); at += sizeof(std::uint64_t)) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, piece.data() + at, std::min(sizeof word, piece.size() - at));
-      digest = (std::rotl(digest, 5) ^ word) * 0x9E3779B97F4A7C15ULL;
-    }
+    lengths_.push_back(values[i] == nullptr ? 0 : std::min(bytes, kComparedBytes));
+    if (lengths_[i] == 0) continue;
+    const std::size_t pieces = (bytes + kComparedBytes - 1) / kComparedBytes;
+    const std::size_t begin = pieces < 2 ? 0 : std::min(step / turns % pieces * kComparedBytes, bytes - kComparedBytes);
+    std::memcpy(&pieces_[i * kComparedWords], static_cast<const std::byte*>(values[i]) + begin, lengths_[i]);
   }
-  return digest;
+  for (const std::uint64_t word : pieces_) *digest_ = (std::rotl(*digest_, 5) ^ word) * 0x9E3779B97F4A7C15ULL;
 }
 
 void Reducer::compare_values() {
-  std::vector<std::uint64_t> mine(sampled_.size() * kComparedBytes / sizeof(std::uint64_t));
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    if (pieces_[i].empty()) continue;
-    std::memcpy(reinterpret_cast<std::byte*>(mine.data()) + i * kComparedBytes, pieces_[i].data(), pieces_[i].size());
-  }
-  const auto rows = gather_rows(*ranks_, mine);
+  const auto rows = gather_rows(*ranks_, pieces_);
   const auto piece_of = [&](std::size_t rank, std::size_t i) {
-    return std::span(reinterpret_cast<const std::byte*>(rows[rank].data()) + i * kComparedBytes, pieces_[i].size());
+    return std::span(reinterpret_cast<const std::byte*>(&rows[rank][i * kComparedWords]), lengths_[i]);
   };
   std::size_t reference = 0;
   while (rows[reference].empty()) ++reference;
   for (std::size_t rank = reference + 1; rank < rows.size(); ++rank) {
-    for (std::size_t i = 0; i < pieces_.size() && !rows[rank].empty(); ++i) {
+    for (std::size_t i = 0; i < sampled_.size() && !rows[rank].empty(); ++i) {
       const DType dtype = parameters_[static_cast<std::size_t>(sampled_[i])].dtype;
       if (!differ_by_more_than_rounding(piece_of(reference, i), piece_of(rank, i), dtype)) continue;
       autograd_.drop_all();
+      if (static_cast<int>(reference) == ranks_->rank()) {
+        log::warn("train",
+                  "step {}: the ranks' parameters have drifted apart; check_replicas = false where they are meant "
+                  "to differ when a step begins",
+                  progress_ - 1);
+      }
       autograd_.compare(sampled_, progress_);
     }
   }

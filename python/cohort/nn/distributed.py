@@ -188,8 +188,8 @@ class DistributedDataParallel(torch.nn.Module):
                         rank for its batch, be it 0. Call its step() after each batch
     samples             instead of a sampler: a function that is given forward's arguments and returns their number of
                         samples, `lambda x: len(x)`
-    check_replicas      each step compares some values of 8 parameters over the ranks, all parameters in turn, in a
-                        message that is sent anyway. Replicas that have drifted apart by more than rounding (half of a
+    check_replicas      each step compares some values of 8 parameters over the ranks, as they are at its first
+                        forward, all parameters in turn, in a message that is sent anyway. Replicas that have drifted apart by more than rounding (half of a
                         type's digits) are a Mismatch on every rank, which names rank, parameter and value; differences
                         of rounding are logged once. Values in a GPU's memory are not looked at. Default True
     process_group       instead of comm: a group of torch.distributed, of the backend "cohort"
