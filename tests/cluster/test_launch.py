@@ -101,7 +101,9 @@ class TestStarts(Launch):
         commands.mkdir()
         mpirun = commands / "mpirun"
         mpirun.write_text("#!/bin/sh\nn=$(cat \"$LUCK.$4\" 2>/dev/null || echo 0)\necho $((n + 1)) > \"$LUCK.$4\"\n"
-                          "[ $n -lt $BAD ] || exec mpirun.openmpi \"$@\"\necho '  orte_session_dir failed' >&2\nexit 1\n")
+                          # The real ones have a folder each: they might remove each other's in earnest.
+                          "if [ $n -ge $BAD ]; then mkdir -p \"$LUCK.$4.d\"; export OMPI_MCA_orte_tmpdir_base=\"$LUCK.$4.d\"\n"
+                          "exec mpirun.openmpi \"$@\"; fi\necho '  orte_session_dir failed' >&2\nexit 1\n")
         mpirun.chmod(0o755)
         for bad in (2, 3):
             luck = f"{self.folder}/starts-{bad}"

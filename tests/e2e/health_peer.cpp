@@ -78,6 +78,7 @@ int main(int argc, char** arguments) {
     if (how == "dies" && comm.rank() == 1) ::raise(SIGKILL);
     if (how == "asks") {
       cohort::Preemption asked;
+      asked.requested(comm);  // so that nobody is in what came before
       if (comm.rank() == 1) ::raise(SIGKILL);
       asked.requested(comm);
     }
