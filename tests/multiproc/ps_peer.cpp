@@ -2,13 +2,15 @@
 //   ps_peer server ENDPOINT JOURNAL
 //   ps_peer replicated ENDPOINT NUMBER SERVERS
 //   ps_peer worker NUMBER WORKERS MODE CLOCKS RESETS ENDPOINT...
-//   ps_peer watch SECONDS ENDPOINT...
+//   ps_peer watch|flood SECONDS ENDPOINT...
 // A worker pushes 1 to each of 60 counters in every clock, in three pushes; with RESETS, a thread breaks its
 // connections again and again. At the end it waits for the others and prints the counters' least and most. MODE: async,
 // sync, backup (Sync with a backup worker; until that clock, not so many), or sleeps (that, and 50 ms of sleep in
 // each). One that watches pushes to a counter of each server, from a thread each, and prints how long the longest push
-// took. COHORT_TEST_SAVES=FOLDER: worker 0, or who watches, takes snapshots there all the time, and says how many came
-// about. COHORT_TEST_SLOW_FSYNC=SECONDS: so long the disk takes for a snapshot's file.
+// took, and how many to each server ended meanwhile; one that floods pushes more than is under way at once besides.
+// COHORT_TEST_SAVES=FOLDER: worker 0, or who watches, takes
+// snapshots there all the time, and says how many came about. COHORT_TEST_SLOW_FSYNC=SECONDS: so long the disk takes
+// for a snapshot's file.
 #include "ps/testing_counters.h"
 
 #include <cohort/error.h>
@@ -143,6 +145,7 @@ int work(int argc, char** argv) {
 int watch(int argc, char** argv) {
   ps::ClientOptions options;
   options.servers.assign(argv + 3, argv + argc);
+  const bool floods = std::string(argv[1]) == "flood";
   ps::Client client = ps::Client::connect(options);
   ps::Table table = client.table("counters", ps::testing::counters(ps::Consistency::async()));
   const std::size_t servers = options.servers.size();
@@ -160,38 +163,43 @@ int watch(int argc, char** argv) {
     }
     before = rows;
   }
-  std::vector<double> longest(servers, 0);
-  std::vector<long long> pushed(servers, 1);
+  using Clock = std::chrono::steady_clock;
+  struct Pushes {
+    std::vector<Clock::time_point> ended;
+    Clock::time_point longest_begun, longest_ended;  // of the push that took longest
+  };
+  std::vector<Pushes> pushes_of(servers);
   std::vector<std::thread> threads;
   std::printf("works from clock 0\n");
   std::fflush(stdout);
   std::optional<Saver> saver(std::in_place, client);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(argv[2]));
+  const auto end = Clock::now() + std::chrono::seconds(std::atoi(argv[2]));
   for (std::size_t i = 0; i < servers; ++i) {
     threads.emplace_back([&, i] {
+      Pushes& mine = pushes_of[i];
       try {
-        while (std::chrono::steady_clock::now() < end) {
-          const auto begun = std::chrono::steady_clock::now();
+        for (auto begun = Clock::now(); begun < end; begun = Clock::now()) {
           table.push(std::vector<std::uint64_t>{keys[i]}, std::vector<float>{-1}).wait();
-          ++pushed[i];
-          const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begun;
-          longest[i] = std::max(longest[i], took.count());
+          const auto now = mine.ended.emplace_back(Clock::now());
+          if (now - begun > mine.longest_ended - mine.longest_begun) {
+            mine.longest_begun = begun;
+            mine.longest_ended = now;
+          }
         }
       } catch (const std::exception& error) {
         std::fprintf(stderr, "ps_peer: %s\n", error.what());
       }
     });
   }
-  // More than is under way at once.
   double bulk = 0;
   std::vector<std::uint64_t> many(20000);
   for (std::size_t i = 0; i < many.size(); ++i) many[i] = i;
   const std::vector<float> zeros(many.size(), 0);
-  for (std::deque<ps::Work> pushes; std::chrono::steady_clock::now() < end;) {
-    const auto begun = std::chrono::steady_clock::now();
+  for (std::deque<ps::Work> pushes; floods && Clock::now() < end;) {
+    const auto begun = Clock::now();
     pushes.push_back(table.push(many, zeros));
     if (pushes.size() > 200) pushes.pop_front();
-    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begun;
+    const std::chrono::duration<double, std::milli> took = Clock::now() - begun;
     bulk = std::max(bulk, took.count());
   }
   std::printf("bulk: longest %.0f ms.\n", bulk);
@@ -200,8 +208,15 @@ int watch(int argc, char** argv) {
   for (std::size_t i = 0; i < servers; ++i) {
     float counted = 0;
     table.pull(std::vector<std::uint64_t>{keys[i]}, std::span(&counted, 1)).wait();
-    std::printf("server %zu: longest %.0f ms, %s.\n", i, longest[i],
-                counted == static_cast<float>(pushed[i]) ? "exact" : "not exact");
+    const auto& [ended, from, until] = pushes_of[i];
+    const std::chrono::duration<double, std::milli> longest = until - from;
+    std::printf("server %zu: longest %.0f ms, meanwhile", i, longest.count());
+    for (const Pushes& other : pushes_of) {
+      std::printf(" %td", std::count_if(other.ended.begin(), other.ended.end(),
+                                        [from = from, until = until](auto at) { return at > from && at < until; }));
+    }
+    // The one that found the key counts as well.
+    std::printf(", %s.\n", counted == static_cast<float>(ended.size() + 1) ? "exact" : "not exact");
   }
   std::printf("watched.\n");
   std::fflush(stdout);
@@ -224,7 +239,7 @@ int main(int argc, char** argv) {
       server.servers = std::atoi(argv[4]);
       run_server(server);
     }
-    if (argc >= 4 && std::string(argv[1]) == "watch") return watch(argc, argv);
+    if (argc >= 4 && (std::string(argv[1]) == "watch" || std::string(argv[1]) == "flood")) return watch(argc, argv);
     if (argc >= 8 && std::string(argv[1]) == "worker") return work(argc, argv);
     std::fprintf(stderr,
                  "ps_peer server ENDPOINT JOURNAL | replicated ENDPOINT NUMBER SERVERS | worker NUMBER WORKERS MODE "
