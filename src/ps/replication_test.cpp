@@ -60,11 +60,10 @@ class Simulation {
 
   /// Empty: all was well.
   std::string run() {
-    const Time end = Time{} + std::chrono::seconds(300);
     while (!events_.empty() && wrong_.empty()) {
       now_ = events_.begin()->first;
       troubled_ = now_ < kQuiet;
-      if (now_ > end) return "somebody never gets an answer";
+      if (now_ > kQuiet + kRecovery + long_commands_) return "somebody never gets an answer";
       const auto event = std::move(events_.begin()->second);
       events_.erase(events_.begin());
       event();
@@ -85,6 +84,7 @@ class Simulation {
  private:
   static constexpr int kPushes = 40;
   static constexpr Time kQuiet = Time{} + std::chrono::seconds(12);
+  static constexpr std::chrono::seconds kRecovery{48};  // and the rest of the pushes
   struct Owed {
     int worker;
     std::uint64_t asked;
@@ -151,6 +151,12 @@ class Simulation {
   }
   Time clock_of(const Process& process) const {
     return Time{} + std::chrono::duration_cast<Time::duration>((now_ - Time{}) * process.speed);
+  }
+  /// Calls may wait for all that began after the trouble, restores included.
+  microseconds long_command(unsigned most_ms) {
+    const milliseconds time(below(most_ms));
+    if (!troubled_) long_commands_ += time;
+    return time;
   }
   /// For long enough that nothing of before can matter.
   bool is_calm(const ProcessPtr& process, const Holder& as) const {
@@ -286,7 +292,7 @@ class Simulation {
       return then();
     }
     p.working = true;
-    on(process, milliseconds(below(6000)),
+    on(process, long_command(6000),
        [this, process, command = command, body = std::string(command.body), term = p.term, then]() mutable {
          if (!process->serves || process->term != term) return;
          command.body = body;
@@ -369,7 +375,7 @@ class Simulation {
     });
   }
   void take_part(const ProcessPtr& process, int part, int term) {
-    on(process, milliseconds(below(800)), [this, process, part, term] {
+    on(process, long_command(800), [this, process, part, term] {
       Process& p = *process;
       if (!p.serves || p.term != term) return;
       if (p.working) return take_part(process, part, term);
@@ -551,7 +557,7 @@ class Simulation {
   }
   /// On a thread of its own, and now and then it takes long.
   void carry_out(const ProcessPtr& process, std::uint64_t copy) {
-    on(process, below(40) > 0 ? microseconds(below(300)) : milliseconds(below(5000)), [this, process, copy] {
+    on(process, below(40) > 0 ? microseconds(below(300)) : long_command(5000), [this, process, copy] {
       Process& p = *process;
       if (!p.copies || p.copy_number != copy) return;
       std::string_view rest = p.waiting.front();
@@ -706,6 +712,7 @@ class Simulation {
   Time now_{};
   std::multimap<Time, std::function<void()>> events_;
   bool troubled_ = true;
+  milliseconds long_commands_{};
   int cut_ = -1;
   Time cut_until_{};
   ServerMap map_;

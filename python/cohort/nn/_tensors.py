@@ -55,9 +55,6 @@ class Pack:
             assert self._stage is not None  # size is not 0
             self._places.append(self._stage[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
 
-    def __len__(self) -> int:
-        return len(self._tensors)
-
     def broadcast(self, root: int = 0) -> None:
         """Overwrites the tensors of all ranks with those of the root. Collective; waits, for a GPU's tensors in torch's
         current stream.
