@@ -8,5 +8,6 @@
 #include <cohort/torch/metrics.h>
 #include <cohort/torch/nn.h>
 #include <cohort/torch/optim.h>
+#include <cohort/torch/ps.h>
 #include <cohort/torch/same_parameters.h>
 #include <cohort/torch/tensor.h>

@@ -294,14 +294,18 @@ assert (first == predict(ones)).all()  # nothing is dropped out
 class Sink(Base):
     def setUp(self):
         super().setUp()
+        self.record = self.folder / "run.jsonl"
+
+    def start_server(self):
         self.server = Server(self.folder)
         self.addCleanup(self.server.kill)
         self.server.start()
-        self.record = self.folder / "run.jsonl"
+        return self.server.uri
 
-    def export(self, *words):
-        done = subprocess.run([COMMAND, "export", self.record, "--to", f"mlflow:{self.server.uri}?experiment=x", *words],
-                              capture_output=True, text=True, timeout=SECONDS)
+    def export(self, uri):
+        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+        done = subprocess.run([COMMAND, "export", self.record, "--to", f"mlflow:{uri}?experiment=x"], cwd=self.folder,
+                              capture_output=True, text=True, timeout=SECONDS, env={**os.environ, "PATH": path})
         self.assertEqual(done.returncode, 0, done.stderr)
         return done
 
@@ -317,14 +321,25 @@ class Sink(Base):
         return sorted((p.step, p.timestamp, p.value) for p in client.get_metric_history(run.info.run_id, name))
 
     def test_a_record_is_read_back(self):
+        self.read_back(self.start_server())
+
+    def test_a_database_without_a_server(self):
+        self.read_back("sqlite:///mine.db", f"sqlite:///{self.folder}/mine.db")
+
+    def test_a_folder_without_a_server(self):
+        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # MLflow's newer versions want to be told so
+        self.addCleanup(os.environ.pop, "MLFLOW_ALLOW_FILE_STORE")
+        self.read_back("./runs", f"file://{self.folder}/runs")
+
+    def read_back(self, to, uri=None):
         record = cohort.track.RunRecord(self.record, program="digits", world_size=2, parameters={"lr": 0.1, "seed": 3})
         for step in range(1, 1301):
             cohort.track.log(step, **{"loss": 1.0 / step, "val/acc": step * 0.001})
         cohort.track.close()
         record.write("step", step=1300, epoch=1.0, train_loss=0.25, lr=0.1)
         record.write("end", step=1300, epoch=1.0)
-        said = self.export().stderr
-        client = self.client(self.server.uri)
+        said = self.export(to).stderr
+        client = self.client(uri or to)
         run = self.the_run(client)
         self.assertIn(run.info.run_id, said)
         self.assertEqual(run.info.status, "FINISHED")
@@ -341,12 +356,13 @@ class Sink(Base):
         # Another start with other parameters, in the same run.
         del record
         cohort.track.RunRecord(self.record, program="digits", world_size=2, parameters={"lr": 0.05, "seed": 3})
-        self.export()
+        self.export(to)
         run = self.the_run(client)
         self.assertEqual(run.data.params["lr"], "0.1")
         self.assertEqual(run.data.tags["resume.1.lr"], "0.05")
 
     def test_a_server_that_is_away_and_a_sink_that_is_killed_lose_nothing(self):
+        self.start_server()
         writer = subprocess.Popen([sys.executable, "-c", """
 import sys, time, cohort.track
 record = cohort.track.RunRecord(sys.argv[1], program="writer")
@@ -391,6 +407,7 @@ record.write("end", step=step)
         self.assertEqual(self.stored(client, run, "loss"), self.expected("loss"))
 
     def test_ranks_are_tracked_into_the_drivers_run_and_credentials_stay_hidden(self):
+        self.start_server()
         secret = "very-secret-token-71"
         done = self.python(TRACKED, MLFLOW_TRACKING_URI=self.server.uri, MLFLOW_TRACKING_TOKEN=secret)
         run = self.the_run(self.client(self.server.uri))

@@ -282,9 +282,15 @@ class Dense(Case):
             (lambda: make(self.client, self.linear.parameters()), "has a .*Parameter, and not pairs of a name and a parameter"),
             (lambda: make(self.client, named(), optimizer=torch.optim.SGD), "optimizer is the class SGD -- servers step by"),
             (lambda: make(self.client, named(), consistency=3), "consistency is 3 -- pass Sync"),
+            (lambda: make(self.client, [("w", torch.ones(2, device="meta"))]), "w is not float32, contiguous and on the CPU"),
         ]:
             with self.subTest(said), self.assertRaisesRegex(InvalidArgument, said):
                 call()
+        sparse = torch.nn.Embedding(5, 2, sparse=True)
+        optimizer = make(self.client, sparse.named_parameters(), prefix="sparse.")
+        sparse(torch.tensor([1])).sum().backward()
+        with self.assertRaisesRegex(InvalidArgument, "the gradient of weight is sparse"):
+            optimizer.step()
 
 
 PROGRAM = """

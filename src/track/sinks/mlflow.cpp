@@ -333,8 +333,9 @@ void MlflowSink::finish(RunState state) {
 bool MlflowSink::send_artifacts() {
   const auto answer = server_.get("mlflow/runs/get?run_id=" + url_encoded(state_->progress.run));
   if (!answer.good()) server_.refused("finding a run of MLflow", answer);
-  const std::string where = found_text(body_of(answer), {"run", "info", "artifact_uri"});
+  std::string where = found_text(body_of(answer), {"run", "info", "artifact_uri"});
   constexpr std::string_view kThroughServer = "mlflow-artifacts:";
+  if (!options_.server.place.store.empty()) where = fmt::format("{}/{}", kThroughServer, state_->progress.run);
   if (!where.starts_with(kThroughServer)) {
     options_.server.say(fmt::format(
         "the record is not among the artifacts of MLflow's run: they are at {}, and not the server's to take",
@@ -375,6 +376,9 @@ bool MlflowSink::send_artifacts() {
 
 std::string MlflowSink::shown_run() const {
   const MlflowPlace& place = options_.server.place;
+  if (!place.store.empty()) {
+    return fmt::format("run {} of experiment {} in {}", state_->progress.run, experiment_, place.store);
+  }
   return fmt::format("{}/{}experiments/{}/runs/{}", place.shown(), place.databricks ? "ml/" : "#/", experiment_,
                      state_->progress.run);
 }

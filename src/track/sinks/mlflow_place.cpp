@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
+#include <filesystem>
 #include <utility>
 
 namespace cohort::track {
@@ -63,16 +64,32 @@ bool truth(const Lookup& variable, std::string_view name) {
   return text && parse_truth(*text).value_or(false);
 }
 
+/// "sqlite:////abs/mlflow.db", "file:///abs/mlruns"; nothing for what is no database of SQLite and no folder.
+std::string store_of(std::string_view uri) {
+  constexpr std::string_view kDatabase = "sqlite:///", kFolder = "file:";
+  if (uri.starts_with(kDatabase)) {
+    const std::string_view file = uri.substr(kDatabase.size());
+    if (file.empty() || file.starts_with(":memory:")) return {};
+    return fmt::format("{}{}", kDatabase, std::filesystem::absolute(file).string());
+  }
+  if (uri.starts_with(kFolder)) {
+    uri.remove_prefix(kFolder.size());
+    if (uri.starts_with("//") && !uri.starts_with("///")) return {};  // of another host
+    if (uri.starts_with("///")) uri.remove_prefix(2);
+  } else if (!uri.starts_with('/') && !uri.starts_with("./") && !uri.starts_with("../")) {
+    return {};
+  }
+  return uri.empty() ? "" : "file://" + std::filesystem::absolute(uri).lexically_normal().string();
+}
+
 /// Of "https://host:5000/path". `shown` is what an error may show of it.
 void read_server(MlflowPlace& place, std::string_view server, std::string_view shown, bool may_have_password) {
   const auto scheme_end = server.find("://");
   const std::string scheme(server.substr(0, std::min(scheme_end, server.size())));
   if (scheme_end == std::string_view::npos || (scheme != "http" && scheme != "https")) {
-    refuse(
-        shown,
-        "only a server takes what comes from another process while a run goes on, and this is none -- start one over "
-        "the same data, mlflow server --backend-store-uri sqlite:///mlflow.db --port 5000 (for a folder of files "
-        "first: mlflow migrate-filestore), and give mlflow:http://127.0.0.1:5000");
+    refuse(shown,
+           "it is no http://HOST:5000, sqlite:///FILE or folder (./mlruns) -- over another database start a server, "
+           "mlflow server --backend-store-uri URI --port 5000, and give mlflow:http://127.0.0.1:5000");
   }
   std::string_view rest = server.substr(scheme_end + 3);
   std::string_view authority = rest.substr(0, std::min(rest.find('/'), rest.size()));
@@ -127,7 +144,8 @@ MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable) {
     }
     if (server.find("://") == std::string::npos) server.insert(0, "https://");
   }
-  read_server(place, server, shown, from_variable);
+  place.store = store_of(server);
+  if (place.store.empty()) read_server(place, server, shown, from_variable);
   if (const auto user = variable("MLFLOW_TRACKING_USERNAME")) {
     place.user = *user;
     place.password = variable("MLFLOW_TRACKING_PASSWORD").value_or("");

@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "base/result.h"
 #include "net/http.h"
+#include "track/sinks/mlflow_store.h"
 
 #include <httplib.h>
 #include <nlohmann/json.hpp>
@@ -41,7 +42,8 @@ std::string why(httplib::Error error) {
 }  // namespace
 
 struct MlflowServer::Impl {
-  explicit Impl(MlflowServerOptions from) : options(std::move(from)), client(open(options.place)) {
+  Impl(MlflowServerOptions from, std::unique_ptr<MlflowStore> own)
+      : options(std::move(from)), store(std::move(own)), client(open(options.place)) {
     const MlflowPlace& place = options.place;
     client.set_keep_alive(true);
     client.set_tcp_nodelay(true);
@@ -116,6 +118,7 @@ struct MlflowServer::Impl {
                "MLFLOW_TRACKING_INSECURE_TLS=true "
                "trusts any");
         }
+        if (store && store->has_ended()) fail("the process that had opened it has ended", "export again: it goes on");
         trouble = why(result.error());
       }
       client.stop();  // who knows what is left on this connection
@@ -145,11 +148,20 @@ struct MlflowServer::Impl {
   }
 
   MlflowServerOptions options;
+  std::unique_ptr<MlflowStore> store;  // where there is no server
   httplib::Client client;
   bool answered = false, away = false;
 };
 
-MlflowServer::MlflowServer(MlflowServerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+MlflowServer::MlflowServer(MlflowServerOptions options) {
+  std::unique_ptr<MlflowStore> store;
+  if (MlflowPlace& place = options.place; !place.store.empty()) {
+    store = std::make_unique<MlflowStore>(place.store);
+    place.server = store->server();
+    place.token = store->token();
+  }
+  impl_ = std::make_unique<Impl>(std::move(options), std::move(store));
+}
 MlflowServer::~MlflowServer() = default;
 
 MlflowServer::Answer MlflowServer::get(const std::string& path) {

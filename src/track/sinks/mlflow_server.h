@@ -1,4 +1,5 @@
-// Talks to an MLflow server, and goes on trying while it is away. One thread. Never shows what lets it in.
+// Talks to an MLflow server, or to a store of its without one, and goes on trying while it is away. One thread. Never
+// shows what lets it in.
 #pragma once
 
 #include "track/sinks/mlflow_place.h"
@@ -25,6 +26,7 @@ struct MlflowServerOptions {
 
 class MlflowServer {
  public:
+  /// Throws as MlflowStore.
   explicit MlflowServer(MlflowServerOptions options);
   ~MlflowServer();
   MlflowServer(const MlflowServer&) = delete;

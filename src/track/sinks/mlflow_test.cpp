@@ -1,6 +1,7 @@
 // The MLflow sink against a server in this process that keeps what MLflow would keep, and has its moods.
 #include "track/sinks/mlflow.h"
 #include "track/sinks/export.h"
+#include "track/sinks/mlflow_store.h"
 
 #include <cohort/error.h>
 
@@ -20,6 +21,7 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <tuple>
@@ -512,6 +514,95 @@ TEST_F(MlflowSinkTest, CertificatesAreChecked) {
   thread.join();
 }
 
+// Python's mlflow is not needed here: what there is of it lies in the folder. `python.mlflow_sink` has the real one.
+class MlflowStoreTest : public MlflowSinkTest {
+ protected:
+  void SetUp() override {
+    MlflowSinkTest::SetUp();
+    const char* const before = std::getenv("PYTHONPATH");
+    before_ = before != nullptr ? std::optional<std::string>(before) : std::nullopt;
+    ::setenv("PYTHONPATH", folder_.c_str(), 1);
+  }
+  void TearDown() override {
+    before_ ? ::setenv("PYTHONPATH", before_->c_str(), 1) : ::unsetenv("PYTHONPATH");
+    MlflowSinkTest::TearDown();
+  }
+  void write(const std::string& name, std::string_view text) {
+    fs::create_directories(folder_ / "mlflow");
+    std::ofstream(folder_ / "mlflow" / name) << text;
+  }
+  std::optional<std::string> before_;
+};
+
+TEST_F(MlflowStoreTest, AnswersThisProcessAloneAndItsEndIsNoticed) {
+  write("__init__.py", R"(
+import os
+from types import SimpleNamespace
+from mlflow.exceptions import MlflowException
+class MlflowClient:
+    def __init__(self, uri): assert uri == "sqlite:////x/m.db"
+    def search_experiments(self, max_results): return []
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(experiment_id="7", lifecycle_stage="active") if name == "a b" else None
+    def get_run(self, run): raise MlflowException()
+    def get_experiment(self, experiment): os._exit(1)
+    def update_run(self, run, status): raise ValueError(run + status)
+)");
+  write("entities.py", "Metric = Param = RunTag = None");
+  write("exceptions.py", R"(
+class MlflowException(Exception):
+    def get_http_status_code(self): return 400
+    def serialize_as_json(self): return '{"error_code": "BAD", "message": "run"}'
+)");
+  const MlflowStore store("sqlite:////x/m.db");
+  httplib::Client client(store.server());
+  const std::string api = "/api/2.0/mlflow/";
+  EXPECT_EQ(client.Get(api + "experiments/get-by-name?experiment_name=a%20b")->status, 401);
+  client.set_bearer_token_auth("another");
+  EXPECT_EQ(client.Get(api + "experiments/get-by-name?experiment_name=a%20b")->status, 401);
+  client.set_bearer_token_auth(store.token());
+  const auto found = client.Get(api + "experiments/get-by-name?experiment_name=a%20b");
+  EXPECT_EQ(found->status, 200);
+  EXPECT_EQ(json::parse(found->body)["experiment"]["experiment_id"], "7");
+  EXPECT_EQ(client.Get(api + "experiments/get-by-name?experiment_name=ab")->status, 404);
+  const auto refused = client.Get(api + "runs/get?run_id=x");
+  EXPECT_EQ(refused->status, 400);
+  EXPECT_EQ(json::parse(refused->body)["error_code"], "BAD");
+  const auto trouble = client.Post(api + "runs/update", R"({"run_id":"r","status":"s"})", "application/json");
+  EXPECT_EQ(trouble->status, 500);
+  EXPECT_EQ(json::parse(trouble->body)["message"], "ValueError: rs");
+
+  MlflowServerOptions options;
+  options.place.store = "sqlite:////x/m.db";
+  options.wait = [](milliseconds) {
+    std::this_thread::sleep_for(milliseconds(5));
+    return false;
+  };
+  options.say = [](const std::string&) {};
+  options.patience = std::chrono::minutes(15);
+  MlflowServer server(options);
+  EXPECT_EQ(server.get("mlflow/experiments/get-by-name?experiment_name=ab").status, 404);
+  EXPECT_FALSE(store.has_ended());
+  const auto error_of = [](const std::function<void()>& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      return std::string(to_string(error.code())) + " " + error.what();
+    }
+    return std::string();
+  };
+  const std::string ended = error_of([&] { server.get("mlflow/experiments/get?experiment_id=1"); });
+  EXPECT_EQ(ended,
+            "Unavailable talking to MLflow failed -- sqlite:////x/m.db -- the process that had opened it has ended -- "
+            "export again: it goes on");
+  write("__init__.py", "raise ImportError('none of\\nthis')");
+  const std::string none = error_of([] { const MlflowStore never("sqlite:////x/m.db"); });
+  EXPECT_NE(none.find("Unavailable opening MLflow's store sqlite:////x/m.db failed -- ImportError: none of this -- "),
+            std::string::npos)
+      << none;
+  EXPECT_NE(none.find("pip install mlflow"), std::string::npos) << none;
+}
+
 TEST(MlflowPlace, IsReadAndRefused) {
   std::map<std::string, std::string, std::less<>> variables;
   const auto place = [&variables](std::string_view uri) {
@@ -531,7 +622,13 @@ TEST(MlflowPlace, IsReadAndRefused) {
   EXPECT_EQ(place("http://h:5000").experiment, "Default");
   EXPECT_EQ(place("https://[::1]:5000/a/b/?experiment_id=7").shown(), "https://[::1]:5000/a/b");
   EXPECT_EQ(place("http://h?experiment=a%2Fb%26c&run=r").experiment, "a/b&c");
-  for (const char* wrong : {"sqlite:///mlflow.db", "file:./mlruns", "./mlruns"})
+  const std::string here = std::filesystem::current_path().string();
+  EXPECT_EQ(place("sqlite:///m.db?experiment=x").shown(), "sqlite:///" + here + "/m.db");
+  EXPECT_EQ(place("sqlite:////abs/m.db").shown(), "sqlite:////abs/m.db");
+  for (const char* folder : {"file:./runs", "file:runs", "./runs", "../x"}) EXPECT_EQ(place(folder).server, "");
+  EXPECT_EQ(place("./runs").shown(), "file://" + here + "/runs");
+  EXPECT_EQ(place("file:///abs/runs").shown(), "file:///abs/runs");
+  for (const char* wrong : {"postgresql://h/runs", "runs", "sqlite:///", "sqlite:///:memory:", "file://host/runs"})
     EXPECT_NE(refusal(wrong).find("mlflow server --backend-store-uri"), std::string::npos) << wrong;
   EXPECT_NE(refusal("http://u:secret@h:5000").find("MLFLOW_TRACKING_PASSWORD"), std::string::npos);
   EXPECT_EQ(refusal("http://u:secret@h:5000").find("secret"), std::string::npos);

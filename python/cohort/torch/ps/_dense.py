@@ -20,7 +20,7 @@ class DistributedOptimizer:
     """Keeps a module's parameters on the servers, and steps them there.
 
     client            this worker's
-    named_parameters  `module.named_parameters()`: float32, contiguous, the same names and shapes at all workers
+    named_parameters  `module.named_parameters()`: float32, contiguous, on the CPU, the same names and shapes at all workers
     optimizer         of cohort.ps; Sgd() unless said otherwise
     consistency       Sync() unless said otherwise, Bounded(staleness), Async(); "sync" and "async" do as well
     prefix            of the variables' names on the servers
@@ -50,6 +50,7 @@ class DistributedOptimizer:
         counted = max(1, client.workers - consistency.backup_workers)
         self._scale = 1 / counted if consistency.adds_workers else 1.0
         self._parameters: list[tuple[torch.nn.Parameter, Variable]] = []
+        self._names = [name for name, _ in named]
         for name, parameter in named:
             shape = tuple(parameter.shape) or (1,)
             variable = client.variable(prefix + name, shape, optimizer=optimizer, consistency=consistency)
@@ -75,9 +76,13 @@ class DistributedOptimizer:
         """Pushes the gradients, ends this worker's clock, and reads the parameters for the next step. `lr` in place of the
         optimizer's own."""
         works: list[Work] = []
-        for parameter, variable in self._parameters:
+        for name, (parameter, variable) in zip(self._names, self._parameters):
             if parameter.grad is None:
                 continue
+            if parameter.grad.layout != torch.strided:
+                raise InvalidArgument(
+                    f"{_NAME}: the gradient of {name} is sparse -- make its module without sparse, or keep its rows in a table"
+                )
             gradient = parameter.grad.contiguous()
             if self._scale != 1:
                 gradient = gradient * self._scale
@@ -101,8 +106,8 @@ def _named(given: Any) -> list[tuple[str, torch.nn.Parameter]]:
         if not isinstance(one, tuple) or len(one) != 2 or not isinstance(one[0], str) or not isinstance(one[1], torch.Tensor):
             raise InvalidArgument(f"{_NAME}: named_parameters has {shown(one)}, and not pairs of a name and a parameter -- {wanted}")
         name, parameter = one
-        if parameter.dtype != torch.float32 or not parameter.is_contiguous():
-            raise InvalidArgument(f"{_NAME}: {name} is not float32 and contiguous")
+        if parameter.dtype != torch.float32 or not parameter.is_contiguous() or parameter.device.type != "cpu":
+            raise InvalidArgument(f"{_NAME}: {name} is not float32, contiguous and on the CPU")
     return named
 
 
