@@ -197,14 +197,21 @@ class Communicator {
 };
 
 struct ThreadWorldOptions {
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// Deadline of operations that give none of their own; default: that of `across`, else 30 minutes.
+  std::chrono::milliseconds timeout = std::chrono::milliseconds(0);
+  /// The world of this process, with one rank for each process: process P's threads are then ranks P * size to
+  /// P * size + size - 1 of one world. So one task for each node of Slurm fills its node with threads. All processes
+  /// call it, with the same size. Empty: this process alone.
+  Communicator across = {};
 };
 
-/// A world whose ranks are threads of this process: element r is for the thread that is to be rank r.
+/// A world whose ranks are threads: element i is for this process's thread i. Throws InvalidArgument for a size below
+/// 1; with `across` also Mismatch where processes give different ones, Unavailable where they are on several hosts and
+/// have no secret, and what `join` does.
 std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& options = {});
 
-/// Runs `body` as rank 0 .. size-1, each on a thread of its own, and waits for all. The first exception aborts the
-/// world and is rethrown once all threads have ended.
+/// Runs `body` on `size` threads, each of them a rank, and waits for all. The first exception aborts the world and is
+/// rethrown once all threads have ended. Throws as form_thread_world.
 void run_on_threads(int size, const std::function<void(Communicator)>& body, const ThreadWorldOptions& options = {});
 
 }  // namespace cohort

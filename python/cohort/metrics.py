@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, overload
 
 from cohort import Communicator
+from cohort._collective import all_gather_bytes
 from cohort._world import world
-from cohort.errors import InvalidArgument
+from cohort.errors import InvalidArgument, Mismatch
 
 __all__ = ["Averages", "Mean", "average"]
 
@@ -73,8 +74,35 @@ class Averages:
         }
 
 
-def average(mean: float, samples: int = 1, comm: Communicator | None = None) -> Mean:
-    """The mean of one number over all ranks of `comm` (None: the default world), weighted by `samples`; collective."""
+@overload
+def average(mean: float, samples: int = 1, comm: Communicator | None = None) -> Mean: ...
+@overload
+def average(mean: Mapping[str, Any], *, comm: Communicator | None = None) -> dict[str, Any]: ...
+def average(mean: float | Mapping[str, Any], samples: int = 1, comm: Communicator | None = None) -> Any:
+    """The mean of one number over all ranks of `comm` (None: the default world), weighted by `samples`; collective.
+
+    Of a dict, which is what an evaluation has found on each rank, the dict of the means over all ranks: of numbers, of which
+    every rank's weighs the same, or of Mean (what Averages.local() gives), which are weighted by their counts and so exact
+    for uneven parts. Raises Mismatch on every rank if the ranks' dicts have different names.
+    """
+    if isinstance(mean, Mapping):
+        return _average_of(mean, comm if comm is not None else world())
     one = Averages(["value"])
     one.add("value", mean, samples)
     return one.reduce(comm)["value"]
+
+
+def _average_of(local: Mapping[str, Any], comm: Communicator) -> dict[str, Any]:
+    mine = str(sorted(f"{name} (Mean)" if isinstance(value, Mean) else name for name, value in local.items()))
+    everybody = [theirs.decode() for theirs in all_gather_bytes(comm, mine.encode())]
+    for rank, theirs in enumerate(everybody):
+        if theirs != everybody[0]:
+            raise Mismatch(
+                f"metrics.average: the ranks' results differ -- rank 0 has {everybody[0]}, rank {rank} {theirs} "
+                "-- report the same names on all ranks, and of the same kind"
+            )
+    averages = Averages(sorted(local))
+    for name, value in local.items():
+        averages.add(name, *(value if isinstance(value, Mean) else (float(value), 1)))
+    means = averages.reduce(comm)
+    return {name: means[name] if isinstance(value, Mean) else means[name].value for name, value in local.items()}

@@ -55,16 +55,22 @@ PyCommunicator join_world(const std::string& init_method, int rank, int world_si
   return PyCommunicator(Member::make(run_interruptibly<Communicator>([options] { return cohort::join(options); }, {})));
 }
 
-std::vector<PyCommunicator> form_threads(int size, const py::object& timeout) {
+std::vector<PyCommunicator> form_threads(int size, const py::object& timeout, const PyCommunicator* across) {
   ThreadWorldOptions options;
   if (const auto deadline = milliseconds_of(timeout, "run_on_threads")) {
     if (deadline->count() <= 0) refuse("run_on_threads", "the timeout of operations has to be positive");
     options.timeout = *deadline;
   }
+  const auto form = [&](const Communicator& processes) {
+    options.across = processes;
+    return form_thread_world(size, options);
+  };
   std::vector<Communicator> formed;
-  {
+  if (across != nullptr) {
+    formed = across->member().call<std::vector<Communicator>>("run_on_threads", form);
+  } else {
     const py::gil_scoped_release release;
-    formed = form_thread_world(size, options);
+    formed = form({});
   }
   std::vector<PyCommunicator> ranks;
   for (Communicator& rank : formed) ranks.emplace_back(Member::make(std::move(rank)));
@@ -148,12 +154,12 @@ PYBIND11_MODULE(_core, module) {
              py::arg("share_name"));
   module.def(
       "form_thread_world",
-      [](int size, const py::object& timeout) {
+      [](int size, const py::object& timeout, const PyCommunicator* across) {
         py::list ranks;
-        for (PyCommunicator& rank : form_threads(size, timeout)) ranks.append(py::cast(std::move(rank)));
+        for (PyCommunicator& rank : form_threads(size, timeout, across)) ranks.append(py::cast(std::move(rank)));
         return ranks;
       },
-      py::arg("size"), py::arg("timeout"));
+      py::arg("size"), py::arg("timeout"), py::arg("across").none(true));
   module.def("has_launcher", &has_launcher);
   module.def("offered_addresses", [] { return cohort::value_or_throw(cohort::net::offered_addresses()); });
   module.def("way_to_meet", &way_to_meet, py::arg("rank"), py::arg("world_size"));

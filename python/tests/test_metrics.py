@@ -43,6 +43,20 @@ class Averages(unittest.TestCase):
         self.assertEqual(mean.count, total)
         self.assertAlmostEqual(mean.value, sum(r * (r + 1) for r in range(size)) / total, 12)
 
+    def test_results_of_an_evaluation(self):
+        rank, size = cohort.rank(), cohort.size()
+        self.assertEqual(metrics.average({"b": rank, "a": 2.0 * rank}), {"b": (size - 1) / 2, "a": size - 1.0})
+        mixed = metrics.average({"a": metrics.Mean(rank, rank), "b": 1, "c": metrics.Mean(math.nan, 0)}, comm=cohort.world())
+        count = sum(range(size))
+        self.assertEqual(mixed["a"], (sum(r * r for r in range(size)) / count if count else 0.0, count))
+        self.assertEqual((mixed["b"], mixed["c"]), (1.0, (0.0, 0.0)))
+        self.assertEqual(metrics.average({}), {})
+        if size > 1:
+            with self.assertRaisesRegex(cohort.Mismatch, r"rank 0 has \['loss'\], rank 1 \['accuracy'\]"):
+                metrics.average({"accuracy" if rank == 1 else "loss": 1.0})
+            with self.assertRaisesRegex(cohort.Mismatch, r"rank 0 has \['loss'\], rank 1 \['loss \(Mean\)'\]"):
+                metrics.average({"loss": metrics.Mean(1.0, 1) if rank == 1 else 1.0})
+
     def test_misuse(self):
         with self.assertRaises(cohort.InvalidArgument):
             metrics.Averages(["a", "a"])

@@ -11,12 +11,16 @@
 #include <rapidcheck/gtest.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>
+#include <torch/data/samplers/sequential.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 namespace cohort {
@@ -300,6 +304,142 @@ TEST(MetricsTest, AveragesEqualThoseOfOneProcess) {
     EXPECT_DOUBLE_EQ(averages.local().at("loss").count, static_cast<double>(samples));
     EXPECT_THROW(averages.add("los", 1, 1), Error);
     EXPECT_DOUBLE_EQ(metrics::average(comm, comm.rank(), 1).value, 1.0);
+  });
+}
+
+TEST(MetricsTest, ResultsOfAnEvaluationAreAveragedByName) {
+  run_on_threads(3, [](Communicator comm) {
+    const double rank = comm.rank();
+    const std::map<std::string, double> plain = {{"loss", rank}, {"accuracy", 2 * rank}};
+    EXPECT_EQ(metrics::average(comm, plain), (std::map<std::string, double>{{"accuracy", 2.0}, {"loss", 1.0}}));
+
+    const double nothing = std::nan("");
+    const auto weighted = metrics::average(
+        comm, {{"loss", {comm.rank() == 1 ? nothing : rank + 1, comm.rank() == 1 ? 0.0 : rank + 1}}, {"none", {}}});
+    EXPECT_DOUBLE_EQ(weighted.at("loss").value, (1.0 * 1 + 3.0 * 3) / 4);
+    EXPECT_DOUBLE_EQ(weighted.at("loss").count, 4.0);
+    EXPECT_DOUBLE_EQ(weighted.at("none").value, 0.0);
+    EXPECT_TRUE(metrics::average(comm, std::map<std::string, double>()).empty());
+
+    const auto refusal = [&](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Mismatch);
+        return std::string(error.what());
+      }
+      return std::string("nothing was thrown");
+    };
+    EXPECT_NE(refusal([&] {
+                metrics::average(comm, {{comm.rank() == 1 ? "accuracy" : "loss", 1.0}});
+              }).find("rank 0 has ['loss'], rank 1 ['accuracy']"),
+              std::string::npos);
+    EXPECT_NE(refusal([&] {
+                if (comm.rank() == 2)
+                  metrics::average(comm, {{"loss", {1.0, 1.0}}});
+                else
+                  metrics::average(comm, {{"loss", 1.0}});
+              }).find("rank 0 has ['loss'], rank 2 ['loss (Mean)']"),
+              std::string::npos);
+    comm.barrier().wait();  // It is still good.
+  });
+}
+
+// A data set that every rank opens: sample i is 10 * i.
+struct Tens : torch::data::datasets::Dataset<Tens, std::int64_t> {
+  explicit Tens(std::size_t count) : samples(count) {}
+  std::int64_t get(std::size_t index) override { return 10 * static_cast<std::int64_t>(index); }
+  decltype(std::declval<const torch::data::datasets::Dataset<Tens, std::int64_t>&>().size()) size() const override {
+    return samples;
+  }
+  std::size_t samples;
+};
+
+TEST(ScatterDataset, PartsAreTheRootsAndCoverAll) {
+  for (const std::int64_t size : {0, 2, 7, 9}) {
+    for (const bool equal : {true, false}) {
+      for (const bool shuffle : {true, false}) {
+        std::vector<std::vector<std::int64_t>> parts(3);
+        run_on_threads(3, [&](Communicator comm) {
+          // What others than the root say is of no effect.
+          data::ScatterDatasetOptions options{.root = 1, .shuffle = shuffle, .seed = 5, .force_equal_length = equal};
+          if (comm.rank() != 1) options = {.root = 1, .shuffle = !shuffle, .force_equal_length = !equal};
+          parts[static_cast<std::size_t>(comm.rank())] =
+              data::scatter_index(comm.rank() == 1 ? size : -1, comm, options);
+        });
+        std::vector<std::int64_t> order = data::permutation(size, 5, 0);
+        if (!shuffle) std::iota(order.begin(), order.end(), 0);
+        std::vector<std::int64_t> all;
+        for (std::int64_t rank = 0; rank < 3; ++rank) {
+          const auto& part = parts[static_cast<std::size_t>(rank)];
+          if (equal) {
+            EXPECT_EQ(part, std::vector<std::int64_t>(order.begin() + size * rank / 3,
+                                                      order.begin() + size * rank / 3 + (size + 2) / 3));
+          }
+          all.insert(all.end(), part.begin(), part.end());
+        }
+        if (!equal) {
+          EXPECT_EQ(all, order);
+        }
+        EXPECT_EQ(std::set<std::int64_t>(all.begin(), all.end()).size(), static_cast<std::size_t>(size));
+      }
+    }
+  }
+}
+
+TEST(ScatterDataset, OfTensorsThatOnlyTheRootHas) {
+  run_on_threads(3, [](Communicator comm) {
+    std::vector<at::Tensor> all;
+    if (comm.rank() == 2) {
+      all = {at::arange(14, at::kDouble).reshape({2, 7}).t(), at::arange(7, at::kLong), at::ones({7, 0}),
+             at::arange(7, at::kLong).to(at::kBool)};
+    }
+    const data::ScatterDatasetOptions options{.root = 2, .shuffle = true, .seed = 3, .force_equal_length = false};
+    const auto parts = data::scatter_dataset(all, comm, options);
+    const auto rows = at::tensor(data::scatter_index(7, comm, options), at::kLong);
+    ASSERT_EQ(parts.size(), 4U);
+    EXPECT_EQ(parts[0].size(0), comm.rank() == 0 ? 3 : 2);
+    EXPECT_TRUE(at::equal(parts[0], at::arange(14, at::kDouble).reshape({2, 7}).t().index_select(0, rows)));
+    EXPECT_TRUE(at::equal(parts[1], rows));
+    EXPECT_EQ(parts[2].sizes(), (std::vector<std::int64_t>{rows.size(0), 0}));
+    EXPECT_TRUE(at::equal(parts[3], rows.to(at::kBool)));
+    EXPECT_TRUE(data::scatter_dataset(std::vector<at::Tensor>(), comm).empty());
+  });
+}
+
+TEST(ScatterDataset, OfADataSetThatEveryRankOpens) {
+  run_on_threads(2, [](Communicator comm) {
+    auto part = data::scatter_dataset(Tens(5), comm, {.shuffle = true, .seed = 1});
+    ASSERT_EQ(part.size(), 3U);
+    std::vector<std::int64_t> seen;
+    auto loader = torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(part, 2);
+    for (const auto& batch : *loader) seen.insert(seen.end(), batch.begin(), batch.end());
+    std::vector<std::int64_t> expected = part.indices();
+    for (std::int64_t& sample : expected) sample *= 10;
+    EXPECT_EQ(seen, expected);
+  });
+}
+
+TEST(ScatterDataset, WhatCannotBeScatteredIsRefusedOnEveryRank) {
+  run_on_threads(2, [](Communicator comm) {
+    const auto refused = [](ErrorCode code, const std::string& text, const std::function<void()>& call) {
+      try {
+        call();
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), code);
+        EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+      }
+    };
+    const bool root = comm.rank() == 0;
+    refused(ErrorCode::InvalidArgument, "-1 samples", [&] { data::scatter_index(root ? -1 : 4, comm); });
+    refused(ErrorCode::InvalidArgument, "root 2", [&] { data::scatter_index(4, comm, {.root = 2}); });
+    refused(ErrorCode::Mismatch, "rank 1 has 4 samples", [&] { data::scatter_dataset(Tens(root ? 5 : 4), comm); });
+    refused(ErrorCode::InvalidArgument, "tensor 1 has 2 rows and tensor 0 has 3", [&] {
+      data::scatter_dataset(root ? std::vector<at::Tensor>{at::ones(3), at::ones(2)} : std::vector<at::Tensor>(), comm);
+    });
+    refused(ErrorCode::InvalidArgument, "no rows", [&] { data::scatter_dataset({at::ones({})}, comm); });
+    comm.barrier().wait();  // It is still good.
   });
 }
 

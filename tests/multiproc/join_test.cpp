@@ -350,6 +350,33 @@ TEST(Join, TasksOfSlurmNeedNoAddress) {
   expect_all_join(second);
 }
 
+TEST(Join, ThreadsOfAllProcessesAreOneWorld) {
+  const std::string place = tcp_place();
+  std::vector<Child> children;
+  for (int rank = 0; rank < 2; ++rank)
+    children.push_back(worker(as_rank(place, rank, 2, {"threads=2", "times=2"}), {{"COHORT_TIMEOUT", "77"}}));
+  expect_all_join(children);
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_CONTAINS(children[static_cast<std::size_t>(rank / 2)].output(),
+                    fmt::format("thread rank={} size=4 local={}/4 cross=0/1 sum=right timeout_ms=77000", rank, rank));
+  }
+}
+
+TEST(Join, ProcessesThatGiveDifferentNumbersOfThreadsAreTold) {
+  for (const auto& [second, said] :
+       {std::pair("threads=1", "Mismatch: run_on_threads: the processes give [0, 1] threads"),
+        std::pair("threads=0", "InvalidArgument: form_thread_world: a world of 0 ranks")}) {
+    const std::string place = tcp_place();
+    std::vector<Child> children;
+    children.push_back(worker(as_rank(place, 0, 2, {"threads=0"})));
+    children.push_back(worker(as_rank(place, 1, 2, {second})));
+    for (Child& child : children) {
+      EXPECT_EQ(child.wait(), 3) << child.output();
+      EXPECT_CONTAINS(child.output(), said);
+    }
+  }
+}
+
 TEST(Join, TasksOfSlurmOnSeveralNodesNeedAPlace) {
   const Folder folder;
   std::ofstream(folder.file("slurm.conf")) << "AuthInfo=socket=" << folder.file("no-munged") << "\n";

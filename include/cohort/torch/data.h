@@ -1,6 +1,7 @@
-// Which rank reads which sample. One permutation per epoch for the whole world, cut into steps of a global batch, each
-// step spread evenly over the ranks: every sample exactly once, whatever the number of ranks. Pure arithmetic: no
-// communication. One thread at a time per sampler.
+// Which rank reads which sample. The sampler: one permutation per epoch for the whole world, cut into steps of a global
+// batch, each step spread evenly over the ranks: every sample exactly once, whatever the number of ranks. Pure
+// arithmetic: no communication. One thread at a time per sampler. And `scatter_dataset`, which gives each rank a part
+// of a data set for good, also of one that only one rank has.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace cohort::nn {
@@ -131,5 +133,61 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
 
 /// The permutation itself; see DistributedSampler.
 std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
+
+/// All but `root` is looked at on the root only.
+struct ScatterDatasetOptions {
+  int root = 0;
+  bool shuffle = false;                    ///< parts of a permutation instead of the samples as they lie
+  std::optional<std::uint64_t> seed = {};  ///< of the permutation (of epoch 0); default: another one each time
+  /// All ranks get equally many samples, so that some are on two ranks if it does not divide; otherwise each is on one.
+  bool force_equal_length = true;
+};
+
+/// This rank's part of so many samples, which the root's number counts for: their indices, the same as Python's
+/// `scatter_dataset` takes. Collective, waits. Throws InvalidArgument on every rank if that number is negative.
+std::vector<std::int64_t> scatter_index(std::int64_t n_total_samples, Communicator& comm,
+                                        const ScatterDatasetOptions& options = {});
+
+/// This rank's part of the root's data, such as {inputs, labels}: these rows of each tensor, on the CPU. Each rank is
+/// sent its part alone. Collective, waits; `tensors` are looked at on the root only. Throws InvalidArgument on every
+/// rank unless they are dense, with equally many rows (size(0)).
+std::vector<at::Tensor> scatter_dataset(const std::vector<at::Tensor>& tensors, Communicator& comm,
+                                        const ScatterDatasetOptions& options = {});
+
+/// The samples `indices` of a data set of libtorch's; itself one, for make_data_loader and `map`.
+template <class Dataset>
+class SubDataset : public torch::data::datasets::BatchDataset<SubDataset<Dataset>, typename Dataset::BatchType> {
+ public:
+  SubDataset(Dataset dataset, std::vector<std::int64_t> indices)
+      : dataset_(std::move(dataset)), indices_(std::move(indices)) {}
+
+  typename Dataset::BatchType get_batch(c10::ArrayRef<std::size_t> request) override {
+    std::vector<std::size_t> of_all;
+    for (const std::size_t index : request) of_all.push_back(static_cast<std::size_t>(indices_.at(index)));
+    return dataset_.get_batch(of_all);
+  }
+  decltype(std::declval<const Dataset&>().size()) size() const override { return indices_.size(); }
+  const std::vector<std::int64_t>& indices() const noexcept { return indices_; }
+
+ private:
+  Dataset dataset_;
+  std::vector<std::int64_t> indices_;
+};
+
+namespace detail {
+/// -1: without a size.
+std::vector<std::int64_t> scatter_index_of(std::int64_t size, Communicator& comm, const ScatterDatasetOptions& options);
+}  // namespace detail
+
+/// This rank's part of a data set that every rank has opened; nothing but the order is sent. Collective, waits. Throws
+/// on every rank: InvalidArgument if the root's has no size, Mismatch if the ranks' have different ones.
+template <class Dataset>
+requires requires { typename Dataset::BatchType; }
+SubDataset<Dataset> scatter_dataset(Dataset dataset, Communicator& comm, const ScatterDatasetOptions& options = {}) {
+  const auto size = dataset.size();
+  std::vector<std::int64_t> indices =
+      detail::scatter_index_of(size.has_value() ? static_cast<std::int64_t>(*size) : -1, comm, options);
+  return {std::move(dataset), std::move(indices)};
+}
 
 }  // namespace cohort::data

@@ -48,4 +48,11 @@ class Averages {
 /// The mean of one number over all ranks, weighted by `samples`; collective, waits.
 Mean average(Communicator& comm, double mean, std::int64_t samples);
 
+/// What an evaluation has found on each rank, such as Averages::local() or a map of its own: the means over all ranks,
+/// weighted by counts and so exact for uneven parts. Collective, waits. Throws Mismatch on every rank if the ranks'
+/// names differ, or some give plain numbers.
+std::map<std::string, Mean> average(Communicator& comm, const std::map<std::string, Mean>& local);
+/// The same of plain numbers: every rank weighs the same.
+std::map<std::string, double> average(Communicator& comm, const std::map<std::string, double>& local);
+
 }  // namespace cohort::metrics

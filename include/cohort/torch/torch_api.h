@@ -7,6 +7,7 @@
 // clang-format off
 #include <ATen/core/ivalue.h>  // first: see above
 #include <ATen/ATen.h>
+#include <torch/data/datasets/base.h>
 #include <torch/data/samplers/base.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>

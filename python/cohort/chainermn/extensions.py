@@ -11,8 +11,7 @@ import torch
 
 from cohort.chainermn._checkpointer import MultiNodeCheckpointer, create_multi_node_checkpointer
 from cohort.chainermn.communicators import CommunicatorBase
-from cohort.errors import Mismatch
-from cohort.metrics import Mean
+from cohort.metrics import average
 
 __all__ = [
     "AllreducePersistent",
@@ -34,7 +33,7 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
 
     def over_ranks(evaluate: Callable[..., Mapping[str, Any]]) -> Callable[..., dict[str, Any]]:
         def of_all(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            return _mean_of(evaluate(*args, **kwargs), communicator)
+            return average(evaluate(*args, **kwargs), comm=communicator.communicator)
 
         return of_all
 
@@ -46,29 +45,6 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
             f"create_multi_node_evaluator: what has a method evaluate, or a function, is needed, not {actual_evaluator!r}"
         )
     return over_ranks(actual_evaluator)
-
-
-def _mean_of(local: Mapping[str, Any], communicator: CommunicatorBase) -> dict[str, Any]:
-    mine = {name: tuple(value) if isinstance(value, Mean) else float(value) for name, value in local.items()}
-    everybody = communicator.allgather_obj(mine)
-    for rank, theirs in enumerate(everybody):
-        if {name: type(value) for name, value in theirs.items()} != {
-            name: type(value) for name, value in everybody[0].items()
-        }:
-            raise Mismatch(
-                f"multi-node evaluator: the ranks' results differ -- rank 0 has {sorted(everybody[0])}, rank {rank} {sorted(theirs)} "
-                "-- report the same names on all ranks, and of the same kind"
-            )
-    results: dict[str, Any] = {}
-    for name, value in mine.items():
-        values = [theirs[name] for theirs in everybody]
-        if isinstance(value, tuple):
-            count = sum(samples for _, samples in values)
-            total = sum(mean * samples for mean, samples in values if samples)
-            results[name] = Mean(total / count if count else 0.0, count)
-        else:
-            results[name] = sum(values) / len(values)
-    return results
 
 
 class AllreducePersistent:
