@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, overload
 
@@ -58,9 +59,12 @@ class Averages:
         return self._means(self._sums)
 
     def reduce(self, comm: Communicator | None = None) -> dict[str, Mean]:
-        """What all ranks of `comm` (None: the default world) have seen; collective, waits. This rank's sums stay."""
+        """What all ranks of `comm` (None: the default world) have seen; collective, waits. This rank's sums stay.
+
+        Raises Mismatch on every rank if the ranks gave different names, or the same in another order.
+        """
         sums = self._sums[:]
-        (comm if comm is not None else world()).all_reduce(sums)
+        (comm if comm is not None else world()).all_reduce(sums, tag=zlib.crc32(repr(self._names).encode()))
         return self._means(sums)
 
     def clear(self) -> None:

@@ -65,13 +65,14 @@ Options reduction_of(const char* name, const py::object& op, double prescale, do
 
 py::object all_reduce(const PyCommunicator& self, const py::object& data, const py::object& output,
                       const py::object& op, std::optional<double> weight, double prescale, double postscale,
-                      const py::object& wire_dtype, bool check_finite, const py::object& gpu_sums,
+                      const py::object& wire_dtype, bool check_finite, std::uint32_t tag, const py::object& gpu_sums,
                       const py::object& timeout, bool async_op) {
   constexpr auto* kName = "all_reduce";
   auto options = reduction_of<AllReduceOptions>(kName, op, prescale, postscale, gpu_sums, timeout);
   options.weight = weight;
   if (check_finite && !async_op) refuse(kName, "check_finite: the Work tells what was found -- give async_op=True too");
   options.check_finite = check_finite;
+  options.tag = tag;
   if (!wire_dtype.is_none()) {
     options.wire_dtype = named_dtype(py::str(wire_dtype));
     if (!options.wire_dtype) refuse(kName, "wire_dtype is no type that it knows: " + std::string(py::str(wire_dtype)));
@@ -353,12 +354,14 @@ void bind_collectives(py::class_<PyCommunicator>& communicator) {
   communicator
       .def(
           "all_reduce", &all_reduce, py::arg("data"), kNoOutput, kOnly, kOp, kNoWeight, kPrescale, kPostscale,
-          py::arg("wire_dtype") = py::none(), py::arg("check_finite") = false, kSums, kTimeout, kAsync,
+          py::arg("wire_dtype") = py::none(), py::arg("check_finite") = false, kTag, kSums, kTimeout, kAsync,
           "Reduces `data` over all ranks: in place, or into `output`. A list of arrays is reduced in place, as one "
           "operation. With op='average', `weight` is this rank's (its number of samples): sum(weight * x) / "
           "sum(weight). wire_dtype='bfloat16': float32 travels between hosts as bfloat16 (sums and averages; each "
           "host's sum is rounded, beyond two hosts the result as well). check_finite=True: `finite()` of the Work says "
-          "whether the result is free of NaN and infinities, on one host for next to nothing. gpu_sums='exact': memory "
+          "whether the result is free of NaN and infinities, on one host for next to nothing. `tag`, of 32 bits, tells "
+          "operations of the same type and size apart: ranks that give different ones get Mismatch. gpu_sums='exact': "
+          "memory "
           "of GPUs is reduced with the CPU's bits; 'fast': by NCCL, where it is used.")
       .def("reduce", &reduce, py::arg("data"), kNoOutput, kOnly, kRoot, kOp, kNoWeight, kPrescale, kPostscale, kSums,
            kTimeout, kAsync, "As all_reduce, but only the root receives the result; all other arrays stay as they are.")

@@ -57,6 +57,12 @@ class Averages(unittest.TestCase):
             with self.assertRaisesRegex(cohort.Mismatch, r"rank 0 has \['loss'\], rank 1 \['loss \(Mean\)'\]"):
                 metrics.average({"loss": metrics.Mean(1.0, 1) if rank == 1 else 1.0})
 
+    def test_names_in_another_order(self):
+        if cohort.size() > 1:
+            averages = metrics.Averages(["loss", "accuracy"] if cohort.rank() > 0 else ["accuracy", "loss"])
+            with self.assertRaises(cohort.Mismatch):
+                averages.reduce()
+
     def test_misuse(self):
         with self.assertRaises(cohort.InvalidArgument):
             metrics.Averages(["a", "a"])

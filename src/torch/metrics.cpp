@@ -6,6 +6,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <set>
 #include <span>
 
@@ -17,7 +19,9 @@ Mean mean_of(double sum, double count) { return {.value = count > 0 ? sum / coun
 std::map<std::string, Mean> reduce_sums(Communicator& comm, const std::vector<std::string>& names,
                                         std::vector<double> values, const std::vector<double>& counts) {
   values.insert(values.end(), counts.begin(), counts.end());
-  comm.all_reduce(std::span(values)).wait();
+  // The sums of other names, or in another order, would have the same size.
+  const auto tag = static_cast<std::uint32_t>(std::hash<std::string>()(fmt::format("{}", names)));
+  comm.all_reduce(std::span(values), {.tag = tag}).wait();
   std::map<std::string, Mean> result;
   for (std::size_t i = 0; i < names.size(); ++i) result[names[i]] = mean_of(values[i], values[names.size() + i]);
   return result;

@@ -291,6 +291,19 @@ TEST(WarmupTest, ClimbsFromTheRateOfOneRankToThatOfAll) {
   EXPECT_THROW(optim::scale_factor(optim::Scaling::None, 0), Error);
 }
 
+TEST(MetricsTest, AveragesOfOtherNamesAreAMismatch) {
+  run_on_threads(2, [](Communicator comm) {
+    const std::vector<std::string> names = {"loss", "accuracy"};
+    const metrics::Averages averages(comm.rank() == 0 ? names : std::vector(names.rbegin(), names.rend()));
+    try {
+      (void)averages.reduce(comm);
+      ADD_FAILURE() << "sums of different names were added";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::Mismatch) << error.what();
+    }
+  });
+}
+
 TEST(MetricsTest, AveragesEqualThoseOfOneProcess) {
   run_on_threads(3, [](Communicator comm) {
     metrics::Averages averages({"loss", "accuracy"});

@@ -33,7 +33,8 @@ class Averages {
   void add(const std::string& name, double mean, std::int64_t samples);
   /// What this rank has seen.
   std::map<std::string, Mean> local() const;
-  /// What all ranks have seen; collective (one all_reduce), waits. This rank's sums stay as they are.
+  /// What all ranks have seen; collective (one all_reduce), waits. This rank's sums stay as they are. Throws Mismatch
+  /// on every rank if the ranks gave different names, or the same in another order.
   std::map<std::string, Mean> reduce(Communicator& comm) const;
   void clear();
 
