@@ -74,10 +74,12 @@ class Hooks final : public core::Autograd, public Observer {
   bool put_in_place(std::size_t parameter) override { return py::cast<bool>(call("put_in_place", parameter)); }
   void give(std::size_t parameter) override { call("give", parameter); }
   void drop_all() override { call("drop_all"); }
-  std::vector<const void*> values_of(std::span<const int> parameters) override {
-    std::vector<const void*> values;
-    for (const py::handle address : call("values_of", std::vector<int>(parameters.begin(), parameters.end())))
-      values.push_back(reinterpret_cast<const void*>(py::cast<std::uintptr_t>(address)));
+  std::vector<std::span<const std::byte>> values_of(std::span<const int> parameters) override {
+    std::vector<std::span<const std::byte>> values;
+    for (const py::handle one : call("values_of", std::vector<int>(parameters.begin(), parameters.end()))) {
+      const auto [address, bytes] = py::cast<std::pair<std::uintptr_t, std::size_t>>(one);
+      values.emplace_back(reinterpret_cast<const std::byte*>(address), bytes);
+    }
     return values;
   }
   void compare(std::span<const int> parameters, std::int64_t step) override {

@@ -44,8 +44,8 @@ class Autograd {
 
   // Of the parameters' values, which are compared over the ranks.
 
-  /// Where the values of these lie, each in one piece of memory; null where the host cannot read them so.
-  virtual std::vector<const void*> values_of(std::span<const int> parameters) = 0;
+  /// The values of these, each in one piece of memory; empty where the host cannot read them so.
+  virtual std::vector<std::span<const std::byte>> values_of(std::span<const int> parameters) = 0;
   /// Collective: throws Mismatch on every rank if the values of these differ, as `require_same_parameters`.
   virtual void compare(std::span<const int> parameters, std::int64_t step) = 0;
 
@@ -211,9 +211,8 @@ class Reducer {
   std::int64_t shown_samples_ = 0;    // of what is reduced next
   bool told_of_rows_ = false;
   std::vector<int> sampled_;              // parameters of which values are compared in this step,
-  std::vector<std::size_t> lengths_;      // how many bytes of each,
-  std::vector<std::uint64_t> pieces_;     // these, as many words for each,
-  std::optional<std::uint64_t> digest_;   // and theirs; of a step's first forward
+  std::vector<std::uint64_t> pieces_;     // bytes of each, as many words for each, then how many these are,
+  std::optional<std::uint64_t> digest_;   // and the bytes' digest; of a step's first forward
   std::int64_t compare_values_from_ = 0;  // this step on; later where differences are of rounding alone
   bool in_backward_ = false;
   std::weak_ptr<void> pass_;          // the backward under way; expired while in_backward_: it failed

@@ -46,9 +46,9 @@ class Pretended final : public Autograd {
   void* stream_of(const Device& /*gpu*/) override { return nullptr; }
   bool are_finite(std::span<const int> /*parameters*/) override { return true; }
   std::vector<std::byte> copy_to_host(std::size_t /*parameter*/) override { return {}; }
-  std::vector<const void*> values_of(std::span<const int> parameters) override {
-    std::vector<const void*> all;
-    for (const int index : parameters) all.push_back(values[static_cast<std::size_t>(index)].data());
+  std::vector<std::span<const std::byte>> values_of(std::span<const int> parameters) override {
+    std::vector<std::span<const std::byte>> all;
+    for (const int index : parameters) all.push_back(std::as_bytes(std::span(values[static_cast<std::size_t>(index)])));
     return all;
   }
   void compare(std::span<const int> /*parameters*/, std::int64_t step) override {
@@ -231,6 +231,15 @@ TEST(GradientReducer, ReplicasThatDriftApartAreNamedWhenTheirParameterComesByTur
       EXPECT_GE(step, 3);
       EXPECT_LT(step, 3 + 3) << "three turns of 8 parameters";
     }
+    // One that has another size than it had, on one rank, is not read; the others are compared on.
+    Pretended resized(comm, parameters);
+    const auto halve = [&](int step) {
+      if (step == 1 && comm.rank() == 1) resized.values[3].resize(1);
+      if (step == 9 && comm.rank() == 1) std::ranges::fill(resized.values[9], 2.0F);
+    };
+    const int found = first_error(resized, 20, halve).first;
+    EXPECT_GE(found, 9);
+    EXPECT_LT(found, 9 + 3);
     // In the last digits: told in the log, and no error. Not at all where it is switched off.
     Pretended rounding(comm, parameters);
     EXPECT_EQ(first_error(rounding, 20, changes(0, 1e-6F)(rounding)).first, 20);

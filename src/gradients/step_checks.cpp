@@ -156,10 +156,10 @@ void Reducer::tell_of_rows() {
             first - rows.begin(), (*first)[0] - 1, other - rows.begin(), (*other)[0] - 1);
 }
 
-// What is read is the same on all ranks, since progress is. Values that the host cannot read are passed over.
+// What is read is the same on all ranks, since progress is. Passed over: values that the host cannot read, and those
+// that have another size than the parameter had (a module that was made half after it was wrapped).
 void Reducer::sample_values() {
   sampled_.clear();
-  lengths_.clear();
   pieces_.clear();
   digest_ = 0;
   if (!options_.check_replicas || ranks_->size() == 1 || progress_ < compare_values_from_) return;
@@ -167,15 +167,16 @@ void Reducer::sample_values() {
   const auto step = static_cast<std::size_t>(progress_);
   for (std::size_t i = step % turns * kComparedAtOnce; i < parameters_.size() && sampled_.size() < kComparedAtOnce; ++i)
     sampled_.push_back(static_cast<int>(i));
-  const std::vector<const void*> values = autograd_.values_of(sampled_);
+  const std::vector<std::span<const std::byte>> values = autograd_.values_of(sampled_);
   pieces_.assign(sampled_.size() * kComparedWords, 0);
   for (std::size_t i = 0; i < sampled_.size(); ++i) {
-    const std::size_t bytes = parameters_[static_cast<std::size_t>(sampled_[i])].bytes();
-    lengths_.push_back(values[i] == nullptr ? 0 : std::min(bytes, kComparedBytes));
-    if (lengths_[i] == 0) continue;
+    const std::size_t bytes = values[i].size();
+    const bool there = bytes == parameters_[static_cast<std::size_t>(sampled_[i])].bytes();
+    const std::size_t length = there ? std::min(bytes, kComparedBytes) : 0;
     const std::size_t pieces = (bytes + kComparedBytes - 1) / kComparedBytes;
     const std::size_t begin = pieces < 2 ? 0 : std::min(step / turns % pieces * kComparedBytes, bytes - kComparedBytes);
-    std::memcpy(&pieces_[i * kComparedWords], static_cast<const std::byte*>(values[i]) + begin, lengths_[i]);
+    if (length > 0) std::memcpy(&pieces_[i * kComparedWords], values[i].data() + begin, length);
+    pieces_.push_back(length);
   }
   for (const std::uint64_t word : pieces_) *digest_ = (std::rotl(*digest_, 5) ^ word) * 0x9E3779B97F4A7C15ULL;
 }
@@ -183,16 +184,22 @@ void Reducer::sample_values() {
 void Reducer::compare_values() {
   const auto rows = gather_rows(*ranks_, pieces_);
   const auto piece_of = [&](std::size_t rank, std::size_t i) {
-    return std::span(reinterpret_cast<const std::byte*>(&rows[rank][i * kComparedWords]), lengths_[i]);
+    return std::span(reinterpret_cast<const std::byte*>(&rows[rank][i * kComparedWords]),
+                     rows[rank][sampled_.size() * kComparedWords + i]);
   };
   std::size_t reference = 0;
   while (rows[reference].empty()) ++reference;
+  const bool tells = static_cast<int>(reference) == ranks_->rank();
+  bool rounded = false;
   for (std::size_t rank = reference + 1; rank < rows.size(); ++rank) {
     for (std::size_t i = 0; i < sampled_.size() && !rows[rank].empty(); ++i) {
       const DType dtype = parameters_[static_cast<std::size_t>(sampled_[i])].dtype;
-      if (!differ_by_more_than_rounding(piece_of(reference, i), piece_of(rank, i), dtype)) continue;
+      const auto one = piece_of(reference, i), other = piece_of(rank, i);
+      if (one.size() != other.size()) continue;  // one of them cannot be read
+      rounded = rounded || !std::ranges::equal(one, other);
+      if (!differ_by_more_than_rounding(one, other, dtype)) continue;
       autograd_.drop_all();
-      if (static_cast<int>(reference) == ranks_->rank()) {
+      if (tells) {
         log::warn("train",
                   "step {}: the ranks' parameters have drifted apart; check_replicas = false where they are meant "
                   "to differ when a step begins",
@@ -201,7 +208,8 @@ void Reducer::compare_values() {
       autograd_.compare(sampled_, progress_);
     }
   }
-  if (compare_values_from_ == 0 && static_cast<int>(reference) == ranks_->rank()) {
+  if (!rounded) return;
+  if (compare_values_from_ == 0 && tells) {
     log::warn("train",
               "step {}: the ranks' parameters differ in their last digits, as processors or numbers of threads that "
               "differ make them; compare_parameters_every compares all of them to the bit",

@@ -180,11 +180,15 @@ void Reducer::put_back(std::size_t index) {
   parameters_[index].place.copy_(kept_.at(index));
 }
 
-std::vector<const void*> Reducer::values_of(std::span<const int> parameters) {
-  std::vector<const void*> values;
+std::vector<std::span<const std::byte>> Reducer::values_of(std::span<const int> parameters) {
+  std::vector<std::span<const std::byte>> values;
   for (const int index : parameters) {
     const at::Tensor& tensor = parameters_[static_cast<std::size_t>(index)].tensor;
-    values.push_back(tensor.is_cpu() && tensor.is_non_overlapping_and_dense() ? tensor.data_ptr() : nullptr);
+    if (tensor.is_cpu() && tensor.is_non_overlapping_and_dense()) {
+      values.emplace_back(static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes());
+    } else {
+      values.emplace_back();
+    }
   }
   return values;
 }

@@ -49,7 +49,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   void put_back(std::size_t parameter) override;
   void drop_kept() override { kept_.clear(); }
   void call_at_end(std::shared_ptr<void> pass) override;
-  std::vector<const void*> values_of(std::span<const int> parameters) override;
+  std::vector<std::span<const std::byte>> values_of(std::span<const int> parameters) override;
   void compare(std::span<const int> parameters, std::int64_t step) override;
   Memory allocate(const Device& gpu, std::size_t bytes) override;
   void* stream_of(const Device& gpu) override;

@@ -257,11 +257,13 @@ class Reducer:
         parameter = self._parameters[index]
         parameter.tensor.grad = parameter.place
 
-    def values_of(self, indices: Sequence[int]) -> list[int]:
-        """Addresses of the parameters' values, each in one piece of the host's memory; 0 where it is none."""
+    def values_of(self, indices: Sequence[int]) -> list[tuple[int, int]]:
+        """Addresses and bytes of the parameters' values, each in one piece of the host's memory; (0, 0) where it is none."""
         tensors = [self._parameters[index].tensor for index in indices]
         return [
-            tensor.data_ptr() if tensor.device.type == "cpu" and (tensor.is_contiguous() or _is_dense(tensor)) else 0
+            (tensor.data_ptr(), tensor.numel() * tensor.element_size())
+            if tensor.device.type == "cpu" and (tensor.is_contiguous() or _is_dense(tensor))
+            else (0, 0)
             for tensor in tensors
         ]
 
