@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 constexpr auto kCompiling = std::chrono::minutes(2);
 constexpr auto kChecking = std::chrono::seconds(30);
 
-struct Options {
+struct BuildMpiOptions {
   std::vector<std::string> compilers;
   std::string output;
   std::string check;
@@ -94,7 +94,7 @@ std::vector<std::string> compilers_to_use(const std::vector<std::string>& given)
   return found;
 }
 
-fs::path make_folder(const Options& options) {
+fs::path make_folder(const BuildMpiOptions& options) {
   const bool own = options.output.empty();
   const auto folders = mpi::plugin_folders(cluster::current_environment());
   if (own && folders.empty()) raise(ErrorCode::Unavailable, "build-mpi: HOME is not set -- give --output FOLDER");
@@ -142,7 +142,7 @@ void build(const std::string& compiler, const fs::path& folder) {
 }  // namespace
 
 void add_build_mpi(CLI::App& app, int&) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BuildMpiOptions>();
   CLI::App* command =
       app.add_subcommand("build-mpi", "Compile the plug-in through which COHORT_TRANSPORT=mpi uses the site's MPI");
   command->add_option("--mpicc", options->compilers,

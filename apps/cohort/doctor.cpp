@@ -18,13 +18,13 @@
 namespace cohort::app {
 namespace {
 
-struct Options {
+struct DoctorOptions {
   SharedOptions shared;
   double start_timeout = 10;
   bool json = false;
 };
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kDoctorFooter = R"(Examples:
   cohort doctor                       this host, and what the environment would make of a job
   cohort doctor -H a:4,b:4            hosts reached by ssh, as `cohort run -H a:4,b:4` would
   salloc -N 4 cohort doctor           the nodes of an allocation
@@ -33,7 +33,7 @@ constexpr const char* kFooter = R"(Examples:
 Options that have no value here are taken from the variables of `cohort run` (COHORT_RUN_HOSTS, COHORT_RUN_SSH, ...).
 Each row is explained in docs/reference/doctor.md. Exit status: 0, also with warnings; 1 if something failed.)";
 
-doctor::ExaminationOptions request_of(const Options& options) {
+doctor::ExaminationOptions request_of(const DoctorOptions& options) {
   if (!(options.start_timeout >= 1 && options.start_timeout <= 600))
     raise(ErrorCode::InvalidArgument, "--start-timeout {}: from 1 to 600 seconds", options.start_timeout);
   const RunChoices& choices = options.shared.choices;
@@ -51,7 +51,7 @@ doctor::ExaminationOptions request_of(const Options& options) {
   return request;
 }
 
-void examine(const Options& options, int& exit_status) {
+void examine(const DoctorOptions& options, int& exit_status) {
   const doctor::Examined examined = doctor::examine(request_of(options));
   if (examined.signal != 0) {
     exit_status = 128 + examined.signal;
@@ -80,9 +80,9 @@ void add_host(CLI::App& app) {
 }  // namespace
 
 void add_doctor(CLI::App& app, int& exit_status) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DoctorOptions>();
   CLI::App* command = app.add_subcommand("doctor", "Look for what would hinder a job, on this host or on several");
-  command->footer(kFooter);
+  command->footer(kDoctorFooter);
   add_shared_options(
       *command,
       {"--hosts", "--hostfile", "--nodes", "--per-node", "--starter", "--ssh", "--remote-cohort", "--network"},

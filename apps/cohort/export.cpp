@@ -28,7 +28,7 @@
 namespace cohort::app {
 namespace {
 
-struct Arguments {
+struct ExportArguments {
   formats::ExportOptions options;
   bool everything = false;
   std::string torch = "2";
@@ -37,7 +37,7 @@ struct Arguments {
   track::SinkOptions sink;
 };
 
-void export_weights(Arguments& arguments) {
+void export_weights(ExportArguments& arguments) {
   formats::ExportOptions& options = arguments.options;
   if (options.to.empty()) {
     raise(ErrorCode::InvalidArgument,
@@ -122,7 +122,7 @@ void give_way() {
   std::ofstream("/proc/self/autogroup") << "19";
 }
 
-void export_run(Arguments& arguments) {
+void export_run(ExportArguments& arguments) {
   if (!arguments.options.to.empty()) {
     raise(ErrorCode::InvalidArgument, "'{}' and --to {}: give one", arguments.options.to, arguments.destination);
   }
@@ -169,7 +169,7 @@ void export_run(Arguments& arguments) {
 }  // namespace
 
 void add_export(CLI::App& app, int&) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ExportArguments>();
   CLI::App* command = app.add_subcommand(
       "export",
       "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, Prometheus, a CSV file");

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Arguments {
+struct PlotArguments {
   std::vector<fs::path> runs;
   fs::path output;
   std::optional<track::Over> over;
@@ -51,7 +51,7 @@ std::vector<track::NamedRun> read(const std::vector<fs::path>& runs) {
   return read;
 }
 
-void plot(const Arguments& arguments) {
+void plot(const PlotArguments& arguments) {
   const bool several = arguments.runs.size() > 1;
   fs::path picture = arguments.output;
   if (picture.empty()) {
@@ -67,7 +67,7 @@ void plot(const Arguments& arguments) {
 }  // namespace
 
 void add_plot(CLI::App& app, int& /*exit_status*/) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<PlotArguments>();
   CLI::App* command =
       app.add_subcommand("plot", "Draw the curves of a run, or of several to compare them, as an SVG picture");
   command->add_option("RUN", arguments->runs, "folders of runs, or their run.jsonl [the newest in ./runs]");

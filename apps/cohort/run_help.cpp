@@ -9,7 +9,7 @@
 namespace cohort::app {
 namespace {
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kRunFooter = R"(Examples:
   cohort run -np 4 ./train --epochs 10
   cohort run -np auto train.py            a .py file runs with the active Python
   cohort run -np 2 -m package.train       as `python -m`
@@ -58,7 +58,7 @@ class RunHelp : public CLI::Formatter {
 
 void set_run_help(CLI::App& command) {
   command.formatter(std::make_shared<RunHelp>());
-  command.footer(kFooter);
+  command.footer(kRunFooter);
 }
 
 }  // namespace cohort::app

@@ -25,7 +25,7 @@
 namespace cohort::app {
 namespace {
 
-struct Arguments {
+struct WatchArguments {
   std::string run, token_file;
   std::string address = "127.0.0.1";
   std::uint16_t port = 0;
@@ -62,7 +62,7 @@ net::Secret token_of_page(const std::string& file) {
   return *token;
 }
 
-void serve(const Arguments& arguments) {
+void serve(const WatchArguments& arguments) {
   sys::SignalFd signals = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
   watch::RunFiles run(watch::find_run(arguments.run));
   const net::Secret token = value_or_throw(arguments.token_file.empty() ? net::Secret::generate()
@@ -83,7 +83,7 @@ void serve(const Arguments& arguments) {
 }  // namespace
 
 void add_watch(CLI::App& app, int& exit_status) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<WatchArguments>();
   CLI::App* command =
       app.add_subcommand("watch", "Show a run's progress: steps, speed, waiting and last line of each rank");
   command->add_option(

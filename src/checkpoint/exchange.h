@@ -15,6 +15,9 @@
 
 namespace cohort::checkpoint {
 
+/// Of texts within what other ranks say.
+inline constexpr std::size_t kLongestText = std::size_t{1} << 31;
+
 int rank_of(const Communicator& comm) noexcept;
 int size_of(const Communicator& comm) noexcept;
 

@@ -14,8 +14,6 @@
 namespace cohort::checkpoint {
 namespace {
 
-constexpr std::size_t kLongest = std::size_t{1} << 31;
-
 /// A checkpoint that some rank sees, by the digest of its manifest: there may be others of the same generation.
 struct Candidate {
   std::int64_t generation = 0;
@@ -52,7 +50,7 @@ Listing list_all(Communicator& comm, const FolderOptions& options, const Sight& 
     for (codec::Reader in(texts[rank]); !in.at_end();) {
       const char kind = value_or_throw(in.number<char>());
       const auto generation = value_or_throw(in.number<std::int64_t>());
-      const std::string text(value_or_throw(in.text(kLongest)));
+      const std::string text(value_or_throw(in.text(kLongestText)));
       if (kind == 's') {
         all.candidates.emplace(Candidate{generation, text}, static_cast<int>(rank));
       } else if (kind == 'd') {

@@ -27,8 +27,6 @@ using formats::NamedTensor;
 
 /// Network file systems may show a new folder late.
 constexpr auto kSeenWithin = 5s;
-/// Texts of other ranks.
-constexpr std::size_t kLongest = std::size_t{1} << 31;
 
 Result<void> put(const TensorFile& file, const formats::Sink& sink) {
   return formats::write_safetensors(sink, file.tensors, file.metadata);
@@ -63,11 +61,11 @@ std::string encode(const Digests& digests) {
 
 void decode(std::string_view text, Digests& digests) {
   for (codec::Reader in(text); !in.at_end();) {
-    const std::string name(value_or_throw(in.text(kLongest)));
+    const std::string name(value_or_throw(in.text(kLongestText)));
     formats::FileDigest& digest = digests[name];
     digest.bytes = value_or_throw(in.number<std::uint64_t>());
-    digest.sha256 = value_or_throw(in.text(kLongest));
-    digest.crc32 = value_or_throw(in.text(kLongest));
+    digest.sha256 = value_or_throw(in.text(kLongestText));
+    digest.crc32 = value_or_throw(in.text(kLongestText));
   }
 }
 
@@ -201,8 +199,8 @@ class Save {
     TensorFile file{kRandomFile, {}, {}};
     for (std::size_t rank = 0; rank < states.size(); ++rank) {
       for (codec::Reader in(states[rank]); !in.at_end();) {
-        const std::string generator(value_or_throw(in.text(kLongest)));
-        const auto state = formats::as_bytes(value_or_throw(in.text(kLongest)));
+        const std::string generator(value_or_throw(in.text(kLongestText)));
+        const auto state = formats::as_bytes(value_or_throw(in.text(kLongestText)));
         file.tensors.push_back({random_name(static_cast<int>(rank), generator), bytes_tensor(state)});
       }
     }

@@ -314,6 +314,15 @@ const std::string* find(const Environment& environment, std::string_view name) {
   return found == environment.end() || found->second.empty() ? nullptr : &found->second;
 }
 
+Result<std::uint16_t> port_of(const Environment& environment, std::string_view name) {
+  const std::string* const text = find(environment, name);
+  if (text == nullptr) return std::uint16_t{29500};
+  const auto port = parse_integer<std::uint16_t>(*text);
+  if (!port || *port == 0)
+    return fail(ErrorCode::InvalidArgument, "{}='{}' is not a port from 1 to 65535 -- correct it", name, *text);
+  return *port;
+}
+
 Result<std::optional<int>> number(const Environment& environment, std::string_view name, int least) {
   const std::string* const text = find(environment, name);
   if (text == nullptr) return std::optional<int>();

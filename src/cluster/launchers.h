@@ -5,6 +5,7 @@
 
 #include "cluster/detect.h"
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -31,6 +32,9 @@ const std::string* find(const Environment& environment, std::string_view name);
 
 /// A number that is not below `least`; nullopt if the variable is not set.
 Result<std::optional<int>> number(const Environment& environment, std::string_view name, int least);
+
+/// The port in a variable; torch's 29500 if it is not set.
+Result<std::uint16_t> port_of(const Environment& environment, std::string_view name);
 
 bool recognised(const Environment& environment, const Launcher& launcher);
 

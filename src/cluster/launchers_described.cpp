@@ -10,20 +10,9 @@
 namespace cohort::cluster {
 namespace {
 
-constexpr std::uint16_t kDefaultPort = 29500;
-
 std::string text_of(const Environment& environment, std::string_view name) {
   const std::string* const value = find(environment, name);
   return value == nullptr ? std::string() : *value;
-}
-
-Result<std::uint16_t> port_of(const Environment& environment, std::string_view name, std::uint16_t otherwise) {
-  const std::string* const text = find(environment, name);
-  if (text == nullptr) return otherwise;
-  const auto port = parse_integer<std::uint16_t>(*text);
-  if (!port || *port == 0)
-    return fail(ErrorCode::InvalidArgument, "{}='{}' is not a port from 1 to 65535 -- correct it", name, *text);
-  return *port;
 }
 
 // "3", or "1:3" for a job that grows and shrinks.
@@ -122,7 +111,7 @@ Result<Detected> read_kubeflow(const Environment& environment) {
                 detected.source);
   }
   const bool plain = find(environment, env::kMasterPort) != nullptr;
-  const auto port = port_of(environment, plain ? env::kMasterPort : "PET_MASTER_PORT", kDefaultPort);
+  const auto port = port_of(environment, plain ? env::kMasterPort : "PET_MASTER_PORT");
   if (!port) return tl::unexpected(port.error());
   detected.meeting = Meeting::Address;
   detected.address = {*host, *port};
@@ -233,7 +222,7 @@ Result<Detected> read_sagemaker(const Environment& environment) {
   }
   if (detected.size == 1) return detected;
   const bool plain = find(environment, env::kMasterPort) != nullptr;
-  const auto port = port_of(environment, plain ? env::kMasterPort : "SM_MASTER_PORT", kDefaultPort);
+  const auto port = port_of(environment, plain ? env::kMasterPort : "SM_MASTER_PORT");
   if (!port) return tl::unexpected(port.error());
   detected.meeting = Meeting::Address;
   detected.address = {hosts->front(), *port};

@@ -9,17 +9,6 @@
 namespace cohort::cluster {
 namespace {
 
-constexpr std::uint16_t kDefaultPort = 29500;
-
-Result<std::uint16_t> port_of(const Environment& environment, std::string_view name) {
-  const std::string* const text = find(environment, name);
-  if (text == nullptr) return kDefaultPort;
-  const auto port = parse_integer<std::uint16_t>(*text);
-  if (!port || *port == 0)
-    return fail(ErrorCode::InvalidArgument, "{}='{}' is not a port from 1 to 65535 -- correct it", name, *text);
-  return *port;
-}
-
 void one_for_each_pod(Detected& detected) {
   detected.local_rank = 0;
   detected.local_size = 1;

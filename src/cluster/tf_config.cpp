@@ -11,14 +11,14 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kWhat = "TF_CONFIG";
+constexpr std::string_view kTfConfig = "TF_CONFIG";
 constexpr std::string_view kChief = "chief";
 constexpr std::string_view kMaster = "master";  // the chief of TensorFlow before 1.4
 constexpr std::string_view kWorker = "worker";
 constexpr std::string_view kServer = "ps";
 constexpr std::string_view kEvaluator = "evaluator";
 
-tl::unexpected<Error> bad(std::string_view where, std::string_view why) { return json_error(kWhat, where, why); }
+tl::unexpected<Error> bad(std::string_view where, std::string_view why) { return json_error(kTfConfig, where, why); }
 
 Result<void> add_task(TfJob& job, int index, const json& address, const std::string& where) {
   if (!address.is_string()) return bad(where, "an address that is no text");
@@ -54,7 +54,7 @@ std::size_t tasks_of(const TfConfig& config, std::string_view type) {
 
 Result<void> read_task(const json& task, TfConfig& config) {
   if (!task.is_object()) return bad("task", "no object");
-  auto type = json_string(task, "type", kWhat);
+  auto type = json_string(task, "type", kTfConfig);
   if (!type) return tl::unexpected(type.error());
   if (!*type) return bad("task", "there is no type");
   constexpr std::array kTypes = {kChief, kMaster, kWorker, kServer, kEvaluator};
@@ -97,7 +97,7 @@ Result<void> check(const TfConfig& config) {
 }  // namespace
 
 Result<TfConfig> parse_tf_config(std::string_view text) {
-  const auto root = parse_json(text, kWhat);
+  const auto root = parse_json(text, kTfConfig);
   if (!root) return tl::unexpected(root.error());
   if (!root->is_object()) return bad("", "no object");
   TfConfig config;
@@ -115,7 +115,7 @@ Result<TfConfig> parse_tf_config(std::string_view text) {
   if (const auto task = root->find("task"); task != root->end() && !(task->is_object() && task->empty())) {
     if (auto read = read_task(*task, config); !read) return tl::unexpected(read.error());
   }
-  const auto rpc_layer = json_string(*root, "rpc_layer", kWhat);
+  const auto rpc_layer = json_string(*root, "rpc_layer", kTfConfig);
   if (!rpc_layer) return tl::unexpected(rpc_layer.error());
   config.rpc_layer = rpc_layer->value_or("");
   if (auto checked = check(config); !checked) return tl::unexpected(checked.error());

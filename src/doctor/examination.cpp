@@ -28,13 +28,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFactsLimit(8000);
 constexpr milliseconds kEndLimit(3000);
-constexpr milliseconds kNameLimit(2000);
+constexpr milliseconds kNamesHereLimit(2000);
 /// Lines of the doctor's own workers; a job's environment or output is not among them.
 constexpr std::size_t kLongestLine = std::size_t{4} << 20;
-
-double wall_clock() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 /// Launchers whose variables are meant for what they start: is one above us?
 bool has_launcher_above() {
@@ -330,7 +326,7 @@ Examined Examination::run() {
       std::none_of(hosts.begin(), hosts.end(), [](const launch::PlannedHost& host) { return host.local; })) {
     std::vector<std::string> names;
     for (const launch::PlannedHost& host : hosts) names.push_back(host.name);
-    checkup_.names_here = look_up(names, kNameLimit);
+    checkup_.names_here = look_up(names, kNamesHereLimit);
   }
   return {std::move(checkup_), signal_};
 }

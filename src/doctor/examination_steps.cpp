@@ -1,5 +1,6 @@
 // What hosts are asked for, one thing after the other: the time, a file, each other's addresses, and how fast they are.
 #include "doctor/examination_impl.h"
+#include "doctor/host.h"
 #include "doctor/rounds.h"
 #include "doctor/shared_file.h"
 
@@ -21,10 +22,6 @@ constexpr milliseconds kProbeLimit(10000);
 constexpr milliseconds kSpeedLimit(3500);
 /// Above so many hosts only neighbours measure their speed.
 constexpr std::size_t kAllPairs = 8;
-
-double wall_clock() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 

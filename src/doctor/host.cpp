@@ -18,7 +18,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <ctime>
 #include <fstream>
 #include <limits>
 #include <optional>
@@ -95,12 +94,6 @@ HostFacts look_around(const json& order, const ProbeServer& server) {
   return facts;
 }
 
-double wall_clock() {
-  timespec now{};
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
 /// Whether a file that another host has made is seen here; a file system over a network may need a moment.
 bool sees(const std::string& path, const std::string& content) {
   for (int tries = 0; tries < 15; ++tries) {
@@ -148,6 +141,10 @@ bool obey(const json& order, int host, const net::Secret& secret, const ProbeSer
 }
 
 }  // namespace
+
+double wall_clock() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 int run_doctor_host() {
   const auto descriptor = env::number(env::kSecretFd);

@@ -7,11 +7,14 @@
 #include "doctor/finding.h"
 #include "launch/start/starter.h"
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace cohort::doctor {
+
+inline constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
 /// One host, as far as it could be examined.
 struct HostState {

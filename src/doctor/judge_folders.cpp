@@ -2,12 +2,6 @@
 #include "doctor/judge.h"
 
 namespace cohort::doctor {
-namespace {
-
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-
-}  // namespace
-
 void judge_folders(const Checkup& checkup, std::vector<Finding>& out) {
   for (const HostState& host : checkup.hosts) {
     if (!host.facts) continue;

@@ -6,8 +6,6 @@
 namespace cohort::doctor {
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-
 bool below(std::int64_t limit, std::int64_t wanted) { return limit != kUnlimited && limit < wanted; }
 
 std::string number(std::int64_t limit) { return limit == kUnlimited ? "unlimited" : std::to_string(limit); }

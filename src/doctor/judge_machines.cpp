@@ -8,8 +8,6 @@
 namespace cohort::doctor {
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-
 void judge_cores(const HostState& host, std::vector<Finding>& out) {
   const MachineFacts& machine = host.facts->machine;
   std::string text = fmt::format("{} usable of {}", machine.cores, machine.processors);

@@ -37,7 +37,7 @@ std::vector<std::string> all_of(const Values& values) {
   return hosts;
 }
 
-struct Kind {
+struct SoftwareKind {
   const char* row;
   std::string (*value)(const SoftwareFacts&);
   const char* none;
@@ -50,7 +50,7 @@ struct Kind {
 
 void judge_software(const Checkup& checkup, std::vector<Finding>& out) {
   // Versions that differ do not get so far: the agent is refused (row "version").
-  const Kind kinds[] = {
+  const SoftwareKind kinds[] = {
       {"version", [](const SoftwareFacts& s) { return fmt::format("{} ({})", s.version, s.build); }, "?", Level::Failed,
        Level::Ok, "install one version everywhere"},
       {"build", [](const SoftwareFacts& s) { return s.commit; }, "unknown", Level::Warning, Level::Ok,
@@ -62,7 +62,7 @@ void judge_software(const Checkup& checkup, std::vector<Finding>& out) {
       {"mpi", [](const SoftwareFacts& s) { return s.mpi; }, "none", Level::Warning, Level::Ok,
        "install the same MPI everywhere, if programs use it"},
   };
-  for (const Kind& kind : kinds) {
+  for (const SoftwareKind& kind : kinds) {
     const Values values = values_of(checkup, kind.value);
     if (values.empty()) continue;
     const bool same = values.size() == 1;

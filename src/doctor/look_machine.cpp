@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string first_line(const std::string& path) {
+std::string first_line_of_file(const std::string& path) {
   std::ifstream file(path);
   std::string line;
   std::getline(file, line);
@@ -89,8 +89,8 @@ double quota(const std::string& root) {
     if (file >> amount >> period && amount > 0 && period > 0) take(amount / period);
   }
   for (const std::string& folder : groups(root, "cpu")) {
-    const auto amount = parse_integer<std::int64_t>(first_line(folder + "/cpu.cfs_quota_us"));
-    const auto period = parse_integer<std::int64_t>(first_line(folder + "/cpu.cfs_period_us"));
+    const auto amount = parse_integer<std::int64_t>(first_line_of_file(folder + "/cpu.cfs_quota_us"));
+    const auto period = parse_integer<std::int64_t>(first_line_of_file(folder + "/cpu.cfs_period_us"));
     if (amount && period && *amount > 0 && *period > 0)
       take(static_cast<double>(*amount) / static_cast<double>(*period));
   }
@@ -100,7 +100,7 @@ double quota(const std::string& root) {
 std::int64_t memory_limit(const std::string& root, std::int64_t memory) {
   std::int64_t least = 0;
   const auto take = [&](const std::string& path) {
-    const auto value = parse_integer<std::int64_t>(first_line(path));
+    const auto value = parse_integer<std::int64_t>(first_line_of_file(path));
     // Without a limit version 1 has a number beyond all memory.
     if (value && *value > 0 && *value < memory) least = least == 0 ? *value : std::min(least, *value);
   };
@@ -137,15 +137,15 @@ LimitFacts look_at_limits() {
 MachineFacts look_at_machine(const std::string& root) {
   MachineFacts facts;
   facts.processor = field(root + "/proc/cpuinfo", "model name");
-  facts.processors = count_list(first_line(root + "/sys/devices/system/cpu/online"));
+  facts.processors = count_list(first_line_of_file(root + "/sys/devices/system/cpu/online"));
   facts.affinity = count_list(field(root + "/proc/self/status", "Cpus_allowed_list"));
   if (facts.affinity == 0) facts.affinity = facts.processors;
   facts.quota = quota(root);
   facts.cores = root.empty() ? sys::usable_cores() : facts.affinity;
   if (!root.empty() && facts.quota > 0)
     facts.cores = std::max(1, std::min(facts.affinity, static_cast<int>(facts.quota + 0.999)));
-  facts.numa_nodes = count_list(first_line(root + "/sys/devices/system/node/online"));
-  facts.threads = count_list(first_line(root + "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"));
+  facts.numa_nodes = count_list(first_line_of_file(root + "/sys/devices/system/node/online"));
+  facts.threads = count_list(first_line_of_file(root + "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"));
   std::ifstream(root + "/proc/loadavg") >> facts.load;
   facts.memory = kibibytes(field(root + "/proc/meminfo", "MemTotal"));
   facts.memory_available = kibibytes(field(root + "/proc/meminfo", "MemAvailable"));

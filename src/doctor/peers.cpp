@@ -25,7 +25,7 @@ constexpr milliseconds kConnectLimit(2500);
 constexpr milliseconds kTalkLimit(2500);
 constexpr milliseconds kVisitLimit(8000);
 constexpr std::size_t kLarge = std::size_t{64} << 10;
-constexpr std::size_t kAtOnce = 64;
+constexpr std::size_t kPeersAtOnce = 64;
 /// Connections at a time; those beyond wait in the kernel's queue.
 constexpr int kMostConnections = 512;
 constexpr int kPings = 3;
@@ -155,7 +155,7 @@ std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const n
   };
   {
     std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < std::min(kAtOnce, addresses.size()); ++i) threads.push_back(beside(work));
+    for (std::size_t i = 0; i < std::min(kPeersAtOnce, addresses.size()); ++i) threads.push_back(beside(work));
   }
   return out;
 }

@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSending = std::chrono::milliseconds(120);
 /// What is in the buffers at the end of it has to get through as well.
 constexpr auto kLimit = std::chrono::milliseconds(2000);
-constexpr int kPings = 5;
+constexpr int kPingsOfSpeed = 5;
 constexpr std::size_t kPiece = std::size_t{256} << 10;
 
 /// False at the deadline or an error.
@@ -100,7 +100,7 @@ void receive_transfer(net::SecureConnection connection) {
   const auto detached = connection.detach(net::SecureConnection::Encryption::Ends);
   if (!detached) return;
   const sys::UniqueFd& socket = detached->socket;
-  for (int i = 0; i < kPings; ++i) {
+  for (int i = 0; i < kPingsOfSpeed; ++i) {
     char byte = 0;
     if (!receive_all(socket.get(), &byte, 1, deadline) || !send_all(socket.get(), &byte, 1, deadline)) return;
   }
@@ -132,7 +132,7 @@ SpeedFacts measure(const SpeedRequest& request, const net::Secret& secret) {
   const int fd = detached->socket.get();
   // Now that nobody else talks: the first one waits for a thread to begin there.
   facts.milliseconds = 1e9;
-  for (int i = 0; i < kPings; ++i) {
+  for (int i = 0; i < kPingsOfSpeed; ++i) {
     char byte = 'x';
     const auto begin = Clock::now();
     if (!send_all(fd, &byte, 1, deadline) || !receive_all(fd, &byte, 1, deadline)) return failed("it went silent");

@@ -20,12 +20,10 @@ namespace fs = std::filesystem;
 constexpr const char* kModel = "model.safetensors";
 constexpr const char* kOptimizer = "optimizer.safetensors";
 
-PtValue make_dict(PtDict dict) { return std::make_shared<const PtDict>(std::move(dict)); }
-
 PtValue dict_of(const std::vector<NamedTensor>& tensors) {
   PtDict dict;
   for (const NamedTensor& entry : tensors) dict.add(entry.name, pt_tensor(entry.tensor));
-  return make_dict(std::move(dict));
+  return pt_dict(std::move(dict));
 }
 
 PtValue everything(const Manifest& manifest, const Weights& model, std::optional<PtValue> optimizer) {
@@ -40,18 +38,18 @@ PtValue everything(const Manifest& manifest, const Weights& model, std::optional
     sampler.add("epoch", at.epoch);
     sampler.add("cursor", at.cursor);
     sampler.add("size", at.size);
-    root.add("sampler", make_dict(std::move(sampler)));
+    root.add("sampler", pt_dict(std::move(sampler)));
   }
   PtDict values;
   for (const auto& [key, value] : manifest.values) {
     values.add(key, std::visit([](const auto& plain) { return PtValue(plain); }, value));
   }
-  root.add("values", make_dict(std::move(values)));
+  root.add("values", pt_dict(std::move(values)));
   root.add("step", manifest.step);
   root.add("epoch", manifest.epoch);
   root.add("world_size", std::int64_t{manifest.world_size});
   root.add("created", manifest.created);
-  return make_dict(std::move(root));
+  return pt_dict(std::move(root));
 }
 
 enum class Target : std::uint8_t { Pt, Safetensors };

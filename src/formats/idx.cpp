@@ -15,13 +15,13 @@ struct IdxType {
   std::uint8_t code;
   DType dtype;
 };
-constexpr std::array<IdxType, 6> kTypes = {{{0x08, DType::UInt8},
-                                            {0x09, DType::Int8},
-                                            {0x0B, DType::Int16},
-                                            {0x0C, DType::Int32},
-                                            {0x0D, DType::Float32},
-                                            {0x0E, DType::Float64}}};
-constexpr std::size_t kMostDimensions = 8;
+constexpr std::array<IdxType, 6> kIdxTypes = {{{0x08, DType::UInt8},
+                                               {0x09, DType::Int8},
+                                               {0x0B, DType::Int16},
+                                               {0x0C, DType::Int32},
+                                               {0x0D, DType::Float32},
+                                               {0x0E, DType::Float64}}};
+constexpr std::size_t kMostIdxDimensions = 8;
 
 void swap_bytes(std::span<std::byte> data, std::size_t element_size) {
   if (element_size == 1) return;
@@ -63,14 +63,15 @@ Result<IdxArray> parse_idx(std::span<const std::byte> bytes, const std::string& 
   }
   const auto code = std::to_integer<std::uint8_t>(bytes[2]);
   const auto* const type =
-      std::find_if(kTypes.begin(), kTypes.end(), [code](const IdxType& row) { return row.code == code; });
-  if (type == kTypes.end()) {
+      std::find_if(kIdxTypes.begin(), kIdxTypes.end(), [code](const IdxType& row) { return row.code == code; });
+  if (type == kIdxTypes.end()) {
     return fail(ErrorCode::Corrupt, "{}: unknown IDX element type 0x{:02x} (known: 08, 09, 0b, 0c, 0d, 0e)", name,
                 code);
   }
   const auto dimensions = std::to_integer<std::size_t>(bytes[3]);
-  if (dimensions > kMostDimensions) {
-    return fail(ErrorCode::Corrupt, "{}: {} dimensions where at most {} make sense", name, dimensions, kMostDimensions);
+  if (dimensions > kMostIdxDimensions) {
+    return fail(ErrorCode::Corrupt, "{}: {} dimensions where at most {} make sense", name, dimensions,
+                kMostIdxDimensions);
   }
   const std::size_t header = 4 + 4 * dimensions;
   if (bytes.size() < header) return fail(ErrorCode::Corrupt, "{}: ends within its header -- get the file again", name);
@@ -104,16 +105,16 @@ Result<IdxArray> read_idx(const std::string& path, const ReadIdxOptions& options
 
 Result<void> write_idx(const std::string& path, const IdxArray& array, IdxPacking packing) {
   const auto* const type =
-      std::find_if(kTypes.begin(), kTypes.end(), [&](const IdxType& row) { return row.dtype == array.dtype; });
-  if (type == kTypes.end()) {
+      std::find_if(kIdxTypes.begin(), kIdxTypes.end(), [&](const IdxType& row) { return row.dtype == array.dtype; });
+  if (type == kIdxTypes.end()) {
     return fail(ErrorCode::InvalidArgument, "cannot write {} -- IDX has no type for {} -- convert it first", path,
                 to_string(array.dtype));
   }
   const auto elements = element_count(array.shape);
-  const bool dimensions_fit =
-      array.shape.size() <= kMostDimensions && std::all_of(array.shape.begin(), array.shape.end(), [](std::int64_t d) {
-        return d <= std::int64_t{std::numeric_limits<std::uint32_t>::max()};
-      });
+  const bool dimensions_fit = array.shape.size() <= kMostIdxDimensions &&
+                              std::all_of(array.shape.begin(), array.shape.end(), [](std::int64_t d) {
+                                return d <= std::int64_t{std::numeric_limits<std::uint32_t>::max()};
+                              });
   if (!elements || !dimensions_fit ||
       static_cast<std::uint64_t>(*elements) != array.data.size() / size_of(array.dtype) ||
       array.data.size() % size_of(array.dtype) != 0) {

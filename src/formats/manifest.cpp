@@ -33,9 +33,9 @@ Json to_json(const ManifestValue& value) {
 }
 
 /// Fields of an object, with the first thing that is wrong.
-class Fields {
+class FieldReader {
  public:
-  explicit Fields(const Json& object) : object_(object) {}
+  explicit FieldReader(const Json& object) : object_(object) {}
 
   std::int64_t integer(const char* key, std::int64_t lowest = 0) {
     const Json* const value = get(key);
@@ -189,7 +189,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& name) 
   if (!body.is_object()) return corrupt("it is not the JSON that was written");
   if (finished(body) != text) return corrupt("its bytes do not agree with its SHA-256");
 
-  Fields fields(body);
+  FieldReader fields(body);
   if (const std::string format = fields.text("format"); format != kFormat)
     fields.complain(fmt::format("its format is '{}'", format));
   const std::int64_t version = fields.integer("version", 1);
@@ -212,7 +212,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& name) 
   manifest.created = fields.text("created");
   manifest.program = fields.text("program");
   if (body.contains("sampler")) {
-    Fields sampler(body["sampler"]);
+    FieldReader sampler(body["sampler"]);
     manifest.sampler = SamplerPosition{sampler.natural("seed"), sampler.integer("epoch"), sampler.integer("cursor"),
                                        sampler.integer("size")};
     if (!sampler.problem().empty()) fields.complain(sampler.problem());
@@ -237,7 +237,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& name) 
     }
   }
   for (const auto& [key, json] : fields.object("files").items()) {
-    Fields file(json);
+    FieldReader file(json);
     if (!is_plain_name(key)) file.complain(fmt::format("'{}' is no name of a file", key));
     FileDigest digest{file.natural("bytes"), file.text("sha256"), has_blocks ? file.text("crc32") : std::string()};
     if (!file.problem().empty()) fields.complain(file.problem());

@@ -59,6 +59,7 @@ struct PtDict {
   void add(PtValue key, PtValue value);
 };
 
+PtValue pt_dict(PtDict dict);
 /// A tensor without gaps as a value.
 PtValue pt_tensor(const TensorView& tensor);
 

@@ -55,8 +55,6 @@ PtDict dict_of(Fields fields) {
   return dict;
 }
 
-PtValue make_dict(PtDict dict) { return std::make_shared<const PtDict>(std::move(dict)); }
-
 /// The options of a group by torch's names.
 PtDict group_of(Fields options, std::string_view type) {
   auto first = options.extract("beta1"), second = options.extract("beta2");
@@ -121,18 +119,18 @@ Result<PtValue> torch_optimizer(const Weights& optimizer, const std::string& nam
     if (const auto [to, field] = place_of(key); to != nullptr) (*to)[field] = value;
   }
   PtDict state, root;
-  for (auto& [number, fields] : states) state.add(number, make_dict(dict_of(std::move(fields))));
+  for (auto& [number, fields] : states) state.add(number, pt_dict(dict_of(std::move(fields))));
   PtList param_groups;
   for (std::size_t at = 0; at < members.size(); ++at) {
     PtDict group = group_of(std::move(options[at]), text("type"));
     PtList params;
     for (const std::int64_t number : members[at]) params.items.emplace_back(number);
     group.add("params", std::make_shared<const PtList>(std::move(params)));
-    param_groups.items.push_back(make_dict(std::move(group)));
+    param_groups.items.push_back(pt_dict(std::move(group)));
   }
-  root.add("state", make_dict(std::move(state)));
+  root.add("state", pt_dict(std::move(state)));
   root.add("param_groups", std::make_shared<const PtList>(std::move(param_groups)));
-  return make_dict(std::move(root));
+  return pt_dict(std::move(root));
 }
 
 }  // namespace cohort::formats

@@ -11,8 +11,6 @@
 namespace cohort::launch {
 namespace {
 
-bool is_ours(pid_t pid) { return sys::descends_from(pid, ::getpid()); }
-
 std::vector<pid_t> left_over(std::span<const pid_t> spared) {
   std::vector<pid_t> pids = sys::descendants(::getpid());
   // What is spared may have started others since it was listed.
@@ -24,6 +22,8 @@ std::vector<pid_t> left_over(std::span<const pid_t> spared) {
 }
 
 }  // namespace
+
+bool is_ours(pid_t pid) { return sys::descends_from(pid, ::getpid()); }
 
 bool reap_children(const OnReaped& on_reaped) {
   while (true) {

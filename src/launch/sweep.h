@@ -13,6 +13,9 @@
 
 namespace cohort::launch {
 
+/// It descends from this process.
+bool is_ours(pid_t pid);
+
 /// A child that has been reaped.
 using OnReaped = std::function<void(pid_t, const sys::ExitStatus&)>;
 

@@ -2,6 +2,7 @@
 // good is used here: names of functions, layout of four structures, numbers of types.
 #include "base/log.h"
 #include "meet/exchange.h"
+#include "meet/look_up.h"
 #include "net/secret.h"
 
 #include <dlfcn.h>
@@ -11,7 +12,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <utility>
 
@@ -44,7 +44,7 @@ constexpr std::uint16_t kString = 3;
 constexpr std::uint16_t kUint32 = 14;
 constexpr std::uint8_t kGlobal = 3;
 constexpr std::uint32_t kEveryone = UINT32_MAX - 1;  // a "rank" that stands for the job
-constexpr int kSuccess = 0;
+constexpr int kPmixSuccess = 0;
 constexpr std::size_t kLongestValue = 4096;
 
 using Done = void (*)(int status, void* context);
@@ -63,14 +63,6 @@ struct Library {
     return fmt::format("{} ({})", text == nullptr ? "unknown" : text, status);
   }
 };
-
-template <class Function>
-bool look_up(void* library, const char* name, Function& function) {
-  void* const symbol = ::dlsym(library, name);
-  static_assert(sizeof symbol == sizeof function);
-  std::memcpy(&function, &symbol, sizeof symbol);
-  return symbol != nullptr;
-}
 
 Result<Library> load() {
   // Where MPI is in this process, its library is there already, and it has to be the same one. It stays loaded.
@@ -117,7 +109,7 @@ class PmixExchange final : public Exchange {
 
   Result<void> open() {
     const int status = library_.init(&me_, nullptr, 0);
-    if (status != kSuccess)
+    if (status != kPmixSuccess)
       return fail(ErrorCode::Unavailable, "PMIx: the launcher's server cannot be reached: {}", library_.text(status));
     opened_ = true;
     const auto size = job_number(cluster::kPmixJobSize);
@@ -132,7 +124,8 @@ class PmixExchange final : public Exchange {
     everyone.rank = kEveryone;
     PmixValue* value = nullptr;
     const int status = library_.get(&everyone, std::string(key).c_str(), nullptr, 0, &value);
-    const bool good = status == kSuccess && value != nullptr && value->type == kUint32 && value->number <= INT32_MAX;
+    const bool good =
+        status == kPmixSuccess && value != nullptr && value->type == kUint32 && value->number <= INT32_MAX;
     const int number = good ? static_cast<int>(value->number) : 0;
     std::free(value);
     if (!good) return fail(ErrorCode::Unavailable, "PMIx: {} is not known: {}", key, library_.text(status));
@@ -162,8 +155,8 @@ class PmixExchange final : public Exchange {
       value.type = kString;
       value.string = mine->data();
       int status = library_.put(kGlobal, key.c_str(), &value);
-      if (status == kSuccess) status = library_.commit();
-      if (status != kSuccess)
+      if (status == kPmixSuccess) status = library_.commit();
+      if (status != kPmixSuccess)
         return fail(ErrorCode::Unavailable, "PMIx: '{}' was refused: {}", key, library_.text(status));
     }
     if (auto all = fence(deadline); !all) return tl::unexpected(all.error());
@@ -171,7 +164,7 @@ class PmixExchange final : public Exchange {
     first.rank = 0;
     PmixValue* value = nullptr;
     const int status = library_.get(&first, key.c_str(), nullptr, 0, &value);
-    if (status != kSuccess || value == nullptr || value->type != kString || value->string == nullptr)
+    if (status != kPmixSuccess || value == nullptr || value->type != kString || value->string == nullptr)
       return fail(ErrorCode::Unavailable, "PMIx: rank 0 has shared no '{}': {}", key, library_.text(status));
     std::string text(value->string);
     ::explicit_bzero(value->string, text.size());
@@ -188,14 +181,14 @@ class PmixExchange final : public Exchange {
     fence->collect.value.flag = true;
     auto held = std::make_unique<std::shared_ptr<Fence>>(fence);
     const int started = library_.fence_nb(nullptr, 0, &fence->collect, 1, fence_done, held.get());
-    if (started != kSuccess) return fail(ErrorCode::Unavailable, "PMIx's fence: {}", library_.text(started));
+    if (started != kPmixSuccess) return fail(ErrorCode::Unavailable, "PMIx's fence: {}", library_.text(started));
     (void)held.release();  // fence_done's
     std::unique_lock lock(fence->mutex);
     if (!fence->ended.wait_until(lock, deadline, [&] { return fence->status.has_value(); })) {
       return fail(ErrorCode::Timeout,
                   "PMIx's fence: not all {} processes came in time -- does every one of them call join?", size_);
     }
-    if (*fence->status != kSuccess) {
+    if (*fence->status != kPmixSuccess) {
       return fail(ErrorCode::PeerLost, "PMIx's fence: {} -- has another process of the job ended?",
                   library_.text(*fence->status));
     }

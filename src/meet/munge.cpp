@@ -1,5 +1,7 @@
 #include "meet/munge.h"
 
+#include "meet/look_up.h"
+
 #include <dlfcn.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -7,7 +9,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 namespace cohort::meet {
@@ -19,15 +20,7 @@ constexpr int kCipher = 0;
 constexpr int kSocket = 8;
 constexpr int kUserOnly = 9;
 constexpr int kAes128 = 4;
-constexpr int kSuccess = 0;
-
-template <class Function>
-bool look_up(void* library, const char* name, Function& function) {
-  void* const symbol = ::dlsym(library, name);
-  static_assert(sizeof symbol == sizeof function);
-  std::memcpy(&function, &symbol, sizeof symbol);
-  return symbol != nullptr;
-}
+constexpr int kMungeSuccess = 0;
 
 std::string lower(std::string_view text) {
   std::string result(text);
@@ -72,13 +65,13 @@ Result<std::string> Munge::seal(std::string_view bytes) const {
   const std::unique_ptr<Context, void (*)(Context*)> context(library_->create(), library_->destroy);
   if (!context) return fail(ErrorCode::Unavailable, "MUNGE: out of memory");
   int status = library_->set(context.get(), kUserOnly, ::geteuid());
-  if (status == kSuccess) status = library_->set(context.get(), kCipher, kAes128);
-  if (status == kSuccess && !socket_.empty()) status = library_->set(context.get(), kSocket, socket_.c_str());
+  if (status == kMungeSuccess) status = library_->set(context.get(), kCipher, kAes128);
+  if (status == kMungeSuccess && !socket_.empty()) status = library_->set(context.get(), kSocket, socket_.c_str());
   char* credential = nullptr;
-  if (status == kSuccess)
+  if (status == kMungeSuccess)
     status = library_->encode(&credential, context.get(), bytes.data(), static_cast<int>(bytes.size()));
   const std::unique_ptr<char, void (*)(void*)> held(credential, std::free);
-  if (status != kSuccess || credential == nullptr) {
+  if (status != kMungeSuccess || credential == nullptr) {
     return fail(ErrorCode::Unavailable, "MUNGE makes no credential: {} -- does munged run on this host?",
                 library_->error_text(status));
   }
@@ -88,15 +81,16 @@ Result<std::string> Munge::seal(std::string_view bytes) const {
 Result<std::string> Munge::open(const std::string& credential) const {
   const std::unique_ptr<Context, void (*)(Context*)> context(library_->create(), library_->destroy);
   if (!context) return fail(ErrorCode::Unavailable, "MUNGE: out of memory");
-  int status = kSuccess;
+  int status = kMungeSuccess;
   if (!socket_.empty()) status = library_->set(context.get(), kSocket, socket_.c_str());
   void* bytes = nullptr;
   int size = 0;
   uid_t user = 0;
   gid_t group = 0;
-  if (status == kSuccess) status = library_->decode(credential.c_str(), context.get(), &bytes, &size, &user, &group);
+  if (status == kMungeSuccess)
+    status = library_->decode(credential.c_str(), context.get(), &bytes, &size, &user, &group);
   const std::unique_ptr<void, void (*)(void*)> held(bytes, std::free);
-  if (status != kSuccess)
+  if (status != kMungeSuccess)
     return fail(ErrorCode::InvalidArgument, "MUNGE refuses a credential: {}", library_->error_text(status));
   if (user != ::geteuid())
     return fail(ErrorCode::InvalidArgument, "a credential of uid {}, and this process runs as uid {}", user,

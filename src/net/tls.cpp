@@ -12,13 +12,6 @@
 #include <algorithm>
 
 namespace cohort::net {
-namespace {
-
-tl::unexpected<Error> internal(std::string_view what) {
-  return fail(ErrorCode::Internal, "TLS: {}: {}", what, openssl_text());
-}
-
-}  // namespace
 
 struct TlsSession::Impl {
   std::unique_ptr<TlsEnd> end;
@@ -51,7 +44,7 @@ Result<std::unique_ptr<TlsSession>> TlsSession::make(bool server, const Secret& 
   if (impl->input == nullptr || impl->output == nullptr) {
     ::BIO_free(impl->input);
     ::BIO_free(impl->output);
-    return internal("BIO_new");
+    return openssl_error("BIO_new");
   }
   ::SSL_set_bio(impl->ssl, impl->input, impl->output);
   return std::unique_ptr<TlsSession>(new TlsSession(std::move(impl)));
@@ -59,7 +52,7 @@ Result<std::unique_ptr<TlsSession>> TlsSession::make(bool server, const Secret& 
 
 Result<void> TlsSession::feed(std::string_view bytes) {
   const int n = ::BIO_write(impl_->input, bytes.data(), static_cast<int>(bytes.size()));
-  if (n != static_cast<int>(bytes.size())) return internal("BIO_write");
+  if (n != static_cast<int>(bytes.size())) return openssl_error("BIO_write");
   return {};
 }
 
@@ -105,7 +98,7 @@ Result<void> TlsSession::write(std::string_view plain) {
     ::ERR_clear_error();
     const auto size = static_cast<int>(std::min<std::size_t>(plain.size(), 1 << 20));
     const int n = ::SSL_write(impl_->ssl, plain.data(), size);
-    if (n <= 0) return internal("SSL_write");
+    if (n <= 0) return openssl_error("SSL_write");
     plain.remove_prefix(static_cast<std::size_t>(n));
   }
   return {};
@@ -114,7 +107,7 @@ Result<void> TlsSession::write(std::string_view plain) {
 Result<std::array<std::uint8_t, 32>> TlsSession::export_key(std::string_view label) const {
   std::array<std::uint8_t, 32> key{};
   if (::SSL_export_keying_material(impl_->ssl, key.data(), key.size(), label.data(), label.size(), nullptr, 0, 0) != 1)
-    return internal("SSL_export_keying_material");
+    return openssl_error("SSL_export_keying_material");
   return key;
 }
 

@@ -6,19 +6,16 @@
 #include <openssl/err.h>
 
 namespace cohort::net {
-namespace {
-
-tl::unexpected<Error> internal(std::string_view what) {
-  return fail(ErrorCode::Internal, "TLS: {}: {}", what, openssl_text());
-}
-
-}  // namespace
 
 std::string openssl_text() {
   const unsigned long code = ::ERR_peek_last_error();
   ::ERR_clear_error();
   const char* const reason = ::ERR_reason_error_string(code);
   return reason == nullptr ? "unknown reason" : reason;
+}
+
+tl::unexpected<Error> openssl_error(std::string_view what) {
+  return fail(ErrorCode::Internal, "TLS: {}: {}", what, openssl_text());
 }
 
 TlsEnd::~TlsEnd() { forget_key(); }
@@ -112,11 +109,11 @@ SSL_CTX* TlsEnd::context_of(bool server) {
 Result<std::unique_ptr<TlsEnd>> TlsEnd::make(bool server, std::string identity, const Key& key) {
   ::ERR_clear_error();
   SSL_CTX* const context = context_of(server);
-  if (context == nullptr) return internal("settings");
+  if (context == nullptr) return openssl_error("settings");
   std::unique_ptr<TlsEnd> end(new TlsEnd(server, std::move(identity), key));
   end->ssl_.reset(::SSL_new(context));
   SSL* const ssl = end->ssl_.get();
-  if (ssl == nullptr) return internal("SSL_new");
+  if (ssl == nullptr) return openssl_error("SSL_new");
   SSL_set_app_data(ssl, end.get());
   // Most are silent for most of the time; and a TlsStream needs other buffers.
   ::SSL_set_mode(ssl, SSL_MODE_RELEASE_BUFFERS);

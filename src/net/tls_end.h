@@ -58,5 +58,7 @@ class TlsEnd {
 
 /// The text of OpenSSL's latest complaint; empties its queue.
 std::string openssl_text();
+/// Of the function `what`, with that text.
+tl::unexpected<Error> openssl_error(std::string_view what);
 
 }  // namespace cohort::net

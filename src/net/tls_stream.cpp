@@ -80,7 +80,7 @@ TlsStream::~TlsStream() = default;
 
 Result<std::unique_ptr<TlsStream>> TlsStream::make(std::unique_ptr<TlsEnd> end, int fd) {
   BIO* const bio = socket_method() != nullptr ? ::BIO_new(socket_method()) : nullptr;
-  if (bio == nullptr) return fail(ErrorCode::Internal, "TLS: BIO_new: {}", openssl_text());
+  if (bio == nullptr) return openssl_error("BIO_new");
   ::BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)));
   SSL* const ssl = end->ssl();
   ::SSL_set_bio(ssl, bio, bio);

@@ -23,7 +23,7 @@
 namespace cohort::ps {
 namespace {
 
-constexpr std::int64_t kPiece = 16384;  // floats of a dense variable's row
+constexpr std::int64_t kPieceFloats = 16384;  // floats of a dense variable's row
 constexpr std::chrono::milliseconds kFarewell(2000);
 constexpr std::chrono::milliseconds kKeptAlive(500);
 
@@ -227,7 +227,7 @@ Variable Client::variable(std::string_view name, const VariableOptions& options)
     raise(ErrorCode::InvalidArgument, "variable \"{}\": RowAdagrad is for rows -- Adagrad is the same by element",
           name);
   TableOptions rows;
-  rows.dim = std::min(options.elements, kPiece);
+  rows.dim = std::min(options.elements, kPieceFloats);
   rows.initializer = Initializer::constant(options.initial);
   rows.optimizer = options.optimizer;
   rows.consistency = options.consistency;

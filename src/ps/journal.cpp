@@ -23,9 +23,9 @@
 namespace cohort::ps {
 namespace {
 
-constexpr std::string_view kMagic = "cohort ps journal 3\n";
-constexpr std::size_t kVersion = kMagic.size() - 2;    // where its version stands
-constexpr std::size_t kCopied = std::size_t{1} << 20;  // at once
+constexpr std::string_view kJournalMagic = "cohort ps journal 3\n";
+constexpr std::size_t kVersion = kJournalMagic.size() - 2;  // where its version stands
+constexpr std::size_t kCopied = std::size_t{1} << 20;       // at once
 
 std::string beside(const std::string& path) { return path + ".new"; }
 
@@ -172,7 +172,7 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
   if (!locked) return tl::unexpected(locked.error());
   File file = *std::move(locked);
   if (struct stat status{}; before == Before::SetAside && ::fstat(file.fd.get(), &status) == 0 &&
-                            status.st_size > static_cast<off_t>(kMagic.size())) {
+                            status.st_size > static_cast<off_t>(kJournalMagic.size())) {
     if (auto done = set_aside(file, path); !done) return tl::unexpected(done.error());
     locked = lock(path);
     if (!locked) return tl::unexpected(locked.error());
@@ -182,23 +182,24 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
   auto bytes = sys::read_file(file.path);
   if (!bytes) return tl::unexpected(bytes.error());
   std::string_view rest = bytes->text();
-  const std::string_view magic = rest.substr(0, kMagic.size());
-  if (magic.size() == kMagic.size() && magic != kMagic && magic.substr(0, kVersion) == kMagic.substr(0, kVersion)) {
+  const std::string_view magic = rest.substr(0, kJournalMagic.size());
+  if (magic.size() == kJournalMagic.size() && magic != kJournalMagic &&
+      magic.substr(0, kVersion) == kJournalMagic.substr(0, kVersion)) {
     return fail(
         ErrorCode::Corrupt,
         "journal {} was written by another version of Cohort -- start its servers by that one, save a snapshot, "
         "and restore that by this one with another journal",
         path);
   }
-  if (magic != kMagic.substr(0, magic.size())) return fail(ErrorCode::Corrupt, "{} is no journal", path);
-  if (magic.size() < kMagic.size()) {
-    if (::ftruncate(file.fd.get(), 0) != 0 ||
-        ::pwrite(file.fd.get(), kMagic.data(), kMagic.size(), 0) != static_cast<ssize_t>(kMagic.size()))
+  if (magic != kJournalMagic.substr(0, magic.size())) return fail(ErrorCode::Corrupt, "{} is no journal", path);
+  if (magic.size() < kJournalMagic.size()) {
+    if (::ftruncate(file.fd.get(), 0) != 0 || ::pwrite(file.fd.get(), kJournalMagic.data(), kJournalMagic.size(), 0) !=
+                                                  static_cast<ssize_t>(kJournalMagic.size()))
       return tl::unexpected(failed(path, errno));
-    file.size = kMagic.size();
+    file.size = kJournalMagic.size();
     return Journal(std::move(file), tail);
   }
-  rest.remove_prefix(kMagic.size());
+  rest.remove_prefix(kJournalMagic.size());
   // Nothing is cut off: whoever looks may save some.
   const auto damaged = [&](const char* why) {
     return fail(
@@ -279,9 +280,10 @@ Result<Journal::File> Journal::begin_next(const std::string& path) {
   File file{sys::UniqueFd(::open(beside(path).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600)),
             beside(path)};
   if (!file.fd || ::flock(file.fd.get(), LOCK_EX | LOCK_NB) != 0 ||
-      ::pwrite(file.fd.get(), kMagic.data(), kMagic.size(), 0) != static_cast<ssize_t>(kMagic.size()))
+      ::pwrite(file.fd.get(), kJournalMagic.data(), kJournalMagic.size(), 0) !=
+          static_cast<ssize_t>(kJournalMagic.size()))
     return tl::unexpected(failed(file.path, errno));
-  file.size = kMagic.size();
+  file.size = kJournalMagic.size();
   return file;
 }
 

@@ -12,7 +12,8 @@ namespace {
 constexpr std::size_t kMostUnderWay = std::size_t{8} << 20;  // more than 100 Gbit/s carry within a round trip of 0.5 ms
 constexpr std::size_t kLeastSpare = std::size_t{64} << 10;
 constexpr std::size_t kMostSpare = 8;
-constexpr std::chrono::milliseconds kLong(1000);  // without an answer, after which it is looked who serves the rows
+constexpr std::chrono::milliseconds kLongSilence(
+    1000);  // without an answer, after which it is looked who serves the rows
 constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // of an answer
 constexpr std::chrono::milliseconds kSlack(2000);  // a server says whom it waits for before the client gives up
 
@@ -258,7 +259,7 @@ void Link::keep_alive() noexcept {
         std::any_of(under_way_.begin(), under_way_.end(), [](const RequestPtr& one) { return one->receiving; }))
       return;
     const RequestPtr ping = enqueue(lock, Method::Ping, 0, {}, 0);
-    ping->deadline = std::min(ping->deadline, net::deadline_in(kLong));
+    ping->deadline = std::min(ping->deadline, net::deadline_in(kLongSilence));
     receive(lock, ping);
   } catch (const std::exception& error) {  // what is wrong shows to the next who asks
     log::debug("ps", "{}: {}", name_, error.what());
@@ -271,8 +272,8 @@ void Link::look_around() noexcept {
     {
       const Lock lock(mutex_);
       const auto now = std::chrono::steady_clock::now();
-      if (dead_ || now < look_ || !(silent_ || (!under_way_.empty() && now - owed_since_ > kLong))) return;
-      look_ = now + kLong;
+      if (dead_ || now < look_ || !(silent_ || (!under_way_.empty() && now - owed_since_ > kLongSilence))) return;
+      look_ = now + kLongSilence;
       rpc = rpc_;
     }
     if (route_.has_moved()) rpc->close();

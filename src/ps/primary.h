@@ -150,6 +150,7 @@ class Primary {
     return (working_ ? 0 : state_.copied()) + replication_.bytes() + held_bytes_ + late_bytes_;
   }
   void park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms);
+  static constexpr std::chrono::milliseconds kStillWorking{10};
   void limit_parked(std::list<Parked>::iterator at, std::chrono::milliseconds wait);
   std::string why_late(const Parked& late) const;
   /// Answers what need not wait any more.

@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kSent = std::size_t{1} << 20;  // bytes of an answer
-constexpr std::uint64_t kVerified = 1024;            // commands from one comparison to the next
+constexpr std::uint64_t kVerifyEvery = 1024;         // commands from one comparison to the next
 constexpr milliseconds kLooksAgain(10);
 constexpr milliseconds kComesAgain(500);  // a connection that broke though both processes are there
 
@@ -132,7 +132,7 @@ void Primary::send_records() {
 }
 
 void Primary::verify_now_and_then() {
-  if (replication_.phase() == Replication::Phase::Alone || ++since_verified_ < kVerified) return;
+  if (replication_.phase() == Replication::Phase::Alone || ++since_verified_ < kVerifyEvery) return;
   since_verified_ = 0;
   const auto rows = state_.some_rows(turn_++);
   if (!rows) return;

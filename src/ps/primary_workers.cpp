@@ -9,12 +9,6 @@ namespace cohort::ps {
 
 using std::chrono::milliseconds;
 
-namespace {
-
-constexpr milliseconds kStillWorking(10);
-
-}  // namespace
-
 void Primary::on_gone(const ClientPtr& client) {
   parked_.remove_if([&](const Parked& one) { return one.client == client; });
   waiting_.remove_if([&](const Waiting& one) { return one.client == client; });

@@ -459,6 +459,10 @@ inline Result<Order> order_of(std::string_view body) {
   return codec::decode<Order>(text->substr(0, 2 * sizeof(std::uint64_t)));
 }
 
+inline void append_bytes(std::string& to, const void* bytes, std::size_t size) {
+  to.append(static_cast<const char*>(bytes), size);
+}
+
 /// A record and what follows it.
 template <class T>
 struct Packed {

@@ -15,13 +15,13 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kLook(50);
+constexpr milliseconds kLookForWorkers(50);
 // What the process before has left (a child with its files) may be on its way out.
 constexpr auto kLeftAfter = std::chrono::seconds(10);
 
 std::unique_ptr<Server> start_again(const ServerOptions& options) {
   const auto limit = steady_clock::now() + kLeftAfter;
-  for (;; std::this_thread::sleep_for(kLook)) {
+  for (;; std::this_thread::sleep_for(kLookForWorkers)) {
     try {
       return std::make_unique<Server>(options);
     } catch (const Error& error) {
@@ -65,7 +65,7 @@ std::unique_ptr<Server> Server::of_job(ServerOptions options) {
 
 void serve(const ServerOptions& options) {
   const auto server = Server::of_job(options);
-  while (!server->workers_gone()) std::this_thread::sleep_for(kLook);
+  while (!server->workers_gone()) std::this_thread::sleep_for(kLookForWorkers);
 }
 
 }  // namespace cohort::ps

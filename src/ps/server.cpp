@@ -32,7 +32,7 @@ using net::RpcServer;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kAgain(300);       // after a copy that was given up
+constexpr milliseconds kCopyAgain(300);   // after a copy that was given up
 constexpr milliseconds kFirstCopy(3000);  // that workers wait for at the start
 constexpr milliseconds kTurn(1000);       // that a server waits for each that comes before it where rows need a backup
 
@@ -352,7 +352,7 @@ class Server::Impl final : RpcServer::Service {
         serve(rows, follower->take(), follower->epoch(), std::nullopt);
         break;
       case Follower::End::Away:
-        if (!follower->workers_gone()) take_turn(rows, kAgain);
+        if (!follower->workers_gone()) take_turn(rows, kCopyAgain);
         break;
       case Follower::End::Damaged: damaged_.insert(rows); break;
     }

@@ -15,7 +15,7 @@
 namespace cohort::status {
 namespace {
 
-TimelineLayout* ring = nullptr;  // set before `state` says that it is on; never unmapped
+TimelineLayout* own_ring = nullptr;  // set before `state` says that it is on; never unmapped
 std::atomic<std::int64_t> last_step_ns{0};
 
 std::int64_t ns_of(timeline::Clock::time_point time) noexcept {
@@ -34,7 +34,7 @@ std::uint64_t intern(std::string_view name) noexcept {
   constexpr std::size_t kMostTries = 32;
   for (std::size_t tried = 0; tried < kMostTries; ++tried) {
     const std::size_t place = 1 + (hash + tried) % (TimelineLayout::kNames - 1);
-    TimelineName& entry = ring->names[place];
+    TimelineName& entry = own_ring->names[place];
     std::uint32_t state = entry.state.load(std::memory_order_acquire);
     if (state == 0 && entry.state.compare_exchange_strong(state, 1, std::memory_order_acquire)) {
       std::memcpy(entry.text, name.data(), name.size());
@@ -60,8 +60,8 @@ std::uint64_t pack(TimelineKind kind, std::uint64_t flags, std::uint64_t name, s
 // Words are released one by one: a reader that sees one of a later event sees by `head` that its slot was taken again.
 void write(const Words& words) noexcept {
   constexpr auto kRelease = std::memory_order_release;
-  const std::uint64_t number = ring->head.fetch_add(1, std::memory_order_acq_rel);
-  TimelineSlot& slot = ring->slots[number % TimelineLayout::kSlots];
+  const std::uint64_t number = own_ring->head.fetch_add(1, std::memory_order_acq_rel);
+  TimelineSlot& slot = own_ring->slots[number % TimelineLayout::kSlots];
   slot.begun_ns.store(words.begun_ns, kRelease);
   slot.ended_ns.store(words.ended_ns, kRelease);
   slot.what.store(words.what, kRelease);
@@ -111,8 +111,8 @@ bool detail::look() noexcept {
   static std::mutex looking;
   const std::lock_guard lock(looking);
   if (state.load(std::memory_order_relaxed) == kUnknown) {
-    ring = take_ring();
-    state.store(ring != nullptr ? kOn : kOff, std::memory_order_release);
+    own_ring = take_ring();
+    state.store(own_ring != nullptr ? kOn : kOff, std::memory_order_release);
   }
   return state.load(std::memory_order_relaxed) == kOn;
 }

@@ -2,10 +2,14 @@
 // himself.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <string_view>
 
 namespace cohort::track {
+
+/// What is gathered before it is appended.
+inline constexpr std::size_t kAppendBuffer = std::size_t{1} << 20;
 
 struct AppendTo {
   int fd = -1;

@@ -7,7 +7,7 @@
 namespace cohort::track {
 namespace {
 
-constexpr std::string_view kValues = "values/", kOperations = "operations/";
+constexpr std::string_view kOperations = "operations/";
 
 }  // namespace
 

@@ -13,9 +13,9 @@ namespace {
 using Json = nlohmann::json;
 
 /// Takes the values as they are parsed: a tree of each line would take three times as long.
-class Reader {
+class FieldsReader {
  public:
-  explicit Reader(RecordLine& line) : line_(line) {}
+  explicit FieldsReader(RecordLine& line) : line_(line) {}
 
   bool good() const noexcept { return whole_ && has_event_; }
   std::size_t count() const noexcept { return count_; }
@@ -109,7 +109,7 @@ class Reader {
 
 bool RecordLine::read(std::string_view text) {
   time.reset();
-  Reader reader(*this);
+  FieldsReader reader(*this);
   const bool parsed = Json::sax_parse(text.begin(), text.end(), &reader);
   fields.resize(reader.count());
   return parsed && reader.good();

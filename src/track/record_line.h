@@ -11,6 +11,9 @@
 
 namespace cohort::track {
 
+/// Before the names of what a program logged.
+inline constexpr std::string_view kValues = "values/";
+
 struct RecordLine {
   struct Field {
     std::string name;  ///< what is inside an object has its name before it: "parameters/lr"

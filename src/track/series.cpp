@@ -8,7 +8,7 @@
 namespace cohort::track {
 namespace {
 
-constexpr std::string_view kValues = "values/", kEpoch = "values/epoch";
+constexpr std::string_view kEpoch = "values/epoch";
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 std::string usual_name(std::string_view name) {
@@ -19,7 +19,7 @@ std::string usual_name(std::string_view name) {
   return std::string(name);
 }
 
-class Reader {
+class SeriesReader {
  public:
   RunSeries read(const RecordLines& record) {
     for (const RecordLine& line : record.events) take(line);
@@ -145,6 +145,6 @@ bool RunSeries::has(Over what) const {
   return any;
 }
 
-RunSeries series_of(const RecordLines& record) { return Reader().read(record); }
+RunSeries series_of(const RecordLines& record) { return SeriesReader().read(record); }
 
 }  // namespace cohort::track

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kLongestAnswer = std::size_t{256} << 20;
 constexpr auto kPatience = std::chrono::seconds(3);
-constexpr auto kPollEvery = std::chrono::milliseconds(400);
+constexpr auto kAskEvery = std::chrono::milliseconds(400);
 
 }  // namespace
 
@@ -74,7 +74,7 @@ Result<std::string> RemotePage::get(const std::string& target) const {
 bool RemotePage::poll() {
   if (std::chrono::steady_clock::now() < next_) return false;
   auto text = get("/data?by=rank");
-  next_ = std::chrono::steady_clock::now() + kPollEvery;
+  next_ = std::chrono::steady_clock::now() + kAskEvery;
   auto view = text ? parse_view(*text) : Result<View>(tl::unexpected(text.error()));
   if (!view) {
     trouble_ = view.error().what();

@@ -10,7 +10,6 @@
 namespace cohort::comm::cuda {
 namespace {
 
-constexpr std::size_t kLine = 64;
 std::atomic<std::size_t> bytes_of_pieces{std::size_t{4} << 20};
 
 /// What of all parts a rank has in a buffer.
@@ -60,7 +59,7 @@ std::vector<std::int64_t> parts_of(const Request& request, int size) {
   }
 }
 
-std::size_t in_lines(std::size_t bytes) noexcept { return (bytes + kLine - 1) / kLine * kLine; }
+std::size_t in_lines(std::size_t bytes) noexcept { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
 
 }  // namespace
 
@@ -72,13 +71,13 @@ Cut::Cut(const Request& request, int rank, int size, std::size_t piece_bytes)
       kind_(request.kind),
       rank_(rank),
       element_(size_of(request.dtype)),
-      unit_(static_cast<std::int64_t>(kLine / element_)),
+      unit_(static_cast<std::int64_t>(kCacheLine / element_)),
       parts_(parts_of(request, size)) {
   const std::int64_t elements = std::accumulate(parts_.begin(), parts_.end(), std::int64_t{0});
   const std::size_t all = static_cast<std::size_t>(elements) * element_ * sides();
   if (all <= piece_bytes) return;
-  const std::size_t rounding = 2 * kLine * parts_.size() * sides();  // of the parts, to lines
-  const std::size_t each = piece_bytes > 2 * rounding ? piece_bytes - rounding : std::max(piece_bytes / 2, kLine);
+  const std::size_t rounding = 2 * kCacheLine * parts_.size() * sides();  // of the parts, to lines
+  const std::size_t each = piece_bytes > 2 * rounding ? piece_bytes - rounding : std::max(piece_bytes / 2, kCacheLine);
   pieces_ = (all + each - 1) / each;
 }
 

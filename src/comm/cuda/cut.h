@@ -11,6 +11,8 @@
 
 namespace cohort::comm::cuda {
 
+inline constexpr std::size_t kCacheLine = 64;
+
 /// What is larger goes in pieces of so many bytes.
 std::size_t piece_bytes() noexcept;
 /// For measurements and tests: of what is asked for from now on, the same on all ranks. Any thread.

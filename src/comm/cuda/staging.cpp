@@ -1,5 +1,6 @@
 #include "comm/cuda/staging.h"
 
+#include "comm/cuda/cut.h"
 #include "comm/cuda/in_pieces.h"
 #include "comm/cuda/patience.h"
 #include "comm/cuda/ring.h"
@@ -22,7 +23,6 @@ namespace cohort::comm::cuda {
 namespace {
 
 constexpr std::size_t kLeastRoom = 4096;
-constexpr std::size_t kLine = 64;
 
 class Copies final : public Staging {
  public:
@@ -34,7 +34,7 @@ class Copies final : public Staging {
     const std::size_t in = device.input_bytes();
     const std::size_t out = bytes_;
     std::size_t input_at = 0;
-    std::size_t output_at = (in + kLine - 1) / kLine * kLine;
+    std::size_t output_at = (in + kCacheLine - 1) / kCacheLine * kCacheLine;
     std::size_t all = output_at + out;
     if (in > 0 && out > 0 && input < output + out && output < input + in) {  // in place: so it is here, too
       const std::byte* const begin = std::min<const std::byte*>(input, output);

@@ -8,7 +8,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t kKiB = 1024;
-constexpr std::size_t kPiece = 32 * kKiB;
+constexpr std::size_t kPieceOfOne = 32 * kKiB;
 constexpr std::size_t kPieceOfMany = 64 * kKiB;  // where hosts have several ranks
 constexpr std::size_t kMostPiece = 1024 * kKiB;
 constexpr std::size_t kMostFrame = 64 * kKiB;  // the transport keeps those that come early
@@ -27,7 +27,7 @@ ChunkTuner::ChunkTuner(const Layout& layout) noexcept
     : hosts_(layout.hosts),
       columns_(layout.columns),
       alone_(layout.size == layout.hosts),
-      least_bytes_(alone_ ? kPiece : kPieceOfMany) {
+      least_bytes_(alone_ ? kPieceOfOne : kPieceOfMany) {
   const auto frames = static_cast<std::size_t>(columns_ * (hosts_ > 2 ? hosts_ : 1));  // of a piece
   while (piece_bytes(most_ + 1) <= std::min(kMostPiece, kMostFrame * frames)) ++most_;
 }

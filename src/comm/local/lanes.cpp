@@ -14,7 +14,6 @@ using messages::Letter;
 using messages::LetterKind;
 using messages::Lock;
 using messages::Message;
-using messages::Path;
 using messages::Transfer;
 
 namespace {
@@ -27,10 +26,10 @@ constexpr std::size_t kPullBytes = std::size_t{512} << 10;
 class Arriving;
 
 /// This rank's side of both lanes between it and a peer.
-class LanePath final : public Path {
+class LanePath final : public messages::Path {
  public:
   LanePath(Lanes& lanes, int own, int peer)
-      : Path(lanes.layout_.cell_bytes()),
+      : messages::Path(lanes.layout_.cell_bytes()),
         lanes_(lanes),
         peer_(peer),
         doorbell_(lanes.layout_.doorbell(lanes.base_, static_cast<std::size_t>(peer))),
@@ -166,7 +165,7 @@ Lanes::Lanes(const World& world, std::vector<int> here)
 
 bool Lanes::leads_to(int peer) const noexcept { return std::binary_search(here_.begin(), here_.end(), peer); }
 
-std::unique_ptr<Path> Lanes::open(int peer) {
+std::unique_ptr<messages::Path> Lanes::open(int peer) {
   const auto found = std::lower_bound(here_.begin(), here_.end(), peer);
   return std::make_unique<LanePath>(*this, world_.rank(), static_cast<int>(found - here_.begin()));
 }

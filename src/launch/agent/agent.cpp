@@ -34,7 +34,7 @@ constexpr auto kOneTry = std::chrono::seconds(5);
 constexpr auto kSilentWait = std::chrono::seconds(3);
 /// A Ctrl-C reaches guard and agent, and the guard passes it on.
 constexpr auto kOnePress = std::chrono::milliseconds(500);
-constexpr std::initializer_list<int> kSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+constexpr std::initializer_list<int> kAgentSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 }  // namespace
 
@@ -42,7 +42,7 @@ Agent::Agent(const AgentOptions& options, net::Secret secret)
     : options_(options),
       host_index_(options.host_index),
       secret_(std::move(secret)),
-      signals_(value_or_throw(sys::SignalFd::create(kSignals))),
+      signals_(value_or_throw(sys::SignalFd::create(kAgentSignals))),
       signal_watch_(loop_, signals_.fd()) {}
 
 int Agent::run() {

@@ -13,8 +13,6 @@ using std::chrono::milliseconds;
 
 constexpr auto kStuckLimit = std::chrono::seconds(10);
 
-bool is_ours(pid_t pid) { return sys::descends_from(pid, ::getpid()); }
-
 }  // namespace
 
 void Agent::reap() {

@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kLookEvery = std::chrono::milliseconds(100);
+constexpr auto kLookAgainAfter = std::chrono::milliseconds(100);
 /// A program that has only begun will soon have its handler; who has none by then may never have one.
 constexpr auto kTellAfter = std::chrono::seconds(3);
 
@@ -30,7 +30,7 @@ void KeptSignals::pass_on(int signal) {
   if (kept_.empty() || again_) return;
   since_ = Clock::now();
   told_ = false;
-  again_ = Timer(loop_, kLookEvery, [this] { look_again(); });
+  again_ = Timer(loop_, kLookAgainAfter, [this] { look_again(); });
 }
 
 void KeptSignals::look_again() {
@@ -55,7 +55,7 @@ void KeptSignals::look_again() {
                     one ? "" : "s", to_ranges(ranks), one ? "has" : "have", sys::signal_name(kept_.begin()->first),
                     one ? "it" : "them", one ? "it has" : "they have"));
   }
-  again_ = Timer(loop_, kLookEvery, [this] { look_again(); });
+  again_ = Timer(loop_, kLookAgainAfter, [this] { look_again(); });
 }
 
 }  // namespace cohort::launch

@@ -19,7 +19,7 @@ constexpr std::array<const char*, 12> kColumns = {
     "rank",    "state",  "step",       "steps_per_second", "samples", "samples_per_second",
     "exposed", "waited", "waited_for", "memory",           "line",    "doing"};
 
-std::string quoted(const std::string& text) {
+std::string json_quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -27,8 +27,9 @@ std::string quoted(const std::string& text) {
 void add_row(std::string& out, int number, const LiveRank& rank) {
   const RankFigures& f = rank.figures;
   fmt::format_to(std::back_inserter(out), "{}[{},{},{},{:.4g},{},{:.5g},{:.3f},{:.3f},{:.3f},{},{},{}]",
-                 out.back() == '[' ? "\n" : ",\n", number, quoted(f.state), f.step, f.steps_per_second, f.samples,
-                 f.samples_per_second, f.exposed, f.waited, f.waited_for, f.memory, quoted(rank.line), quoted(f.doing));
+                 out.back() == '[' ? "\n" : ",\n", number, json_quoted(f.state), f.step, f.steps_per_second, f.samples,
+                 f.samples_per_second, f.exposed, f.waited, f.waited_for, f.memory, json_quoted(rank.line),
+                 json_quoted(f.doing));
 }
 
 template <class T>

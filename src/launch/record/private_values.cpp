@@ -21,7 +21,7 @@ constexpr std::string_view kPrefixes[] = {"OMP_",  "KMP_",  "GOMP_",       "MKL_
 
 /// Everything else by its whole name, beside the table of variables: what a prefix such as SLURM_ or TF_ stands for is
 /// not ours to know.
-constexpr std::string_view kNames[] = {
+constexpr std::string_view kPrivateNames[] = {
     // Programs and libraries
     "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHONPATH", "PYTHONHOME",
     "PYTHONSTARTUP", "PYTHONHASHSEED", "PYTHONFAULTHANDLER", "PYTHONOPTIMIZE", "PYTHONDEVMODE", "PYTHONMALLOC",
@@ -74,7 +74,7 @@ bool has_password(std::string_view value) {
 
 bool changes_a_run(std::string_view name) {
   const auto ours = env::variables();
-  return has(kNames, name) ||
+  return has(kPrivateNames, name) ||
          std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
                      [name](auto prefix) { return name.starts_with(prefix); }) ||
          ((name.starts_with(env::kRunOptionPrefix) ||

@@ -16,7 +16,7 @@
 namespace cohort::launch {
 namespace {
 
-constexpr std::chrono::seconds kLookEvery{5};
+constexpr std::chrono::seconds kWakeEvery{5};
 
 std::optional<DiskRoom> look(int folder) {
   struct statvfs found {};
@@ -82,7 +82,7 @@ void WarningsFile::work() {
     lock.lock();
     if (room) room_ = room;
     if (last && waiting_.empty()) return;
-    changed_.wait_for(lock, kLookEvery, [this] { return closing_ || !waiting_.empty(); });
+    changed_.wait_for(lock, kWakeEvery, [this] { return closing_ || !waiting_.empty(); });
   }
 }
 

@@ -1,5 +1,6 @@
 #include "launch/show/display.h"
 
+#include "launch/show/lines.h"
 #include "sys/terminal.h"
 
 #include <sys/ioctl.h>
@@ -22,7 +23,6 @@ using std::chrono::milliseconds;
 constexpr int kLooks = 10;
 /// For the complaint to be read, where stderr has another reader than stdout.
 constexpr milliseconds kComplaintLimit{500};
-constexpr std::string_view kEraseLine = "\r\033[K";
 
 int terminal_columns() {
   winsize size{};

@@ -8,6 +8,8 @@
 
 namespace cohort::launch {
 
+/// Of a terminal.
+inline constexpr std::string_view kEraseLine = "\r\033[K";
 /// A longer line is passed on in parts, so that a stream without line ends cannot take all memory.
 inline constexpr std::size_t kLongestLine = std::size_t{64} << 10;
 

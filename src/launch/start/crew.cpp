@@ -28,7 +28,7 @@ constexpr auto kPartingTime = std::chrono::seconds(5);
 /// The kernel of a host that is there answers each second.
 constexpr auto kSilent = std::chrono::milliseconds(1500);
 /// Of the hosts that do not come.
-constexpr std::size_t kMostTold = 4;
+constexpr std::size_t kMostNamed = 4;
 
 sys::UniqueFd listen(bool elsewhere, std::uint16_t port, Way way) {
   if (!elsewhere) return value_or_throw(net::listen_on({{"127.0.0.1", port}, {}}));
@@ -429,7 +429,7 @@ std::string Crew::missing() const {
   std::size_t told = 0;
   for (const auto& member : members_) {
     if (member->channel != nullptr || member->host.local) continue;
-    if (++told == kMostTold + 1) return names + "; ...";
+    if (++told == kMostNamed + 1) return names + "; ...";
     names += (told == 1 ? ": " : "; ") + why_not(*member);
   }
   return names;

@@ -15,7 +15,7 @@ namespace cohort::launch {
 namespace {
 
 constexpr std::size_t kMostKept = 2000;
-constexpr std::size_t kLongestLine = 8000;
+constexpr std::size_t kLongestSshLine = 8000;
 
 /// The last bytes are the ones that explain.
 void keep(std::string& text, std::string_view more) {
@@ -68,7 +68,7 @@ bool RemoteStart::read_out() {
     const auto end = rest.find('\n');
     line_ += rest.substr(0, end);
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-    if (end != std::string_view::npos || line_.size() > kLongestLine) take_line(std::exchange(line_, {}));
+    if (end != std::string_view::npos || line_.size() > kLongestSshLine) take_line(std::exchange(line_, {}));
   }
   return !piece->empty();
 }
@@ -104,13 +104,13 @@ bool RemoteStart::read_err() {
     error_line_.erase(0, end + 1);
     if (!line.empty()) events_.on_complaint(line);
   }
-  if (error_line_.size() > kLongestLine) events_.on_complaint(std::exchange(error_line_, {}));
+  if (error_line_.size() > kLongestSshLine) events_.on_complaint(std::exchange(error_line_, {}));
   return !piece->empty();
 }
 
 namespace {
 
-struct Sign {
+struct SshSign {
   std::string_view text;
   std::string_view kind;
   std::string_view why;
@@ -119,27 +119,28 @@ struct Sign {
 
 /// What ssh says; the words are OpenSSH's.
 constexpr std::array kSshSigns = {
-    Sign{"REMOTE HOST IDENTIFICATION HAS CHANGED", "ssh-key-changed", "its host key is not the one that is known",
-         "if it was set up anew: `ssh-keygen -R {0}`, then `{1} {0}` once by hand"},
-    Sign{"Host key verification failed", "ssh-host-key",
-         "its host key is not known here, and nobody can answer ssh's question",
-         "`{1} {0}` once by hand and answer yes"},
-    Sign{"Permission denied", "ssh-login", "ssh cannot log in without a password",
-         "make a key and copy it there: `ssh-keygen`, `ssh-copy-id {0}`; `{1} -o BatchMode=yes {0} true` has to work"},
-    Sign{"Too many authentication failures", "ssh-login", "ssh cannot log in without a password",
-         "name the one key to use in ~/.ssh/config (IdentityFile, IdentitiesOnly yes)"},
-    Sign{"Could not resolve hostname", "ssh-name", "its name does not resolve here",
-         "check its spelling, /etc/hosts and DNS, or give HostName in ~/.ssh/config"},
-    Sign{"Connection refused", "ssh-reach", "no sshd listens there",
-         "start sshd on {0}; where it has another port, give Port in ~/.ssh/config"},
-    Sign{"No route to host", "ssh-reach", "there is no route to it",
-         "is it up (`ping {0}`), and does no firewall reject what goes to its sshd?"},
-    Sign{"Network is unreachable", "ssh-reach", "there is no route to it", "check the network of this host"},
-    Sign{"timed out", "ssh-reach", "it does not answer",
-         "is it up, and does no firewall on the way drop what goes to its sshd? `{1} {0} true`"},
-    Sign{"Bad configuration option", "ssh-config", "ssh's configuration is wrong", "`{1} {0} true` shows the line"},
-    Sign{"Bad owner or permissions", "ssh-config", "ssh refuses its configuration",
-         "`chmod 600` the file that it names"},
+    SshSign{"REMOTE HOST IDENTIFICATION HAS CHANGED", "ssh-key-changed", "its host key is not the one that is known",
+            "if it was set up anew: `ssh-keygen -R {0}`, then `{1} {0}` once by hand"},
+    SshSign{"Host key verification failed", "ssh-host-key",
+            "its host key is not known here, and nobody can answer ssh's question",
+            "`{1} {0}` once by hand and answer yes"},
+    SshSign{
+        "Permission denied", "ssh-login", "ssh cannot log in without a password",
+        "make a key and copy it there: `ssh-keygen`, `ssh-copy-id {0}`; `{1} -o BatchMode=yes {0} true` has to work"},
+    SshSign{"Too many authentication failures", "ssh-login", "ssh cannot log in without a password",
+            "name the one key to use in ~/.ssh/config (IdentityFile, IdentitiesOnly yes)"},
+    SshSign{"Could not resolve hostname", "ssh-name", "its name does not resolve here",
+            "check its spelling, /etc/hosts and DNS, or give HostName in ~/.ssh/config"},
+    SshSign{"Connection refused", "ssh-reach", "no sshd listens there",
+            "start sshd on {0}; where it has another port, give Port in ~/.ssh/config"},
+    SshSign{"No route to host", "ssh-reach", "there is no route to it",
+            "is it up (`ping {0}`), and does no firewall reject what goes to its sshd?"},
+    SshSign{"Network is unreachable", "ssh-reach", "there is no route to it", "check the network of this host"},
+    SshSign{"timed out", "ssh-reach", "it does not answer",
+            "is it up, and does no firewall on the way drop what goes to its sshd? `{1} {0} true`"},
+    SshSign{"Bad configuration option", "ssh-config", "ssh's configuration is wrong", "`{1} {0} true` shows the line"},
+    SshSign{"Bad owner or permissions", "ssh-config", "ssh refuses its configuration",
+            "`chmod 600` the file that it names"},
 };
 
 /// Open MPI's mpiruns of one user share a folder in TMPDIR, which one removes while another makes its own in it
@@ -215,7 +216,7 @@ Diagnosis diagnose(const FailedStart& failed) {
   }
   const int code = failed.status->shell_status();
   if (failed.way == Way::Ssh && code == 255) {
-    for (const Sign& sign : kSshSigns) {
+    for (const SshSign& sign : kSshSigns) {
       if (failed.complaints.find(sign.text) != std::string::npos)
         return is(sign.kind, std::string(sign.why), sign.advice);
     }

@@ -20,7 +20,8 @@ namespace {
 
 constexpr const char* kPageFile = "page.url";
 
-constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
+constexpr std::initializer_list<int> kJobSignals = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT,
+                                                    SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// Of the job's store, which is in this process.
 constexpr auto kStoreTime = std::chrono::seconds(10);
 /// After the job's end, for its record to get where --track says.
@@ -67,7 +68,7 @@ void Job::prepare() {
   ::signal(SIGXFSZ, SIG_IGN);  // our output may be a file at its limit
   value_or_throw(sys::become_subreaper());
   spared_ = sys::descendants(::getpid());  // of a shell that became us with `exec`
-  signals_.emplace(value_or_throw(sys::SignalFd::create(kSignals)));
+  signals_.emplace(value_or_throw(sys::SignalFd::create(kJobSignals)));
   secret_ = options_.remote.secret;
   if (!secret_) {
     secret_ = value_or_throw(options_.remote.secret_file.empty() ? net::Secret::generate()

@@ -10,7 +10,7 @@
 namespace cohort::launch {
 namespace {
 
-constexpr std::chrono::seconds kLookEvery{1};
+constexpr std::chrono::seconds kLookAtDiskEvery{1};
 
 }  // namespace
 
@@ -47,7 +47,7 @@ void Warnings::look_at_disk() {
           .step = {}});
   }
   full_ = full;
-  look_ = Timer(loop_, kLookEvery, [this] { look_at_disk(); });
+  look_ = Timer(loop_, kLookAtDiskEvery, [this] { look_at_disk(); });
 }
 
 void Warnings::finish() {

@@ -26,12 +26,6 @@ std::uint64_t waiting_in(const RankReport& report) {
   return report.named.ended;
 }
 
-bool waits(const RankReport& report) {
-  return report.named.waiting || std::any_of(report.groups.begin(), report.groups.end(), [](const GroupReport& group) {
-           return group.waiting || !group.message.empty();
-         });
-}
-
 std::string state_of(const RankReport& report) {
   if (report.state == 'T' || report.state == 't') return "stopped";
   if (report.preempted_by != 0) return "saving";

@@ -19,18 +19,12 @@ using std::chrono::seconds;
 /// A rank that waits wakes up now and then to look around.
 constexpr double kIdleShare = 0.05;
 /// Between two judgements, of somebody who looks once a second.
-constexpr auto kLongestNap = std::chrono::seconds(5);
+constexpr auto kLongestBetween = std::chrono::seconds(5);
 
 std::uint64_t waited(const RankReport& report) {
   std::uint64_t sum = 0;
   for (const GroupReport& group : report.groups) sum += group.waited_ns;
   return sum;
-}
-
-bool waits(const RankReport& report) {
-  return report.named.waiting || std::any_of(report.groups.begin(), report.groups.end(), [](const GroupReport& group) {
-           return group.waiting || !group.message.empty();
-         });
 }
 
 bool same_operations(const RankReport& a, const RankReport& b) {
@@ -186,7 +180,7 @@ std::optional<Health::Need> Health::need_of(const Rank& rank) const {
 // Whoever judges was stopped itself (Ctrl-Z, a suspended machine): what it knows is old, and the time that has passed
 // says nothing about the ranks.
 void Health::forgive_sleep(Clock::time_point now) {
-  const bool slept = !judged_at_ || now - *judged_at_ > kLongestNap;  // before the first time as well
+  const bool slept = !judged_at_ || now - *judged_at_ > kLongestBetween;  // before the first time as well
   judged_at_ = now;
   if (!slept) return;
   for (Rank& rank : ranks_) {

@@ -17,7 +17,7 @@ namespace {
 
 bool struck(const Ending& ending) { return ending.status.signal != 0 && ending.status.signal != SIGABRT; }
 
-std::string quoted(std::string_view rest) {
+std::string indented(std::string_view rest) {
   std::string text;
   while (!rest.empty()) {
     const auto end = rest.find('\n');
@@ -150,11 +150,11 @@ std::string to_string(const PostMortem& post_mortem) {
     words = "";
   const std::string errors = words.empty() ? first.last_stderr : without(words, first.last_stderr);
   if (!errors.empty()) {
-    text += "cohort:   the last lines of its stderr:\n" + quoted(errors);
+    text += "cohort:   the last lines of its stderr:\n" + indented(errors);
   } else if (words.empty()) {
     text += "cohort:   it wrote nothing to stderr\n";
   }
-  if (!words.empty()) text += "cohort:   its own last words:\n" + quoted(words);
+  if (!words.empty()) text += "cohort:   its own last words:\n" + indented(words);
   if (!post_mortem.missed.empty()) {
     text +=
         "cohort:   a DistributedSampler gives each rank as many; a loop over data that was split otherwise, or one "

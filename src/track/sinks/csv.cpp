@@ -13,8 +13,7 @@
 namespace cohort::track {
 namespace {
 
-constexpr std::string_view kWriting = "writing the CSV file";
-constexpr std::size_t kBuffer = std::size_t{1} << 20;
+constexpr std::string_view kWritingCsv = "writing the CSV file";
 
 void add_text(std::string& row, std::string_view text) {
   if (text.find_first_of("\",\r\n") == std::string_view::npos) {
@@ -44,14 +43,14 @@ CsvSink::CsvSink(std::filesystem::path file) : file_(std::move(file)) {
   if (file_.has_parent_path()) {
     std::error_code error;
     std::filesystem::create_directories(file_.parent_path(), error);
-    if (error) raise_io({-1, file_, kWriting}, error.value());
+    if (error) raise_io({-1, file_, kWritingCsv}, error.value());
   }
   begin();
 }
 
 void CsvSink::begin() {
   fd_.reset(::open(file_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOCTTY, 0644));
-  if (!fd_) raise_io({-1, file_, kWriting}, errno);
+  if (!fd_) raise_io({-1, file_, kWritingCsv}, errno);
   points_ = {};
   rows_ = "time,step,rank,name,value\r\n";
 }
@@ -67,7 +66,7 @@ void CsvSink::take(const SinkLine& line) {
     add_number(rows_, point.value);
     rows_ += "\r\n";
   });
-  if (rows_.size() >= kBuffer) flush();
+  if (rows_.size() >= kAppendBuffer) flush();
 }
 
 Sink::Replay CsvSink::go_back(std::int64_t /*step*/, double /*time*/) {
@@ -76,7 +75,7 @@ Sink::Replay CsvSink::go_back(std::int64_t /*step*/, double /*time*/) {
 }
 
 void CsvSink::flush() {
-  append_all({fd_.get(), file_, kWriting}, rows_);
+  append_all({fd_.get(), file_, kWritingCsv}, rows_);
   rows_.clear();
 }
 

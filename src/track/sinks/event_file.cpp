@@ -20,9 +20,8 @@ namespace {
 
 using status::ProtoWriter;
 
-constexpr std::string_view kWriting = "writing TensorBoard's events";
+constexpr std::string_view kWritingEvents = "writing TensorBoard's events";
 constexpr std::string_view kSuffix = ".cohort";
-constexpr std::size_t kBuffer = std::size_t{1} << 20;
 
 using Table = std::array<std::array<std::uint32_t, 256>, 8>;
 
@@ -108,14 +107,14 @@ EventFile::EventFile(const std::filesystem::path& folder) {
   static std::atomic<int> made_before{0};
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) raise_io({-1, folder, kWriting}, error.value());
+  if (error) raise_io({-1, folder, kWritingEvents}, error.value());
   const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   char host[256] = {};
   if (::gethostname(host, sizeof host - 1) != 0) std::strcpy(host, "host");
   file_ = folder / fmt::format("events.out.tfevents.{:010}.{}.{}.{:06}{}", static_cast<std::int64_t>(now), host,
                                ::getpid(), made_before++, kSuffix);
   fd_.reset(::open(file_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644));
-  if (!fd_) raise_io({-1, file_, kWriting}, errno);
+  if (!fd_) raise_io({-1, file_, kWritingEvents}, errno);
   std::string version = event_of(now, 0);
   ProtoWriter(version).bytes(kFileVersion, "brain.Event:2");
   add(version);
@@ -132,7 +131,7 @@ void EventFile::add(std::string_view payload) {
   append_raw(buffer_, masked_crc(length));
   buffer_ += payload;
   append_raw(buffer_, masked_crc(payload));
-  if (buffer_.size() >= kBuffer) flush();
+  if (buffer_.size() >= kAppendBuffer) flush();
 }
 
 void EventFile::add_restart(double wall_time, std::int64_t step) {
@@ -143,7 +142,7 @@ void EventFile::add_restart(double wall_time, std::int64_t step) {
 }
 
 void EventFile::flush() {
-  append_all({fd_.get(), file_, kWriting}, buffer_);
+  append_all({fd_.get(), file_, kWritingEvents}, buffer_);
   buffer_.clear();
 }
 

@@ -14,10 +14,10 @@ constexpr std::int64_t kNegligible = 20'000;
 /// No clock runs so long, nor is so far from another; sums of some such fit.
 constexpr std::int64_t kFarthest = std::int64_t{1} << 61;
 /// Of the time of day.
-constexpr std::int64_t kLatest = std::int64_t{1} << 62;
+constexpr std::int64_t kLatestDay = std::int64_t{1} << 62;
 
 bool sane(std::int64_t ns) { return ns > -kFarthest && ns < kFarthest; }
-bool sane_day(std::int64_t ns) { return ns >= 0 && ns < kLatest; }
+bool sane_day(std::int64_t ns) { return ns >= 0 && ns < kLatestDay; }
 
 }  // namespace
 

@@ -18,7 +18,6 @@ using status::TraceTrack;
 using status::TrackEncoder;
 using status::TrackId;
 
-constexpr std::size_t kBuffer = std::size_t{1} << 20;
 /// Of sequences of packets: above those of ranks, below those of hosts.
 constexpr std::uint64_t kExternalSequences = std::uint64_t{1} << 30;
 
@@ -28,7 +27,7 @@ class Output {
   explicit Output(const fs::path& path) : file_(value_or_throw(sys::AtomicFile::create(path.string()))) {}
   std::string& text() noexcept { return text_; }
   void spill() {
-    if (text_.size() < kBuffer) return;
+    if (text_.size() < kMergeBuffer) return;
     value_or_throw(file_.writer().write(text_));
     text_.clear();
   }

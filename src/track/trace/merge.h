@@ -6,12 +6,16 @@
 #include "track/trace/chrome_events.h"
 #include "track/trace/trace_set.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 namespace cohort::track {
+
+/// What is gathered before it is written.
+inline constexpr std::size_t kMergeBuffer = std::size_t{1} << 20;
 
 struct MergeSummary {
   std::uint64_t events = 0;

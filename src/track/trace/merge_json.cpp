@@ -15,12 +15,12 @@ namespace cohort::track {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using status::TraceTrack;
 
-constexpr std::size_t kBuffer = std::size_t{1} << 20;
-
-std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string text_of(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
 
 std::string_view category_of(TraceTrack kind) {
   switch (kind) {
@@ -36,16 +36,16 @@ std::string_view category_of(TraceTrack kind) {
 /// One file: an object as torch's profiler writes it.
 class File {
  public:
-  File(const fs::path& path, const Json& head) : file_(value_or_throw(sys::AtomicFile::create(path.string()))) {
+  File(const fs::path& path, const OrderedJson& head) : file_(value_or_throw(sys::AtomicFile::create(path.string()))) {
     text_ = text_of(head);
     text_.back() = ',';
     text_ += "\"traceEvents\":[";
   }
-  void add(const Json& event) {
+  void add(const OrderedJson& event) {
     text_ += first_ ? "\n" : ",\n";
     first_ = false;
     text_ += text_of(event);
-    if (text_.size() < kBuffer) return;
+    if (text_.size() < kMergeBuffer) return;
     value_or_throw(file_.writer().write(text_));
     text_.clear();
   }
@@ -84,15 +84,15 @@ class JsonMerge {
   File& file_of(std::uint32_t rank) {
     auto& file = files_[each_rank_ ? rank : 0];
     if (file) return *file;
-    Json info{{"backend", "cohort"}, {"world_size", ranks_}};
+    OrderedJson info{{"backend", "cohort"}, {"world_size", ranks_}};
     if (each_rank_) info["rank"] = rank;
-    const Json head{
+    const OrderedJson head{
         {"schemaVersion", 1}, {"distributedInfo", info}, {"displayTimeUnit", "ms"}, {"baseTimeNanoseconds", base_ns_}};
     file = std::make_unique<File>(each_rank_ ? output_ / fmt::format("rank-{}.json", rank) : output_, head);
     return *file;
   }
 
-  void add(std::uint32_t rank, const Json& event) {
+  void add(std::uint32_t rank, const OrderedJson& event) {
     file_of(rank).add(event);
     ++summary_.events;
   }
@@ -121,7 +121,7 @@ class JsonMerge {
 
   void append(const Slice& slice) {
     const TraceEvent& event = slice.event;
-    Json args = Json::object();
+    OrderedJson args = OrderedJson::object();
     const auto put = [&args](const char* title, std::uint64_t value) {
       if (value != 0) args[title] = value;
     };
@@ -133,8 +133,9 @@ class JsonMerge {
     put("events_lost", event.lost);
     if (event.failed) args["failed"] = true;
     const bool moment = slice.ended_ns == slice.begun_ns;
-    Json out{{"ph", moment ? "i" : "X"}, {"cat", category_of(slice.track.kind)}, {"name", slice.name},
-             {"pid", slice.track.rank},  {"tid", thread_of(slice.track)},        {"ts", microseconds(slice.begun_ns)}};
+    OrderedJson out{
+        {"ph", moment ? "i" : "X"}, {"cat", category_of(slice.track.kind)}, {"name", slice.name},
+        {"pid", slice.track.rank},  {"tid", thread_of(slice.track)},        {"ts", microseconds(slice.begun_ns)}};
     if (moment)
       out["s"] = "t";
     else

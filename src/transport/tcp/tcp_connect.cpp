@@ -17,8 +17,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
-
 constexpr auto kBetweenAddresses = 20ms;
 constexpr auto kBetweenRounds = 150ms;
 constexpr auto kGreeted = 1s;  // somebody has taken the connection, and only has to prove itself

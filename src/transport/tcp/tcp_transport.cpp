@@ -20,11 +20,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What an event of epoll is about: the upper half says of which kind, the lower which.
-constexpr std::uint64_t kOfAcceptor = std::uint64_t{1} << 32;
-constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
-constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
-constexpr std::uint64_t kOfBell = std::uint64_t{4} << 32;
 constexpr auto kLook = 2ms;
 constexpr auto kLookAtAttempts = 50ms;
 constexpr std::size_t kMostUnproven = 128;  // and some for each peer

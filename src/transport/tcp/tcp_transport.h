@@ -86,6 +86,11 @@ class TcpTransport final : public Transport {
   static std::size_t index_of(int peer, int lane) noexcept {
     return static_cast<std::size_t>(peer) * kMostLanes + static_cast<std::size_t>(lane);
   }
+  // What an event of epoll is about: the upper half says of which kind, the lower which.
+  static constexpr std::uint64_t kOfAcceptor = std::uint64_t{1} << 32;
+  static constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
+  static constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
+  static constexpr std::uint64_t kOfBell = std::uint64_t{4} << 32;
   static std::uint64_t key_of(const Link& link) noexcept;
   void watch(Link& link);
   void watch_fd(int fd, std::uint32_t events, std::uint64_t key, bool is_new);
