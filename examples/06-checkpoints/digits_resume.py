@@ -73,7 +73,7 @@ def main() -> int:
                 save()
             if make_room:
                 if rank == 0:
-                    print(f"told to make room at step {step}: saved")
+                    print(f"preempted at step {step}: saved")
                 return cohort.REQUEUE_STATUS
         seconds = time.perf_counter() - begin
         sampler.next_epoch()

@@ -55,7 +55,7 @@ Options parse_options(int argc, char** argv, int rank, int world_size) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option(
          "--save-every", options.save_every,
-         "steps from one checkpoint to the next; at the end of an epoch, and when told to make room, there is one "
+         "steps from one checkpoint to the next; at the end of an epoch, and when preempted, there is one "
          "in any case")
       ->check(CLI::PositiveNumber);
   app.add_flag("--resume", options.resume, "go on from the newest checkpoint in --out, if there is one");

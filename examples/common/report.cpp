@@ -90,7 +90,7 @@ void Report::made_room() {
   if (!record_) return;
   progress_->finish();
   record_->write("preempted", {{"step", step_}, {"epoch", epochs_done()}, {"checkpoint", checkpoint_}});
-  std::printf("told to make room at step %lld: saved in %s\n", static_cast<long long>(step_), checkpoint_.c_str());
+  std::printf("preempted at step %lld: saved in %s\n", static_cast<long long>(step_), checkpoint_.c_str());
 }
 
 void Report::end_epoch(const Score& score) {
