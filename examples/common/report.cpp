@@ -86,7 +86,7 @@ void Report::loss(double mean, double rate) {
   steps_end_ = Clock::now();
 }
 
-void Report::made_room() {
+void Report::preempted() {
   if (!record_) return;
   progress_->finish();
   record_->write("preempted", {{"step", step_}, {"epoch", epochs_done()}, {"checkpoint", checkpoint_}});

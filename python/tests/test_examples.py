@@ -62,7 +62,7 @@ class Digits(unittest.TestCase):
             self.assertIn("going on after epoch 1", text)
             self.assertEqual(cut, whole)
 
-    def test_made_room_and_resumed(self):
+    def test_preempted_and_resumed(self):
         with tempfile.TemporaryDirectory() as folder:
 
             def start(out, epochs, ranks, *more):
