@@ -1,4 +1,4 @@
-// `cohort doctor`: what would hinder a job on these hosts, and the command that mends it.
+// `cohort doctor`: what would hinder a job on these hosts, and the command that fixes it.
 #include "doctor/examination.h"
 #include "doctor/host.h"
 #include "doctor/report.h"
