@@ -106,7 +106,7 @@ void check_backends() {
       gpus ? *gpus + "; the rank with LOCAL_RANK r is to use cuda:r" : fmt::format("no: {}", gpus.error().what()));
   const auto& nccl = comm::cuda::Nccl::find();
   row("nccl", nccl ? fmt::format("{} ({})", comm::cuda::Nccl::text_of(nccl->version), nccl->path)
-                   : fmt::format("no, memory of GPUs goes by way of the host's: {}", nccl.error().what()));
+                   : fmt::format("no, GPU memory is staged through host memory: {}", nccl.error().what()));
   row("mpi", plugins.empty() ? "no: there is no plug-in for an MPI; `cohort build-mpi` makes one" : plugins);
 }
 

@@ -1,4 +1,4 @@
-// `cohort doctor`: what would hinder a job on these hosts, and the command that mends it.
+// `cohort doctor`: what would hinder a job on these hosts, and the command that fixes it.
 #include "doctor/examination.h"
 #include "doctor/host.h"
 #include "doctor/report.h"
@@ -87,7 +87,7 @@ void add_doctor(CLI::App& app, int& exit_status) {
       *command,
       {"--hosts", "--hostfile", "--nodes", "--per-node", "--starter", "--ssh", "--remote-cohort", "--network"},
       options->shared);
-  command->add_option("--start-timeout", options->start_timeout, "For agents on other hosts to come")
+  command->add_option("--start-timeout", options->start_timeout, "How long agents on other hosts may take to connect")
       ->type_name("SECONDS")
       ->capture_default_str();
   command->add_flag("--json", options->json, "Everything that was found, as JSON");

@@ -220,7 +220,10 @@ void add_run(CLI::App& app, int&) {
                                                         ->type_name(option.shown_type())
                                                         ->default_str(std::string(option.standard));
       added->group(std::string(part.title));
-      if (option.name() == "--config") command->get_option("--help")->group(std::string(part.title));
+      if (option.name() == "--config") {
+        command->set_help_all_flag("--help-all", "Print all options, by topic")->group(std::string(part.title));
+        command->get_option("--help")->group(std::string(part.title));
+      }
     }
   }
   command->add_option("PROGRAM", unread, "Program or .py file, and its arguments")->type_name("");
@@ -230,6 +233,7 @@ void add_run(CLI::App& app, int&) {
 void run(const std::vector<std::string>& words, int& exit_status) {
   const RunSettings settings = read_settings(words);
   for (const std::string& remark : settings.remarks) std::fprintf(stderr, "cohort: %s\n", remark.c_str());
+  if (settings.help_all) throw CLI::CallForAllHelp();
   if (settings.help) throw CLI::CallForHelp();
   const RunChoices choices = choices_of(settings);
   if (choices.check_build) return print_build();

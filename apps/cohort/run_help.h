@@ -1,4 +1,4 @@
-// What `cohort run --help` shows around its options, and how it breaks their lines.
+// What `cohort run --help` and --help-all show around the options, and how they break lines.
 #pragma once
 
 namespace CLI {

@@ -50,6 +50,7 @@ struct RunOption {
   void (*set)(RunChoices&, const std::string& value);
   Kind kind = Kind::Value;
   std::string_view choices = {};  ///< "auto,ssh"
+  bool common = false;            ///< in --help; the others are in --help-all
 
   bool is_flag() const noexcept { return kind == Kind::Flag || kind == Kind::CommandFlag; }
   bool only_on_command_line() const noexcept { return kind == Kind::CommandFlag || kind == Kind::CommandValue; }
@@ -65,7 +66,7 @@ struct RunOption {
   std::string variable() const;
 };
 
-/// A part of the help.
+/// A topic of the help.
 struct RunPart {
   std::string_view title;  ///< of options that are not shown: ""
   std::vector<const RunOption*> options;

@@ -29,7 +29,7 @@ std::string truth(const std::string& value, const std::string& origin) {
 using Given = std::map<const RunOption*, std::vector<std::string>>;
 
 std::vector<std::string> names_of_all() {
-  std::vector<std::string> names = {"--help"};
+  std::vector<std::string> names = {"--help", "--help-all"};
   for (const RunOption& option : run_options()) {
     for (std::string& name : option.all_names()) names.push_back(std::move(name));
   }
@@ -60,6 +60,8 @@ class Words {
       if (word.size() < 2 || word[0] != '-') break;  // the program
       if (word == "--help" || word == "-h") {
         out_.help = true;
+      } else if (word == "--help-all") {
+        out_.help_all = true;
       } else if (word.starts_with("--") || word.starts_with("-np")) {
         read_long(word);
       } else {

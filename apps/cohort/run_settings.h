@@ -22,7 +22,8 @@ struct RunSettings {
   std::vector<RunSetting> settings;  ///< of every option, in the order of the help
   std::vector<std::string> program;  ///< with its arguments
   std::vector<std::string> remarks;  ///< for the user, e.g. on a variable that is no option's
-  bool help = false;                 ///< the command line asks for it
+  bool help = false;
+  bool help_all = false;  ///< the command line asks for it
 
   /// "; --grace is from job.toml:3", for errors, where the command line has not given the option; else empty.
   std::string origin_of(std::string_view option) const;

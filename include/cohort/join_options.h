@@ -59,7 +59,7 @@ enum class WayToMeet {
   Launcher,  ///< its own meeting place (PMI, PMIx, MUNGE): `join` without options forms the world of this rank and size
   TorchsStore,  ///< torchrun on several hosts: torch's store is at MASTER_PORT, which its agent holds
 };
-/// For those who choose a way for all ranks of a world before they `join`: the world of `size` ranks in which this
+/// For those who choose a method for all ranks of a world before they `join`: the world of `size` ranks in which this
 /// process is `rank`; -1: of the size that its launcher says. What is wrong with the environment is for `join` to say.
 WayToMeet way_to_meet(int rank = -1, int size = -1);
 

@@ -43,7 +43,7 @@ Sight look_around(Communicator& comm, const FolderOptions& options, IfMissing if
           if (if_missing == IfMissing::Make) value_or_throw(sys::make_folders(options.path));
           own = identity_of(options.path);
           if (if_missing == IfMissing::Make && own.empty()) {
-            raise(ErrorCode::Unavailable, "cannot look at the folder {} -- {} -- check its permissions", options.path,
+            raise(ErrorCode::Unavailable, "cannot read the folder {} -- {} -- check its permissions", options.path,
                   errno_text(errno));
           }
         }));

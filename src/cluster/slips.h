@@ -1,4 +1,4 @@
-// What looks like a slip in how a process was started, and is none for sure: it is told, not refused. Pure; any thread.
+// Launch warnings: what may be a mistake in how a process was started. It is told, not refused. Pure; any thread.
 #pragma once
 
 #include "cluster/detect.h"

@@ -1,7 +1,7 @@
-// Collectives of memory that no plane reaches, which a library carries out between the devices themselves: NCCL. The
-// ranks first agree on each of them in a round of their plane (Request::round); what the library has not, or a rank
-// lacks, goes by staging. One for each request, which the queue takes through its steps; one thread at a time, beside
-// which another may look at what is in flight.
+// Collectives of device memory that a library carries out between the devices themselves: NCCL. The ranks first agree
+// on each of them in a round of their plane (Request::round); what the library has not, or a rank lacks, goes by
+// staging. One for each request, which the queue takes through its steps; one thread at a time, beside which another
+// may look at what is in flight.
 #pragma once
 
 #include "comm/request.h"

@@ -1,4 +1,4 @@
-// Blocks of a result that a plane has left where they are: in the memory of the ranks that brought them, which this
+// Borrowed buffers: blocks of a result that a plane has left in the memory of the ranks that brought them, which this
 // rank reads in place. Only for who asks for it (Request::lent), takes the blocks from there itself, and sees to it
 // that the others do not write there meanwhile: to the plane they may once the operation is over. Plain values.
 #pragma once

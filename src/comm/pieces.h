@@ -1,6 +1,6 @@
-// Collectives of memory that no plane reaches, and that is large: cut into pieces, which the plane carries out one
-// after the other in host memory, while the next is on its way there and the one before on its way back. The ranks
-// first agree on the whole, in a round of their plane. One for each request; one thread at a time.
+// Large collectives of device memory, chunked: the plane carries the pieces out one after the other in host memory,
+// while the next is copied there and the previous one back. The ranks first agree on the whole, in a round of their
+// plane. One for each request; one thread at a time.
 #pragma once
 
 #include "comm/request.h"

@@ -1,6 +1,5 @@
-// Collectives of memory that no plane reaches: its elements are copied to host memory, where the planes carry the
-// operation out, and back. One for each request, which the queue takes through its steps in this order; one thread at a
-// time.
+// Collectives of device memory: its elements are copied to host memory, where the planes carry the operation out, and
+// back. One for each request, which the queue takes through its steps in this order; one thread at a time.
 #pragma once
 
 #include <chrono>
@@ -13,13 +12,13 @@ class Staging {
   using Clock = std::chrono::steady_clock;
   virtual ~Staging() = default;
 
-  /// Called again and again while something is waited for: looks after the other ranks, and throws what ends the world.
+  /// Called again and again while something is waited for: checks the other ranks, and throws what ends the world.
   using Attend = std::function<void()>;
 
   /// Waits until the input is in host memory; its copy began when the operation was asked for. Throws Timeout,
   /// Internal.
   virtual void arrive(Clock::time_point deadline, const Attend& attend) = 0;
-  /// Starts the output's way back. Throws Internal.
+  /// Starts the copy of the output back. Throws Internal.
   virtual void depart() = 0;
   /// Whether the output is there, for whatever stream comes next. Throws Internal.
   virtual bool is_there() const = 0;

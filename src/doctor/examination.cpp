@@ -188,7 +188,8 @@ void Examination::on_process_ended(launch::CrewMember& member) {
   if (examined_[at].over || member.all_gone) return;
   if (member.channel == nullptr && member.remote) return diagnose_start(member);
   give_up(at, "lost",
-          member.remote ? fmt::format("the way to it has ended ({})", crew_->how_ended(member)) : "its agent has ended",
+          member.remote ? fmt::format("the connection to it has ended ({})", crew_->how_ended(member))
+                        : "its agent has ended",
           "");
 }
 

@@ -21,7 +21,7 @@ namespace cohort::named {
 /// found together, unless somebody waits for one.
 class Wakeup {
  public:
-  /// A ring, or an end.
+  /// Wakes the engine's thread: a peer has begun a round, or the engine ends.
   void notify();
   /// A request has come that nobody waits for yet.
   void request();

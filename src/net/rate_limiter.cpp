@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t kMostDenied = 64;
 constexpr std::size_t kMostRemembered = 4096;
-/// A proof makes room for so many more strangers: while a world forms, its ranks have to come through a crowd.
+/// A proof adds so many tokens: while a world forms, its ranks connect among unauthenticated ones.
 constexpr double kWorthOfProof = 100;
 /// Connections closed unseen at a time, before others of the loop have their turn.
 constexpr int kMostSwept = 512;

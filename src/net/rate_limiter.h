@@ -1,8 +1,7 @@
-// Bounds what strangers at a TCP listener cost: whoever fails to prove the job's secret is looked at as fast as he
-// comes a few thousand times, then a few times a second; sources that fail again and again are not answered by the
-// kernel at all for a while. Without descriptors it waits instead of spinning. Addresses from which somebody has proved
-// himself are never shut out, and whoever comes over loopback is not even slowed down. Does not own the listener:
-// `close` before that is closed. One thread at a time.
+// Bounds what unauthenticated connections to a TCP listener cost: a token bucket (burst 5000, 50 a second) for those
+// that fail to prove the job's secret; the kernel drops packets of sources that fail again and again for a while.
+// Without free descriptors it waits instead of spinning. Addresses from which a peer has proved the secret are never
+// dropped, and loopback is not limited. Does not own the listener: `close` before that is closed. One thread at a time.
 #pragma once
 
 #include "sys/unique_fd.h"

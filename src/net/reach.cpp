@@ -114,7 +114,7 @@ Result<SecureConnection> reach(std::span<const Endpoint> endpoints, const Secret
   const bool turned_away =
       std::any_of(attempts.begin(), attempts.end(), [](const Attempt& attempt) { return attempt.turned_away; });
   const ErrorCode code = left() ? ErrorCode::Timeout : turned_away ? ErrorCode::PeerLost : ErrorCode::Unavailable;
-  return fail(code, "no way to {}", tried.empty() ? "nowhere" : tried);
+  return fail(code, "cannot connect to {}", tried.empty() ? "any address" : tried);
 }
 
 }  // namespace cohort::net

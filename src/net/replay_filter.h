@@ -1,6 +1,6 @@
-// The first words of peers that a listener has heard, each proved to be made with the secret: they count once. Whoever
-// says them again has them from the wire. Only holders of the secret make new ones, so strangers cannot fill it; of
-// more than it has room for the oldest are forgotten. One thread at a time.
+// Rejects replayed ClientHellos: remembers those that a listener has accepted, each proved to be made with the secret.
+// Only holders of the secret make new ones, so others cannot fill it; beyond its capacity the oldest are forgotten. One
+// thread at a time.
 #pragma once
 
 #include <array>
@@ -13,12 +13,12 @@ namespace cohort::net {
 
 class ReplayFilter {
  public:
-  /// The random number in them.
+  /// The random number of a ClientHello.
   using Words = std::array<std::uint8_t, 32>;
 
   explicit ReplayFilter(std::size_t most = std::size_t{1} << 16) : most_(most) {}
 
-  /// False: somebody has said them before.
+  /// False: it has been seen before, so it is a replay.
   bool first_time(const Words& words);
   bool knows(const Words& words) const { return words_.contains(words); }
 

@@ -159,7 +159,7 @@ struct SecureConnection::Impl {
     return hello.size() >= kRecordHeader && hello.size() >= kRecordHeader + record_length(hello);
   }
 
-  /// What is no TLS, repeats another's first words, or does not know the secret, costs no session of OpenSSL.
+  /// What is no TLS, a replay, or does not know the secret, costs no session of OpenSSL.
   Result<void> look_at_hello() {
     if (hello.front() != kTlsHandshake) return not_authenticated("it does not speak TLS");
     if (handshake_bytes >= kHandshakeLimit) return not_authenticated("its handshake is too long");

@@ -36,7 +36,7 @@ class TlsSession {
   Result<void> feed(std::string_view bytes);
   /// True when it is over and the peer has proved the secret; an error says what was wrong with the peer.
   Result<bool> handshake();
-  /// Of a server: the client's first words, once it is sure that somebody made them with the secret.
+  /// Of a server: the client's hello, once it is proved to be made with the secret.
   std::optional<ReplayFilter::Words> proven_hello() const;
   /// Appends what has been decrypted; false when the peer has said good-bye.
   Result<bool> read(std::string& plain);

@@ -28,7 +28,7 @@ class TlsEnd {
   SSL* ssl() const noexcept { return ssl_.get(); }
   bool server() const noexcept { return server_; }
   /// After a handshake: whether the peer has proved the key. It is what proves the peer, nothing else. (Of a server
-  /// that has answered, before: whether the client's first words were made with the key, whoever says them.)
+  /// that has answered, before: whether the client's hello was made with the key, even if replayed.)
   bool proven() const noexcept { return ::SSL_session_reused(ssl_.get()) == 1; }
   /// It is not needed once the handshake is over.
   void forget_key() noexcept;

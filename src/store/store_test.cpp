@@ -125,7 +125,7 @@ TEST(StoreServer, ACrowdThatSaysNothingGivesWayAtOnce) {
   for (int i = 0; i < 30; ++i) EXPECT_EQ(read_to_end(silent[static_cast<std::size_t>(i)].get()), "");
 }
 
-// The first words of a true client, of which somebody on the wire has a record.
+// The ClientHello of a true client, recorded on the wire.
 std::string recorded_hello(const net::Secret& secret) {
   auto listener = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
   const auto place = value_or_throw(net::local_endpoint(listener.get()));
@@ -161,7 +161,7 @@ TEST(StoreServer, ARepeatedHelloKeepsNobodyOut) {
 
 TEST(StoreServer, WhoIsNewDoesNotGoForThoseWhoBeganWell) {
   Served served(seconds(60), 4);
-  // True clients that stop after their first words, as many as there is room for.
+  // True clients that stop after their ClientHello, as many as there is room for.
   std::vector<sys::UniqueFd> begun;
   for (int i = 0; i < 6; ++i) {
     const std::string hello = recorded_hello(served.secret);

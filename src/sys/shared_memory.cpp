@@ -171,7 +171,8 @@ Result<SharedSegment> create_shared_segment(const std::string& name, std::size_t
 
 Result<Mapping> map_shared_segment(int fd, std::size_t bytes) {
   struct stat status {};
-  if (::fstat(fd, &status) != 0) return fail(ErrorCode::Io, "cannot look at a peer's memory -- {}", errno_text(errno));
+  if (::fstat(fd, &status) != 0)
+    return fail(ErrorCode::Io, "cannot read the size of a peer's memory -- {}", errno_text(errno));
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || static_cast<std::size_t>(status.st_size) < bytes) {
     return fail(ErrorCode::Corrupt, "a peer's memory has {} bytes (seals {:#x}) where {} sealed ones were announced",

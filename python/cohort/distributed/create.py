@@ -1,7 +1,7 @@
 """How a process group of torch.distributed becomes a world of Cohort: what torch calls for each group.
 
 The ranks of a group meet through torch's store, which anybody who reaches it can read and write. Every rank claims its
-place in it once; rank 0 looks at all claims and says where to meet. On one host that is a Unix socket's name, where the
+place in it once; rank 0 reads all claims and says where to meet. On one host that is a Unix socket's name, where the
 core lets in this user's processes only, with the job's secret if it has one. On several hosts rank 0 listens, and what
 lets the others in is the first of these that all have: the job's secret, the launcher's own meeting place (PMI, PMIx,
 MUNGE), a fresh secret in torch's store.

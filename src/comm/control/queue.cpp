@@ -119,7 +119,7 @@ bool Queue::await(const QueuedWork& work, const Ready& ready, Clock::time_point 
       continue;
     }
     // What does not take long once all have come is run here while there is time for them to come. The rest is left to
-    // the thread: who has little time cannot take on what may take longer.
+    // the thread: a caller with a deadline cannot take on what may take longer.
     const bool idle = !running_ && !queue_.empty();
     if (idle && patient) {
       run_front(lock);

@@ -88,7 +88,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual int run_join(std::chrono::milliseconds patience) = 0;
   /// Memory of kFusedTotal bytes in which small buffers travel together.
   virtual std::byte* fusing() = 0;
-  /// Worth running for whoever has little time.
+  /// May run in a caller that waits with a deadline.
   virtual bool is_quick(const Request&) const noexcept { return false; }
   /// In the world.
   virtual int ranks() const noexcept = 0;
@@ -96,7 +96,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual bool wants_rousing() = 0;
   /// The thread may sleep, and there is something to do.
   virtual void rouse() noexcept = 0;
-  /// Under the mutex: an operation is left to the thread, whose waiter has little time.
+  /// Under the mutex: an operation is left to the thread, whose waiter has a deadline.
   virtual void leave_to_thread() noexcept = 0;
   /// Whether it leaves what only moves where it is for who asks for that (Request::lent).
   virtual bool lends() const noexcept { return false; }

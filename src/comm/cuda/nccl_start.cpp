@@ -71,7 +71,7 @@ bool NcclPlane::form(Gpu& gpu, Direct::Ranks& ranks) {
     why = obstacle(starts, cards);
   }
   if (why) {
-    const auto text = fmt::format("memory of GPUs goes by way of the host's, without NCCL -- {}", *why);
+    const auto text = fmt::format("GPU memory is staged through host memory, without NCCL -- {}", *why);
     if (placement_.rank == 0 && env::text(env::kNccl) == "off") {
       log::info("comm", "{}", text);
     } else if (placement_.rank == 0) {
@@ -152,7 +152,7 @@ bool NcclPlane::can_fold(std::span<const Request> sums, Direct::Ranks& ranks) {
   if (std::any_of(all.begin(), all.end(), [](const Start& one) { return one.made == 0; })) folding_ = Folding::None;
   if (placement_.rank == 0 && (folding_ == Folding::None || !told_of_memory_)) {
     told_of_memory_ = true;
-    log::warn("comm", "{} go by way of the host's memory -- rank {} cannot fold on its GPU: {}",
+    log::warn("comm", "{} are staged through host memory -- rank {} cannot fold on its GPU: {}",
               folding_ == Folding::None ? "sums that are not NCCL's" : "some sums", failed - all.begin(), failed->why);
   }
   return false;

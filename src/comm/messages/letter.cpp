@@ -13,7 +13,7 @@ Result<Letter> read_letter(std::string_view bytes, std::size_t longest) {
     return fail(ErrorCode::Corrupt, "a message of another length than it says");
   }
   if (eager != (letter->offer == 0) && letter->kind != LetterKind::Refused) {
-    return fail(ErrorCode::Corrupt, "a letter without its number");
+    return fail(ErrorCode::Corrupt, "a message header without its number");
   }
   return letter;
 }

@@ -41,11 +41,11 @@ struct Letter {
 /// Between processes that share no memory: all but the address.
 template <class M, class A>
 void visit_fields(M& m, A& archive, const Letter*) {
-  archive(codec::below(m.kind, kLetterKinds, "a letter of unknown kind"),
+  archive(codec::below(m.kind, kLetterKinds, "a message header of unknown kind"),
           codec::below(m.dtype, kDTypeCount, "a type that does not exist"),
           codec::below(m.expected, kDTypeCount, "a type that does not exist"), m.tag, m.count, m.expected_count,
           m.offer);
-  archive.demand(m.kind != LetterKind::None && m.count >= 0 && m.expected_count >= 0, "a letter that says nothing");
+  archive.demand(m.kind != LetterKind::None && m.count >= 0 && m.expected_count >= 0, "an empty message header");
 }
 inline constexpr std::size_t kLetterBytes = 31;
 

@@ -164,7 +164,7 @@ void Epoch::on_agent_process_ended(CrewMember& agent) {
     if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
       on_host_failed(agent, crew_.why_not(agent));
     } else if (agent.remote &&
-               goes_on_without(agent, fmt::format("the way to it has ended, {}", crew_.how_ended(agent)))) {
+               goes_on_without(agent, fmt::format("the connection to it has ended, {}", crew_.how_ended(agent)))) {
       return check_end();
     } else if (agent.channel == nullptr || agent.channel->closed()) {
       lose_agent(fmt::format("the agent of {} was lost", agent.host.name));
@@ -174,7 +174,7 @@ void Epoch::on_agent_process_ended(CrewMember& agent) {
     } else if (stage_ != Stage::Stopping) {
       if (!stop_status_) stop_status_ = 1;
       const std::string what =
-          agent.remote ? fmt::format("the way to {} has ended ({})", agent.host.name, crew_.how_ended(agent))
+          agent.remote ? fmt::format("the connection to {} has ended ({})", agent.host.name, crew_.how_ended(agent))
                        : fmt::format("the guard of {} was killed", agent.host.name);
       say(what + "; ending the job");
       stop(what, SIGKILL, {});

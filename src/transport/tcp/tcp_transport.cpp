@@ -87,7 +87,7 @@ TcpTransport::TcpTransport(Options options, Listeners listeners, TransportEvents
   accepting.most_pending =
       kMostUnproven + static_cast<std::size_t>(size_ * infos_[static_cast<std::size_t>(rank_)].lanes);
   accepting.on_refused = [this](const net::Acceptor::Refusal& refused) {
-    log::debug("comm", "rank {}: a connection was turned away: {}", rank_, refused.why.what());
+    log::debug("comm", "rank {}: a connection was refused: {}", rank_, refused.why.what());
   };
   acceptor_.emplace(listeners.take(), std::move(accepting));
   watch_fd(acceptor_->fd(), EPOLLIN, kOfAcceptor, true);

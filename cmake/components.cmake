@@ -1,11 +1,11 @@
-# Helpers that every room's CMakeLists.txt uses.
+# Helpers that every CMakeLists.txt of a component uses.
 #
-#   cohort_room(comm SOURCES a.cpp b.cpp DEPENDS base sys PUBLIC_LINK fmt::fmt PRIVATE_LINK OpenSSL::SSL)
+#   cohort_component(comm SOURCES a.cpp b.cpp DEPENDS base sys PUBLIC_LINK fmt::fmt PRIVATE_LINK OpenSSL::SSL)
 #     the static library cohort_comm of src/comm
 #   cohort_test(comm_tests SOURCES a_test.cpp DEPENDS comm [LINK ...] [LABELS unit] [TIMEOUT 60] [RUN_SERIAL])
 #     a GoogleTest program; each TEST becomes one ctest test unless WHOLE is given
 #
-# Labels: unit (ranks are threads, or none), multiproc, e2e, install, fuzz, house, large (tools/test-large), cluster, python; torch
+# Labels: unit (ranks are threads, or none), multiproc, e2e, install, fuzz, style, large (tools/test-large), cluster, python; torch
 # for whatever needs libtorch (`ninja torch-tests` builds what `ctest -L torch` runs: ./check does only that against the
 # second libtorch); and slow for what only ./check --all runs.
 
@@ -39,7 +39,7 @@ function(cohort_optimise_tests target)
   target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
 endfunction()
 
-function(cohort_room name)
+function(cohort_component name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PUBLIC_LINK;PRIVATE_LINK" ${ARGN})
   set(target cohort_${name})
   add_library(${target} STATIC ${ARG_SOURCES})
@@ -47,21 +47,21 @@ function(cohort_room name)
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                               $<INSTALL_INTERFACE:include>)
   if("torch" IN_LIST ARG_DEPENDS)
-    message(FATAL_ERROR "room ${name}: no room may depend on torch/, so that the command never links libtorch")
+    message(FATAL_ERROR "component ${name}: no component may depend on torch/, so that the command never links libtorch")
   endif()
   # An installed Cohort does not name the build machine's libtorch: cohortConfig.cmake makes cohort::libtorch.
   list(TRANSFORM ARG_PUBLIC_LINK REPLACE "^cohort_libtorch$"
        "$<BUILD_INTERFACE:cohort_libtorch>;$<INSTALL_INTERFACE:cohort::libtorch>")
-  set(rooms ${ARG_DEPENDS})
-  list(TRANSFORM rooms PREPEND cohort_)
-  target_link_libraries(${target} PUBLIC ${rooms} ${ARG_PUBLIC_LINK} PRIVATE ${ARG_PRIVATE_LINK})
+  set(components ${ARG_DEPENDS})
+  list(TRANSFORM components PREPEND cohort_)
+  target_link_libraries(${target} PUBLIC ${components} ${ARG_PUBLIC_LINK} PRIVATE ${ARG_PRIVATE_LINK})
   if("cohort_libtorch" IN_LIST ARG_PUBLIC_LINK OR ARG_PUBLIC_LINK MATCHES "cohort::libtorch")
     cohort_precompiled(${target} torch)
   else()
     cohort_precompiled(${target} rooms)
   endif()
-  set_target_properties(${target} PROPERTIES EXPORT_NAME room_${name})
-  set_property(GLOBAL APPEND PROPERTY COHORT_ROOMS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME component_${name})
+  set_property(GLOBAL APPEND PROPERTY COHORT_COMPONENTS ${target})
 endfunction()
 
 function(cohort_test name)
@@ -75,9 +75,9 @@ function(cohort_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   cohort_settings(${name})
-  set(rooms ${ARG_DEPENDS})
-  list(TRANSFORM rooms PREPEND cohort_)
-  target_link_libraries(${name} PRIVATE ${rooms} ${ARG_LINK} GTest::gtest_main)
+  set(components ${ARG_DEPENDS})
+  list(TRANSFORM components PREPEND cohort_)
+  target_link_libraries(${name} PRIVATE ${components} ${ARG_LINK} GTest::gtest_main)
   cohort_optimise_tests(${name})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 60)
