@@ -42,9 +42,9 @@ doctor::ExaminationOptions request_of(const DoctorOptions& options) {
   doctor::ExaminationOptions request;
   request.hosts = std::move(choice.hosts);
   request.remote = choices.job.remote;
-  request.remote.way = choice.way;
+  request.remote.method = choice.method;
   request.remote.components = std::move(choice.components);
-  request.all_local = choices.hosts.starter == launch::HostWishes::Starter::Local;
+  request.all_local = choices.hosts.starter == launch::HostOptions::Starter::Local;
   const std::chrono::milliseconds longer(static_cast<std::int64_t>(options.start_timeout * 1000));
   request.whole_limit += longer - request.start_limit;
   request.start_limit = longer;

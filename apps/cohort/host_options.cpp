@@ -31,13 +31,13 @@ void add_shared_options(CLI::App& command, std::initializer_list<std::string_vie
 }
 
 launch::HostChoice hosts_of(const RunChoices& choices) {
-  if (choices.hosts.starter == launch::HostWishes::Starter::Hand)
+  if (choices.hosts.starter == launch::HostOptions::Starter::Hand)
     raise(ErrorCode::InvalidArgument, "--starter hand is for `cohort run` alone");
   return value_or_throw(launch::choose_hosts(choices.hosts, launch::Environment::current()));
 }
 
-launch::HostWishes::Starter starter_of(const std::string& name) {
-  using Starter = launch::HostWishes::Starter;
+launch::HostOptions::Starter starter_of(const std::string& name) {
+  using Starter = launch::HostOptions::Starter;
   return name == "ssh"      ? Starter::Ssh
          : name == "slurm"  ? Starter::Slurm
          : name == "mpirun" ? Starter::Mpi

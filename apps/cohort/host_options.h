@@ -27,7 +27,7 @@ void add_shared_options(CLI::App& command, std::initializer_list<std::string_vie
 /// The hosts that they say, for commands that cannot wait for agents which somebody starts by hand.
 launch::HostChoice hosts_of(const RunChoices& choices);
 
-launch::HostWishes::Starter starter_of(const std::string& name);
+launch::HostOptions::Starter starter_of(const std::string& name);
 
 /// The words of a command (--ssh, --evaluator), divided as a shell does it: at blanks, but for what is in '', in "" or
 /// behind a backslash. Nothing is expanded. Refuses (InvalidArgument) an empty one, and one that ends within quotes.

@@ -27,14 +27,14 @@
 namespace cohort::app {
 namespace {
 
-using Starter = launch::HostWishes::Starter;
+using Starter = launch::HostOptions::Starter;
 
 void set_hosts(launch::RunOptions& job, const RunChoices& choices, const RunSettings& settings) {
   launch::HostChoice choice = value_or_throw(launch::choose_hosts(choices.hosts, launch::Environment::current()));
   if (!choice.note.empty() && !job.quiet) std::fprintf(stderr, "cohort: %s\n", choice.note.c_str());
   job.hosts = std::move(choice.hosts);
   job.others.server_hosts = std::move(choice.server_hosts);
-  job.remote.way = choice.way;
+  job.remote.method = choice.method;
   job.remote.components = std::move(choice.components);
   if (choices.hosts.starter == Starter::Hand) {
     if (choices.secret_file.empty()) {
@@ -134,7 +134,7 @@ void set_agents(launch::RunOptions& job, const RunChoices& choices) {
           "--agents: --invitation-fd is wanted, and neither hosts nor a number of processes");
   if (::fcntl(*job.invitation_fd, F_SETFD, FD_CLOEXEC) != 0)
     raise(ErrorCode::InvalidArgument, "--invitation-fd {}: {}", *job.invitation_fd, errno_text(errno));
-  job.remote.way = launch::Way::Owner;
+  job.remote.method = launch::StartMethod::Owner;
   job.processes = 0;  // as many as they take
   for (int agent = 0; agent < choices.agents; ++agent) job.hosts.push_back({fmt::format("agent {}", agent), 1, false});
 }

@@ -22,7 +22,7 @@ struct RunChoices {
   launch::RunOptions job;
   std::optional<int> processes;  ///< of -np; 0: auto
   std::string per_node;          ///< of --nproc-per-node; empty: not said
-  launch::HostWishes hosts;
+  launch::HostOptions hosts;
   launch::NodeWishes nodes;
   std::string network;
   std::string secret_file;

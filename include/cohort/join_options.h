@@ -53,7 +53,7 @@ struct JoinOptions {
 };
 
 /// What this process has with which it can meet ranks on other hosts.
-enum class WayToMeet {
+enum class RendezvousMethod {
   None,
   Secret,    ///< the job's (`cohort run`, COHORT_SECRET_FILE), or that of a world formed through the launcher
   Launcher,  ///< its own meeting place (PMI, PMIx, MUNGE): `join` without options forms the world of this rank and size
@@ -61,6 +61,6 @@ enum class WayToMeet {
 };
 /// For those who choose a method for all ranks of a world before they `join`: the world of `size` ranks in which this
 /// process is `rank`; -1: of the size that its launcher says. What is wrong with the environment is for `join` to say.
-WayToMeet way_to_meet(int rank = -1, int size = -1);
+RendezvousMethod rendezvous_method(int rank = -1, int size = -1);
 
 }  // namespace cohort

@@ -172,7 +172,7 @@ void NamedWorld::forget_all() {
   const auto gone = std::exchange(lingering_worlds(), {});
   Callbacks::stop();
   const py::gil_scoped_release release;
-  stop_telling();
+  stop_completions();
 }
 
 }  // namespace cohort::python

@@ -143,7 +143,7 @@ TEST_F(CheckpointCopies, RefuseWhatIsNotAsItWasWritten) {
   for (const bool missing : {false, true}) {
     run_on_threads(kRanks, [&](Communicator comm) {
       const FolderOptions own = options(comm.rank(), 2);
-      const Sight sight = look_around(comm, own, IfMissing::Make);
+      const SharedFolder folder = probe_shared_folder(comm, own, IfMissing::Make);
       const std::string name = part_file(comm.rank());
       const auto bytes = formats::random_bytes(kOwnBytes, static_cast<unsigned>(comm.rank()));
       const auto written =
@@ -165,7 +165,7 @@ TEST_F(CheckpointCopies, RefuseWhatIsNotAsItWasWritten) {
         }
       }
       comm.barrier().wait();
-      const Copies copies(sight, 2);
+      const Copies copies(folder, 2);
       EXPECT_EQ(code_of([&] { copies.make(comm, own.path, digests); }, missing ? "cannot open" : "differs from what"),
                 missing ? ErrorCode::Unavailable : ErrorCode::Corrupt);
       comm.barrier().wait();  // and it can be used for the next thing

@@ -18,12 +18,12 @@ int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stor
   return -1;
 }
 
-Holders::Holders(Communicator& comm, const Sight& sight, const formats::StoredCheckpoint& stored,
+Holders::Holders(Communicator& comm, const SharedFolder& folder, const formats::StoredCheckpoint& stored,
                  const std::set<std::string>& files)
-    : comm_(comm), sight_(sight), stored_(stored) {
+    : comm_(comm), shared_folder_(folder), stored_(stored) {
   std::string seen;
   for (const std::string& file : files)
-    seen += sight.sees() && ::access(fmt::format("{}/{}", stored.folder, file).c_str(), F_OK) == 0 ? '1' : '0';
+    seen += folder.sees() && ::access(fmt::format("{}/{}", stored.folder, file).c_str(), F_OK) == 0 ? '1' : '0';
   const auto all = gather(comm, seen);
   std::size_t index = 0;
   for (const std::string& file : files) {
@@ -53,8 +53,8 @@ std::string Holders::missing(const std::string& file) const {
   if (saved >= 0) text += fmt::format(" -- it is rank {}'s part", saved);
   if (hosts.empty()) return text;
   text += fmt::format(" -- host {} has had it on its own disk", hosts[static_cast<std::size_t>(std::max(0, saved))]);
-  return text + (sight_.place == CheckpointPlace::Local ? ", and no host of this job has it"
-                                                        : " -- load it with the place local");
+  return text + (shared_folder_.place == CheckpointPlace::Local ? ", and no host of this job has it"
+                                                                : " -- load it with the place local");
 }
 
 std::vector<std::string> Holders::verify(const std::function<void(const std::string&, sys::FileBytes)>& keep) {
@@ -64,7 +64,7 @@ std::vector<std::string> Holders::verify(const std::function<void(const std::str
     assign(open);
     codec::Writer failures;
     for (const std::string& file : open) {
-      if (holders_.at(file).empty() || owners_.at(file) != sight_.rank) continue;
+      if (holders_.at(file).empty() || owners_.at(file) != shared_folder_.rank) continue;
       auto bytes = formats::read_checkpoint_file(stored_, file);
       if (bytes)
         keep(file, std::move(*bytes));
@@ -80,8 +80,8 @@ std::vector<std::string> Holders::verify(const std::function<void(const std::str
         problem += fmt::format("{}{}", problem.empty() ? "" : "; ", value_or_throw(in.text(all[rank].size())));
         // Whoever sees the same folder sees the same damage.
         auto& holders = holders_.at(file);
-        const int place = sight_.keeper_of(static_cast<int>(rank));
-        std::erase_if(holders, [&](int holder) { return sight_.keeper_of(holder) == place; });
+        const int place = shared_folder_.keeper_of(static_cast<int>(rank));
+        std::erase_if(holders, [&](int holder) { return shared_folder_.keeper_of(holder) == place; });
         if (!holders.empty()) again.insert(file);
       }
     }

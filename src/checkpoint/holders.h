@@ -1,7 +1,7 @@
 // Who has which file of a checkpoint, and whose copy is whole. Collective.
 #pragma once
 
-#include "checkpoint/sight.h"
+#include "checkpoint/shared_folder.h"
 #include "formats/checkpoint_folder.h"
 #include "sys/files.h"
 
@@ -21,7 +21,7 @@ int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stor
 class Holders {
  public:
   /// Asks all ranks which of `files` they see in the checkpoint's folder. Each rank gives its own path to it.
-  Holders(Communicator& comm, const Sight& sight, const formats::StoredCheckpoint& stored,
+  Holders(Communicator& comm, const SharedFolder& folder, const formats::StoredCheckpoint& stored,
           const std::set<std::string>& files);
 
   /// Lets one holder of each file read and compare it, another one where that finds damage; parts preferably by the
@@ -37,7 +37,7 @@ class Holders {
   std::string missing(const std::string& file) const;
 
   Communicator& comm_;
-  const Sight& sight_;
+  const SharedFolder& shared_folder_;
   const formats::StoredCheckpoint& stored_;
   std::map<std::string, std::vector<int>> holders_;  // ascending; those that have proved damaged are taken out
   std::map<std::string, int> owners_;

@@ -30,11 +30,11 @@ struct Listing {
 };
 
 /// What the keepers see.
-Listing list_all(Communicator& comm, const FolderOptions& options, const Sight& sight) {
+Listing list_all(Communicator& comm, const FolderOptions& options, const SharedFolder& folder) {
   Listing all;
   codec::Writer mine;
   agree(comm, attempt([&] {
-          if (!sight.keeps()) return;
+          if (!folder.keeps()) return;
           auto list = value_or_throw(formats::list_checkpoints(options.path));
           for (formats::StoredCheckpoint& one : list.sound) {
             const std::string text = value_or_throw(formats::to_json(one.manifest));
@@ -113,16 +113,16 @@ Found load_newest(Communicator& comm, const FolderOptions& options, const std::s
   const status::timeline::Scope event(status::TimelineKind::Checkpoint, "load");
   const int rank = rank_of(comm);
   const int ranks = size_of(comm);
-  const Sight sight = look_around(comm, options, IfMissing::Leave);
+  const SharedFolder folder = probe_shared_folder(comm, options, IfMissing::Leave);
   Found found;
-  Listing listing = list_all(comm, options, sight);
+  Listing listing = list_all(comm, options, folder);
   found.passed_over = listing.damaged;
   for (auto next = listing.candidates.rbegin(); next != listing.candidates.rend(); ++next) {
     if (listing.newer > next->first.generation) break;
     if (latest && next->first.generation > *latest) continue;
     const formats::StoredCheckpoint stored = open_candidate(comm, options, listing, next->first);
     std::map<std::string, sys::FileBytes> kept;
-    Holders holders(comm, sight, stored, names_of(stored));
+    Holders holders(comm, folder, stored, names_of(stored));
     const auto problems = holders.verify([&](const std::string& file, sys::FileBytes bytes) {
       const int saved = saved_rank_of(file, stored);
       if (saved < 0 || saved == rank) kept.emplace(file, std::move(bytes));
@@ -191,12 +191,12 @@ std::map<int, sys::FileBytes> load_parts(Communicator& comm, const FolderOptions
       files.insert(file);
     }
   }
-  const Sight sight = look_around(comm, options, IfMissing::Leave);
-  Holders holders(comm, sight, here, files);
+  const SharedFolder folder = probe_shared_folder(comm, options, IfMissing::Leave);
+  Holders holders(comm, folder, here, files);
   std::map<std::string, sys::FileBytes> kept;
   const auto problems = holders.verify([&](const std::string& file, sys::FileBytes bytes) {
     const auto& who = wanted.at(file);
-    if (std::find(who.begin(), who.end(), sight.rank) != who.end()) kept.emplace(file, std::move(bytes));
+    if (std::find(who.begin(), who.end(), folder.rank) != who.end()) kept.emplace(file, std::move(bytes));
   });
   if (!problems.empty()) raise(ErrorCode::Corrupt, "cannot load parts of a checkpoint -- {}", problems.front());
   std::map<int, sys::FileBytes> parts;

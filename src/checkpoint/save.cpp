@@ -4,7 +4,7 @@
 #include "checkpoint/copies.h"
 #include "checkpoint/exchange.h"
 #include "checkpoint/pieces.h"
-#include "checkpoint/sight.h"
+#include "checkpoint/shared_folder.h"
 #include "formats/safetensors.h"
 #include "status/status_page.h"
 #include "status/timeline.h"
@@ -79,7 +79,7 @@ class Save {
     open();
     if (options_.place == CheckpointPlace::Shared) require_shared();
     write();
-    if (in_parts_ && options_.place == CheckpointPlace::Rank0) travel();
+    if (in_parts_ && options_.place == CheckpointPlace::Rank0) send_to_rank0();
     for (const std::string& digests : gather(comm_, encode(digests_))) decode(digests, manifest_.files);
     if (copies_) copies_->make(comm_, hidden_, manifest_.files);
     seal();
@@ -138,13 +138,13 @@ class Save {
   }
 
   void open() {
-    sight_ = look_around(comm_, options_, IfMissing::Make);
+    shared_folder_ = probe_shared_folder(comm_, options_, IfMissing::Make);
     if (!shared_folder()) {
-      manifest_.hosts = sight_.hosts;
-      copies_.emplace(sight_, options_.copies);
+      manifest_.hosts = shared_folder_.hosts;
+      copies_.emplace(shared_folder_, options_.copies);
     }
     agree(comm_, attempt([&] {
-            if (sight_.keeps()) writer_.emplace(value_or_throw(formats::CheckpointWriter::open(options_.path)));
+            if (shared_folder_.keeps()) writer_.emplace(value_or_throw(formats::CheckpointWriter::open(options_.path)));
           }));
     manifest_.generation = highest(comm_, writer_ ? writer_->newest() : 0) + 1;
     agree(comm_, attempt([&] {
@@ -152,7 +152,7 @@ class Save {
           }));
     const std::string own = writer_ ? std::filesystem::path(writer_->hidden()).filename().string() : std::string();
     const auto names = gather(comm_, own);
-    hidden_ = fmt::format("{}/{}", options_.path, names[static_cast<std::size_t>(sight_.keeper_of(rank_))]);
+    hidden_ = fmt::format("{}/{}", options_.path, names[static_cast<std::size_t>(shared_folder_.keeper_of(rank_))]);
   }
 
   /// The hidden folder's name is random: who sees it sees rank 0's folder.
@@ -174,7 +174,7 @@ class Save {
         ErrorCode::InvalidArgument,
         "cannot save a checkpoint in {} -- it is to be shared, but what rank 0 (host {}) makes there is not seen by {} "
         "-- give a folder of a file system that all hosts mount, or let the place be rank0 or local",
-        options_.path, sight_.hosts.front(), places_of(sight_, blind));
+        options_.path, shared_folder_.hosts.front(), places_of(shared_folder_, blind));
   }
 
   void add(const TensorFile& file) {
@@ -208,7 +208,7 @@ class Save {
   }
 
   /// The other ranks' parts to rank 0's disk, one after the other.
-  void travel() {
+  void send_to_rank0() {
     std::optional<Error> error;
     for (int from = 1; from < ranks_; ++from) {
       if (rank_ == from) {
@@ -293,7 +293,7 @@ class Save {
     std::map<std::pair<std::int64_t, std::string>, std::size_t> held;
     std::size_t keepers = 0;
     for (int rank = 0; rank < ranks_; ++rank) {
-      if (sight_.keeper_of(rank) != rank) continue;
+      if (shared_folder_.keeper_of(rank) != rank) continue;
       ++keepers;
       for (codec::Reader in(lists[static_cast<std::size_t>(rank)]); !in.at_end();) {
         const auto generation = value_or_throw(in.number<std::int64_t>());
@@ -315,7 +315,7 @@ class Save {
   bool in_parts_ = false;
   TensorFile part_;
   std::vector<std::string> sizes_;  // of the parts, by rank
-  Sight sight_;
+  SharedFolder shared_folder_;
   std::optional<Copies> copies_;                     // where there are several disks
   std::optional<formats::CheckpointWriter> writer_;  // of those who keep a folder
   std::string hidden_;

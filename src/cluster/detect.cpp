@@ -2,9 +2,9 @@
 
 #include "base/env.h"
 #include "base/parse.h"
+#include "cluster/launch_warning.h"
 #include "cluster/launchers.h"
 #include "cluster/sagemaker.h"
-#include "cluster/slips.h"
 
 #include <unistd.h>
 
@@ -82,7 +82,7 @@ Result<Detected> detect(const Environment& environment) {
   if (auto meant = refuse_unmeant_world_of_one(environment, detected.size, detected.source); !meant) {
     return tl::unexpected(meant.error());
   }
-  note_slip(environment, detected);
+  note_warning(environment, detected);
   return detected;
 }
 

@@ -31,7 +31,7 @@ enum class Meeting {
 };
 
 /// What looks like a mistake in how the process was started.
-enum class Slip {
+enum class LaunchWarning {
   None,
   Script,  ///< a batch script or its shell, and none of the job's tasks
   Hosts,   ///< a world on this host alone, within a job of several
@@ -57,7 +57,7 @@ struct Detected {
   std::vector<std::string> hosts;  ///< where the launcher names them, in its order
   bool alone = false;              ///< COHORT_ALONE=1
   std::string source;              ///< for messages: "RANK=1, WORLD_SIZE=4 (torchrun)"
-  Slip slip = Slip::None;
+  LaunchWarning warning = LaunchWarning::None;
   std::string note;  ///< what looks like a slip and is none for sure; worth a warning
 };
 

@@ -13,7 +13,7 @@
 
 namespace cohort::cluster {
 
-/// More hosts than this are a slip of the pen.
+/// More hosts than this are a typing error.
 inline constexpr std::size_t kMostHosts = 65536;
 /// On one host.
 inline constexpr int kMostSlots = 65536;

@@ -1,5 +1,5 @@
 // Whether a result is free of NaN and infinities, as Work::finite() tells it: whichever rank made which part of it, on
-// every path and in every type. Runs over pretended hosts too (CMakeLists.txt), where the result is read for it.
+// every path and in every type. Runs over fake hosts too (CMakeLists.txt), where the result is read for it.
 #include "comm/testing/calls.h"
 #include "comm/testing/worlds.h"
 

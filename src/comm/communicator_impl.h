@@ -65,7 +65,7 @@ struct FormOptions {
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::vector<int> hosts = {};             ///< by rank, the number of its host; empty: all are on one
-  bool one_machine = false;                ///< the hosts are pretended: loopback reaches all ranks
+  bool one_machine = false;                ///< the hosts are fake: loopback reaches all ranks
   std::optional<net::Secret> secret = {};  ///< of the job; without one, the store's keys are secret enough
   transport::TransportKind transport = transport::TransportKind::Tcp;  ///< between hosts
   std::shared_ptr<const OperationLabel> label = {};                    ///< where this is a part of a larger world

@@ -2,8 +2,8 @@
 #include "base/log.h"
 #include "base/parse.h"
 #include "cluster/detect.h"
+#include "cluster/fake_hosts.h"
 #include "cluster/host_identity.h"
-#include "cluster/pretended_hosts.h"
 #include "cluster/program_identity.h"
 #include "comm/communicator_impl.h"
 #include "ext/mpi/plugin.h"
@@ -167,9 +167,9 @@ Communicator join(const JoinOptions& options) {
   const net::Deadline deadline = net::deadline_in(plan.join_timeout);
 
   cluster::HostIdentity host = cluster::host_identity();
-  const std::vector<int> pretended = cluster::pretended_hosts(plan.size);
-  if (!pretended.empty()) {
-    const std::string number = fmt::format("#{}", pretended[static_cast<std::size_t>(plan.rank)]);
+  const std::vector<int> fake = cluster::fake_hosts(plan.size);
+  if (!fake.empty()) {
+    const std::string number = fmt::format("#{}", fake[static_cast<std::size_t>(plan.rank)]);
     host.id += number;
     host.name += number;
   }
@@ -219,11 +219,11 @@ Communicator join(const JoinOptions& options) {
   form.timeout = plan.timeout;
   form.secret = plan.secret;
   form.transport = plan.transport;
-  form.one_machine = !pretended.empty();
+  form.one_machine = !fake.empty();
   if (entry.cross_size > 1) {
     for (const meet::MembershipEntry& each : membership.entries) form.hosts.push_back(each.cross_rank);
   }
-  if (pretended.empty()) compare_with_launcher(plan, form.placement);
+  if (fake.empty()) compare_with_launcher(plan, form.placement);
   Communicator communicator(backend_named(membership.backend).create(form));
   meet::leave_meeting(*place->store, info, meet);
   if (place->server) place->server->close_listener();  // the world is complete

@@ -104,7 +104,7 @@ TEST_P(SendRecv, EveryType) {
 
 TEST_P(SendRecv, TagsMeetInAnyOrderAndKeepTheirOwn) {
   comm::testing::run_world(2, [&](Communicator comm) {
-    // More messages than a lane has cells, of every size, in the order of their tags; received in another one.
+    // More messages than a ring has cells, of every size, in the order of their tags; received in another one.
     constexpr int kTags = 40;
     constexpr int kEach = 3;
     std::vector<std::pair<int, int>> order;

@@ -1,7 +1,7 @@
 #include "comm/thread_world.h"
 
 #include "base/result.h"
-#include "cluster/pretended_hosts.h"
+#include "cluster/fake_hosts.h"
 #include "comm/hosts/layout.h"
 #include "store/store.h"
 #include "sys/cpus.h"
@@ -49,8 +49,9 @@ std::vector<Communicator> form_each(int size, const std::function<Communicator(i
 
 /// Throws on all processes if any of them cannot.
 void require_alike(int threads, Communicator& across) {
-  const WayToMeet way = way_to_meet(across.rank(), across.size());
-  const bool cannot_meet = across.cross_size() > 1 && way != WayToMeet::Secret && way != WayToMeet::Launcher;
+  const RendezvousMethod way = rendezvous_method(across.rank(), across.size());
+  const bool cannot_meet =
+      across.cross_size() > 1 && way != RendezvousMethod::Secret && way != RendezvousMethod::Launcher;
   const std::int64_t mine[] = {threads, cannot_meet ? 1 : 0};
   std::vector<std::int64_t> all(2 * static_cast<std::size_t>(across.size()));
   across.all_gather(std::span(mine), std::span(all)).wait();
@@ -114,7 +115,7 @@ std::vector<Communicator> form_across(int threads, Communicator across, std::chr
 
 std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& options) {
   if (options.across && options.across.size() > 1) return form_across(size, options.across, timeout_of(options));
-  std::vector<int> hosts = size < 1 ? std::vector<int>() : cluster::pretended_hosts(size);
+  std::vector<int> hosts = size < 1 ? std::vector<int>() : cluster::fake_hosts(size);
   if (!hosts.empty() && hosts.back() == 0) hosts.clear();
   const comm::Backend& backend = comm::usual_backend(!hosts.empty());
   return comm::form_on_threads(backend, std::move(hosts), size, options);

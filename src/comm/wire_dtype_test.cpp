@@ -1,5 +1,5 @@
 // float32 that travels as bfloat16 between hosts: each host's sum is rounded, and beyond two hosts the result as well,
-// whatever its size and way. On one host nothing is rounded. Runs over pretended hosts too (CMakeLists.txt).
+// whatever its size and way. On one host nothing is rounded. Runs over fake hosts too (CMakeLists.txt).
 #include "comm/kernels/bfloat16.h"
 #include "comm/testing/errors.h"
 #include "comm/testing/worlds.h"

@@ -2,7 +2,7 @@
 
 #include "base/env.h"
 #include "doctor/host.h"
-#include "doctor/look.h"
+#include "doctor/probe.h"
 #include "launch/plan/host_environment.h"
 #include "launch/supervise/job_setup.h"
 #include "launch/sweep.h"
@@ -53,7 +53,7 @@ bool has_launcher_above() {
 
 Examination::Examination(const ExaminationOptions& options) : options_(options) {
   checkup_.here = sys::host_name();
-  checkup_.way = options.remote.way;
+  checkup_.method = options.remote.method;
   checkup_.starter_local = options.all_local;
   checkup_.environment = cluster::current_environment();
   checkup_.launcher_alive = has_launcher_above();
@@ -78,12 +78,12 @@ std::vector<std::size_t> Examination::all_ready() const {
   return out;
 }
 
-void Examination::give_up(std::size_t at, std::string row, std::string why, std::string mend) {
+void Examination::give_up(std::size_t at, std::string row, std::string why, std::string fix) {
   if (ending_ || std::exchange(examined_[at].over, true)) return;
   examined_[at].order.clear();
   state(at).trouble = std::move(row);
   state(at).why = std::move(why);
-  state(at).mend = std::move(mend);
+  state(at).fix = std::move(fix);
 }
 
 bool Examination::wait(milliseconds limit, const std::function<bool()>& done) {
@@ -93,7 +93,7 @@ bool Examination::wait(milliseconds limit, const std::function<bool()>& done) {
   return done();
 }
 
-void Examination::on_joined(launch::CrewMember& member) {
+void Examination::on_joined(launch::AgentHandle& member) {
   const auto at = static_cast<std::size_t>(member.host.index);
   if (examined_[at].over) return member.channel->send(launch::Finish{});
   examined_[at].joined = true;
@@ -120,7 +120,7 @@ void Examination::on_joined(launch::CrewMember& member) {
 }
 
 void Examination::on_message(std::size_t at, launch::Message message) {
-  launch::CrewMember& member = *crew_->members()[at];
+  launch::AgentHandle& member = *agents_->members()[at];
   ExaminedHost& examined = examined_[at];
   if (auto* output = std::get_if<launch::Output>(&message)) {
     member.channel->send(launch::OutputTaken{output->bytes.size()});
@@ -173,29 +173,29 @@ void Examination::on_line(std::size_t at, const std::string& line) {
   take(line.substr(begin, line.size() - begin - 1));
 }
 
-void Examination::diagnose_start(const launch::CrewMember& member) {
+void Examination::diagnose_start(const launch::AgentHandle& member) {
   const auto at = static_cast<std::size_t>(member.host.index);
   if (member.remote == nullptr) {
     give_up(at, "starter", "it was not its turn to be started", "");
     return;
   }
-  const launch::Diagnosis found = launch::diagnose(crew_->failed_start(member));
+  const launch::Diagnosis found = launch::diagnose(agents_->failed_start(member));
   give_up(at, std::string(found.kind), found.why + found.said, found.advice);
 }
 
-void Examination::on_process_ended(launch::CrewMember& member) {
+void Examination::on_process_ended(launch::AgentHandle& member) {
   const auto at = static_cast<std::size_t>(member.host.index);
   if (examined_[at].over || member.all_gone) return;
   if (member.channel == nullptr && member.remote) return diagnose_start(member);
   give_up(at, "lost",
-          member.remote ? fmt::format("the connection to it has ended ({})", crew_->how_ended(member))
+          member.remote ? fmt::format("the connection to it has ended ({})", agents_->how_ended(member))
                         : "its agent has ended",
           "");
 }
 
 void Examination::ask(std::size_t at, const json& order, std::function<void(const std::string&)> take) {
   ExaminedHost& examined = examined_[at];
-  launch::CrewMember& member = *crew_->members()[at];
+  launch::AgentHandle& member = *agents_->members()[at];
   examined.order = order.at("do").get<std::string>();
   examined.take = std::move(take);
   examined.asked_at = wall_clock();
@@ -228,12 +228,12 @@ void Examination::get_facts() {
   };
   wait(options_.start_limit, [&] { return all(begun); });
   if (signal_ != 0) return;
-  crew_->start_no_more();
-  for (const auto& member : crew_->members()) {
+  agents_->start_no_more();
+  for (const auto& member : agents_->members()) {
     const auto at = static_cast<std::size_t>(member->host.index);
     if (begun(at)) continue;
     diagnose_start(*member);
-    launch::Crew::give_up(*member);
+    launch::AgentPool::kill(*member);
   }
   wait(kFactsLimit, [&] { return all([this](std::size_t at) { return examined_[at].over || state(at).facts; }); });
   if (signal_ != 0) return;
@@ -246,9 +246,9 @@ void Examination::get_facts() {
 
 void Examination::end() {
   ending_ = true;
-  for (const auto& member : crew_->members()) {
+  for (const auto& member : agents_->members()) {
     if (member->channel == nullptr) {
-      launch::Crew::give_up(*member);
+      launch::AgentPool::kill(*member);
     } else if (!member->started) {
       member->channel->send(launch::Finish{});
     } else {
@@ -258,10 +258,10 @@ void Examination::end() {
     }
   }
   const Clock::time_point deadline = Clock::now() + kEndLimit;
-  while (!crew_->all_ended() && Clock::now() < deadline) loop_.run_for(milliseconds(50));
-  crew_->let_go();
+  while (!agents_->all_ended() && Clock::now() < deadline) loop_.run_for(milliseconds(50));
+  agents_->drop_lifelines();
   const Clock::time_point last = Clock::now() + milliseconds(1000);
-  while (!crew_->all_ended() && Clock::now() < last) loop_.run_for(milliseconds(50));
+  while (!agents_->all_ended() && Clock::now() < last) loop_.run_for(milliseconds(50));
 }
 
 Examined Examination::run() {
@@ -274,7 +274,7 @@ Examined Examination::run() {
     while (const auto told = signals_->next()) signal_ = *told;
   });
   open_files_ = sys::raise_open_files_limit().first;
-  launch::Crew::Options options;
+  launch::AgentPool::Options options;
   options.remote = options_.remote;
   std::vector<launch::PlannedHost> hosts;
   for (const HostState& host : checkup_.hosts) {
@@ -282,34 +282,34 @@ Examined Examination::run() {
     hosts.push_back({host.name, index, index, 1, host.here});
     options.elsewhere = options.elsewhere || !host.here;
   }
-  launch::Crew::Events events;
-  events.on_joined = [this](launch::CrewMember& member) { on_joined(member); };
-  events.on_message = [this](const launch::CrewMember& member, launch::Message message) {
+  launch::AgentPool::Events events;
+  events.on_joined = [this](launch::AgentHandle& member) { on_joined(member); };
+  events.on_message = [this](const launch::AgentHandle& member, launch::Message message) {
     on_message(static_cast<std::size_t>(member.host.index), std::move(message));
   };
-  events.on_channel_closed = [this](const launch::CrewMember& member, const std::optional<Error>& error) {
+  events.on_channel_closed = [this](const launch::AgentHandle& member, const std::optional<Error>& error) {
     if (member.all_gone) return;
     give_up(static_cast<std::size_t>(member.host.index), "lost", error ? error->what() : "its agent has ended", "");
   };
-  events.on_process_ended = [this](launch::CrewMember& member) { on_process_ended(member); };
-  events.on_unfit = [this](const launch::CrewMember* member, const std::string& why) {
+  events.on_process_ended = [this](launch::AgentHandle& member) { on_process_ended(member); };
+  events.on_unfit = [this](const launch::AgentHandle* member, const std::string& why) {
     if (member == nullptr) return;  // who it is does not come, and is named for that
     if (member->remote) {
       return give_up(static_cast<std::size_t>(member->host.index), "version", why,
                      "install one version on all hosts, or name it with --remote-cohort");
     }
     // The command that starts agents is not there: none can be.
-    for (const auto& each : crew_->members()) {
+    for (const auto& each : agents_->members()) {
       const auto at = static_cast<std::size_t>(each->host.index);
       if (!each->host.local && !examined_[at].joined)
         give_up(at, "starter", why, "install it, or choose another way with --starter or --ssh");
     }
   };
-  events.on_complaint = [](launch::CrewMember&, const std::string&) {};
+  events.on_complaint = [](launch::AgentHandle&, const std::string&) {};
   const auto clean_up = [&spared] { launch::sweep(spared, std::chrono::seconds(2), {}); };
   try {
-    crew_.emplace(loop_, secret_, options, std::move(events));
-    crew_->start(hosts);
+    agents_.emplace(loop_, secret_, options, std::move(events));
+    agents_->start(hosts);
     get_facts();
     for (const auto& step : {&Examination::compare_clocks, &Examination::compare_folders, &Examination::probe_peers,
                              &Examination::measure_speeds}) {
@@ -317,7 +317,7 @@ Examined Examination::run() {
     }
     end();
   } catch (...) {
-    if (crew_) crew_->let_go();
+    if (agents_) agents_->drop_lifelines();
     clean_up();
     throw;
   }
@@ -327,7 +327,7 @@ Examined Examination::run() {
       std::none_of(hosts.begin(), hosts.end(), [](const launch::PlannedHost& host) { return host.local; })) {
     std::vector<std::string> names;
     for (const launch::PlannedHost& host : hosts) names.push_back(host.name);
-    checkup_.names_here = look_up(names, kNamesHereLimit);
+    checkup_.names_here = resolve_names(names, kNamesHereLimit);
   }
   return {std::move(checkup_), signal_};
 }

@@ -4,7 +4,7 @@
 // thread.
 #pragma once
 
-#include "doctor/judge.h"
+#include "doctor/check.h"
 #include "launch/plan/plan.h"
 #include "launch/start/starter.h"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "doctor/examination.h"
-#include "launch/start/crew.h"
+#include "launch/start/agent_pool.h"
 #include "net/secret.h"
 #include "sys/signals.h"
 
@@ -37,12 +37,12 @@ class Examination {
   HostState& state(std::size_t at) { return checkup_.hosts[at]; }
   bool ready(std::size_t at) const { return !examined_[at].over && checkup_.hosts[at].facts.has_value(); }
   std::vector<std::size_t> all_ready() const;
-  void give_up(std::size_t at, std::string row, std::string why, std::string mend);
-  void on_joined(launch::CrewMember& member);
+  void give_up(std::size_t at, std::string row, std::string why, std::string fix);
+  void on_joined(launch::AgentHandle& member);
   void on_message(std::size_t at, launch::Message message);
   void on_line(std::size_t at, const std::string& line);
-  void on_process_ended(launch::CrewMember& member);
-  void diagnose_start(const launch::CrewMember& member);
+  void on_process_ended(launch::AgentHandle& member);
+  void diagnose_start(const launch::AgentHandle& member);
   void ask(std::size_t at, const nlohmann::json& order, std::function<void(const std::string&)> take);
   bool wait(std::chrono::milliseconds limit, const std::function<bool()>& done);
   /// Until all have answered; who has not by then is lost.
@@ -63,7 +63,7 @@ class Examination {
   bool ending_ = false;  ///< what ends now is meant to
   std::uint64_t open_files_ = 0;
   net::Secret secret_ = value_or_throw(net::Secret::generate());
-  std::optional<launch::Crew> crew_;
+  std::optional<launch::AgentPool> agents_;
   std::vector<ExaminedHost> examined_;
   Checkup checkup_;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();

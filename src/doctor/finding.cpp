@@ -16,7 +16,7 @@ constexpr Row kRows[] = {
     {"one-process", "GPUs, 1 process", "all GPUs but one are idle"},
     {"launchers", "launchers", "`cohort run` refuses to start a job of its own in each"},
     {"alone", "COHORT_ALONE", "every rank is a world of its own, but those of `cohort run`: nothing is distributed"},
-    {"pretend", "pretended hosts", "ranks of one host talk through the network, as on several"},
+    {"pretend", "fake hosts", "ranks of one host talk through the network, as on several"},
     {"master", "MASTER_ADDR", "ranks on other hosts look for rank 0 at themselves, and wait"},
     {"leftovers", "leftovers", "a program started by hand takes itself for a rank of a job that is gone"},
     {"network-choice", "COHORT_NETWORK", "ranks there have no address to listen at, and do not start"},

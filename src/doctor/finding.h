@@ -20,7 +20,7 @@ struct Finding {
   std::string to;                  ///< not empty: it is about the way from `hosts` to this one
   std::string found;
   std::string effect;  ///< what it does to a job; empty: as the table says
-  std::string mend;    ///< a command, mostly
+  std::string fix;     ///< a command, mostly
 };
 
 struct Row {

@@ -4,8 +4,8 @@
 #include "base/log.h"
 #include "doctor/beside.h"
 #include "doctor/facts.h"
-#include "doctor/look.h"
 #include "doctor/peers.h"
+#include "doctor/probe.h"
 #include "net/socket.h"
 #include "sys/cpus.h"
 
@@ -77,16 +77,16 @@ HostFacts look_around(const json& order, const ProbeServer& server) {
   for (const json& name : order.at("names")) names.push_back(name.get<std::string>());
   const std::string folder = order.at("folder").get<std::string>();
   // They wait for others, or take their time: side by side.
-  std::jthread lookups = beside([&] { facts.names = look_up(names, kNameLimit); });
-  std::jthread programs = beside([&] { facts.software = look_at_software(environment, kProgramLimit); });
-  facts.networks = look_at_networks(facts.network_error);
-  facts.limits = look_at_limits();
+  std::jthread lookups = beside([&] { facts.names = resolve_names(names, kNameLimit); });
+  std::jthread programs = beside([&] { facts.software = probe_software(environment, kProgramLimit); });
+  facts.networks = probe_networks(facts.network_error);
+  facts.limits = probe_limits();
   // The soft limit here is a worker's, as a job's ranks have it.
-  facts.machine = look_at_machine("");
-  facts.folder = look_at_folder(folder);
-  look_at_gpus(facts.machine, "", kProgramLimit);
-  look_at_gpu_ways(facts.machine, "", kProgramLimit);
-  look_at_nccl(facts.machine);
+  facts.machine = probe_machine("");
+  facts.folder = probe_folder(folder);
+  probe_gpus(facts.machine, "", kProgramLimit);
+  probe_gpu_links(facts.machine, "", kProgramLimit);
+  probe_nccl(facts.machine);
   facts.environment = variables_that_matter(environment);
   for (std::jthread* const thread : {&lookups, &programs}) {
     if (thread->joinable()) thread->join();

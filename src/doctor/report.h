@@ -1,8 +1,8 @@
 // How findings read: a table for people, at most 80 columns wide where words allow it, and JSON for programs. Pure.
 #pragma once
 
+#include "doctor/check.h"
 #include "doctor/finding.h"
-#include "doctor/judge.h"
 
 #include <string>
 #include <vector>

@@ -4,7 +4,7 @@
 #include "base/log.h"
 #include "meet/exchange.h"
 #include "meet/offer.h"
-#include "meet/ways_to_meet.h"
+#include "meet/rendezvous_method.h"
 #include "net/digest.h"
 #include "net/interfaces.h"
 #include "store/client.h"

@@ -4,7 +4,7 @@
 #include "cluster/init_method.h"
 #include "cluster/launcher_process.h"
 #include "cluster/launchers.h"
-#include "meet/ways_to_meet.h"
+#include "meet/rendezvous_method.h"
 #include "net/digest.h"
 #include "net/hmac.h"
 #include "net/secure_connection.h"

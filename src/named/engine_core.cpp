@@ -171,9 +171,9 @@ void EngineCore::run() noexcept {
   comm::times::leave_out_this_thread();
   try {
     agree_on_options();
-    doorbell_ = std::make_unique<MessageDoorbell>(comm_, wakeup_);
+    announcer_ = std::make_unique<MessageRoundAnnouncer>(comm_, wakeup_);
     serve();
-    doorbell_->close(options_.shutdown_timeout);
+    announcer_->close(options_.shutdown_timeout);
   } catch (const Error& error) {
     end(error);
     if (error.code() != ErrorCode::Mismatch) comm_.abort(error.what());
@@ -181,7 +181,7 @@ void EngineCore::run() noexcept {
     end(Error(ErrorCode::Internal, fmt::format("unexpected in the engine of named operations -- {}", error.what())));
     comm_.abort(error.what());
   }
-  doorbell_.reset();
+  announcer_.reset();
   over_ = true;
 }
 
@@ -210,7 +210,7 @@ void EngineCore::agree_on_options() {
 
 void EngineCore::serve() {
   while (true) {
-    const bool rung = doorbell_->heard() >= round_;
+    const bool rung = announcer_->heard() >= round_;
     const bool stalls = due();
     if (rung || stalls || stirred_ || stopping_) {
       if (!round()) return;

@@ -4,10 +4,10 @@
 #pragma once
 
 #include "named/cache.h"
-#include "named/doorbell.h"
 #include "named/engine.h"
 #include "named/fusion.h"
 #include "named/gpu.h"
+#include "named/round_announcer.h"
 #include "named/table.h"
 
 #include <atomic>
@@ -159,7 +159,7 @@ class EngineCore {
   std::atomic<bool> over_{false};  // the thread has nothing more to do
 
   // The thread's own.
-  std::unique_ptr<Doorbell> doorbell_;
+  std::unique_ptr<RoundAnnouncer> announcer_;
   Table table_;
   std::vector<bool> joined_;
   int last_joined_ = -1;

@@ -2,7 +2,7 @@
 
 #include "base/log.h"
 #include "comm/times.h"
-#include "named/doorbell.h"
+#include "named/round_announcer.h"
 #include "status/status_page.h"
 #include "status/timeline.h"
 

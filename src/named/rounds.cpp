@@ -116,7 +116,7 @@ std::vector<std::uint64_t> EngineCore::combine(const Contribution& own) {
   Work work = comm_.all_reduce(std::span(all), options);
   rounds_.fetch_add(1, std::memory_order_relaxed);
   if (!work.done()) {  // some rank may be asleep
-    doorbell_->ring(round_);
+    announcer_->ring(round_);
     rings_.fetch_add(1, std::memory_order_relaxed);
   }
   work.wait();

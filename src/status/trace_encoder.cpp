@@ -9,7 +9,7 @@ namespace {
 
 namespace field = trace_field;
 
-/// Lanes of one kind that a rank gets for what overlaps: beyond that nobody looks.
+/// ShmChannels of one kind that a rank gets for what overlaps: beyond that nobody looks.
 constexpr std::uint16_t kMostLanes = 16;
 constexpr std::uint16_t kMostThreads = 40;
 /// Tracks of a rank, all together: above what the lanes of all kinds come to.

@@ -68,14 +68,14 @@ class _Claim:
     process: str  # tells processes apart: pid, start time, the space that numbers it, and a token
     host: str  # equal where an abstract Unix name is the same
     where: str  # for messages
-    way: str  # with which it can meet other hosts: _core.way_to_meet
+    way: str  # with which it can meet other hosts: _core.rendezvous_method
 
     @staticmethod
     def mine(rank: int, size: int) -> "_Claim":
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             host = f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
         return _Claim(
-            _PROCESS(), host, f"host {socket.gethostname()}, pid {os.getpid()}", _core.way_to_meet(rank, size)
+            _PROCESS(), host, f"host {socket.gethostname()}, pid {os.getpid()}", _core.rendezvous_method(rank, size)
         )
 
     def encode(self) -> bytes:

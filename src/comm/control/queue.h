@@ -6,7 +6,7 @@
 
 #include "comm/control/pending_work.h"
 #include "comm/control/waiters.h"
-#include "comm/direct.h"
+#include "comm/device_op.h"
 #include "comm/pieces.h"
 #include "comm/request.h"
 #include "comm/staging.h"
@@ -48,9 +48,9 @@ class QueuedWork final : public PendingWork {
   Queue& queue_;
   const std::vector<Request> requests_;
   const Clock::time_point called_;
-  bool announced_;                                    // the first request has been announced already
-  std::shared_ptr<Direct::InFlight> in_flight_ = {};  // under the queue's mutex; null: it is not
-  std::optional<CollectiveEvent> event_ = {};         // what is to be told when it ends
+  bool announced_;                                      // the first request has been announced already
+  std::shared_ptr<DeviceOp::InFlight> in_flight_ = {};  // under the queue's mutex; null: it is not
+  std::optional<CollectiveEvent> event_ = {};           // what is to be told when it ends
 };
 
 class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
@@ -98,9 +98,9 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual void rouse() noexcept = 0;
   /// Under the mutex: an operation is left to the thread, whose waiter has a deadline.
   virtual void leave_to_thread() noexcept = 0;
-  /// Whether it leaves what only moves where it is for who asks for that (Request::lent).
+  /// Whether it leaves what only moves where it is for who asks for that (Request::borrowed).
   virtual bool lends() const noexcept { return false; }
-  /// As Direct::Ranks::attend.
+  /// As DeviceOp::Ranks::attend.
   virtual void attend() = 0;
   /// The world has, as far as this rank can know by now. Any thread.
   virtual bool ended() noexcept = 0;
@@ -139,9 +139,9 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
 
  private:
   friend class QueuedWork;
-  class Others;
+  class PeerPoller;
   class PlaneOfPieces;
-  using InFlight = std::shared_ptr<Direct::InFlight>;
+  using InFlight = std::shared_ptr<DeviceOp::InFlight>;
   bool run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error, InFlight& given) noexcept;
   /// Takes staged requests a step further. What goes wrong there ends the world: the others wait for this rank.
   template <class Way>

@@ -27,7 +27,7 @@ constexpr auto kLeaving = 1ms;
 Ordering QueuedWork::order(const Device& stream, Clock::time_point limit) {
   if (!requests_.front().direct) return Ordering::Never;
   if (!queue_.wait_until_given(*this, limit)) return Ordering::NotYet;
-  std::shared_ptr<Direct::InFlight> given;
+  std::shared_ptr<DeviceOp::InFlight> given;
   {
     const std::lock_guard lock(queue_.mutex_);
     given = in_flight_;

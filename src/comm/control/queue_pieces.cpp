@@ -10,7 +10,7 @@ class Queue::PlaneOfPieces final : public Pieces::Plane {
   void carry_out(const Request& piece) override {
     Request own = piece;
     own.timeout = whole_.timeout;
-    if (!queue_.lends()) own.lent = nullptr;
+    if (!queue_.lends()) own.borrowed = nullptr;
     CollectiveEvent part;
     if (event_ != nullptr) part.begun = Clock::now();
     run(own, event_ != nullptr ? &part : nullptr);

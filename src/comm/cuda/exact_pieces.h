@@ -73,8 +73,8 @@ inline Slice stretch_of(const Request& request, int rank, std::int64_t begin, st
   return {first, std::min(first + count, kept.end)};
 }
 /// Where this rank keeps it.
-inline std::byte* kept_at(const Request& request, int rank, const Slice& stretch) noexcept {
-  return at(request.output, stretch.begin - kept_by(request, rank).begin, size_of(request.dtype));
+inline std::byte* kept_at(const Request& request, int rank, const Slice& range) noexcept {
+  return at(request.output, range.begin - kept_by(request, rank).begin, size_of(request.dtype));
 }
 
 inline std::size_t bytes_of(const Slice& slice, std::size_t element) noexcept {

@@ -1,7 +1,7 @@
 #include "comm/cuda/in_pieces.h"
 
+#include "comm/borrowed.h"
 #include "comm/finite_check.h"
-#include "comm/lent.h"
 
 #include <cohort/error.h>
 
@@ -17,11 +17,11 @@ namespace {
 
 class InPieces final : public Pieces {
  public:
-  InPieces(Gpu& gpu, const Request& request, StreamMarks marks, Cut cut, std::shared_ptr<Ring> ring, int rank)
+  InPieces(Gpu& gpu, const Request& request, StreamMarks marks, Chunking cut, std::shared_ptr<Ring> ring, int rank)
       : gpu_(gpu),
         request_(request),
         marks_(std::move(marks)),
-        cut_(std::move(cut)),
+        chunking_(std::move(cut)),
         ring_(std::move(ring)),
         rank_(rank) {}
 
@@ -47,7 +47,7 @@ class InPieces final : public Pieces {
       if (mark) gpu_.wait(*mark, deadline, [&] { plane.attend(); });
       mark = nullptr;
     };
-    const std::size_t pieces = cut_.pieces();
+    const std::size_t pieces = chunking_.pieces();
     bool finite = true;
     // What only moves goes to the GPU out of the slot of the rank that brought it. That rank has the fourth piece after
     // it come there once all have come to the second after it; so nobody comes to that before it has read this one.
@@ -61,8 +61,8 @@ class InPieces final : public Pieces {
       wait(turn.slot->departed);  // of an earlier piece, where nothing has come after it
       wait(turn.slot->arrived);
       wait(before_last);  // of the second before this one
-      lent_.clear();
-      if (borrows) piece.request.lent = &lent_;
+      borrowed_.clear();
+      if (borrows) piece.request.borrowed = &borrowed_;
       if (request_.finite_check) {
         piece.request.finite_check = std::make_shared<FiniteCheck>(
             ConstBuffer(piece.request.output, piece.request.output_count, request_.dtype));
@@ -79,10 +79,10 @@ class InPieces final : public Pieces {
 
   Turn begin(std::size_t number, bool brings) {
     Ring::Slot& slot = ring_->next();
-    Turn turn{&slot, cut_.piece(number, slot.data)};
+    Turn turn{&slot, chunking_.piece(number, slot.data)};
     if (!brings || turn.piece.input.empty()) return turn;
     std::vector<Transfer> copies;
-    for (const Stretch& one : turn.piece.input)
+    for (const ByteRange& one : turn.piece.input)
       copies.push_back({slot.data + one.in_room, static_cast<const std::byte*>(request_.input) + one.at, one.bytes});
     const MarkPtr after[] = {marks_.input, slot.departed};
     slot.arrived = gpu_.copy_to_host(copies, after);
@@ -92,23 +92,24 @@ class InPieces final : public Pieces {
   MarkPtr depart(const Turn& turn, bool stays) {
     std::vector<Transfer> copies;
     const auto* const result = static_cast<const std::byte*>(turn.piece.request.output);
-    for (const Stretch& one : turn.piece.output) {
+    for (const ByteRange& one : turn.piece.output) {
       std::byte* const to = static_cast<std::byte*>(request_.output) + one.at;
-      const auto brought = [&](const Stretch& own) {
+      const auto brought = [&](const ByteRange& own) {
         return to == static_cast<const std::byte*>(request_.input) + own.at;
       };
       if (stays && std::any_of(turn.piece.input.begin(), turn.piece.input.end(), brought)) continue;
       const std::byte* from = turn.slot->data + one.in_room;
       const auto at = static_cast<std::size_t>(from - result);
-      const auto lent = std::find_if(lent_.begin(), lent_.end(), [at](const Lent& block) { return block.at == at; });
-      if (lent != lent_.end()) from = taken(*lent, turn.slot->data + one.in_room);
+      const auto borrowed =
+          std::find_if(borrowed_.begin(), borrowed_.end(), [at](const Borrowed& block) { return block.at == at; });
+      if (borrowed != borrowed_.end()) from = taken(*borrowed, turn.slot->data + one.in_room);
       copies.push_back({to, from, one.bytes});
     }
     return copies.empty() ? nullptr : gpu_.copy_to_device(copies, {&marks_.output, 1});
   }
 
   /// Where the GPU reads it. What it could read only slowly is copied to `room` after all.
-  const std::byte* taken(const Lent& block, std::byte* room) {
+  const std::byte* taken(const Borrowed& block, std::byte* room) {
     if (!block.memory || ring_->pin(block.memory)) return block.data;
     std::memcpy(room, block.data, block.bytes);
     return room;
@@ -120,7 +121,7 @@ class InPieces final : public Pieces {
     } catch (const Error& error) {
       throw Error(error.code(),
                   fmt::format("{} -- it is piece {} of {} of {}({}[{}]) of a GPU's memory", error.what(), number + 1,
-                              cut_.pieces(), name_of(request_.kind), to_string(request_.dtype),
+                              chunking_.pieces(), name_of(request_.kind), to_string(request_.dtype),
                               std::max(request_.input_count, request_.output_count)),
                   error.context());
     }
@@ -129,10 +130,10 @@ class InPieces final : public Pieces {
   Gpu& gpu_;
   const Request request_;
   const StreamMarks marks_;
-  const Cut cut_;
+  const Chunking chunking_;
   const std::shared_ptr<Ring> ring_;
   const int rank_;
-  std::vector<Lent> lent_;  // of the piece that is carried out
+  std::vector<Borrowed> borrowed_;  // of the piece that is carried out
 };
 
 class Alone final : public Pieces {
@@ -162,7 +163,7 @@ class Alone final : public Pieces {
 
 }  // namespace
 
-std::shared_ptr<Pieces> in_pieces(Gpu& gpu, const Request& request, StreamMarks marks, Cut cut,
+std::shared_ptr<Pieces> in_pieces(Gpu& gpu, const Request& request, StreamMarks marks, Chunking cut,
                                   std::shared_ptr<Ring> ring, int rank) {
   return std::make_shared<InPieces>(gpu, request, std::move(marks), std::move(cut), std::move(ring), rank);
 }

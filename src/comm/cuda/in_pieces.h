@@ -2,7 +2,7 @@
 // GPU. One thread at a time.
 #pragma once
 
-#include "comm/cuda/cut.h"
+#include "comm/cuda/chunking.h"
 #include "comm/cuda/ring.h"
 #include "comm/cuda/staging.h"
 #include "comm/pieces.h"
@@ -12,7 +12,7 @@
 namespace cohort::comm::cuda {
 
 /// The operation that `cut` cuts, through `ring`, whose slots have room for a piece.
-std::shared_ptr<Pieces> in_pieces(Gpu& gpu, const Request& request, StreamMarks marks, Cut cut,
+std::shared_ptr<Pieces> in_pieces(Gpu& gpu, const Request& request, StreamMarks marks, Chunking cut,
                                   std::shared_ptr<Ring> ring, int rank);
 
 /// Whether a world of one has nothing to do but to copy.

@@ -1,4 +1,4 @@
-// NCCL as it is found and loaded: which of several, and which versions. Over the pretended one.
+// NCCL as it is found and loaded: which of several, and which versions. Over the fake one.
 #include "comm/cuda/nccl.h"
 #include "comm/testing/gpus.h"
 
@@ -15,11 +15,11 @@ namespace cohort::comm::testing {
 namespace {
 
 TEST(NcclLibrary, VersionsThatAreTooOldAreRefused) {
-  ::setenv("PRETENDED_NCCL_VERSION", "21705", 1);
+  ::setenv("FAKE_NCCL_VERSION", "21705", 1);
   const auto old = cuda::Nccl::load("");
-  ::setenv("PRETENDED_NCCL_VERSION", "21800", 1);
+  ::setenv("FAKE_NCCL_VERSION", "21800", 1);
   const auto oldest = cuda::Nccl::load("");
-  ::unsetenv("PRETENDED_NCCL_VERSION");
+  ::unsetenv("FAKE_NCCL_VERSION");
   ASSERT_FALSE(old);
   EXPECT_TRUE(has(old.error().what(), "NCCL 2.17.5 is too old")) << old.error().what();
   EXPECT_TRUE(has(old.error().what(), "2.18.0 or newer is needed")) << old.error().what();
@@ -36,7 +36,7 @@ TEST(NcclLibraryDeathTest, IsFoundWhereItIs) {
     std::exit(found ? 0 : 1);
   };
   EXPECT_EXIT(ask("/nowhere/libnccl.so.2"), ::testing::ExitedWithCode(1), "there is no NCCL: /nowhere/libnccl.so.2");
-  EXPECT_EXIT(ask(""), ::testing::ExitedWithCode(0), "pretended/libnccl.so.2");
+  EXPECT_EXIT(ask(""), ::testing::ExitedWithCode(0), "fake/libnccl.so.2");
   namespace fs = std::filesystem;
   const fs::path root = fs::temp_directory_path() / ("cohort-nccl-" + std::to_string(::getpid()));
   const fs::path wheel = root / "lib" / "python3.11" / "site-packages" / "nvidia" / "nccl" / "lib";

@@ -11,7 +11,7 @@
 #include "comm/cuda/fold_launcher.h"
 #include "comm/cuda/nccl_operations.h"
 #include "comm/cuda/staging.h"
-#include "comm/direct.h"
+#include "comm/device_op.h"
 
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ namespace cohort::comm::cuda {
 
 class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
  public:
-  using Clock = Direct::Clock;
+  using Clock = DeviceOp::Clock;
 
   /// `hosts`: by rank; empty: all are on one.
   NcclPlane(cluster::Placement placement, std::vector<int> hosts)
@@ -42,12 +42,13 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   bool open() const noexcept { return state_.load(std::memory_order_acquire) != State::Staging; }
   bool ready() const noexcept { return state_.load(std::memory_order_acquire) == State::Nccl; }
   /// A request that it may take. It comes after what its streams have now. Throws Unavailable, InvalidArgument.
-  std::shared_ptr<Direct> call(const Request& request);
+  std::shared_ptr<DeviceOp> call(const Request& request);
 
-  /// As of Direct.
+  /// As of DeviceOp.
   void give_up() noexcept;
-  bool form(Gpu& gpu, Direct::Ranks& ranks);
-  std::shared_ptr<Direct::InFlight> run(std::span<const Request> together, const Round& round, Direct::Ranks& ranks);
+  bool form(Gpu& gpu, DeviceOp::Ranks& ranks);
+  std::shared_ptr<DeviceOp::InFlight> run(std::span<const Request> together, const Round& round,
+                                          DeviceOp::Ranks& ranks);
 
  private:
   enum class State { Unknown, Nccl, Staging, Broken };
@@ -59,15 +60,16 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   class Call;
   class Flight;
 
-  Start start(const NcclId& id, Direct::Ranks& ranks);
+  Start start(const NcclId& id, DeviceOp::Ranks& ranks);
   /// Kernels, and scratch memory for these sums. False: some rank lacks them.
-  bool can_fold(std::span<const Request> sums, Direct::Ranks& ranks);
-  std::shared_ptr<Direct::InFlight> give(std::span<const Request> together, const Round& round, Direct::Ranks& ranks);
+  bool can_fold(std::span<const Request> sums, DeviceOp::Ranks& ranks);
+  std::shared_ptr<DeviceOp::InFlight> give(std::span<const Request> together, const Round& round,
+                                           DeviceOp::Ranks& ranks);
   struct Step;
   /// One group of NCCL's.
   void give_step(const Step& step, std::string_view what);
   /// Returns once what NCCL was given is in the stream.
-  void wait_until_given(std::span<const Request> together, std::string_view what, Direct::Ranks& ranks);
+  void wait_until_given(std::span<const Request> together, std::string_view what, DeviceOp::Ranks& ranks);
   static const Call& call_of(const Request& request);
   /// Of NCCL's functions, and of its communicator while `calls_` is held.
   void check(NcclResult result, std::string_view what) const;

@@ -56,7 +56,7 @@ NcclPlane::~NcclPlane() {
   if (stream_ != nullptr) gpu_->end_stream(stream_);
 }
 
-bool NcclPlane::form(Gpu& gpu, Direct::Ranks& ranks) {
+bool NcclPlane::form(Gpu& gpu, DeviceOp::Ranks& ranks) {
   if (state_.load(std::memory_order_relaxed) != State::Unknown) return false;
   std::vector<Card> cards(static_cast<std::size_t>(placement_.size));
   const Card own = card_of(gpu, placement_);
@@ -90,7 +90,7 @@ bool NcclPlane::form(Gpu& gpu, Direct::Ranks& ranks) {
   return true;
 }
 
-Start NcclPlane::start(const NcclId& id, Direct::Ranks& ranks) {
+Start NcclPlane::start(const NcclId& id, DeviceOp::Ranks& ranks) {
   Start made;
   NcclConfig config;
   NcclResult state = NcclResult::Success;
@@ -119,7 +119,7 @@ Start NcclPlane::start(const NcclId& id, Direct::Ranks& ranks) {
   return made;
 }
 
-bool NcclPlane::can_fold(std::span<const Request> sums, Direct::Ranks& ranks) {
+bool NcclPlane::can_fold(std::span<const Request> sums, DeviceOp::Ranks& ranks) {
   if (folding_ == Folding::None || placement_.size > static_cast<int>(FoldLauncher::kMostInputs)) return false;
   const std::size_t wanted = ExactSums::scratch_of(sums, world_);
   if (wanted <= agreed_scratch_ && folding_ == Folding::Known) return true;

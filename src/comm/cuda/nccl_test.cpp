@@ -1,5 +1,5 @@
 // Collectives of GPU memory over NCCL: what goes there and what by staging, that operations come after their streams,
-// and what ranks are told where NCCL fails, hangs or is not on all of them. Over the pretended driver and the pretended
+// and what ranks are told where NCCL fails, hangs or is not on all of them. Over the fake driver and the fake
 // NCCL; all operations' results: comm_tests.trials_by_nccl.
 #include "comm/cuda/cards.h"
 #include "comm/testing/gpus.h"
@@ -28,10 +28,10 @@ int count_of(const char* what) {
   auto* const function = function_of<int()>("libnccl.so.2", what);
   return function != nullptr ? function() : 0;
 }
-int operations() { return count_of("pretended_nccl_operations"); }
-int aborts() { return count_of("pretended_nccl_aborts"); }
-int looks() { return of_driver<int()>("pretended_cuda_looks")(); }
-int folds() { return of_driver<int()>("pretended_cuda_folds")(); }
+int operations() { return count_of("fake_nccl_operations"); }
+int aborts() { return count_of("fake_nccl_aborts"); }
+int looks() { return of_driver<int()>("fake_cuda_looks")(); }
+int folds() { return of_driver<int()>("fake_cuda_folds")(); }
 
 class OnNccl : public ::testing::Test {
  protected:
@@ -43,9 +43,9 @@ class OnNccl : public ::testing::Test {
     looks_ = looks();
   }
   void TearDown() override {
-    for (const char* name : {"PRETENDED_NCCL_TROUBLE", "NCCL_MULTI_RANK_GPU_ENABLE"}) ::unsetenv(name);
+    for (const char* name : {"FAKE_NCCL_TROUBLE", "NCCL_MULTI_RANK_GPU_ENABLE"}) ::unsetenv(name);
   }
-  static void cause(const char* what) { ::setenv("PRETENDED_NCCL_TROUBLE", what, 1); }
+  static void cause(const char* what) { ::setenv("FAKE_NCCL_TROUBLE", what, 1); }
   /// By NCCL, each rank's counted, since the test began.
   int carried_out() const { return operations() - operations_; }
   int aborted() const { return aborts() - aborts_; }
@@ -264,7 +264,7 @@ TEST_F(OnNccl, ScratchThatIsOutgrownIsGivenBack) {
       const Floats values = floats(comm, std::vector<float>(static_cast<std::size_t>(counts.back()), 1));
       const auto allocated = [&] {
         comm.barrier().wait();
-        const std::size_t held = of_driver<std::size_t()>("pretended_cuda_allocated")();
+        const std::size_t held = of_driver<std::size_t()>("fake_cuda_allocated")();
         comm.barrier().wait();
         return held;
       };
@@ -351,12 +351,12 @@ TEST_F(OnNccl, HostsThatEncryptDoNotUseIt) {
 }
 
 TEST_F(OnNccl, EndsItsCommunicatorsWithTheWorld) {
-  const int before = count_of("pretended_nccl_ends");
+  const int before = count_of("fake_nccl_ends");
   run_world(2, [](Communicator comm) {
     const Floats data = floats(comm, {1, 2});
     comm.all_reduce(data.buffer()).wait();
   });
-  EXPECT_EQ(count_of("pretended_nccl_ends") - before, 2);
+  EXPECT_EQ(count_of("fake_nccl_ends") - before, 2);
   EXPECT_EQ(aborted(), 0);
 }
 

@@ -2,7 +2,7 @@
 // before each. Belongs to the thread that waits.
 #pragma once
 
-#include "comm/direct.h"
+#include "comm/device_op.h"
 
 #include <algorithm>
 #include <chrono>
@@ -37,7 +37,7 @@ class Pauses {
 
 class Patience {
  public:
-  explicit Patience(Direct::Ranks& ranks) noexcept : ranks_(ranks) {}
+  explicit Patience(DeviceOp::Ranks& ranks) noexcept : ranks_(ranks) {}
   /// Throws what ends the world.
   void step() {
     ranks_.attend();
@@ -45,7 +45,7 @@ class Patience {
   }
 
  private:
-  Direct::Ranks& ranks_;
+  DeviceOp::Ranks& ranks_;
   Pauses pauses_;
 };
 

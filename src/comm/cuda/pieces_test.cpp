@@ -1,8 +1,8 @@
 // Collectives of a GPU's memory in pieces by way of the host's: that copies and sums go on at once, how much of the
 // host's memory they take, that they are one operation to all who look, and what becomes of them when something fails
-// in the midst. With COHORT_NCCL=off, over the pretended driver, which tells of each copy as it begins; bits of all
+// in the midst. With COHORT_NCCL=off, over the fake driver, which tells of each copy as it begins; bits of all
 // operations: comm_tests.trials_in_pieces.
-#include "comm/cuda/cut.h"
+#include "comm/cuda/chunking.h"
 #include "comm/testing/calls.h"
 #include "comm/testing/gpus.h"
 #include "comm/testing/worlds.h"
@@ -46,7 +46,7 @@ class Copies {
     held_.clear();
     then_.clear();
     late_ = false;
-    if (auto* const watch = of_driver<void(void (*)(int, unsigned long long, std::size_t))>("pretended_cuda_watch"))
+    if (auto* const watch = of_driver<void(void (*)(int, unsigned long long, std::size_t))>("fake_cuda_watch"))
       watch([](int way, unsigned long long device, std::size_t) { all().came(way, device); });
   }
   /// The copy at this address is not carried out before that other one has begun.
@@ -106,7 +106,7 @@ class InPieces : public ::testing::Test {
   void TearDown() override {
     cuda::set_piece_bytes(before_);
     Copies::all().reset();
-    of_driver<void(int)>("pretended_cuda_fail")(0);
+    of_driver<void(int)>("fake_cuda_fail")(0);
   }
 
  private:
@@ -125,7 +125,7 @@ const void* piece_at(const Floats& floats, std::size_t count, std::size_t number
   Request request;
   request.kind = Kind::AllReduce;
   request.input_count = request.output_count = static_cast<std::int64_t>(count);
-  const cuda::Cut cut(request, 0, 2, kPiece);
+  const cuda::Chunking cut(request, 0, 2, kPiece);
   std::vector<std::byte> room(cut.room());
   return static_cast<const std::byte*>(floats.data()) + cut.piece(number, room.data()).input.front().at;
 }
@@ -152,7 +152,7 @@ TEST_F(InPieces, CopiesAndSumsGoOnAtOnce) {
 }
 
 TEST_F(InPieces, TheHostsMemoryIsThatOfAFewPieces) {
-  auto* const pinned = of_driver<std::size_t()>("pretended_cuda_pinned");
+  auto* const pinned = of_driver<std::size_t()>("fake_cuda_pinned");
   const std::size_t at_first = pinned();
   run_world(2, [&](Communicator comm) {
     comm.all_reduce(floats(comm, {1}).buffer()).wait();  // all know from it that there is no NCCL
@@ -305,7 +305,7 @@ TEST_F(InPieces, NothingIsCopiedThatIsInItsPlace) {
 }
 
 TEST_F(InPieces, WhatOnlyMovesIsReadWhereItIs) {
-  auto* const pinned = of_driver<std::size_t()>("pretended_cuda_pinned");
+  auto* const pinned = of_driver<std::size_t()>("fake_cuda_pinned");
   const ForcedPlan forced("inline=0");  // pieces are small here
   if (Worlds::chosen().backend(2).several_hosts) GTEST_SKIP() << "between hosts it is sent";
   run_world(3, [&](Communicator comm) {
@@ -354,7 +354,7 @@ TEST_F(InPieces, WhatOnlyMovesIsReadWhereItIs) {
 
 TEST_F(InPieces, WhatCannotBePinnedIsCopied) {
   const ForcedPlan forced("inline=0");
-  of_driver<void(bool)>("pretended_cuda_pins")(false);
+  of_driver<void(bool)>("fake_cuda_pins")(false);
   run_world(2, [&](Communicator comm) {
     const std::size_t count = 9 * kFloats;
     const Floats part = floats(comm, counted(count, static_cast<float>(comm.rank() + 1))),
@@ -364,7 +364,7 @@ TEST_F(InPieces, WhatCannotBePinnedIsCopied) {
     for (const float value : counted(count, 2)) expected.push_back(value);
     EXPECT_EQ(all.values(), expected);
   });
-  of_driver<void(bool)>("pretended_cuda_pins")(true);
+  of_driver<void(bool)>("fake_cuda_pins")(true);
 }
 
 TEST_F(InPieces, AWorldOfOneCopiesOnTheGpu) {
@@ -399,16 +399,15 @@ TEST_F(InPieces, AGpuThatFailsInTheMidstEndsTheWorld) {
     const std::size_t count = 8 * kFloats;
     const Floats values = floats(comm, counted(count, 1));
     if (comm.rank() == 0) {
-      Copies::all().when(kToDevice, piece_at(values, count, 3),
-                         [] { of_driver<void(int)>("pretended_cuda_fail")(700); });
+      Copies::all().when(kToDevice, piece_at(values, count, 3), [] { of_driver<void(int)>("fake_cuda_fail")(700); });
     }
     comm.barrier().wait();
     try {
       comm.all_reduce(values.buffer(), {.timeout = 20s}).wait();
       ADD_FAILURE() << "it has not failed";
-    } catch (const Error& error) {  // all pretended GPUs fail: whichever rank sees it first
+    } catch (const Error& error) {  // all fake GPUs fail: whichever rank sees it first
       EXPECT_TRUE(error.code() == ErrorCode::Internal || error.code() == ErrorCode::Aborted) << error.what();
-      EXPECT_TRUE(has(error.what(), "pretended failure (error 700)")) << error.what();
+      EXPECT_TRUE(has(error.what(), "fake failure (error 700)")) << error.what();
     }
   });
 }

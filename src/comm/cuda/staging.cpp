@@ -1,6 +1,6 @@
 #include "comm/cuda/staging.h"
 
-#include "comm/cuda/cut.h"
+#include "comm/cuda/chunking.h"
 #include "comm/cuda/in_pieces.h"
 #include "comm/cuda/patience.h"
 #include "comm/cuda/ring.h"
@@ -303,7 +303,7 @@ Request stage(const Request& request, Place place, const StreamMarks& marks, Roo
     return host;
   }
   const std::size_t most = piece_bytes();
-  if (Cut cut(request, place.rank, place.size, most); cut.pieces() > 1) {
+  if (Chunking cut(request, place.rank, place.size, most); cut.pieces() > 1) {
     auto ring = rooms.ring(gpu, std::max(cut.room(), most), allocate);
     host.pieces = in_pieces(gpu, request, marks, std::move(cut), std::move(ring), place.rank);
     return host;

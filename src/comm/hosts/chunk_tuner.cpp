@@ -25,14 +25,14 @@ constexpr std::chrono::duration<double> kBlock = 600us;   // so long a block of 
 
 ChunkTuner::ChunkTuner(const Layout& layout) noexcept
     : hosts_(layout.hosts),
-      columns_(layout.columns),
+      columns_(layout.stripes),
       alone_(layout.size == layout.hosts),
       least_bytes_(alone_ ? kPieceOfOne : kPieceOfMany) {
   const auto frames = static_cast<std::size_t>(columns_ * (hosts_ > 2 ? hosts_ : 1));  // of a piece
   while (piece_bytes(most_ + 1) <= std::min(kMostPiece, kMostFrame * frames)) ++most_;
 }
 
-/// Pieces take the wire's time, not a number of bytes: on a fast one what each costs counts, on a slow one columns that
+/// Pieces take the wire's time, not a number of bytes: on a fast one what each costs counts, on a slow one stripes that
 /// run apart. With more than two hosts a piece is cut once more.
 void ChunkTuner::learn(std::size_t bytes, Duration took) noexcept {
   const std::size_t all = bytes * static_cast<std::size_t>(columns_);

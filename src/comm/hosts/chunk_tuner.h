@@ -16,13 +16,13 @@ class ChunkTuner {
   using Duration = std::chrono::steady_clock::duration;
   explicit ChunkTuner(const Layout& layout) noexcept;
 
-  /// Of this rank's column, an operation has moved so many bytes each way in this time.
+  /// Of this rank's stripe, an operation has moved so many bytes each way in this time.
   void learn(std::size_t bytes, Duration took) noexcept;
   /// How often this rank would like pieces doubled, up to `most`.
   int doublings() const noexcept { return doublings_; }
   int most() const noexcept { return most_; }
 
-  /// Bytes of a piece, on a host with several ranks of all its columns together.
+  /// Bytes of a piece, on a host with several ranks of all its stripes together.
   std::size_t piece_bytes(int doublings = 0) const noexcept { return least_bytes_ << doublings; }
   /// Of a sum of so many bytes, what the ranks of a host reduce at once; of a rank that has nobody to meet there, a
   /// piece.

@@ -36,7 +36,7 @@ Core::Core(const FormOptions& options, std::unique_ptr<Place> place)
       engine_(world_, waiters_, [this] { matcher_.attend(); }) {}
 
 /// Those that need no driving first.
-std::vector<messages::Paths*> Core::kinds() {
+std::vector<messages::Channels*> Core::kinds() {
   if (world_.layout().locals == 1) return {&wire_};
   lanes_.emplace(world_.local_world(), world_.layout().here());
   return {&*lanes_, &wire_};

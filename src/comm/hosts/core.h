@@ -4,9 +4,9 @@
 
 #include "comm/control/queue.h"
 #include "comm/hosts/engine.h"
-#include "comm/hosts/wire_paths.h"
+#include "comm/hosts/transport_channels.h"
 #include "comm/hosts/world.h"
-#include "comm/local/lanes.h"
+#include "comm/local/shm_channels.h"
 #include "comm/messages/matcher.h"
 
 #include <memory>
@@ -29,7 +29,7 @@ class Core final : public Queue {
   World& world() noexcept { return world_; }
 
  private:
-  std::vector<messages::Paths*> kinds();
+  std::vector<messages::Channels*> kinds();
   bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
                CollectiveEvent* event) override;
   int run_join(std::chrono::milliseconds patience) override { return engine_.join(patience); }
@@ -46,8 +46,8 @@ class Core final : public Queue {
   void serve();
 
   World world_;
-  std::optional<local::Lanes> lanes_;  // to the ranks of this host
-  WirePaths wire_;
+  std::optional<local::ShmChannels> lanes_;  // to the ranks of this host
+  TransportChannels wire_;
   messages::Matcher matcher_;
   Engine engine_;
   bool asleep_ = false;  // the thread sleeps in the transport

@@ -27,7 +27,7 @@ class Engine {
   void run(const Request& request, Clock::time_point called, CollectiveEvent* event);
   /// Serves the others' operations until all ranks have joined; `patience` is for each of them.
   int join(std::chrono::milliseconds patience);
-  /// While an operation is carried out elsewhere: as Direct::Ranks::attend.
+  /// While an operation is carried out elsewhere: as DeviceOp::Ranks::attend.
   void attend() { context_.attend(); }
 
  private:

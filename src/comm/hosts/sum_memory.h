@@ -1,4 +1,4 @@
-// Memory of large sums between hosts (columns.cpp, parts.cpp), kept from operation to operation, so that it is touched
+// Memory of large sums between hosts (stripes.cpp, parts.cpp), kept from operation to operation, so that it is touched
 // once. Belongs to the thread that runs operations.
 #pragma once
 
@@ -19,12 +19,12 @@ struct Block {
   std::int64_t begin = 0;  // in elements of the buffer
   std::int64_t count = 0;
   std::int64_t left = 0;               // elements of the slice that have not been through the wire
-  Slice slice;                         // this column's share, in elements of the block
+  Slice slice;                         // this stripe's share, in elements of the block
   const std::byte* partial = nullptr;  // this host's sum of the slice
   std::byte* result = nullptr;         // of the slice
   std::vector<std::byte> partial_bytes, result_bytes, whole_bytes;
   std::shared_ptr<const Counts> shares;  // by local rank, elements of the block
-  std::uint64_t lent = 0;                // until those beside this rank have read the result
+  std::uint64_t borrowed = 0;            // until those beside this rank have read the result
 };
 /// What goes over the wire at once.
 struct Piece {
@@ -39,11 +39,11 @@ struct Piece {
   std::vector<transport::Outgoing> raw_out, folded_out;  // by host
   std::vector<transport::Incoming> raw_in, folded_in;
 };
-/// A stretch of what each rank keeps of a reduce_scatter.
-struct Stretch {
+/// A chunk of what each rank keeps of a reduce_scatter.
+struct Chunk {
   std::vector<std::byte> packed_bytes;  // what this rank brings to it, as the host sums it
   std::vector<std::byte> sum_bytes;
-  std::vector<const std::byte*> sums;    // by host, of what its rank of this column keeps
+  std::vector<const std::byte*> sums;    // by host, of what its rank of this stripe keeps
   std::vector<std::byte> raw_bytes;      // by host, what they bring to what this rank keeps
   std::vector<bool> sends;               // by host
   std::vector<transport::Outgoing> out;  // by host
@@ -54,7 +54,7 @@ struct SumMemory {
   Contributors contributors;
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::unique_ptr<Piece>> pieces;
-  std::vector<std::unique_ptr<Stretch>> stretches;
+  std::vector<std::unique_ptr<Chunk>> chunks;
 };
 
 }  // namespace cohort::comm::hosts

@@ -155,7 +155,7 @@ void reduce(Context& context, const Request& request, bool serving) {
   if (contributors.count() < context.layout.size || (own_factors && halves))
     return reduce_gathered(context, request, contributors, serving);
   if (goes_by_parts(context, request)) return reduce_parts(context, request, contributors);
-  reduce_columns(context, request, contributors);
+  reduce_striped(context, request, contributors);
 }
 
 }  // namespace cohort::comm::hosts

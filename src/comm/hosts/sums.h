@@ -14,8 +14,8 @@
 namespace cohort::comm::hosts {
 
 void reduce(Context& context, const Request& request, bool serving);
-/// By columns, block by block (columns.cpp). All ranks are contributors, here and below.
-void reduce_columns(Context& context, const Request& request, const Contributors& contributors);
+/// By stripes, block by block (stripes.cpp). All ranks are contributors, here and below.
+void reduce_striped(Context& context, const Request& request, const Contributors& contributors);
 /// A reduce_scatter, to where it is kept (parts.cpp).
 bool goes_by_parts(const Context& context, const Request& request);
 void reduce_parts(Context& context, const Request& request, const Contributors& contributors);

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "comm/control/descriptor.h"
-#include "comm/local/lane_memory.h"
 #include "comm/local/protocol.h"
+#include "comm/local/shm_ring.h"
 
 #include <cohort/dtype.h>
 #include <cohort/error.h>
@@ -58,7 +58,7 @@ struct alignas(kApart) RankState {
   std::atomic<std::uint64_t> non_finite[2];
   /// By the parity of a chunk's number: where it lies in this rank's process, where peers read it there. Written before
   /// `staged`.
-  std::uint64_t lent[2];
+  std::uint64_t borrowed[2];
   std::uint64_t control_address;  ///< of this memory in its process; written before `ready`
   sys::CoreSet cores;             ///< written before `ready`
   Slot slots[2];
@@ -110,7 +110,7 @@ struct Header {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
 /// Header, rank states, payloads beside the slots, then each rank's staging buffers (two for what it brings, two for
-/// what it has reduced), then the lanes of send and recv.
+/// what it has reduced), then the rings of send and recv.
 class ControlLayout {
  public:
   explicit ControlLayout(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
@@ -121,8 +121,8 @@ class ControlLayout {
   std::size_t usual_chunk_bytes() const noexcept { return std::min(chunk_bytes(), std::size_t{128} << 10); }
   /// Room beside a slot, and so the most that `Plan::inline_bytes` may be.
   std::size_t payload_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{64} << 10 : std::size_t{8} << 10; }
-  std::size_t bytes() const noexcept { return lanes_offset() + lane_layout().bytes(); }
-  LaneLayout lane_layout() const noexcept { return LaneLayout(ranks_); }
+  std::size_t bytes() const noexcept { return rings_offset() + ring_layout().bytes(); }
+  ShmRingLayout ring_layout() const noexcept { return ShmRingLayout(ranks_); }
 
   static Header& header(void* base) noexcept { return *static_cast<Header*>(base); }
   RankState& state(void* base, int rank) const noexcept {
@@ -133,7 +133,7 @@ class ControlLayout {
     return static_cast<std::byte*>(base) + payloads_offset() +
            (static_cast<std::size_t>(rank) * 2 + static_cast<std::size_t>(sequence % 2)) * payload_bytes();
   }
-  std::byte* lanes(void* base) const noexcept { return static_cast<std::byte*>(base) + lanes_offset(); }
+  std::byte* rings(void* base) const noexcept { return static_cast<std::byte*>(base) + rings_offset(); }
   std::byte* staging(void* base, int rank, std::uint64_t chunk) const noexcept { return buffer(base, rank, chunk % 2); }
   std::byte* results(void* base, int rank, std::uint64_t chunk) const noexcept {
     return buffer(base, rank, 2 + chunk % 2);
@@ -145,7 +145,7 @@ class ControlLayout {
   static std::size_t states_offset() noexcept { return pages(sizeof(Header)); }
   std::size_t payloads_offset() const noexcept { return pages(states_offset() + ranks_ * sizeof(RankState)); }
   std::size_t staging_offset() const noexcept { return payloads_offset() + ranks_ * 2 * payload_bytes(); }
-  std::size_t lanes_offset() const noexcept { return staging_offset() + ranks_ * 4 * chunk_bytes(); }
+  std::size_t rings_offset() const noexcept { return staging_offset() + ranks_ * 4 * chunk_bytes(); }
   std::byte* buffer(void* base, int rank, std::uint64_t index) const noexcept {
     return static_cast<std::byte*>(base) + staging_offset() +
            (static_cast<std::size_t>(rank) * 4 + static_cast<std::size_t>(index)) * chunk_bytes();

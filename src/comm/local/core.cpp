@@ -35,9 +35,9 @@ Core::Core(const FormOptions& options, std::unique_ptr<Rendezvous> point)
   if (options.label || world_.size() == 1) return;
   std::vector<int> all(static_cast<std::size_t>(world_.size()));
   std::iota(all.begin(), all.end(), 0);
-  lanes_.emplace(world_, std::move(all));
+  channels_.emplace(world_, std::move(all));
   matcher_.emplace(
-      messages::Matcher::Owner{world_, {&*lanes_}, *guard_, observer_, [this] { return shared_from_this(); }});
+      messages::Matcher::Owner{world_, {&*channels_}, *guard_, observer_, [this] { return shared_from_this(); }});
 }
 
 Work Core::submit(const Request& request) {

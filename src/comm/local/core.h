@@ -7,8 +7,8 @@
 #include "comm/control/queue.h"
 #include "comm/local/context.h"
 #include "comm/local/execute.h"
-#include "comm/local/lanes.h"
 #include "comm/local/rendezvous.h"
+#include "comm/local/shm_channels.h"
 #include "comm/local/world.h"
 #include "comm/messages/matcher.h"
 
@@ -59,7 +59,7 @@ class Core final : public Queue {
   World world_;
   Context context_;
   // Not of a world of one, and not of part of a larger world, which has its own.
-  std::optional<Lanes> lanes_;
+  std::optional<ShmChannels> channels_;
   std::optional<messages::Matcher> matcher_;
   bool dozing_ = false;                   // the thread looks by itself before long
   std::shared_ptr<sys::Mapping> fusing_;  // registered memory

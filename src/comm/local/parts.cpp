@@ -108,7 +108,7 @@ std::uint64_t all_gather_part(Context& context, const Request& part) {
   run_one_ahead(
       context, context.next_chunks(1),
       [&](std::uint64_t, std::uint64_t number) {
-        context.state(context.rank).lent[number % 2] = reinterpret_cast<std::uint64_t>(part.input);
+        context.state(context.rank).borrowed[number % 2] = reinterpret_cast<std::uint64_t>(part.input);
       },
       [&](std::uint64_t, std::uint64_t number) {
         for (int step = 0; step < context.size; ++step) {
@@ -118,7 +118,7 @@ std::uint64_t all_gather_part(Context& context, const Request& part) {
           if (source == context.rank) {
             context.copy_pieces(to, static_cast<const std::byte*>(part.input), block.bytes);
           } else {
-            context.pull(source, {0, context.state(source).lent[number % 2]}, 0, block.bytes, to);
+            context.pull(source, {0, context.state(source).borrowed[number % 2]}, 0, block.bytes, to);
           }
         }
       });

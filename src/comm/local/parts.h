@@ -1,5 +1,5 @@
 // What the ranks of a host do for an operation of a larger world (comm/hosts): all the same parts in the same order.
-// They say once what they bring (`meet`), and after that counters alone tell when a peer has staged, lent or read
+// They say once what they bring (`meet`), and after that counters alone tell when a peer has staged, borrowed or read
 // something; only `run_part` negotiates again. The functions run on all ranks of the host, on the thread that runs the
 // operation.
 #pragma once

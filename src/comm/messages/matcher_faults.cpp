@@ -27,13 +27,13 @@ std::string to_string(const Message& message) {
 }
 
 /// For either side: what was sent, and what its receiver expected.
-Error Matcher::refusal(const Message& own, const Letter& letter) const {
+Error Matcher::refusal(const Message& own, const MessageHeader& header) const {
   const bool sends = own.kind == Kind::Send;
   const std::string& host = members_.host_name(rank_);
   const std::string why =
       fmt::format("rank {} sends {}[{}] (tag {}) to rank {}, which receives {}[{}]", sends ? rank_ : own.peer,
-                  cohort::to_string(letter.dtype), letter.count, letter.tag, sends ? own.peer : rank_,
-                  cohort::to_string(letter.expected), letter.expected_count);
+                  cohort::to_string(header.dtype), header.count, header.tag, sends ? own.peer : rank_,
+                  cohort::to_string(header.expected), header.expected_count);
   ErrorContext context;
   context.rank = rank_;
   context.host = host;
@@ -48,8 +48,8 @@ Error Matcher::refusal(const Message& own, const Letter& letter) const {
 }
 
 /// A send that was over before its receiver refused it is reported by the next operation with that rank, once.
-Error Matcher::late(Channel& channel, const Message& message) const {
-  const Error refused = *std::exchange(channel.late_refusal, std::nullopt);
+Error Matcher::late(PeerState& peer_state, const Message& message) const {
+  const Error refused = *std::exchange(peer_state.late_refusal, std::nullopt);
   return Error(
       ErrorCode::Mismatch,
       fmt::format("{}; that send was over before it was refused, so {} reports it, which was itself carried out",
@@ -58,26 +58,26 @@ Error Matcher::late(Channel& channel, const Message& message) const {
 }
 
 /// All works that wait for the peer.
-std::vector<Matcher::WorkPtr> Matcher::waiting(const Channel& channel) const {
-  std::vector<WorkPtr> all(channel.receives.begin(), channel.receives.end());
-  all.insert(all.end(), channel.offered.begin(), channel.offered.end());
-  all.insert(all.end(), channel.moving.begin(), channel.moving.end());
-  for (const Outgoing& outgoing : channel.outbox) {
+std::vector<Matcher::WorkPtr> Matcher::waiting(const PeerState& peer_state) const {
+  std::vector<WorkPtr> all(peer_state.receives.begin(), peer_state.receives.end());
+  all.insert(all.end(), peer_state.offered.begin(), peer_state.offered.end());
+  all.insert(all.end(), peer_state.moving.begin(), peer_state.moving.end());
+  for (const Outgoing& outgoing : peer_state.outbox) {
     if (outgoing.work) all.push_back(outgoing.work);
   }
   all.insert(all.end(), any_receives_.begin(), any_receives_.end());
   return all;
 }
 
-std::string Matcher::timed_out(const Channel& channel, const Message& message) const {
+std::string Matcher::timed_out(const PeerState& peer_state, const Message& message) const {
   const bool any = message.peer == kAnySource;
   std::string why = any ? sources_text()
                         : fmt::format("rank {}{} {}", message.peer, in_brackets(members_.pid_text(message.peer)),
                                       message.kind == Kind::Send ? "did not receive it" : "did not send it");
-  if (!any && message.kind == Kind::Recv && !channel.unexpected.empty()) {
-    const Letter& first = channel.unexpected.front().letter;
+  if (!any && message.kind == Kind::Recv && !peer_state.unexpected.empty()) {
+    const MessageHeader& first = peer_state.unexpected.front().header;
     why += fmt::format("; {} of its messages wait to be received, the first is {}[{}] with tag {}",
-                       channel.unexpected.size(), cohort::to_string(first.dtype), first.count, first.tag);
+                       peer_state.unexpected.size(), cohort::to_string(first.dtype), first.count, first.tag);
   }
   return fmt::format(
       "{} timed out after {} ms -- rank {} ({}) -- {} -- is it stopped, slow, or in another branch of the program? "
@@ -89,22 +89,23 @@ std::string Matcher::timed_out(const Channel& channel, const Message& message) c
 std::string Matcher::sources_text() const {
   std::string text = "none of the ranks";
   std::string others;
-  for (const auto& channel : channels_) {  // all but this rank's are open by then
-    if (!channel) continue;
-    text += fmt::format("{} {}{}", text.back() == 's' ? "" : ",", channel->peer,
-                        in_brackets(members_.pid_text(channel->peer)));
-    if (channel->unexpected.empty()) continue;
+  for (const auto& peer_state : peer_states_) {  // all but this rank's are open by then
+    if (!peer_state) continue;
+    text += fmt::format("{} {}{}", text.back() == 's' ? "" : ",", peer_state->peer,
+                        in_brackets(members_.pid_text(peer_state->peer)));
+    if (peer_state->unexpected.empty()) continue;
     others += fmt::format("; {} messages of rank {} wait to be received, the first has tag {}",
-                          channel->unexpected.size(), channel->peer, channel->unexpected.front().letter.tag);
+                          peer_state->unexpected.size(), peer_state->peer, peer_state->unexpected.front().header.tag);
   }
   return text + " sent it" + others;
 }
 
-/// Whether a peer that is lost ends a work of its channel. From any source, others may still send where it only left.
+/// Whether a peer that is lost ends a work of its peer_state. From any source, others may still send where it only
+/// left.
 bool Matcher::ends_with(const MessageWork& work, std::string_view how) const {
   if (work.message_.peer != kAnySource || how != transport::kLeft) return true;
   return std::all_of(opened_.begin(), opened_.end(),
-                     [&](const Channel* other) { return members_.lost(other->peer).has_value(); });
+                     [&](const PeerState* other) { return members_.lost(other->peer).has_value(); });
 }
 
 /// From time to time: ends the world if a peer is gone that something waits for, or if a deadline has passed.
@@ -114,19 +115,20 @@ void Matcher::look_after(Lock& lock) {
   if (now - looked_ < kLook || idle()) return;
   looked_ = now;
   for (std::size_t i = 0; i < opened_.size(); ++i) {
-    Channel& channel = *opened_[i];
-    if (waiting(channel).empty()) continue;
-    if (const auto how = members_.lost(channel.peer)) {
+    PeerState& peer_state = *opened_[i];
+    if (waiting(peer_state).empty()) continue;
+    if (const auto how = members_.lost(peer_state.peer)) {
       progress(lock);  // it may have done its part and then gone
       if (members_.ended()) return fail_all();
-      const auto still = waiting(channel);
+      const auto still = waiting(peer_state);
       const auto found =
           std::find_if(still.begin(), still.end(), [&](const auto& one) { return ends_with(*one, *how); });
-      if (found != still.end()) return end_lost((*found)->message_, channel.peer, *how);
+      if (found != still.end()) return end_lost((*found)->message_, peer_state.peer, *how);
     }
-    for (const WorkPtr& work : waiting(channel)) {
+    for (const WorkPtr& work : waiting(peer_state)) {
       if (now < work->deadline()) continue;
-      return end(work->message_, work->message_.named_peer(), ErrorCode::Timeout, timed_out(channel, work->message_));
+      return end(work->message_, work->message_.named_peer(), ErrorCode::Timeout,
+                 timed_out(peer_state, work->message_));
     }
   }
 }
@@ -150,14 +152,14 @@ void Matcher::fail_all() {
   members_.tell_if_ended();
   std::vector<WorkPtr> all(any_receives_.begin(), any_receives_.end());
   any_receives_.clear();
-  for (Channel* const channel : opened_) {
-    for (WorkPtr& work : waiting(*channel)) {
+  for (PeerState* const peer_state : opened_) {
+    for (WorkPtr& work : waiting(*peer_state)) {
       if (!work->transfer_ || !work->transfer_->busy) all.push_back(std::move(work));
     }
-    channel->receives.clear();
-    channel->offered.clear();
-    channel->outbox.clear();
-    std::erase_if(channel->moving, [](const WorkPtr& work) { return !work->transfer_->busy; });
+    peer_state->receives.clear();
+    peer_state->offered.clear();
+    peer_state->outbox.clear();
+    std::erase_if(peer_state->moving, [](const WorkPtr& work) { return !work->transfer_->busy; });
   }
   for (const WorkPtr& work : all) {
     complete(work, members_.recorded(to_string(work->message_), work->message_.number));

@@ -36,9 +36,9 @@ Matcher::Matcher(Owner owner)
       members_(owner_.members),
       rank_(members_.rank()),
       home_(*owner_.kinds.front()),
-      channels_(static_cast<std::size_t>(members_.size())),
+      peer_states_(static_cast<std::size_t>(members_.size())),
       spins_(kMostSpins) {
-  opened_.reserve(channels_.size());
+  opened_.reserve(peer_states_.size());
 }
 
 void Matcher::attend() {
@@ -59,25 +59,25 @@ bool Matcher::attempt() {
 }
 
 /// Null: of all peers. They have all been opened by then, so the list does not change any more.
-bool Matcher::stirred(const Channel* channel) const noexcept {
-  if (channel != nullptr) return channel->path->stirred();
-  return std::any_of(opened_.begin(), opened_.end(), [](const Channel* each) { return each->path->stirred(); });
+bool Matcher::stirred(const PeerState* peer_state) const noexcept {
+  if (peer_state != nullptr) return peer_state->channel->stirred();
+  return std::any_of(opened_.begin(), opened_.end(), [](const PeerState* each) { return each->channel->stirred(); });
 }
 
 bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
   if (waited.done()) return true;
   auto& work = static_cast<MessageWork&>(waited);
-  const Channel* channel = nullptr;  // null: all
+  const PeerState* peer_state = nullptr;  // null: all
   Message message;
   {
     const Lock lock(mutex_);
     message = work.message_;
-    if (!work.any_source_) channel = channels_[static_cast<std::size_t>(message.peer)].get();
+    if (!work.any_source_) peer_state = peer_states_[static_cast<std::size_t>(message.peer)].get();
   }
-  Paths& at = channel != nullptr ? *channel->kind : home_;
+  Channels& at = peer_state != nullptr ? *peer_state->kind : home_;
   // A receive from any source sleeps at home; the communicator's thread drives the others meanwhile, and wakes it.
-  Paths* const last = channel != nullptr ? &at : owner_.kinds.back();
-  Paths* const driven = last->is_driven ? last : nullptr;
+  Channels* const last = peer_state != nullptr ? &at : owner_.kinds.back();
+  Channels* const driven = last->is_driven ? last : nullptr;
   const bool limited = limit != Clock::time_point::max();
   at.attended.fetch_add(1, std::memory_order_relaxed);
   const int spins = at.is_driven || members_.crowded() ? 0 : spins_.load(std::memory_order_relaxed);
@@ -86,7 +86,7 @@ bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
   bool told = false;
   Clock::time_point yielding{};
   for (int turn = 1; !work.done(); ++turn) {
-    if (stirred(channel) && attempt()) continue;
+    if (stirred(peer_state) && attempt()) continue;
     if (turn <= spins) {
       if (turn % 64 == 0) attempt();  // others' messages progress as well, and the world may have ended
       sys::cpu_relax();
@@ -143,7 +143,7 @@ void Matcher::tell_waiting(const Message& message) noexcept {
 
 /// Threads of this rank, for a work is over.
 void Matcher::wake_sleepers() noexcept {
-  for (Paths* const kind : owner_.kinds) {
+  for (Channels* const kind : owner_.kinds) {
     if (kind->asleep.load() > 0) kind->wake();
   }
 }
@@ -231,9 +231,9 @@ void Matcher::stop(bool waits) {
     }
   }
   const Lock lock(mutex_);
-  for (Channel* const channel : opened_) {
-    if (!here) take_answers(*channel);  // a refusal may have come since the last operation
-    if (channel->late_refusal) log::warn("comm", "{}", channel->late_refusal->what());
+  for (PeerState* const peer_state : opened_) {
+    if (!here) take_answers(*peer_state);  // a refusal may have come since the last operation
+    if (peer_state->late_refusal) log::warn("comm", "{}", peer_state->late_refusal->what());
   }
 }
 
@@ -250,19 +250,19 @@ void Matcher::mark_met(MessageWork& work) const noexcept {
 }
 
 /// Null: from any source.
-void Matcher::count(const Channel* channel, int works) noexcept {
-  (channel != nullptr ? *channel->kind : home_).pending += static_cast<std::size_t>(works);
+void Matcher::count(const PeerState* peer_state, int works) noexcept {
+  (peer_state != nullptr ? *peer_state->kind : home_).pending += static_cast<std::size_t>(works);
   pending_.store(pending_.load(std::memory_order_relaxed) + static_cast<std::size_t>(works), std::memory_order_release);
 }
 
 /// The last of a work: it stands in no list any more.
 void Matcher::complete(const WorkPtr& work, std::optional<Error> error) {
   const int peer = work->message_.peer;
-  Channel* const channel = peer == kAnySource ? nullptr : channels_[static_cast<std::size_t>(peer)].get();
-  if (!error && channel->late_refusal) error = late(*channel, work->message_);
+  PeerState* const peer_state = peer == kAnySource ? nullptr : peer_states_[static_cast<std::size_t>(peer)].get();
+  if (!error && peer_state->late_refusal) error = late(*peer_state, work->message_);
   work->transfer_.reset();
   work->set_outcome(std::move(error));
-  count(work->any_source_ ? nullptr : channel, -1);
+  count(work->any_source_ ? nullptr : peer_state, -1);
   if (observed() || work->has_callbacks()) {
     finished_.push_back(work);
     return;

@@ -1,4 +1,4 @@
-// For tests: the reduction of a world on several (pretended) hosts: each host's ranks are folded first, then the hosts.
+// For tests: the reduction of a world on several (fake) hosts: each host's ranks are folded first, then the hosts.
 // Pure, but for COHORT_PRETEND_HOSTS, which says where the ranks are.
 #pragma once
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "cluster/pretended_hosts.h"
+#include "cluster/fake_hosts.h"
 #include "comm/thread_world.h"
 
 #include <cstdlib>

@@ -27,7 +27,7 @@ struct Words {
   Word count, rank, master, master_addr, master_port, endpoint, backend, id;
 };
 
-Words words_of(const NodeWishes& wishes, const cluster::Environment& environment) {
+Words words_of(const NodeOptions& options, const cluster::Environment& environment) {
   const bool a_rank = find(environment, env::kLocalRank) != nullptr;  // torchrun's options were for what started it
   const auto word = [&](const std::string& typed, std::string option, const char* variable) {
     const bool looks = typed.empty() && variable != nullptr && !a_rank;
@@ -35,17 +35,17 @@ Words words_of(const NodeWishes& wishes, const cluster::Environment& environment
     return value != nullptr ? Word{*value, variable} : Word{typed, std::move(option)};
   };
   // A place that was typed counts before all places that a variable names.
-  const bool whole = !wishes.master.empty() || !wishes.endpoint.empty();
+  const bool whole = !options.master.empty() || !options.endpoint.empty();
   Words words;
-  words.count = word(wishes.count, "--nnodes", "PET_NNODES");
-  words.rank = word(wishes.rank, "--node-rank", "PET_NODE_RANK");
-  words.master = word(wishes.master, "--master", nullptr);
-  words.master_addr = word(wishes.master_addr, "--master-addr", whole ? nullptr : "PET_MASTER_ADDR");
-  words.master_port = word(wishes.master_port, "--master-port", whole ? nullptr : "PET_MASTER_PORT");
+  words.count = word(options.count, "--nnodes", "PET_NNODES");
+  words.rank = word(options.rank, "--node-rank", "PET_NODE_RANK");
+  words.master = word(options.master, "--master", nullptr);
+  words.master_addr = word(options.master_addr, "--master-addr", whole ? nullptr : "PET_MASTER_ADDR");
+  words.master_port = word(options.master_port, "--master-port", whole ? nullptr : "PET_MASTER_PORT");
   words.endpoint =
-      word(wishes.endpoint, "--rdzv-endpoint", whole || !wishes.master_addr.empty() ? nullptr : "PET_RDZV_ENDPOINT");
-  words.backend = word(wishes.backend, "--rdzv-backend", "PET_RDZV_BACKEND");
-  words.id = word(wishes.id, "--rdzv-id", "PET_RDZV_ID");
+      word(options.endpoint, "--rdzv-endpoint", whole || !options.master_addr.empty() ? nullptr : "PET_RDZV_ENDPOINT");
+  words.backend = word(options.backend, "--rdzv-backend", "PET_RDZV_BACKEND");
+  words.id = word(options.id, "--rdzv-id", "PET_RDZV_ID");
   return words;
 }
 
@@ -259,11 +259,11 @@ Result<NodeRole> role_by_variables(bool has_secret, const cluster::Environment& 
 
 }  // namespace
 
-Result<std::optional<NodeRole>> choose_node(const NodeWishes& wishes, const cluster::Environment& environment) {
+Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const cluster::Environment& environment) {
   using Role = std::optional<NodeRole>;
-  const auto taken = [&wishes](Result<NodeRole> role) -> Result<Role> {
+  const auto taken = [&options](Result<NodeRole> role) -> Result<Role> {
     if (!role) return tl::unexpected(role.error());
-    if (role->count > 1 && wishes.has_hosts) {
+    if (role->count > 1 && options.has_hosts) {
       return fail(ErrorCode::InvalidArgument,
                   "{}: the hosts are those on which it is started; leave out -H, --hostfile and --nodes, or "
                   "start it once, with them and without --nnodes",
@@ -271,29 +271,29 @@ Result<std::optional<NodeRole>> choose_node(const NodeWishes& wishes, const clus
     }
     return Role(*std::move(role));
   };
-  const Words words = words_of(wishes, environment);
+  const Words words = words_of(options, environment);
   const auto standing = has_torchrun_variables(environment) ? env::flag("PET_STANDALONE", environment) : false;
   if (!standing) return tl::unexpected(standing.error());
-  if (wishes.standalone || *standing) {
+  if (options.standalone || *standing) {
     // torchrun's does not look at the other words of a rendezvous then.
     const bool several = !words.count.empty() && words.count.text != "1" && words.count.text != "1:1";
-    if (several || wishes.has_hosts) {
+    if (several || options.has_hosts) {
       return fail(ErrorCode::InvalidArgument, "{} and {}: the job is on this host alone, or on several; give one",
-                  wishes.standalone ? "--standalone" : "PET_STANDALONE",
+                  options.standalone ? "--standalone" : "PET_STANDALONE",
                   several ? words.count.shown() : "hosts by -H, --hostfile or --nodes");
     }
     return Role(NodeRole());
   }
-  if (!wishes.count.empty()) return taken(role_by_hand(words, wishes.has_secret, environment));
-  if (auto fine = check_backend({wishes.backend, "--rdzv-backend"}); !fine) return tl::unexpected(fine.error());
+  if (!options.count.empty()) return taken(role_by_hand(words, options.has_secret, environment));
+  if (auto fine = check_backend({options.backend, "--rdzv-backend"}); !fine) return tl::unexpected(fine.error());
   // torchrun's own default is one node; one that means it names itself.
   const bool endpoint_here =
-      !wishes.endpoint.empty() && net::is_loopback_name(words.endpoint.text.substr(0, words.endpoint.text.rfind(':')));
+      !options.endpoint.empty() && net::is_loopback_name(words.endpoint.text.substr(0, words.endpoint.text.rfind(':')));
   for (const Word& word :
-       {Word{wishes.rank, "--node-rank"}, Word{wishes.master, "--master"}, Word{wishes.master_addr, "--master-addr"},
-        Word{wishes.master_port, "--master-port"}, Word{endpoint_here ? "" : wishes.endpoint, "--rdzv-endpoint"}}) {
+       {Word{options.rank, "--node-rank"}, Word{options.master, "--master"}, Word{options.master_addr, "--master-addr"},
+        Word{options.master_port, "--master-port"}, Word{endpoint_here ? "" : options.endpoint, "--rdzv-endpoint"}}) {
     if (word.empty()) continue;
-    if (!words.count.empty()) return taken(role_by_hand(words, wishes.has_secret, environment));
+    if (!words.count.empty()) return taken(role_by_hand(words, options.has_secret, environment));
     return fail(ErrorCode::InvalidArgument, "{}: --nnodes is wanted, too: on how many hosts it is started",
                 word.shown());
   }
@@ -303,7 +303,7 @@ Result<std::optional<NodeRole>> choose_node(const NodeWishes& wishes, const clus
   const auto step = slurm_task(environment);
   for (const cluster::Launcher& row : cluster::launchers()) {
     if (!cluster::recognised(environment, row)) continue;
-    if (row.name == "Kubeflow") return taken(role_by_variables(wishes.has_secret, environment));
+    if (row.name == "Kubeflow") return taken(role_by_variables(options.has_secret, environment));
     const auto said = cluster::read(environment, row);
     if (!said) {
       if (row.name == "Slurm") return tl::unexpected(said.error());
@@ -322,7 +322,7 @@ Result<std::optional<NodeRole>> choose_node(const NodeWishes& wishes, const clus
     // Scripts set RANK and WORLD_SIZE to what Slurm says.
     const bool slurm = row.name == "Slurm" || (row.name == "env://" && step && *step && (*step)->rank == said->rank &&
                                                (*step)->size == said->size);
-    if (slurm && one_on_each_node(**step) && !wishes.has_hosts) {
+    if (slurm && one_on_each_node(**step) && !options.has_hosts) {
       NodeRole role;
       role.rank = (*step)->rank;
       role.count = (*step)->size;
@@ -331,12 +331,12 @@ Result<std::optional<NodeRole>> choose_node(const NodeWishes& wishes, const clus
       return Role(std::move(role));
     }
     if (slurm) return refused(**step);
-    if (!wishes.has_hosts) {
+    if (!options.has_hosts) {
       if (auto role = role_in_pod(*said)) return Role(*std::move(role));
     }
     return refused(*said);
   }
-  if (!words.count.empty()) return taken(role_by_variables(wishes.has_secret, environment));
+  if (!words.count.empty()) return taken(role_by_variables(options.has_secret, environment));
   return Role();
 }
 

@@ -14,7 +14,7 @@
 namespace cohort::launch {
 
 /// As they were typed. What is not is taken from torchrun's variables (PET_NNODES, ...), where there are any.
-struct NodeWishes {
+struct NodeOptions {
   std::string count;        ///< --nnodes
   std::string rank;         ///< --node-rank
   std::string master;       ///< --master HOST[:PORT]
@@ -41,9 +41,9 @@ struct NodeRole {
   std::string source;                     ///< for messages
 };
 
-/// Nullopt: this launcher is the only one. A count of 1: it is to be so, on this host. InvalidArgument: wishes that
+/// Nullopt: this launcher is the only one. A count of 1: it is to be so, on this host. InvalidArgument: options that
 /// have no meaning, or several launchers that cannot be one job; the message has the command to use instead.
-Result<std::optional<NodeRole>> choose_node(const NodeWishes& wishes, const cluster::Environment& environment);
+Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const cluster::Environment& environment);
 
 /// torchrun's, where only a host is given: of --master, and of --rdzv-endpoint.
 inline constexpr std::uint16_t kDefaultMasterPort = 29500;

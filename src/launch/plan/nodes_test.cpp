@@ -18,12 +18,12 @@ std::string shown(const Result<std::optional<NodeRole>>& role) {
 
 std::string by_hand(const std::string& count, const std::string& rank, const std::string& master,
                     const Variables& environment = {}) {
-  NodeWishes wishes;
-  wishes.count = count;
-  wishes.rank = rank;
-  wishes.master = master;
-  wishes.has_secret = environment.empty();
-  return shown(choose_node(wishes, environment));
+  NodeOptions options;
+  options.count = count;
+  options.rank = rank;
+  options.master = master;
+  options.has_secret = environment.empty();
+  return shown(choose_node(options, environment));
 }
 
 std::string found(const Variables& environment) { return shown(choose_node({}, environment)); }
@@ -55,7 +55,7 @@ TEST(Nodes, ByHandAsTorchrunHasThem) {
   EXPECT_EQ(by_hand("1", "0", ""), "only one");
   EXPECT_EQ(by_hand("1", "", ""), "only one");
   EXPECT_EQ(by_hand("2:2", "1", "h1"), "1 of 2 at h1:29500");
-  NodeWishes torch;
+  NodeOptions torch;
   torch.count = "2";
   torch.rank = "1";
   torch.master_addr = "fd77::1";
@@ -67,44 +67,44 @@ TEST(Nodes, ByHandAsTorchrunHasThem) {
 }
 
 TEST(Nodes, TorchrunsRendezvousIsAPlaceWhereNobodyNeedsANumber) {
-  NodeWishes wishes;
-  wishes.count = "2";
-  wishes.endpoint = "h1:4712";
-  wishes.id = "77";
-  const auto said = [&](const Variables& environment = {}) { return shown(choose_node(wishes, environment)); };
+  NodeOptions options;
+  options.count = "2";
+  options.endpoint = "h1:4712";
+  options.id = "77";
+  const auto said = [&](const Variables& environment = {}) { return shown(choose_node(options, environment)); };
   EXPECT_EQ(said(), "-1 of 2 at h1:4712");
-  EXPECT_EQ(value_or_throw(choose_node(wishes, {}))->id, "77");
+  EXPECT_EQ(value_or_throw(choose_node(options, {}))->id, "77");
   for (const char* backend : {"c10d", "static"}) {
-    wishes.backend = backend;
+    options.backend = backend;
     EXPECT_EQ(said(), "-1 of 2 at h1:4712");
   }
-  wishes.endpoint = "h1";
+  options.endpoint = "h1";
   EXPECT_EQ(said(), "-1 of 2 at h1:29500");
-  wishes.backend = "c10d";
+  options.backend = "c10d";
   EXPECT_EQ(said(), "-1 of 2 at h1:29400");
-  wishes.rank = "1";
+  options.rank = "1";
   EXPECT_EQ(said(), "1 of 2 at h1:29400");
-  wishes.master = "h1";
+  options.master = "h1";
   EXPECT_TRUE(has(said(), "--master h1 and --rdzv-endpoint h1: both say")) << said();
-  wishes.master = wishes.rank = "";
+  options.master = options.rank = "";
   for (const char* server : {"etcd", "etcd-v2", "mine"}) {
-    wishes.backend = server;
+    options.backend = server;
     EXPECT_TRUE(has(said(), fmt::format("--rdzv-backend {}: ", server)) && has(said(), "or c10d")) << said();
   }
-  wishes.backend = "";
-  wishes.endpoint = "localhost:0";
+  options.backend = "";
+  options.endpoint = "localhost:0";
   EXPECT_TRUE(has(said(), "--rdzv-endpoint localhost:0: HOST or HOST:PORT")) << said();
   for (const char* one : {"1", "1:1"}) {
-    wishes.count = one;
+    options.count = one;
     EXPECT_EQ(said(), "only one");
   }
-  wishes.count = "";
+  options.count = "";
   EXPECT_EQ(said(), "alone");  // torchrun's own default
-  wishes.endpoint = "h1:4712";
+  options.endpoint = "h1:4712";
   EXPECT_TRUE(has(said(), "--rdzv-endpoint h1:4712: --nnodes is wanted, too")) << said();
-  wishes.standalone = true;
+  options.standalone = true;
   EXPECT_EQ(said(task(0, 2, 2, "1(x2)")), "only one");
-  wishes.count = "2";
+  options.count = "2";
   EXPECT_TRUE(has(said(), "--standalone and --nnodes 2: ")) << said();
 }
 
@@ -139,12 +139,12 @@ TEST(Nodes, WhatHasNoMeaningIsRefused) {
     refuses(by_hand("2", "0", bad), "--master " + std::string(bad) + ": HOST or HOST:PORT");
   refuses(by_hand("", "1", ""), "--node-rank 1: --nnodes is wanted, too");
   refuses(by_hand("", "", "h1"), "--master h1: --nnodes is wanted, too");
-  NodeWishes wishes;
-  wishes.count = "2";
-  wishes.rank = "0";
-  wishes.master = "h1";
-  wishes.has_hosts = true;
-  refuses(shown(choose_node(wishes, {})), "leave out -H, --hostfile and --nodes");
+  NodeOptions options;
+  options.count = "2";
+  options.rank = "0";
+  options.master = "h1";
+  options.has_hosts = true;
+  refuses(shown(choose_node(options, {})), "leave out -H, --hostfile and --nodes");
 }
 
 TEST(Nodes, ATaskOnEachNodeOfAStepIsALauncherOfOneJob) {
@@ -166,10 +166,10 @@ TEST(Nodes, ByHandInAStepTheSecretComesByIt) {
   EXPECT_EQ(by_hand("2", "1", "", task(1, 2, 2, "1(x2)")), "1 of 2 at step");
   EXPECT_EQ(by_hand("2", "", "n1:4712", task(1, 2, 2, "1(x2)")), "1 of 2 at step");
   EXPECT_TRUE(has(by_hand("3", "", "n1:4712", task(1, 2, 2, "1(x2)")), "--node-rank is wanted, too"));
-  // What Slurm says is another job: the wishes count.
+  // What Slurm says is another job: the options count.
   EXPECT_EQ(by_hand("3", "1", "n1:4712", task(1, 2, 2, "1(x2)")), "1 of 3 at n1:4712");
   EXPECT_EQ(by_hand("2", "0", "n1:4712", task(1, 2, 2, "1(x2)")), "0 of 2 at n1:4712");
-  NodeWishes secret;
+  NodeOptions secret;
   secret.count = "2";
   secret.rank = "1";
   secret.master = "n1";
@@ -198,7 +198,7 @@ TEST(Nodes, SeveralThatCannotBeOneJobAreRefusedWithTheCommandToUse) {
   }
   EXPECT_TRUE(has(found({{"PMIX_NAMESPACE", "prterun-a@1"}, {"PMIX_RANK", "1"}}), "`prterun -np N PROGRAM`"));
   EXPECT_EQ(found({{"PMIX_NAMESPACE", "prterun-a@1"}, {"PMIX_RANK", "0"}}), "alone");  // it cannot know
-  NodeWishes hosts;
+  NodeOptions hosts;
   hosts.has_hosts = true;  // each launcher would start its own job on all of them
   EXPECT_TRUE(has(shown(choose_node(hosts, task(0, 2, 2, "1(x2)"))), "each would be a job of its own"));
 }

@@ -14,18 +14,18 @@ namespace {
 
 std::string shown(const Result<HostChoice>& choice) {
   if (!choice) return choice.error().what();
-  std::string text(way_name(choice->way));
+  std::string text(start_method_name(choice->method));
   for (const HostSlots& host : choice->hosts)
     text += " " + host.name + ":" + std::to_string(host.slots) + (host.local ? "*" : "");
   return text;
 }
 
-std::string chosen(const HostWishes& wishes, const std::vector<std::string>& environment = {}) {
+std::string chosen(const HostOptions& wishes, const std::vector<std::string>& environment = {}) {
   return shown(choose_hosts(wishes, Environment(environment)));
 }
 
-HostWishes list(const std::string& text) {
-  HostWishes wishes;
+HostOptions list(const std::string& text) {
+  HostOptions wishes;
   wishes.list = text;
   return wishes;
 }
@@ -38,14 +38,14 @@ TEST(Hosts, AListNamesHostsAndSlots) {
 }
 
 TEST(Hosts, NodesAndPerNodeCutTheList) {
-  HostWishes wishes = list("a:4,b:4,c:4");
+  HostOptions wishes = list("a:4,b:4,c:4");
   wishes.nodes = 2;
   EXPECT_EQ(chosen(wishes), "ssh a:4 b:4");
   wishes.per_node = 3;
   EXPECT_EQ(chosen(wishes), "ssh a:3 b:3");
   wishes.nodes = 4;
   EXPECT_EQ(chosen(wishes), "--nodes 4: there are only 3 hosts");
-  HostWishes here;
+  HostOptions here;
   here.per_node = 3;
   EXPECT_EQ(chosen(here), "ssh " + sys::host_name() + ":3*");
   here.nodes = 2;
@@ -63,7 +63,7 @@ TEST(Hosts, ThisHostByTwoNamesHasTheSlotsOfBoth) {
   EXPECT_EQ(choose_hosts(list("localhost:2,127.0.0.1:2"), Environment())->note,
             "localhost and 127.0.0.1 are both this host, which has 4 slots");
   EXPECT_EQ(choose_hosts(list("localhost:2,localhost:2"), Environment())->note, "");
-  HostWishes wishes = list("localhost:2,127.0.0.1:2,b");
+  HostOptions wishes = list("localhost:2,127.0.0.1:2,b");
   wishes.per_node = 3;
   EXPECT_EQ(chosen(wishes), "ssh localhost:3* b:3");
 }
@@ -85,8 +85,8 @@ TEST(Hosts, ThisHostIsKnownByAnyOfItsNames) {
 }
 
 TEST(Hosts, AllAreHereIfThatIsWanted) {
-  HostWishes wishes = list("x:1,y:2");
-  wishes.starter = HostWishes::Starter::Local;
+  HostOptions wishes = list("x:1,y:2");
+  wishes.starter = HostOptions::Starter::Local;
   EXPECT_EQ(chosen(wishes), "ssh x:1* y:2*");
 }
 
@@ -109,11 +109,11 @@ TEST(Hosts, AnAllocationIsTakenWholeAndBySrun) {
   EXPECT_EQ(chosen({}, kAllocation), "srun n1:2 n2:2 n3:1");
   EXPECT_EQ(chosen(list("n2:9"), kAllocation), "srun n2:9");
   EXPECT_EQ(chosen(list("n2,elsewhere"), kAllocation), "ssh n2:1 elsewhere:1");
-  HostWishes by_ssh;
-  by_ssh.starter = HostWishes::Starter::Ssh;
+  HostOptions by_ssh;
+  by_ssh.starter = HostOptions::Starter::Ssh;
   EXPECT_EQ(chosen(by_ssh, kAllocation), "ssh n1:2 n2:2 n3:1");
-  HostWishes by_srun;
-  by_srun.starter = HostWishes::Starter::Slurm;
+  HostOptions by_srun;
+  by_srun.starter = HostOptions::Starter::Slurm;
   by_srun.list = "a,b";
   EXPECT_NE(chosen(by_srun).find("this is no Slurm allocation"), std::string::npos);
 }
@@ -152,7 +152,7 @@ TEST(Hosts, AHeterogeneousJobHasTheNodesOfAllItsComponents) {
 }
 
 TEST(Hosts, ServersHaveHostsOfTheirOwn) {
-  const auto with_servers = [](HostWishes wishes, const std::string& servers,
+  const auto with_servers = [](HostOptions wishes, const std::string& servers,
                                std::vector<std::string> environment = {}) {
     wishes.servers = servers;
     const auto choice = choose_hosts(wishes, Environment(std::move(environment)));
@@ -203,7 +203,7 @@ TEST(Hosts, ASingleNodeIsUsedAsAnyHost) {
 TEST(Hosts, AFileIsReadAndItsErrorsNameIt) {
   char folder[] = "/tmp/cohort-hosts-XXXXXX";
   ASSERT_NE(::mkdtemp(folder), nullptr);
-  HostWishes wishes;
+  HostOptions wishes;
   wishes.file = std::string(folder) + "/hosts";
   EXPECT_NE(chosen(wishes).find("No such file"), std::string::npos);
   std::ofstream(wishes.file) << "# two\na slots=2\nb:3\n";

@@ -206,16 +206,16 @@ Diagnosis diagnose(const FailedStart& failed) {
               "can {0} open connections to this host (a firewall)?");
   }
   if (!failed.status) {
-    if (failed.way == Way::Ssh)
+    if (failed.method == StartMethod::Ssh)
       return is(
           "silent", "no sign of life",
           "`{1} -o BatchMode=yes {0} true` has to end by itself; does a firewall drop what goes to its sshd, or a "
           "start-up file of the shell there (.bashrc, .profile) wait for something?");
     return is("silent", "no sign of life",
-              failed.way == Way::Slurm ? "is there room for a step? `squeue -s`, `sinfo -N`" : "");
+              failed.method == StartMethod::Slurm ? "is there room for a step? `squeue -s`, `sinfo -N`" : "");
   }
   const int code = failed.status->shell_status();
-  if (failed.way == Way::Ssh && code == 255) {
+  if (failed.method == StartMethod::Ssh && code == 255) {
     for (const SshSign& sign : kSshSigns) {
       if (failed.complaints.find(sign.text) != std::string::npos)
         return is(sign.kind, std::string(sign.why), sign.advice);
@@ -226,24 +226,24 @@ Diagnosis diagnose(const FailedStart& failed) {
     return is("command", fmt::format("{} cannot be started there (status {})", failed.command, code),
               "install Cohort at the same path on every host, or give its path there with --remote-cohort");
   }
-  if (failed.way == Way::Ssh) {
+  if (failed.method == StartMethod::Ssh) {
     return is("shell-exits", fmt::format("the shell there ended with status {} before the agent began", code),
               "a start-up file of the shell (.bashrc, .profile, .cshrc) ends it: what is not for logins without a "
               "terminal has to stand behind `case $- in *i*) ;; *) return;; esac`");
   }
-  return is("starter", fmt::format("{} ended ({})", way_name(failed.way), sys::to_string(*failed.status)),
-            failed_by_luck(failed) ? "it could not make its folder in TMPDIR (else /tmp): may you write there?" : "");
+  return is("starter", fmt::format("{} ended ({})", start_method_name(failed.method), sys::to_string(*failed.status)),
+            is_transient(failed) ? "it could not make its folder in TMPDIR (else /tmp): may you write there?" : "");
 }
 
-bool failed_by_luck(const FailedStart& failed) {
-  return failed.way == Way::Mpi && !failed.announced && failed.status && !failed.status->success() &&
+bool is_transient(const FailedStart& failed) {
+  return failed.method == StartMethod::Mpi && !failed.announced && failed.status && !failed.status->success() &&
          failed.complaints.find(kNoSessionFolder) != std::string::npos;
 }
 
 std::string explain(const FailedStart& failed) {
   const Diagnosis found = diagnose(failed);
-  std::string out =
-      fmt::format("no agent on {} -- by {}: {}{}", failed.host, way_name(failed.way), found.why, found.said);
+  std::string out = fmt::format("no agent on {} -- by {}: {}{}", failed.host, start_method_name(failed.method),
+                                found.why, found.said);
   if (!found.advice.empty()) out += " -- " + found.advice;
   return out;
 }

@@ -1,6 +1,6 @@
-// The way of one agent into the crew over a command (ssh, srun, mpirun): listens to what the command says until the
-// agent announces itself, answers with the invitation, and keeps what was said in case nobody comes. Belongs to the
-// crew's thread; the AgentProcess has to outlive it.
+// The way of one agent into the agent pool over a command (ssh, srun, mpirun): listens to what the command says until
+// the agent announces itself, answers with the invitation, and keeps what was said in case nobody comes. Belongs to the
+// agents's thread; the AgentProcess has to outlive it.
 #pragma once
 
 #include "launch/loop.h"
@@ -52,7 +52,7 @@ class RemoteStart {
 
 /// What is known of a command that ended, or was given up, before its agent came.
 struct FailedStart {
-  Way way = Way::Ssh;
+  StartMethod method = StartMethod::Ssh;
   std::string host;
   std::string command;      ///< of the agent: its path there
   std::string ssh = "ssh";  ///< the ssh command, for advice: with the user's options
@@ -72,7 +72,7 @@ struct Diagnosis {
 /// Pure, as is all below.
 Diagnosis diagnose(const FailedStart& failed);
 /// Another start may well succeed: it was hindered by another one at the same moment.
-bool failed_by_luck(const FailedStart& failed);
+bool is_transient(const FailedStart& failed);
 /// Why, and what to try.
 std::string explain(const FailedStart& failed);
 /// Without line ends and control characters, at most 600 bytes: the last ones.

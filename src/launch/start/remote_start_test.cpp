@@ -91,14 +91,14 @@ TEST(RemoteCommand, SshNeverAsksAndTakesTheUsersOwnOptionsFirst) {
 
 TEST(RemoteCommand, SrunAndMpirunPlaceOneProcessOnTheHost) {
   RemoteOptions options;
-  options.way = Way::Slurm;
+  options.method = StartMethod::Slurm;
   EXPECT_NE(joined(remote_command(options, "n7", "/c")).find("--nodelist=n7"), std::string::npos);
   EXPECT_TRUE(joined(remote_command(options, "n7", "/c")).ends_with("/c agent --invited"));
   EXPECT_EQ(joined(remote_command(options, "n7", "/c")).find("--het-group"), std::string::npos);
   options.components = {{"n7", 0}, {"n8", 3}};
   EXPECT_NE(joined(remote_command(options, "n8", "/c")).find(" --het-group=3 "), std::string::npos);
   options.components.clear();
-  options.way = Way::Mpi;
+  options.method = StartMethod::Mpi;
   EXPECT_EQ(joined(remote_command(options, "n7", "/c")), "mpirun -np 1 -host n7 /c agent --invited");
 }
 
@@ -133,24 +133,24 @@ TEST(FailedStart, IsExplainedByWhatWasSaid) {
   waits.announced = true;
   expect(waits, {"the agent began, and has not connected", "firewall"});
   FailedStart step = failed_ssh(1, "srun: error: Unable to create step\n");
-  step.way = Way::Slurm;
+  step.method = StartMethod::Slurm;
   expect(step, {"by srun", "Unable to create step"});
 }
 
 TEST(FailedStart, ByLuckIsAnMpirunWhoseFolderAnotherOneRemoved) {
   FailedStart failed = failed_ssh(1, "orte_init failed for some reason\n  orte_session_dir failed\n");
-  EXPECT_FALSE(failed_by_luck(failed));
-  failed.way = Way::Mpi;
-  EXPECT_TRUE(failed_by_luck(failed));
+  EXPECT_FALSE(is_transient(failed));
+  failed.method = StartMethod::Mpi;
+  EXPECT_TRUE(is_transient(failed));
   expect(failed, {"mpirun ended (exit code 1)", "orte_session_dir failed", "TMPDIR"});
   failed.announced = true;
-  EXPECT_FALSE(failed_by_luck(failed));
+  EXPECT_FALSE(is_transient(failed));
   failed.announced = false;
   failed.status.reset();
-  EXPECT_FALSE(failed_by_luck(failed));
+  EXPECT_FALSE(is_transient(failed));
   failed.status = sys::ExitStatus{1, 0, false};
   failed.complaints = "There are not enough slots available\n";
-  EXPECT_FALSE(failed_by_luck(failed));
+  EXPECT_FALSE(is_transient(failed));
 }
 
 TEST(FailedStart, WhatIsSaidIsCutAndControlCharactersGo) {

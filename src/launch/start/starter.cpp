@@ -73,14 +73,14 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
   return AgentProcess{*std::move(process), std::move(lifeline->write_end), {}, {}};
 }
 
-std::string_view way_name(Way way) {
-  switch (way) {
-    case Way::Ssh: return "ssh";
-    case Way::Slurm: return "srun";
-    case Way::Mpi: return "mpirun";
-    case Way::Hand: return "hand";
-    case Way::Launcher: return "its own launcher";
-    case Way::Owner: return "the job's owner";
+std::string_view start_method_name(StartMethod method) {
+  switch (method) {
+    case StartMethod::Ssh: return "ssh";
+    case StartMethod::Slurm: return "srun";
+    case StartMethod::Mpi: return "mpirun";
+    case StartMethod::Hand: return "hand";
+    case StartMethod::Launcher: return "its own launcher";
+    case StartMethod::Owner: return "the job's owner";
   }
   return "?";
 }
@@ -88,8 +88,8 @@ std::string_view way_name(Way way) {
 std::vector<std::string> remote_command(const RemoteOptions& options, const std::string& host,
                                         const std::string& cohort_path) {
   std::vector<std::string> words;
-  switch (options.way) {
-    case Way::Ssh:
+  switch (options.method) {
+    case StartMethod::Ssh:
       words = options.ssh;
       // Nobody can answer a question. Ours to know: a master connection of the user's is used, but we are none, since
       // it would stay behind with our pipes.
@@ -101,7 +101,7 @@ std::vector<std::string> remote_command(const RemoteOptions& options, const std:
       // One word for the login shell there, whichever it is; `exec` so that no shell stands in between.
       words.push_back(fmt::format("exec {} agent --invited", shell_quoted(cohort_path)));
       return words;
-    case Way::Slurm:
+    case StartMethod::Slurm:
       // All that the job has on the host, next to other steps; the shell's variables of this task are not the agent's.
       words = {
           "srun",       "--nodes=1",       "--ntasks=1",   "--ntasks-per-node=1",  "--nodelist=" + host, "--overlap",
@@ -109,12 +109,12 @@ std::vector<std::string> remote_command(const RemoteOptions& options, const std:
       if (const auto found = options.components.find(host); found != options.components.end())
         words.push_back(fmt::format("--het-group={}", found->second));
       break;
-    case Way::Mpi: words = {"mpirun", "-np", "1", "-host", host}; break;
-    case Way::Hand:
+    case StartMethod::Mpi: words = {"mpirun", "-np", "1", "-host", host}; break;
+    case StartMethod::Hand:
       return {cohort_path,         "agent",  "--join", fmt::format("ADDRESS:{}", options.port), "--secret-file",
               options.secret_file, "--name", host};
-    case Way::Launcher: return {cohort_path, "run", "..."};
-    case Way::Owner: break;
+    case StartMethod::Launcher: return {cohort_path, "run", "..."};
+    case StartMethod::Owner: break;
   }
   words.insert(words.end(), {cohort_path, "agent", "--invited"});
   return words;

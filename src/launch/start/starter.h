@@ -1,6 +1,6 @@
 // Places one agent on a host. A starter is the only part that knows how a host is reached; what it returns looks the
 // same for every kind: a process on this host that ends when the agent has ended, and a lifeline that tells the agent,
-// by its end, that the supervisor is gone. Starters keep no state; the crew's thread calls them.
+// by its end, that the supervisor is gone. Starters keep no state; the agent pool's thread calls them.
 #pragma once
 
 #include "base/result.h"
@@ -35,16 +35,18 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
 /// How other hosts are reached. By hand: somebody runs `cohort agent --join` there. Launcher: somebody runs `cohort
 /// run` there, too, as the launcher of another node (nodes.h). Owner: the process that the job belongs to has agents
 /// started, which say themselves where they are and how many ranks they take.
-enum class Way { Ssh, Slurm, Mpi, Hand, Launcher, Owner };
+enum class StartMethod { Ssh, Slurm, Mpi, Hand, Launcher, Owner };
 
 /// An agent says where it is and how many ranks it takes.
-constexpr bool says_itself(Way way) { return way == Way::Launcher || way == Way::Owner; }
+constexpr bool says_itself(StartMethod method) {
+  return method == StartMethod::Launcher || method == StartMethod::Owner;
+}
 
 /// Who is on other hosts comes by itself, at no command of ours.
-constexpr bool comes_by_itself(Way way) { return way == Way::Hand || says_itself(way); }
+constexpr bool comes_by_itself(StartMethod method) { return method == StartMethod::Hand || says_itself(method); }
 
 struct RemoteOptions {
-  Way way = Way::Ssh;
+  StartMethod method = StartMethod::Ssh;
   std::vector<std::string> ssh = {"ssh"};  ///< the command and options of the user's own
   std::string remote_cohort;               ///< path of the command there; empty: as here
   /// By srun, which has to be told in which component of a heterogeneous job a host is. Of those that are in one.
@@ -66,7 +68,7 @@ std::vector<std::string> remote_command(const RemoteOptions& options, const std:
 Result<AgentProcess> start_remote_agent(const RemoteOptions& options, const PlannedHost& host);
 
 /// "ssh", "srun", "mpirun": for messages.
-std::string_view way_name(Way way);
+std::string_view start_method_name(StartMethod method);
 
 /// As a shell takes it: 'two words'.
 std::string shell_quoted(std::string_view word);

@@ -8,7 +8,7 @@
 
 namespace cohort::launch {
 
-/// Whole lines. Throws cohort::Error on wishes that cannot be met, as `run_job` does.
+/// Whole lines. Throws cohort::Error on options that cannot be met, as `run_job` does.
 std::string describe_job(const RunOptions& options);
 
 }  // namespace cohort::launch

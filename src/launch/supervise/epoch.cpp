@@ -30,7 +30,7 @@ int crowded_cores(const Plan& plan) {
 
 }  // namespace
 
-Epoch::Epoch(Job& job) : job_(job), crew_(*job.crew_), stopping_(job.loop_, options_.grace, stopping_events()) {
+Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, options_.grace, stopping_events()) {
   JobRecord& record = job_.record_;
   record.start = utc_now();
   record.end.clear();
@@ -42,7 +42,7 @@ Epoch::Epoch(Job& job) : job_(job), crew_(*job.crew_), stopping_(job.loop_, opti
   start_limit_ = Timer(job_.loop_, options_.start_timeout, [this] {
     const Plan& plan = job_.setup_.plan;
     const int cores = crowded_cores(plan);
-    fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s{}", crew_.missing(),
+    fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s{}", agents_.missing(),
                            std::chrono::duration<double>(options_.start_timeout).count(),
                            cores == 0 ? std::string()
                                       : fmt::format(": {} processes share the {} core{} here -- start fewer, or give "
@@ -66,18 +66,18 @@ void Epoch::look_at_plan() {
 
 void Epoch::give_orders() {
   if (stage_ != Stage::Starting) return;
-  for (const auto& each : crew_.members())
+  for (const auto& each : agents_.members())
     each->channel->send(order_for(job_.setup_, each->host, job_.facts_for(*each)));
 }
 
-void Epoch::on_unfit(const CrewMember* agent, const std::string& why) {
+void Epoch::on_unfit(const AgentHandle* agent, const std::string& why) {
   if (stage_ != Stage::Starting) return;
   // Which it is, is not known; or no other one could be started either.
   if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
   on_host_failed(*agent, why);
 }
 
-void Epoch::on_message(CrewMember& agent, Message message) {
+void Epoch::on_message(AgentHandle& agent, Message message) {
   if (auto* output = std::get_if<Output>(&message)) {
     if (!job_.setup_.plan.roles().has(output->rank)) return;
     if (remote_logs_ && !agent.host.local) remote_logs_->keep(*output);
@@ -124,16 +124,16 @@ void Epoch::on_message(CrewMember& agent, Message message) {
   }
 }
 
-void Epoch::on_started(CrewMember& agent, const Started& started) {
+void Epoch::on_started(AgentHandle& agent, const Started& started) {
   const std::vector<int> processes = processes_of(job_.setup_.plan, agent.host);
   if (started.pids.size() != processes.size()) return;
   agent.started = true;
   if (remote_logs_ && !agent.host.local) remote_logs_->open(processes);
   for (std::size_t i = 0; i < processes.size(); ++i)
     job_.record_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
-  if (&agent == crew_.members().front().get()) job_.record_.threads = started.threads;  // of rank 0's host
+  if (&agent == agents_.members().front().get()) job_.record_.threads = started.threads;  // of rank 0's host
   if (stage_ != Stage::Starting) return;
-  if (!crew_.all_started()) return;
+  if (!agents_.all_started()) return;
   stage_ = Stage::Running;
   start_limit_ = Timer();
   started_at_ = Clock::now();
@@ -156,7 +156,7 @@ void Epoch::on_started(CrewMember& agent, const Started& started) {
     });
   }
   for (const int signal : std::exchange(early_signals_, {})) pass_on(signal);
-  CrewMember* const first = crew_.members().front().get();
+  AgentHandle* const first = agents_.members().front().get();
   if (InputReader::worth_reading(0) && !(first->host.local && InputReader::may_be_given(0))) {
     input_ = std::make_unique<InputReader>(
         job_.loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });

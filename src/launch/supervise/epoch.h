@@ -28,10 +28,10 @@ class Epoch {
   // What the job tells it.
   void look_at_plan();
   void give_orders();
-  void on_unfit(const CrewMember* agent, const std::string& why);
-  void on_message(CrewMember& agent, Message message);
-  void on_channel_closed(CrewMember& agent, const std::optional<Error>& error);
-  void on_agent_process_ended(CrewMember& agent);
+  void on_unfit(const AgentHandle* agent, const std::string& why);
+  void on_message(AgentHandle& agent, Message message);
+  void on_channel_closed(AgentHandle& agent, const std::optional<Error>& error);
+  void on_agent_process_ended(AgentHandle& agent);
   void on_signal(int signal);
   void on_reader_gone();
   void on_owner_gone();
@@ -46,17 +46,17 @@ class Epoch {
   using Milliseconds = std::chrono::milliseconds;
   enum class Stage { Starting, Running, Stopping, Ended };
 
-  void on_agent_ends(CrewMember& agent, const Ends& ends);
+  void on_agent_ends(AgentHandle& agent, const Ends& ends);
   void lose_agent(const std::string& what);
-  void on_started(CrewMember& agent, const Started& started);
+  void on_started(AgentHandle& agent, const Started& started);
   void keep_words(const Ending& ending) const;
   void on_exited(const Exited& exited);
   /// A server that has failed, where the job may go on: it is started again, or gone on without.
   enum class Fate { Failed, Again, Without };
   Fate settle_fate(Ending& ending, int process);
-  bool goes_on_without(CrewMember& agent, const std::string& why);
+  bool goes_on_without(AgentHandle& agent, const std::string& why);
   void on_started_again(const StartedAgain& started);
-  CrewMember& agent_of(int process) const;
+  AgentHandle& agent_of(int process) const;
   void look_for_failure();
   void look_for_requeue();
   void look_for_chief(const Exited& exited);
@@ -65,7 +65,7 @@ class Epoch {
   void tell_failure();
   JobEnd how_it_ended() const;
   void on_stuck(const std::string& why);
-  void on_agent_told(const CrewMember& agent, const Told& told);
+  void on_agent_told(const AgentHandle& agent, const Told& told);
   void on_told(int signal, const std::string& reason);
   void pass_on(int signal);
   Stopping::Grace grace_after(int signal) const;
@@ -74,7 +74,7 @@ class Epoch {
   Stopping::Events stopping_events();
   void before_stop();
   void tell_agents(int signal, Stopping::Grace grace);
-  void on_host_failed(const CrewMember& agent, const std::string& why);
+  void on_host_failed(const AgentHandle& agent, const std::string& why);
   void fail_start_of_hosts();
   void check_end();
   Restarts::Decision restart_after() const;
@@ -90,7 +90,7 @@ class Epoch {
 
   Job& job_;
   const RunOptions& options_ = job_.options_;
-  Crew& crew_;
+  AgentPool& agents_;
   const std::string shown_logs_ = job_.shown_logs();
   Stage stage_ = Stage::Starting;
   Stopping stopping_;

@@ -8,8 +8,8 @@
 
 namespace cohort::launch {
 
-CrewMember& Epoch::agent_of(int process) const {
-  const auto& all = crew_.members();
+AgentHandle& Epoch::agent_of(int process) const {
+  const auto& all = agents_.members();
   const auto found = std::find_if(all.begin(), all.end(), [&](const auto& member) {
     const std::vector<int> here = processes_of(job_.setup_.plan, member->host);
     return std::find(here.begin(), here.end(), process) != here.end();
@@ -55,7 +55,7 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
 }
 
 // Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
-bool Epoch::goes_on_without(CrewMember& agent, const std::string& why) {
+bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
   if (stage_ != Stage::Running || agent.host.ranks > 0 || agent.all_gone) return false;
   const Roles roles = job_.setup_.plan.roles();
   std::vector<int> lost;
@@ -70,7 +70,7 @@ bool Epoch::goes_on_without(CrewMember& agent, const std::string& why) {
   if (lost_servers_ + count > options_.lost_servers || running(Role::Server) <= count) return false;
   lost_servers_ += count;
   agent.all_gone = true;
-  Crew::give_up(agent);  // its guard, if it lives, ends what is left
+  AgentPool::kill(agent);  // its guard, if it lives, ends what is left
   if (count == 0) {
     say(fmt::format("{} is lost ({}), where nothing ran any more", agent.host.name, why));
   } else {

@@ -9,7 +9,7 @@
 #include "launch/record/run_folder.h"
 #include "launch/show/announcer.h"
 #include "launch/show/display.h"
-#include "launch/start/crew.h"
+#include "launch/start/agent_pool.h"
 #include "launch/supervise/job_setup.h"
 #include "launch/supervise/live.h"
 #include "launch/supervise/owner.h"
@@ -50,9 +50,9 @@ class Job {
   void start_agents();
   /// Once there is a job.json, which tells them how the job goes on.
   void start_trackers();
-  Crew::Events crew_events();
+  AgentPool::Events crew_events();
   /// All agents are there: the plan is settled, and the first epoch can begin.
-  void on_joined(CrewMember& agent);
+  void on_joined(AgentHandle& agent);
   /// Everybody has said how many ranks they want.
   Result<void> settle_nodes();
   /// To the owner, who brings it to the agents.
@@ -61,12 +61,12 @@ class Job {
   void look_at_plan();
   void on_signal(int signal);
   void on_no_room(int fd, int error);
-  JobFacts facts_for(const CrewMember& agent) const;
+  JobFacts facts_for(const AgentHandle& agent) const;
   /// Of a host, as seen from the others.
-  std::string address_of(const CrewMember& member) const;
+  std::string address_of(const AgentHandle& member) const;
   /// Each agent holds a port for each of its ranks. False: not yet, and those that do not were asked.
   bool have_ports();
-  void take_ports(CrewMember& agent, LeasedPorts leased);
+  void take_ports(AgentHandle& agent, LeasedPorts leased);
 
   /// Of what has broken down: whether its ranks are started again, which `begin_next` does.
   Restarts::Decision after(const Breakdown& breakdown);
@@ -80,9 +80,9 @@ class Job {
   /// The last epoch has ended, and so has everything else: the rest of the output is shown.
   void end(int status);
 
-  bool has_launchers() const { return options_.remote.way == Way::Launcher; }
+  bool has_launchers() const { return options_.remote.method == StartMethod::Launcher; }
   /// The plan is what agents say that they take.
-  bool settles_late() const { return says_itself(options_.remote.way); }
+  bool settles_late() const { return says_itself(options_.remote.method); }
   bool owner_gone() const { return owner_ && owner_->gone(); }
   void say(const std::string& text);
   /// Where the logs of this epoch go; those of a restart lie below the first's. Empty: none are kept.
@@ -111,8 +111,8 @@ class Job {
   std::optional<PortLease> port_;
   std::vector<pid_t> spared_;  ///< by what ends the job's processes
   std::optional<Tracing> tracing_;
-  std::optional<Crew> crew_;
-  Display display_;  ///< its sources are the crew's members
+  std::optional<AgentPool> agents_;
+  Display display_;  ///< its sources are the agent pool's members
   Announcer announcer_;
   std::optional<Live> live_;          ///< once there is a folder
   std::optional<Warnings> warnings_;  ///< likewise

@@ -96,7 +96,7 @@ JobSetup set_up_job(const RunOptions& options) {
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
   if (options.tf_config) refuse_other_cluster(setup.environment);
   setup.as_horovod = options.as_horovod;
-  if (options.as_horovod && options.remote.way != Way::Owner) put_horovod_first(setup.environment);
+  if (options.as_horovod && options.remote.method != StartMethod::Owner) put_horovod_first(setup.environment);
   setup.program = value_or_throw(resolve_program(options.program, setup.environment));
   setup.plan = plan_of(options);
   const auto runs = [&setup](Role role, const std::optional<ProgramRequest>& request) {

@@ -1,4 +1,4 @@
-// What a job consists of, from the wishes of who starts it: plan, program, environment, limits; and the orders that
+// What a job consists of, from the options of who starts it: plan, program, environment, limits; and the orders that
 // agents get. Looks at this process and its files, starts nothing. One thread.
 #pragma once
 
@@ -32,7 +32,7 @@ struct JobSetup {
 
 /// Throws InvalidArgument where the hosts do not have so many places.
 Plan plan_of(const RunOptions& options);
-/// Raises this process's limit of open files. Throws cohort::Error on wishes that cannot be met.
+/// Raises this process's limit of open files. Throws cohort::Error on options that cannot be met.
 JobSetup set_up_job(const RunOptions& options);
 
 /// Those of --ranks; empty: all. Throws cohort::Error where it names one that there is not.

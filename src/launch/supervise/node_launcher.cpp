@@ -148,7 +148,7 @@ int run_node(RunOptions options) {
   }
   (void)set_up_job(options);  // what cannot be started here is told before anybody waits
   const Place place = place_of(options);
-  options.remote.way = Way::Launcher;
+  options.remote.method = StartMethod::Launcher;
   options.remote.secret = place.secret;
   options.remote.port = place.supervisor.front().tcp.port;
   options.remote.nodes_id = role.id;

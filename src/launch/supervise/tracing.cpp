@@ -12,14 +12,14 @@ constexpr auto kMeasureEvery = std::chrono::minutes(1);
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
-status::HostTrace host_of(const CrewMember& agent) { return {agent.host.index, agent.host.name}; }
+status::HostTrace host_of(const AgentHandle& agent) { return {agent.host.index, agent.host.name}; }
 
 }  // namespace
 
 Tracing::Tracing(Loop& loop, const std::string& run_folder, std::function<void(std::string)> on_trouble)
     : loop_(loop), pieces_(run_folder, std::move(on_trouble)) {}
 
-void Tracing::on_joined(CrewMember& agent) {
+void Tracing::on_joined(AgentHandle& agent) {
   // An agent on this host has this very clock.
   if (agent.host.local) return pieces_.keep_offset(host_of(agent), {now_ns(), 0, 0});
   ClockSync::Ports ports;
@@ -39,7 +39,7 @@ void Tracing::measure_again() {
   });
 }
 
-bool Tracing::take(const CrewMember& agent, const Message& message) {
+bool Tracing::take(const AgentHandle& agent, const Message& message) {
   if (const auto* piece = std::get_if<TracePiece>(&message)) {
     pieces_.keep(host_of(agent), piece->base_ns, piece->packets);
   } else if (const auto* answer = std::get_if<ClockAnswer>(&message)) {
@@ -51,7 +51,7 @@ bool Tracing::take(const CrewMember& agent, const Message& message) {
   return true;
 }
 
-void Tracing::on_ending(const CrewMember& agent) {
+void Tracing::on_ending(const AgentHandle& agent) {
   if (const auto clock = clocks_.find(agent.host.index); clock != clocks_.end()) clock->second->begin();
 }
 

@@ -6,7 +6,7 @@
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/record/trace_pieces.h"
-#include "launch/start/crew.h"
+#include "launch/start/agent_pool.h"
 #include "launch/watch/clock_sync.h"
 
 #include <functional>
@@ -20,11 +20,11 @@ class Tracing {
  public:
   Tracing(Loop& loop, const std::string& run_folder, std::function<void(std::string)> on_trouble);
 
-  void on_joined(CrewMember& agent);
+  void on_joined(AgentHandle& agent);
   /// True: it was for this.
-  bool take(const CrewMember& agent, const Message& message);
+  bool take(const AgentHandle& agent, const Message& message);
   /// Ranks of this agent begin to end.
-  void on_ending(const CrewMember& agent);
+  void on_ending(const AgentHandle& agent);
   /// Nothing more comes.
   void finish();
 
