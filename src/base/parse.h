@@ -1,9 +1,10 @@
-// Strict numbers and truths from text: the whole text or nothing.
+// Strict numbers and truths from text: the whole text or nothing. And a hash of text.
 #pragma once
 
 #include <algorithm>
 #include <charconv>
 #include <concepts>
+#include <cstdint>
 #include <optional>
 #include <string_view>
 
@@ -32,6 +33,13 @@ inline std::optional<bool> parse_truth(std::string_view text) noexcept {
     if (is(no)) return false;
   }
   return std::nullopt;
+}
+
+/// FNV-1a (Fowler, Noll, Vo): for names and to tell texts apart, nothing that has to withstand anybody.
+constexpr std::uint64_t fnv1a(std::string_view text) noexcept {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  return hash;
 }
 
 }  // namespace cohort

@@ -44,7 +44,4 @@ Result<std::vector<HostSlots>> parse_host_slots(std::string_view text);
 /// A host that is named again adds to its slots, so that PBS's and LSF's files (a line per slot) are read as well.
 Result<std::vector<HostSlots>> parse_host_file(std::string_view text);
 
-/// LSF's LSB_MCPU_HOSTS: "h1 4 h2 8".
-Result<std::vector<HostSlots>> parse_host_pairs(std::string_view text);
-
 }  // namespace cohort::cluster

@@ -257,17 +257,8 @@ TEST(HostFile, RefusesWithTheLine) {
   }
 }
 
-TEST(HostPairs, ReadsWhatLsfWrites) {
-  EXPECT_EQ(parse_host_pairs("h1 4 h2 8").value(), (std::vector<HostSlots>{{"h1", 4}, {"h2", 8}}));
-  EXPECT_EQ(parse_host_pairs(" h1 1  h1 2 ").value(), (std::vector<HostSlots>{{"h1", 3}}));
-  for (const char* text : {"", "h1", "h1 x", "h1 4 h2", "h1 0", "4 h1"}) EXPECT_FALSE(parse_host_pairs(text)) << text;
-}
-
 TEST(HostNames, WithANulAreNone) {
   using std::string_literals::operator""s;
-  for (const std::string& text : {"::\0] 8"s, "::1\0 8"s, "::1\0%eth0 8"s, "fe80::1%\0 8"s, "h\0 8"s}) {
-    EXPECT_FALSE(parse_host_pairs(text)) << ::testing::PrintToString(text);
-  }
   EXPECT_FALSE(parse_host_slots("[::1\0]:4"s));
   EXPECT_FALSE(parse_host_file("[::1\0]:4\n"s));
 }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 
 namespace cohort::cluster {
 namespace {
@@ -196,27 +195,6 @@ Result<std::vector<HostSlots>> parse_host_file(std::string_view text) {
                 "host file: there is no host in its {} lines -- write HOST, HOST:SLOTS or HOST slots=SLOTS, a line for "
                 "each host",
                 number);
-  }
-  return hosts.all();
-}
-
-Result<std::vector<HostSlots>> parse_host_pairs(std::string_view text) {
-  const NamedText named{text, "hosts with counts", "write HOST COUNT HOST COUNT ..., as LSF does"};
-  Hosts hosts;
-  std::size_t at = 0;
-  const auto word = [&] {
-    while (at < text.size() && kBlank.find(text[at]) != std::string_view::npos) ++at;
-    const std::size_t begin = at;
-    while (at < text.size() && kBlank.find(text[at]) == std::string_view::npos) ++at;
-    return std::pair(begin, text.substr(begin, at - begin));
-  };
-  for (auto [begin, name] = word(); !name.empty() || hosts.all().empty(); std::tie(begin, name) = word()) {
-    if (const std::string_view fault = fault_of_host(name); !fault.empty()) return text_error(named, begin, fault);
-    const auto [count_at, count_text] = word();
-    const auto count = slots_of(count_text);
-    if (!count) return text_error(named, count_at, "a count that is no number from 1 to 65536");
-    const std::string_view fault = hosts.add({std::string(name), count, {}});
-    if (!fault.empty()) return text_error(named, begin, fault);
   }
   return hosts.all();
 }

@@ -8,6 +8,7 @@
 #include "doctor/probe.h"
 #include "net/socket.h"
 #include "sys/cpus.h"
+#include "sys/files.h"
 
 #include <poll.h>
 #include <unistd.h>
@@ -59,13 +60,7 @@ std::optional<std::string> read_line(std::string& rest, std::chrono::seconds lim
 
 bool answer(std::string_view to, const std::string& data) {
   const std::string line = fmt::format("\n{}{{\"did\":\"{}\",\"data\":{}}}\n", kAnswerMark, to, data);
-  for (std::size_t at = 0; at < line.size();) {
-    const ssize_t put = ::write(1, line.data() + at, line.size() - at);
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) return false;
-    at += static_cast<std::size_t>(put);
-  }
-  return true;
+  return sys::write_all(1, line);
 }
 
 HostFacts look_around(const json& order, const ProbeServer& server) {

@@ -2,6 +2,7 @@
 
 #include "launch/environment.h"
 #include "launch/supervise/job_setup.h"
+#include "sys/files.h"
 #include "sys/process.h"
 
 #include <fcntl.h>
@@ -13,7 +14,7 @@
 namespace cohort::doctor {
 
 SharedFile::SharedFile()
-    : content_(launch::random_hex(16)), path_(launch::absolute_path(".cohort-doctor-" + launch::random_hex(4))) {
+    : content_(sys::random_hex(16)), path_(launch::absolute_path(".cohort-doctor-" + sys::random_hex(4))) {
   std::array<int, 2> ends{};
   const sys::UniqueFd nothing(::open("/dev/null", O_WRONLY | O_CLOEXEC));
   if (::pipe2(ends.data(), O_CLOEXEC) == 0) {

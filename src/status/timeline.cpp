@@ -1,6 +1,7 @@
 #include "status/timeline.h"
 
 #include "base/env.h"
+#include "base/parse.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -29,8 +30,7 @@ std::uint64_t count_of(std::chrono::nanoseconds duration) noexcept {
 // Names are few and short, so they are hashed and compared each time: no cache that threads would share.
 std::uint64_t intern(std::string_view name) noexcept {
   if (name.size() > TimelineName::kBytes) name = name.substr(0, TimelineName::kBytes);
-  std::uint64_t hash = 14695981039346656037ULL;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  const std::uint64_t hash = fnv1a(name);
   constexpr std::size_t kMostTries = 32;
   for (std::size_t tried = 0; tried < kMostTries; ++tried) {
     const std::size_t place = 1 + (hash + tried) % (TimelineLayout::kNames - 1);

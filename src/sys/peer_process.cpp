@@ -1,5 +1,7 @@
 #include "sys/peer_process.h"
 
+#include "sys/process.h"
+
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -11,7 +13,6 @@
 #include <cerrno>
 #include <filesystem>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -19,36 +20,14 @@
 namespace cohort::sys {
 namespace {
 
-struct Stat {
-  char state = '?';
-  unsigned long flags = 0;
-  int threads = 0;
-  std::uint64_t start_time = 0;
-};
-
-// Fields of /proc/PID/stat are counted after the last ')', since the command's name may hold anything.
-std::optional<Stat> read_stat(int file) {
+std::optional<ProcessStat> read_stat(int file) {
   char text[2048];
   const ssize_t length = ::pread(file, text, sizeof text, 0);
   if (length <= 0) return std::nullopt;
-  const std::string_view line(text, static_cast<std::size_t>(length));
-  const std::size_t end = line.rfind(')');
-  if (end == std::string_view::npos) return std::nullopt;
-  std::istringstream fields{std::string(line.substr(end + 1))};
-  Stat stat;
-  std::string skipped;
-  fields >> stat.state;                                        // field 3
-  for (int field = 4; field <= 8; ++field) fields >> skipped;  // ppid .. tpgid
-  fields >> stat.flags;                                        // field 9
-  for (int field = 10; field <= 19; ++field) fields >> skipped;
-  fields >> stat.threads >> skipped >> stat.start_time;  // fields 20 to 22
-  if (!fields) return std::nullopt;
-  return stat;
+  return parse_process_stat({text, static_cast<std::size_t>(length)});
 }
 
-constexpr unsigned long kExiting = 0x4;  // PF_EXITING, <linux/sched.h>
-
-bool exiting(const Stat& stat) { return (stat.flags & kExiting) != 0 || stat.state == 'Z' || stat.state == 'X'; }
+bool ended(const ProcessStat& stat) { return stat.exiting || stat.state == 'Z' || stat.state == 'X'; }
 
 std::string folder_of(pid_t pid) { return "/proc/" + std::to_string(pid); }
 
@@ -66,7 +45,7 @@ bool all_threads_exiting(pid_t pid) {
     const UniqueFd file = open_stat(task.path().string());
     if (!file && errno != ENOENT && errno != ESRCH) return false;
     const auto stat = file ? read_stat(file.get()) : std::nullopt;
-    if (stat && !exiting(*stat)) return false;
+    if (stat && !ended(*stat)) return false;
   }
   return true;
 }
@@ -77,7 +56,7 @@ ProcessId own_process() {
   const pid_t pid = ::getpid();
   const UniqueFd file = open_stat(folder_of(pid));
   const auto stat = file ? read_stat(file.get()) : std::nullopt;
-  return {pid, stat ? stat->start_time : 0};
+  return {pid, stat ? stat->start_ticks : 0};
 }
 
 PeerProcess::PeerProcess(ProcessId id) : id_(id) {
@@ -91,8 +70,8 @@ bool PeerProcess::gone() const {
   errno = 0;
   const auto stat = read_stat(stat_.get());
   if (!stat) return errno == ESRCH;  // it has been waited for
-  if (id_.start_time != 0 && stat->start_time != id_.start_time) return true;
-  return exiting(*stat) && (stat->threads <= 1 || all_threads_exiting(id_.pid));
+  if (id_.start_time != 0 && stat->start_ticks != id_.start_time) return true;
+  return ended(*stat) && (stat->threads <= 1 || all_threads_exiting(id_.pid));
 }
 
 CoreSet allowed_cores() {

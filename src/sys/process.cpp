@@ -309,10 +309,12 @@ std::optional<ProcessStat> parse_process_stat(std::string_view text) {
   stat.state = fields[0][0];
   const auto parent = parse_integer<pid_t>(fields[4 - kFirst]);
   const auto flags = parse_integer<std::uint64_t>(fields[9 - kFirst]);
+  const auto threads = parse_integer<int>(fields[20 - kFirst]);
   const auto start = parse_integer<std::uint64_t>(fields[22 - kFirst]);
-  if (!parent || !flags || !start) return std::nullopt;
+  if (!parent || !flags || !threads || !start) return std::nullopt;
   stat.parent = *parent;
   stat.exiting = (*flags & kExiting) != 0;
+  stat.threads = *threads;
   stat.start_ticks = *start;
   stat.cpu_ticks = parse_integer<std::uint64_t>(fields[14 - kFirst]).value_or(0) +
                    parse_integer<std::uint64_t>(fields[15 - kFirst]).value_or(0);

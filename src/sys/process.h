@@ -101,7 +101,8 @@ tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options);
 struct ProcessStat {
   char state = '?';
   pid_t parent = 0;
-  std::uint64_t cpu_ticks = 0;    ///< of all its threads, user and system
+  std::uint64_t cpu_ticks = 0;  ///< of all its threads, user and system
+  int threads = 0;
   std::uint64_t memory = 0;       ///< resident, in bytes
   std::uint64_t start_ticks = 0;  ///< since boot; tells two processes of the same pid apart
   bool exiting = false;           ///< the kernel has begun to take it down (PF_EXITING)

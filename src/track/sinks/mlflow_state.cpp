@@ -1,6 +1,7 @@
 #include "track/sinks/mlflow_state.h"
 
 #include "base/json.h"
+#include "base/parse.h"
 #include "base/result.h"
 
 #include <nlohmann/json.hpp>
@@ -17,12 +18,7 @@ namespace {
 
 constexpr std::size_t kMostBytes = 4096;
 
-/// FNV-1a: for names and to tell records apart, nothing that has to withstand anybody.
-std::string digest(std::string_view text) {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
-  return fmt::format("{:016x}", hash);
-}
+std::string digest(std::string_view text) { return fmt::format("{:016x}", fnv1a(text)); }
 
 std::string first_line(const std::filesystem::path& record) {
   std::ifstream in(record, std::ios::binary);

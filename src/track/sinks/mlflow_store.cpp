@@ -3,6 +3,7 @@
 #include "base/parse.h"
 #include "base/result.h"
 #include "net/http.h"
+#include "sys/files.h"
 #include "track/sinks/mlflow_store.py.h"
 
 #include <fmt/format.h>
@@ -15,7 +16,6 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <random>
 
 namespace cohort::track {
 namespace {
@@ -43,8 +43,7 @@ std::string first_line(int from) {
 }  // namespace
 
 MlflowStore::MlflowStore(const std::string& uri) {
-  std::random_device random;
-  token_ = fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+  token_ = sys::random_hex(16);
   int ends[2] = {-1, -1};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     raise(ErrorCode::Unavailable, "socketpair: {}", errno_text(errno));
