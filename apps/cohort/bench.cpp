@@ -10,8 +10,8 @@
 #include "training/command.h"
 
 #include "base/result.h"
-#include "sys/cpus.h"
 #include "sys/files.h"
+#include "sys/hardware.h"
 
 #include <cmath>
 #include <cstdio>

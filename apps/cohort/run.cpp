@@ -6,8 +6,7 @@
 #include "launch/start/hosts.h"
 #include "launch/supervise/dry_run.h"
 #include "launch/supervise/supervisor.h"
-#include "sys/cpus.h"
-#include "sys/gpus.h"
+#include "sys/hardware.h"
 #include "sys/process.h"
 
 #include "commands.h"

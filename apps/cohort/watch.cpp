@@ -4,7 +4,7 @@
 #include "commands.h"
 #include "net/address.h"
 #include "net/socket.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 #include "sys/signals.h"
 #include "watch/page_server.h"
 #include "watch/remote_page.h"

@@ -2,7 +2,7 @@
 
 #include "base/result.h"
 #include "status/called.h"
-#include "sys/signal_latch.h"
+#include "sys/signals.h"
 
 #include <span>
 #include <utility>

@@ -4,7 +4,7 @@
 #include "cluster/fake_hosts.h"
 #include "comm/hosts/layout.h"
 #include "store/store.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <cohort/join.h>
 

@@ -6,7 +6,7 @@
 #include "launch/plan/host_environment.h"
 #include "launch/supervise/job_setup.h"
 #include "launch/sweep.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 #include "sys/process.h"
 
 #include <unistd.h>

@@ -7,8 +7,8 @@
 #include "doctor/peers.h"
 #include "doctor/probe.h"
 #include "net/socket.h"
-#include "sys/cpus.h"
 #include "sys/files.h"
+#include "sys/hardware.h"
 
 #include <poll.h>
 #include <unistd.h>

@@ -2,7 +2,7 @@
 #include "comm/cuda/nccl.h"
 #include "doctor/probe.h"
 #include "launch/start/capture.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <sched.h>
 #include <sys/resource.h>

@@ -1,7 +1,7 @@
 #include "net/secret.h"
 
 #include "sys/files.h"
-#include "sys/hidden_memory.h"
+#include "sys/memory.h"
 
 #include <fcntl.h>
 #include <openssl/crypto.h>

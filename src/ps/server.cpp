@@ -8,7 +8,7 @@
 #include "ps/membership.h"
 #include "ps/place.h"
 #include "ps/primary.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
 #include "sys/thread.h"
 
 #include <cohort/ps.h>

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
 
 #include <cohort/dtype.h>
 #include <cohort/error.h>

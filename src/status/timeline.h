@@ -6,7 +6,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
 
 #include <cohort/observer.h>
 

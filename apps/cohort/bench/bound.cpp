@@ -3,7 +3,7 @@
 #include "base/result.h"
 #include "bench/buffers.h"
 #include "bench/memory_kernels.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
 
 #include <fcntl.h>
 #include <sched.h>

@@ -1,7 +1,7 @@
 #include "bench/machine.h"
 
 #include "launch/version.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <sys/resource.h>
 #include <unistd.h>

@@ -5,7 +5,7 @@
 #include "bench/bound.h"
 #include "bench/gpus.h"
 #include "bench/operation.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <algorithm>
 #include <array>

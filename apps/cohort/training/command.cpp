@@ -3,8 +3,8 @@
 
 #include "base/env.h"
 #include "base/result.h"
-#include "sys/cpus.h"
 #include "sys/files.h"
+#include "sys/hardware.h"
 #include "training/measured.h"
 #include "training/report.h"
 #include "training/trainee.h"

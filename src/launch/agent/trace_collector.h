@@ -7,7 +7,7 @@
 #include "launch/messages.h"
 #include "status/timeline_reader.h"
 #include "status/trace_encoder.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
 
 #include <cstddef>
 #include <cstdint>

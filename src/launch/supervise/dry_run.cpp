@@ -4,7 +4,7 @@
 #include "base/ranges.h"
 #include "launch/agent/worker.h"
 #include "launch/supervise/job_setup.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 #include "sys/process.h"
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 #include "cluster/tf_config.h"
 #include "launch/plan/host_environment.h"
 #include "launch/supervise/input_reader.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 #include "sys/process.h"
 #include "sys/signals.h"
 

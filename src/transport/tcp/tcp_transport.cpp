@@ -5,7 +5,7 @@
 #include "cluster/host_identity.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
-#include "sys/close_on_fork.h"
+#include "sys/unique_fd.h"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>

@@ -1,16 +1,68 @@
 #include "sys/files.h"
+#include "sys/hardware.h"
+#include "sys/thread.h"
+#include "sys/unique_fd.h"
 
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
 
 namespace cohort::sys {
 namespace {
+
+bool is_open(int fd) { return ::fcntl(fd, F_GETFD) != -1; }
+
+TEST(UniqueFd, ClosesAtTheEndAndMovesOnce) {
+  const int raw = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(raw, 0);
+  {
+    UniqueFd first(raw);
+    UniqueFd second(std::move(first));
+    EXPECT_EQ(second.get(), raw);
+    EXPECT_TRUE(is_open(raw));
+  }
+  EXPECT_FALSE(is_open(raw));
+}
+
+TEST(Thread, TakesNoSignalsAndLeavesItsStartersMaskAlone) {
+  sigset_t inside;
+  sigset_t before;
+  sigset_t after;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  start_without_signals([&] { ::pthread_sigmask(SIG_SETMASK, nullptr, &inside); }).join();
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) {
+    EXPECT_EQ(sigismember(&inside, number), 1) << number;
+    EXPECT_EQ(sigismember(&after, number), sigismember(&before, number)) << number;
+  }
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) EXPECT_EQ(sigismember(&inside, fault), 0) << fault;
+}
+
+TEST(Gpus, AreCountedByTheirDevices) {
+  const std::filesystem::path root = ::testing::TempDir() + "cohort-gpus-" + std::to_string(::getpid());
+  EXPECT_EQ(gpus_here(root), 0);
+  const auto nodes = root / "sys/class/kfd/kfd/topology/nodes";
+  for (const auto& [node, id] : {std::pair("0", "0"), std::pair("1", "4711"), std::pair("2", "4712")}) {
+    std::filesystem::create_directories(nodes / node);
+    std::ofstream(nodes / node / "gpu_id") << id << "\n";
+  }
+  EXPECT_EQ(gpus_here(root), 2);
+  std::filesystem::create_directories(root / "dev");
+  for (const char* name : {"nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia"})
+    std::ofstream(root / "dev" / name);
+  EXPECT_EQ(gpus_here(root), 3);
+  std::filesystem::remove_all(root);
+}
 
 class Files : public ::testing::Test {
  protected:
@@ -102,4 +154,5 @@ TEST_F(Files, MakesAndRemovesFolders) {
 }
 
 }  // namespace
+
 }  // namespace cohort::sys

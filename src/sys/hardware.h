@@ -1,4 +1,5 @@
 // How many cores this process may really use, and how much memory its control group allows. Pure reading.
+// How many GPUs this host lets a process use: their device files, without any driver's library. Pure reading.
 #pragma once
 
 #include <cstdint>
@@ -20,5 +21,8 @@ std::optional<std::uint64_t> out_of_memory_kills();
 
 /// Short name of this host: the node name up to the first dot.
 std::string host_name();
+
+/// NVIDIA's (dev/nvidia0, ...); where there are none, AMD's (sys/class/kfd) below `root`. 0 where nothing can be read.
+int gpus_here(const std::string& root = "/");
 
 }  // namespace cohort::sys

@@ -1,6 +1,8 @@
 // Memory that several processes map: anonymous files (memfd) without a name, so nothing can be left behind. Sealed
 // against shrinking, so a peer cannot turn reads into SIGBUS, and faulted in before use, so running out of memory is
 // an error here and not a signal later. Mappings and descriptors have one owner; not thread-safe, owns no globals.
+// Memory for a few small secrets: no core dump shows it (MADV_DONTDUMP), and it is not swapped out where the limits
+// allow that. Never given back to the system. Without locks, so any thread may call, and a forked child too.
 #pragma once
 
 #include "base/result.h"
@@ -51,5 +53,14 @@ void populate(const Mapping& mapping) noexcept;
 
 /// How many bytes may still be allocated: the least of the host's available memory and what the cgroups leave.
 std::size_t available_memory();
+
+inline constexpr std::size_t kHiddenBytes = 64;
+
+/// kHiddenBytes bytes, zeros. Throws std::bad_alloc.
+void* take_hidden_memory();
+/// Fills it with zeros first.
+void give_hidden_memory(void* memory) noexcept;
+/// For a forked child, which inherits all but the lock against swapping.
+void lock_hidden_memory() noexcept;
 
 }  // namespace cohort::sys
