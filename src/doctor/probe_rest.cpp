@@ -1,5 +1,5 @@
 #include "base/env.h"
-#include "cluster/program_identity.h"
+#include "cluster/identity.h"
 #include "doctor/beside.h"
 #include "doctor/probe.h"
 #include "launch/agent/host_check.h"

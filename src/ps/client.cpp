@@ -1,5 +1,5 @@
 #include "base/log.h"
-#include "cluster/host_identity.h"
+#include "cluster/identity.h"
 #include "formats/checkpoint_folder.h"
 #include "ps/client_impl.h"
 #include "ps/optimizer.h"

@@ -2,8 +2,8 @@
 
 #include "base/env.h"
 #include "base/log.h"
-#include "cluster/host_identity.h"
-#include "meet/servers.h"
+#include "cluster/identity.h"
+#include "meet/place.h"
 #include "net/socket.h"
 #include "ps/place.h"
 

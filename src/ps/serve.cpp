@@ -3,7 +3,7 @@
 
 #include "base/env.h"
 #include "base/result.h"
-#include "meet/servers.h"
+#include "meet/place.h"
 #include "status/last_words.h"
 
 #include <filesystem>

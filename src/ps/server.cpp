@@ -1,6 +1,6 @@
 #include "base/env.h"
 #include "base/log.h"
-#include "cluster/host_identity.h"
+#include "cluster/identity.h"
 #include "net/rpc.h"
 #include "ps/answers.h"
 #include "ps/follower.h"

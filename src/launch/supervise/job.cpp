@@ -3,7 +3,7 @@
 #include "launch/supervise/epoch.h"
 #include "launch/supervise/supervisor.h"
 #include "launch/sweep.h"
-#include "meet/servers.h"
+#include "meet/place.h"
 #include "store/client.h"
 #include "store/job_store.h"
 #include "sys/files.h"

@@ -2,7 +2,7 @@
 
 #include "base/env.h"
 #include "base/ranges.h"
-#include "cluster/tf_config.h"
+#include "cluster/json_variables.h"
 #include "launch/plan/host_environment.h"
 #include "launch/supervise/input_reader.h"
 #include "sys/hardware.h"

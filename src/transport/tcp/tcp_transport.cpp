@@ -2,7 +2,7 @@
 
 #include "base/env.h"
 #include "base/log.h"
-#include "cluster/host_identity.h"
+#include "cluster/identity.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
 #include "sys/unique_fd.h"

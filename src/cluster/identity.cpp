@@ -1,19 +1,49 @@
-#include "cluster/program_identity.h"
+#include "cluster/identity.h"
+
+#include "base/env.h"
+#include "base/parse.h"
+
+#include <fmt/format.h>
 
 #include <elf.h>
-#include <fmt/format.h>
 #include <link.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <string_view>
 #include <system_error>
 
 namespace cohort::cluster {
+namespace {
+
+std::string namespace_of(const char* kind) {
+  std::array<char, 64> target{};
+  const std::string path = fmt::format("/proc/self/ns/{}", kind);
+  const ssize_t n = ::readlink(path.c_str(), target.data(), target.size());
+  return n > 0 ? std::string(target.data(), static_cast<std::size_t>(n)) : std::string(kind);
+}
+
+}  // namespace
+
+HostIdentity host_identity() {
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0 || host[0] == '\0')
+    host = {'l', 'o', 'c', 'a', 'l', 'h', 'o', 's', 't'};
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  HostIdentity identity;
+  identity.name = env::get(env::kHost).value_or(host.data());
+  identity.id = fmt::format("{} {} {} {}", boot_id, host.data(), namespace_of("pid"), namespace_of("net"));
+  return identity;
+}
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -102,5 +132,38 @@ std::string loaded_torch() {
   if (name.starts_with(kPlain)) return name.substr(kPlain.size());
   return fmt::format("of an unknown version, {} bytes", fs::file_size(file, error));
 }
+
+Result<std::vector<int>> divide_into_hosts(std::string_view text, int size) {
+  std::vector<int> hosts;
+  if (text.empty()) return hosts;
+  const auto wrong = [&](std::string_view why) {
+    return fail(ErrorCode::InvalidArgument,
+                "COHORT_PRETEND_HOSTS='{}': {} -- give a number of hosts, or how many ranks "
+                "each has (as 2,2)",
+                text, why);
+  };
+  std::vector<int> numbers;
+  for (std::string_view rest = text;;) {
+    const std::string_view entry = rest.substr(0, rest.find(','));
+    const auto number = parse_integer<int>(entry);
+    if (!number || *number < 1) return wrong("not a list of numbers from 1");
+    numbers.push_back(*number);
+    if (entry.size() == rest.size()) break;
+    rest.remove_prefix(entry.size() + 1);
+  }
+  if (numbers.size() == 1) {  // the first hosts have one more if it does not come out even
+    const int count = std::clamp(size, 1, numbers[0]);
+    numbers.assign(static_cast<std::size_t>(count), size / count);
+    for (int host = 0; host < size % count; ++host) ++numbers[static_cast<std::size_t>(host)];
+  } else if (std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0}) != size) {
+    return wrong(fmt::format("these are not the {} ranks of the world", size));
+  }
+  for (std::size_t host = 0; host < numbers.size(); ++host) {
+    hosts.insert(hosts.end(), static_cast<std::size_t>(numbers[host]), static_cast<int>(host));
+  }
+  return hosts;
+}
+
+std::vector<int> fake_hosts(int size) { return value_or_throw(divide_into_hosts(env::text(env::kPretendHosts), size)); }
 
 }  // namespace cohort::cluster
