@@ -1,7 +1,5 @@
 // `cohort doctor`: what would hinder a job on these hosts, and the command that fixes it.
 #include "doctor/examination.h"
-#include "doctor/host.h"
-#include "doctor/report.h"
 #include "launch/start/hosts.h"
 #include "sys/terminal.h"
 

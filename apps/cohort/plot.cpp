@@ -6,7 +6,7 @@
 #include "sys/terminal.h"
 #include "track/curves.h"
 #include "track/record_reader.h"
-#include "watch/run_files.h"
+#include "watch/source.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

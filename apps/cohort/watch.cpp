@@ -7,9 +7,8 @@
 #include "sys/hardware.h"
 #include "sys/signals.h"
 #include "watch/page_server.h"
-#include "watch/remote_page.h"
-#include "watch/run_files.h"
-#include "watch/terminal.h"
+#include "watch/screen.h"
+#include "watch/source.h"
 
 #include <fmt/core.h>
 #include <poll.h>

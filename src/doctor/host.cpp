@@ -1,8 +1,7 @@
-#include "doctor/host.h"
+#include "doctor/examination.h"
 
 #include "base/env.h"
 #include "base/log.h"
-#include "doctor/beside.h"
 #include "doctor/facts.h"
 #include "doctor/peers.h"
 #include "doctor/probe.h"

@@ -4,7 +4,7 @@
 // which makes an event about 26 bytes. Times are nanoseconds since the base that the clock packet names. One thread.
 #pragma once
 
-#include "status/timeline_reader.h"
+#include "status/timeline.h"
 
 #include <cstdint>
 #include <functional>

@@ -5,7 +5,7 @@
 
 #include "launch/loop.h"
 #include "launch/messages.h"
-#include "status/timeline_reader.h"
+#include "status/timeline.h"
 #include "status/trace_encoder.h"
 #include "sys/memory.h"
 
