@@ -4,7 +4,7 @@
 #include "base/result.h"
 #include "commands.h"
 #include "sys/signals.h"
-#include "track/record_reader.h"
+#include "track/record.h"
 #include "track/sinks/export.h"
 #include "track/sinks/prometheus.h"
 

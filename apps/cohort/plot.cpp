@@ -5,7 +5,7 @@
 #include "sys/files.h"
 #include "sys/terminal.h"
 #include "track/curves.h"
-#include "track/record_reader.h"
+#include "track/record.h"
 #include "watch/source.h"
 
 #include <fmt/format.h>

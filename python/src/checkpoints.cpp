@@ -5,8 +5,7 @@
 #include "formats.h"
 
 #include "checkpoint/background.h"
-#include "checkpoint/load.h"
-#include "checkpoint/save.h"
+#include "checkpoint/checkpoint.h"
 #include "formats/checkpoint_folder.h"
 #include "status/called.h"
 

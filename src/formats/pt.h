@@ -5,7 +5,6 @@
 #pragma once
 
 #include "base/result.h"
-#include "formats/sink.h"
 #include "formats/tensor.h"
 #include "formats/zip.h"
 

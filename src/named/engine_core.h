@@ -3,11 +3,9 @@
 // the mutex, and so read by the thread without it. Callbacks and Handles are served without the mutex.
 #pragma once
 
-#include "named/cache.h"
 #include "named/engine.h"
-#include "named/fusion.h"
 #include "named/gpu.h"
-#include "named/round_announcer.h"
+#include "named/rounds.h"
 #include "named/table.h"
 
 #include <atomic>

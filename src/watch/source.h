@@ -7,7 +7,7 @@
 #include "launch/messages.h"
 #include "net/address.h"
 #include "net/secret.h"
-#include "track/record_follower.h"
+#include "track/record.h"
 #include "watch/view.h"
 
 #include <sys/types.h>

@@ -1,3 +1,5 @@
+// One save by all ranks: parts written aside by whoever the place says, synced; digests to rank 0; a manifest that
+// comes last; a rename. Collective; it blocks, and calls the communicator from the calling thread alone.
 // Finding the newest checkpoint that is whole, and its bytes to the ranks that need them. Who holds a file is looked
 // up, not remembered: a checkpoint may be loaded by other ranks on other hosts, and from another place, than it was
 // saved. Collective; it blocks, and calls the communicator from the calling thread alone.
@@ -17,6 +19,11 @@
 #include <vector>
 
 namespace cohort::checkpoint {
+
+/// Returns on every rank once the checkpoint is on the disk of everyone who keeps a part of it. What any rank cannot do
+/// (write, see the folder) is an error on all of them, and the folder is as it was. The bundle's views are not used
+/// afterwards.
+formats::StoredCheckpoint save(Communicator& comm, const FolderOptions& options, const Bundle& bundle);
 
 /// The same on all ranks but for `part`.
 struct Found {

@@ -1,4 +1,5 @@
 // Factors and averages of integers, which the communicator leaves to its callers. Pure; any thread. Integer types only.
+// What a rank that has joined brings to reductions: elements that change no result. Pure; any thread.
 #pragma once
 
 #include "named/request.h"
@@ -18,5 +19,10 @@ void divide(Buffer data, std::int64_t divisor);
 /// Multiplies by `factor`, which is finite, and divides by `divisor`, in double precision; rounds toward zero, and to
 /// the nearest value that the type holds. Does nothing if both are 1.
 void scale(Buffer data, double factor, std::int64_t divisor = 1);
+
+/// Fills `to` with the neutral element of `op`: negative zero for sums of floating types (x + -0 is x to the bit, also
+/// where x is -0), infinities for minima and maxima, one, all bits. Average: as Sum. The type has the reduction. It is
+/// neutral once it has been multiplied by `prescale`, which is 1 for products and not 0 for minima and maxima.
+void fill_neutral(Buffer to, ReduceOp op, double prescale = 1);
 
 }  // namespace cohort::named
