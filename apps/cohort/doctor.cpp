@@ -4,7 +4,7 @@
 #include "sys/terminal.h"
 
 #include "commands.h"
-#include "host_options.h"
+#include "run_options.h"
 
 #include <unistd.h>
 

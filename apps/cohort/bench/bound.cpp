@@ -1,8 +1,7 @@
 #include "bench/bound.h"
 
 #include "base/result.h"
-#include "bench/buffers.h"
-#include "bench/memory_kernels.h"
+#include "bench/operation.h"
 #include "sys/memory.h"
 
 #include <fcntl.h>
