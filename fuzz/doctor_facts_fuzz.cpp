@@ -1,8 +1,8 @@
 // What another host says to `cohort doctor`: must be refused or taken, and what is taken has to be fit for a judgement.
 // And what nvidia-smi prints of GPUs' ways to each other.
+#include "doctor/check.h"
 #include "doctor/facts.h"
-#include "doctor/gpu_ways.h"
-#include "doctor/judge.h"
+#include "doctor/gpu_links.h"
 #include "doctor/report.h"
 
 #include <cstddef>

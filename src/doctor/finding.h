@@ -1,6 +1,6 @@
 // What `cohort doctor` has to say: findings, and the table of rows that they belong to. Plain data.
 // To add a row: a line in kRows (finding.cpp), a section in docs/reference/doctor.md (a test compares), a judgement in
-// one of judge_*.cpp, and a test that breaks the very thing.
+// one of check_*.cpp, and a test that breaks the very thing.
 #pragma once
 
 #include <span>
