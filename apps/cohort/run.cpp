@@ -4,7 +4,7 @@
 #include "base/parse.h"
 #include "base/result.h"
 #include "cluster/detect.h"
-#include "cluster/slips.h"
+#include "cluster/launch_warning.h"
 #include "commands.h"
 #include "launch/environment.h"
 #include "launch/plan/config_file.h"
@@ -464,7 +464,7 @@ int processes_wanted(const RunChoices& choices) {
 
 /// Where this command is one of several launchers of one job.
 void set_nodes(launch::RunOptions& job, const RunChoices& choices) {
-  launch::NodeWishes wishes = choices.nodes;
+  launch::NodeOptions wishes = choices.nodes;
   const std::string secret_file = !choices.secret_file.empty() ? choices.secret_file : env::text(env::kSecretFile);
   wishes.has_secret = !secret_file.empty();
   wishes.has_hosts = names_hosts(choices);

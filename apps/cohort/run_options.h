@@ -34,7 +34,7 @@ struct RunChoices {
   std::optional<int> processes;  ///< of -np; 0: auto
   std::string per_node;          ///< of --nproc-per-node; empty: not said
   launch::HostOptions hosts;
-  launch::NodeWishes nodes;
+  launch::NodeOptions nodes;
   std::string network;
   std::string secret_file;
   std::uint16_t listen = 0;

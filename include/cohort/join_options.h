@@ -63,4 +63,10 @@ enum class RendezvousMethod {
 /// process is `rank`; -1: of the size that its launcher says. What is wrong with the environment is for `join` to say.
 RendezvousMethod rendezvous_method(int rank = -1, int size = -1);
 
+/// Their names before 0.2; they go in the release after it.
+using WayToMeet [[deprecated("RendezvousMethod")]] = RendezvousMethod;
+[[deprecated("rendezvous_method")]] inline RendezvousMethod way_to_meet(int rank = -1, int size = -1) {
+  return rendezvous_method(rank, size);
+}
+
 }  // namespace cohort
