@@ -1,5 +1,4 @@
 // `cohort check-build`: what this build and this machine have, with versions; else why not and what to install.
-// `cohort build-mpi`: compiles the plug-in for the site's MPI by its own mpicc, and puts it where ranks look for it.
 
 #include "base/result.h"
 #include "cluster/detect.h"
@@ -203,6 +202,8 @@ void add_check_build(CLI::App& app, int&) {
 }
 
 namespace {
+
+// `cohort build-mpi`: compiles the plug-in for the site's MPI by its own mpicc, and puts it where ranks look for it.
 
 namespace fs = std::filesystem;
 

@@ -297,8 +297,6 @@ void add_plot(CLI::App& app, int& /*exit_status*/) {
 
 namespace {
 
-namespace fs = std::filesystem;
-
 struct MergeArguments {
   fs::path run, output;
   std::vector<std::string> others;

@@ -1,5 +1,4 @@
 // `cohort help [COMMAND or TOPIC]`. The topics are sections of the documentation, embedded when this is built.
-// "Did you mean": edit distance with transpositions (Damerau 1964, restricted form).
 
 #include "base/result.h"
 #include "commands.h"
@@ -187,6 +186,8 @@ void set_run_help(CLI::App& command) {
 }
 
 namespace {
+
+// "Did you mean": edit distance with transpositions (Damerau 1964, restricted form).
 
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<std::size_t>> cost(a.size() + 1, std::vector<std::size_t>(b.size() + 1));

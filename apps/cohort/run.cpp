@@ -1,5 +1,3 @@
-// Options of other launchers, for those who type them by habit: what does the same here.
-
 #include "base/env.h"
 #include "base/parse.h"
 #include "base/result.h"
@@ -328,6 +326,8 @@ std::string show_config(const RunSettings& settings) {
   return text;
 }
 
+// Options of other launchers, for those who type them by habit: what does the same here.
+
 struct Foreign {
   std::string_view name;  ///< with - for _
   std::string_view whose;
@@ -576,7 +576,7 @@ launch::RunOptions job_of(RunChoices choices, const RunSettings& settings,
 
 void add_run(CLI::App& app, int&) {
   CLI::App* command = app.add_subcommand("run", "Run a program as N processes that form one world");
-  // For the help and the completion; run_settings.h reads the words.
+  // For the help and the completion; read_settings reads the words.
   static std::vector<std::string> unread;
   for (const RunPart& part : run_parts()) {
     for (const RunOption* row : part.options) {

@@ -1,7 +1,3 @@
-// `cohort completion bash`: a script that completes commands, options and their values, made from what the command
-// itself knows of them.
-// The tables of docs/reference/run.md and environment.md, from the rows that the command goes by.
-
 #include "base/env.h"
 #include "base/result.h"
 #include "commands.h"
@@ -79,6 +75,9 @@ void add_env(CLI::App& app, int&) {
 }
 
 namespace {
+
+// `cohort completion bash`: a script that completes commands, options and their values, made from what the command
+// itself knows of them.
 
 /// "none rank full" from the type name "STYLE:{none,rank,full}"; empty if any text may be the value.
 std::string choices(const CLI::Option& option) {
@@ -187,6 +186,8 @@ void add_completion(CLI::App& app, int&) {
 }
 
 namespace {
+
+// The tables of docs/reference/run.md and environment.md, from the rows that the command goes by.
 
 /// Options that a text names stand as code there, and nothing in it is markup but what is code already.
 std::string cell(std::string_view plain) {

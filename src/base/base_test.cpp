@@ -1,5 +1,3 @@
-// What the codec promises for any values.
-
 #include "base/codec.h"
 #include "base/env.h"
 #include "base/log.h"
@@ -200,6 +198,8 @@ TEST(Codec, RefusesTextLongerThanAllowed) {
   writer.text("four");
   EXPECT_FALSE(Reader(writer.bytes()).text(3));
 }
+
+// What the codec promises for any values.
 
 RC_GTEST_PROP(CodecProperty, ReadsBackWhatWasWritten, (std::uint64_t whole, std::int16_t small, std::string text)) {
   Writer writer;

@@ -1,5 +1,3 @@
-// A process that follows checkpoints: made by hand here, as a save leaves them.
-
 #include "checkpoint/background.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/exchange.h"
@@ -140,6 +138,8 @@ TEST(BackgroundSaver, DestructorWaitsAndForkedChildrenDoNot) {
 
 namespace cohort {
 namespace {
+
+// A process that follows checkpoints: made by hand here, as a save leaves them.
 
 using namespace std::chrono_literals;
 

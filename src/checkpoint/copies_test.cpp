@@ -178,9 +178,6 @@ TEST_F(CheckpointCopies, RefuseWhatIsNotAsItWasWritten) {
   }
 }
 
-namespace fs = std::filesystem;
-using formats::TestFolder;
-
 constexpr CheckpointPlace kPlaces[] = {CheckpointPlace::Rank0, CheckpointPlace::Shared, CheckpointPlace::Local};
 
 TEST(CheckpointPlaces, HoldTheSameBytes) {

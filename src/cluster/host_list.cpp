@@ -1,6 +1,3 @@
-// Hosts with slots: lists, host files, pairs.
-// Slurm's host lists and counts.
-
 #include "cluster/host_list.h"
 
 #include "base/parse.h"
@@ -55,6 +52,8 @@ std::string_view fault_of_host(std::string_view host) {
 }
 
 namespace {
+
+// Hosts with slots: lists and host files.
 
 constexpr std::string_view kBlank = " \t\r";
 
@@ -247,6 +246,8 @@ Result<std::vector<HostSlots>> parse_host_file(std::string_view text) {
 }
 
 namespace {
+
+// Slurm's host lists and counts.
 
 // A range with the width of its numbers, as [08-11].
 struct Range {

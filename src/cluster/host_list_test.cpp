@@ -1,5 +1,3 @@
-// How ranks are divided among fake hosts.
-
 #include "cluster/host_list.h"
 #include "cluster/identity.h"
 
@@ -269,6 +267,8 @@ TEST(HostNames, WithANulAreNone) {
   EXPECT_FALSE(parse_host_slots("[::1\0]:4"s));
   EXPECT_FALSE(parse_host_file("[::1\0]:4\n"s));
 }
+
+// How ranks are divided among fake hosts.
 
 std::vector<int> divided(const char* text, int size) {
   const auto hosts = divide_into_hosts(text, size);

@@ -95,8 +95,6 @@ std::optional<int> json_index(const json& value) {
   return index && *index >= 0 && *index <= kLargestIndex ? index : std::nullopt;
 }
 
-using nlohmann::json;
-
 constexpr std::string_view kTfConfig = "TF_CONFIG";
 constexpr std::string_view kChief = "chief";
 constexpr std::string_view kMaster = "master";  // the chief of TensorFlow before 1.4
@@ -238,8 +236,6 @@ Result<TfPlace> tf_place(const TfConfig& config) {
 }
 
 namespace {
-
-using nlohmann::json;
 
 constexpr std::string_view kConfig = "resourceconfig.json";
 constexpr std::uint64_t kLargestConfig = std::uint64_t{1} << 20;

@@ -53,13 +53,13 @@ Result<Detected> read_tf_config(const Environment& environment);
 bool is_sagemaker(const Environment& environment);
 Result<Detected> read_sagemaker(const Environment& environment);
 
-// Rows that give processes roles (launchers_roles.cpp).
+// Rows that give processes roles (launchers_described.cpp).
 Result<void> complete_cohort_run(const Environment& environment, Detected& detected);
 bool is_beside_ranks(const Environment& environment);
 Result<Detected> read_beside_ranks(const Environment& environment);
 Result<Detected> read_dmlc(const Environment& environment);
 
-// Rows of pods (launchers_pods.cpp).
+// Rows of pods (launchers_described.cpp).
 Result<void> complete_leader_worker_set(const Environment& environment, Detected& detected);
 bool is_jax_job(const Environment& environment);
 Result<void> complete_jax_job(const Environment& environment, Detected& detected);

@@ -1,8 +1,4 @@
 // Launchers that describe a cluster, from which follows who this process is.
-// Kubernetes' ways to number pods, each of which runs one process. (Kubeflow's PyTorchJob, TrainJob and MPIJob are in
-// launchers_described.cpp.)
-// Launchers that start processes beside the ranks of a world, and say which is which: `cohort run --servers`, and those
-// of ps-lite (MXNet, BytePS), which set DMLC_ROLE.
 
 #include "base/env.h"
 #include "base/parse.h"
@@ -236,6 +232,8 @@ Result<Detected> read_sagemaker(const Environment& environment) {
 
 namespace {
 
+// Kubernetes' ways to number pods, each of which runs one process.
+
 void one_for_each_pod(Detected& detected) {
   detected.local_rank = 0;
   detected.local_size = 1;
@@ -342,6 +340,9 @@ Result<Detected> read_volcano(const Environment& environment) {
 }
 
 namespace {
+
+// Launchers that start processes beside the ranks of a world, and say which is which: `cohort run --servers`, and those
+// of ps-lite (MXNet, BytePS), which set DMLC_ROLE.
 
 // 0 where it is not set.
 Result<int> count(const Environment& environment, std::string_view name, int least = 0) {

@@ -1,6 +1,3 @@
-// Rows about files: the working folder of a job, on every host.
-// Rows about the way to a host: was its agent started, and did it come.
-
 #include "doctor/check.h"
 
 #include "base/result.h"
@@ -129,6 +126,8 @@ std::string size_text(std::int64_t bytes) {
                                 : fmt::format("{:.0f} {}", value, kUnits[unit]);
 }
 
+// Rows about files: the working folder of a job, on every host.
+
 void check_folders(const Checkup& checkup, std::vector<Finding>& out) {
   for (const HostState& host : checkup.hosts) {
     if (!host.facts) continue;
@@ -180,6 +179,8 @@ void check_folders(const Checkup& checkup, std::vector<Finding>& out) {
     }
   }
 }
+
+// Rows about the way to a host: was its agent started, and did it come.
 
 void check_starts(const Checkup& checkup, std::vector<Finding>& out) {
   for (const HostState& host : checkup.hosts) {

@@ -1,5 +1,4 @@
 // Rows about variables: would they make a job silently smaller than meant, or have it meet at the wrong place.
-// Rows about what is installed: is it there, and the same on all hosts.
 
 #include "base/env.h"
 #include "base/parse.h"
@@ -249,6 +248,8 @@ void check_environment(const Checkup& checkup, std::vector<Finding>& out) {
 }
 
 namespace {
+
+// Rows about what is installed: is it there, and the same on all hosts.
 
 using Values = std::map<std::string, std::vector<std::string>>;
 

@@ -1,5 +1,4 @@
 // Rows about what a host is: cores, memory, GPUs; and whether all hosts are alike.
-// Rows about limits, as a job's ranks have them on each host.
 
 #include "cluster/launch_warning.h"
 #include "doctor/check.h"
@@ -231,6 +230,8 @@ void check_machines(const Checkup& checkup, std::vector<Finding>& out) {
 }
 
 namespace {
+
+// Rows about limits, as a job's ranks have them on each host.
 
 bool below(std::int64_t limit, std::int64_t wanted) { return limit != kUnlimited && limit < wanted; }
 

@@ -1,6 +1,5 @@
 // Rows about the way between two hosts: is there one in both directions, which does a job take, how fast is it, and
 // which networks lead nowhere. And the clocks, which are asked over it.
-// Rows about names: does each host know its own and those of the others, and do they mean the right addresses.
 
 #include "doctor/check.h"
 #include "launch/start/hosts.h"
@@ -283,6 +282,8 @@ void check_networks(const Checkup& checkup, std::vector<Finding>& out) {
 }
 
 namespace {
+
+// Rows about names: does each host know its own and those of the others, and do they mean the right addresses.
 
 bool is_number(const std::string& name) {
   return name.find(':') != std::string::npos || name.find_first_not_of("0123456789.") == std::string::npos;

@@ -1,5 +1,4 @@
 // Each row, with facts made up in which that very thing is broken.
-// The table of rows and its documentation; who measures with whom.
 
 #include "doctor/check.h"
 #include "doctor/examination.h"
@@ -595,6 +594,8 @@ TEST_F(Doctor, FactsComeBackAsTheyWere) {
   EXPECT_FALSE(parse_probes("[{\"peer\":-1}]"));
   EXPECT_FALSE(parse_speed("{\"from\":-1}"));
 }
+
+// The table of rows and its documentation; who measures with whom.
 
 TEST(DoctorRounds, EachPairMeetsOnceAndNobodyTwiceAtATime) {
   for (std::size_t count = 0; count <= 9; ++count) {

@@ -495,10 +495,6 @@ Examined examine(const ExaminationOptions& options) { return Examination(options
 
 namespace {
 
-using nlohmann::json;
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
 constexpr milliseconds kClockLimit(1500);
 constexpr int kClockRounds = 3;
 constexpr milliseconds kFolderLimit(3500);

@@ -1,6 +1,3 @@
-// The short transfers of peers.h. Plain bytes, once the two have proved each other: encryption would be measured
-// instead of the network.
-
 #include "doctor/peers.h"
 
 #include "base/parse.h"
@@ -182,6 +179,9 @@ std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const n
 }
 
 namespace {
+
+// The short transfers of peers.h. Plain bytes, once the two have proved each other: encryption would be measured
+// instead of the network.
 
 using Clock = std::chrono::steady_clock;
 

@@ -508,8 +508,6 @@ std::string describe_strangers(const std::vector<GpuPair>& pairs) {
 
 namespace {
 
-namespace fs = std::filesystem;
-
 /// -1: not known.
 int numa_node(const fs::path& device) {
   std::ifstream file(device / "numa_node");

@@ -1,6 +1,3 @@
-// The calls that a pickle of tensors makes: storages, tensors, and the few functions of the allow-list.
-// From the end of a pickle to its value: what stays on the stack becomes PtValues.
-
 #include "formats/pickle.h"
 
 #include "formats/pt.h"
@@ -64,7 +61,7 @@ struct Node {
 std::optional<Global> find_global(std::string_view module, std::string_view name);
 
 // The stack machine that reads one pickle. It makes plain values and nothing else: what it may call is the list in
-// pickle_values.h, and each call is done here, not run. Whatever the bytes say, it reads only within them, and its
+// find_global, and each call is done here, not run. Whatever the bytes say, it reads only within them, and its
 // memory is bounded by PtLimits. For one use by one thread; what it was made from has to outlive it.
 
 /// Any failure is kept in `problem_`; the value is good only if there is none.
@@ -131,14 +128,14 @@ class Machine {
   bool get(std::uint32_t slot);
   bool push_global(std::string_view module, std::string_view name);
 
-  // Storages, tensors and the other calls: pickle_tensors.cpp.
+  // Storages, tensors and the other calls: below.
   const std::int64_t* integer(Index index) const { return std::get_if<std::int64_t>(&nodes_[index].scalar); }
   bool push_storage();
   bool reduce();
   bool dimensions(Index index, std::vector<std::int64_t>& out);
   bool push_tensor(const std::vector<Index>& parts, std::size_t known, const ElementTypeInfo* type);
 
-  // From nodes to values: pickle_read.cpp.
+  // From nodes to values: below.
   bool convert(Index index, int depth, PtValue& out);
   bool make_dict(std::vector<PtValue> items, PtValue& out);
 
@@ -465,6 +462,8 @@ bool Machine::push_long() {
   return push_scalar(static_cast<std::int64_t>(value));
 }
 
+// The calls that a pickle of tensors makes: storages, tensors, and the few functions of the allow-list.
+
 bool Machine::push_storage() {
   Index id = 0;
   if (!pop(id)) return false;
@@ -592,6 +591,8 @@ bool Machine::push_tensor(const std::vector<Index>& parts, std::size_t known, co
 }
 
 }  // namespace
+
+// From the end of a pickle to its value: what stays on the stack becomes PtValues.
 
 bool Machine::convert(Index index, int depth, PtValue& out) {
   const Node& node = nodes_[index];

@@ -1,8 +1,3 @@
-// PMI version 1, as Hydra (MPICH, Intel MPI) and Slurm's pmi2 plug-in speak it: lines of words over an inherited
-// socket. Spoken here and not through a library, since the libraries that exist are parts of an MPI.
-// PMIx through its library, found at run time: Open MPI, PRRTE, Slurm's pmix plug-in. Only what its standard fixes for
-// good is used here: names of functions, layout of four structures, numbers of types.
-
 #include "meet/exchange.h"
 
 #include "base/log.h"
@@ -78,6 +73,9 @@ Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said,
 }
 
 namespace {
+
+// PMI version 1, as Hydra (MPICH, Intel MPI) and Slurm's pmi2 plug-in speak it: lines of words over an inherited
+// socket. Spoken here and not through a library, since the libraries that exist are parts of an MPI.
 
 using Reply = std::map<std::string, std::string, std::less<>>;
 
@@ -286,6 +284,9 @@ Result<std::shared_ptr<Exchange>> open_pmi(const cluster::Environment& environme
 }
 
 namespace {
+
+// PMIx through its library, found at run time: Open MPI, PRRTE, Slurm's pmix plug-in. Only what its standard fixes for
+// good is used here: names of functions, layout of four structures, numbers of types.
 
 // The standard's structures.
 struct PmixProcess {

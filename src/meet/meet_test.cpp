@@ -1,5 +1,3 @@
-// What ranks may not differ in, and what they are told then.
-
 #include "base/env.h"
 #include "cluster/identity.h"
 #include "meet/exchange.h"
@@ -206,6 +204,8 @@ TEST(Exchange, IsOnlyTheLaunchersOwn) {
   ASSERT_FALSE(found);
   EXPECT_CONTAINS(found.error().what(), "Horovod's own cannot be used");
 }
+
+// What ranks may not differ in, and what they are told then.
 
 std::vector<MemberInfo> two_infos() {
   std::vector<MemberInfo> infos(2);

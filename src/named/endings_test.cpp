@@ -314,8 +314,6 @@ TEST(NamedShutdown, RanksMustHaveTheSameOptions) {
 
 TEST(NamedShutdown, AnEngineNeedsAWorld) { EXPECT_THROW(Engine{Communicator()}, Error); }
 
-using namespace testing;
-
 /// One name in one step, as all ranks know it.
 struct Planned {
   std::string name;

@@ -81,7 +81,7 @@ class EngineCore {
     PendingPtr own;             // null if this rank lacks it
   };
 
-  // engine_core.cpp: users' calls, the thread, endings
+  // engine.cpp: users' calls, the thread, endings
   PendingPtr pending_of(Request request, Clock::time_point now) const;
   void enqueue(std::span<const PendingPtr> made);
   void check_open() const;
@@ -127,7 +127,7 @@ class EngineCore {
   void copy_over(const ConstBuffer& from, const Buffer& to);
   std::byte* scratch(std::size_t bytes);
 
-  // gpu_execution.cpp: of a GPU's memory
+  // gpu.cpp: of a GPU's memory
   void run_on_gpu(std::span<const Ready> batch);
   void run_on_host(std::span<const Ready> batch);
   void run_alone(const Ready& one);

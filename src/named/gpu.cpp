@@ -1,6 +1,3 @@
-// Carrying out operations of a GPU's memory: by the communicator where each rank has its part there. Ranks that have
-// joined have none, and integers are scaled on the host: there a batch goes by way of host memory, on all ranks.
-
 #include "named/gpu.h"
 
 #include "comm/cuda/driver.h"
@@ -50,7 +47,9 @@ int nccl_version() {
   return found ? found->version : 0;
 }
 
-using comm::cuda::Gpu;
+// Carrying out operations of a GPU's memory: by the communicator where each rank has its part there. Ranks that have
+// joined have none, and integers are scaled on the host: there a batch goes by way of host memory, on all ranks.
+
 using comm::cuda::MarkPtr;
 
 namespace {

@@ -1,6 +1,5 @@
 // A journal that is written anew again and again: whatever it is cut at, and whenever its writer is killed, it has what
 // was appended.
-// Who gets a copy of a server's rows, and dies or is stopped in the midst of it: workers do not wait for it.
 
 #include "ps/journal.h"
 #include "net/rpc.h"
@@ -313,6 +312,8 @@ TEST(CompactJournal, IsSetAsideOnceNobodyHasIt) {
   EXPECT_EQ(begin_anew(), "");
   EXPECT_GT(std::filesystem::file_size(path + ".earlier"), std::filesystem::file_size(path + ".earlier-2"));
 }
+
+// Who gets a copy of a server's rows, and dies or is stopped in the midst of it: workers do not wait for it.
 
 using std::chrono::seconds;
 using std::chrono::steady_clock;

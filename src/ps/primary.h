@@ -193,7 +193,7 @@ class Primary {
   void wake();
   std::size_t limit() const;
 
-  // primary_workers.cpp: workers that are lost
+  // primary_backup.cpp: workers that are lost
   void be_patient(std::uint32_t number, std::uint64_t incarnation, std::chrono::milliseconds time);
   void decide(std::uint32_t number, std::uint64_t incarnation);
   void look_at_settlements();

@@ -230,8 +230,6 @@ void Primary::tell_map(Membership::Edit edit, std::function<void(Outcome)> done)
   });
 }
 
-using std::chrono::milliseconds;
-
 void Primary::on_gone(const ClientPtr& client) {
   parked_.remove_if([&](const Parked& one) { return one.client == client; });
   waiting_.remove_if([&](const Waiting& one) { return one.client == client; });
@@ -323,8 +321,6 @@ std::vector<Primary::ClientPtr> Primary::clients_of(std::uint32_t worker) const 
   }
   return clients;
 }
-
-using std::chrono::milliseconds;
 
 Settlement::Settlement(const Settle& question, std::int64_t ended, std::vector<std::uint32_t> others, PlaceOf place_of)
     : question_(question), others_(std::move(others)), place_of_(std::move(place_of)), most_(ended) {

@@ -390,9 +390,6 @@ bool Server::workers_gone() const { return impl_->workers_gone(); }
 
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::steady_clock;
-
 constexpr milliseconds kLookForWorkers(50);
 // What the process before has left (a child with its files) may be on its way out.
 constexpr auto kLeftAfter = std::chrono::seconds(10);

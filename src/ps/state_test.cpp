@@ -1,6 +1,5 @@
 // Several servers' states, and messages that arrive in any order: what they settle about a lost worker is the same on
 // all.
-// Clocks that end without some of the workers, which are threads here, over real connections.
 
 #include "ps/state.h"
 #include "ps/testing.h"
@@ -233,6 +232,8 @@ TEST(State, AJournalThatCouldNotHaveBeenWrittenIsRefused) {
   EXPECT_FALSE(state.replay({1, static_cast<Method>(77), 0, 1, leave}));
   EXPECT_TRUE(state.replay({1, Method::Leave, 0, 1, leave}));
 }
+
+// Clocks that end without some of the workers, which are threads here, over real connections.
 
 using namespace testing;
 

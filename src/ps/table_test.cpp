@@ -1,6 +1,3 @@
-// Each rule against its formula in double precision, a thousand steps, zeros and tiny gradients among them. (Against
-// torch itself: python/tests/test_ps.py.)
-
 #include "ps/optimizer.h"
 #include "ps/server_map.h"
 #include "ps/sparse_table.h"
@@ -353,6 +350,9 @@ TEST(SparseTable, RowsOfAnyLength) {
     EXPECT_EQ(table.counts().rows, 4U);
   }
 }
+
+// Each rule against its formula in double precision, a thousand steps, zeros and tiny gradients among them. (Against
+// torch itself: python/tests/test_ps.py.)
 
 /// One element in doubles, by the text-book.
 struct Reference {

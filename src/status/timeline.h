@@ -1,6 +1,6 @@
 // What happens in a rank, event by event, for its agent: operations, steps, buckets, checkpoints, waits and the
 // program's own spans, in a ring of fixed slots. The agent makes the ring (a memory file that both map), drains it all
-// the time (timeline_reader.h), and still has it when the rank was killed. Writers never wait: where the agent lags,
+// the time (TimelineReader), and still has it when the rank was killed. Writers never wait: where the agent lags,
 // the oldest events are overwritten, and the reader counts them. Without a ring, which is without `cohort run --trace`,
 // an event costs one load. Any thread may write.
 // The agent's end of a timeline: takes out what its rank has written since the last time, in order. The ring is another

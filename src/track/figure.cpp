@@ -13,7 +13,7 @@
 
 namespace cohort::track {
 
-// Draws the panels of a figure: what figure.cpp and panel.cpp share. Pure; any thread.
+// Draws the panels of a figure.
 
 inline constexpr double kWidth = 860;
 inline constexpr double kLeft = 74, kRight = 28;

@@ -227,8 +227,6 @@ TEST_F(MetricsTest, LoggingTakesMicroseconds) {
   RecordProperty("median_ns", static_cast<int>(times[times.size() / 2].count()));
 }
 
-using std::chrono::milliseconds;
-
 struct CloseFile {
   void operator()(std::FILE* file) const { std::fclose(file); }
 };

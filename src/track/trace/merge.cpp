@@ -226,9 +226,7 @@ MergeSummary merge_traces(const TraceSet& set, const std::vector<ChromeTrace>& o
 
 namespace {
 
-namespace fs = std::filesystem;
 using OrderedJson = nlohmann::ordered_json;
-using status::TraceTrack;
 
 std::string text_of(const OrderedJson& json) {
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
