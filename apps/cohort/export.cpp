@@ -2,17 +2,17 @@
 // `cohort plot`: the curves of a run, or of several, drawn from their records.
 // `cohort trace`: what ranks did, event by event, of a run that was started with --trace.
 
-#include "formats/export.h"
+#include "track/sinks/export.h"
 #include "base/env.h"
 #include "base/parse.h"
 #include "base/result.h"
 #include "commands.h"
+#include "formats/weights.h"
 #include "sys/files.h"
 #include "sys/signals.h"
 #include "sys/terminal.h"
 #include "track/curves.h"
 #include "track/record.h"
-#include "track/sinks/export.h"
 #include "track/sinks/prometheus.h"
 #include "track/trace/merge.h"
 #include "track/trace/report.h"

@@ -2,7 +2,6 @@
 #include "base/parse.h"
 #include "base/result.h"
 #include "cluster/detect.h"
-#include "cluster/launch_warning.h"
 #include "commands.h"
 #include "launch/environment.h"
 #include "launch/plan/config_file.h"

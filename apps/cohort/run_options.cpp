@@ -21,6 +21,45 @@
 namespace cohort::app {
 namespace {
 
+launch::HostOptions::Starter starter_of(const std::string& name) {
+  using Starter = launch::HostOptions::Starter;
+  return name == "ssh"      ? Starter::Ssh
+         : name == "slurm"  ? Starter::Slurm
+         : name == "mpirun" ? Starter::Mpi
+         : name == "hand"   ? Starter::Hand
+         : name == "local"  ? Starter::Local
+                            : Starter::Auto;
+}
+
+/// The words of a command (--ssh, --evaluator), divided as a shell does it: at blanks, but for what is in '', in "" or
+/// behind a backslash. Nothing is expanded. Refuses (InvalidArgument) an empty one, and one that ends within quotes.
+std::vector<std::string> words_of_command(const std::string& text) {
+  std::vector<std::string> words;
+  char quote = 0;
+  bool within = false;  // a word, which may be empty: ''
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    const bool escapes = quote != '\'' && c == '\\' && at + 1 < text.size() &&
+                         (quote == 0 || text[at + 1] == '"' || text[at + 1] == '\\');
+    if (quote == 0 && std::isspace(static_cast<unsigned char>(c)) != 0) {
+      within = false;
+      continue;
+    }
+    if (!std::exchange(within, true)) words.emplace_back();
+    if (escapes)
+      words.back() += text[++at];
+    else if (c == quote)
+      quote = 0;
+    else if (quote == 0 && (c == '\'' || c == '"'))
+      quote = c;
+    else
+      words.back() += c;
+  }
+  if (quote != 0) raise(ErrorCode::InvalidArgument, "it ends within quotes ({})", quote);
+  if (words.empty() || words.front().empty()) raise(ErrorCode::InvalidArgument, "a command is wanted");
+  return words;
+}
+
 using launch::ProgramRequest;
 using Kind = RunOption::Kind;
 using C = RunChoices;
@@ -405,43 +444,6 @@ launch::HostChoice hosts_of(const RunChoices& choices) {
   if (choices.hosts.starter == launch::HostOptions::Starter::Hand)
     raise(ErrorCode::InvalidArgument, "--starter hand is for `cohort run` alone");
   return value_or_throw(launch::choose_hosts(choices.hosts, launch::Environment::current()));
-}
-
-launch::HostOptions::Starter starter_of(const std::string& name) {
-  using Starter = launch::HostOptions::Starter;
-  return name == "ssh"      ? Starter::Ssh
-         : name == "slurm"  ? Starter::Slurm
-         : name == "mpirun" ? Starter::Mpi
-         : name == "hand"   ? Starter::Hand
-         : name == "local"  ? Starter::Local
-                            : Starter::Auto;
-}
-
-std::vector<std::string> words_of_command(const std::string& text) {
-  std::vector<std::string> words;
-  char quote = 0;
-  bool within = false;  // a word, which may be empty: ''
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    const char c = text[at];
-    const bool escapes = quote != '\'' && c == '\\' && at + 1 < text.size() &&
-                         (quote == 0 || text[at + 1] == '"' || text[at + 1] == '\\');
-    if (quote == 0 && std::isspace(static_cast<unsigned char>(c)) != 0) {
-      within = false;
-      continue;
-    }
-    if (!std::exchange(within, true)) words.emplace_back();
-    if (escapes)
-      words.back() += text[++at];
-    else if (c == quote)
-      quote = 0;
-    else if (quote == 0 && (c == '\'' || c == '"'))
-      quote = c;
-    else
-      words.back() += c;
-  }
-  if (quote != 0) raise(ErrorCode::InvalidArgument, "it ends within quotes ({})", quote);
-  if (words.empty() || words.front().empty()) raise(ErrorCode::InvalidArgument, "a command is wanted");
-  return words;
 }
 
 void narrow_networks(const std::string& networks) {

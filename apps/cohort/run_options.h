@@ -105,12 +105,6 @@ void add_shared_options(CLI::App& command, std::initializer_list<std::string_vie
 /// The hosts that they say, for commands that cannot wait for agents which somebody starts by hand.
 launch::HostChoice hosts_of(const RunChoices& choices);
 
-launch::HostOptions::Starter starter_of(const std::string& name);
-
-/// The words of a command (--ssh, --evaluator), divided as a shell does it: at blanks, but for what is in '', in "" or
-/// behind a backslash. Nothing is expanded. Refuses (InvalidArgument) an empty one, and one that ends within quotes.
-std::vector<std::string> words_of_command(const std::string& text);
-
 /// For this process and all that it starts: COHORT_NETWORK. Refuses (InvalidArgument) what is no list of networks, or
 /// fits none of this host's addresses, and names the interfaces that there are. Nothing if `networks` is empty.
 void narrow_networks(const std::string& networks);

@@ -7,7 +7,7 @@
 #include "checkpoint/background.h"
 #include "checkpoint/checkpoint.h"
 #include "formats/checkpoint_folder.h"
-#include "status/called.h"
+#include "status/status_page.h"
 
 #include <cohort/checkpoint_follower.h>
 

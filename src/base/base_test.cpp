@@ -2,7 +2,6 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/parse.h"
-#include "base/ranges.h"
 #include "base/result.h"
 
 #include <cohort/dtype.h>

@@ -11,6 +11,9 @@
 
 namespace cohort::cluster {
 
+namespace {
+
+/// "WHAT 'text': WHY at character N -- ADVICE"; long texts are shown around the place.
 tl::unexpected<Error> text_error(const NamedText& text, std::size_t offset, std::string_view why) {
   constexpr std::size_t kShown = 30;
   const std::size_t begin = text.text.size() <= 3 * kShown || offset < kShown ? 0 : offset - kShown;
@@ -27,9 +30,12 @@ tl::unexpected<Error> text_error(const NamedText& text, std::size_t offset, std:
               text.advice);
 }
 
+/// Letters, digits, '.', '-', '_'.
 bool is_host_character(char c) noexcept {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '_';
 }
+
+}  // namespace
 
 std::string_view fault_of_host(std::string_view host) {
   if (host.empty()) return "there is no host name";

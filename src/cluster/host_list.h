@@ -53,12 +53,6 @@ struct NamedText {
   std::string_view advice;
 };
 
-/// "WHAT 'text': WHY at character N -- ADVICE"; long texts are shown around the place.
-tl::unexpected<Error> text_error(const NamedText& text, std::size_t offset, std::string_view why);
-
-/// Letters, digits, '.', '-', '_'.
-bool is_host_character(char c) noexcept;
-
 /// What is wrong with a host name or numeric address (IPv6 without brackets); empty if nothing is.
 std::string_view fault_of_host(std::string_view host);
 

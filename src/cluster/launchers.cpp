@@ -5,7 +5,6 @@
 #include "cluster/detect.h"
 #include "cluster/host_list.h"
 #include "cluster/json_variables.h"
-#include "cluster/launch_warning.h"
 #include "sys/process.h"
 
 #include <fmt/format.h>

@@ -1,7 +1,6 @@
 // What each launcher sets, and who a process is by it.
 #include "cluster/launchers.h"
 #include "cluster/detect.h"
-#include "cluster/launch_warning.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>

@@ -1,7 +1,7 @@
 #include <cohort/preemption.h>
 
 #include "base/result.h"
-#include "status/called.h"
+#include "status/status_page.h"
 #include "sys/signals.h"
 
 #include <span>

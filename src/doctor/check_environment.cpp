@@ -2,7 +2,7 @@
 
 #include "base/env.h"
 #include "base/parse.h"
-#include "cluster/launch_warning.h"
+#include "cluster/detect.h"
 #include "cluster/launchers.h"
 #include "doctor/check.h"
 #include "launch/plan/nodes.h"

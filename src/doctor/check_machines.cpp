@@ -1,6 +1,6 @@
 // Rows about what a host is: cores, memory, GPUs; and whether all hosts are alike.
 
-#include "cluster/launch_warning.h"
+#include "cluster/detect.h"
 #include "doctor/check.h"
 
 #include <algorithm>

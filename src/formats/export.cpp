@@ -1,11 +1,10 @@
-#include "formats/export.h"
+#include "formats/weights.h"
 
 #include "base/log.h"
 #include "base/result.h"
 #include "formats/checkpoint_folder.h"
 #include "formats/pt.h"
 #include "formats/safetensors.h"
-#include "formats/weights.h"
 
 #include <nlohmann/json.hpp>
 

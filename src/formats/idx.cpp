@@ -25,12 +25,13 @@ uInt zlib_size(std::size_t size) {
   return static_cast<uInt>(std::min<std::size_t>(size, std::numeric_limits<uInt>::max()));
 }
 
-}  // namespace
-
+/// True if the bytes begin as gzip does.
 bool is_gzip(std::span<const std::byte> bytes) noexcept {
   return bytes.size() >= 2 && bytes[0] == std::byte{0x1f} && bytes[1] == std::byte{0x8b};
 }
 
+/// The content of all members. Corrupt, naming `name`, if the checksum is wrong, the end is missing, something else
+/// follows, or there is more than `max_bytes` of it.
 Result<std::vector<std::byte>> gunzip(std::span<const std::byte> bytes, std::uint64_t max_bytes,
                                       const std::string& name) {
   z_stream stream{};
@@ -69,6 +70,8 @@ Result<std::vector<std::byte>> gunzip(std::span<const std::byte> bytes, std::uin
     }
   }
 }
+
+}  // namespace
 
 std::vector<std::byte> gzip(std::span<const std::byte> bytes) {
   z_stream stream{};

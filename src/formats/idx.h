@@ -41,14 +41,6 @@ enum class IdxPacking : std::uint8_t { Plain, Gzip };
 /// Replaces the file as a whole. InvalidArgument if the dtype has no IDX type or shape and data do not agree.
 Result<void> write_idx(const std::string& path, const IdxArray& array, IdxPacking packing = IdxPacking::Plain);
 
-/// True if the bytes begin as gzip does.
-bool is_gzip(std::span<const std::byte> bytes) noexcept;
-
-/// The content of all members. Corrupt, naming `name`, if the checksum is wrong, the end is missing, something else
-/// follows, or there is more than `max_bytes` of it.
-Result<std::vector<std::byte>> gunzip(std::span<const std::byte> bytes, std::uint64_t max_bytes,
-                                      const std::string& name);
-
 /// One member without a time stamp: the same bytes for the same input.
 std::vector<std::byte> gzip(std::span<const std::byte> bytes);
 

@@ -1,5 +1,3 @@
-#include "formats/pickle.h"
-
 #include "formats/pt.h"
 
 #include <array>

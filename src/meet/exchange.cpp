@@ -23,57 +23,6 @@
 namespace cohort::meet {
 namespace {
 
-bool is_set(const cluster::Environment& environment, std::string_view name, std::optional<int> value = {}) {
-  const auto found = environment.find(name);
-  return found != environment.end() && !found->second.empty() && (!value || found->second == std::to_string(*value));
-}
-
-std::string_view advice_for(std::string_view launcher) {
-  if (launcher == "Slurm") return "start by `srun --mpi=pmi2` or `srun --mpi=pmix`, or ";
-  return "";
-}
-
-}  // namespace
-
-Result<std::shared_ptr<Exchange>> open_exchange(const cluster::Detected& said,
-                                                const cluster::Environment& environment) {
-  // Variables of an outer launcher's PMI may still be there: they have to be about this rank, and of a kind that the
-  // launcher has.
-  const bool slurm = said.launcher == "Slurm";
-  const bool has_pmi = slurm || said.launcher == "MPI (PMI)" || said.launcher == "MVAPICH2";
-  const bool has_pmix =
-      slurm || said.launcher == "Open MPI" || said.launcher == "PMIx" || said.launcher == "LSF (jsrun)";
-  std::string why = "this launcher has none that Cohort knows";
-  if (has_pmi || has_pmix) why = "it set none up for this process (no PMI_FD, no PMIX_NAMESPACE)";
-  if (has_pmi && is_set(environment, "PMI_FD") && is_set(environment, "PMI_RANK", said.rank)) {
-    auto exchange = open_pmi(environment);
-    if (exchange) return exchange;
-    why = exchange.error().what();
-  } else if (has_pmix && is_set(environment, "PMIX_NAMESPACE") && is_set(environment, "PMIX_RANK", said.rank)) {
-    auto exchange = open_pmix(environment);
-    if (exchange) return exchange;
-    why = exchange.error().what();
-  } else if (slurm) {
-    auto exchange = open_munge(said, environment);
-    if (exchange) return exchange;
-    why = fmt::format("{}, and MUNGE cannot stand in: {}", why, exchange.error().what());
-  }
-  return fail(ErrorCode::Unavailable, "{}", why);
-}
-
-Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said,
-                                                const cluster::Environment& environment) {
-  auto exchange = open_exchange(said, environment);
-  if (exchange) return exchange;
-  return fail(
-      ErrorCode::Unavailable,
-      "{}: ranks on several hosts need a place to meet, and {}'s own cannot be used: {} -- {}set COHORT_INIT to "
-      "file:///PATH, a new file for each job on a file system that all hosts share",
-      said.source, said.launcher, exchange.error().what(), advice_for(said.launcher));
-}
-
-namespace {
-
 // PMI version 1, as Hydra (MPICH, Intel MPI) and Slurm's pmi2 plug-in speak it: lines of words over an inherited
 // socket. Spoken here and not through a library, since the libraries that exist are parts of an MPI.
 
@@ -257,6 +206,9 @@ Result<Reply> parse_pmi_line(std::string_view line) {
   return reply;
 }
 
+namespace {
+
+/// Opened once per process; later calls return the same.
 Result<std::shared_ptr<Exchange>> open_pmi(const cluster::Environment& environment) {
   static std::mutex mutex;
   static std::shared_ptr<PmiExchange> opened;  // its destructor says good-bye at the process's end
@@ -282,8 +234,6 @@ Result<std::shared_ptr<Exchange>> open_pmi(const cluster::Environment& environme
   opened = exchange;
   return opened;
 }
-
-namespace {
 
 // PMIx through its library, found at run time: Open MPI, PRRTE, Slurm's pmix plug-in. Only what its standard fixes for
 // good is used here: names of functions, layout of four structures, numbers of types.
@@ -487,13 +437,13 @@ Result<std::shared_ptr<PmixExchange>> open_once() {
   return opened;
 }
 
-}  // namespace
-
 Result<std::shared_ptr<Exchange>> open_pmix(const cluster::Environment&) {
   auto exchange = open_once();
   if (!exchange) return tl::unexpected(exchange.error());
   return std::shared_ptr<Exchange>(*std::move(exchange));
 }
+
+}  // namespace
 
 Result<cluster::Environment> with_pmix_keys(cluster::Environment environment) {
   if (!cluster::needs_pmix_keys(environment)) return environment;
@@ -508,6 +458,57 @@ Result<cluster::Environment> with_pmix_keys(cluster::Environment environment) {
   const auto local = (*exchange)->job_number(cluster::kPmixLocalSize);
   if (local) environment[std::string(cluster::kPmixLocalSize)] = std::to_string(*local);
   return environment;
+}
+
+namespace {
+
+bool is_set(const cluster::Environment& environment, std::string_view name, std::optional<int> value = {}) {
+  const auto found = environment.find(name);
+  return found != environment.end() && !found->second.empty() && (!value || found->second == std::to_string(*value));
+}
+
+std::string_view advice_for(std::string_view launcher) {
+  if (launcher == "Slurm") return "start by `srun --mpi=pmi2` or `srun --mpi=pmix`, or ";
+  return "";
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Exchange>> open_exchange(const cluster::Detected& said,
+                                                const cluster::Environment& environment) {
+  // Variables of an outer launcher's PMI may still be there: they have to be about this rank, and of a kind that the
+  // launcher has.
+  const bool slurm = said.launcher == "Slurm";
+  const bool has_pmi = slurm || said.launcher == "MPI (PMI)" || said.launcher == "MVAPICH2";
+  const bool has_pmix =
+      slurm || said.launcher == "Open MPI" || said.launcher == "PMIx" || said.launcher == "LSF (jsrun)";
+  std::string why = "this launcher has none that Cohort knows";
+  if (has_pmi || has_pmix) why = "it set none up for this process (no PMI_FD, no PMIX_NAMESPACE)";
+  if (has_pmi && is_set(environment, "PMI_FD") && is_set(environment, "PMI_RANK", said.rank)) {
+    auto exchange = open_pmi(environment);
+    if (exchange) return exchange;
+    why = exchange.error().what();
+  } else if (has_pmix && is_set(environment, "PMIX_NAMESPACE") && is_set(environment, "PMIX_RANK", said.rank)) {
+    auto exchange = open_pmix(environment);
+    if (exchange) return exchange;
+    why = exchange.error().what();
+  } else if (slurm) {
+    auto exchange = open_munge(said, environment);
+    if (exchange) return exchange;
+    why = fmt::format("{}, and MUNGE cannot stand in: {}", why, exchange.error().what());
+  }
+  return fail(ErrorCode::Unavailable, "{}", why);
+}
+
+Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said,
+                                                const cluster::Environment& environment) {
+  auto exchange = open_exchange(said, environment);
+  if (exchange) return exchange;
+  return fail(
+      ErrorCode::Unavailable,
+      "{}: ranks on several hosts need a place to meet, and {}'s own cannot be used: {} -- {}set COHORT_INIT to "
+      "file:///PATH, a new file for each job on a file system that all hosts share",
+      said.source, said.launcher, exchange.error().what(), advice_for(said.launcher));
 }
 
 }  // namespace cohort::meet

@@ -46,9 +46,6 @@ Result<std::shared_ptr<Exchange>> open_exchange(const cluster::Detected& said, c
 /// The same for a rank; the message says what a rank can do instead.
 Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said, const cluster::Environment& environment);
 
-/// Opened once per process; later calls return the same.
-Result<std::shared_ptr<Exchange>> open_pmi(const cluster::Environment& environment);
-Result<std::shared_ptr<Exchange>> open_pmix(const cluster::Environment& environment);
 /// The environment with what PMIx's library says of the sizes, where only it knows them.
 Result<cluster::Environment> with_pmix_keys(cluster::Environment environment);
 /// For a step of Slurm's; `said.hosts` and `said.node_rank` say where rank 0 is.

@@ -1,7 +1,7 @@
 #include "meet/meeting.h"
 
 #include "base/log.h"
-#include "base/ranges.h"
+#include "base/parse.h"
 #include "base/records.h"
 
 #include <algorithm>

@@ -32,10 +32,14 @@ void keep_launchers_secret(const net::Secret& of_the_meeting) {
   kept = net::Secret::from_bytes(derived);
 }
 
+namespace {
+
 std::optional<net::Secret> launchers_secret() {
   const std::lock_guard lock(kept_mutex);
   return kept;
 }
+
+}  // namespace
 
 }  // namespace cohort::meet
 

@@ -60,6 +60,5 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const cluster::Environmen
 
 /// The ranks of a world that has been formed through a launcher's meeting place have a secret in common from then on.
 void keep_launchers_secret(const net::Secret& of_the_meeting);
-std::optional<net::Secret> launchers_secret();
 
 }  // namespace cohort::meet

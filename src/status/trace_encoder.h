@@ -96,9 +96,6 @@ struct TrackId {
 inline constexpr std::uint64_t kExternalTracks = std::uint64_t{1} << 61;
 inline constexpr std::uint64_t kHostTracks = std::uint64_t{1} << 62;
 
-/// The same collective has the same flow on all ranks; 0: it cannot be told.
-std::uint64_t flow_of(std::uint32_t group, std::uint64_t sequence) noexcept;
-
 /// A track and the packet sequence that it is: what its packets need to know of each other.
 class TrackEncoder {
  public:

@@ -6,7 +6,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/exchange.h"
 #include "formats/safetensors.h"
-#include "status/called.h"
+#include "status/status_page.h"
 #include "torch/checkpoint_optimizer.h"
 #include "torch/checkpoint_tensors.h"
 

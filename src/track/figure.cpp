@@ -45,6 +45,27 @@ void draw_panel(Out out, const Panel& panel, const Axis& x, const std::vector<Ma
 
 namespace {
 
+/// For text between tags and in attributes; control characters, which XML cannot hold, become U+FFFD.
+std::string escape_xml(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&': out += "&amp;"; break;
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '"': out += "&quot;"; break;
+      case '\'': out += "&#39;"; break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n') {
+          out += "\xEF\xBF\xBD";
+        } else {
+          out += c;
+        }
+    }
+  }
+  return out;
+}
+
 double nice_step(double range, int wanted_ticks) {
   const double rough = range / std::max(wanted_ticks, 1);
   const double power = std::pow(10.0, std::floor(std::log10(rough)));
@@ -72,8 +93,7 @@ std::string with_commas(const std::string& digits) {
   return out;
 }
 
-}  // namespace
-
+/// "0.25", "1,500", "2e-05": short, with as many decimals as a step of `step` needs.
 std::string tick_label(double value, double step) {
   if (std::abs(value) < step * 1e-9) return "0";
   const double size = std::abs(value);
@@ -81,6 +101,8 @@ std::string tick_label(double value, double step) {
   const int decimals = std::clamp(static_cast<int>(-std::floor(std::log10(step) + 1e-9)), 0, 9);
   return with_commas(fmt::format("{:.{}f}", value, decimals));
 }
+
+}  // namespace
 
 Axis Axis::around(double low, double high, Scale scale, int wanted_ticks) {
   Axis axis;
@@ -382,26 +404,6 @@ const char* colour_of(std::size_t number) noexcept {
   constexpr const char* kColours[] = {"#4c78a8", "#e4763a", "#54a24b", "#b279a2",
                                       "#d6a000", "#439894", "#9d755d", "#d67195"};
   return kColours[number % std::size(kColours)];
-}
-
-std::string escape_xml(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
-      default:
-        if (static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n') {
-          out += "\xEF\xBF\xBD";
-        } else {
-          out += c;
-        }
-    }
-  }
-  return out;
 }
 
 namespace {

@@ -42,9 +42,6 @@ class Axis {
   std::vector<Tick> ticks_;
 };
 
-/// "0.25", "1,500", "2e-05": short, with as many decimals as a step of `step` needs.
-std::string tick_label(double value, double step);
-
 struct Point {
   double x = 0, y = 0;
 };
@@ -102,8 +99,5 @@ const char* colour_of(std::size_t number) noexcept;
 
 /// Self-contained SVG 1.1 without scripts, fonts or links. Any text and any number may come in.
 std::string render_svg(const Figure& figure);
-
-/// For text between tags and in attributes; control characters, which XML cannot hold, become U+FFFD.
-std::string escape_xml(std::string_view text);
 
 }  // namespace cohort::track

@@ -47,7 +47,6 @@ struct Traits {
 /// All of them, in the order of the enumeration.
 const std::vector<Traits>& all_traits();
 const Traits& traits_of(Collective collective);
-std::optional<Collective> collective_named(std::string_view name);
 
 /// What one rank brings and receives.
 struct Shape {

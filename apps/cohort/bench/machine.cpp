@@ -57,12 +57,17 @@ double own_cpu_seconds() {
   return seconds;
 }
 
+namespace {
+
+/// Cores that are busy now, watched for `time`.
 double busy_cores(std::chrono::milliseconds time) {
   const CpuTime begin = cpu_time();
   std::this_thread::sleep_for(time);
   const CpuTime end = cpu_time();
   return (end.busy - begin.busy) / std::chrono::duration<double>(end.at - begin.at).count();
 }
+
+}  // namespace
 
 nlohmann::json describe_machine() {
   std::array<double, 3> load{};

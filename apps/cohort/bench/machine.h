@@ -22,9 +22,6 @@ CpuTime cpu_time();
 /// Seconds of this process and of its children that have ended.
 double own_cpu_seconds();
 
-/// Cores that are busy now, watched for `time`.
-double busy_cores(std::chrono::milliseconds time);
-
 /// More than this is not idle: a tenth of a core.
 inline constexpr double kIdleCores = 0.1;
 

@@ -286,13 +286,15 @@ void check_root(const Plan& plan, int ranks) {
     raise(ErrorCode::InvalidArgument, "bench: --root {} is none of {} ranks", plan.root, ranks);
 }
 
+namespace {
+
+/// Called by all ranks with the same plan; rank 0 emits a `world` event and then one `row` event for each row. Throws
+/// what the communicator throws, InvalidArgument where the plan asks for what this world cannot do.
 void run_plan(Communicator& comm, const Plan& plan, const Emit& emit) {
   check_root(plan, comm.size());
   Measurement(comm, plan, emit).run();
   comm.barrier().wait();  // nobody leaves while another still reads its memory
 }
-
-namespace {
 
 /// `cohort run` wants an end of everything; each operation has its own.
 constexpr std::chrono::hours kLongEnough(24 * 365);

@@ -60,10 +60,6 @@ double percentile(const std::vector<double>& sorted, double share);
 /// InvalidArgument if there is no such rank among so many.
 void check_root(const Plan& plan, int ranks);
 
-/// Called by all ranks with the same plan; rank 0 emits a `world` event and then one `row` event for each row. Throws
-/// what the communicator throws, InvalidArgument where the plan asks for what this world cannot do.
-void run_plan(Communicator& comm, const Plan& plan, const Emit& emit);
-
 /// Processes on this host, each of this command with its own words behind `kAsRank`. Throws what `run_job` does.
 void run_on_processes(int ranks, const Emit& emit);
 inline constexpr const char* kAsRank = "--as-rank";

@@ -1,7 +1,7 @@
 #include "launch/supervise/dry_run.h"
 
 #include "base/env.h"
-#include "base/ranges.h"
+#include "base/parse.h"
 #include "launch/agent/worker.h"
 #include "launch/supervise/job_setup.h"
 #include "sys/hardware.h"

@@ -1,7 +1,7 @@
 #include "launch/supervise/job_setup.h"
 
 #include "base/env.h"
-#include "base/ranges.h"
+#include "base/parse.h"
 #include "cluster/json_variables.h"
 #include "launch/plan/host_environment.h"
 #include "launch/supervise/input_reader.h"

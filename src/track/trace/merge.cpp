@@ -37,12 +37,13 @@ std::int64_t Placed::operator()(std::int64_t realtime_ns) const {
   return piece_->common_ns(std::clamp<std::int64_t>(host_ns - piece_->clock.base_ns(), 0, kLongest), set_.zero_ns);
 }
 
+namespace {
+
+/// What a row is called.
 std::string title_of(const ChromeTrace& trace, const ChromeTrace::Row& row) {
   const auto found = trace.names.find(row);
   return found == trace.names.end() || found->second.empty() ? fmt::format("thread {}", row.second) : found->second;
 }
-
-namespace {
 
 namespace field = status::trace_field;
 namespace fs = std::filesystem;

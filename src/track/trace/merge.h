@@ -70,7 +70,4 @@ class Placed {
   const HostPiece* piece_;
 };
 
-/// What a row is called.
-std::string title_of(const ChromeTrace& trace, const ChromeTrace::Row& row);
-
 }  // namespace cohort::track

@@ -1,5 +1,3 @@
-#include "base/ranges.h"
-
 #include "base/parse.h"
 
 #include <cstddef>
