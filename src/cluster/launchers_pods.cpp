@@ -1,7 +1,6 @@
 // Kubernetes' ways to number pods, each of which runs one process. (Kubeflow's PyTorchJob, TrainJob and MPIJob are in
 // launchers_described.cpp.)
 #include "base/env.h"
-#include "base/parse.h"
 #include "cluster/launchers.h"
 
 #include <algorithm>
