@@ -187,7 +187,7 @@ std::string to_json_report(const Checkup& checkup, const std::vector<Finding>& f
     if (!finding.to.empty()) one["to"] = finding.to;
     if (finding.level != Level::Ok) {
       one["effect"] = finding.effect.empty() ? std::string(row(finding.row).effect) : finding.effect;
-      one["fix"] = finding.fix;
+      one["mend"] = finding.fix;
     }
     checks.push_back(std::move(one));
   }
