@@ -1,4 +1,4 @@
-#include "status/elf_symbols.h"
+#include "status/trace_text.h"
 
 #include <cstdlib>
 #include <cstring>

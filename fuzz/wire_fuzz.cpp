@@ -1,5 +1,5 @@
 // What ranks on other hosts say: where they are, what a connection is for, and its frames.
-#include "cluster/fake_hosts.h"
+#include "cluster/identity.h"
 #include "ext/mpi/packet.h"
 #include "net/interfaces.h"
 #include "transport/tcp/link.h"

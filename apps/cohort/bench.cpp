@@ -1,17 +1,14 @@
 // `cohort bench`: how fast the collectives are on this machine, and how fast they could be.
-#include "bench/gpus.h"
 #include "bench/machine.h"
 #include "bench/measure.h"
 #include "bench/options.h"
-#include "bench/picture.h"
-#include "bench/ranks.h"
 #include "bench/table.h"
 #include "commands.h"
-#include "training/command.h"
+#include "training/training.h"
 
 #include "base/result.h"
-#include "sys/cpus.h"
 #include "sys/files.h"
+#include "sys/hardware.h"
 
 #include <cmath>
 #include <cstdio>

@@ -1,12 +1,10 @@
 // `cohort doctor`: what would hinder a job on these hosts, and the command that fixes it.
 #include "doctor/examination.h"
-#include "doctor/host.h"
-#include "doctor/report.h"
 #include "launch/start/hosts.h"
 #include "sys/terminal.h"
 
 #include "commands.h"
-#include "host_options.h"
+#include "run_options.h"
 
 #include <unistd.h>
 

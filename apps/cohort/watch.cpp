@@ -4,12 +4,11 @@
 #include "commands.h"
 #include "net/address.h"
 #include "net/socket.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 #include "sys/signals.h"
 #include "watch/page_server.h"
-#include "watch/remote_page.h"
-#include "watch/run_files.h"
-#include "watch/terminal.h"
+#include "watch/screen.h"
+#include "watch/source.h"
 
 #include <fmt/core.h>
 #include <poll.h>

@@ -3,7 +3,6 @@
 #include "base/result.h"
 #include "checkpoint/bundle.h"
 #include "checkpoint/exchange.h"
-#include "checkpoint/pieces.h"
 #include "formats/checkpoint_folder.h"
 #include "sys/files.h"
 

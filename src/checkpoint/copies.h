@@ -2,8 +2,8 @@
 // the next keepers in the order of ranks, the first following the last. One thread per communicator.
 #pragma once
 
-#include "checkpoint/shared_folder.h"
-#include "formats/digest.h"
+#include "checkpoint/bundle.h"
+#include "formats/manifest.h"
 
 #include <cohort/communicator.h>
 

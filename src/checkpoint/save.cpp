@@ -1,10 +1,9 @@
-#include "checkpoint/save.h"
+#include "checkpoint/checkpoint.h"
 
 #include "base/codec.h"
+#include "checkpoint/bundle.h"
 #include "checkpoint/copies.h"
 #include "checkpoint/exchange.h"
-#include "checkpoint/pieces.h"
-#include "checkpoint/shared_folder.h"
 #include "formats/safetensors.h"
 #include "status/status_page.h"
 #include "status/timeline.h"

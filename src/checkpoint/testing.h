@@ -4,7 +4,7 @@
 #include "base/result.h"
 #include "checkpoint/bundle.h"
 #include "formats/safetensors.h"
-#include "formats/sink.h"
+#include "formats/tensor.h"
 #include "formats/testing.h"
 
 #include <cohort/communicator.h>

@@ -1,4 +1,4 @@
-#include "cluster/launch_warning.h"
+#include "cluster/detect.h"
 
 #include "cluster/launchers.h"
 

@@ -3,7 +3,7 @@
 // that the others do not write there meanwhile: to the plane they may once the operation is over. Plain values.
 #pragma once
 
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
 
 #include <cstddef>
 #include <memory>

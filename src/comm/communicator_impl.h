@@ -2,7 +2,7 @@
 // row in `backends()`: no static registration, no conditional compilation in callers.
 #pragma once
 
-#include "cluster/placement.h"
+#include "cluster/identity.h"
 #include "comm/request.h"
 #include "net/secret.h"
 #include "transport/transport_kind.h"

@@ -1,8 +1,8 @@
 #include <cohort/preemption.h>
 
 #include "base/result.h"
-#include "status/called.h"
-#include "sys/signal_latch.h"
+#include "status/status_page.h"
+#include "sys/signals.h"
 
 #include <span>
 #include <utility>

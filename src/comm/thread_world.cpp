@@ -1,10 +1,10 @@
 #include "comm/thread_world.h"
 
 #include "base/result.h"
-#include "cluster/fake_hosts.h"
+#include "cluster/identity.h"
 #include "comm/hosts/layout.h"
 #include "store/store.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <cohort/join.h>
 

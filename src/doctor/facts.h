@@ -1,4 +1,4 @@
-// What `cohort doctor` learns about one host, found out by a process there (look.h), as values and as JSON. Decoding
+// What `cohort doctor` learns about one host, found out by a process there (probe.h), as values and as JSON. Decoding
 // takes bytes from another host: whatever is no such text is refused. Plain data; any thread.
 #pragma once
 

@@ -1,13 +1,13 @@
-#include "doctor/host.h"
+#include "doctor/examination.h"
 
 #include "base/env.h"
 #include "base/log.h"
-#include "doctor/beside.h"
 #include "doctor/facts.h"
 #include "doctor/peers.h"
 #include "doctor/probe.h"
 #include "net/socket.h"
-#include "sys/cpus.h"
+#include "sys/files.h"
+#include "sys/hardware.h"
 
 #include <poll.h>
 #include <unistd.h>
@@ -59,13 +59,7 @@ std::optional<std::string> read_line(std::string& rest, std::chrono::seconds lim
 
 bool answer(std::string_view to, const std::string& data) {
   const std::string line = fmt::format("\n{}{{\"did\":\"{}\",\"data\":{}}}\n", kAnswerMark, to, data);
-  for (std::size_t at = 0; at < line.size();) {
-    const ssize_t put = ::write(1, line.data() + at, line.size() - at);
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) return false;
-    at += static_cast<std::size_t>(put);
-  }
-  return true;
+  return sys::write_all(1, line);
 }
 
 HostFacts look_around(const json& order, const ProbeServer& server) {

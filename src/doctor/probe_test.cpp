@@ -1,6 +1,5 @@
 // What is found on a host, with a fake system where the real one cannot be broken.
 #include "doctor/probe.h"
-#include "doctor/gpu_links.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "doctor/report.h"
+#include "doctor/examination.h"
 
 #include "launch/version.h"
 

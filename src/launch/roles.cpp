@@ -1,6 +1,6 @@
 #include "launch/roles.h"
 
-#include "base/ranges.h"
+#include "base/parse.h"
 
 #include <fmt/format.h>
 

@@ -2,7 +2,7 @@
 
 #include "base/log.h"
 #include "comm/times.h"
-#include "named/round_announcer.h"
+#include "named/rounds.h"
 #include "status/status_page.h"
 #include "status/timeline.h"
 

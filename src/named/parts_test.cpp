@@ -1,11 +1,7 @@
 // The pure parts: what is asked for, matching, table, cache, fusion, neutral elements.
-#include "named/cache.h"
-#include "named/fusion.h"
-#include "named/integers.h"
-#include "named/match.h"
-#include "named/neutral.h"
+#include "named/execution.h"
 #include "named/request.h"
-#include "named/round_announcer.h"
+#include "named/rounds.h"
 #include "named/table.h"
 
 #include <cohort/communicator.h>

@@ -1,7 +1,7 @@
 #include "net/acceptor.h"
 
 #include "net/socket.h"
-#include "sys/close_on_fork.h"
+#include "sys/unique_fd.h"
 
 #include <sys/epoll.h>
 #include <sys/timerfd.h>

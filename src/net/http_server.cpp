@@ -4,8 +4,8 @@
 #include "net/hmac.h"
 #include "net/secret.h"
 #include "net/socket.h"
-#include "sys/cpus.h"
 #include "sys/files.h"
+#include "sys/hardware.h"
 #include "sys/thread.h"
 #include "sys/unique_fd.h"
 

@@ -2,7 +2,7 @@
 
 #include "net/socket.h"
 #include "net/tls.h"
-#include "sys/pass_fd.h"
+#include "sys/unique_fd.h"
 
 #include <poll.h>
 #include <sys/socket.h>

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
 #include "sys/unique_fd.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 
 #include "base/env.h"
 #include "base/log.h"
-#include "cluster/host_identity.h"
+#include "cluster/identity.h"
 #include "store/job_store.h"
 #include "sys/thread.h"
 

@@ -1,8 +1,7 @@
 #include "ps/primary.h"
 
-#include "ps/answers.h"
-#include "ps/command_record.h"
-#include "ps/placement.h"
+#include "ps/journal.h"
+#include "ps/server_map.h"
 #include "ps/snapshot.h"
 
 #include <algorithm>

@@ -375,7 +375,7 @@ void visit_fields(M& m, A& a, const Follow*) {
   a(codec::below(m.server, kMostServers, "a server beyond 1024"),
     codec::below(m.by, kMostServers, "a server beyond 1024"), m.life, m.copy);
 }
-/// Records (command_record.h) from this one on, those before have come: first the pieces of an image, then commands as
+/// Records (journal.h) from this one on, those before have come: first the pieces of an image, then commands as
 /// they are made. Is answered within kHeartbeat.
 struct Fetch {
   std::uint32_t server = 0;

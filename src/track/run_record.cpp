@@ -5,7 +5,7 @@
 #include "base/result.h"
 #include "status/status_page.h"
 #include "sys/unique_fd.h"
-#include "track/append.h"
+#include "track/record.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -6,7 +6,7 @@
 #include "net/deadline.h"
 #include "net/http_server.h"
 #include "net/secret.h"
-#include "watch/run_files.h"
+#include "watch/source.h"
 
 #include <string>
 

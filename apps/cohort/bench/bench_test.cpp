@@ -1,9 +1,8 @@
 #include "bench/bound.h"
-#include "bench/memory_kernels.h"
+#include "bench/measure.h"
+#include "bench/operation.h"
 #include "bench/options.h"
-#include "bench/picture.h"
-#include "bench/row.h"
-#include "bench/values.h"
+#include "bench/table.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 // on all of them. Plain values of one layout, which travel between the ranks of one build; pure, any thread.
 #pragma once
 
-#include "cluster/placement.h"
+#include "cluster/identity.h"
 #include "comm/cuda/driver.h"
 #include "comm/cuda/nccl.h"
 

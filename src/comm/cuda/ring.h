@@ -3,7 +3,7 @@
 #pragma once
 
 #include "comm/cuda/driver.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
 
 #include <array>
 #include <cstddef>

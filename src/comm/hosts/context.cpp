@@ -1,6 +1,6 @@
 #include "comm/hosts/context.h"
 
-#include "base/ranges.h"
+#include "base/parse.h"
 #include "base/result.h"
 
 #include <fmt/format.h>

@@ -3,7 +3,6 @@
 #include "base/codec.h"
 #include "base/env.h"
 #include "base/parse.h"
-#include "base/ranges.h"
 #include "base/result.h"
 #include "comm/control/deadline.h"
 #include "comm/control/operation.h"

@@ -2,7 +2,7 @@
 
 #include "base/result.h"
 #include "comm/local/plan.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <fmt/format.h>
 

@@ -10,7 +10,7 @@
 #include <cohort/dtype.h>
 #include <cohort/error.h>
 
-#include "sys/peer_process.h"
+#include "sys/process.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,6 +1,6 @@
 #include "comm/local/mesh.h"
 
-#include "sys/pass_fd.h"
+#include "sys/unique_fd.h"
 
 #include <sys/socket.h>
 

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "comm/local/control.h"
-#include "sys/peer_process.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
+#include "sys/process.h"
 #include "sys/unique_fd.h"
 
 #include <atomic>

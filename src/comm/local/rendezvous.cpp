@@ -1,7 +1,7 @@
 #include "comm/local/rendezvous.h"
 
 #include "base/result.h"
-#include "sys/pass_fd.h"
+#include "sys/unique_fd.h"
 
 #include <fmt/ranges.h>
 

@@ -6,7 +6,7 @@
 #include "comm/communicator_impl.h"
 #include "comm/local/control.h"
 #include "comm/local/mesh.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
 
 #include <chrono>
 #include <memory>

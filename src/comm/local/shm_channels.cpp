@@ -1,7 +1,7 @@
 #include "comm/local/shm_channels.h"
 
 #include "comm/local/protocol.h"
-#include "sys/futex.h"
+#include "sys/thread.h"
 
 #include <algorithm>
 #include <cstring>

@@ -6,8 +6,6 @@
 #include "comm/control/waiters.h"
 #include "comm/local/world.h"
 #include "status/status_page.h"
-#include "sys/futex.h"
-#include "sys/relax.h"
 #include "sys/thread.h"
 
 #include <sched.h>

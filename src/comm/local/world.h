@@ -9,8 +9,8 @@
 #include "comm/local/mesh.h"
 #include "comm/messages/members.h"
 #include "status/status_page.h"
-#include "sys/peer_process.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
+#include "sys/process.h"
 
 #include <memory>
 #include <optional>

@@ -2,7 +2,6 @@
 #include "base/log.h"
 #include "comm/messages/matcher.h"
 #include "status/timeline.h"
-#include "sys/relax.h"
 #include "sys/thread.h"
 
 #include <pthread.h>

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "cluster/fake_hosts.h"
+#include "cluster/identity.h"
 #include "comm/thread_world.h"
 
 #include <cstdlib>

@@ -9,7 +9,7 @@
 #include "launch/start/invitation.h"
 #include "launch/version.h"
 #include "net/reach.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <fmt/core.h>
 #include <poll.h>

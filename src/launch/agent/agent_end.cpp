@@ -1,6 +1,6 @@
 #include "launch/agent/agent_impl.h"
 #include "launch/sweep.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 #include "sys/process.h"
 
 #include <algorithm>

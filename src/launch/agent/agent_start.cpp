@@ -8,7 +8,7 @@
 #include "launch/plan/rank_environment.h"
 #include "launch/roles.h"
 #include "launch/sweep.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <fmt/core.h>
 #include <sys/stat.h>

@@ -2,7 +2,7 @@
 
 #include "base/log.h"
 #include "launch/sweep.h"
-#include "sys/hidden_memory.h"
+#include "sys/memory.h"
 #include "sys/signals.h"
 
 #include <poll.h>

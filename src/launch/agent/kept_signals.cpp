@@ -1,6 +1,6 @@
 #include "launch/agent/kept_signals.h"
 
-#include "base/ranges.h"
+#include "base/parse.h"
 #include "sys/signals.h"
 
 #include <fmt/format.h>

@@ -5,9 +5,9 @@
 
 #include "launch/loop.h"
 #include "launch/messages.h"
-#include "status/timeline_reader.h"
+#include "status/timeline.h"
 #include "status/trace_encoder.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
 
 #include <cstddef>
 #include <cstdint>

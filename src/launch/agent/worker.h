@@ -7,8 +7,8 @@
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/roles.h"
+#include "sys/memory.h"
 #include "sys/process.h"
-#include "sys/shared_memory.h"
 #include "sys/unique_fd.h"
 
 #include <array>

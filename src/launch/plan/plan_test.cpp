@@ -3,7 +3,7 @@
 #include <cohort/cluster_spec.h>
 
 #include "base/env.h"
-#include "cluster/tf_config.h"
+#include "cluster/json_variables.h"
 #include "launch/plan/port_lease.h"
 #include "launch/plan/rank_environment.h"
 

@@ -4,7 +4,7 @@
 #include "launch/record/private_values.h"
 #include "launch/supervise/dry_run.h"
 #include "launch/watch/restarts.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

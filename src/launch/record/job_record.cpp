@@ -4,7 +4,7 @@
 #include "launch/record/git_revision.h"
 #include "launch/record/private_values.h"
 #include "launch/version.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <sys/utsname.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 #include "launch/show/output_view.h"
 
-#include "base/ranges.h"
+#include "base/parse.h"
 #include "launch/show/events.h"
 
 #include <fmt/format.h>

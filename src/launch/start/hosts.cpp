@@ -4,7 +4,7 @@
 #include "cluster/host_list.h"
 #include "net/address.h"
 #include "net/interfaces.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <algorithm>
 #include <cstddef>

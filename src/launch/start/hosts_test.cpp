@@ -1,6 +1,6 @@
 #include "launch/start/hosts.h"
 
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <gtest/gtest.h>
 

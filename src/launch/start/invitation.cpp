@@ -3,7 +3,7 @@
 #include "base/parse.h"
 #include "launch/messages.h"
 #include "launch/version.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 #include "sys/process.h"
 
 #include <cstddef>

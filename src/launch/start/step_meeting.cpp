@@ -3,7 +3,7 @@
 #include "meet/exchange.h"
 #include "net/secret.h"
 #include "net/socket.h"
-#include "sys/hidden_memory.h"
+#include "sys/memory.h"
 #include "sys/process.h"
 #include "sys/unique_fd.h"
 

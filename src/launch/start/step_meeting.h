@@ -5,7 +5,7 @@
 
 #include "base/result.h"
 #include "cluster/detect.h"
-#include "meet/offer.h"
+#include "meet/place.h"
 #include "net/deadline.h"
 
 #include <optional>

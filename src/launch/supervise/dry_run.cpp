@@ -1,10 +1,10 @@
 #include "launch/supervise/dry_run.h"
 
 #include "base/env.h"
-#include "base/ranges.h"
+#include "base/parse.h"
 #include "launch/agent/worker.h"
 #include "launch/supervise/job_setup.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 #include "sys/process.h"
 
 #include <algorithm>

@@ -8,7 +8,7 @@
 #include "launch/supervise/supervisor.h"
 #include "launch/watch/demangle.h"
 #include "status/last_words.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,12 +1,11 @@
 #include "launch/supervise/job_setup.h"
 
 #include "base/env.h"
-#include "base/ranges.h"
-#include "cluster/tf_config.h"
+#include "base/parse.h"
+#include "cluster/json_variables.h"
 #include "launch/plan/host_environment.h"
 #include "launch/supervise/input_reader.h"
-#include "net/secret.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 #include "sys/process.h"
 #include "sys/signals.h"
 
@@ -18,13 +17,6 @@
 #include <system_error>
 
 namespace cohort::launch {
-
-std::string random_hex(std::size_t bytes) {
-  const net::Secret noise = value_or_throw(net::Secret::generate());
-  std::string text;
-  for (const std::uint8_t byte : noise.bytes().first(bytes)) text += fmt::format("{:02x}", byte);
-  return text;
-}
 
 std::string absolute_path(const std::string& path) {
   std::error_code error;

@@ -48,6 +48,4 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
 /// Where `path` leads from the current folder.
 std::string absolute_path(const std::string& path);
 
-std::string random_hex(std::size_t bytes);
-
 }  // namespace cohort::launch

@@ -1,6 +1,6 @@
 #include "launch/watch/health.h"
 
-#include "base/ranges.h"
+#include "base/parse.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

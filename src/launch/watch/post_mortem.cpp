@@ -2,7 +2,7 @@
 
 #include <cohort/exit_status.h>
 
-#include "base/ranges.h"
+#include "base/parse.h"
 #include "launch/watch/advice.h"
 #include "status/last_words.h"
 #include "sys/signals.h"

@@ -4,7 +4,7 @@
 #include "base/result.h"
 #include "net/http_server.h"
 #include "sys/files.h"
-#include "track/record_reader.h"
+#include "track/record.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "track/trace/chrome_events.h"
+#include "track/trace/merge.h"
 
 #include "base/json.h"
 #include "base/result.h"

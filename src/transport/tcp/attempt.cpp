@@ -2,7 +2,7 @@
 
 #include "net/resolve.h"
 #include "net/socket.h"
-#include "sys/close_on_fork.h"
+#include "sys/unique_fd.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

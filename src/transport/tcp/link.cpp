@@ -1,6 +1,6 @@
 #include "transport/tcp/link.h"
 
-#include "sys/close_on_fork.h"
+#include "sys/unique_fd.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

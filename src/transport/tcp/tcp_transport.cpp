@@ -2,10 +2,10 @@
 
 #include "base/env.h"
 #include "base/log.h"
-#include "cluster/host_identity.h"
+#include "cluster/identity.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
-#include "sys/close_on_fork.h"
+#include "sys/unique_fd.h"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
