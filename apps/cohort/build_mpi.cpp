@@ -3,7 +3,7 @@
 #include "cluster/detect.h"
 #include "ext/mpi/plugin.h"
 #include "launch/start/capture.h"
-#include "net/digest.h"
+#include "net/mac.h"
 #include "sys/files.h"
 #include "sys/process.h"
 

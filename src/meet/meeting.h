@@ -4,8 +4,8 @@
 #pragma once
 
 #include "meet/member_info.h"
-#include "net/deadline.h"
-#include "store/meeting_store.h"
+#include "net/address.h"
+#include "store/store.h"
 
 #include <string>
 #include <vector>

@@ -5,10 +5,10 @@
 #include "meet/exchange.h"
 #include "meet/offer.h"
 #include "meet/rendezvous_method.h"
-#include "net/digest.h"
 #include "net/interfaces.h"
-#include "store/client.h"
-#include "store/file_store.h"
+#include "net/mac.h"
+#include "store/served_store.h"
+#include "store/store.h"
 
 #include <algorithm>
 #include <chrono>

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "meet/plan.h"
-#include "net/deadline.h"
-#include "store/meeting_store.h"
-#include "store/server.h"
+#include "net/address.h"
+#include "store/served_store.h"
+#include "store/store.h"
 
 #include <memory>
 #include <string>

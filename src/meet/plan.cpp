@@ -5,8 +5,7 @@
 #include "cluster/launcher_process.h"
 #include "cluster/launchers.h"
 #include "meet/rendezvous_method.h"
-#include "net/digest.h"
-#include "net/hmac.h"
+#include "net/mac.h"
 #include "net/secure_connection.h"
 #include "net/socket.h"
 

@@ -4,7 +4,7 @@
 #include "cluster/launchers.h"
 #include "meet/exchange.h"
 #include "meet/plan.h"
-#include "net/hmac.h"
+#include "net/mac.h"
 
 #include <cohort/join_options.h>
 

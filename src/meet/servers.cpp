@@ -5,7 +5,7 @@
 
 #include "base/env.h"
 #include "base/result.h"
-#include "store/job_store.h"
+#include "store/store.h"
 
 #include <fmt/ranges.h>
 

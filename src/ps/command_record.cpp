@@ -1,6 +1,6 @@
 #include "ps/command_record.h"
 
-#include "store/frame.h"
+#include "store/file_log.h"
 
 #include <cstring>
 

@@ -5,7 +5,7 @@
 #include "ps/place.h"
 #include "ps/replication.h"
 #include "ps/testing.h"
-#include "store/server.h"
+#include "store/served_store.h"
 #include "sys/unique_fd.h"
 
 #include <cohort/ps.h>

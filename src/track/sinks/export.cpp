@@ -11,7 +11,7 @@
 #include "base/env.h"
 #include "base/json.h"
 #include "base/result.h"
-#include "net/http_server.h"
+#include "net/http.h"
 #include "sys/files.h"
 
 #include <fmt/format.h>
