@@ -96,6 +96,7 @@ class Transport {
   virtual void leave() = 0;
 };
 
+/// Which transports there are between hosts.
 enum class TransportKind : std::uint8_t { Tcp, Mpi };
 
 constexpr std::string_view name_of(TransportKind kind) noexcept { return kind == TransportKind::Mpi ? "mpi" : "tcp"; }

@@ -128,8 +128,8 @@ TEST(Chunking, LeavesWholeWhatRanksKnowAFewCountsOf) {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t kPiece = 16384;
-constexpr std::size_t kFloats = kPiece / sizeof(float);
+constexpr std::size_t kPieceBytes = 16384;
+constexpr std::size_t kFloats = kPieceBytes / sizeof(float);
 enum Way { kToHost, kToDevice, kWithin };
 
 /// What the driver's copies are: a test may hold one up until another has begun.
@@ -198,7 +198,7 @@ class Copies {
 class InPieces : public ::testing::Test {
  protected:
   void SetUp() override {
-    cuda::set_piece_bytes(kPiece);
+    cuda::set_piece_bytes(kPieceBytes);
     (void)cuda::Gpu::at(0);
     Copies::all().reset();
   }
@@ -222,7 +222,7 @@ const void* piece_at(const Floats& floats, std::size_t count, std::size_t number
   Request request;
   request.kind = Kind::AllReduce;
   request.input_count = request.output_count = static_cast<std::int64_t>(count);
-  const cuda::Chunking cut(request, 0, 2, kPiece);
+  const cuda::Chunking cut(request, 0, 2, kPieceBytes);
   std::vector<std::byte> room(cut.room());
   return static_cast<const std::byte*>(floats.data()) + cut.piece(number, room.data()).input.front().at;
 }
@@ -266,13 +266,13 @@ TEST_F(InPieces, TheHostsMemoryIsThatOfAFewPieces) {
     }
     for (Work& work : works) work.wait();
     comm.barrier().wait();
-    EXPECT_EQ(pinned() - before, 2 * 4 * kPiece);
+    EXPECT_EQ(pinned() - before, 2 * 4 * kPieceBytes);
     comm.barrier().wait();
     // Where larger pieces are wanted from now on, they have a room of their own.
-    cuda::set_piece_bytes(2 * kPiece);
+    cuda::set_piece_bytes(2 * kPieceBytes);
     comm.all_reduce(values.buffer(), {.op = ReduceOp::Max}).wait();
     comm.barrier().wait();
-    EXPECT_EQ(pinned() - before, 2 * (4 + 8) * kPiece);
+    EXPECT_EQ(pinned() - before, 2 * (4 + 8) * kPieceBytes);
     comm.barrier().wait();
     EXPECT_EQ(values.values(), counted(count, 1));
   });
@@ -423,12 +423,12 @@ TEST_F(InPieces, WhatOnlyMovesIsReadWhereItIs) {
     comm.broadcast(part.buffer(), {.root = 1}).wait();
     EXPECT_EQ(part.values(), counted(count, 2));
     comm.barrier().wait();
-    EXPECT_EQ(pinned() - before, (3 + 2) * 4 * kPiece);  // all have rings, and two have the root's
+    EXPECT_EQ(pinned() - before, (3 + 2) * 4 * kPieceBytes);  // all have rings, and two have the root's
     comm.barrier().wait();
     const Floats again = floats(comm, counted(count, own));
     comm.all_gather(again.buffer(), all.buffer()).wait();
     comm.barrier().wait();
-    EXPECT_EQ(pinned() - before, (3 + 6) * 4 * kPiece);
+    EXPECT_EQ(pinned() - before, (3 + 6) * 4 * kPieceBytes);
     comm.barrier().wait();
     std::vector<float> expected;
     for (const float factor : {1.F, 2.F, 3.F}) {

@@ -1,5 +1,4 @@
-// What moves between hosts in pieces of one size, so that a piece can be handed on while the next one comes. Frames
-// lie in the caller's memory, before a FrameGuard. For the thread that runs operations.
+// Operations between hosts that only move data, once all ranks agree.
 #include "comm/hosts/algorithms.h"
 #include "comm/hosts/context.h"
 
@@ -13,6 +12,9 @@
 
 namespace cohort::comm::hosts {
 namespace {
+
+// What moves between hosts in pieces of one size, so that a piece can be handed on while the next one comes. Frames
+// lie in the caller's memory, before a FrameGuard. For the thread that runs operations.
 
 constexpr std::size_t kPiece = std::size_t{256} << 10;
 

@@ -1,5 +1,5 @@
 // Reductions, once all ranks agree: each element is folded over the ranks of each host by ascending number, then over
-// the hosts by ascending number, whatever the  Every function runs on all ranks, also on those that have joined.
+// the hosts by ascending number, whatever the way. Every function runs on all ranks, also on those that have joined.
 #include "base/result.h"
 #include "comm/hosts/algorithms.h"
 #include "comm/kernels/bfloat16.h"
