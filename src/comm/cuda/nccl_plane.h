@@ -40,8 +40,6 @@ struct Card {
   char why[256] = {};  ///< where it is not usable
 };
 
-/// This rank's. Rank 0 makes the id.
-Card card_of(const Gpu& gpu, const cluster::Placement& placement);
 /// Why NCCL does not serve these ranks; nullopt if it does.
 std::optional<std::string> obstacle(std::span<const Card> cards);
 

@@ -31,8 +31,7 @@ std::string text_in(const char (&from)[N]) {
 
 std::string named(std::size_t rank, const Card& card) { return fmt::format("rank {} ({})", rank, text_in(card.host)); }
 
-}  // namespace
-
+/// This rank's. Rank 0 makes the id.
 Card card_of(const Gpu& gpu, const cluster::Placement& placement) {
   Card card;
   card.gpu = gpu.index();
@@ -63,6 +62,8 @@ Card card_of(const Gpu& gpu, const cluster::Placement& placement) {
   card.usable = 1;
   return card;
 }
+
+}  // namespace
 
 std::optional<std::string> obstacle(std::span<const Card> cards) {
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
