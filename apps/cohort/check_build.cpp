@@ -12,7 +12,7 @@
 #include "launch/start/capture.h"
 #include "launch/version.h"
 #include "mpi_sources.h"
-#include "net/digest.h"
+#include "net/mac.h"
 #include "sys/files.h"
 #include "sys/process.h"
 

@@ -5,11 +5,12 @@
 #include "cluster/identity.h"
 #include "comm/request.h"
 #include "net/secret.h"
-#include "transport/transport_kind.h"
+#include "store/store.h"
+#include "transport/transport.h"
 
 #include <cohort/communicator.h>
-#include "store/store.h"
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -88,5 +89,13 @@ struct Backend {
 std::span<const Backend> backends() noexcept;
 /// The best one for worlds on one host, or on several.
 const Backend& usual_backend(bool several_hosts) noexcept;
+
+// Worlds whose ranks are threads, on a backend that the caller names. Any thread.
+
+/// `hosts` as in FormOptions. As `form_thread_world` otherwise.
+std::vector<Communicator> form_on_threads(const Backend& backend, std::vector<int> hosts, int size,
+                                          const ThreadWorldOptions& options);
+/// As `run_on_threads`, over a world that has been formed.
+void run_on_threads_of(std::vector<Communicator> world, const std::function<void(Communicator)>& body);
 
 }  // namespace cohort::comm

@@ -1,18 +1,23 @@
+// What the queue has to know of device memory: three ways to carry out collectives of it, and waiting for a GPU.
+#pragma once
+
+#include "comm/request.h"
+#include "sys/memory.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <thread>
+
+namespace cohort::comm {
+
 // Collectives of device memory that a library carries out between the devices themselves: NCCL. The ranks first agree
 // on each of them in a round of their plane (Request::round); what the library has not, or a rank lacks, goes by
 // staging. One for each request, which the queue takes through its steps; one thread at a time, beside which another
 // may look at what is in flight.
-#pragma once
-
-#include "comm/request.h"
-
-#include <chrono>
-#include <cstddef>
-#include <memory>
-#include <span>
-
-namespace cohort::comm {
-
 class DeviceOp {
  public:
   using Clock = std::chrono::steady_clock;
@@ -61,4 +66,102 @@ class DeviceOp {
   virtual Request staged(const Request& request) = 0;
 };
 
+// Collectives of device memory: its elements are copied to host memory, where the planes carry the operation out, and
+// back. One for each request, which the queue takes through its steps in this order; one thread at a time.
+class Staging {
+ public:
+  using Clock = std::chrono::steady_clock;
+  virtual ~Staging() = default;
+
+  /// Called again and again while something is waited for: checks the other ranks, and throws what ends the world.
+  using Attend = std::function<void()>;
+
+  /// Waits until the input is in host memory; its copy began when the operation was asked for. Throws Timeout,
+  /// Internal.
+  virtual void arrive(Clock::time_point deadline, const Attend& attend) = 0;
+  /// Starts the copy of the output back. Throws Internal.
+  virtual void depart() = 0;
+  /// Whether the output is there, for whatever stream comes next. Throws Internal.
+  virtual bool is_there() const = 0;
+  /// Waits until it is. Throws Timeout, Internal.
+  virtual void finish(Clock::time_point deadline, const Attend& attend) = 0;
+};
+
+// Large collectives of device memory, chunked: the plane carries the pieces out one after the other in host memory,
+// while the next is copied there and the previous one back. The ranks first agree on the whole, in a round of their
+// plane. One for each request; one thread at a time.
+class Pieces {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  class Plane {
+   public:
+    virtual ~Plane() = default;
+    /// An operation of host memory, which all ranks carry out. Throws what ends the world.
+    virtual void carry_out(const Request& piece) = 0;
+    /// Looks after the other ranks: to be called again and again while something is waited for. Throws likewise.
+    virtual void attend() = 0;
+  };
+
+  virtual ~Pieces() = default;
+  /// Returns when the result is in its place. `agreed`: what came of the round. Throws what ends the world.
+  virtual void run(const Round& agreed, Clock::time_point deadline, Plane& plane) = 0;
+};
+
+// Borrowed buffers: blocks of a result that a plane has left in the memory of the ranks that brought them, which this
+// rank reads in place. Only for who asks for it (Request::borrowed), takes the blocks from there itself, and sees to it
+// that the others do not write there meanwhile: to the plane they may once the operation is over. Plain values.
+struct Borrowed {
+  std::size_t at = 0;  ///< bytes from the result's beginning
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::shared_ptr<const sys::Mapping> memory = {};  ///< of a peer, as long as somebody keeps it; null: this rank's own
+};
+
 }  // namespace cohort::comm
+
+namespace cohort::comm::cuda {
+
+// The steps of a wait for a GPU: short pauses, and, for the thread that runs operations, a look after the other ranks
+// before each. Belongs to the thread that waits.
+
+/// Longer and longer ones; none before the thread has been awake for a while, where it waits for what takes no longer.
+class Pauses {
+ public:
+  explicit Pauses(std::chrono::microseconds longest = std::chrono::microseconds(100),
+                  std::chrono::microseconds awake = {}) noexcept
+      : longest_(longest), awake_(awake) {}
+  void take() {
+    if (pause_.count() == 0) {
+      std::this_thread::yield();
+      if (awake_.count() > 0 && Clock::now() - begun_ < awake_) return;
+    } else {
+      std::this_thread::sleep_for(pause_);
+    }
+    pause_ = std::min(pause_ + std::chrono::microseconds(1), longest_);
+  }
+  void begin_again() noexcept { pause_ = {}; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const std::chrono::microseconds longest_;
+  const std::chrono::microseconds awake_;
+  const Clock::time_point begun_ = Clock::now();
+  std::chrono::microseconds pause_{0};
+};
+
+class Patience {
+ public:
+  explicit Patience(DeviceOp::Ranks& ranks) noexcept : ranks_(ranks) {}
+  /// Throws what ends the world.
+  void step() {
+    ranks_.attend();
+    pauses_.take();
+  }
+
+ private:
+  DeviceOp::Ranks& ranks_;
+  Pauses pauses_;
+};
+
+}  // namespace cohort::comm::cuda

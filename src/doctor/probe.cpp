@@ -10,7 +10,7 @@
 #include "launch/start/invitation.h"
 #include "launch/version.h"
 #include "net/interfaces.h"
-#include "net/resolve.h"
+#include "net/socket.h"
 #include "sys/hardware.h"
 #include "sys/process.h"
 #include "sys/unique_fd.h"

@@ -1,6 +1,6 @@
 #include "launch/channel.h"
 
-#include "net/link_watch.h"
+#include "net/socket.h"
 
 #include <utility>
 

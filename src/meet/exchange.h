@@ -7,7 +7,7 @@
 
 #include "base/result.h"
 #include "cluster/detect.h"
-#include "net/deadline.h"
+#include "net/address.h"
 
 #include <dlfcn.h>
 

@@ -7,8 +7,8 @@
 
 #include "base/result.h"
 #include "cluster/identity.h"
-#include "net/deadline.h"
-#include "store/meeting_store.h"
+#include "net/address.h"
+#include "store/store.h"
 
 #include <cstdint>
 #include <optional>

@@ -5,11 +5,10 @@
 #include "base/result.h"
 #include "meet/exchange.h"
 #include "meet/plan.h"
-#include "net/digest.h"
 #include "net/interfaces.h"
-#include "store/client.h"
-#include "store/file_store.h"
-#include "store/job_store.h"
+#include "net/mac.h"
+#include "store/served_store.h"
+#include "store/store.h"
 
 #include <cohort/cluster_spec.h>
 #include <cohort/role.h>

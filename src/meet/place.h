@@ -8,10 +8,9 @@
 #include "base/result.h"
 #include "meet/plan.h"
 #include "net/address.h"
-#include "net/deadline.h"
 #include "net/secret.h"
-#include "store/meeting_store.h"
-#include "store/server.h"
+#include "store/served_store.h"
+#include "store/store.h"
 
 #include <cohort/servers.h>
 

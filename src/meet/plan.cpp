@@ -4,8 +4,7 @@
 #include "cluster/init_method.h"
 #include "cluster/launchers.h"
 #include "meet/exchange.h"
-#include "net/digest.h"
-#include "net/hmac.h"
+#include "net/mac.h"
 #include "net/secure_connection.h"
 #include "net/socket.h"
 

@@ -9,7 +9,7 @@
 #include "meet/exchange.h"
 #include "net/address.h"
 #include "net/secret.h"
-#include "transport/transport_kind.h"
+#include "transport/transport.h"
 
 #include <cohort/join_options.h>
 

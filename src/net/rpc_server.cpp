@@ -2,7 +2,7 @@
 #include "base/records.h"
 #include "net/acceptor.h"
 #include "net/rpc.h"
-#include "net/shared_methods.h"
+#include "net/shared_calls.h"
 #include "net/socket.h"
 #include "sys/hardware.h"
 #include "sys/thread.h"

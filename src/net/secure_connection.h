@@ -6,10 +6,8 @@
 
 #include "base/result.h"
 #include "net/address.h"
-#include "net/deadline.h"
-#include "net/replay_filter.h"
 #include "net/secret.h"
-#include "net/tls_stream.h"
+#include "net/tls.h"
 #include "sys/unique_fd.h"
 
 #include <array>
@@ -17,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -107,5 +106,14 @@ class SecureConnection {
   explicit SecureConnection(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;
 };
+
+// Finds the one among several addresses where the right peer listens: all are tried at once, and only who proves the
+// secret counts, so that an address which means somebody else here (a docker bridge, a tunnel) does no harm. Blocks
+// until the deadline at most; any thread.
+
+/// Addresses are numeric. Fails with PeerLost where somebody has answered and closed before it was proved who is there
+/// (a full house: it may be worth another try), else with Unavailable, or Timeout; names what became of each address.
+Result<SecureConnection> reach(std::span<const Endpoint> endpoints, const Secret& secret, const SecureOptions& options,
+                               Deadline deadline);
 
 }  // namespace cohort::net

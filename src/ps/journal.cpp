@@ -1,7 +1,7 @@
 #include "ps/journal.h"
 
 #include "base/log.h"
-#include "store/frame.h"
+#include "store/file_log.h"
 #include "sys/files.h"
 #include "sys/thread.h"
 

@@ -7,7 +7,7 @@
 #include "ps/replication.h"
 #include "ps/server_map.h"
 #include "ps/testing.h"
-#include "store/server.h"
+#include "store/served_store.h"
 #include "sys/files.h"
 #include "sys/unique_fd.h"
 

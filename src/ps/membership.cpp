@@ -3,7 +3,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "cluster/identity.h"
-#include "store/job_store.h"
+#include "store/store.h"
 #include "sys/thread.h"
 
 #include <random>

@@ -3,8 +3,8 @@
 // does not notice. The server's thread alone reads the files.
 #pragma once
 
-#include "net/deadline.h"
-#include "net/http_server.h"
+#include "net/address.h"
+#include "net/http.h"
 #include "net/secret.h"
 #include "watch/source.h"
 

@@ -1,15 +1,12 @@
 // The operations of a communicator, in order: whoever waits for one runs what is in front of it, else a thread of the
 // communicator does. A plane derives from it, and says how one operation is carried out and where its thread sleeps.
 // Operations run without the mutex; `running_` makes it one at a time. What a GPU has been given is in flight, and ends
-// beside those that come after it: queue_in_flight.cpp.
+// beside those that come after it: queue_device.cpp.
 #pragma once
 
 #include "comm/control/pending_work.h"
-#include "comm/control/waiters.h"
 #include "comm/device_op.h"
-#include "comm/pieces.h"
 #include "comm/request.h"
-#include "comm/staging.h"
 #include "comm/times.h"
 
 #include <cohort/observer.h>
@@ -203,5 +200,9 @@ std::optional<Error> Queue::guarded(const Request& request, Clock::time_point ca
   if (measured && finished) tell(event, request, called, failed.has_value());
   return failed;
 }
+
+/// Neighbours in a group of operations that are small and alike travel as one, in one buffer.
+/// No more than this does.
+inline constexpr std::size_t kFusedTotal = std::size_t{1} << 20;
 
 }  // namespace cohort::comm

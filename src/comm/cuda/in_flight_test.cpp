@@ -31,8 +31,6 @@ class InFlight : public ::testing::Test {
   static void cause(const char* what) { ::setenv("FAKE_NCCL_TROUBLE", what, 1); }
 };
 
-Floats floats(Communicator& comm, std::vector<float> values) { return {comm, std::move(values), comm.rank()}; }
-
 /// What a kernel in a stream sees.
 struct Seen {
   void* memory;

@@ -1,7 +1,7 @@
 #include "comm/cuda/nccl_plane.h"
 
-#include "comm/cuda/patience.h"
-#include "comm/finite_check.h"
+#include "comm/device_op.h"
+#include "comm/work_state.h"
 
 #include <algorithm>
 #include <bit>

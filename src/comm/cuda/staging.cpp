@@ -1,10 +1,7 @@
 #include "comm/cuda/staging.h"
 
 #include "comm/cuda/chunking.h"
-#include "comm/cuda/in_pieces.h"
-#include "comm/cuda/patience.h"
-#include "comm/cuda/ring.h"
-#include "comm/finite_check.h"
+#include "comm/device_op.h"
 #include "comm/work_state.h"
 #include "sys/thread.h"
 

@@ -1,4 +1,4 @@
-#include "comm/hosts/chunk_tuner.h"
+#include "comm/hosts/context.h"
 
 #include <gtest/gtest.h>
 

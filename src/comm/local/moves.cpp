@@ -1,7 +1,6 @@
-#include "comm/local/moves.h"
+#include "comm/local/algorithms.h"
 
-#include "comm/borrowed.h"
-#include "comm/local/round.h"
+#include "comm/device_op.h"
 #include "comm/slices.h"
 
 #include <algorithm>

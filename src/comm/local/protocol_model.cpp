@@ -1,7 +1,7 @@
 // Model tests of protocol.h: Relacy runs it on words of its own, tries interleavings of the ranks, lets each load see
 // every value that C++'s memory model allows, and reports data races in the buffers beside. Each model is also run with
 // faults in it, which Relacy has to find: a model that cannot fail shows nothing. What is not modelled: that sleepers
-// are woken in time, since they sleep in short slices (waiting.h).
+// are woken in time, since they sleep in short slices (context.h).
 #include "comm/local/protocol.h"
 
 #include <array>

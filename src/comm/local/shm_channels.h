@@ -5,7 +5,7 @@
 // messages/channel.h.
 #pragma once
 
-#include "comm/local/shm_ring.h"
+#include "comm/local/control.h"
 #include "comm/local/world.h"
 #include "comm/messages/channel.h"
 

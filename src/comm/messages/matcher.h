@@ -7,10 +7,8 @@
 // sleeps until a peer rings, and `attend`.
 #pragma once
 
-#include "comm/control/fork_guard.h"
+#include "comm/control/pending_work.h"
 #include "comm/messages/channel.h"
-#include "comm/messages/members.h"
-#include "comm/messages/message.h"
 
 #include <cohort/observer.h>
 #include <cohort/work.h>

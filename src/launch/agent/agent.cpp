@@ -8,7 +8,7 @@
 #include "launch/environment.h"
 #include "launch/start/invitation.h"
 #include "launch/version.h"
-#include "net/reach.h"
+#include "net/secure_connection.h"
 #include "sys/hardware.h"
 
 #include <fmt/core.h>

@@ -11,7 +11,7 @@
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/plan/port_lease.h"
-#include "net/deadline.h"
+#include "net/address.h"
 #include "net/secret.h"
 #include "net/secure_connection.h"
 #include "sys/process.h"

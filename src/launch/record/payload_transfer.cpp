@@ -1,8 +1,8 @@
 #include "launch/record/payload_transfer.h"
 
-#include "net/deadline.h"
-#include "store/client.h"
-#include "store/large_values.h"
+#include "net/address.h"
+#include "store/served_store.h"
+#include "store/store.h"
 #include "sys/files.h"
 
 #include <chrono>

@@ -6,7 +6,7 @@
 #include "base/result.h"
 #include "cluster/detect.h"
 #include "meet/place.h"
-#include "net/deadline.h"
+#include "net/address.h"
 
 #include <optional>
 

@@ -4,8 +4,8 @@
 #include "launch/supervise/supervisor.h"
 #include "launch/sweep.h"
 #include "meet/place.h"
-#include "store/client.h"
-#include "store/job_store.h"
+#include "store/served_store.h"
+#include "store/store.h"
 #include "sys/files.h"
 
 #include <unistd.h>

@@ -19,7 +19,7 @@
 #include "launch/supervise/warnings.h"
 #include "launch/watch/restarts.h"
 #include "net/secret.h"
-#include "store/server.h"
+#include "store/served_store.h"
 #include "sys/signals.h"
 #include "sys/terminal.h"
 

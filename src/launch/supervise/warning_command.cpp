@@ -2,7 +2,7 @@
 
 #include "base/env.h"
 #include "launch/environment.h"
-#include "net/deadline.h"
+#include "net/address.h"
 
 #include <fmt/format.h>
 

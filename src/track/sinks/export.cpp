@@ -3,7 +3,7 @@
 #include "base/env.h"
 #include "base/json.h"
 #include "base/result.h"
-#include "net/http_server.h"
+#include "net/http.h"
 #include "sys/files.h"
 #include "sys/unique_fd.h"
 #include "track/record.h"

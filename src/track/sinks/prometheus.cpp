@@ -2,7 +2,7 @@
 
 #include "base/parse.h"
 #include "base/result.h"
-#include "net/http_server.h"
+#include "net/http.h"
 #include "sys/files.h"
 #include "track/record.h"
 
