@@ -1,6 +1,6 @@
 #include "watch/run_files.h"
 
-#include "launch/show/lines.h"
+#include "launch/show/text.h"
 #include "sys/files.h"
 #include "sys/unique_fd.h"
 

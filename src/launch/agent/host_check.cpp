@@ -1,6 +1,6 @@
 #include "launch/agent/host_check.h"
 
-#include "launch/own_folder.h"
+#include "launch/record/run_folder.h"
 
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
 #include "launch/agent/worker.h"
 
-#include "launch/own_folder.h"
-#include "launch/record/remote_logs.h"
+#include "launch/record/run_folder.h"
+#include "launch/record/other_hosts.h"
 
 #include <fcntl.h>
 #include <unistd.h>

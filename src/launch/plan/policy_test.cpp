@@ -1,9 +1,8 @@
 // Who gets which cores, whether a job is started again, what its record says.
 #include "launch/plan/binding.h"
-#include "launch/record/git_revision.h"
-#include "launch/record/private_values.h"
+#include "launch/record/job_record.h"
 #include "launch/supervise/dry_run.h"
-#include "launch/watch/restarts.h"
+#include "launch/watch/verdict.h"
 #include "sys/cpus.h"
 
 #include <fmt/format.h>

@@ -4,7 +4,7 @@
 
 #include "launch/messages.h"
 #include "launch/roles.h"
-#include "launch/show/lines.h"
+#include "launch/show/text.h"
 
 #include <array>
 #include <chrono>

@@ -3,10 +3,10 @@
 #include <cohort/exit_status.h>
 
 #include "base/log.h"
-#include "launch/own_folder.h"
-#include "launch/record/remote_logs.h"
+#include "launch/record/run_folder.h"
+#include "launch/record/other_hosts.h"
 #include "launch/supervise/supervisor.h"
-#include "launch/watch/demangle.h"
+#include "launch/watch/verdict.h"
 #include "status/last_words.h"
 #include "sys/cpus.h"
 

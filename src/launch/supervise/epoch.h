@@ -3,11 +3,11 @@
 // its Job and uses what lives as long as that. One thread.
 #pragma once
 
-#include "launch/record/remote_logs.h"
+#include "launch/record/other_hosts.h"
 #include "launch/supervise/input_reader.h"
 #include "launch/supervise/job.h"
 #include "launch/supervise/stopping.h"
-#include "launch/watch/health_watch.h"
+#include "launch/watch/health.h"
 #include "launch/watch/verdict.h"
 
 #include <array>

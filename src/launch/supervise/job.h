@@ -5,7 +5,7 @@
 
 #include "launch/plan/port_lease.h"
 #include "launch/record/job_record.h"
-#include "launch/record/payload_transfer.h"
+#include "launch/record/other_hosts.h"
 #include "launch/record/run_folder.h"
 #include "launch/show/announcer.h"
 #include "launch/show/display.h"
@@ -17,7 +17,7 @@
 #include "launch/supervise/tracing.h"
 #include "launch/supervise/trackers.h"
 #include "launch/supervise/warnings.h"
-#include "launch/watch/restarts.h"
+#include "launch/watch/verdict.h"
 #include "net/secret.h"
 #include "store/server.h"
 #include "sys/signals.h"

@@ -1,6 +1,6 @@
 #include "launch/supervise/live.h"
 
-#include "launch/show/live_text.h"
+#include "launch/show/text.h"
 
 #include <cstddef>
 #include <utility>

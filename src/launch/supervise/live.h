@@ -5,10 +5,8 @@
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/plan/plan.h"
-#include "launch/record/live_file.h"
 #include "launch/record/live_run.h"
-#include "launch/show/last_line.h"
-#include "launch/watch/figures.h"
+#include "launch/show/text.h"
 
 #include <functional>
 #include <optional>

@@ -7,7 +7,7 @@
 #include "launch/plan/program.h"
 #include "launch/show/output_view.h"
 #include "launch/start/starter.h"
-#include "launch/watch/health_watch.h"
+#include "launch/watch/health.h"
 
 #include <chrono>
 #include <functional>

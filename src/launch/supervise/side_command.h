@@ -3,7 +3,7 @@
 #pragma once
 
 #include "launch/loop.h"
-#include "launch/show/lines.h"
+#include "launch/show/text.h"
 #include "sys/process.h"
 #include "sys/unique_fd.h"
 

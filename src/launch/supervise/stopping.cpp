@@ -1,6 +1,6 @@
 #include "launch/supervise/stopping.h"
 
-#include "launch/show/notices.h"
+#include "launch/show/announcer.h"
 
 #include <unistd.h>
 

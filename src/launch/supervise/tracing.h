@@ -5,9 +5,8 @@
 
 #include "launch/loop.h"
 #include "launch/messages.h"
-#include "launch/record/trace_pieces.h"
+#include "launch/record/other_hosts.h"
 #include "launch/start/agent_pool.h"
-#include "launch/watch/clock_sync.h"
 
 #include <functional>
 #include <map>

@@ -2,7 +2,7 @@
 // Belongs to the Job and its thread.
 #pragma once
 
-#include "launch/record/warnings_file.h"
+#include "launch/record/run_folder.h"
 #include "launch/supervise/warning_command.h"
 #include "launch/watch/warning.h"
 
