@@ -2,7 +2,7 @@
 #include "base/result.h"
 #include "cluster/detect.h"
 #include "ext/mpi/plugin.h"
-#include "launch/start/capture.h"
+#include "launch/start/starter.h"
 #include "net/digest.h"
 #include "sys/files.h"
 #include "sys/process.h"

@@ -4,9 +4,9 @@
 #include "comm/cuda/driver.h"
 #include "comm/cuda/nccl.h"
 #include "ext/mpi/plugin.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 #include "launch/plan/program.h"
-#include "launch/start/capture.h"
+#include "launch/start/starter.h"
 #include "launch/version.h"
 
 #include "commands.h"

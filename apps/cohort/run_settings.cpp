@@ -3,7 +3,7 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "base/result.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 #include "launch/plan/config_file.h"
 
 #include "commands.h"

@@ -1,7 +1,7 @@
 // Each row, with facts made up in which that very thing is broken.
 #include "doctor/check.h"
 #include "doctor/report.h"
-#include "launch/start/remote_start.h"
+#include "launch/start/starter.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

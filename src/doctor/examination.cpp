@@ -5,7 +5,7 @@
 #include "doctor/probe.h"
 #include "launch/plan/host_environment.h"
 #include "launch/supervise/job_setup.h"
-#include "launch/sweep.h"
+#include "launch/processes.h"
 #include "sys/cpus.h"
 #include "sys/process.h"
 

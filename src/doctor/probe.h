@@ -4,7 +4,7 @@
 #pragma once
 
 #include "doctor/facts.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 
 #include <chrono>
 #include <string>

@@ -1,7 +1,7 @@
 #include "base/parse.h"
 #include "doctor/gpu_links.h"
 #include "doctor/probe.h"
-#include "launch/start/capture.h"
+#include "launch/start/starter.h"
 
 #include <algorithm>
 #include <filesystem>

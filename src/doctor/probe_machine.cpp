@@ -1,7 +1,7 @@
 #include "base/parse.h"
 #include "comm/cuda/nccl.h"
 #include "doctor/probe.h"
-#include "launch/start/capture.h"
+#include "launch/start/starter.h"
 #include "sys/cpus.h"
 
 #include <sched.h>

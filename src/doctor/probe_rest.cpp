@@ -4,7 +4,7 @@
 #include "doctor/probe.h"
 #include "launch/agent/host_check.h"
 #include "launch/plan/program.h"
-#include "launch/start/capture.h"
+#include "launch/start/starter.h"
 #include "launch/start/invitation.h"
 #include "launch/version.h"
 #include "net/interfaces.h"

@@ -1,6 +1,6 @@
 #include "doctor/shared_file.h"
 
-#include "launch/environment.h"
+#include "launch/processes.h"
 #include "launch/supervise/job_setup.h"
 #include "sys/process.h"
 

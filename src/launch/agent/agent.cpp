@@ -5,7 +5,7 @@
 #include "base/parse.h"
 #include "launch/agent/agent_impl.h"
 #include "launch/agent/guard.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 #include "launch/start/invitation.h"
 #include "launch/version.h"
 #include "net/reach.h"

@@ -1,5 +1,5 @@
 #include "launch/agent/agent_impl.h"
-#include "launch/sweep.h"
+#include "launch/processes.h"
 #include "sys/cpus.h"
 #include "sys/process.h"
 

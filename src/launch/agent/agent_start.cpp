@@ -2,12 +2,10 @@
 #include "base/parse.h"
 #include "launch/agent/agent_impl.h"
 #include "launch/agent/host_check.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 #include "launch/plan/binding.h"
 #include "launch/plan/host_environment.h"
 #include "launch/plan/rank_environment.h"
-#include "launch/roles.h"
-#include "launch/sweep.h"
 #include "sys/cpus.h"
 
 #include <fmt/core.h>

@@ -1,7 +1,7 @@
 #include "launch/agent/guard.h"
 
 #include "base/log.h"
-#include "launch/sweep.h"
+#include "launch/processes.h"
 #include "sys/hidden_memory.h"
 #include "sys/signals.h"
 

@@ -6,7 +6,7 @@
 #include "launch/agent/tail.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
-#include "launch/roles.h"
+#include "launch/processes.h"
 #include "sys/process.h"
 #include "sys/shared_memory.h"
 #include "sys/unique_fd.h"

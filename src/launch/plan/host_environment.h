@@ -1,7 +1,7 @@
 // What of an environment goes along to another host, and what of that host's own takes its place. Pure.
 #pragma once
 
-#include "launch/environment.h"
+#include "launch/processes.h"
 
 #include <string_view>
 

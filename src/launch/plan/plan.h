@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "launch/roles.h"
+#include "launch/processes.h"
 
 #include <string>
 #include <vector>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
 // The variables that tell a worker who it is. Pure.
 #pragma once
 
-#include "launch/environment.h"
+#include "launch/processes.h"
 #include "launch/plan/plan.h"
 
 #include <chrono>

@@ -1,7 +1,7 @@
 #include "launch/record/job_record.h"
 
 #include "base/env.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 #include "launch/version.h"
 #include "sys/cpus.h"
 

@@ -18,7 +18,7 @@
 
 #include "base/result.h"
 #include "launch/messages.h"
-#include "launch/roles.h"
+#include "launch/processes.h"
 #include "net/secret.h"
 #include "status/trace_encoder.h"
 #include "sys/unique_fd.h"

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "launch/messages.h"
-#include "launch/roles.h"
+#include "launch/processes.h"
 #include "launch/show/text.h"
 
 #include <array>

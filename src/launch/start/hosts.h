@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 #include "launch/plan/plan.h"
 #include "launch/start/starter.h"
 

@@ -1,16 +1,27 @@
+// Asks a program for its version: runs it, takes what it prints, and gives up on it after a while. Nothing that it has
+// started in its own process group outlives the call. One thread; not for a process that reaps children by itself.
+//
 // Places one agent on a host. A starter is the only part that knows how a host is reached; what it returns looks the
 // same for every kind: a process on this host that ends when the agent has ended, and a lifeline that tells the agent,
 // by its end, that the supervisor is gone. Starters keep no state; the agent pool's thread calls them.
+//
+// The way of one agent into the agent pool over a command (ssh, srun, mpirun): listens to what the command says until
+// the agent announces itself, answers with the invitation, and keeps what was said in case nobody comes. Belongs to the
+// agents's thread; the AgentProcess has to outlive it.
 #pragma once
 
 #include "base/result.h"
+#include "launch/loop.h"
 #include "launch/plan/plan.h"
+#include "launch/start/invitation.h"
 #include "net/address.h"
 #include "net/secret.h"
 #include "sys/process.h"
 #include "sys/unique_fd.h"
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,6 +29,15 @@
 #include <vector>
 
 namespace cohort::launch {
+
+struct Captured {
+  int status = 0;    ///< as a shell gives it
+  std::string text;  ///< stdout and stderr, at most 1 MiB
+};
+
+/// `command` is a name that is searched in PATH, or a path, and its arguments. Fails with Unavailable if it is not
+/// there or cannot be started, with Timeout if it has not ended within `limit`.
+Result<Captured> capture(const std::vector<std::string>& command, std::chrono::milliseconds limit);
 
 struct AgentProcess {
   sys::ChildProcess process;
@@ -72,5 +92,68 @@ std::string_view start_method_name(StartMethod method);
 
 /// As a shell takes it: 'two words'.
 std::string shell_quoted(std::string_view word);
+
+class RemoteStart {
+ public:
+  struct Events {
+    std::function<void(std::string)> on_unfit;      ///< the agent there cannot be of this job
+    std::function<void(std::string)> on_complaint;  ///< a line of its stderr, once it has joined
+  };
+  RemoteStart(Loop& loop, AgentProcess& process, Invitation invitation, Events events);
+  RemoteStart(const RemoteStart&) = delete;
+  RemoteStart& operator=(const RemoteStart&) = delete;
+
+  /// Takes what the command has said last; call it once its process has ended.
+  void drain();
+  /// From now on stderr is passed on.
+  void set_joined() noexcept { joined_ = true; }
+  bool announced() const noexcept { return announced_; }
+  const std::string& noise() const noexcept { return noise_; }
+  const std::string& complaints() const noexcept { return complaints_; }
+
+ private:
+  bool read_out();
+  bool read_err();
+  void take_line(std::string_view line);
+
+  AgentProcess& process_;
+  const Invitation invitation_;
+  Events events_;
+  Watch out_, err_;
+  bool announced_ = false;
+  bool joined_ = false;
+  std::string line_;
+  std::string error_line_;
+  std::string noise_;       ///< of stdout, before the announcement; bounded
+  std::string complaints_;  ///< of stderr, before it has joined; bounded
+};
+
+/// What is known of a command that ended, or was given up, before its agent came.
+struct FailedStart {
+  StartMethod method = StartMethod::Ssh;
+  std::string host;
+  std::string command;      ///< of the agent: its path there
+  std::string ssh = "ssh";  ///< the ssh command, for advice: with the user's options
+  bool announced = false;
+  std::optional<sys::ExitStatus> status;  ///< nullopt: it still runs
+  std::string noise;
+  std::string complaints;
+};
+/// What it comes to. `kind` is a row of `cohort doctor`: "ssh-login", "ssh-host-key", ..., "shell-exits", "silent",
+/// "command", "control".
+struct Diagnosis {
+  std::string_view kind;
+  std::string why;
+  std::string advice;
+  std::string said;  ///< by the command on stderr, and by shells on stdout, in a line
+};
+/// Pure, as is all below.
+Diagnosis diagnose(const FailedStart& failed);
+/// Another start may well succeed: it was hindered by another one at the same moment.
+bool is_transient(const FailedStart& failed);
+/// Why, and what to try.
+std::string explain(const FailedStart& failed);
+/// Without line ends and control characters, at most 600 bytes: the last ones.
+std::string one_line(std::string_view text);
 
 }  // namespace cohort::launch

@@ -2,7 +2,7 @@
 
 #include "launch/supervise/epoch.h"
 #include "launch/supervise/supervisor.h"
-#include "launch/sweep.h"
+#include "launch/processes.h"
 #include "meet/servers.h"
 #include "store/client.h"
 #include "store/job_store.h"

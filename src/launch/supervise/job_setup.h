@@ -2,7 +2,7 @@
 // agents get. Looks at this process and its files, starts nothing. One thread.
 #pragma once
 
-#include "launch/environment.h"
+#include "launch/processes.h"
 #include "launch/messages.h"
 #include "launch/plan/plan.h"
 #include "launch/plan/program.h"

@@ -3,7 +3,7 @@
 #include "cluster/detect.h"
 #include "launch/agent/agent.h"
 #include "launch/plan/port_lease.h"
-#include "launch/start/step_meeting.h"
+#include "launch/start/invitation.h"
 #include "launch/supervise/job_setup.h"
 #include "launch/supervise/supervisor.h"
 #include "net/interfaces.h"

@@ -1,7 +1,7 @@
 #include "launch/supervise/side_command.h"
 
 #include "base/result.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 
 #include <fcntl.h>
 #include <sys/syscall.h>

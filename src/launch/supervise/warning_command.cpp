@@ -1,7 +1,7 @@
 #include "launch/supervise/warning_command.h"
 
 #include "base/env.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 #include "net/deadline.h"
 
 #include <fmt/format.h>

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "launch/messages.h"
-#include "launch/roles.h"
+#include "launch/processes.h"
 
 #include <chrono>
 #include <optional>

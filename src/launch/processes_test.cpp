@@ -1,7 +1,8 @@
-#include "launch/sweep.h"
+#include "launch/processes.h"
+
+#include <gtest/gtest.h>
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <csignal>
