@@ -2,7 +2,7 @@
 #include "base/parse.h"
 #include "cluster/detect.h"
 #include "cluster/slips.h"
-#include "launch/plan/nodes.h"
+#include "launch/plan/plan.h"
 #include "launch/start/hosts.h"
 #include "launch/supervise/dry_run.h"
 #include "launch/supervise/supervisor.h"

@@ -3,7 +3,7 @@
 // commands that start jobs (host_options.h) have them from it. Plain data; any thread.
 #pragma once
 
-#include "launch/plan/nodes.h"
+#include "launch/plan/plan.h"
 #include "launch/start/hosts.h"
 #include "launch/supervise/run_options.h"
 

@@ -4,7 +4,7 @@
 #include "base/parse.h"
 #include "base/result.h"
 #include "launch/processes.h"
-#include "launch/plan/config_file.h"
+#include "launch/plan/program.h"
 
 #include "commands.h"
 #include "lists.h"

@@ -4,7 +4,7 @@
 #include "cluster/launch_warning.h"
 #include "cluster/launchers.h"
 #include "doctor/check.h"
-#include "launch/plan/nodes.h"
+#include "launch/plan/plan.h"
 #include "net/address.h"
 
 #include <algorithm>

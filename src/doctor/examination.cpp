@@ -3,7 +3,7 @@
 #include "base/env.h"
 #include "doctor/host.h"
 #include "doctor/probe.h"
-#include "launch/plan/host_environment.h"
+#include "launch/plan/rank_environment.h"
 #include "launch/supervise/job_setup.h"
 #include "launch/processes.h"
 #include "sys/cpus.h"

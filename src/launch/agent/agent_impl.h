@@ -9,7 +9,7 @@
 #include "launch/messages.h"
 #include "launch/processes.h"
 #include "launch/loop.h"
-#include "launch/plan/port_lease.h"
+#include "launch/plan/rank_environment.h"
 #include "net/deadline.h"
 #include "net/secret.h"
 #include "net/secure_connection.h"

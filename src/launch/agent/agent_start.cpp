@@ -3,8 +3,6 @@
 #include "launch/agent/agent_impl.h"
 #include "launch/agent/host_check.h"
 #include "launch/processes.h"
-#include "launch/plan/binding.h"
-#include "launch/plan/host_environment.h"
 #include "launch/plan/rank_environment.h"
 #include "sys/cpus.h"
 

@@ -1,4 +1,4 @@
-#include "launch/plan/config_file.h"
+#include "launch/plan/program.h"
 
 #include "sys/unique_fd.h"
 

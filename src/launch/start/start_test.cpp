@@ -1,4 +1,4 @@
-#include "launch/plan/host_environment.h"
+#include "launch/plan/rank_environment.h"
 #include "launch/start/hosts.h"
 #include "launch/start/invitation.h"
 #include "launch/start/starter.h"

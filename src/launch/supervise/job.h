@@ -3,7 +3,7 @@
 // restart is another epoch with the same agents. One thread.
 #pragma once
 
-#include "launch/plan/port_lease.h"
+#include "launch/plan/rank_environment.h"
 #include "launch/record/job_record.h"
 #include "launch/record/other_hosts.h"
 #include "launch/record/run_folder.h"

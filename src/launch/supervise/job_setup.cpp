@@ -3,7 +3,7 @@
 #include "base/env.h"
 #include "base/ranges.h"
 #include "cluster/tf_config.h"
-#include "launch/plan/host_environment.h"
+#include "launch/plan/rank_environment.h"
 #include "launch/supervise/input_reader.h"
 #include "net/secret.h"
 #include "sys/cpus.h"

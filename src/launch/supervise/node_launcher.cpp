@@ -2,7 +2,7 @@
 #include "base/log.h"
 #include "cluster/detect.h"
 #include "launch/agent/agent.h"
-#include "launch/plan/port_lease.h"
+#include "launch/plan/rank_environment.h"
 #include "launch/start/invitation.h"
 #include "launch/supervise/job_setup.h"
 #include "launch/supervise/supervisor.h"

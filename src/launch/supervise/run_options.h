@@ -1,8 +1,7 @@
 // What whoever starts a job wants of it: the options of `cohort run` as values. Plain data.
 #pragma once
 
-#include "launch/plan/binding.h"
-#include "launch/plan/nodes.h"
+#include "launch/plan/rank_environment.h"
 #include "launch/plan/plan.h"
 #include "launch/plan/program.h"
 #include "launch/show/output_view.h"
