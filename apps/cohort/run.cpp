@@ -4,7 +4,6 @@
 #include "cluster/slips.h"
 #include "launch/plan/plan.h"
 #include "launch/start/hosts.h"
-#include "launch/supervise/dry_run.h"
 #include "launch/supervise/supervisor.h"
 #include "sys/cpus.h"
 #include "sys/gpus.h"

@@ -5,7 +5,7 @@
 
 #include "launch/plan/plan.h"
 #include "launch/start/hosts.h"
-#include "launch/supervise/run_options.h"
+#include "launch/supervise/supervisor.h"
 
 #include <chrono>
 #include <cstdint>

@@ -4,7 +4,7 @@
 #include "doctor/host.h"
 #include "doctor/probe.h"
 #include "launch/plan/rank_environment.h"
-#include "launch/supervise/job_setup.h"
+#include "launch/supervise/supervisor.h"
 #include "launch/processes.h"
 #include "sys/cpus.h"
 #include "sys/process.h"

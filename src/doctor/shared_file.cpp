@@ -1,7 +1,7 @@
 #include "doctor/shared_file.h"
 
 #include "launch/processes.h"
-#include "launch/supervise/job_setup.h"
+#include "launch/supervise/supervisor.h"
 #include "sys/process.h"
 
 #include <fcntl.h>

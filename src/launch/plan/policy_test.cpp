@@ -2,7 +2,7 @@
 #include "launch/plan/program.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/record/job_record.h"
-#include "launch/supervise/dry_run.h"
+#include "launch/supervise/supervisor.h"
 #include "launch/watch/verdict.h"
 #include "sys/cpus.h"
 

@@ -1,6 +1,5 @@
 #include "launch/supervise/job.h"
 
-#include "launch/supervise/epoch.h"
 #include "launch/supervise/supervisor.h"
 #include "launch/processes.h"
 #include "meet/servers.h"

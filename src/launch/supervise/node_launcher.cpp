@@ -4,7 +4,6 @@
 #include "launch/agent/agent.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/start/invitation.h"
-#include "launch/supervise/job_setup.h"
 #include "launch/supervise/supervisor.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
