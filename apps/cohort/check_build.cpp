@@ -4,8 +4,8 @@
 #include "comm/cuda/driver.h"
 #include "comm/cuda/nccl.h"
 #include "ext/mpi/plugin.h"
-#include "launch/processes.h"
 #include "launch/plan/program.h"
+#include "launch/processes.h"
 #include "launch/start/starter.h"
 #include "launch/version.h"
 

@@ -3,8 +3,8 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "base/result.h"
-#include "launch/processes.h"
 #include "launch/plan/program.h"
+#include "launch/processes.h"
 
 #include "commands.h"
 #include "lists.h"

@@ -4,8 +4,8 @@
 #include "doctor/host.h"
 #include "doctor/probe.h"
 #include "launch/plan/rank_environment.h"
-#include "launch/supervise/supervisor.h"
 #include "launch/processes.h"
+#include "launch/supervise/supervisor.h"
 #include "sys/cpus.h"
 #include "sys/process.h"
 

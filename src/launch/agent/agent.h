@@ -2,8 +2,12 @@
 // start, until the last one is gone. It knows its supervisor only through one authenticated connection, so the
 // supervisor may be on another host. Around it stands a guard, a second process that outlives it: if the agent is
 // killed, the guard ends what the agent leaves; if the guard is killed, the agent ends the job.
+//
+// Looks whether a job that comes from another host finds here what it needs, before anything of it is started. Touches
+// nothing but the run's folder. One thread.
 #pragma once
 
+#include "base/result.h"
 #include "launch/messages.h"
 #include "net/address.h"
 #include "net/secret.h"
@@ -47,5 +51,9 @@ struct AgentOptions {
 /// The launcher of a node (`own`) returns the job's exit status.
 /// Has to be called before the process has a second thread.
 int run_agent(const AgentOptions& options);
+
+/// True if the run's folder was not here and has been made. Fails with Unavailable: the working folder or the program
+/// is missing; Io: the run's folder cannot be made.
+Result<bool> check_host(const StartJob& job);
 
 }  // namespace cohort::launch

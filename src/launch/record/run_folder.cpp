@@ -107,7 +107,6 @@ Result<sys::UniqueFd> continue_file(int folder, const std::string& name, mode_t 
 
 namespace {
 
-
 std::string utc_text(const char* format) {
   const std::time_t now = std::time(nullptr);
   tm parts{};

@@ -1,10 +1,10 @@
 // Lines, views, tails, post-mortems: what people read.
 //
 // What `cohort run --json` writes, what a person is advised, and names in stacks.
-#include "launch/agent/tail.h"
+#include "launch/show/text.h"
+#include "launch/agent/worker.h"
 #include "launch/show/announcer.h"
 #include "launch/show/output_view.h"
-#include "launch/show/text.h"
 #include "launch/watch/verdict.h"
 
 #include <gtest/gtest.h>

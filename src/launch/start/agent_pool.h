@@ -3,8 +3,8 @@
 // what they say is the supervisor's. One thread.
 #pragma once
 
-#include "launch/messages.h"
 #include "launch/loop.h"
+#include "launch/messages.h"
 #include "launch/plan/plan.h"
 #include "launch/start/starter.h"
 #include "net/acceptor.h"

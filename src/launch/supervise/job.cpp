@@ -1,7 +1,7 @@
 #include "launch/supervise/job.h"
 
-#include "launch/supervise/supervisor.h"
 #include "launch/processes.h"
+#include "launch/supervise/supervisor.h"
 #include "meet/servers.h"
 #include "store/client.h"
 #include "store/job_store.h"
