@@ -1,9 +1,6 @@
-// What supervisor and agents say to each other, as values and as bytes. Every message is one tagged record of
-// base/records.h; decoding checks every length, so that bytes from outside do no harm. Numbers of tags never change,
-// they only grow. Plain data; any thread.
-//
-// Messages between supervisor and agent over one authenticated connection, driven by a Loop. Belongs to one thread.
-// The handlers may destroy the Channel's owner's other parts, but not the Channel itself: note it down and do so later.
+// What supervisor and agents say to each other, as values and as bytes, and the Channel that carries it. Every message
+// is one tagged record of base/records.h; decoding checks every length, so that bytes from outside do no harm. Numbers
+// of tags never change, they only grow. Plain data, any thread; a Channel belongs to one thread.
 #pragma once
 
 #include <cohort/role.h>
@@ -18,7 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -258,6 +254,8 @@ Result<Message> decode(std::string_view bytes);
 /// Keeps the control connection's keys apart from the store's.
 net::SecureOptions control_options();
 
+/// Messages between supervisor and agent over one authenticated connection, driven by a Loop. The handlers may destroy
+/// the Channel's owner's other parts, but not the Channel itself: note it down and do so later.
 class Channel {
  public:
   using OnMessage = std::function<void(Message)>;

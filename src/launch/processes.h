@@ -1,11 +1,5 @@
-// The processes of a job by role. Each has one number, by which supervisor and agents speak of it: the ranks of the
-// world come first and keep theirs, the servers follow, then the evaluator. Pure.
-//
-// A set of environment variables as a value: of this process, or for one that is to be started. Plain; one thread.
-//
-// Ends everything that descends from this process. Works only for a process that adopts its orphans
-// (sys::become_subreaper): then no descendant can slip away, not by fork, not by setsid, and "no child left" proves
-// that no descendant is left. One thread of a process may use it.
+// The processes of a job: by role (Roles), their environment as a value, and the end of whatever descends from this
+// process. Values of one thread; `sweep` and its like are for one thread of a process.
 #pragma once
 
 #include <cohort/role.h>
@@ -23,6 +17,8 @@
 
 namespace cohort::launch {
 
+/// The processes of a job by role. Each has one number, by which supervisor and agents speak of it: the ranks of the
+/// world come first and keep theirs, the servers follow, then the evaluator. Pure.
 struct Roles {
   int workers = 1;
   int servers = 0;
@@ -47,6 +43,7 @@ std::string process_name(Role role, int number);
 /// "rank-3", "server-2", "evaluator": what files of it are called.
 std::string file_name(Role role, int number);
 
+/// A set of environment variables: of this process, or for one that is to be started.
 class Environment {
  public:
   Environment() = default;
@@ -67,6 +64,10 @@ class Environment {
  private:
   env::Map variables_;
 };
+
+// Ends everything that descends from this process. Works only for a process that adopts its orphans
+// (sys::become_subreaper): then no descendant can slip away, not by fork, not by setsid, and "no child left" proves
+// that no descendant is left.
 
 /// It descends from this process.
 bool is_ours(pid_t pid);

@@ -1,9 +1,6 @@
-// The timelines of one host's ranks, on their way to the supervisor: drained a few times a second and once more when
-// nothing runs any more, as packets of Perfetto's format. If the supervisor does not keep up, the rings fill and their
-// oldest events are lost, which the trace says; the ranks never wait. Belongs to the agent's thread.
-//
-// What one host's agent consists of, behind `run_agent`: agent.cpp has how it begins and what it is told,
-// agent_start.cpp how it starts its workers, agent_end.cpp how they end and how it ends them. One thread.
+// What one host's agent consists of, behind `run_agent`: agent.cpp has how it begins and what it is told, and its
+// guard; agent_start.cpp how it starts its workers, agent_end.cpp how they end, how it ends them, and their timelines.
+// One thread.
 #pragma once
 
 #include "launch/agent/agent.h"
@@ -38,6 +35,9 @@
 
 namespace cohort::launch {
 
+/// The timelines of one host's ranks, on their way to the supervisor: drained a few times a second and once more when
+/// nothing runs any more, as packets of Perfetto's format. If the supervisor does not keep up, the rings fill and their
+/// oldest events are lost, which the trace says; the ranks never wait.
 class TraceCollector {
  public:
   struct Options {

@@ -1,13 +1,6 @@
-// The last lines of a stream, in bounded memory. Plain value; one thread.
-//
 // One rank on this host, or one process of another role, as its agent sees it: the process, its pipes, its complete
-// logs, its last words. Belongs to the agent's thread. Destroying it closes the descriptors; ending the process is the
-// agent's business.
-//
-// SIGUSR1 and SIGUSR2 on their way to ranks. Where a program has no handler they would end it, and so they would any
-// helper that a rank has started (a loader of data): only processes that have a use for the signal get it, and for a
-// rank that has no such process, since it is still starting, it is kept until there is one. Belongs to the agent and
-// its thread.
+// logs, its last words; and signals on their way to all of them. Belongs to the agent's thread. Destroying a Worker
+// closes the descriptors; ending the process is the agent's business.
 #pragma once
 
 #include "launch/loop.h"
@@ -33,6 +26,7 @@ namespace cohort::launch {
 
 inline constexpr std::size_t kTracebackLines = 60;
 
+/// The last lines of a stream, in bounded memory.
 class Tail {
  public:
   explicit Tail(std::size_t lines, std::size_t longest_bytes = 16 * 1024) : lines_(lines), longest_(longest_bytes) {}
@@ -157,6 +151,9 @@ class Worker {
   bool input_ended_ = false;
 };
 
+/// SIGUSR1 and SIGUSR2 on their way to ranks. Where a program has no handler they would end it, and so they would any
+/// helper that a rank has started (a loader of data): only processes that have a use for the signal get it, and for a
+/// rank that has no such process, since it is still starting, it is kept until there is one.
 class KeptSignals {
  public:
   /// `workers` is the agent's; `tell` takes what the user should know.

@@ -1,10 +1,6 @@
-// The plan of a job: which rank, and which process of another role, runs where. Pure functions over plain data; nothing
-// here starts anything or asks the system, so that a plan can be made, printed and tested anywhere.
-//
-// Where `cohort run` is started on each host of one job (by hand as torchrun is, by srun, in pods): which of these
-// launchers this one is, and where they meet. The one of node rank 0 supervises, the others are its agents. Where a
-// launcher's environment says that there are several of us and no way leads to one job, that is an error: each would
-// train on its own. Pure.
+// The plan of a job: which rank, and which process of another role, runs where; and of several launchers of one job,
+// which this one is. Pure functions over plain data; nothing here starts anything or asks the system, so that a plan
+// can be made, printed and tested anywhere.
 #pragma once
 
 #include "base/result.h"
@@ -104,6 +100,10 @@ struct NodeOptions {
 /// No launcher was told which one it is: the one at the endpoint is 0, the others are numbered as they come.
 inline constexpr int kRankAsTheyCome = -1;
 
+/// Where `cohort run` is started on each host of one job (by hand as torchrun is, by srun, in pods): which of these
+/// launchers this one is, and where they meet. The one of node rank 0 supervises, the others are its agents. Where a
+/// launcher's environment says that there are several of us and no way leads to one job, that is an error: each would
+/// train on its own.
 struct NodeRole {
   int rank = 0;   ///< of this launcher, its host's index in the job; or kRankAsTheyCome
   int count = 1;  ///< of launchers

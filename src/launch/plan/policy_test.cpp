@@ -1,4 +1,4 @@
-// Who gets which cores, whether a job is started again, what its record says.
+// Who gets which cores, whether a job is started again, what its record says, what a file of options says.
 #include "launch/plan/program.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/record/job_record.h"
@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>

@@ -1,14 +1,5 @@
-// What of an environment goes along to another host, and what of that host's own takes its place. Pure.
-//
-// Which processors each rank of a host gets. Pure; any thread.
-//
-// A TCP port for a job's own use, as MASTER_PORT and those of TF_CONFIG: outside the range from which the system gives
-// ports to anyone, and locked against other jobs on this host for as long as the lease lives. The lock is a name in the
-// kernel's abstract socket namespace, so it leaves no file and goes with its holder. All users of the host share the
-// names, since they share the ports: who wants to keep others from them by their names could as well take the ports.
-// Not thread-safe.
-//
-// The variables that tell a worker who it is. Pure.
+// What a rank is given: the variables that tell it who it is, what of an environment goes along to another host, its
+// processors and a port. Pure but for PortLease; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -49,6 +40,11 @@ using PortRange = std::pair<std::uint16_t, std::uint16_t>;  ///< first and last
 /// net.ipv4.ip_local_port_range ("32768\t60999") and ip_local_reserved_ports ("8080,9000-9010").
 std::vector<PortRange> usable_ports(std::string_view ephemeral, std::string_view reserved);
 
+/// A TCP port for a job's own use, as MASTER_PORT and those of TF_CONFIG: outside the range from which the system gives
+/// ports to anyone, and locked against other jobs on this host for as long as the lease lives. The lock is a name in
+/// the kernel's abstract socket namespace, so it leaves no file and goes with its holder. All users of the host share
+/// the names, since they share the ports: who wants to keep others from them by their names could as well take the
+/// ports. Not thread-safe.
 class PortLease {
  public:
   /// Starts looking at a place that `seed` decides. Fails with Unavailable if no port is free.

@@ -1,8 +1,5 @@
-// Which commit a folder is at. Reads the files of the repository around it; runs nothing. Any thread.
-//
-// What job.json leaves out: values that are for nobody's eyes. Pure functions.
-//
-// job.json: what was run, where, by what, and how it ended.
+// job.json: what was run, where, by what, at which commit, and how it ended; and what it leaves out, since it is for
+// nobody's eyes. Reads files (the repository's, too), runs nothing. Any thread.
 #pragma once
 
 #include "launch/plan/plan.h"
@@ -18,6 +15,7 @@
 
 namespace cohort::launch {
 
+/// Which commit a folder is at, by the files of the repository around it.
 struct GitRevision {
   std::string commit;  ///< hexadecimal
   std::string branch;  ///< empty where none is checked out

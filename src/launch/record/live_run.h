@@ -1,16 +1,7 @@
-// How each rank gets on, in figures that people look at: steps and samples per second, what it waits, who the others
-// wait for, its memory. Made of what the ranks report about themselves, over the last seconds. Pure: takes reports and
-// the time; whatever a rank has written into its page, the figures are numbers. One thread.
-//
-// Who is late is known without clocks: ranks that meet wait for the last of them, so the one that waits less than the
-// others is the one that they wait for, by the difference.
-//
 // live.json: how far a run is, rank by rank, as the launcher writes it while the run goes on and whoever shows the run
 // reads it. Plain data and its two directions; docs/reference/run-record.md has the fields. What is read was written by
-// another process, maybe of another build: unknown fields are passed over, missing ones have their defaults.
-//
-// Writes live.json into a run's folder, on a thread of its own: the folder may be on a file system of the network that
-// takes its time, and the launcher waits for no viewer. Methods belong to one thread.
+// another process, maybe of another build: unknown fields are passed over, missing ones have their defaults. The ranks'
+// figures are pure: they take reports and the time, on one thread. LiveFile writes the file on a thread of its own.
 #pragma once
 
 #include "base/result.h"
@@ -44,6 +35,12 @@ struct RankFigures {
   std::uint64_t memory = 0;  ///< resident, in bytes
 };
 
+/// How each rank gets on, in figures that people look at: steps and samples per second, what it waits, who the others
+/// wait for, its memory. Made of what the ranks report about themselves, over the last seconds. Whatever a rank has
+/// written into its page, the figures are numbers.
+///
+/// Who is late is known without clocks: ranks that meet wait for the last of them, so the one that waits less than the
+/// others is the one that they wait for, by the difference.
 class Figures {
  public:
   using Clock = std::chrono::steady_clock;
@@ -140,6 +137,8 @@ Result<LiveRun> parse_live_run(std::string_view text);
 /// Seconds since 1970.
 double seconds_now();
 
+/// Writes live.json into a run's folder, on a thread of its own: the folder may be on a file system of the network that
+/// takes its time, and the launcher waits for no viewer. Methods belong to one thread.
 class LiveFile {
  public:
   /// `folder` outlives this.

@@ -1,19 +1,6 @@
-// How far another host's clock is ahead of this one's, by messages there and back: each tells that the other's moment
-// lies between two of ours, so the shortest of several says most, and its half is what the answer may be wrong by. Asks
-// a round of times one after the other. Pure: who sends and who reads the clock is the caller's. One thread.
-//
-// The complete output of processes on other hosts, in files here as their agents would write them: what the supervisor
-// gets from an agent is kept before it is shown. A file that cannot be written is told once and the job goes on. One
-// thread.
-//
-// What agents send of their ranks' timelines, in the run's folder: trace/host-N.pftrace, one for each host, appended to
-// as it comes, with what is known of the host's clock among it. `track/trace` makes one trace of them. What cannot be
-// written is told once, and the job goes on. One thread.
-//
-// What an owner (--owner-folder) and ranks on other hosts send each other, where no file system is shared: files of the
-// owner's folder that all ranks may read, and one of each rank. They travel through the job's store, so ranks need its
-// secret. The owner's folder has a folder `to-ranks` if it wants this; `from-ranks/RANK` are the answers. One thread;
-// blocks, for as long as the store in this process takes.
+// What comes from other hosts, in the run's files here: the output of their processes, their ranks' timelines, the
+// offsets of their clocks, and what ranks send the job's owner. A file that cannot be written is told once and the job
+// goes on. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -40,6 +27,9 @@ struct ClockOffset {
   std::int64_t uncertainty_ns = 0;  ///< it cannot be wrong by more
 };
 
+/// How far another host's clock is ahead of this one's, by messages there and back: each tells that the other's moment
+/// lies between two of ours, so the shortest of several says most, and its half is what the answer may be wrong by.
+/// Asks a round of times one after the other. Pure: who sends and who reads the clock is the caller's.
 class ClockSync {
  public:
   struct Ports {
@@ -74,6 +64,8 @@ class ClockSync {
 /// "rank-3.err", "server-0.out", "evaluator.out".
 std::string log_name(Role role, int number, Stream stream);
 
+/// The complete output of processes on other hosts, in files here as their agents would write them: what the supervisor
+/// gets from an agent is kept before it is shown.
 class RemoteLogs {
  public:
   /// `folder` is made when the first line comes.
@@ -93,6 +85,8 @@ class RemoteLogs {
   std::map<std::pair<int, Stream>, sys::UniqueFd> files_;  ///< invalid: given up
 };
 
+/// What agents send of their ranks' timelines, in the run's folder: trace/host-N.pftrace, one for each host, appended
+/// to as it comes, with what is known of the host's clock among it. `track/trace` makes one trace of them.
 class TracePieces {
  public:
   /// No host's file gets longer: viewers have their limits, and so have disks.
@@ -120,6 +114,10 @@ class TracePieces {
   std::map<int, File> files_;  ///< by the host's index
 };
 
+/// What an owner (--owner-folder) and ranks on other hosts send each other, where no file system is shared: files of
+/// the owner's folder that all ranks may read, and one of each rank. They travel through the job's store, so ranks need
+/// its secret. The owner's folder has a folder `to-ranks` if it wants this; `from-ranks/RANK` are the answers. Blocks,
+/// for as long as the store in this process takes.
 struct PayloadTransferOptions {
   std::string folder;  ///< the owner's
   std::uint16_t store_port = 0;

@@ -276,6 +276,7 @@ Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_j
 
 namespace {
 
+constexpr const char* kWarningsFile = "warnings.jsonl";
 constexpr std::chrono::seconds kWakeEvery{5};
 
 std::optional<DiskRoom> look(int folder) {

@@ -1,13 +1,7 @@
-// The folders and files of a run, made so that no other user of the host can lead them somewhere else by links: what is
-// in a folder is reached through its descriptor. Errors (Io) hold the reason only; the caller names what it was for.
-// Any thread.
-//
 // The folder of one run: logs/, job.json, whatever the program adds. Files stay; nothing here is removed, and what an
-// earlier run has left is put aside.
-//
-// What the launcher leaves and looks at in the run's folder while the job runs: warnings.jsonl, to which it appends,
-// and the room that is left on the file system. On a thread of its own, since that may be one of the network that takes
-// its time. Methods belong to one thread.
+// earlier run has left is put aside. Its folders and files are made so that no other user of the host can lead them
+// somewhere else by links: what is in a folder is reached through its descriptor. Errors (Io) of these functions hold
+// the reason only; the caller names what it was for. Any thread.
 #pragma once
 
 #include "base/result.h"
@@ -82,8 +76,6 @@ Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_j
 /// "2026-11-21T09:15:02.123Z" of the wall clock now.
 std::string utc_now();
 
-inline constexpr const char* kWarningsFile = "warnings.jsonl";
-
 struct DiskRoom {
   std::uint64_t size = 0, free = 0;  ///< bytes; `free` for this user
 };
@@ -91,6 +83,9 @@ struct DiskRoom {
 /// Nearly full: a twentieth is left, and less than 10 GiB.
 bool nearly_full(const DiskRoom& room) noexcept;
 
+/// What the launcher leaves and looks at in the run's folder while the job runs: warnings.jsonl, to which it appends,
+/// and the room that is left on the file system. On a thread of its own, since that may be one of the network that
+/// takes its time. Methods belong to one thread.
 class WarningsFile {
  public:
   /// `folder` outlives this.

@@ -1,7 +1,6 @@
 #include "launch/show/announcer.h"
 
 #include "launch/record/run_folder.h"
-#include "launch/watch/verdict.h"
 #include "sys/signals.h"
 
 #include <fmt/format.h>
@@ -58,8 +57,6 @@ Json lines_of(std::string_view text) {
   return out;
 }
 
-}  // namespace
-
 std::string start_event(const JobRecord& record, std::string_view run_folder) {
   Json out = begin("start");
   out["job_id"] = record.job_id;
@@ -73,16 +70,6 @@ std::string start_event(const JobRecord& record, std::string_view run_folder) {
   }
   add_pids(out, record.plan.roles(), record.pids);
   out["threads_per_rank"] = record.threads;
-  return line_of(out);
-}
-
-std::string output_event(const OutputLine& line) {
-  Json out = begin("output");
-  add(out, line.role, line.rank);
-  out["host"] = line.host;
-  out["stream"] = line.stream == Stream::Stderr ? "stderr" : "stdout";
-  out["line"] = line.text;
-  if (line.continued) out["continued"] = true;
   return line_of(out);
 }
 
@@ -101,6 +88,34 @@ std::string warning_event(const Warning& warning) {
   return line_of(out);
 }
 
+std::string started_again_event(const Ending& before, int pid) {
+  Json out = begin("process_started");
+  add(out, before.role, before.rank);
+  out["host"] = before.host;
+  out["pid"] = pid;
+  out["restarts"] = before.restarts + 1;
+  return line_of(out);
+}
+
+std::string restart_event(std::string_view text, int number) {
+  Json out = begin("restart");
+  out["text"] = text;
+  out["number"] = number;
+  return line_of(out);
+}
+
+}  // namespace
+
+std::string output_event(const OutputLine& line) {
+  Json out = begin("output");
+  add(out, line.role, line.rank);
+  out["host"] = line.host;
+  out["stream"] = line.stream == Stream::Stderr ? "stderr" : "stdout";
+  out["line"] = line.text;
+  if (line.continued) out["continued"] = true;
+  return line_of(out);
+}
+
 std::string exit_event(const Ending& ending) {
   Json out = begin(ending.role == Role::Worker ? "rank_ended" : "process_ended");
   add(out, ending);
@@ -113,15 +128,6 @@ std::string exit_event(const Ending& ending) {
         {"bytes", times.bytes},           {"busy", seconds(times.busy_ns)},     {"waited", seconds(times.waited_ns)},
         {"wire", seconds(times.wire_ns)}, {"wire_bytes", times.wire_bytes},     {"exposed", seconds(times.exposed_ns)}};
   }
-  return line_of(out);
-}
-
-std::string started_again_event(const Ending& before, int pid) {
-  Json out = begin("process_started");
-  add(out, before.role, before.rank);
-  out["host"] = before.host;
-  out["pid"] = pid;
-  out["restarts"] = before.restarts + 1;
   return line_of(out);
 }
 
@@ -153,23 +159,6 @@ std::string failure_event(const PostMortem& post_mortem) {
   out["still_running"] = post_mortem.running;
   out["others"] = post_mortem.others;
   if (!post_mortem.log_folder.empty()) out["logs"] = post_mortem.log_folder;
-  return line_of(out);
-}
-
-std::string restart_event(std::string_view text, int number) {
-  Json out = begin("restart");
-  out["text"] = text;
-  out["number"] = number;
-  return line_of(out);
-}
-
-std::string end_event(const EndEvent& end) {
-  Json out = begin("end");
-  out["exit_status"] = end.exit_status;
-  if (!end.reason.empty()) out["reason"] = end.reason;
-  out["seconds"] = end.seconds;
-  out["again"] = end.again;
-  if (end.requeue) out["requeue"] = true;
   return line_of(out);
 }
 
@@ -255,13 +244,13 @@ void Announcer::ended_as_events(const JobEnd& end, const Verdict& verdict, const
   } else if (!restart.text.empty()) {
     say(restart.text);
   }
-  EndEvent event;
-  event.exit_status = verdict.status;
-  event.reason = verdict.reason;
-  event.requeue = verdict.requeue;
-  event.seconds = end.seconds;
-  event.again = restart.again;
-  display_.write(1, end_event(event));
+  Json out = begin("end");
+  out["exit_status"] = verdict.status;
+  if (!verdict.reason.empty()) out["reason"] = verdict.reason;
+  out["seconds"] = end.seconds;
+  out["again"] = restart.again;  // another attempt follows
+  if (verdict.requeue) out["requeue"] = true;
+  display_.write(1, line_of(out));
 }
 
 }  // namespace cohort::launch

@@ -1,10 +1,7 @@
-// What happens to a job, as one line of JSON for each event: what `cohort run --json` writes. Every line has "event"
-// and "time" (UTC); docs/reference/run.md lists the rest. Names are never changed, only added. Pure but for the clock.
-//
-// The lines that `cohort run` says itself while a job goes its way. Pure; any thread.
-//
 // What `cohort run` itself has to tell about a job: lines on stderr for people, or (--json) events on stdout, where the
-// ranks' lines are events too. Belongs to the supervisor and its thread.
+// ranks' lines are events too. An event is one line of JSON; every one has "event" and "time" (UTC);
+// docs/reference/run.md lists the rest. Names are never changed, only added. Events and notices are pure but for the
+// clock; the Announcer belongs to the supervisor and its thread.
 #pragma once
 
 #include "launch/messages.h"
@@ -20,9 +17,6 @@
 
 namespace cohort::launch {
 
-/// All ranks run.
-std::string start_event(const JobRecord& record, std::string_view run_folder);
-
 struct OutputLine {
   int rank = 0;
   std::string_view host;
@@ -33,24 +27,9 @@ struct OutputLine {
 };
 std::string output_event(const OutputLine& line);
 
-/// Something that a person should be told.
-std::string notice_event(std::string_view text);
-std::string warning_event(const Warning& warning);
 std::string exit_event(const Ending& ending);
-/// In the place of a process that has ended so.
-std::string started_again_event(const Ending& before, int pid);
 /// The post-mortem.
 std::string failure_event(const PostMortem& post_mortem);
-std::string restart_event(std::string_view text, int number);
-
-struct EndEvent {
-  int exit_status = 0;
-  std::string_view reason;  ///< why it did not end by itself, or could not be started
-  double seconds = 0;
-  bool again = false;    ///< another attempt follows
-  bool requeue = false;  ///< the ranks have saved, and ask to be started again
-};
-std::string end_event(const EndEvent& end);
 
 struct StartNotice {
   const Plan& plan;
@@ -86,10 +65,13 @@ class Announcer {
   enum class Form { Text, QuietText, Json };
   Announcer(Display& display, Form form) : display_(display), form_(form) {}
 
+  /// Something that a person should be told.
   void say(const std::string& text);
   void warn(const Warning& warning);
+  /// All ranks run.
   void started(const StartNotice& notice, const JobRecord& record, const std::string& run_folder);
   void rank_ended(const Ending& ending);
+  /// In the place of a process that has ended so.
   void started_again(const Ending& before, int pid);
   /// A rank has failed and others take their time to end: the post-mortem before the end.
   void failed(const PostMortem& post_mortem);

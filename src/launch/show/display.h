@@ -1,9 +1,6 @@
-// Writes to stdout and stderr on a thread of its own, so that a reader who does not read (a pager, a stopped terminal)
-// never stops the supervisor. Memory is bounded by who feeds it: `written` says how much has gone out. Methods belong
-// to one thread, except where noted.
-//
-// What the reader of `cohort run` sees: takes the ranks' output, makes lines of it, writes them, and tells who sent the
-// bytes when they are out. Knows neither agents nor the job. Belongs to the supervisor and its thread.
+// What the reader of `cohort run` sees: Display takes the ranks' output, makes lines of it, writes them, and tells who
+// sent the bytes when they are out. Knows neither agents nor the job. Belongs to the supervisor and its thread; the
+// Console writes on a thread of its own.
 #pragma once
 
 #include "launch/loop.h"
@@ -28,6 +25,9 @@
 
 namespace cohort::launch {
 
+/// Writes to stdout and stderr on a thread of its own, so that a reader who does not read (a pager, a stopped terminal)
+/// never stops the supervisor. Memory is bounded by who feeds it: `written` says how much has gone out. Methods belong
+/// to one thread, except where noted.
 class Console {
  public:
   Console();

@@ -224,6 +224,9 @@ std::string others_text(const LiveRun& run) {
 
 bool is_silent(const LiveRun& run, double now) { return run.state != "ended" && now - run.time > kSilence; }
 
+namespace {
+
+/// "step 1200  412 samples/s".
 std::string steps_text(const LiveRun& run) {
   std::int64_t step = 0;
   double speed = 0;
@@ -239,6 +242,8 @@ std::string steps_text(const LiveRun& run) {
   }
   return text;
 }
+
+}  // namespace
 
 std::string summary(const LiveRun& run, double now, std::string_view progress) {
   std::string text = state_text(run, now);

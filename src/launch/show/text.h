@@ -1,9 +1,5 @@
-// Makes whole lines out of the pieces in which a stream arrives. Pure; one thread.
-//
-// The last line that a rank has printed, for tables: without escape sequences, cut to what fits there. Plain value.
-//
-// Figures of a run as people read them, and the run in one line: below the output of `cohort run`, and wherever a run
-// is shown. Pure; any thread.
+// Output and figures as people read them: whole lines out of the pieces in which a stream arrives, the last line of a
+// rank, and a run in one line. Pure; values of one thread.
 #pragma once
 
 #include "launch/messages.h"
@@ -38,6 +34,7 @@ struct Line {
   End end = End::Newline;
 };
 
+/// Makes whole lines out of the pieces in which a stream arrives.
 class LineSplitter {
  public:
   LineSplitter() = default;
@@ -56,6 +53,7 @@ class LineSplitter {
   bool after_return_ = false;
 };
 
+/// The last line that a rank has printed, for tables: without escape sequences, cut to what fits there.
 class LastLine {
  public:
   static constexpr std::size_t kLongest = 160;
@@ -88,8 +86,6 @@ std::string state_text(const LiveRun& run, double now);
 std::string others_text(const LiveRun& run);
 /// The launcher writes live.json every 2 s while it lives.
 bool is_silent(const LiveRun& run, double now);
-/// "step 1200  412 samples/s".
-std::string steps_text(const LiveRun& run);
 /// "running 1:23  step 1200  412 samples/s  late: rank 3 (22%)". `progress`: what is known better than from the ranks.
 std::string summary(const LiveRun& run, double now, std::string_view progress = {});
 

@@ -1,6 +1,5 @@
-// Lines, views, tails, post-mortems: what people read.
-//
-// What `cohort run --json` writes, what a person is advised, and names in stacks.
+// What people and programs read: lines, views, tails, post-mortems, advice, names in stacks, and what `cohort run
+// --json` writes.
 #include "launch/show/text.h"
 #include "launch/agent/worker.h"
 #include "launch/show/announcer.h"

@@ -1,13 +1,6 @@
-// Asks a program for its version: runs it, takes what it prints, and gives up on it after a while. Nothing that it has
-// started in its own process group outlives the call. One thread; not for a process that reaps children by itself.
-//
 // Places one agent on a host. A starter is the only part that knows how a host is reached; what it returns looks the
 // same for every kind: a process on this host that ends when the agent has ended, and a lifeline that tells the agent,
 // by its end, that the supervisor is gone. Starters keep no state; the agent pool's thread calls them.
-//
-// The way of one agent into the agent pool over a command (ssh, srun, mpirun): listens to what the command says until
-// the agent announces itself, answers with the invitation, and keeps what was said in case nobody comes. Belongs to the
-// agents's thread; the AgentProcess has to outlive it.
 #pragma once
 
 #include "base/result.h"
@@ -35,6 +28,8 @@ struct Captured {
   std::string text;  ///< stdout and stderr, at most 1 MiB
 };
 
+/// Asks a program for its version: runs it, takes what it prints, and gives up on it after a while. Nothing that it has
+/// started in its own process group outlives the call. Not for a process that reaps children by itself.
 /// `command` is a name that is searched in PATH, or a path, and its arguments. Fails with Unavailable if it is not
 /// there or cannot be started, with Timeout if it has not ended within `limit`.
 Result<Captured> capture(const std::vector<std::string>& command, std::chrono::milliseconds limit);
@@ -53,7 +48,7 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
                                        const net::Secret& secret, int input_fd);
 
 /// How other hosts are reached. By hand: somebody runs `cohort agent --join` there. Launcher: somebody runs `cohort
-/// run` there, too, as the launcher of another node (nodes.h). Owner: the process that the job belongs to has agents
+/// run` there, too, as the launcher of another node (plan.h). Owner: the process that the job belongs to has agents
 /// started, which say themselves where they are and how many ranks they take.
 enum class StartMethod { Ssh, Slurm, Mpi, Hand, Launcher, Owner };
 
@@ -93,6 +88,9 @@ std::string_view start_method_name(StartMethod method);
 /// As a shell takes it: 'two words'.
 std::string shell_quoted(std::string_view word);
 
+/// The way of one agent into the agent pool over a command (ssh, srun, mpirun): listens to what the command says until
+/// the agent announces itself, answers with the invitation, and keeps what was said in case nobody comes. Belongs to
+/// the agents' thread; the AgentProcess has to outlive it.
 class RemoteStart {
  public:
   struct Events {

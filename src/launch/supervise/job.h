@@ -1,10 +1,6 @@
-// What lives as long as a job, however often its ranks are started: its secret, store, port and agents, the display,
-// the record, the signals. Who takes part now, and how that ends, is an Epoch's, of which there is one at a time; a
-// restart is another epoch with the same agents. One thread.
-//
-// One start of a job's ranks: who takes part, how far they are, why they are stopped, and what is said of their end.
-// epoch.cpp has its course, epoch_servers.cpp what becomes of servers that fail, epoch_end.cpp how it ends. Belongs to
-// its Job and uses what lives as long as that. One thread.
+// A job (what lives as long as it, however often its ranks are started) and its epochs (one start of the ranks), of
+// which there is one at a time; a restart is another epoch with the same agents. job.cpp has the job; epoch.cpp the
+// course of an epoch and what becomes of servers that fail, epoch_end.cpp how it ends. One thread.
 #pragma once
 
 #include "launch/plan/rank_environment.h"
@@ -38,6 +34,7 @@ namespace cohort::launch {
 
 class Epoch;
 
+/// What lives as long as a job: its secret, store, port and agents, the display, the record, the signals.
 class Job {
  public:
   explicit Job(const RunOptions& options);
@@ -128,6 +125,8 @@ class Job {
   int status_ = 1;
 };
 
+/// One start of a job's ranks: who takes part, how far they are, why they are stopped, and what is said of their end.
+/// Belongs to its Job and uses what lives as long as that.
 class Epoch {
  public:
   explicit Epoch(Job& job);

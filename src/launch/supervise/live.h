@@ -1,9 +1,5 @@
-// What the launcher knows of a run while it goes on, kept for those who watch it: gathers what agents report and ranks
-// print, and hands it to live.json a few times a second. Belongs to the Job and its thread.
-//
-// What the supervisor does for a trace (`--trace`): keeps what agents send of their ranks' timelines, and measures
-// their hosts' clocks against its own: when they come, each minute, and when their ranks end. Lives as long as the job,
-// and belongs to its thread.
+// What the supervisor keeps of a run while it goes on: for those who watch it (Live), and of its ranks' timelines
+// (Tracing). Belong to the Job and its thread.
 #pragma once
 
 #include "launch/loop.h"
@@ -17,12 +13,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace cohort::launch {
 
+/// What the launcher knows of a run, for those who watch it: gathers what agents report and ranks print, and hands it
+/// to live.json a few times a second.
 class Live {
  public:
   struct Events {
@@ -68,6 +65,8 @@ class Live {
   LiveFile file_;
 };
 
+/// What the supervisor does for a trace (`--trace`): keeps what agents send of their ranks' timelines, and measures
+/// their hosts' clocks against its own: when they come, each minute, and when their ranks end.
 class Tracing {
  public:
   Tracing(Loop& loop, const std::string& run_folder, std::function<void(std::string)> on_trouble);

@@ -1,16 +1,6 @@
-// Another `cohort` beside a job (its page, what --track names), in a session of its own: a Ctrl-C is for the job. It is
-// no part of the job and ends with this at the latest. Belongs to the supervisor and its thread.
-//
-// The processes that take a job's run record elsewhere while it runs (--track): `cohort export --follow`, one for each
-// destination, in sessions of their own. They are no part of the job: none of their failures is one of it, and the job
-// waits for them only a bounded time after its end. They die with the supervisor, to whose thread this belongs.
-//
-// `--on-warning COMMAND`: a shell command that is run for each warning, outside of the ranks. The job never waits for
-// it: a few run at once, each for so long, more wait, and of too many the rest is left out. Belongs to the supervisor
-// and its thread, and its processes end with it.
-//
-// Tells everybody of a warning: who looks at the screen or reads events, warnings.jsonl, and the command of the user.
-// Belongs to the Job and its thread.
+// Processes beside a job that are no part of it: its page, what --track names, the command that is told of warnings.
+// None of their failures is one of the job's, which waits for them only a bounded time after its end. All belong to the
+// supervisor and its thread, and end with it at the latest.
 #pragma once
 
 #include "launch/loop.h"
@@ -31,6 +21,7 @@
 
 namespace cohort::launch {
 
+/// Another `cohort` beside a job (its page, what --track names), in a session of its own: a Ctrl-C is for the job.
 class SideCommand {
  public:
   enum class Output { All, Errors };
@@ -62,6 +53,8 @@ class SideCommand {
   Watch output_watch_, process_watch_;
 };
 
+/// Those that take a job's run record elsewhere while it runs (--track): `cohort export --follow`, one for each
+/// destination, in sessions of their own.
 class Trackers {
  public:
   struct Options {
@@ -106,6 +99,8 @@ struct WarningCommandOptions {
   std::chrono::milliseconds at_end = std::chrono::seconds(5);  ///< for those that run when the job has ended
 };
 
+/// `--on-warning COMMAND`: a shell command that is run for each warning, outside of the ranks. The job never waits for
+/// it: a few run at once, each for so long, more wait, and of too many the rest is left out.
 class WarningCommand {
  public:
   WarningCommand(Loop& loop, WarningCommandOptions options);
@@ -146,6 +141,7 @@ struct WarningsOptions {
   std::function<void(const std::string&)> say;
 };
 
+/// Tells everybody of a warning: who looks at the screen or reads events, warnings.jsonl, and the command of the user.
 class Warnings {
  public:
   /// `folder` outlives this.

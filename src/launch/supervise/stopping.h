@@ -1,25 +1,19 @@
-// The process that a job belongs to (--owner): its end ends the job, and its private folder goes then, which it can no
-// longer remove itself. Belongs to the supervisor's thread.
-//
-// Reads this process's stdin for rank 0, no faster than rank 0 reads, where that cannot have it itself: a terminal, and
-// a rank on another host. One thread.
-//
-// How a job is brought to its end: first as it was asked for (SIGINT, SIGTERM), then harder, each signal with its time,
-// and a line now and then for whoever waits. Has the timers and the words; what the signals go to it does not know.
-// Belongs to the supervisor and its thread.
+// How a job is brought to its end, and what else comes to it from the caller: the owner's end and stdin. All belong to
+// the supervisor and its thread.
 #pragma once
 
 #include "launch/loop.h"
 #include "sys/unique_fd.h"
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 
 namespace cohort::launch {
 
+/// The process that a job belongs to (--owner): its end ends the job, and its private folder goes then, which it can no
+/// longer remove itself.
 class Owner {
  public:
   /// Throws cohort::Error (Unavailable) if `pid` is not this process's parent.
@@ -38,6 +32,8 @@ class Owner {
 /// Removes a folder that is this user's alone (0700); leaves any other.
 void remove_private_folder(const std::string& path);
 
+/// Reads this process's stdin for rank 0, no faster than rank 0 reads, where that cannot have it itself: a terminal,
+/// and a rank on another host.
 class InputReader {
  public:
   /// Hands over what comes in; empty: the end, once.
@@ -67,6 +63,8 @@ class InputReader {
   bool ended_ = false;
 };
 
+/// First as it was asked for (SIGINT, SIGTERM), then harder, each signal with its time, and a line now and then for
+/// whoever waits. Has the timers and the words; what the signals go to it does not know.
 class Stopping {
  public:
   using Milliseconds = std::chrono::milliseconds;

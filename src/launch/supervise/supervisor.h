@@ -1,14 +1,7 @@
-// What whoever starts a job wants of it: the options of `cohort run` as values. Plain data.
-//
 // `cohort run`: makes the plan, has an agent placed on every host, tells them what to start, shows the output, and ends
 // the job as soon as anything in it has failed. It owns the job's store and its lock on MASTER_PORT. It touches workers
-// only through their agents.
-//
-// What a job consists of, from the options of who starts it: plan, program, environment, limits; and the orders that
-// agents get. Looks at this process and its files, starts nothing. One thread.
-//
-// What `cohort run` would start, in words: the plan as a table, the exact command, and what each rank's environment
-// gets over that of the command. Looks at this process and its files, starts nothing. One thread.
+// only through their agents. RunOptions are what whoever starts a job wants of it, JobSetup is what it consists of:
+// they look at this process and its files, and start nothing. One thread.
 #pragma once
 
 #include "launch/messages.h"
@@ -30,6 +23,7 @@
 
 namespace cohort::launch {
 
+/// The options of `cohort run` as values.
 struct RunOptions {
   int processes = 0;  ///< 0: as many as there are usable cores
   ProgramRequest program;
@@ -78,7 +72,7 @@ struct RunOptions {
   bool quiet = false;                          ///< print only what the ranks print, and failures
   bool status = true;                          ///< a line below the output that says how the run is, on a terminal
   bool page = false;                           ///< and a page for browsers, as long as the job runs
-  bool json = false;                           ///< everything on stdout, as events (events.h)
+  bool json = false;                           ///< everything on stdout, as events (announcer.h)
   std::vector<std::string> command_line = {};  ///< for the record
 };
 
@@ -99,6 +93,8 @@ int run_job(const RunOptions& options);
 /// the job's end, whose exit status it returns. Likewise for the rest.
 int run_node(RunOptions options);
 
+/// What a job consists of, from the options of who starts it: plan, program, environment, limits; and the orders that
+/// agents get.
 struct JobSetup {
   Plan plan;
   Program program;
@@ -133,6 +129,8 @@ std::string absolute_path(const std::string& path);
 
 std::string random_hex(std::size_t bytes);
 
+/// What `cohort run` would start, in words: the plan as a table, the exact command, and what each rank's environment
+/// gets over that of the command. Starts nothing.
 /// Whole lines. Throws cohort::Error on options that cannot be met, as `run_job` does.
 std::string describe_job(const RunOptions& options);
 

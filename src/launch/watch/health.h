@@ -1,14 +1,12 @@
-// Whether a job still goes on: judges what the ranks report about themselves. Pure: takes reports and the time, gives
-// what a person should be told and, where nothing can go on, why the job has to end. One thread.
+// Whether a job still goes on: Health judges what the ranks report about themselves. Pure: it takes reports and the
+// time, gives what a person should be told and, where nothing can go on, why the job has to end. HealthWatch has it
+// judge once a second; it belongs to the supervisor and knows neither agents nor the display. One thread.
 //
 // A rank waits if its program waits in a collective or message that needs a peer. Ranks that wait only for ranks that
 // wait, none of which has moved or used its processor for a while, will wait for ever (a deadlock). A rank that others
 // wait for, and that does something else, may be saving or evaluating: it is named, and given up only much later. Ranks
 // of which no reports come any more, while their host is still connected, are on a host whose processes do not run.
 // Processes of other roles are in no world: of them only this, and whether they are stopped, is judged.
-//
-// Looks after a running job once a second: keeps what ranks report, has Health judge it, and tells what follows.
-// Belongs to the supervisor and its thread; knows neither agents nor the display.
 #pragma once
 
 #include "launch/loop.h"
@@ -127,6 +125,7 @@ struct WatchLimits {
   StepLimits steps = {};
 };
 
+/// Looks after a running job once a second: keeps what ranks report, has Health judge it, and tells what follows.
 class HealthWatch {
  public:
   struct Events {

@@ -83,6 +83,9 @@ std::string_view last_line(std::string_view text) {
   return begin == std::string_view::npos ? text : text.substr(begin + 1);
 }
 
+/// Of C++, that nothing has caught: its words say so.
+bool is_exception(const Ending& ending) { return ending.words.starts_with(status::kUncaught); }
+
 }  // namespace
 
 bool follows_another(const Ending& ending) {
@@ -122,8 +125,6 @@ std::optional<Ending> first_failure(const std::vector<Ending>& endings) {
   }
   return first;
 }
-
-bool is_exception(const Ending& ending) { return ending.words.starts_with(status::kUncaught); }
 
 std::string doing(const Ending& ending) {
   if (ending.role == Role::Worker || !ending.last.groups.empty()) return doing(ending.last);

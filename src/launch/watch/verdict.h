@@ -1,19 +1,10 @@
-// Which failure came first, and what a person is told about it. Pure.
-//
-// The names of C++ functions in a stack, as a person reads them: a dying process leaves them as its symbol table has
-// them, since making them readable takes memory. Pure; any thread.
-//
-// What a person can try after a rank has failed, from how it ended and what it said last. Pure; any thread.
-//
-// Whether a job that broke down (a rank failed, or nothing went on) is started again. Pure; one thread.
-//
-// What is said of a job that has ended, and the exit status that it gives. Pure.
+// How a job has ended: which failure came first, what a person is told about it and can try, whether the job is started
+// again (Restarts), and the exit status that it gives. Pure; one thread.
 #pragma once
 
 #include "launch/messages.h"
 #include "launch/processes.h"
 
-#include <chrono>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -60,9 +51,6 @@ bool follows_another(const Ending& ending);
 /// without it.
 bool has_ended_well(const Ending& ending);
 
-/// Of C++, that nothing has caught: its words say so.
-bool is_exception(const Ending& ending);
-
 /// As `doing` of its last report; of who is no rank "running, in no world, as servers are".
 std::string doing(const Ending& ending);
 
@@ -79,9 +67,12 @@ struct PostMortem {
 /// The block, with "\n" at the end of each line.
 std::string to_string(const PostMortem& post_mortem);
 
+/// The names of C++ functions in a stack, as a person reads them: a dying process leaves them as its symbol table has
+/// them, since making them readable takes memory.
 /// `text` with "_ZN1a1bEv" as "a::b()". Names that are none, or too long to be trusted, stay as they are.
 std::string demangled(std::string_view text);
 
+/// What a person can try after a rank has failed, from how it ended and what it said last.
 /// One sentence or two: the likely reason and the way out. Empty where the rank's own words have to do.
 std::string advice(const Ending& ending);
 
@@ -92,6 +83,7 @@ struct Breakdown {
   double after_seconds = 0;
 };
 
+/// Whether a job that broke down (a rank failed, or nothing went on) is started again.
 class Restarts {
  public:
   /// A job that breaks down this soon has hardly made a step: so often in a row in the same way, and no restart will
@@ -146,6 +138,7 @@ struct Verdict {
   std::optional<Breakdown> breakdown;     ///< where starting it again may help
 };
 
+/// What is said of a job that has ended, and the exit status that it gives.
 Verdict judge(const JobEnd& end);
 
 /// Of a job that has ended well: its ranks may have been so many runs of one rank each. Empty: they were not.

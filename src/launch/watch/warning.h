@@ -1,8 +1,6 @@
-// Something about a running job that a person should look at, though the job goes on. Values. Whoever judges makes
-// them (Health, StepWatch, the disk's watcher); `Warnings` (supervise/) tells them to everybody.
-//
-// Judges a job's steps by what its ranks report: whether they have become slow, have come to an end, or bring losses
-// that are no numbers. Pure: takes reports and the time. One thread.
+// Something about a running job that a person should look at, though the job goes on. Values. Whoever judges makes them
+// (Health, StepWatch, the disk's watcher); `Warnings` (supervise/) tells them to everybody. StepWatch, the judge of a
+// job's steps, is pure: it takes reports and the time. One thread.
 #pragma once
 
 #include "launch/rank_report.h"
@@ -65,6 +63,8 @@ struct StepLimits {
   std::size_t warm_windows = 5;  ///< of which there has to be a median
 };
 
+/// Judges a job's steps by what its ranks report: whether they have become slow, have come to an end, or bring losses
+/// that are no numbers.
 class StepWatch {
  public:
   using Clock = std::chrono::steady_clock;
