@@ -1,6 +1,6 @@
 // What ssh, srun, shells and sshd's banner said before no agent came: a line of advice comes out, whatever it was, and
 // nothing in it can steer a terminal.
-#include "launch/start/remote_start.h"
+#include "launch/start/starter.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
 

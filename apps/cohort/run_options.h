@@ -7,9 +7,9 @@
 #pragma once
 
 #include "base/parse.h"
-#include "launch/plan/nodes.h"
+#include "launch/plan/plan.h"
 #include "launch/start/hosts.h"
-#include "launch/supervise/run_options.h"
+#include "launch/supervise/supervisor.h"
 
 #include <algorithm>
 #include <chrono>

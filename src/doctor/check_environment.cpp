@@ -5,7 +5,7 @@
 #include "cluster/detect.h"
 #include "cluster/launchers.h"
 #include "doctor/check.h"
-#include "launch/plan/nodes.h"
+#include "launch/plan/plan.h"
 #include "net/address.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 
 #include "doctor/check.h"
 #include "doctor/examination.h"
-#include "launch/start/remote_start.h"
+#include "launch/start/starter.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

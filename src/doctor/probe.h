@@ -8,7 +8,7 @@
 #pragma once
 
 #include "doctor/facts.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 
 #include <chrono>
 #include <functional>

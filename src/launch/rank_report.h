@@ -2,7 +2,7 @@
 // reads to a person. Values; `read_status` takes whatever it finds in the page, which another process writes.
 #pragma once
 
-#include "launch/roles.h"
+#include "launch/processes.h"
 #include "status/status_page.h"
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #include "watch/source.h"
 
-#include "launch/show/lines.h"
+#include "launch/show/text.h"
 #include "net/http.h"
 #include "net/socket.h"
 #include "sys/files.h"

@@ -6,7 +6,7 @@
 
 #include "base/result.h"
 #include "launch/record/live_run.h"
-#include "launch/show/live_text.h"
+#include "launch/show/text.h"
 #include "track/run_progress.h"
 
 #include <cstdint>

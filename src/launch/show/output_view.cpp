@@ -1,7 +1,7 @@
 #include "launch/show/output_view.h"
 
 #include "base/parse.h"
-#include "launch/show/events.h"
+#include "launch/show/announcer.h"
 
 #include <fmt/format.h>
 

@@ -3,11 +3,9 @@
 // what they say is the supervisor's. One thread.
 #pragma once
 
-#include "launch/channel.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/plan/plan.h"
-#include "launch/start/remote_start.h"
 #include "launch/start/starter.h"
 #include "net/acceptor.h"
 #include "net/secret.h"

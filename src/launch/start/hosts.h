@@ -3,8 +3,8 @@
 #pragma once
 
 #include "base/result.h"
-#include "launch/environment.h"
 #include "launch/plan/plan.h"
+#include "launch/processes.h"
 #include "launch/start/starter.h"
 
 #include <map>

@@ -1,7 +1,7 @@
 // How an epoch ends: who stops it and why, what its agents are told then, and what is said and kept of it.
-#include "launch/supervise/epoch.h"
+#include "launch/processes.h"
+#include "launch/supervise/job.h"
 #include "launch/supervise/supervisor.h"
-#include "launch/sweep.h"
 
 #include <nlohmann/json.hpp>
 

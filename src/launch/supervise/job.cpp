@@ -1,12 +1,10 @@
 #include "launch/supervise/job.h"
 
-#include "launch/supervise/epoch.h"
+#include "launch/processes.h"
 #include "launch/supervise/supervisor.h"
-#include "launch/sweep.h"
 #include "meet/place.h"
 #include "store/served_store.h"
 #include "store/store.h"
-#include "sys/files.h"
 
 #include <unistd.h>
 #include <nlohmann/json.hpp>
@@ -81,7 +79,7 @@ void Job::prepare() {
   agents.host_timeout = options_.host_timeout;
   if (InputReader::may_be_given(0)) agents.input_fd = 0;
   agents_.emplace(loop_, *secret_, agents, crew_events());
-  const std::string id = sys::random_hex(6);
+  const std::string id = random_hex(6);
   id_ = fmt::format("{}-{}", setup_.program.name, id);
   if (!settles_late()) shown_ranks(options_, setup_.plan);  // what is wrong with them is told before anything starts
 
