@@ -40,7 +40,6 @@ std::optional<net::Secret> launchers_secret() {
 }
 
 }  // namespace
-
 }  // namespace cohort::meet
 
 namespace cohort {

@@ -459,5 +459,4 @@ TEST(BackupWorkers, SnapshotsAndJournalsKeepWhatCounted) {
 }
 
 }  // namespace
-
 }  // namespace cohort::ps
