@@ -160,7 +160,6 @@ TEST(Ranges, AreReadAndWritten) {
 }
 
 }  // namespace
-
 }  // namespace cohort
 
 namespace cohort::codec {
@@ -211,5 +210,4 @@ RC_GTEST_PROP(CodecProperty, ReadsBackWhatWasWritten, (std::uint64_t whole, std:
 }
 
 }  // namespace
-
 }  // namespace cohort::codec

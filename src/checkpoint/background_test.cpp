@@ -133,7 +133,6 @@ TEST(BackgroundSaver, DestructorWaitsAndForkedChildrenDoNot) {
 }
 
 }  // namespace
-
 }  // namespace cohort::checkpoint
 
 namespace cohort {
@@ -213,5 +212,4 @@ TEST_F(CheckpointFollowerTest, ATrainingThatDoesNotSaveIsNamed) {
 }
 
 }  // namespace
-
 }  // namespace cohort

@@ -378,5 +378,4 @@ TEST(CheckpointPlaces, FindAFlippedBitInEveryByteOfEveryPart) {
 }
 
 }  // namespace
-
 }  // namespace cohort::checkpoint

@@ -136,7 +136,6 @@ TEST(HostIdentity, IsTheSameEachTime) {
 }
 
 }  // namespace
-
 }  // namespace cohort::cluster
 
 namespace cohort {
@@ -198,5 +197,4 @@ TEST(ClusterSpecTest, IsReadFromTfConfigAndWrittenIntoIt) {
 }
 
 }  // namespace
-
 }  // namespace cohort

@@ -10,7 +10,6 @@
 #include <string>
 
 namespace cohort::cluster {
-
 namespace {
 
 /// "WHAT 'text': WHY at character N -- ADVICE"; long texts are shown around the place.

@@ -293,5 +293,4 @@ TEST(PretendedHosts, ThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-
 }  // namespace cohort::cluster

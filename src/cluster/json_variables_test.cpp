@@ -238,5 +238,4 @@ TEST(SageMaker, AFileThatMakesNoSenseIsAnError) {
 }
 
 }  // namespace
-
 }  // namespace cohort::cluster

@@ -636,5 +636,4 @@ TEST(DoctorRows, EachIsInTheDocumentation) {
 }
 
 }  // namespace
-
 }  // namespace cohort::doctor

@@ -61,8 +61,8 @@ class SharedFile {
 
 }  // namespace
 
-// One examination, from its hosts to what was found: what `examine` consists of. examination.cpp has how hosts are
-// started, asked and let go, examination_steps.cpp what they are asked for. One thread.
+// One examination, from its hosts to what was found: what `examine` consists of. First how hosts are started, asked and
+// let go, then what they are asked for. One thread.
 
 class Examination {
  public:

@@ -22,8 +22,7 @@
 
 namespace cohort::doctor {
 
-// What one host of `cohort doctor` says to another first, and what is behind the second word: shared by the two halves
-// of peers.h. Any thread.
+// What one host of `cohort doctor` says to another first, and what is behind the second word.
 
 inline constexpr std::string_view kProbe = "probe";
 inline constexpr std::string_view kTransfer = "transfer";

@@ -279,5 +279,4 @@ TEST(ProgramIdentityTest, ThisProgramHasAName) {
 }
 
 }  // namespace
-
 }  // namespace cohort::meet

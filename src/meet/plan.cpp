@@ -39,7 +39,6 @@ std::optional<net::Secret> launchers_secret() {
 }
 
 }  // namespace
-
 }  // namespace cohort::meet
 
 namespace cohort {

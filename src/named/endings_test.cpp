@@ -440,5 +440,4 @@ TEST(NamedRandom, ProgramsGiveWhatTheyShould) {
 }
 
 }  // namespace
-
 }  // namespace cohort::named

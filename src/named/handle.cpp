@@ -12,7 +12,6 @@
 #include <utility>
 
 namespace cohort::named {
-
 namespace {
 
 /// A thread of the program waits: the engine hurries, and the rank's agent is told for what.

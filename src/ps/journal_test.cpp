@@ -439,5 +439,4 @@ TEST(Copies, WhoIsSilentWhileItGetsTheImageIsGivenUp) {
 }
 
 }  // namespace
-
 }  // namespace cohort::ps

@@ -27,7 +27,7 @@ struct Noted {
   Command command() const { return {1, method, worker, incarnation, body}; }
 };
 
-struct QuorumServer {
+struct Server {
   State state;
   std::vector<Noted> journal;
 
@@ -85,7 +85,7 @@ class Schedule {
     };
     for (int i = 0; i < 20'000 && !all_done(); ++i) something();
     EXPECT_TRUE(all_done()) << "somebody waits for a backup worker";
-    for (const QuorumServer& server : servers_) {
+    for (const Server& server : servers_) {
       EXPECT_GE(server.state.settled() + 1, seen_);
       for (std::int64_t clock = 0; clock < server.state.settled(); ++clock) {
         const auto key = static_cast<std::uint64_t>(clock);
@@ -134,7 +134,7 @@ class Schedule {
     const std::uint64_t sequence = ++workers_[number].sequences[to];
     return [=, this] {
       const Order order{sequence, sequence - 1};
-      QuorumServer& server = servers_[to];
+      Server& server = servers_[to];
       for (std::size_t times = 1 + below(2); times > 0; --times) {
         const auto verdict = server.state.workers().judge({number, incarnation, order});
         if (!verdict || *verdict == Workers::Verdict::Made) break;
@@ -174,7 +174,7 @@ class Schedule {
     const std::uint64_t mine = ++worker.incarnation;
     for (std::size_t to = 0; to < servers_.size(); ++to) {
       then(worker, [this, number, mine, to] {
-        QuorumServer& server = servers_[to];
+        Server& server = servers_[to];
         const Worker* const known = server.worker(number);
         if (known != nullptr && server.has(number, known->incarnation)) {
           ask(to, number, known->incarnation);
@@ -335,7 +335,7 @@ class Schedule {
   }
 
   std::mt19937 random_;
-  std::vector<QuorumServer> servers_;
+  std::vector<Server> servers_;
   std::vector<Pusher> workers_;
   std::size_t backup_ = 1;
   std::vector<std::function<bool()>> under_way_;  // of processes that are dead

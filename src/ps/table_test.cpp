@@ -473,5 +473,4 @@ TEST(Optimizer, AnotherRateForOneStep) {
 }
 
 }  // namespace
-
 }  // namespace cohort::ps

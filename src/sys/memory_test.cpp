@@ -134,5 +134,4 @@ TEST(HiddenMemory, ThreadsNeverShareAPiece) {
 }
 
 }  // namespace
-
 }  // namespace cohort::sys

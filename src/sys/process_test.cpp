@@ -344,5 +344,4 @@ TEST(PeerProcess, IsNotDeadForWantOfADescriptor) {
 TEST(Cores, AreAtLeastOne) { EXPECT_GE(count(allowed_cores()), 1); }
 
 }  // namespace
-
 }  // namespace cohort::sys

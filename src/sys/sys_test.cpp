@@ -154,5 +154,4 @@ TEST_F(Files, MakesAndRemovesFolders) {
 }
 
 }  // namespace
-
 }  // namespace cohort::sys

@@ -313,5 +313,4 @@ TEST(Progress, SkippedTimeIsNoTrainingTime) {
 }
 
 }  // namespace
-
 }  // namespace cohort::track
