@@ -222,10 +222,18 @@ class InPieces final : public Pieces {
         rank_(rank) {}
 
   void run(const Round& agreed, Clock::time_point deadline, Plane& plane) override {
+    std::size_t number = 0;
     try {
-      go_through(agreed, deadline, plane);
-    } catch (...) {
+      go_through(agreed, deadline, plane, number);
+    } catch (const Error& error) {
       ring_->settle();  // the caller's memory is used no longer, if that can be had
+      throw Error(error.code(),
+                  fmt::format("{} -- it is piece {} of {} of {}({}[{}]) of a GPU's memory", error.what(),
+                              std::min(number + 1, chunking_.pieces()), chunking_.pieces(), name_of(request_.kind),
+                              to_string(request_.dtype), std::max(request_.input_count, request_.output_count)),
+                  error.context());
+    } catch (...) {
+      ring_->settle();
       throw;
     }
   }
@@ -236,7 +244,8 @@ class InPieces final : public Pieces {
     Piece piece;
   };
 
-  void go_through(const Round& agreed, Clock::time_point deadline, Plane& plane) {
+  /// `number`: the piece that it is at.
+  void go_through(const Round& agreed, Clock::time_point deadline, Plane& plane, std::size_t& number) {
     // Others than the root bring something if it has joined.
     const bool brings = request_.kind != Kind::Broadcast || rank_ == request_.root || !agreed.everyone;
     const auto wait = [&](MarkPtr& mark) {
@@ -250,7 +259,7 @@ class InPieces final : public Pieces {
     const bool borrows = !is_reduction(request_.kind) && agreed.everyone;
     MarkPtr last, before_last;
     Turn coming = begin(0, brings);
-    for (std::size_t number = 0; number < pieces; ++number) {
+    for (; number < pieces; ++number) {
       Turn turn = std::move(coming);
       if (number + 1 < pieces) coming = begin(number + 1, brings);
       Piece& piece = turn.piece;
@@ -263,7 +272,7 @@ class InPieces final : public Pieces {
         piece.request.finite_check = std::make_shared<FiniteCheck>(
             ConstBuffer(piece.request.output, piece.request.output_count, request_.dtype));
       }
-      carry_out(piece.request, number, plane);
+      plane.carry_out(piece.request);
       if (request_.finite_check) finite = finite && piece.request.finite_check->finite();
       before_last = std::exchange(last, depart(turn, borrows && brings));
       turn.slot->departed = last;
@@ -309,18 +318,6 @@ class InPieces final : public Pieces {
     if (!block.memory || ring_->pin(block.memory)) return block.data;
     std::memcpy(room, block.data, block.bytes);
     return room;
-  }
-
-  void carry_out(const Request& piece, std::size_t number, Plane& plane) const {
-    try {
-      plane.carry_out(piece);
-    } catch (const Error& error) {
-      throw Error(error.code(),
-                  fmt::format("{} -- it is piece {} of {} of {}({}[{}]) of a GPU's memory", error.what(), number + 1,
-                              chunking_.pieces(), name_of(request_.kind), to_string(request_.dtype),
-                              std::max(request_.input_count, request_.output_count)),
-                  error.context());
-    }
   }
 
   Gpu& gpu_;
