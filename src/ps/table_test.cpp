@@ -32,7 +32,7 @@ std::vector<float> read(const SparseTable& table, const Keys& keys, std::uint32_
   return rows;
 }
 
-void step(SparseTable& table, const Keys& keys, float gradient, std::uint32_t now = 1) {
+void step_rows(SparseTable& table, const Keys& keys, float gradient, std::uint32_t now = 1) {
   const std::vector<float> rows(keys.size() * table.dim(), gradient);
   table.step({keys.data(), rows.data(), keys.size()}, now);
 }
@@ -154,7 +154,7 @@ TEST(SparseTable, ReadingCreatesNothing) {
   const auto rows = read(table, keys);
   EXPECT_EQ(table.counts().rows, 0U);
   EXPECT_TRUE(std::equal(rows.begin(), rows.begin() + 4, rows.begin() + 12));
-  step(table, {0}, 0);
+  step_rows(table, {0}, 0);
   EXPECT_EQ(read(table, keys), rows) << "the first step starts from what was read";
   EXPECT_EQ(table.counts().rows, 1U);
 }
@@ -162,7 +162,7 @@ TEST(SparseTable, ReadingCreatesNothing) {
 TEST(SparseTable, AKeyThatComesTwiceIsSteppedTwice) {
   SparseTable table("t", small());
   const auto before = read(table, {8});
-  step(table, {8, 9, 8}, 1);
+  step_rows(table, {8, 9, 8}, 1);
   const auto after = read(table, {8});
   for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(after[i], (before[i] - 0.5F) - 0.5F);
   EXPECT_EQ(table.counts().steps, 3U);
@@ -174,10 +174,10 @@ TEST(SparseTable, AssignAndErase) {
   SparseTable table("t", options);
   const Keys key{3};
   const std::vector<float> value{4, 5};
-  step(table, key, 1);
+  step_rows(table, key, 1);
   table.assign({key.data(), value.data(), 1}, 1);
   EXPECT_EQ(read(table, key), value);
-  step(table, key, 1);
+  step_rows(table, key, 1);
   EXPECT_EQ(read(table, key), (std::vector<float>{3, 4})) << "no momentum is left from before";
   table.erase(key.data(), 1);
   EXPECT_EQ(table.counts().rows, 0U);
@@ -196,7 +196,7 @@ TEST(SparseTable, AdmitsAKeyWithItsThirdStepExactly) {
   Keys keys(500);
   for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i * 977;
   for (int round = 1; round <= 5; ++round) {
-    step(table, keys, -1);
+    step_rows(table, keys, -1);
     EXPECT_EQ(table.counts().rows, round < 3 ? 0U : keys.size());
   }
   for (const float value : read(table, keys)) EXPECT_EQ(value, 3) << "steps three, four and five";
@@ -208,13 +208,13 @@ TEST(SparseTable, ARowGoesWithItsAge) {
   options.eviction.age = std::chrono::seconds(100);
   SparseTable table("t", options);
   const auto first = read(table, {1});
-  step(table, {1, 2}, 1, 1000);
+  step_rows(table, {1, 2}, 1, 1000);
   const auto stepped = read(table, {1}, 1100);
   EXPECT_NE(stepped, first);
   EXPECT_EQ(read(table, {1}, 1101), first) << "it is past its age, whether it has been swept or not";
-  step(table, {1}, 1, 1101);
+  step_rows(table, {1}, 1, 1101);
   EXPECT_EQ(read(table, {1}, 1101), stepped) << "stepped once from its beginning again";
-  for (std::uint64_t key = 10; key < 20; ++key) step(table, {key}, 1, 5000);
+  for (std::uint64_t key = 10; key < 20; ++key) step_rows(table, {key}, 1, 5000);
   EXPECT_EQ(table.counts().rows, 10U) << "what nobody asks for goes too";
   EXPECT_EQ(table.counts().evicted, 3U);
 }
@@ -225,8 +225,8 @@ TEST(SparseTable, TheLeastRecentOfFewRowsGoes) {
     options.eviction.rows = 10;
     options.eviction.victim = victim;
     SparseTable table("t", options);
-    for (std::uint32_t i = 0; i < 10; ++i) step(table, Keys(20 - i, i), 1, 100 + i);  // the latest are the rarest
-    step(table, {77}, 1, 200);
+    for (std::uint32_t i = 0; i < 10; ++i) step_rows(table, Keys(20 - i, i), 1, 100 + i);  // the latest are the rarest
+    step_rows(table, {77}, 1, 200);
     EXPECT_EQ(table.counts().rows, 10U);
     const SparseTable untouched("t", options);
     const auto left = [&](std::uint64_t key) { return read(table, {key}) != read(untouched, {key}); };
@@ -248,9 +248,9 @@ RC_GTEST_PROP(SparseTable, IsAFunctionOfItsSteps, ()) {
   std::uint32_t now = 1;
   for (const auto& [key, later] : steps) {
     now += later;
-    step(first, {key}, 0.25F, now);
+    step_rows(first, {key}, 0.25F, now);
     (void)read(first, {key, key + 1}, now);
-    step(second, {key}, 0.25F, now);
+    step_rows(second, {key}, 0.25F, now);
     RC_ASSERT(first.counts().rows <= 12U);
   }
   Keys all(30);
@@ -269,7 +269,7 @@ TEST(SparseTable, AViewIsOfItsMoment) {
   const auto change = [&] {
     Keys keys(200);
     for (std::uint64_t& key : keys) key = random() % 40000;
-    step(table, keys, 1);
+    step_rows(table, keys, 1);
     const std::vector<float> rows(16, 3);
     table.assign({keys.data(), rows.data(), 1}, 1);
     table.erase(keys.data() + 1, 1);
@@ -315,7 +315,7 @@ TEST(SparseTable, TakesTheMemoryThatItForetold) {
     const Keys keys{key / 2 * 7919, key};
     const std::size_t foretold = table.bytes_with(table.fresh(2, keys.data()));
     ASSERT_LE(foretold, table.bytes_with(2));
-    step(table, keys, 1);
+    step_rows(table, keys, 1);
     ASSERT_LE(table.counts().bytes, foretold);
   }
 }
@@ -345,7 +345,7 @@ TEST(SparseTable, RowsOfAnyLength) {
     TableOptions options = small(dim);
     options.optimizer = optim::AdamW{};
     SparseTable table("t", options);
-    step(table, {1, 2, 3, ~std::uint64_t{0}}, 0.5F);
+    step_rows(table, {1, 2, 3, ~std::uint64_t{0}}, 0.5F);
     for (const float value : read(table, {1, 2, 3, ~std::uint64_t{0}})) ASSERT_TRUE(std::isfinite(value));
     EXPECT_EQ(table.counts().rows, 4U);
   }
