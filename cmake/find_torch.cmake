@@ -51,7 +51,7 @@ find_package(Torch REQUIRED CONFIG)
 list(POP_FRONT CMAKE_PREFIX_PATH)
 set(CMAKE_MESSAGE_LOG_LEVEL "${CMAKE_MESSAGE_LOG_LEVEL_SAVED}")
 
-# torch's own flags (an ABI switch, -std) are not wanted in rooms without torch: keep them on one target.
+# torch's own flags (an ABI switch, -std) are not wanted in components without torch: keep them on one target.
 add_library(cohort_libtorch INTERFACE)
 target_link_libraries(cohort_libtorch INTERFACE ${TORCH_LIBRARIES})
 target_include_directories(cohort_libtorch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})

@@ -1,16 +1,16 @@
 # The two targets that users link, cohort::cohort and cohort::torch, and what `cmake --install` puts where. They are
-# interfaces over the rooms' static libraries (exported as cohort::room_*, which are nobody's business).
+# interfaces over the components' static libraries (exported as cohort::component_*, for these two alone).
 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-get_property(rooms GLOBAL PROPERTY COHORT_ROOMS)
-set(core_rooms ${rooms})
+get_property(components GLOBAL PROPERTY COHORT_COMPONENTS)
+set(core_components ${components})
 # launch/, doctor/, watch/ and the sinks of track/ are the command's; torch/ is the second target's.
-list(REMOVE_ITEM core_rooms cohort_launch cohort_doctor cohort_sinks cohort_watch cohort_torch)
+list(REMOVE_ITEM core_components cohort_launch cohort_doctor cohort_sinks cohort_watch cohort_torch)
 
 # `cmake --build BUILD --target to_install` builds what is installed; without it, nothing is (and not the half of it).
-set(to_install ${core_rooms} cohort)
+set(to_install ${core_components} cohort)
 if(TARGET cohort_torch)
   list(APPEND to_install cohort_torch)
 endif()
@@ -28,8 +28,8 @@ endforeach()")
 add_library(cohort_core INTERFACE)
 add_library(cohort::cohort ALIAS cohort_core)
 set_target_properties(cohort_core PROPERTIES EXPORT_NAME cohort)
-target_link_libraries(cohort_core INTERFACE ${core_rooms})
-install(TARGETS cohort_core ${core_rooms} EXPORT cohort-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}/cohort)
+target_link_libraries(cohort_core INTERFACE ${core_components})
+install(TARGETS cohort_core ${core_components} EXPORT cohort-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}/cohort)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cohort)
 install(EXPORT cohort-targets NAMESPACE cohort:: DESTINATION ${package_dir})
 install(DIRECTORY include/cohort DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}

@@ -1,7 +1,7 @@
 # Headers that nearly every file includes, compiled once for each kind of target: half of a build's time otherwise.
 # Files include what they use all the same: the clang preset builds without these.
 #
-#   cohort_precompiled(TARGET KIND)    KIND: rooms, tests, torch or torch_tests
+#   cohort_precompiled(TARGET KIND)    KIND: components, tests, torch or torch_tests
 #
 # g++ takes a precompiled header only into a target of the same -fPIC or -fPIE, optimisation and definitions.
 

@@ -1,9 +1,9 @@
 // What another host says to `cohort doctor`: must be refused or taken, and what is taken has to be fit for a judgement.
 // And what nvidia-smi prints of GPUs' ways to each other.
+#include "doctor/check.h"
+#include "doctor/examination.h"
 #include "doctor/facts.h"
-#include "doctor/gpu_ways.h"
-#include "doctor/judge.h"
-#include "doctor/report.h"
+#include "doctor/probe.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "status/elf_symbols.h"
+#include "status/trace_text.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -13,8 +13,8 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t siz
   const FunctionSymbol found = find_function(file, address);
   if (found.offset > address) std::abort();
   // All of the name lies in the file.
-  for (const char letter : found.name) {
-    if (letter == '\0') std::abort();
+  for (const char header : found.name) {
+    if (header == '\0') std::abort();
   }
   return 0;
 }

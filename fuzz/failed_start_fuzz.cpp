@@ -1,6 +1,6 @@
 // What ssh, srun, shells and sshd's banner said before no agent came: a line of advice comes out, whatever it was, and
 // nothing in it can steer a terminal.
-#include "launch/start/remote_start.h"
+#include "launch/start/starter.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace cohort::launch;
   FuzzedDataProvider input(data, size);
   FailedStart failed;
-  failed.way = input.PickValueInArray({Way::Ssh, Way::Slurm, Way::Mpi});
+  failed.method = input.PickValueInArray({StartMethod::Ssh, StartMethod::Slurm, StartMethod::Mpi});
   failed.host = "h";
   failed.command = "cohort";
   failed.announced = input.ConsumeBool();
@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   failed.complaints = input.ConsumeRemainingBytesAsString();
   const Diagnosis diagnosis = diagnose(failed);
   if (diagnosis.kind.empty() || diagnosis.why.empty()) std::abort();
-  if (failed_by_luck(failed) && (failed.announced || !failed.status)) std::abort();
+  if (is_transient(failed) && (failed.announced || !failed.status)) std::abort();
   const std::string line = explain(failed);
   if (line.empty() || one_line(failed.complaints).size() > 600) std::abort();
   for (const char c : line) {

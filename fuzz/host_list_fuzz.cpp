@@ -61,7 +61,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (hosts_of_ranges(text) > kManyHosts && std::hash<std::string_view>{}(text) % kReadOneOf != 0) return 0;
   check(parse_host_slots(text));
   check(parse_host_file(text));
-  check(parse_host_pairs(text));
   if (const auto hosts = parse_slurm_hosts(text)) {
     expect(!hosts->empty() && hosts->size() <= kMostHosts);
     if (hosts->size() <= kReadAgain) {

@@ -2,9 +2,8 @@
 // time.
 #include "launch/messages.h"
 #include "launch/record/live_run.h"
-#include "launch/watch/figures.h"
 #include "launch/watch/health.h"
-#include "launch/watch/step_watch.h"
+#include "launch/watch/warning.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
 

@@ -1,5 +1,5 @@
 // What ranks show each other when they meet.
-#include "meet/member_info.h"
+#include "meet/meeting.h"
 
 #include <cstdlib>
 

@@ -1,6 +1,5 @@
 // JSON of launchers: TF_CONFIG, SageMaker's resourceconfig.json. What parses gives a task a rank within its world.
-#include "cluster/sagemaker.h"
-#include "cluster/tf_config.h"
+#include "cluster/json_variables.h"
 
 #include <cstdint>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 // What comes from a launcher's meeting place: lines of PMI's protocol, and the offer that rank 0 left there.
 #include "meet/exchange.h"
-#include "meet/offer.h"
+#include "meet/place.h"
 
 #include <cstdint>
 #include <cstdlib>

@@ -1,7 +1,6 @@
 // The digest stops nearly everything, so half of the inputs get a right one first.
-#include "formats/digest.h"
 #include "formats/manifest.h"
-#include "formats/sink.h"
+#include "formats/tensor.h"
 
 #include <nlohmann/json.hpp>
 

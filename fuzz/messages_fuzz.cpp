@@ -1,4 +1,4 @@
-// What a peer says of sends and receives: letters in any order, met by receives and sends of a rank. Whatever it says,
+// What a peer says of sends and receives: headers in any order, met by receives and sends of a rank. Whatever it says,
 // a receive that succeeds has what its sender gave, and nothing is left over when the world ends.
 #include "comm/messages/matcher.h"
 
@@ -55,24 +55,24 @@ class AtOnce final : public Transfer {
 };
 
 struct Wire {
-  std::deque<std::string> letters;  // to this rank
+  std::deque<std::string> headers;  // to this rank
   bool has_room = true;
 };
 
-class WirePath final : public Path {
+class TransportChannel final : public Path {
  public:
-  explicit WirePath(Wire& wire) : Path(kEager), wire_(wire) {}
-  bool stirred() const noexcept override { return !wire_.letters.empty(); }
+  explicit TransportChannel(Wire& wire) : Path(kEager), wire_(wire) {}
+  bool stirred() const noexcept override { return !wire_.headers.empty(); }
   bool peek(Arrival& arrival) noexcept override {
-    if (wire_.letters.empty()) return false;
-    const std::string& first = wire_.letters.front();
-    arrival.letter = *read_letter(first, kEager);
-    arrival.payload = reinterpret_cast<const std::byte*>(first.data()) + kLetterBytes;
+    if (wire_.headers.empty()) return false;
+    const std::string& first = wire_.headers.front();
+    arrival.header = *read_header(first, kEager);
+    arrival.payload = reinterpret_cast<const std::byte*>(first.data()) + kHeaderBytes;
     return true;
   }
-  void take() noexcept override { wire_.letters.pop_front(); }
-  bool put(const Letter& letter, const std::byte*) override {
-    if (!codec::decode<Letter>(codec::encode(letter))) std::abort();  // what is said is what is read
+  void take() noexcept override { wire_.headers.pop_front(); }
+  bool put(const MessageHeader& header, const std::byte*) override {
+    if (!codec::decode<MessageHeader>(codec::encode(header))) std::abort();  // what is said is what is read
     return wire_.has_room;
   }
   void note_met() override {}
@@ -80,7 +80,7 @@ class WirePath final : public Path {
   std::unique_ptr<Transfer> send_payload(const Message& message, std::uint64_t) override {
     return std::make_unique<AtOnce>(message, false);
   }
-  std::unique_ptr<Transfer> receive_payload(const Message& message, const Letter& offer) override {
+  std::unique_ptr<Transfer> receive_payload(const Message& message, const MessageHeader& offer) override {
     return std::make_unique<AtOnce>(message, offer.offer % 2 == 0);
   }
 
@@ -93,7 +93,7 @@ class Wires final : public Paths {
   Wires() : Paths(true) {}  // so there is no thread
   bool leads_to(int) const noexcept override { return true; }
   std::unique_ptr<Path> open(int peer) override {
-    return std::make_unique<WirePath>(wires[static_cast<std::size_t>(peer)]);
+    return std::make_unique<TransportChannel>(wires[static_cast<std::size_t>(peer)]);
   }
   bool look() override { return false; }
   std::uint32_t bell() noexcept override { return 0; }
@@ -126,26 +126,26 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     data += 4;
     size -= 4;
     Wire& wire = wires.wires[static_cast<std::size_t>(peer)];
-    if (what % 4 == 0) {  // a letter, as bytes
-      const std::size_t length = std::min(size, kLetterBytes + count);
+    if (what % 4 == 0) {  // a header, as bytes
+      const std::size_t length = std::min(size, kHeaderBytes + count);
       std::string bytes(reinterpret_cast<const char*>(data), length);
       data += length;
       size -= length;
-      if (const auto letter = read_letter(bytes, kEager)) {
-        if (codec::encode(*letter) != bytes.substr(0, kLetterBytes)) std::abort();
-        std::fill(bytes.begin() + kLetterBytes, bytes.end(), static_cast<char>(letter->tag));
-        wire.letters.push_back(std::move(bytes));
+      if (const auto header = read_header(bytes, kEager)) {
+        if (codec::encode(*header) != bytes.substr(0, kHeaderBytes)) std::abort();
+        std::fill(bytes.begin() + kHeaderBytes, bytes.end(), static_cast<char>(header->tag));
+        wire.headers.push_back(std::move(bytes));
       }
-    } else if (what % 4 == 1) {  // a letter that fits
-      Letter letter;
-      letter.kind = static_cast<LetterKind>(1 + what / 4 % 5);
-      letter.dtype = DType::UInt8;
-      letter.tag = tag;
-      letter.count = static_cast<std::int64_t>(count);
-      letter.offer = letter.kind == LetterKind::Eager ? 0 : 1 + what / 32;
-      std::string bytes = codec::encode(letter);
-      if (letter.kind == LetterKind::Eager) bytes.append(count, static_cast<char>(tag));
-      if (read_letter(bytes, kEager)) wire.letters.push_back(std::move(bytes));
+    } else if (what % 4 == 1) {  // a header that fits
+      MessageHeader header;
+      header.kind = static_cast<HeaderKind>(1 + what / 4 % 5);
+      header.dtype = DType::UInt8;
+      header.tag = tag;
+      header.count = static_cast<std::int64_t>(count);
+      header.offer = header.kind == HeaderKind::Eager ? 0 : 1 + what / 32;
+      std::string bytes = codec::encode(header);
+      if (header.kind == HeaderKind::Eager) bytes.append(count, static_cast<char>(tag));
+      if (read_header(bytes, kEager)) wire.headers.push_back(std::move(bytes));
     } else if (what % 4 == 2) {
       wire.has_room = what / 4 % 2 == 0;
     } else {

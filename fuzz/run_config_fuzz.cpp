@@ -1,5 +1,5 @@
 // A configuration file: reading does no harm, and what is read has keys, lines and values.
-#include "launch/plan/config_file.h"
+#include "launch/plan/program.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // Short texts from many places: ranges of numbers, addresses, whole numbers, a line of /proc. What is taken says the
 // same when it is written again.
 #include "base/parse.h"
-#include "base/ranges.h"
 #include "net/address.h"
 #include "sys/process.h"
 

@@ -2,7 +2,7 @@
 // finds, and what it makes of it can be sent.
 #include "launch/messages.h"
 #include "launch/rank_report.h"
-#include "launch/watch/demangle.h"
+#include "launch/watch/verdict.h"
 
 #include <algorithm>
 #include <cstdint>

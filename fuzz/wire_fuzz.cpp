@@ -1,9 +1,8 @@
 // What ranks on other hosts say: where they are, what a connection is for, and its frames.
-#include "cluster/pretended_hosts.h"
-#include "ext/mpi/packet.h"
+#include "cluster/identity.h"
+#include "ext/mpi/endpoint.h"
 #include "net/interfaces.h"
 #include "transport/tcp/link.h"
-#include "transport/tcp/wire.h"
 
 #include <sys/socket.h>
 

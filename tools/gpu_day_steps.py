@@ -14,7 +14,7 @@ import tempfile
 import time
 
 TOOLS = pathlib.Path(__file__).resolve().parent
-# Those of comm_gpu_tests that ask nothing of the pretended libraries.
+# Those of comm_gpu_tests that ask nothing of the fake libraries.
 TESTS = ("GroupsAndSingles*", "MessagesAreDone*", "ResultsAreLookedAt*", "MixedWorlds*", "AHangingStream*")
 KEPT_LINES = 80  # of a step's output, from its end
 # Of Python's tests, those of 2 ranks with tensors of "cuda".
@@ -37,14 +37,14 @@ class Day:
 
     def __init__(self, arguments):
         self.build = arguments.build.resolve()
-        self.pretended = arguments.pretended
+        self.fake = arguments.fake
         self.only = arguments.only
         self.end = time.monotonic() + 60 * arguments.minutes
         self.longest = arguments.step_seconds
         self.rows = []
         self.gpus = 0
         self.folder = tempfile.TemporaryDirectory(prefix="gpu-day-")  # jobs leave their logs where they run
-        paths = [str(self.build / "pretended")] if self.pretended else []
+        paths = [str(self.build / "fake")] if self.fake else []
         if "LD_LIBRARY_PATH" in os.environ:
             paths.append(os.environ["LD_LIBRARY_PATH"])
         paths.append(str(self.build / "lib"))
@@ -55,9 +55,9 @@ class Day:
             PYTHONDONTWRITEBYTECODE="1",
             COHORT_LOG="warn,comm=info",  # whether NCCL is used, and why not
         )
-        if self.pretended:
-            tensors = self.build / "pretended" / "libpretended_cuda_tensors.so"
-            self.environment["COHORT_PRETENDED_CUDA_TENSORS"] = str(tensors)
+        if self.fake:
+            tensors = self.build / "fake" / "libfake_cuda_tensors.so"
+            self.environment["COHORT_FAKE_CUDA_TENSORS"] = str(tensors)
 
     def run(self, words, limit, environment=None):
         """The output of a program that ends well, within so many seconds; else Failed, which has it as well."""
@@ -132,7 +132,7 @@ def versions(day):
         lines += [day.run(["nvidia-smi", query, "--format=csv"], 30), day.run(["nvidia-smi", "topo", "-m"], 30)]
     else:
         lines.append("there is no nvidia-smi")
-    if day.pretended:
+    if day.fake:
         return "\n".join(lines)
     script = (
         "import torch; print('torch', torch.__version__, 'CUDA', torch.version.cuda, 'sees', torch.cuda.device_count())"
@@ -157,7 +157,7 @@ def check_build(day):
 # queues; where two share one, a kernel that waits for another rank's may stand before it.
 SHARING = {
     "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
-    "PRETENDED_CUDA_GPUS": "1",
+    "FAKE_CUDA_GPUS": "1",
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_MAX_CTAS": "2",
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
@@ -169,7 +169,7 @@ def at_the_same_time(day):
     """Kernels of ranks that share a GPU run at the same time while it lives, where the driver has its service for that
     (MPS); else they take turns, which NCCL's, that wait for each other, do slowly."""
     control = shutil.which("nvidia-cuda-mps-control")
-    if day.pretended or not control or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+    if day.fake or not control or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield  # there is no need for it, or no way, or somebody has begun it
         return
     folder = pathlib.Path(day.folder.name) / "mps"
@@ -201,10 +201,10 @@ PAIRS = "*OnThreads*/1:*OnThreads*/3"  # of trials: those on 2 and on 4 ranks
 
 def trials(day, environment, filters=None):
     own = dict(environment, COHORT_TEST_WORLD="local", COHORT_TEST_DEVICE="cuda")
-    if not day.pretended:
+    if not day.fake:
         own["COHORT_GPU_SUMS"] = "exact"  # the real NCCL has bits of its own
     # Each of more ranks makes NCCL take memory of the GPU for all the others.
-    filters = filters or (PAIRS if day.pretended else "Ranks/OnThreads*")
+    filters = filters or (PAIRS if day.fake else "Ranks/OnThreads*")
     return day.run([day.build / "bin" / "comm_tests", f"--gtest_filter={filters}"], 150, own)
 
 
@@ -253,14 +253,14 @@ def harm(day, ranks, environment, what):
         lines.append(f"rank {one['rank']}: {one['error']} after {one['at'] - at[0]:.3f} s: {one.get('text', '')}")
     wanted = "Aborted" if aborted else "PeerLost"
     late = max(one["at"] for one in errors) - at[0]
-    limit = NAMED_WITHIN * (5 if day.pretended else 1)  # tests run on busy machines
+    limit = NAMED_WITHIN * (5 if day.fake else 1)  # tests run on busy machines
     if late > limit or any(one["error"] != wanted for one in errors):
         raise Failed(f"{wanted} on all ranks within {limit:g} s was to be seen\n" + "\n".join(lines))
     return "\n".join(lines)
 
 
 def training_words(day, way):
-    return [sys.executable, TOOLS / "gpu_day_training.py", way, *(["--pretended"] if day.pretended else [])]
+    return [sys.executable, TOOLS / "gpu_day_training.py", way, *(["--fake"] if day.fake else [])]
 
 
 def training(day, way):
@@ -333,7 +333,7 @@ def all_types(day, ranks, environment):
 
 def times(day, ranks, environment, sums, *words):
     """The columns of nccl-tests: in place where that was measured."""
-    sizes, calls = ("8K", "2") if day.pretended else ("64K,16M,256M", "10")
+    sizes, calls = ("8K", "2") if day.fake else ("64K,16M,256M", "10")
     which = ["all"] if sums == "fast" else ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_v"]
     rows, lines = bench(day, ranks, environment, sums, *which, "--sizes", sizes, "-n", calls, "-w", "2", *words)
     columns = "{:17} {:>10} {:>9} {:>8} {:>6} {:>10} {:>8} {:>8} {:>6}"
@@ -356,7 +356,7 @@ def try_all(day):
     in_pieces = {"COHORT_NCCL": "off", "COHORT_TEST_PIECE_BYTES": "16384"}
     day.step("trials by way of the host's memory in pieces", trials, day, in_pieces, PAIRS)
     day.step("all trials on one GPU, by NCCL where it can", trials, day, SHARING)
-    bytes_folded = str((1 if day.pretended else 4096) << 16)
+    bytes_folded = str((1 if day.fake else 4096) << 16)
     day.step("kernels that fold: bits and GB/s", peer, day, 1, {}, "folds", bytes_folded)
     with at_the_same_time(day):
         try_sums_and_training(day)
@@ -370,7 +370,7 @@ def try_all(day):
 
 
 def try_sums_and_training(day):
-    bytes_of_sums = str((1 if day.pretended else 64) << 20)
+    bytes_of_sums = str((1 if day.fake else 64) << 20)
     for name, ranks, environment in layouts(day, (2, 4)):
         day.step(f"bits of sums: {name}", peer, day, ranks, environment, "bits", bytes_of_sums)
     for name, ranks, environment in layouts(day, (2, 4)):
@@ -379,14 +379,14 @@ def try_sums_and_training(day):
         day.step(f"the host's time of a sum: {name}", peer, day, ranks, environment, "calls")
     for way in ("world", "nn", "horovod", "distributed"):
         day.step(f"training: {way}", training, day, way)
-    if not day.pretended:
+    if not day.fake:
         day.step("Python's tests on one GPU, by NCCL where it can", python_tests, day, SHARING)
         day.step("Python's tests, by way of the host's memory", python_tests, day, {"COHORT_NCCL": "off"})
     for name, ranks, environment in layouts(day, (2,)):
-        if not day.pretended:
+        if not day.fake:
             day.step(f"arrays of CuPy and JAX: {name}", arrays, day, ranks, environment)
         day.step(f"training, times: {name}", training_times, day, ranks, environment)
-    bytes_staged = str((4 if day.pretended else 256) << 20)
+    bytes_staged = str((4 if day.fake else 256) << 20)
     for name, ranks, environment in layouts(day, (1, 2)):
         day.step(f"staging: {name}", peer, day, ranks, dict(environment, COHORT_NCCL="off"), "staging", bytes_staged)
     for name, ranks, environment in layouts(day, (1, 2, 4)):

@@ -7,7 +7,7 @@ gpu_day_training.py arrays    sums of arrays of CuPy and of JAX, those that are 
 gpu_day_training.py times     of a step of two models, one of convolutions and one of attention, by turns: cohort.nn, torch's
                               over "cohort", torch's over torch's own NCCL; and of torch.distributed's sums over both
 
---pretended: over the pretended driver, with tensors of "cuda" that pretend (python/tests/cuda_support.py), and smaller.
+--fake: over the fake driver, with tensors of "cuda" that pretend (python/tests/cuda_support.py), and smaller.
 Rank 0 prints JSON.
 """
 
@@ -18,8 +18,8 @@ import statistics
 import sys
 import time
 
-PRETENDED = "--pretended" in sys.argv
-if PRETENDED:
+FAKE = "--fake" in sys.argv
+if FAKE:
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python" / "tests"))
     import cuda_support  # noqa: F401
 
@@ -31,8 +31,8 @@ STEPS = 40
 
 
 def own_device():
-    device = torch.device("cuda", 0 if PRETENDED else int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    if not PRETENDED:
+    device = torch.device("cuda", 0 if FAKE else int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    if not FAKE:
         torch.cuda.set_device(device)
     return device
 
@@ -91,7 +91,7 @@ def train(way):
         optimizer.step()
         with torch.no_grad():
             losses.append(torch.nn.functional.mse_loss(model(inputs), targets).item())
-    where = "a GPU that pretends" if PRETENDED else torch.cuda.get_device_name(device)
+    where = "a GPU that pretends" if FAKE else torch.cuda.get_device_name(device)
     if rank == 0:
         print(json.dumps({"first": losses[0], "last": losses[-1], "ranks": ranks, "how": f"torch {torch.__version__} on {where}"}))
 
@@ -108,15 +108,15 @@ class Residual(torch.nn.Module):
 
 
 def convolutions(device):
-    channels, blocks, side, batch = (4, 1, 8, 2) if PRETENDED else (256, 12, 32, 64)
+    channels, blocks, side, batch = (4, 1, 8, 2) if FAKE else (256, 12, 32, 64)
     layers = [torch.nn.Conv2d(3, channels, 3, padding=1), *(Residual(channels) for _ in range(blocks))]
     head = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(channels, 10)]
     return torch.nn.Sequential(*layers, *head).to(device), torch.randn(batch, 3, side, side).to(device)
 
 
 def attention(device):
-    width, layers, length, batch = (8, 1, 4, 2) if PRETENDED else (1024, 12, 512, 8)
-    layer = torch.nn.TransformerEncoderLayer(width, 2 if PRETENDED else 16, 4 * width, dropout=0.0, batch_first=True)
+    width, layers, length, batch = (8, 1, 4, 2) if FAKE else (1024, 12, 512, 8)
+    layer = torch.nn.TransformerEncoderLayer(width, 2 if FAKE else 16, 4 * width, dropout=0.0, batch_first=True)
     return torch.nn.TransformerEncoder(layer, layers).to(device), torch.randn(batch, length, width).to(device)
 
 
@@ -125,7 +125,7 @@ def times():
     import cohort.nn
 
     device = own_device()
-    rounds, steps = (1, 1) if PRETENDED else (4, 8)
+    rounds, steps = (1, 1) if FAKE else (4, 8)
     for make in (convolutions, attention):
         ways, milliseconds = {}, {}
         for name in ("cohort.nn", "torch over cohort", "torch over nccl"):
@@ -144,7 +144,7 @@ def times():
         taken = {name: [] for name in ways}
         for number in range(rounds + 1):
             for name, (parallel, inputs, optimizer) in ways.items():
-                if not PRETENDED:
+                if not FAKE:
                     torch.cuda.synchronize()
                 began = time.perf_counter()
                 for _ in range(steps):
@@ -152,7 +152,7 @@ def times():
                     parallel(inputs).square().mean().backward()
                     optimizer.step()
                 of_host = time.perf_counter() - began
-                if not PRETENDED:
+                if not FAKE:
                     torch.cuda.synchronize()
                 if number > 0:  # the first warms up
                     both = (time.perf_counter() - began, of_host)
@@ -171,19 +171,19 @@ def sums(rank, ranks, device):
         ways["nccl"] = torch.distributed.new_group(backend="nccl")
     except (RuntimeError, ValueError):
         pass  # as with the models
-    for count in (8, 256) if PRETENDED else (2**14, 2**18, 2**22, 2**26):
+    for count in (8, 256) if FAKE else (2**14, 2**18, 2**22, 2**26):
         milliseconds = {}
         data = torch.ones(count, device=device)
         taken = {name: [] for name in ways}
         for number in range(6):
             for name, group in ways.items():
                 torch.distributed.barrier()
-                if not PRETENDED:
+                if not FAKE:
                     torch.cuda.synchronize()
                 began = time.perf_counter()
                 for _ in range(10):
                     torch.distributed.all_reduce(data, group=group)
-                if not PRETENDED:
+                if not FAKE:
                     torch.cuda.synchronize()
                 if number > 0:
                     taken[name].append((time.perf_counter() - began) / 10 * 1e3)

@@ -118,13 +118,14 @@ void add_agent(CLI::App& app, int& exit_status) {
   command->add_option("--name", options->agent.host_name, "This host, as `cohort run` names it [the system's name]")
       ->type_name("HOST");
   command
-      ->add_option("--ranks", options->agent.ranks, "Takes so many, in this environment and folder, by `run --agents`")
+      ->add_option("--ranks", options->agent.ranks,
+                   "How many ranks it starts, in this environment and folder, for `run --agents`")
       ->type_name("N")
       ->check(CLI::Range(1, launch::kMostProcesses))
       ->needs(invited);
   command->add_option("--devices", options->devices, "With --ranks: GPUs that it brings, as CUDA_VISIBLE_DEVICES")
       ->type_name("LIST");
-  command->add_option("--timeout", options->timeout, "For the job to be there")
+  command->add_option("--timeout", options->timeout, "How long to wait for the job")
       ->type_name("SECONDS")
       ->capture_default_str();
   command

@@ -1,17 +1,14 @@
 // `cohort bench`: how fast the collectives are on this machine, and how fast they could be.
-#include "bench/gpus.h"
 #include "bench/machine.h"
 #include "bench/measure.h"
 #include "bench/options.h"
-#include "bench/picture.h"
-#include "bench/ranks.h"
 #include "bench/table.h"
 #include "commands.h"
-#include "training/command.h"
+#include "training/training.h"
 
 #include "base/result.h"
-#include "sys/cpus.h"
 #include "sys/files.h"
+#include "sys/hardware.h"
 
 #include <cmath>
 #include <cstdio>
@@ -22,7 +19,7 @@
 namespace cohort::app {
 namespace {
 
-struct Options {
+struct BenchOptions {
   bench::Words words;
   bool as_rank = false, threads = false, in_place = false, out_of_place = false, check = true, quiet = false;
   int iterations = 0, warm_up = 5, root = 0;
@@ -30,7 +27,7 @@ struct Options {
   std::string json, plot;
 };
 
-constexpr const char* kFooter =
+constexpr const char* kBenchFooter =
     R"(Collectives: all_reduce (the default), reduce, broadcast, all_gather, all_gather_v, gather, scatter, reduce_scatter,
 reduce_scatter_v, all_to_all, all_to_all_v, send_recv (there and back between two ranks: half of it), sendrecv (round a ring,
 both ways at once), barrier, all.
@@ -47,7 +44,7 @@ machine could do at best, measured in the same run. docs/reference/bench.md expl
 /// Takes the events of rank 0: prints, keeps, and writes them.
 class Report {
  public:
-  Report(const Options& options, nlohmann::json machine)
+  Report(const BenchOptions& options, nlohmann::json machine)
       : options_(options), machine_(std::move(machine)), table_(stdout) {
     if (!options.json.empty()) {
       json_.open(options.json, std::ios::trunc);
@@ -103,7 +100,7 @@ class Report {
     if (json_.is_open()) json_ << event.dump() << std::endl;  // each line at once: a run that is ended has its rows
   }
 
-  const Options& options_;
+  const BenchOptions& options_;
   nlohmann::json machine_;
   bench::Table table_;
   std::ofstream json_;
@@ -111,7 +108,7 @@ class Report {
   std::int64_t wrong_ = 0;
 };
 
-bench::Plan plan_of(const Options& options) {
+bench::Plan plan_of(const BenchOptions& options) {
   bench::Plan plan = value_or_throw(bench::plan_of(options.words));
   if (!std::isfinite(options.timeout) || options.timeout <= 0 || options.timeout > 1e6) {
     raise(ErrorCode::InvalidArgument, "--timeout {}: a number of seconds above 0 is wanted", options.timeout);
@@ -126,7 +123,7 @@ bench::Plan plan_of(const Options& options) {
   return plan;
 }
 
-void run(const Options& options, int& exit_status) {
+void run_bench(const BenchOptions& options, int& exit_status) {
   const bench::Plan plan = plan_of(options);
   if (options.as_rank) return bench::be_rank(plan);
   const std::vector<int> worlds = options.words.ranks.empty() ? std::vector<int>{sys::usable_cores()}
@@ -169,9 +166,9 @@ void run(const Options& options, int& exit_status) {
 }  // namespace
 
 void add_bench(CLI::App& app, int& exit_status) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchOptions>();
   CLI::App* command = app.add_subcommand("bench", "Measure collectives on this machine");
-  command->footer(kFooter);
+  command->footer(kBenchFooter);
   bench::Words& words = options->words;
   command->add_option("COLLECTIVES", words.collectives, "What to measure [all_reduce]")->type_name("");
   command->add_flag(bench::kAsRank, options->as_rank)->group("");
@@ -221,7 +218,7 @@ void add_bench(CLI::App& app, int& exit_status) {
   command->add_flag("-q,--quiet", options->quiet, "Print warnings and errors only");
   training::add_training(*command);
   command->callback([options, command, &exit_status] {
-    if (command->get_subcommands().empty()) run(*options, exit_status);
+    if (command->get_subcommands().empty()) run_bench(*options, exit_status);
   });
 }
 

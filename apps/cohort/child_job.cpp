@@ -2,7 +2,7 @@
 
 #include "base/env.h"
 #include "base/result.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 #include "sys/process.h"
 #include "sys/unique_fd.h"
 

@@ -1,5 +1,5 @@
-// The sub-commands of `cohort`, one file each. To add one: write `void add_NAME(CLI::App& app, int& exit_status)` in
-// NAME.cpp, declare it here, call it in main.cpp. It adds its options and a callback that does the work, sets
+// The sub-commands of `cohort`. To add one: write `void add_NAME(CLI::App& app, int& exit_status)` in a file of its
+// own or of its kind, declare it here, call it in main.cpp. It adds its options and a callback that does the work, sets
 // `exit_status` where it is not 0, and throws cohort::Error for what the user has to be told: main prints it.
 // Never include torch: the command starts in milliseconds.
 #pragma once
@@ -47,6 +47,9 @@ std::string foreign_option(std::string_view word);
 
 /// `cohort run` with the words behind it. Throws CLI::CallForHelp where they ask for it, and cohort::Error as above.
 void run(const std::vector<std::string>& words, int& exit_status);
+
+/// What `cohort run --help` and --help-all show around the options, and how they break lines.
+void set_run_help(CLI::App& command);
 
 /// The names of the options and sub-commands that `app` knows.
 std::vector<std::string> option_names(const CLI::App& app);

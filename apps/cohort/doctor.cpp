@@ -1,12 +1,10 @@
-// `cohort doctor`: what would hinder a job on these hosts, and the command that mends it.
+// `cohort doctor`: what would hinder a job on these hosts, and the command that fixes it.
 #include "doctor/examination.h"
-#include "doctor/host.h"
-#include "doctor/report.h"
 #include "launch/start/hosts.h"
 #include "sys/terminal.h"
 
 #include "commands.h"
-#include "host_options.h"
+#include "run_options.h"
 
 #include <unistd.h>
 
@@ -18,13 +16,13 @@
 namespace cohort::app {
 namespace {
 
-struct Options {
+struct DoctorOptions {
   SharedOptions shared;
   double start_timeout = 10;
   bool json = false;
 };
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kDoctorFooter = R"(Examples:
   cohort doctor                       this host, and what the environment would make of a job
   cohort doctor -H a:4,b:4            hosts reached by ssh, as `cohort run -H a:4,b:4` would
   salloc -N 4 cohort doctor           the nodes of an allocation
@@ -33,7 +31,7 @@ constexpr const char* kFooter = R"(Examples:
 Options that have no value here are taken from the variables of `cohort run` (COHORT_RUN_HOSTS, COHORT_RUN_SSH, ...).
 Each row is explained in docs/reference/doctor.md. Exit status: 0, also with warnings; 1 if something failed.)";
 
-doctor::ExaminationOptions request_of(const Options& options) {
+doctor::ExaminationOptions request_of(const DoctorOptions& options) {
   if (!(options.start_timeout >= 1 && options.start_timeout <= 600))
     raise(ErrorCode::InvalidArgument, "--start-timeout {}: from 1 to 600 seconds", options.start_timeout);
   const RunChoices& choices = options.shared.choices;
@@ -42,16 +40,16 @@ doctor::ExaminationOptions request_of(const Options& options) {
   doctor::ExaminationOptions request;
   request.hosts = std::move(choice.hosts);
   request.remote = choices.job.remote;
-  request.remote.way = choice.way;
+  request.remote.method = choice.method;
   request.remote.components = std::move(choice.components);
-  request.all_local = choices.hosts.starter == launch::HostWishes::Starter::Local;
+  request.all_local = choices.hosts.starter == launch::HostOptions::Starter::Local;
   const std::chrono::milliseconds longer(static_cast<std::int64_t>(options.start_timeout * 1000));
   request.whole_limit += longer - request.start_limit;
   request.start_limit = longer;
   return request;
 }
 
-void examine(const Options& options, int& exit_status) {
+void examine(const DoctorOptions& options, int& exit_status) {
   const doctor::Examined examined = doctor::examine(request_of(options));
   if (examined.signal != 0) {
     exit_status = 128 + examined.signal;
@@ -80,14 +78,14 @@ void add_host(CLI::App& app) {
 }  // namespace
 
 void add_doctor(CLI::App& app, int& exit_status) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DoctorOptions>();
   CLI::App* command = app.add_subcommand("doctor", "Look for what would hinder a job, on this host or on several");
-  command->footer(kFooter);
+  command->footer(kDoctorFooter);
   add_shared_options(
       *command,
       {"--hosts", "--hostfile", "--nodes", "--per-node", "--starter", "--ssh", "--remote-cohort", "--network"},
       options->shared);
-  command->add_option("--start-timeout", options->start_timeout, "For agents on other hosts to come")
+  command->add_option("--start-timeout", options->start_timeout, "How long agents on other hosts may take to connect")
       ->type_name("SECONDS")
       ->capture_default_str();
   command->add_flag("--json", options->json, "Everything that was found, as JSON");

@@ -1,14 +1,25 @@
 // `cohort export`: a checkpoint as a file of weights, or a run's record for those who show runs.
-#include "formats/export.h"
+// `cohort plot`: the curves of a run, or of several, drawn from their records.
+// `cohort trace`: what ranks did, event by event, of a run that was started with --trace.
+
+#include "track/sinks/export.h"
 #include "base/env.h"
+#include "base/parse.h"
 #include "base/result.h"
 #include "commands.h"
+#include "formats/weights.h"
+#include "sys/files.h"
 #include "sys/signals.h"
-#include "track/record_reader.h"
-#include "track/sinks/export.h"
+#include "sys/terminal.h"
+#include "track/curves.h"
+#include "track/record.h"
 #include "track/sinks/prometheus.h"
+#include "track/trace/merge.h"
+#include "track/trace/report.h"
+#include "watch/source.h"
 
 #include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <poll.h>
 #include <sys/resource.h>
@@ -17,18 +28,23 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace cohort::app {
 namespace {
 
-struct Arguments {
+struct ExportArguments {
   formats::ExportOptions options;
   bool everything = false;
   std::string torch = "2";
@@ -37,7 +53,7 @@ struct Arguments {
   track::SinkOptions sink;
 };
 
-void export_weights(Arguments& arguments) {
+void export_weights(ExportArguments& arguments) {
   formats::ExportOptions& options = arguments.options;
   if (options.to.empty()) {
     raise(ErrorCode::InvalidArgument,
@@ -122,7 +138,7 @@ void give_way() {
   std::ofstream("/proc/self/autogroup") << "19";
 }
 
-void export_run(Arguments& arguments) {
+void export_run(ExportArguments& arguments) {
   if (!arguments.options.to.empty()) {
     raise(ErrorCode::InvalidArgument, "'{}' and --to {}: give one", arguments.options.to, arguments.destination);
   }
@@ -169,7 +185,7 @@ void export_run(Arguments& arguments) {
 }  // namespace
 
 void add_export(CLI::App& app, int&) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ExportArguments>();
   CLI::App* command = app.add_subcommand(
       "export",
       "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, Prometheus, a CSV file");
@@ -210,6 +226,162 @@ void add_export(CLI::App& app, int&) {
     }
     export_weights(*arguments);
   });
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct PlotArguments {
+  std::vector<fs::path> runs;
+  fs::path output;
+  std::optional<track::Over> over;
+};
+
+/// By its folder; "latest" says nothing, where it leads does.
+std::string name_of(const fs::path& run) {
+  std::error_code unknown;
+  fs::path real = fs::canonical(run, unknown);
+  if (unknown) real = fs::absolute(run, unknown).lexically_normal();
+  if (real.filename() == "run.jsonl") real = real.parent_path();
+  return real.filename().string();
+}
+
+std::vector<track::NamedRun> read(const std::vector<fs::path>& runs) {
+  std::vector<track::NamedRun> read;
+  for (const fs::path& run : runs) {
+    read.push_back({name_of(run), track::series_of(track::read_run(track::record_of(run)))});
+  }
+  std::map<std::string, int> names;
+  for (const auto& run : read) ++names[run.name];
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    if (names[read[i].name] > 1) read[i].name = runs[i].string();
+  }
+  return read;
+}
+
+void plot(const PlotArguments& arguments) {
+  const bool several = arguments.runs.size() > 1;
+  fs::path picture = arguments.output;
+  if (picture.empty()) {
+    picture = several ? fs::path("compare.svg") : track::record_of(arguments.runs[0]).parent_path() / "curves.svg";
+  }
+  const std::vector<track::NamedRun> runs = read(arguments.runs);
+  const track::Figure figure =
+      several ? track::compare(runs, arguments.over) : track::figure_of(runs[0].run, arguments.over);
+  value_or_throw(sys::write_file_atomically(picture.string(), track::render_svg(figure)));
+  fmt::print("{}{}\n", track::end_values(runs, sys::text_style(STDOUT_FILENO), arguments.over), picture.string());
+}
+
+}  // namespace
+
+void add_plot(CLI::App& app, int& /*exit_status*/) {
+  const auto arguments = std::make_shared<PlotArguments>();
+  CLI::App* command =
+      app.add_subcommand("plot", "Draw the curves of a run, or of several to compare them, as an SVG picture");
+  command->add_option("RUN", arguments->runs, "folders of runs, or their run.jsonl [the newest in ./runs]");
+  command->add_option("-o,--output", arguments->output,
+                      "the picture [curves.svg beside the record; of several runs compare.svg]");
+  command
+      ->add_option("--over", arguments->over,
+                   "what the curves stand over: epoch, step, or time, that of pauses left out [epoch, or step]")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, track::Over>{
+              {"epoch", track::Over::Epoch}, {"step", track::Over::Step}, {"time", track::Over::Time}},
+          CLI::ignore_case));
+  command->callback([arguments] {
+    if (arguments->runs.empty()) arguments->runs.push_back(watch::find_run({}));
+    plot(*arguments);
+  });
+}
+
+namespace {
+
+struct MergeArguments {
+  fs::path run, output;
+  std::vector<std::string> others;
+  bool json = false;
+};
+
+/// "3=trace.json" names the rank of a trace that does not say it.
+track::ChromeTrace read_other(const std::string& word) {
+  const auto equals = word.find('=');
+  const auto rank = equals == std::string::npos ? std::nullopt : parse_integer<std::uint32_t>(word.substr(0, equals));
+  track::ChromeTrace trace = track::read_chrome_trace(rank ? word.substr(equals + 1) : word);
+  if (rank) trace.rank = *rank;
+  return trace;
+}
+
+std::string summary_of(const track::MergeSummary& summary) {
+  std::string text = fmt::format("{} events of {} ranks", summary.events, summary.ranks);
+  for (const std::string& remark : summary.remarks) text += "; " + remark;
+  return text;
+}
+
+void merge(const MergeArguments& arguments) {
+  const track::TraceSet set = track::open_traces(arguments.run);
+  std::vector<track::ChromeTrace> others;
+  for (const std::string& word : arguments.others) others.push_back(read_other(word));
+  fs::path output = arguments.output;
+  if (output.empty()) {
+    if (!fs::is_directory(arguments.run))
+      raise(ErrorCode::InvalidArgument, "{}: this is no folder of a run: give the output with -o",
+            arguments.run.string());
+    output = arguments.run / (arguments.json ? "trace.json" : "trace.pftrace");
+  }
+  const auto summary =
+      arguments.json ? track::merge_as_json(set, others, output) : track::merge_traces(set, others, output);
+  fmt::print("{}: {}\n", output.string(), summary_of(summary));
+}
+
+}  // namespace
+
+void merge_trace_of(const std::string& run_folder, bool quiet) {
+  try {
+    const fs::path output = fs::path(run_folder) / "trace.pftrace";
+    const auto summary = track::merge_traces(track::open_traces(run_folder), {}, output);
+    if (!quiet)
+      fmt::print(stderr, "cohort: {}: {} -- open it in ui.perfetto.dev\n", output.string(), summary_of(summary));
+  } catch (const Error& error) {
+    fmt::print(stderr, "cohort: the ranks' traces could not be merged: {}\n", error.what());
+  }
+}
+
+void add_trace(CLI::App& app, int& /*exit_status*/) {
+  CLI::App* trace =
+      app.add_subcommand("trace", "What the ranks of a run did, event by event: `cohort run --trace` first");
+  trace->require_subcommand(1);
+
+  const auto arguments = std::make_shared<MergeArguments>();
+  CLI::App* merging = trace->add_subcommand("merge", "One trace of all ranks, with other programs' traces beside them");
+  merging->add_option("run", arguments->run, "Folder of a run, or one host's trace/host-N.pftrace")->required();
+  merging->add_option("other", arguments->others,
+                      "Traces of torch's profiler (Kineto), or of Horovod's timeline; 3=FILE for one that does not say "
+                      "that it is rank 3's");
+  merging->add_option("-o,--output", arguments->output,
+                      "The trace (default: trace.pftrace or trace.json in the run's folder); with --json a folder gets "
+                      "a file of each rank");
+  merging->add_flag("--json", arguments->json,
+                    "Chrome's JSON, as torch's profiler writes it, instead of Perfetto's format");
+  merging->callback([arguments] { merge(*arguments); });
+
+  struct ReportArguments {
+    fs::path run;
+    bool json = false;
+  };
+  const auto wanted = std::make_shared<ReportArguments>();
+  CLI::App* report =
+      trace->add_subcommand("report", "Which rank is late, what communication costs, which operations take longest");
+  report->add_option("run", wanted->run, "Folder of a run, or one host's trace/host-N.pftrace")->required();
+  report->add_flag("--json", wanted->json, "Everything, as JSON");
+  report->callback([wanted] {
+    const track::TraceReport made = track::make_report(track::open_traces(wanted->run));
+    std::fputs((wanted->json ? track::to_json(made) : track::to_text(made)).c_str(), stdout);
+  });
+  trace->footer(
+      "Examples: cohort run --trace -np 4 ./train\n"
+      "          cohort trace report runs/latest\n"
+      "          cohort trace merge runs/latest -o all.pftrace profile-0.json profile-1.json");
 }
 
 }  // namespace cohort::app

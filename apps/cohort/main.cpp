@@ -117,8 +117,8 @@ int parse_and_run(int argc, char** argv) {
     if (!words.empty() && words.front() == "run") {
       try {
         run({words.begin() + 1, words.end()}, exit_status);
-      } catch (const CLI::CallForHelp&) {
-        app.parse("run --help");
+      } catch (const CLI::Success& asked) {
+        app.parse(asked.get_name() == "CallForAllHelp" ? "run --help-all" : "run --help");
       }
     } else {
       std::reverse(words.begin(), words.end());  // CLI11 takes them from the back

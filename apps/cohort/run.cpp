@@ -1,40 +1,406 @@
 #include "base/env.h"
 #include "base/parse.h"
+#include "base/result.h"
 #include "cluster/detect.h"
-#include "cluster/slips.h"
-#include "launch/plan/nodes.h"
+#include "commands.h"
+#include "launch/plan/plan.h"
+#include "launch/plan/program.h"
+#include "launch/processes.h"
 #include "launch/start/hosts.h"
-#include "launch/supervise/dry_run.h"
 #include "launch/supervise/supervisor.h"
-#include "sys/cpus.h"
-#include "sys/gpus.h"
+#include "run_options.h"
+#include "sys/hardware.h"
 #include "sys/process.h"
 
-#include "commands.h"
-#include "host_options.h"
-#include "run_help.h"
-#include "run_settings.h"
+#include <fmt/format.h>
 
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace cohort::app {
 namespace {
 
-using Starter = launch::HostWishes::Starter;
+// Where the value of each option of `cohort run` comes from: the command line, else its environment variable, else the
+// file of --config, else its default. Reads environment and file; changes nothing. One thread.
+
+struct RunSetting {
+  const RunOption* option = nullptr;
+  std::vector<std::string> values = {};  ///< several only for options that may be repeated
+  std::string origin = {};               ///< "command line", "COHORT_RUN_GRACE", "job.toml:3", "default"
+  bool given = false;                    ///< not the default
+  bool elsewhere = false;                ///< not by the command line
+};
+
+struct RunSettings {
+  std::vector<RunSetting> settings;  ///< of every option, in the order of the help
+  std::vector<std::string> program;  ///< with its arguments
+  std::vector<std::string> remarks;  ///< for the user, e.g. on a variable that is no option's
+  bool help = false;
+  bool help_all = false;  ///< the command line asks for it
+
+  /// "; --grace is from job.toml:3", for errors, where the command line has not given the option; else empty.
+  std::string origin_of(std::string_view option) const;
+};
+
+/// The words after `cohort run`: -np is one word, torchrun's --node_rank is --node-rank, and from the program on
+/// nothing is an option. Throws Error (InvalidArgument, Io), with the option, the variable or the line that was
+/// probably meant.
+RunSettings read_settings(const std::vector<std::string>& words);
+
+/// What they say, all at once. Throws Error (InvalidArgument) with the option, its value and where it is from.
+RunChoices choices_of(const RunSettings& settings);
+
+/// A file that --config would take, with the origin of each value beside it.
+std::string show_config(const RunSettings& settings);
+
+constexpr const char* kCommandLine = "command line";
+
+std::string truth(const std::string& value, const std::string& origin) {
+  if (const auto said = parse_truth(value)) return *said ? "true" : "false";
+  raise(ErrorCode::InvalidArgument, "{}: true or false is wanted, not '{}'", origin, value);
+}
+
+using Given = std::map<const RunOption*, std::vector<std::string>>;
+
+std::vector<std::string> names_of_all() {
+  std::vector<std::string> names = {"--help", "--help-all"};
+  for (const RunOption& option : run_options()) {
+    for (std::string& name : option.all_names()) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+[[noreturn]] void refuse(const std::string& name) {
+  if (const std::string foreign = foreign_option(name); !foreign.empty())
+    raise(ErrorCode::InvalidArgument, "`cohort run` has no option {}: it is {}", name, foreign);
+  const std::string meant = closest(name, names_of_all());
+  raise(ErrorCode::InvalidArgument, "`cohort run` has no option {}{}; options of the program come after its name", name,
+        meant.empty() ? "" : "; did you mean " + meant + "?");
+}
+
+/// The command line's words, from the first on.
+class Words {
+ public:
+  Words(const std::vector<std::string>& words, RunSettings& out, Given& given)
+      : words_(words), out_(out), given_(given) {}
+
+  void read() {
+    for (; next_ < words_.size(); ++next_) {
+      const std::string& word = words_[next_];
+      if (word == "--") {
+        ++next_;
+        break;
+      }
+      if (word.size() < 2 || word[0] != '-') break;  // the program
+      if (word == "--help" || word == "-h") {
+        out_.help = true;
+      } else if (word == "--help-all") {
+        out_.help_all = true;
+      } else if (word.starts_with("--") || word.starts_with("-np")) {
+        read_long(word);
+      } else {
+        read_short(word);
+      }
+    }
+    out_.program.assign(words_.begin() + static_cast<std::ptrdiff_t>(next_), words_.end());
+  }
+
+ private:
+  void read_long(std::string word) {
+    // -np is one word to everyone who comes from MPI, also as -np4 and -nproc.
+    if (word[1] != '-') {
+      const bool number = word.size() > 3 && word[3] >= '0' && word[3] <= '9';
+      word = number ? "--np=" + word.substr(3) : "-" + word;
+      if (run_option(word.substr(0, word.find('='))) == nullptr) refuse(word.substr(1, word.find('=') - 1));
+    }
+    const auto equals = std::min(word.find('='), word.size());
+    // torchrun takes --node_rank and --node-rank.
+    std::replace(word.begin(), word.begin() + static_cast<std::ptrdiff_t>(equals), '_', '-');
+    const std::string name = word.substr(0, equals);
+    const RunOption* const option = run_option(name);
+    if (option == nullptr) refuse(name);
+    if (equals < word.size()) {
+      const std::string value = word.substr(equals + 1);
+      note(*option, option->is_flag() ? truth(value, name) : value);
+    } else {
+      note(*option, option->is_flag() ? "true" : value_behind(name));
+    }
+  }
+
+  /// "-qm" is two flags, "-n4" one option and its value.
+  void read_short(const std::string& word) {
+    for (std::size_t at = 1; at < word.size(); ++at) {
+      const RunOption* const option = run_option(std::string("-") + word[at]);
+      if (option == nullptr || !foreign_option(word.substr(0, word.find('='))).empty())
+        refuse(word.substr(0, word.find('=')));
+      if (option->is_flag()) {
+        note(*option, "true");
+        continue;
+      }
+      note(*option, at + 1 < word.size() ? word.substr(at + 1 + (word[at + 1] == '=' ? 1 : 0)) : value_behind(word));
+      return;
+    }
+  }
+
+  std::string value_behind(const std::string& name) {
+    if (++next_ == words_.size()) raise(ErrorCode::InvalidArgument, "{} wants a value", name);
+    return words_[next_];
+  }
+
+  void note(const RunOption& option, std::string value) {
+    auto& values = given_[&option];
+    if (!values.empty() && option.kind != RunOption::Kind::Repeatable && !option.is_flag())
+      raise(ErrorCode::InvalidArgument, "{} is given twice, with {} and {}",
+            option.name() == "--np" ? "-np" : option.name(), values.back(), value);
+    values.push_back(std::move(value));
+  }
+
+  const std::vector<std::string>& words_;
+  RunSettings& out_;
+  Given& given_;
+  std::size_t next_ = 0;
+};
+
+struct Source {
+  std::vector<std::string> values;
+  std::string origin;
+};
+
+std::map<const RunOption*, Source> from_file(const std::string& path) {
+  std::map<const RunOption*, Source> out;
+  for (const launch::ConfigEntry& entry : value_or_throw(launch::read_config(path))) {
+    const std::string origin = fmt::format("{}:{}", path, entry.line);
+    std::string key = entry.key;
+    std::replace(key.begin(), key.end(), '_', '-');
+    const RunOption* const option = run_option("--" + key);
+    if (option == nullptr || option->only_on_command_line() || key == "config") {
+      std::vector<std::string> names;
+      for (const RunOption& each : run_options()) {
+        if (!each.only_on_command_line()) names.push_back(each.name().substr(2));
+      }
+      const std::string meant = key == "config" ? "" : closest(key, names);
+      raise(ErrorCode::InvalidArgument, "{}: `cohort run` has no option '{}'{}{}", origin, entry.key,
+            key == "config" ? " in a file" : "", meant.empty() ? "" : "; did you mean " + meant + "?");
+    }
+    const bool repeatable = option->kind == RunOption::Kind::Repeatable;
+    if (entry.is_list && !repeatable && key != "ranks") {
+      raise(ErrorCode::InvalidArgument, "{}: {} takes one value, not a list", origin, entry.key);
+    }
+    if (const auto before = out.find(option); before != out.end()) {
+      raise(ErrorCode::InvalidArgument, "{}: {} is the option that {} has set already", origin, entry.key,
+            before->second.origin);
+    }
+    Source source{entry.values, origin};
+    if (option->is_flag()) source.values = {truth(entry.values.front(), origin + ": " + entry.key)};
+    if (entry.is_list && !repeatable) source.values = {fmt::format("{}", fmt::join(entry.values, ","))};
+    out[option] = std::move(source);
+  }
+  return out;
+}
+
+/// Those that were probably meant for an option, and are no option's.
+std::vector<std::string> remarks_on(const launch::Environment& environment) {
+  std::vector<std::string> known, remarks;
+  for (const RunOption& option : run_options()) {
+    if (!option.only_on_command_line()) known.push_back(option.variable());
+  }
+  for (const std::string& assignment : environment.assignments()) {
+    const std::string name = assignment.substr(0, assignment.find('='));
+    if (!name.starts_with(env::kRunOptionPrefix) || name == env::kRunDir) continue;
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string meant = closest(name, known);
+    remarks.push_back(fmt::format("the environment variable {} is no option's{}", name,
+                                  meant.empty() ? "" : "; did you mean " + meant + "?"));
+  }
+  return remarks;
+}
+
+RunSettings read_settings(const std::vector<std::string>& words) {
+  RunSettings out;
+  Given given;
+  Words(words, out, given).read();
+  const launch::Environment environment = launch::Environment::current();
+  const auto variable = [&environment](const RunOption& option) -> std::optional<std::string> {
+    if (option.only_on_command_line()) return std::nullopt;
+    const auto value = environment.find(option.variable());
+    return value && !value->empty() ? value : std::nullopt;
+  };
+  const RunOption* const config = run_option("--config");
+  const auto said = given.find(config);
+  const auto path = said != given.end() ? said->second.back() : variable(*config);
+  const auto file = path && !out.help ? from_file(*path) : std::map<const RunOption*, Source>();
+
+  for (const RunOption& option : run_options()) {
+    const bool repeatable = option.kind == RunOption::Kind::Repeatable;
+    std::vector<Source> sources;  // the weakest first
+    if (const auto found = file.find(&option); found != file.end()) sources.push_back(found->second);
+    if (const auto value = variable(option)) {
+      const std::string name = option.variable();
+      auto values = repeatable ? split(*value, ';') : std::vector{option.is_flag() ? truth(*value, name) : *value};
+      std::erase(values, "");
+      sources.push_back({std::move(values), name});
+    }
+    RunSetting setting{&option};
+    setting.elsewhere = !sources.empty();
+    if (const auto found = given.find(&option); found != given.end()) {
+      sources.push_back({found->second, kCommandLine});
+      if (!repeatable) setting.elsewhere = false;
+    }
+    setting.given = !sources.empty();
+    if (!setting.given) {
+      setting.origin = "default";
+      if (option.is_flag()) setting.values = {"false"};
+      if (!option.standard.empty()) setting.values = {std::string(option.standard)};
+    }
+    // What may be repeated adds up, and the strongest comes last, which counts.
+    if (!repeatable && sources.size() > 1) sources.erase(sources.begin(), sources.end() - 1);
+    for (const Source& source : sources) {
+      setting.values.insert(setting.values.end(), source.values.begin(), source.values.end());
+      setting.origin += (setting.origin.empty() ? "" : ", ") + source.origin;
+    }
+    out.settings.push_back(std::move(setting));
+  }
+  out.remarks = remarks_on(environment);
+  return out;
+}
+
+std::string RunSettings::origin_of(std::string_view option) const {
+  for (const RunSetting& setting : settings) {
+    if (setting.elsewhere && setting.option->name() == option)
+      return fmt::format("; {} is from {}", option, setting.origin);
+  }
+  return {};
+}
+
+RunChoices choices_of(const RunSettings& settings) {
+  RunChoices choices;
+  for (const RunSetting& setting : settings.settings) {
+    const RunOption& option = *setting.option;
+    if (!setting.given) continue;
+    for (const std::string& value : setting.values) {
+      try {
+        set_option(option, value, choices);
+      } catch (const Error& error) {
+        throw Error(error.code(), error.what() + settings.origin_of(option.name()));
+      }
+    }
+  }
+  return choices;
+}
+
+std::string show_config(const RunSettings& settings) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  std::size_t width = 0;
+  for (const RunSetting& setting : settings.settings) {
+    const RunOption& option = *setting.option;
+    if (option.only_on_command_line()) continue;
+    const std::string key = option.name().substr(2);
+    std::string value;
+    if (option.kind == RunOption::Kind::Repeatable) {
+      for (const std::string& each : setting.values) value += (value.empty() ? "" : ", ") + launch::toml_text(each);
+      value = "[" + value + "]";
+    } else if (!setting.values.empty()) {
+      value = option.is_flag() ? setting.values.back() : launch::toml_text(setting.values.back());
+    }
+    // An option without a value is shown too, and --config does not belong into a file.
+    const bool comment = value.empty() || key == "config";
+    lines.emplace_back((comment ? "# " : "") + key + (value.empty() ? "" : " = " + value), setting.origin);
+    width = std::max(width, lines.back().first.size());
+  }
+  std::string text = "[run]\n";
+  for (const auto& [line, origin] : lines)
+    text += fmt::format("{:<{}}  # {}\n", line, std::min<std::size_t>(width, 48), origin);
+  return text;
+}
+
+// Options of other launchers, for those who type them by habit: what does the same here.
+
+struct Foreign {
+  std::string_view name;  ///< with - for _
+  std::string_view whose;
+  std::string_view here;
+};
+
+constexpr Foreign kForeign[] = {
+    {"--rdzv-conf", "torchrun", "leave it out: --start-timeout SECONDS is how long launchers wait for each other"},
+    {"--local-addr", "torchrun", "--network NAME or ADDRESS/BITS"},
+    {"--role", "torchrun", "leave it out: all ranks run one program"},
+    {"--monitor-interval", "torchrun", "leave it out: the end of a rank is seen at once"},
+    {"--log-dir", "torchrun", "--output-dir DIR; logs are kept without it, too"},
+    {"--redirects", "torchrun", "leave it out: each rank has its logs, and --ranks says which are shown"},
+    {"--tee", "torchrun", "leave it out: each rank has its logs, and --ranks says which are shown"},
+    {"--local-ranks-filter", "torchrun", "--ranks 0,3-5"},
+    {"--num-proc", "horovodrun", "-np N"},
+    {"--output-filename", "horovodrun", "--output-dir DIR"},
+    {"--ssh-port", "horovodrun", "--ssh 'ssh -p PORT'"},
+    {"--network-interfaces", "horovodrun", "--network NAME"},
+    {"--gloo", "horovodrun", "leave it out: Cohort moves the data itself"},
+    {"--mpi", "horovodrun", "--env COHORT_TRANSPORT=mpi"},
+    {"--verbose", "horovodrun and mpirun", "COHORT_LOG=debug `cohort run` ..."},
+    {"-v", "mpirun", "COHORT_LOG=debug `cohort run` ..."},
+    {"-x", "mpirun", "--env NAME[=VALUE]; ranks have the whole environment without it"},
+    {"-c", "mpirun", "-np N"},
+    {"-N", "mpirun and srun", "--per-node N for ranks of each host, --nodes N for hosts"},
+    {"--npernode", "mpirun", "--per-node N"},
+    {"-npernode", "mpirun", "--per-node N"},
+    {"-ppn", "mpiexec", "--per-node N"},
+    {"-genv", "mpiexec", "--env NAME=VALUE"},
+    {"-machinefile", "mpirun", "--hostfile FILE"},
+    {"--machinefile", "mpirun", "--hostfile FILE"},
+    {"-hostfile", "mpirun", "--hostfile FILE"},
+    {"--host", "mpirun", "-H HOST:N,..."},
+    {"-host", "mpirun", "-H HOST:N,..."},
+    {"--oversubscribe", "mpirun", "leave it out: there may be more ranks than cores"},
+    {"--allow-run-as-root", "mpirun", "leave it out: root may start jobs"},
+    {"--bind-to", "mpirun", "--bind core, or none"},
+    {"-bind-to", "mpirun", "--bind core, or none"},
+    {"--map-by", "mpirun", "leave it out: hosts are filled in the order of their list; --bind core shares out cores"},
+    {"-map-by", "mpirun", "leave it out: hosts are filled in the order of their list; --bind core shares out cores"},
+    {"--tag-output", "mpirun", "leave it out: lines have their rank in front (--prefix)"},
+    {"--mca", "mpirun", "--env OMPI_MCA_NAME=VALUE; only COHORT_TRANSPORT=mpi uses MPI"},
+    {"-mca", "mpirun", "--env OMPI_MCA_NAME=VALUE; only COHORT_TRANSPORT=mpi uses MPI"},
+    {"--wdir", "mpirun", "leave it out: ranks start in the folder that this command is in"},
+    {"-wdir", "mpirun", "leave it out: ranks start in the folder that this command is in"},
+    {"--ntasks", "srun", "-np N"},
+    {"--ntasks-per-node", "srun", "--per-node N"},
+    {"--label", "srun", "leave it out: lines have their rank in front (--prefix)"},
+    {"--num-processes", "accelerate launch", "-np N"},
+    {"--num-machines", "accelerate launch", "-H a,b, or --nodes N of a list"},
+    {"--num-cpu-threads-per-process", "accelerate launch", "--env OMP_NUM_THREADS=N"},
+};
+
+}  // namespace
+
+std::string foreign_option(std::string_view word) {
+  std::string name(word.substr(0, word.find('=')));
+  std::replace(name.begin(), name.end(), '_', '-');
+  for (const Foreign& foreign : kForeign) {
+    if (foreign.name == name) return std::string(foreign.whose) + "'s; here: " + std::string(foreign.here);
+  }
+  return {};
+}
+
+namespace {
+
+using Starter = launch::HostOptions::Starter;
 
 void set_hosts(launch::RunOptions& job, const RunChoices& choices, const RunSettings& settings) {
   launch::HostChoice choice = value_or_throw(launch::choose_hosts(choices.hosts, launch::Environment::current()));
   if (!choice.note.empty() && !job.quiet) std::fprintf(stderr, "cohort: %s\n", choice.note.c_str());
   job.hosts = std::move(choice.hosts);
   job.others.server_hosts = std::move(choice.server_hosts);
-  job.remote.way = choice.way;
+  job.remote.method = choice.method;
   job.remote.components = std::move(choice.components);
   if (choices.hosts.starter == Starter::Hand) {
     if (choices.secret_file.empty()) {
@@ -96,7 +462,7 @@ int processes_wanted(const RunChoices& choices) {
 
 /// Where this command is one of several launchers of one job.
 void set_nodes(launch::RunOptions& job, const RunChoices& choices) {
-  launch::NodeWishes wishes = choices.nodes;
+  launch::NodeOptions wishes = choices.nodes;
   const std::string secret_file = !choices.secret_file.empty() ? choices.secret_file : env::text(env::kSecretFile);
   wishes.has_secret = !secret_file.empty();
   wishes.has_hosts = names_hosts(choices);
@@ -134,7 +500,7 @@ void set_agents(launch::RunOptions& job, const RunChoices& choices) {
           "--agents: --invitation-fd is wanted, and neither hosts nor a number of processes");
   if (::fcntl(*job.invitation_fd, F_SETFD, FD_CLOEXEC) != 0)
     raise(ErrorCode::InvalidArgument, "--invitation-fd {}: {}", *job.invitation_fd, errno_text(errno));
-  job.remote.way = launch::Way::Owner;
+  job.remote.method = launch::StartMethod::Owner;
   job.processes = 0;  // as many as they take
   for (int agent = 0; agent < choices.agents; ++agent) job.hosts.push_back({fmt::format("agent {}", agent), 1, false});
 }
@@ -208,7 +574,7 @@ launch::RunOptions job_of(RunChoices choices, const RunSettings& settings,
 
 void add_run(CLI::App& app, int&) {
   CLI::App* command = app.add_subcommand("run", "Run a program as N processes that form one world");
-  // For the help and the completion; run_settings.h reads the words.
+  // For the help and the completion; read_settings reads the words.
   static std::vector<std::string> unread;
   for (const RunPart& part : run_parts()) {
     for (const RunOption* row : part.options) {
@@ -220,7 +586,10 @@ void add_run(CLI::App& app, int&) {
                                                         ->type_name(option.shown_type())
                                                         ->default_str(std::string(option.standard));
       added->group(std::string(part.title));
-      if (option.name() == "--config") command->get_option("--help")->group(std::string(part.title));
+      if (option.name() == "--config") {
+        command->set_help_all_flag("--help-all", "Print all options, by topic")->group(std::string(part.title));
+        command->get_option("--help")->group(std::string(part.title));
+      }
     }
   }
   command->add_option("PROGRAM", unread, "Program or .py file, and its arguments")->type_name("");
@@ -230,6 +599,7 @@ void add_run(CLI::App& app, int&) {
 void run(const std::vector<std::string>& words, int& exit_status) {
   const RunSettings settings = read_settings(words);
   for (const std::string& remark : settings.remarks) std::fprintf(stderr, "cohort: %s\n", remark.c_str());
+  if (settings.help_all) throw CLI::CallForAllHelp();
   if (settings.help) throw CLI::CallForHelp();
   const RunChoices choices = choices_of(settings);
   if (choices.check_build) return print_build();

@@ -3,23 +3,62 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "base/result.h"
+#include "net/interfaces.h"
 #include "sys/process.h"
 #include "track/sinks/export.h"
 
-#include "host_options.h"
-#include "lists.h"
-
 #include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstddef>
 #include <cstdlib>
 #include <limits>
 #include <utility>
 
 namespace cohort::app {
 namespace {
+
+launch::HostOptions::Starter starter_of(const std::string& name) {
+  using Starter = launch::HostOptions::Starter;
+  return name == "ssh"      ? Starter::Ssh
+         : name == "slurm"  ? Starter::Slurm
+         : name == "mpirun" ? Starter::Mpi
+         : name == "hand"   ? Starter::Hand
+         : name == "local"  ? Starter::Local
+                            : Starter::Auto;
+}
+
+/// The words of a command (--ssh, --evaluator), divided as a shell does it: at blanks, but for what is in '', in "" or
+/// behind a backslash. Nothing is expanded. Refuses (InvalidArgument) an empty one, and one that ends within quotes.
+std::vector<std::string> words_of_command(const std::string& text) {
+  std::vector<std::string> words;
+  char quote = 0;
+  bool within = false;  // a word, which may be empty: ''
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    const bool escapes = quote != '\'' && c == '\\' && at + 1 < text.size() &&
+                         (quote == 0 || text[at + 1] == '"' || text[at + 1] == '\\');
+    if (quote == 0 && std::isspace(static_cast<unsigned char>(c)) != 0) {
+      within = false;
+      continue;
+    }
+    if (!std::exchange(within, true)) words.emplace_back();
+    if (escapes)
+      words.back() += text[++at];
+    else if (c == quote)
+      quote = 0;
+    else if (quote == 0 && (c == '\'' || c == '"'))
+      quote = c;
+    else
+      words.back() += c;
+  }
+  if (quote != 0) raise(ErrorCode::InvalidArgument, "it ends within quotes ({})", quote);
+  if (words.empty() || words.front().empty()) raise(ErrorCode::InvalidArgument, "a command is wanted");
+  return words;
+}
 
 using launch::ProgramRequest;
 using Kind = RunOption::Kind;
@@ -87,17 +126,23 @@ launch::Collapse collapse_of(Text text) {
   return text == "always" ? Collapse::Always : text == "never" ? Collapse::Never : Collapse::Auto;
 }
 
+/// One that `--help` shows; `--help-all` shows all.
+constexpr RunOption common(RunOption option) {
+  option.common = true;
+  return option;
+}
+
 /// {names, type, default, help, set[, kind[, choices]]}, in the order of the help. A default that is no value stands in
 /// brackets behind the help.
 const RunOption kOptions[] = {
-    {"-n,--np,--nproc", "N", "auto",
-     "How many processes (also -np N); auto: one per usable core, by affinity and the control group's quota",
-     [](C& c, Text v) { c.processes = processes_of(v); }},
-    {"-H,--hosts", "A:4,B:4", "", "Hosts and their slots; the first are filled first [this one]",
-     [](C& c, Text v) { c.hosts.list = v; }},
+    common({"-n,--np,--nproc", "N", "auto",
+            "How many processes (also -np N); auto: one per usable core, by affinity and the control group's quota",
+            [](C& c, Text v) { c.processes = processes_of(v); }}),
+    common({"-H,--hosts", "A:4,B:4", "", "Hosts and their slots; the first are filled first [this one]",
+            [](C& c, Text v) { c.hosts.list = v; }}),
     {"--hostfile", "FILE", "", "A file of them: lines of HOST, HOST:N or HOST slots=N, with # comments",
      [](C& c, Text v) { c.hosts.file = v; }},
-    {"--nodes", "N", "", "Only the first so many hosts [all]",
+    {"--nodes", "N", "", "Use only the first N hosts [all]",
      [](C& c, Text v) { c.hosts.nodes = number_of(v, 0, launch::kMostProcesses); }},
     {"--per-node", "N", "", "Slots of each host [as the list says, else 1]",
      [](C& c, Text v) { c.hosts.per_node = number_of(v, 0, launch::kMostProcesses); }},
@@ -106,7 +151,7 @@ const RunOption kOptions[] = {
      "agent --join` is run there; local: every host is this one, to try",
      [](C& c, Text v) { c.hosts.starter = starter_of(v); }, Kind::Value, "auto,ssh,slurm,mpirun,hand,local"},
     {"--ssh", "COMMAND", "ssh",
-     "The ssh command, with options of yours: \"ssh -p 2222\"; divided as a shell does it, nothing in it is expanded",
+     "The ssh command and its options: \"ssh -p 2222\"; split as by a shell, without expansion",
      [](C& c, Text v) { c.job.remote.ssh = words_of_command(v); }},
     {"--remote-cohort", "PATH", "", "Path of `cohort` on other hosts [as here]",
      [](C& c, Text v) { c.job.remote.remote_cohort = v; }},
@@ -123,39 +168,41 @@ const RunOption kOptions[] = {
      "Treat a host, and so the job, as lost after this long without a message; at least 1",
      [](C& c, Text v) { c.job.host_timeout = host_timeout_of(v); }},
     {"--bind", "HOW", "none",
-     "core: each rank keeps to a share of the cores of its host, next to each other, whole ones where there are enough "
-     "(--dry-run says which); or none",
+     "core: pin each rank to its share of the host's cores, adjacent and whole where there are enough (--dry-run says "
+     "which); or none",
      [](C& c, Text v) { c.job.bind = v == "core" ? launch::Binding::Core : launch::Binding::None; }, Kind::Value,
      "core,none"},
-    {"--servers", "N or colocated", "0",
-     "Parameter servers beside the ranks, spread over the hosts; colocated: one on each host. They are no ranks and "
-     "take "
-     "no slots; they run PROGRAM, which asks for its role, or --server-program, and end with the ranks",
-     [](C& c, Text v) {
-       c.job.others.colocated = v == "colocated";
-       c.job.others.servers = c.job.others.colocated ? 0 : servers_of(v);
-     }},
+    common({"--servers", "N or colocated", "0",
+            "Parameter servers beside the ranks, spread over the hosts; colocated: one on each host. They are no ranks "
+            "and "
+            "take "
+            "no slots; they run PROGRAM, which asks for its role, or --server-program, and end with the ranks",
+            [](C& c, Text v) {
+              c.job.others.colocated = v == "colocated";
+              c.job.others.servers = c.job.others.colocated ? 0 : servers_of(v);
+            }}),
     {"--server-hosts", "A:2,B", "",
      "Hosts of the servers, and how many on each; without --servers N all that they take. Nodes of a Slurm allocation "
      "that are named have no ranks; \"component N\": those of a component of a heterogeneous job [those of the ranks]",
      [](C& c, Text v) { c.hosts.servers = v; }},
-    {"--nnodes", "N", "",
-     "This command is started on each of so many hosts, and they make one job: with --node-rank, --master and "
-     "--secret-file; -np counts on each. In a step of srun's with one task per node it is found out",
-     [](C& c, Text v) { c.nodes.count = v; }},
-    {"--node-rank", "R", "", "Which of them this is; 0 supervises, and shows the output of all",
+    common({"--nnodes", "N", "",
+            "This command is started on each of N hosts, and they form one job: with --node-rank, --master and "
+            "--secret-file; "
+            "-np counts on each. Not needed in an srun step with one task per node",
+            [](C& c, Text v) { c.nodes.count = v; }}),
+    {"--node-rank", "R", "", "Which of the --nnodes hosts this is; 0 supervises, and shows the output of all",
      [](C& c, Text v) { c.nodes.rank = v; }},
     {"--master", "HOST[:PORT]", "", "The host of node rank 0, and where it listens; the same on all [port 29500]",
      [](C& c, Text v) { c.nodes.master = v; }},
     {"--master-addr", "HOST", "", "The same, as torchrun has it", [](C& c, Text v) { c.nodes.master_addr = v; }},
     {"--master-port", "PORT", "", "The same, as torchrun has it", [](C& c, Text v) { c.nodes.master_port = v; }},
     {"--rdzv-endpoint", "HOST[:PORT]", "",
-     "As --master, for launchers that were not told which they are: 0 is the one on HOST, the others are numbered as "
-     "they come [port 29400]",
+     "As --master, for launchers without --node-rank: the one on HOST is 0, the others are numbered in the order in "
+     "which they connect [port 29400]",
      [](C& c, Text v) { c.nodes.endpoint = v; }},
-    {"--rdzv-backend", "NAME", "", "c10d or static, as torchrun has it: without any effect, and another one is refused",
+    {"--rdzv-backend", "NAME", "", "c10d or static, as with torchrun: has no effect; another one is refused",
      [](C& c, Text v) { c.nodes.backend = v; }},
-    {"--rdzv-id", "ID", "", "A name of the job: a launcher with another one is turned away",
+    {"--rdzv-id", "ID", "", "A name of the job: a launcher with another one is refused",
      [](C& c, Text v) { c.nodes.id = v; }},
     {"--standalone", "", "", "The job is on this host alone, also in a step or an allocation of several",
      [](C& c, Text v) { c.nodes.standalone = truth(v); }, Kind::Flag},
@@ -176,25 +223,24 @@ const RunOption kOptions[] = {
        if (truth(v)) c.job.program.python = ProgramRequest::Python::Never;
      },
      Kind::Flag},
-    {"--as-horovod", "", "", "`import horovod.torch` is Cohort's, and HOROVOD_RANK, HOROVOD_SIZE, ... are set",
-     [](C& c, Text v) { c.job.as_horovod = truth(v); }, Kind::Flag},
-    {"--tf-config", "", "",
-     "Set TF_CONFIG, for programs of tf.distribute: each rank is a worker, with a free port of its host; with "
-     "--servers rank 0 is the chief, and servers are ps",
-     [](C& c, Text v) { c.job.tf_config = truth(v); }, Kind::Flag},
+    common({"--as-horovod", "", "", "`import horovod.torch` is Cohort's, and HOROVOD_RANK, HOROVOD_SIZE, ... are set",
+            [](C& c, Text v) { c.job.as_horovod = truth(v); }, Kind::Flag}),
+    common({"--tf-config", "", "",
+            "Set TF_CONFIG, for programs of tf.distribute: each rank is a worker, with a free port of its host; with "
+            "--servers rank 0 is the chief, and servers are ps",
+            [](C& c, Text v) { c.job.tf_config = truth(v); }, Kind::Flag}),
     {"--server-program", "COMMAND", "",
-     "What servers run, divided as a shell does it, nothing in it is expanded; `cohort` is this command [PROGRAM]",
+     "What servers run, split as by a shell, without expansion; `cohort` is this command [PROGRAM]",
      [](C& c, Text v) { c.job.server_program = program_request(v); }},
     {"--evaluator", "COMMAND", "",
-     "A process beside the ranks, on the first host, that follows the training by its checkpoints; likewise. It is "
-     "asked "
-     "to end, by SIGTERM, when the ranks have ended [none]",
+     "A process beside the ranks, on the first host, that evaluates the training's checkpoints; split as "
+     "--server-program. It gets SIGTERM when the ranks have ended [none]",
      [](C& c, Text v) {
        c.job.evaluator_program = program_request(v);
        c.job.others.evaluator = true;
      }},
-    {"--env", "NAME[=VALUE]", "", "Set a variable for the workers, or insist that it is set; repeatable",
-     [](C& c, Text v) { c.job.environment.push_back(assignment_of(v)); }, Kind::Repeatable},
+    common({"--env", "NAME[=VALUE]", "", "Set a variable for the workers, or insist that it is set; repeatable",
+            [](C& c, Text v) { c.job.environment.push_back(assignment_of(v)); }, Kind::Repeatable}),
     {"--prefix", "STYLE", "rank",
      "What stands before each line: none, rank (host:rank), full (time, host:rank, stream)",
      [](C& c, Text v) { c.job.prefix = prefix_of(v); }, Kind::Value, "none,rank,full"},
@@ -209,8 +255,8 @@ const RunOption kOptions[] = {
     {"--page", "", "",
      "Serve a page for browsers as long as the job runs, and print its address (`cohort watch --page`)",
      [](C& c, Text v) { c.job.page = truth(v); }, Kind::Flag},
-    {"-q,--quiet", "", "", "Print only what the ranks print, and failures",
-     [](C& c, Text v) { c.job.quiet = truth(v); }, Kind::Flag},
+    common({"-q,--quiet", "", "", "Print only what the ranks print, and failures",
+            [](C& c, Text v) { c.job.quiet = truth(v); }, Kind::Flag}),
     {"--json", "", "",
      "Write everything to stdout as JSON, one event a line: start, output, notice, warning, rank_ended, process_ended, "
      "failure, restart, end",
@@ -223,62 +269,64 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.job.output_folder = v; }},
     {"--no-logs", "", "", "Keep no logs of the ranks' output, whatever --output-dir says",
      [](C& c, Text v) { c.job.keep_logs = !truth(v); }, Kind::Flag},
-    {"--track", "SINK", "",
-     "Take the run record elsewhere while the job runs: mlflow:URI, tensorboard:DIR, csv:FILE, prometheus:FILE, "
-     "prometheus:[HOST]:PORT or kubeflow (which is so where its variables are set), as `cohort export --to`; "
-     "repeatable",
-     [](C& c, Text v) {
-       track::check_destination(v, env::get(env::kMetricsTokenFile).has_value());
-       c.job.track.push_back(v);
-     },
-     Kind::Repeatable},
-    {"--trace", "", "",
-     "Record what each rank does, event by event, in trace.pftrace in the run's folder; see `cohort trace --help`",
-     [](C& c, Text v) { c.job.trace = truth(v); }, Kind::Flag},
-    {"--timeout", "SECONDS", "", "End the job after so long, with exit status 124; with restarts the whole job [never]",
+    common({"--track", "SINK", "",
+            "Take the run record elsewhere while the job runs: mlflow:URI, tensorboard:DIR, csv:FILE, prometheus:FILE, "
+            "prometheus:[HOST]:PORT or kubeflow (the default where its variables are set), as `cohort export --to`; "
+            "repeatable",
+            [](C& c, Text v) {
+              track::check_destination(v, env::get(env::kMetricsTokenFile).has_value());
+              c.job.track.push_back(v);
+            },
+            Kind::Repeatable}),
+    common(
+        {"--trace", "", "",
+         "Record what each rank does, event by event, in trace.pftrace in the run's folder; see `cohort trace --help`",
+         [](C& c, Text v) { c.job.trace = truth(v); }, Kind::Flag}),
+    {"--timeout", "SECONDS", "", "End the job after this long, restarts included, with exit status 124 [never]",
      [](C& c, Text v) {
        const auto limit = milliseconds_of(v);
        if (limit.count() > 0) c.job.timeout = limit;
      }},
-    {"--start-timeout", "SECONDS", "30", "For all ranks to be running; 300 with --nnodes",
+    {"--start-timeout", "SECONDS", "30", "How long it may take until all ranks run; 300 with --nnodes",
      [](C& c, Text v) { c.start_timeout = milliseconds_of(v); }},
-    {"--grace", "SECONDS", "5", "Between asking ranks to end and the next, harder signal",
+    {"--grace", "SECONDS", "5", "Time between the first signal that asks ranks to end and the next, stronger one",
      [](C& c, Text v) { c.job.grace = milliseconds_of(v); }},
     {"--preempt-grace", "SECONDS", "30",
      "Instead of --grace, for ranks that save when SIGTERM asks them to (cohort::Preemption), and for the others to "
      "end once a rank has saved and ended",
      [](C& c, Text v) { c.job.preempt_grace = milliseconds_of(v); }},
     {"--evaluator-grace", "SECONDS", "300",
-     "For the evaluator to end once it has been asked: it may have the last checkpoint to look at",
+     "How long the evaluator may take to end once it has been asked; it may still evaluate the last checkpoint",
      [](C& c, Text v) { c.job.evaluator_grace = milliseconds_of(v); }},
     {"--stall-timeout", "SECONDS", "1800",
-     "End the job when ranks have waited so long for one that is elsewhere; 0: never",
+     "End the job when ranks have waited this long for a rank outside collectives; 0: never",
      [](C& c, Text v) { c.job.watch.health.stall = seconds_of(v); }},
-    {"--deadlock-timeout", "SECONDS", "10", "End the job when ranks have waited only for each other so long; 0: never",
+    {"--deadlock-timeout", "SECONDS", "10",
+     "End the job when ranks have waited only for each other this long; 0: never",
      [](C& c, Text v) { c.job.watch.health.deadlock = seconds_of(v); }},
-    {"--stopped-timeout", "SECONDS", "60", "End the job when a rank has been stopped (SIGSTOP) so long; 0: never",
+    {"--stopped-timeout", "SECONDS", "60", "End the job when a rank has been stopped (SIGSTOP) this long; 0: never",
      [](C& c, Text v) { c.job.watch.health.stopped_end = seconds_of(v); }},
-    {"--warn-no-step", "SECONDS", "600", "Warn when ranks that took steps have taken none for so long; 0: never",
+    {"--warn-no-step", "SECONDS", "600", "Warn when ranks that took steps have taken none for this long; 0: never",
      [](C& c, Text v) { c.job.watch.steps.no_step = seconds_of(v); }},
     {"--on-warning", "COMMAND", "",
      "Run this shell command for each warning, with COHORT_WARNING_TEXT, _KIND, _RANK and _STEP, and JSON on its "
      "stdin; "
      "what it prints goes to on-warning.log in the run's folder",
      [](C& c, Text v) { c.job.on_warning = v; }},
-    {"--output-timeout", "SECONDS", "10", "Once the job is over, for a reader that does not read (a pager) to go on",
+    {"--output-timeout", "SECONDS", "10", "How long to wait for a blocked stdout or stderr (a pager) after the job",
      [](C& c, Text v) { c.job.output_timeout = milliseconds_of(v); }},
     {"--server-restarts", "N", "0",
-     "Start a server again that dies, alone, at most so many times in the job: for servers with replicas or a journal",
+     "Restart a server that dies, alone, at most N times in the job: for servers with replicas or a journal",
      [](C& c, Text v) { c.job.server_restarts = number_of(v, 0, 1'000'000); }},
-    {"--lost-servers", "N", "0", "Go on when a server dies, at most so many times: others have its rows",
+    {"--lost-servers", "N", "0", "Go on when a server dies, at most N times: others have its rows",
      [](C& c, Text v) { c.job.lost_servers = number_of(v, 0, 1024); }},
-    {"--max-restarts", "N", "0", "Start all ranks again when one fails, at most so many times",
-     [](C& c, Text v) { c.job.max_restarts = number_of(v, 0, 1'000'000); }},
+    common({"--max-restarts", "N", "0", "Restart all ranks when one fails, at most N times",
+            [](C& c, Text v) { c.job.max_restarts = number_of(v, 0, 1'000'000); }}),
     {"--config", "FILE", "", "Take options from the table [run] of this TOML file", [](C&, Text) {}},
     {"--show-config", "", "", "Print the value of each option and where it is from, and end",
      [](C& c, Text v) { c.show_config = truth(v); }, Kind::CommandFlag},
-    {"--dry-run", "", "", "Print the plan, the command and the environment of each rank; start nothing",
-     [](C& c, Text v) { c.dry_run = truth(v); }, Kind::Flag},
+    common({"--dry-run", "", "", "Print the plan, the command and the environment of each rank; start nothing",
+            [](C& c, Text v) { c.dry_run = truth(v); }, Kind::Flag}),
     {"--check-build", "", "", "Print what this build and this machine have, and end",
      [](C& c, Text v) { c.check_build = truth(v); }, Kind::CommandFlag},
     {"--owner", "PID", "", "End the job when the process PID, which has started this command, ends",
@@ -289,14 +337,14 @@ const RunOption kOptions[] = {
      "from-ranks",
      [](C& c, Text v) { c.job.owner_folder = v; }, Kind::CommandValue},
     {"--agents", "N", "",
-     "Wait for so many `cohort agent --invited --ranks R`, which the owner starts with what --invitation-fd brings it",
+     "Wait for N `cohort agent --invited --ranks R`, which the owner starts with what --invitation-fd brings it",
      [](C& c, Text v) { c.agents = number_of(v, 1, launch::kMostProcesses); }, Kind::CommandValue},
     {"--invitation-fd", "FD", "",
      "With --agents: an inherited pipe to the owner, for a line about this command and an invitation",
      [](C& c, Text v) { c.job.invitation_fd = number_of(v, 3, std::numeric_limits<int>::max()); }, Kind::CommandValue},
 };
 
-/// The parts of the help, each with its first option. What programs give and people do not is in the last.
+/// The topics of the help, each with its first option. What programs give and people do not is in the last.
 constexpr std::pair<std::string_view, std::string_view> kParts[] = {
     {"--np", "Processes and hosts"},
     {"--nnodes", "A launcher on each node, as torchrun is started"},
@@ -373,6 +421,52 @@ void set_option(const RunOption& option, const std::string& value, RunChoices& c
     const std::string name = option.name() == "--np" ? "-np" : option.name();  // as everybody calls it
     throw Error(error.code(), fmt::format("{} {}: {}", name, value, error.what()));
   }
+}
+
+void add_shared_options(CLI::App& command, std::initializer_list<std::string_view> names, SharedOptions& shared) {
+  for (const std::string_view name : names) {
+    const RunOption& option = *run_option(name);
+    command
+        .add_option_function<std::string>(
+            std::string(name.starts_with("--") ? option.names : name),
+            [&option, &shared](const std::string& value) {
+              set_option(option, value, shared.choices);
+              shared.given[option.name()] = value;
+            },
+            std::string(option.help))
+        ->type_name(option.shown_type())
+        ->default_str(std::string(option.standard))
+        ->envname(option.variable());
+  }
+}
+
+launch::HostChoice hosts_of(const RunChoices& choices) {
+  if (choices.hosts.starter == launch::HostOptions::Starter::Hand)
+    raise(ErrorCode::InvalidArgument, "--starter hand is for `cohort run` alone");
+  return value_or_throw(launch::choose_hosts(choices.hosts, launch::Environment::current()));
+}
+
+void narrow_networks(const std::string& networks) {
+  if (networks.empty()) return;
+  const auto filters = net::parse_networks(networks);
+  auto all = value_or_throw(net::interface_addresses());
+  std::string there;
+  for (const net::InterfaceAddress& address : all) {
+    if (!address.loopback)
+      there += fmt::format("{}{} ({})", there.empty() ? "" : ", ", address.text, address.interface);
+  }
+  if (there.empty()) there = "none";
+  if (!filters || filters->empty()) {
+    raise(ErrorCode::InvalidArgument,
+          "--network {}: names of interfaces are wanted, or networks as 10.0.0.0/8 -- this host has {}", networks,
+          there);
+  }
+  if (!net::choose(std::move(all), *filters)) {
+    raise(ErrorCode::InvalidArgument, "--network {}: it fits no address of this host, which has {}", networks, there);
+  }
+  // All that reads it does so from the environment, here and on other hosts.
+  if (::setenv(std::string(env::kNetwork).c_str(), networks.c_str(), 1) != 0)
+    raise(ErrorCode::Unavailable, "setenv: {}", errno_text(errno));
 }
 
 }  // namespace cohort::app

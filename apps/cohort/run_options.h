@@ -1,19 +1,30 @@
 // The one table of the options of `cohort run`: names, type, default, help, and what a value sets. The command line,
-// the environment and files (run_settings.h), the help, docs/reference/run.md, `cohort env`, the completion and other
-// commands that start jobs (host_options.h) have them from it. Plain data; any thread.
+// the environment and files (run.cpp), the help, docs/reference/run.md, `cohort env`, the completion and other
+// commands that start jobs (HostOptions) have them from it. Plain data; any thread.
+// What `cohort run` and the commands that start jobs besides it have in common: on which hosts, how they are reached,
+// over which networks. Their options are those of the table. One thread.
+// Lists as people type them: 1,2,4. Pure; any thread.
 #pragma once
 
-#include "launch/plan/nodes.h"
+#include "base/parse.h"
+#include "launch/plan/plan.h"
 #include "launch/start/hosts.h"
-#include "launch/supervise/run_options.h"
+#include "launch/supervise/supervisor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace cohort::app {
 
@@ -22,8 +33,8 @@ struct RunChoices {
   launch::RunOptions job;
   std::optional<int> processes;  ///< of -np; 0: auto
   std::string per_node;          ///< of --nproc-per-node; empty: not said
-  launch::HostWishes hosts;
-  launch::NodeWishes nodes;
+  launch::HostOptions hosts;
+  launch::NodeOptions nodes;
   std::string network;
   std::string secret_file;
   std::uint16_t listen = 0;
@@ -50,6 +61,7 @@ struct RunOption {
   void (*set)(RunChoices&, const std::string& value);
   Kind kind = Kind::Value;
   std::string_view choices = {};  ///< "auto,ssh"
+  bool common = false;            ///< in --help; the others are in --help-all
 
   bool is_flag() const noexcept { return kind == Kind::Flag || kind == Kind::CommandFlag; }
   bool only_on_command_line() const noexcept { return kind == Kind::CommandFlag || kind == Kind::CommandValue; }
@@ -65,7 +77,7 @@ struct RunOption {
   std::string variable() const;
 };
 
-/// A part of the help.
+/// A topic of the help.
 struct RunPart {
   std::string_view title;  ///< of options that are not shown: ""
   std::vector<const RunOption*> options;
@@ -81,5 +93,42 @@ const RunOption* run_option(std::string_view name) noexcept;
 void set_option(const RunOption& option, const std::string& value, RunChoices& choices);
 /// A number of processes, 0 for "auto". Throws what is wanted.
 int processes_of(const std::string& text);
+
+/// Options of `cohort run` that another command has, too.
+struct SharedOptions {
+  RunChoices choices;
+  std::map<std::string, std::string> given = {};  ///< by name: for a `cohort run` that it starts
+};
+/// With their variables; a short name in place of a long one leaves the others out. `shared` has to live as long.
+void add_shared_options(CLI::App& command, std::initializer_list<std::string_view> names, SharedOptions& shared);
+
+/// The hosts that they say, for commands that cannot wait for agents which somebody starts by hand.
+launch::HostChoice hosts_of(const RunChoices& choices);
+
+/// For this process and all that it starts: COHORT_NETWORK. Refuses (InvalidArgument) what is no list of networks, or
+/// fits none of this host's addresses, and names the interfaces that there are. Nothing if `networks` is empty.
+void narrow_networks(const std::string& networks);
+
+/// Its parts, also empty ones: of "" one.
+inline std::vector<std::string> split(std::string_view text, char at = ',') {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(at, begin), text.size());
+    parts.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+/// Nullopt if one of them is no number from 1 to `most`.
+inline std::optional<std::vector<int>> numbers_in(std::string_view text, int most) {
+  std::vector<int> numbers;
+  for (const std::string& part : split(text)) {
+    const auto number = parse_integer<int>(part);
+    if (!number || *number < 1 || *number > most) return std::nullopt;
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
 
 }  // namespace cohort::app

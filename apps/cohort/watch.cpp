@@ -4,12 +4,11 @@
 #include "commands.h"
 #include "net/address.h"
 #include "net/socket.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 #include "sys/signals.h"
 #include "watch/page_server.h"
-#include "watch/remote_page.h"
-#include "watch/run_files.h"
-#include "watch/terminal.h"
+#include "watch/screen.h"
+#include "watch/source.h"
 
 #include <fmt/core.h>
 #include <poll.h>
@@ -25,7 +24,7 @@
 namespace cohort::app {
 namespace {
 
-struct Arguments {
+struct WatchArguments {
   std::string run, token_file;
   std::string address = "127.0.0.1";
   std::uint16_t port = 0;
@@ -62,7 +61,7 @@ net::Secret token_of_page(const std::string& file) {
   return *token;
 }
 
-void serve(const Arguments& arguments) {
+void serve(const WatchArguments& arguments) {
   sys::SignalFd signals = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
   watch::RunFiles run(watch::find_run(arguments.run));
   const net::Secret token = value_or_throw(arguments.token_file.empty() ? net::Secret::generate()
@@ -83,7 +82,7 @@ void serve(const Arguments& arguments) {
 }  // namespace
 
 void add_watch(CLI::App& app, int& exit_status) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<WatchArguments>();
   CLI::App* command =
       app.add_subcommand("watch", "Show a run's progress: steps, speed, waiting and last line of each rank");
   command->add_option(

@@ -101,10 +101,10 @@ int train(int argc, char** argv) {
         report.loss(losses.reduce(comm).at("train_loss").value, rate.rate_at(step - 1));
         losses.clear();
       }
-      const bool make_room = preemption.requested(comm);
-      if (make_room || (options.save_every > 0 && step % options.save_every == 0)) save();
-      if (make_room) {
-        report.made_room();
+      const bool preempted = preemption.requested(comm);
+      if (preempted || (options.save_every > 0 && step % options.save_every == 0)) save();
+      if (preempted) {
+        report.preempted();
         return cohort::kRequeueStatus;
       }
     }

@@ -68,12 +68,12 @@ def main() -> int:
             losses.add("loss", loss.item(), len(indices))
             sampler.step()
             step += 1
-            make_room = preemption.requested()
-            if make_room or (options.save_every and step % options.save_every == 0):
+            preempted = preemption.requested()
+            if preempted or (options.save_every and step % options.save_every == 0):
                 save()
-            if make_room:
+            if preempted:
                 if rank == 0:
-                    print(f"told to make room at step {step}: saved")
+                    print(f"preempted at step {step}: saved")
                 return cohort.REQUEUE_STATUS
         seconds = time.perf_counter() - begin
         sampler.next_epoch()

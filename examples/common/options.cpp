@@ -53,10 +53,9 @@ Options parse_options(int argc, char** argv, int rank, int world_size) {
   app.add_option("--device", options.device, "cpu, or cuda: of the host's GPUs the one with the process's local rank")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option(
-         "--save-every", options.save_every,
-         "steps from one checkpoint to the next; at the end of an epoch, and when told to make room, there is one "
-         "in any case")
+  app.add_option("--save-every", options.save_every,
+                 "steps from one checkpoint to the next; at the end of an epoch, and when preempted, there is one "
+                 "in any case")
       ->check(CLI::PositiveNumber);
   app.add_flag("--resume", options.resume, "go on from the newest checkpoint in --out, if there is one");
   try {

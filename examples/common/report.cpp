@@ -86,11 +86,11 @@ void Report::loss(double mean, double rate) {
   steps_end_ = Clock::now();
 }
 
-void Report::made_room() {
+void Report::preempted() {
   if (!record_) return;
   progress_->finish();
   record_->write("preempted", {{"step", step_}, {"epoch", epochs_done()}, {"checkpoint", checkpoint_}});
-  std::printf("told to make room at step %lld: saved in %s\n", static_cast<long long>(step_), checkpoint_.c_str());
+  std::printf("preempted at step %lld: saved in %s\n", static_cast<long long>(step_), checkpoint_.c_str());
 }
 
 void Report::end_epoch(const Score& score) {

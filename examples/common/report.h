@@ -32,7 +32,7 @@ class Report {
   /// Of the steps since the last call: the mean loss over all ranks, and the learning rate.
   void loss(double mean, double rate);
   void saved(const std::string& checkpoint) { checkpoint_ = checkpoint; }
-  void made_room();
+  void preempted();
   void end_epoch(const Score& score);
   /// Draws the curves and prints where everything is.
   void end(const Score& score);

@@ -1,4 +1,5 @@
-// Everything of Cohort that does not need libtorch. For libtorch add <cohort/torch.h>.
+// What ranks need: communicators, join, types, errors. Headers of their own: <cohort/torch.h> (libtorch), ps.h,
+// servers.h, track.h, gradients.h, checkpoint_follower.h.
 #pragma once
 
 #include <cohort/buffer.h>

@@ -36,7 +36,7 @@ struct AllReduceOptions {
   /// is rounded once more. Sum and Average of float32 only; the same on all ranks. On one host nothing is rounded.
   std::optional<DType> wire_dtype = {};
   /// `Work::finite()` then says whether the result is free of NaN and infinities. On one host that costs next to
-  /// nothing: who makes a part of the result looks at it meanwhile. Where several ranks differ in this, those that ask
+  /// nothing: who makes a part of the result checks it meanwhile. Where several ranks differ in this, those that ask
   /// are told.
   bool check_finite = false;
   /// Ranks that give different ones get Mismatch: it tells operations apart that have the same shape and type.

@@ -175,7 +175,7 @@ class Communicator {
   Communicator group(std::span<const int> ranks, const GroupOptions& options = {});
 
   /// Memory for zero-copy collectives. Local, not collective. Pre-faulted, so that no operation pays for
-  /// first touches. With a GPU as `device`: memory there, which operations reach by way of the host's. Throws
+  /// first touches. With a GPU as `device`: memory there; without NCCL, operations stage it through host memory. Throws
   /// Unavailable when the host, or the GPU, cannot give that much, before any of it is used, and where there is no
   /// driver.
   Memory allocate(std::size_t bytes, Device device = {});

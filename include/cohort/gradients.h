@@ -22,8 +22,8 @@ namespace cohort::nn {
 
 /// What is done about gradients that are NaN or infinite.
 enum class NonFinite : std::uint8_t {
-  Ignore,  ///< nothing is looked for: they are averaged, and are on all ranks after that
-  Raise,   ///< every rank looks through its own before they are reduced; backward() throws NonFiniteError on all
+  Ignore,  ///< they are not checked: they are averaged, and are on all ranks after that
+  Raise,   ///< every rank checks its own before they are reduced; backward() throws NonFiniteError on all
 };
 
 struct DistributedDataParallelOptions {
@@ -41,7 +41,7 @@ struct DistributedDataParallelOptions {
   /// NonFiniteError on every rank, which names the first one: rank, host, parameter, element, value and step. All
   /// gradients are undefined then, so that an optimizer's step would change nothing, and training can go on with the
   /// next batch. With `wire_dtype` on several hosts, a value that is infinite as bfloat16 counts, too. A sum of finite
-  /// values that overflows is not looked for, nor what a rank without samples yields, since it is dropped. Over several
+  /// values that overflows is not detected, nor what a rank without samples yields, since it is dropped. Over several
   /// hosts it costs one reading of the gradients, on one host next to nothing (AllReduceOptions::check_finite).
   NonFinite non_finite = NonFinite::Ignore;
   /// N > 0: every N synchronised steps, a forward compares the parameters of all ranks to the bit, and the buffers too
@@ -57,7 +57,7 @@ struct DistributedDataParallelOptions {
   /// Each step compares some values of 8 parameters over the ranks, as they are at its first forward, all parameters in
   /// turn, in a message that is sent anyway. Replicas that have drifted apart by more than rounding (half of a type's
   /// digits) are a Mismatch on every rank, which names rank, parameter and value; differences of rounding are logged
-  /// once. Values in a GPU's memory are not looked at. The same on all ranks.
+  /// once. Values in a GPU's memory are not checked. The same on all ranks.
   bool check_replicas = true;
   /// Is told of each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
   Observer* observer = nullptr;

@@ -53,14 +53,20 @@ struct JoinOptions {
 };
 
 /// What this process has with which it can meet ranks on other hosts.
-enum class WayToMeet {
+enum class RendezvousMethod {
   None,
   Secret,    ///< the job's (`cohort run`, COHORT_SECRET_FILE), or that of a world formed through the launcher
   Launcher,  ///< its own meeting place (PMI, PMIx, MUNGE): `join` without options forms the world of this rank and size
   TorchsStore,  ///< torchrun on several hosts: torch's store is at MASTER_PORT, which its agent holds
 };
-/// For those who choose a way for all ranks of a world before they `join`: the world of `size` ranks in which this
+/// For those who choose a method for all ranks of a world before they `join`: the world of `size` ranks in which this
 /// process is `rank`; -1: of the size that its launcher says. What is wrong with the environment is for `join` to say.
-WayToMeet way_to_meet(int rank = -1, int size = -1);
+RendezvousMethod rendezvous_method(int rank = -1, int size = -1);
+
+/// Their names before 0.2; they go in the release after it.
+using WayToMeet [[deprecated("RendezvousMethod")]] = RendezvousMethod;
+[[deprecated("rendezvous_method")]] inline RendezvousMethod way_to_meet(int rank = -1, int size = -1) {
+  return rendezvous_method(rank, size);
+}
 
 }  // namespace cohort

@@ -1,8 +1,7 @@
-// Ends a training job in good order when it has to make room: a signal (of Slurm before the time is over, of a cloud
-// that takes the machine back) asks one rank, some or all of them to save and end; all learn of it at the same step. A
-// Preemption owns handlers of its signals while it lives, and calls those that were there before it. Once it has told
-// the program to end they stay to the end of the process. One thread at a time; ranks that are threads of one process
-// have one each.
+// Ends a preempted training job in good order: a signal (of Slurm before the time is over, of a cloud that takes the
+// machine back) asks one rank, some or all of them to save and end; all learn of it at the same step. A Preemption owns
+// handlers of its signals while it lives, and calls those that were there before it. Once it has told the program to
+// end they stay to the end of the process. One thread at a time; ranks that are threads of one process have one each.
 #pragma once
 
 #include <cohort/communicator.h>

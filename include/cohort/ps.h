@@ -27,9 +27,9 @@ struct ServerOptions {
   /// For TCP: a file as `cohort secret` writes it. Empty: the job's secret.
   std::string secret_file = {};
   /// Bytes that tables, and pushes that wait, may take; what needs more is refused (Unavailable). With it count the
-  /// rows that waiting pushes make, changes on their way to the backup, and rows that change while a snapshot is
-  /// written; for what is free again by itself pushes wait. 0: nine tenths of what the host, or the control group, has
-  /// left when the server starts.
+  /// rows that waiting pushes make, changes that the backup has not acknowledged, and rows that change while a snapshot
+  /// is written; for what is free again by itself pushes wait. 0: nine tenths of what the host, or the control group,
+  /// has left when the server starts.
   std::size_t memory = 0;
   /// So long after its connection has ended a worker is taken for lost: the others do not wait for it any more, and of
   /// its pushes those of ended clocks count. Above 0.
@@ -221,7 +221,7 @@ class Client {
   void barrier();
   /// What all tables and variables are, in a new checkpoint in the folder, which all servers have to see at the same
   /// path; returns the checkpoint's own folder. It is there as a whole or not at all. With Mode::Sync it has exactly
-  /// the pushes of clocks before this worker's present one; else, and with backup workers, it is one cut only if no
+  /// the pushes of clocks before this worker's present one; else, and with backup workers, it is consistent only if no
   /// worker ends a clock, or pushes to tables of Mode::Async, before it has begun on all servers: between two barriers.
   /// One worker calls it. Servers go on while they write: rows that change meanwhile take their memory twice, and
   /// pushes wait where there is none. It has to be written within the client's `timeout`. Throws Io, Unavailable

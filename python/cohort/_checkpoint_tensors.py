@@ -137,7 +137,7 @@ class Assignment:
                 )
 
     def prepared(self) -> Callable[[], None]:
-        """What overwrites the tensors, once called: every byte has been looked at before."""
+        """What overwrites the tensors, once called: every byte has been checked before."""
         pairs = [(to, to_tensor(entry)) for to, entry in self._copies]
 
         def apply() -> None:

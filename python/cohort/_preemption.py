@@ -1,4 +1,4 @@
-"""Ends a job in good order when it has to make room: C++'s cohort::Preemption, with the same promises."""
+"""Ends a preempted job in good order: C++'s cohort::Preemption, with the same promises."""
 
 from __future__ import annotations
 

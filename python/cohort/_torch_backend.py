@@ -149,7 +149,7 @@ def when_imported(name: str, act: Callable[[ModuleType], object]) -> None:
 
 
 class _Finder:
-    """Lets the others find the module, and looks at it once it has been executed."""
+    """Lets the others find the module, and reads it once it has been executed."""
 
     def __init__(self, module: str, act: Callable[[ModuleType], object]) -> None:
         self.module, self.act = module, act

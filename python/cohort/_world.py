@@ -82,7 +82,7 @@ def join(
     _refuse_child_that_imports_main()
     _last_words.tell_stacks()
     if share is None and init_method in ("", "env://") and rank < 0 and not alone:
-        if _core.way_to_meet(-1, -1) == "torch's store":
+        if _core.rendezvous_method(-1, -1) == "torch's store":
             from cohort import _torchrun
 
             share, share_name, rank, world_size = _torchrun.meeting(join_timeout)

@@ -293,7 +293,7 @@ class CheckpointFolder:
     def _load(
         self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer], latest: Optional[int]
     ) -> Optional[CheckpointInfo]:
-        """`latest`: the last generation to look at, the same on all ranks; None: there is no such bound."""
+        """`latest`: the last generation to consider, the same on all ranks; None: there is no such bound."""
         comm = self._comm
         self._checkpoints.settle(comm)
         stored, files, part, passed_over, all_damaged = self._checkpoints.load_newest(
@@ -307,7 +307,7 @@ class CheckpointFolder:
         if stored is None:
             return None
 
-        # Everything is looked at before anything is changed, and nothing is changed before all ranks have looked.
+        # Everything is checked before anything is changed, and nothing is changed before all ranks have checked.
         steps: list[Callable[[], None]] = []
         state: dict[str, torch.Tensor] = {}
         agree(comm, attempt(lambda: steps.extend(self._prepared(stored, files, part, module, optimizer, state))))
@@ -486,7 +486,7 @@ def follow(
 
     folder            of the checkpoints; it need not be there yet
     after_generation  checkpoints up to this one are left out
-    look_every        seconds between looks at the folder
+    look_every        seconds between reads of the folder
     timeout           seconds for the next checkpoint to come, before Timeout is raised; None: without end
     """
     follower = _core.CheckpointFollower(os.fspath(folder), after_generation, look_every, timeout)

@@ -129,6 +129,7 @@ def _build():
     """Builds the module and the command; returns the folder with package, libraries and command in it."""
     options = [
         "-DCMAKE_BUILD_TYPE=Release",
+        "-DCMAKE_UNITY_BUILD=ON",
         "-DCOHORT_TORCH=off",
         "-DCOHORT_BUILD_TESTS=OFF",
         "-DCOHORT_BUILD_PYTHON=on",

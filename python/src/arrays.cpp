@@ -70,8 +70,8 @@ bool says_true(py::handle object, py::handle name) {
   return truth == 1;
 }
 
-[[noreturn]] void refuse(const Role& role, const std::string& why) {
-  python::refuse(role.operation, std::string(role.name) + " " + why);
+[[noreturn]] void refuse_array(const Role& role, const std::string& why) {
+  refuse(role.operation, std::string(role.name) + " " + why);
 }
 
 /// Of a capsule that was found to hold one.
@@ -111,9 +111,9 @@ Array::Array(py::handle object, Access access, const Role& role, Where where) {
       }
       break;
     case Protocol::None:
-      refuse(role, "is " + with_article(type_name(object)) +
-                       ", not an array -- pass a torch tensor, a NumPy array, or anything with the buffer "
-                       "protocol or __dlpack__ (numpy.asarray makes one of numbers and lists)");
+      refuse_array(role, "is " + with_article(type_name(object)) +
+                             ", not an array -- pass a torch tensor, a NumPy array, or anything with the buffer "
+                             "protocol or __dlpack__ (numpy.asarray makes one of numbers and lists)");
   }
   // Where nothing is, libraries point anywhere, aligned or not.
   if (count_ == 0) data_ = nullptr;
@@ -133,7 +133,8 @@ void Array::take_tensor(py::handle object, const Role& role, Where where) {
                reinterpret_cast<void*>(py::cast<std::uintptr_t>(stream.attr("cuda_stream")))};
     by_stream_ = true;
   } else if (!lies_on("cpu")) {
-    refuse(role, "lies on " + text(device) + ", and Cohort moves " +
+    refuse_array(role,
+                 "lies on " + text(device) + ", and Cohort moves " +
                      (where == Where::HostOrGpu ? "the host's memory and CUDA's" : "the host's memory here") +
                      " -- pass tensor.cpu(), and copy the result back; or leave tensors of that device to its own "
                      "backend (torch.distributed: \"cpu:cohort,cuda:nccl\")");
@@ -145,22 +146,23 @@ void Array::take_tensor(py::handle object, const Role& role, Where where) {
     if (text(layout) == "torch.strided") {
       strided = py::object(layout).release().ptr();
     } else {
-      refuse(role, "is of the layout " + text(layout) + " -- pass tensor.to_dense(), or its indices and values");
+      refuse_array(role, "is of the layout " + text(layout) + " -- pass tensor.to_dense(), or its indices and values");
     }
   }
-  if (!known) refuse(role, "is of the type " + text(dtype) + ", which Cohort does not know -- " + known_dtypes());
+  if (!known) refuse_array(role, "is of the type " + text(dtype) + ", which Cohort does not know -- " + known_dtypes());
   if (!says_true(object, COHORT_NAME("is_contiguous"))) {
-    refuse(role, "is not contiguous (shape " + text(py::tuple(object.attr("shape"))) + ", strides " +
-                     text(object.attr("stride")()) + ") -- pass tensor.contiguous(), and copy the result back");
+    refuse_array(role, "is not contiguous (shape " + text(py::tuple(object.attr("shape"))) + ", strides " +
+                           text(object.attr("stride")()) + ") -- pass tensor.contiguous(), and copy the result back");
   }
   // Their memory holds other numbers than they stand for.
   if ((is_complex(*known) && says_true(object, COHORT_NAME("is_conj"))) || says_true(object, COHORT_NAME("is_neg"))) {
-    refuse(role, "is conjugated or negated lazily -- pass tensor.resolve_conj().resolve_neg()");
+    refuse_array(role, "is conjugated or negated lazily -- pass tensor.resolve_conj().resolve_neg()");
   }
   dtype_ = *known;
   count_ = py::cast<std::int64_t>(call(object, COHORT_NAME("numel")));
   data_ = reinterpret_cast<void*>(py::cast<std::uintptr_t>(call(object, COHORT_NAME("data_ptr"))));
-  if (data_ == nullptr && count_ != 0) refuse(role, "has no memory -- it is a " + type_name(object) + " of no data");
+  if (data_ == nullptr && count_ != 0)
+    refuse_array(role, "has no memory -- it is a " + type_name(object) + " of no data");
   kept_ = py::reinterpret_borrow<py::object>(object);
 }
 
@@ -172,19 +174,20 @@ void Array::take_buffer(py::handle object, Access access, const Role& role) {
     if (!failed.matches(PyExc_BufferError) && !failed.matches(PyExc_ValueError)) throw failed;
     // A read-only buffer, or a type that the protocol has no letter for.
     if (take_numpy_bfloat16(object, access, role)) return;
-    refuse(role, "(" + type_name(object) + ") gives no " + (access == Access::Write ? "writable " : "") +
-                     "buffer: " + text(failed.value()) +
-                     (access == Access::Write ? " -- pass a copy of it, which can be written" : ""));
+    refuse_array(role, "(" + type_name(object) + ") gives no " + (access == Access::Write ? "writable " : "") +
+                           "buffer: " + text(failed.value()) +
+                           (access == Access::Write ? " -- pass a copy of it, which can be written" : ""));
   }
   const std::optional<DType> known = format_dtype(view_->format, view_->itemsize);
   if (!known) {
-    refuse(role, "has elements of the format '" + std::string(view_->format != nullptr ? view_->format : "B") + "' (" +
-                     std::to_string(view_->itemsize) + " bytes), which Cohort does not know -- " + known_dtypes());
+    refuse_array(role, "has elements of the format '" + std::string(view_->format != nullptr ? view_->format : "B") +
+                           "' (" + std::to_string(view_->itemsize) + " bytes), which Cohort does not know -- " +
+                           known_dtypes());
   }
   if (PyBuffer_IsContiguous(view_.get(), 'C') == 0) {
-    refuse(role, "(" + type_name(object) +
-                     ") is not contiguous -- pass numpy.ascontiguousarray(array), and copy the "
-                     "result back");
+    refuse_array(role, "(" + type_name(object) +
+                           ") is not contiguous -- pass numpy.ascontiguousarray(array), and copy the "
+                           "result back");
   }
   dtype_ = *known;
   data_ = view_->buf;
@@ -198,10 +201,10 @@ bool Array::take_numpy_bfloat16(py::handle object, Access access, const Role& ro
   const py::dict interface = object.attr("__array_interface__");
   const py::tuple place = interface["data"];
   if (access == Access::Write && py::cast<bool>(place[1])) {
-    refuse(role, "is read-only -- pass a copy of it, which can be written");
+    refuse_array(role, "is read-only -- pass a copy of it, which can be written");
   }
   if (!interface["strides"].is_none()) {
-    refuse(role, "is not contiguous -- pass numpy.ascontiguousarray(array), and copy the result back");
+    refuse_array(role, "is not contiguous -- pass numpy.ascontiguousarray(array), and copy the result back");
   }
   dtype_ = DType::BFloat16;
   data_ = reinterpret_cast<void*>(py::cast<std::uintptr_t>(place[0]));
@@ -214,10 +217,10 @@ void Array::take_dlpack(py::handle object, Access access, const Role& role, Wher
   const auto [type, id] = dlpack_device(object);
   const bool on_gpu = where == Where::HostOrGpu && type == dlpack::kCuda;
   if (!on_gpu && type != dlpack::kCpu && type != dlpack::kCudaHost && type != dlpack::kRocmHost) {
-    refuse(role, "(" + type_name(object) + ") lies on DLPack's device (" + std::to_string(type) + ", " +
-                     std::to_string(id) + "), and Cohort moves " +
-                     (where == Where::HostOrGpu ? "the host's memory and CUDA's" : "the host's memory here") +
-                     " -- pass a copy in it");
+    refuse_array(role, "(" + type_name(object) + ") lies on DLPack's device (" + std::to_string(type) + ", " +
+                           std::to_string(id) + "), and Cohort moves " +
+                           (where == Where::HostOrGpu ? "the host's memory and CUDA's" : "the host's memory here") +
+                           " -- pass a copy in it");
   }
   py::dict asked;
   if (on_gpu) {
@@ -238,30 +241,32 @@ void Array::take_dlpack(py::handle object, Access access, const Role& role, Wher
     const auto* const managed =
         static_cast<const dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
     if (managed->version.major != 1) {
-      refuse(role, "is of DLPack's version " + std::to_string(managed->version.major) + "; version 1 was asked for");
+      refuse_array(role,
+                   "is of DLPack's version " + std::to_string(managed->version.major) + "; version 1 was asked for");
     }
     tensor = &managed->tensor;
     writable = (managed->flags & dlpack::kReadOnly) == 0;
   } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor") != 0) {
     tensor = &static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
   } else {
-    refuse(role, "(" + type_name(object) + ") gives something else than a DLPack tensor");
+    refuse_array(role, "(" + type_name(object) + ") gives something else than a DLPack tensor");
   }
   if (access == Access::Write && !writable) {
     // An old capsule cannot say whether somebody relies on the array not to change, as JAX does.
-    refuse(role, "(" + type_name(object) +
-                     ") does not say that it may be written -- pass a NumPy array or a torch "
-                     "tensor as the output");
+    refuse_array(role, "(" + type_name(object) +
+                           ") does not say that it may be written -- pass a NumPy array or a torch "
+                           "tensor as the output");
   }
   const std::optional<DType> known = dlpack_dtype(tensor->dtype);
   if (!known) {
-    refuse(role, "has elements of DLPack's type (" + std::to_string(tensor->dtype.code) + ", " +
-                     std::to_string(tensor->dtype.bits) + " bits), which Cohort does not know -- " + known_dtypes());
+    refuse_array(role, "has elements of DLPack's type (" + std::to_string(tensor->dtype.code) + ", " +
+                           std::to_string(tensor->dtype.bits) + " bits), which Cohort does not know -- " +
+                           known_dtypes());
   }
   count_ = 1;
   for (std::int32_t i = tensor->ndim; i-- > 0;) {
     if (tensor->strides != nullptr && tensor->shape[i] != 1 && tensor->strides[i] != count_ && count_ != 0) {
-      refuse(role, "(" + type_name(object) + ") is not contiguous -- pass a contiguous copy");
+      refuse_array(role, "(" + type_name(object) + ") is not contiguous -- pass a contiguous copy");
     }
     count_ *= tensor->shape[i];
   }
@@ -290,7 +295,7 @@ std::vector<std::int64_t> Array::shape() const {
 
 std::vector<Array> arrays_of(py::handle group, Access access, const Role& role, Where where) {
   if (!is_group(group)) {
-    refuse(role, "is a " + type_name(group) + "; a grouped operation takes lists (or tuples) of arrays");
+    refuse_array(role, "is a " + type_name(group) + "; a grouped operation takes lists (or tuples) of arrays");
   }
   const py::object items = py::reinterpret_borrow<py::object>(group);
   std::vector<Array> arrays;

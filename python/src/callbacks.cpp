@@ -11,13 +11,13 @@ namespace cohort::python {
 namespace {
 
 /// References that are owned, and given back with the GIL only.
-struct Call {
+struct Callback {
   PyObject* function;
   PyObject* work;
 };
 
 // The GIL is held.
-void make(const Call& call) {
+void make(const Callback& call) {
   PyObject* const result = PyObject_CallOneArg(call.function, call.work);
   if (result == nullptr) PyErr_WriteUnraisable(call.function);
   Py_XDECREF(result);
@@ -30,11 +30,11 @@ struct Queue {
   const std::uint64_t home = fork_generation();
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Call> calls;
+  std::deque<Callback> calls;
   bool stopping = false;
   std::thread thread;
 
-  void push(const Call& call) {
+  void push(const Callback& call) {
     {
       const std::lock_guard lock(mutex);
       calls.push_back(call);
@@ -47,11 +47,11 @@ struct Queue {
     while (true) {
       changed.wait(lock, [&] { return stopping || !calls.empty(); });
       if (calls.empty()) return;
-      const std::deque<Call> taken = std::exchange(calls, {});
+      const std::deque<Callback> taken = std::exchange(calls, {});
       lock.unlock();
       {
         const py::gil_scoped_acquire gil;
-        for (const Call& call : taken) make(call);
+        for (const Callback& call : taken) make(call);
       }
       lock.lock();
     }
@@ -76,7 +76,7 @@ Queue& queue() {
 }  // namespace
 
 void Callbacks::add(const py::object& work, NamedOperation& operation, const py::object& function) {
-  Call call{function.ptr(), work.ptr()};
+  Callback call{function.ptr(), work.ptr()};
   Py_INCREF(call.function);
   Py_INCREF(call.work);
   if (operation.done()) {

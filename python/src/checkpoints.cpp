@@ -5,10 +5,9 @@
 #include "formats.h"
 
 #include "checkpoint/background.h"
-#include "checkpoint/load.h"
-#include "checkpoint/save.h"
+#include "checkpoint/checkpoint.h"
 #include "formats/checkpoint_folder.h"
-#include "status/called.h"
+#include "status/status_page.h"
 
 #include <cohort/checkpoint_follower.h>
 

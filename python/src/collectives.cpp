@@ -15,7 +15,7 @@ namespace {
 using Counts = std::vector<std::int64_t>;
 
 /// What every operation is told besides its arrays.
-struct Call {
+struct CollectiveCall {
   const PyCommunicator& self;
   const char* name;
   bool async_op;
@@ -30,7 +30,8 @@ std::vector<Array> keep(Array_&&... arrays) {
   return kept;
 }
 
-py::object start(const Call& call, std::vector<Array> arrays, const std::function<Work(Communicator&)>& body) {
+py::object start(const CollectiveCall& call, std::vector<Array> arrays,
+                 const std::function<Work(Communicator&)>& body) {
   std::shared_ptr<Operation> operation = call.self.member().start(call.name, body, std::move(arrays));
   if (call.async_op) return py::cast(PyWork{std::move(operation)});
   if (!operation) return call.result;
@@ -77,7 +78,7 @@ py::object all_reduce(const PyCommunicator& self, const py::object& data, const 
     options.wire_dtype = named_dtype(py::str(wire_dtype));
     if (!options.wire_dtype) refuse(kName, "wire_dtype is no type that it knows: " + std::string(py::str(wire_dtype)));
   }
-  const Call call{self, kName, async_op, output};
+  const CollectiveCall call{self, kName, async_op, output};
   if (is_group(data)) {
     if (!output.is_none()) refuse(kName, "the grouped form reduces in place; it takes no output");
     std::vector<Array> arrays = arrays_of(data, Access::Write, {kName, "the group"}, Where::HostOrGpu);
@@ -104,7 +105,7 @@ py::object reduce(const PyCommunicator& self, const py::object& data, const py::
   auto options = reduction_of<ReduceOptions>(kName, op, prescale, postscale, gpu_sums, timeout);
   options.weight = weight;
   options.root = root;
-  const Call call{self, kName, async_op, output};
+  const CollectiveCall call{self, kName, async_op, output};
   if (!output.is_none()) {
     Array from = read(kName, data);
     Array to = write(kName, output);
@@ -124,7 +125,7 @@ py::object reduce_scatter(const PyCommunicator& self, const py::object& input, c
                           const py::object& timeout, bool async_op) {
   constexpr auto* kName = "reduce_scatter";
   const auto options = reduction_of<ReduceScatterOptions>(kName, op, prescale, postscale, gpu_sums, timeout);
-  const Call call{self, kName, async_op, output};
+  const CollectiveCall call{self, kName, async_op, output};
   if (is_group(input)) {
     std::vector<Array> arrays = arrays_of(input, Access::Read, {kName, "the input", "input"}, Where::HostOrGpu);
     const std::vector<ConstBuffer> inputs = const_buffers_of(arrays);
@@ -161,7 +162,7 @@ py::object broadcast(const PyCommunicator& self, const py::object& data, int roo
   const BroadcastOptions options{root, milliseconds_of(timeout, kName)};
   // The root's array is only read.
   const Access access = self.member().rank == root ? Access::Read : Access::Write;
-  const Call call{self, kName, async_op, py::none()};
+  const CollectiveCall call{self, kName, async_op, py::none()};
   if (is_group(data)) {
     std::vector<Array> arrays = arrays_of(data, access, {kName, "the group"}, Where::HostOrGpu);
     const std::vector<Buffer> buffers = buffers_of(arrays);
@@ -176,7 +177,7 @@ py::object all_gather(const PyCommunicator& self, const py::object& input, const
                       const py::object& timeout, bool async_op) {
   constexpr auto* kName = "all_gather";
   const AllGatherOptions options{milliseconds_of(timeout, kName)};
-  const Call call{self, kName, async_op, output};
+  const CollectiveCall call{self, kName, async_op, output};
   if (is_group(input)) {
     std::vector<Array> arrays = arrays_of(input, Access::Read, {kName, "the input", "input"}, Where::HostOrGpu);
     const std::vector<ConstBuffer> inputs = const_buffers_of(arrays);

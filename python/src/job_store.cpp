@@ -2,8 +2,7 @@
 // cannot read its folder, and what they return; where servers listen; functions that a coordinator schedules.
 #include "bindings.h"
 
-#include "store/job_store.h"
-#include "store/large_values.h"
+#include "store/store.h"
 
 #include <pybind11/stl.h>
 

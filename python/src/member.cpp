@@ -14,7 +14,7 @@ std::vector<std::weak_ptr<Member>>& members() {
   return *all;
 }
 
-std::vector<std::shared_ptr<Member>>& lingering() {
+std::vector<std::shared_ptr<Member>>& lingering_members() {
   static auto* const all = new std::vector<std::shared_ptr<Member>>();
   return *all;
 }
@@ -188,7 +188,7 @@ std::shared_ptr<Member> Member::make(Communicator communicator) {
   forget_gone(members());
   members().push_back(member);
   // Those whose last operations have finished meanwhile.
-  auto& kept = lingering();
+  auto& kept = lingering_members();
   const auto first_idle =
       std::stable_partition(kept.begin(), kept.end(), [](const auto& one) { return one->running_.any(); });
   const std::vector<std::shared_ptr<Member>> idle(first_idle, kept.end());
@@ -269,7 +269,7 @@ void Member::leave_all(const LeaveOptions& options) {
   for (const auto& one : std::vector<std::weak_ptr<Member>>(members())) {
     if (const auto member = one.lock()) member->leave(options);
   }
-  lingering().clear();
+  lingering_members().clear();
 }
 
 void Member::let_go(std::shared_ptr<Member> member) {
@@ -280,7 +280,7 @@ void Member::let_go(std::shared_ptr<Member> member) {
     last = {};
     return;
   }
-  lingering().push_back(std::move(member));
+  lingering_members().push_back(std::move(member));
 }
 
 }  // namespace cohort::python

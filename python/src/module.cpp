@@ -77,13 +77,13 @@ std::vector<PyCommunicator> form_threads(int size, const py::object& timeout, co
   return ranks;
 }
 
-std::string way_to_meet(int rank, int world_size) {
+std::string rendezvous_method(int rank, int world_size) {
   const py::gil_scoped_release release;
-  switch (cohort::way_to_meet(rank, world_size)) {
-    case WayToMeet::Secret: return "secret";
-    case WayToMeet::Launcher: return "launcher";
-    case WayToMeet::TorchsStore: return "torch's store";
-    case WayToMeet::None: break;
+  switch (cohort::rendezvous_method(rank, world_size)) {
+    case RendezvousMethod::Secret: return "secret";
+    case RendezvousMethod::Launcher: return "launcher";
+    case RendezvousMethod::TorchsStore: return "torch's store";
+    case RendezvousMethod::None: break;
   }
   return "";
 }
@@ -162,7 +162,7 @@ PYBIND11_MODULE(_core, module) {
       py::arg("size"), py::arg("timeout"), py::arg("across").none(true));
   module.def("has_launcher", &has_launcher);
   module.def("offered_addresses", [] { return cohort::value_or_throw(cohort::net::offered_addresses()); });
-  module.def("way_to_meet", &way_to_meet, py::arg("rank"), py::arg("world_size"));
+  module.def("rendezvous_method", &rendezvous_method, py::arg("rank"), py::arg("world_size"));
   module.def(
       "leave_all",
       [](const py::object& grace, const std::string& reason, bool failed) {

@@ -136,7 +136,7 @@ struct NamedResult {
 /// For named_calls.h: the engine that a number stands for. A later one takes its place.
 void publish(std::uint64_t number, const std::shared_ptr<named::Engine>& engine);
 /// At the end: what is done has been told.
-void stop_telling();
+void stop_completions();
 
 void bind_named(pybind11::module_& module);
 void bind_named_calls(pybind11::module_& module);

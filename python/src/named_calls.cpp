@@ -72,17 +72,17 @@ struct Running {
 
 /// The thread that tells. Never destroyed: an engine of a world that was given up may still refer to it. One of a
 /// parent is not touched in its forked child.
-class Teller {
+class CompletionThread {
  public:
-  static Teller& get() {
+  static CompletionThread& get() {
     const std::lock_guard lock(guard());
-    if (current() == nullptr || current()->home_ != fork_generation()) current() = new Teller();
+    if (current() == nullptr || current()->home_ != fork_generation()) current() = new CompletionThread();
     return *current();
   }
 
   /// Ends the thread, once it has told what is done. It starts anew when it is needed.
   static void stop() {
-    Teller* ending = nullptr;
+    CompletionThread* ending = nullptr;
     {
       const std::lock_guard lock(guard());
       if (current() == nullptr || current()->home_ != fork_generation()) return;
@@ -105,14 +105,14 @@ class Teller {
   }
 
  private:
-  Teller() : thread_(sys::start_without_signals([this] { run(); })) {}
+  CompletionThread() : thread_(sys::start_without_signals([this] { run(); })) {}
 
   static std::mutex& guard() {
     static auto* const mutex = new std::mutex();
     return *mutex;
   }
-  static Teller*& current() {
-    static Teller* one = nullptr;
+  static CompletionThread*& current() {
+    static CompletionThread* one = nullptr;
     return one;
   }
 
@@ -230,13 +230,13 @@ void give_back(const NamedGroup& group) noexcept {
 
 void submit(const NamedGroup& group) noexcept {
   const auto running = std::make_shared<Running>(group);
-  Teller* teller = nullptr;
+  CompletionThread* completions = nullptr;
   try {
     if (is_alone(group)) {
       if (running->record.kept()) running->record.end({});
       return give_back(group);
     }
-    teller = &Teller::get();
+    completions = &CompletionThread::get();
     begin(group, running);
   } catch (const Error& error) {
     running->fail(error);
@@ -252,8 +252,8 @@ void submit(const NamedGroup& group) noexcept {
   // One more than there are, so that it is not told while this goes on.
   running->left = running->handles.size() + 1;
   for (named::Handle& handle : running->handles) {
-    handle.on_done([running, teller] {
-      if (running->left.fetch_sub(1) == 1) teller->push(running);
+    handle.on_done([running, completions] {
+      if (running->left.fetch_sub(1) == 1) completions->push(running);
     });
   }
   if (running->left.fetch_sub(1) == 1) running->tell();
@@ -271,7 +271,7 @@ void publish(std::uint64_t number, const std::shared_ptr<named::Engine>& engine)
   all.engines[number] = {engine, fork_generation()};
 }
 
-void stop_telling() { Teller::stop(); }
+void stop_completions() { CompletionThread::stop(); }
 
 void bind_named_calls(py::module_& module) {
   module.def(

@@ -35,14 +35,14 @@ class PyNamedEngine {
 using Works = std::vector<std::shared_ptr<NamedOperation>>;
 
 /// A request and what it has to keep.
-struct Call {
+struct EngineCall {
   Request request;
   std::vector<Array> arrays;
   std::shared_ptr<GpuResult> result;  // where it makes one
 };
 
-Call make(Kind kind, const py::str& name) {
-  Call call;
+EngineCall make(Kind kind, const py::str& name) {
+  EngineCall call;
   Py_ssize_t bytes = 0;
   const char* const text = PyUnicode_AsUTF8AndSize(name.ptr(), &bytes);
   if (text == nullptr) throw py::error_already_set();
@@ -53,11 +53,11 @@ Call make(Kind kind, const py::str& name) {
 
 const char* operation_of(Kind kind) noexcept { return named::name_of(kind).data(); }
 
-Array& add(Call& call, py::handle object, Access access, const char* role) {
+Array& add(EngineCall& call, py::handle object, Access access, const char* role) {
   return call.arrays.emplace_back(object, access, Role{operation_of(call.request.kind), role}, Where::HostOrGpu);
 }
 
-void reads(Call& call, py::handle input) {
+void reads(EngineCall& call, py::handle input) {
   const Array& array = add(call, input, Access::Read, "the input");
   call.request.input = array.const_buffer();
   call.request.shape = array.shape();
@@ -68,16 +68,16 @@ struct Scaling {
   double prescale, postscale;
 };
 
-Call reduction(Kind kind, const py::str& name, const Scaling& scaling) {
-  Call call = make(kind, name);
+EngineCall reduction(Kind kind, const py::str& name, const Scaling& scaling) {
+  EngineCall call = make(kind, name);
   call.request.op = scaling.op;
   call.request.prescale = scaling.prescale;
   call.request.postscale = scaling.postscale;
   return call;
 }
 
-Call all_reduce_call(const py::str& name, py::handle input, py::handle output, const Scaling& scaling) {
-  Call call = reduction(Kind::AllReduce, name, scaling);
+EngineCall all_reduce_call(const py::str& name, py::handle input, py::handle output, const Scaling& scaling) {
+  EngineCall call = reduction(Kind::AllReduce, name, scaling);
   if (!output.is_none()) {
     call.arrays.reserve(2);
     reads(call, input);
@@ -91,8 +91,8 @@ Call all_reduce_call(const py::str& name, py::handle input, py::handle output, c
   return call;
 }
 
-Call broadcast_call(const NamedWorld& world, const py::str& name, py::handle data, int root) {
-  Call call = make(Kind::Broadcast, name);
+EngineCall broadcast_call(const NamedWorld& world, const py::str& name, py::handle data, int root) {
+  EngineCall call = make(Kind::Broadcast, name);
   // The root's array is only read.
   const Access access = world.member().rank == root ? Access::Read : Access::Write;
   const Array& array = add(call, data, access, "the array");
@@ -103,7 +103,7 @@ Call broadcast_call(const NamedWorld& world, const py::str& name, py::handle dat
 }
 
 /// Of an operation that makes its output.
-void gives(Call& call, py::handle input) {
+void gives(EngineCall& call, py::handle input) {
   reads(call, input);
   if (call.request.input.device.type == DeviceType::CPU) return;
   call.result = std::make_shared<GpuResult>(operation_of(call.request.kind), call.request.input);
@@ -115,25 +115,25 @@ void gives(Call& call, py::handle input) {
   };
 }
 
-Call input_call(Kind kind, const py::str& name, py::handle input) {
-  Call call = make(kind, name);
+EngineCall input_call(Kind kind, const py::str& name, py::handle input) {
+  EngineCall call = make(kind, name);
   gives(call, input);
   return call;
 }
 
-std::shared_ptr<NamedOperation> submit(const PyNamedEngine& self, Call call) {
+std::shared_ptr<NamedOperation> submit(const PyNamedEngine& self, EngineCall call) {
   NamedWorld& world = self.world();
   world.tidy();
   named::Handle handle = world.engine(operation_of(call.request.kind)).submit(std::move(call.request));
   return world.keep(std::move(handle), std::move(call.arrays), std::move(call.result));
 }
 
-Works submit(const PyNamedEngine& self, Kind kind, std::vector<Call> calls) {
+Works submit(const PyNamedEngine& self, Kind kind, std::vector<EngineCall> calls) {
   NamedWorld& world = self.world();
   world.tidy();
   std::vector<Request> requests;
   requests.reserve(calls.size());
-  for (Call& call : calls) requests.push_back(std::move(call.request));
+  for (EngineCall& call : calls) requests.push_back(std::move(call.request));
   const std::vector<named::Handle> handles = world.engine(operation_of(kind)).submit(std::move(requests));
   Works works;
   works.reserve(calls.size());
@@ -156,7 +156,7 @@ Works submit_group(const PyNamedEngine& self, Kind kind, const py::sequence& nam
     refuse(operation_of(kind), "a group of " + std::to_string(py::len(names)) + " names and " +
                                    std::to_string(py::len(arrays)) + " arrays -- give each array a name");
   }
-  std::vector<Call> calls;
+  std::vector<EngineCall> calls;
   calls.reserve(py::len(names));
   for (std::size_t i = 0; i < py::len(names); ++i) calls.push_back(make(i, name_of(py::object(names[i]))));
   return submit(self, kind, std::move(calls));
@@ -237,13 +237,13 @@ double factor_of(PyObject* number) {
   return value;
 }
 
-PyObject* all_reduce(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) noexcept {
+PyObject* named_all_reduce(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) noexcept {
   try {
     const Arguments arguments = arguments_of(given, static_cast<std::size_t>(count), names);
     const auto [name, input, output, op, prescale, postscale] = arguments;
     const Scaling scaling{op != nullptr ? reduce_op_of(op, "all_reduce") : ReduceOp::Average, factor_of(prescale),
                           factor_of(postscale)};
-    Call call =
+    EngineCall call =
         all_reduce_call(py::reinterpret_borrow<py::str>(name), input, output != nullptr ? output : Py_None, scaling);
     return py::cast(submit(py::cast<const PyNamedEngine&>(py::handle(self)), std::move(call))).release().ptr();
   } catch (...) {
@@ -253,7 +253,7 @@ PyObject* all_reduce(PyObject* self, PyObject* const* given, Py_ssize_t count, P
 }
 
 PyMethodDef kAllReduce = {
-    "all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&all_reduce)),
+    "all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&named_all_reduce)),
     METH_FASTCALL | METH_KEYWORDS,
     "all_reduce($self, /, name, input, output=None, *, op='average', prescale=1.0, postscale=1.0)\n--\n\n"
     "Reduces `input` over all ranks, into `output` or in place. Every rank brings the same shape. Integers are scaled "
@@ -273,41 +273,43 @@ Works all_reduce_group(const PyNamedEngine& self, const py::sequence& names, con
   });
 }
 
-std::shared_ptr<NamedOperation> all_gather(const PyNamedEngine& self, const py::str& name, const py::object& input) {
+std::shared_ptr<NamedOperation> named_all_gather(const PyNamedEngine& self, const py::str& name,
+                                                 const py::object& input) {
   return submit(self, input_call(Kind::AllGather, name, input));
 }
 
 Works all_gather_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& inputs,
                        bool needs_all_ranks) {
   return submit_group(self, Kind::AllGather, names, inputs, [&](std::size_t i, const py::str& name) {
-    Call call = input_call(Kind::AllGather, name, py::object(inputs[i]));
+    EngineCall call = input_call(Kind::AllGather, name, py::object(inputs[i]));
     call.request.needs_all_ranks = needs_all_ranks;
     return call;
   });
 }
 
-std::shared_ptr<NamedOperation> broadcast(const PyNamedEngine& self, const py::str& name, const py::object& data,
-                                          int root) {
+std::shared_ptr<NamedOperation> named_broadcast(const PyNamedEngine& self, const py::str& name, const py::object& data,
+                                                int root) {
   return submit(self, broadcast_call(self.world(), name, data, root));
 }
 
 Works broadcast_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& data, int root,
                       bool needs_all_ranks) {
   return submit_group(self, Kind::Broadcast, names, data, [&](std::size_t i, const py::str& name) {
-    Call call = broadcast_call(self.world(), name, py::object(data[i]), root);
+    EngineCall call = broadcast_call(self.world(), name, py::object(data[i]), root);
     call.request.needs_all_ranks = needs_all_ranks;
     return call;
   });
 }
 
-Call reduce_scatter_call(const py::str& name, py::handle input, const Scaling& scaling) {
-  Call call = reduction(Kind::ReduceScatter, name, scaling);
+EngineCall reduce_scatter_call(const py::str& name, py::handle input, const Scaling& scaling) {
+  EngineCall call = reduction(Kind::ReduceScatter, name, scaling);
   gives(call, input);
   return call;
 }
 
-std::shared_ptr<NamedOperation> reduce_scatter(const PyNamedEngine& self, const py::str& name, const py::object& input,
-                                               const py::object& op, double prescale, double postscale) {
+std::shared_ptr<NamedOperation> named_reduce_scatter(const PyNamedEngine& self, const py::str& name,
+                                                     const py::object& input, const py::object& op, double prescale,
+                                                     double postscale) {
   return submit(self, reduce_scatter_call(name, input, scaling_of("reduce_scatter", op, prescale, postscale)));
 }
 
@@ -330,9 +332,9 @@ std::vector<std::int64_t> integers_of(const py::object& numbers) {
   return result;
 }
 
-std::shared_ptr<NamedOperation> all_to_all(const PyNamedEngine& self, const py::str& name, const py::object& input,
-                                           const py::object& splits) {
-  Call call = input_call(Kind::AllToAll, name, input);
+std::shared_ptr<NamedOperation> named_all_to_all(const PyNamedEngine& self, const py::str& name,
+                                                 const py::object& input, const py::object& splits) {
+  EngineCall call = input_call(Kind::AllToAll, name, input);
   if (!splits.is_none()) {
     call.request.splits = integers_of(splits);
     if (call.request.splits.empty()) refuse("all_to_all", "the splits are empty -- give one for each rank, or None");
@@ -340,11 +342,11 @@ std::shared_ptr<NamedOperation> all_to_all(const PyNamedEngine& self, const py::
   return submit(self, std::move(call));
 }
 
-std::shared_ptr<NamedOperation> barrier(const PyNamedEngine& self, const py::str& name) {
+std::shared_ptr<NamedOperation> named_barrier(const PyNamedEngine& self, const py::str& name) {
   return submit(self, make(Kind::Barrier, name));
 }
 
-std::shared_ptr<NamedOperation> join(const PyNamedEngine& self) {
+std::shared_ptr<NamedOperation> named_join(const PyNamedEngine& self) {
   NamedWorld& world = self.world();
   return world.keep(world.engine("join").join_async(), {});
 }
@@ -375,7 +377,7 @@ py::dict statistics(const PyNamedEngine& self) {
   return result;
 }
 
-std::string describe(const PyNamedEngine& self) {
+std::string named_describe(const PyNamedEngine& self) {
   const Member& member = self.world().member();
   return "<cohort.NamedEngine rank " + std::to_string(member.rank) + " of " + std::to_string(member.size) +
          (self.world().has_left() ? ", shut down>" : ">");
@@ -432,28 +434,29 @@ void bind_named(py::module_& module) {
       .def("all_reduce_group", &all_reduce_group, py::arg("names"), py::arg("inputs"), py::arg("outputs") = py::none(),
            kOnly, kAverage, kPrescale, kPostscale,
            "Several at once: all or none are accepted, and they are carried out together.")
-      .def("all_gather", &all_gather, py::arg("name"), py::arg("input"),
+      .def("all_gather", &named_all_gather, py::arg("name"), py::arg("input"),
            "Concatenates the inputs along dimension 0, which may differ from rank to rank: `result` of the NamedWork.")
       .def(
           "all_gather_group", &all_gather_group, py::arg("names"), py::arg("inputs"), kOnly,
           py::arg("needs_all_ranks") = false,
           "As all_gather, for several. needs_all_ranks: refused while some ranks have joined, which otherwise bring no "
           "rows.")
-      .def("broadcast", &broadcast, py::arg("name"), py::arg("data"), py::arg("root") = 0,
+      .def("broadcast", &named_broadcast, py::arg("name"), py::arg("data"), py::arg("root") = 0,
            "Copies the root's array into those of the other ranks, in place.")
       .def("broadcast_group", &broadcast_group, py::arg("names"), py::arg("data"), py::arg("root") = 0, kOnly,
            py::arg("needs_all_ranks") = false,
            "As broadcast, for several. needs_all_ranks: refused while some ranks have joined.")
-      .def("reduce_scatter", &reduce_scatter, py::arg("name"), py::arg("input"), kOnly, kSum, kPrescale, kPostscale,
+      .def("reduce_scatter", &named_reduce_scatter, py::arg("name"), py::arg("input"), kOnly, kSum, kPrescale,
+           kPostscale,
            "Reduces, and gives each rank its rows of the result; where they do not divide, the first ranks get one row "
            "more.")
       .def("reduce_scatter_group", &reduce_scatter_group, py::arg("names"), py::arg("inputs"), kOnly, kSum, kPrescale,
            kPostscale)
-      .def("all_to_all", &all_to_all, py::arg("name"), py::arg("input"), py::arg("splits") = py::none(),
+      .def("all_to_all", &named_all_to_all, py::arg("name"), py::arg("input"), py::arg("splits") = py::none(),
            "splits[s] rows of `input` go to rank s (None: equal parts); `result` holds what came, by rank, and "
            "`received_splits` the rows from each.")
-      .def("barrier", &barrier, py::arg("name"), "Done once every rank has asked for it.")
-      .def("join", &join,
+      .def("barrier", &named_barrier, py::arg("name"), "Done once every rank has asked for it.")
+      .def("join", &named_join,
            "This rank has no more data: it serves the others, without bringing anything, until every rank has joined. "
            "Until then it may not ask for operations.")
       .def(
@@ -467,7 +470,7 @@ void bind_named(py::module_& module) {
       .def("statistics", &statistics,
            "Counts since the start: rounds of negotiation, exchanges (rounds in which operations were described), "
            "batches (collectives with data), rings (rounds in which peers had to be woken).")
-      .def("__repr__", &describe);
+      .def("__repr__", &named_describe);
 }
 
 }  // namespace cohort::python

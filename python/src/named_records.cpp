@@ -37,7 +37,7 @@ const char* word_of(named::Kind kind) noexcept {
   return number < std::size(kNames) ? kNames[number] : "OTHER";
 }
 
-void keep(bool on) {
+void keep_records(bool on) {
   Kept& all = all_kept();
   const std::lock_guard lock(all.mutex);
   all.records.clear();
@@ -74,7 +74,7 @@ void NamedRecords::Call::end(const std::vector<named::Handle>& handles) const {
 }
 
 void bind_named_records(py::module_& module) {
-  module.def("named_records_keep", &keep, py::arg("on"),
+  module.def("named_records_keep", &keep_records, py::arg("on"),
              "Whether what becomes of operations of compiled programs is kept from now on; drops what was.");
   module.def("named_records_take", &take,
              "Operations of compiled programs that are done, and drops them: tuples of the kind, the name, when it was "

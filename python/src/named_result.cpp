@@ -89,10 +89,10 @@ py::object to_dlpack(const NamedResult& result, const py::args&, const py::kwarg
   return py::reinterpret_steal<py::object>(capsule);
 }
 
-py::tuple shape_of(const NamedResult& result) { return py::tuple(py::cast(result.shape)); }
+py::tuple shape_of_result(const NamedResult& result) { return py::tuple(py::cast(result.shape)); }
 
 // `self` is the Python object: what is made of it keeps it alive.
-py::object as_numpy(const py::object& self) {
+py::object result_as_numpy(const py::object& self) {
   const auto& result = py::cast<const NamedResult&>(self);
   const std::string name(to_string(result.dtype));
   const py::module_ numpy = py::module_::import("numpy");
@@ -100,20 +100,20 @@ py::object as_numpy(const py::object& self) {
     refuse("NamedResult",
            "NumPy has no bfloat16 -- numpy.asarray(result) gives its bits as uint16, as_torch() a tensor");
   }
-  if (result.count() == 0) return numpy.attr("empty")(shape_of(result), name);
-  return numpy.attr("frombuffer")(self, name).attr("reshape")(shape_of(result));
+  if (result.count() == 0) return numpy.attr("empty")(shape_of_result(result), name);
+  return numpy.attr("frombuffer")(self, name).attr("reshape")(shape_of_result(result));
 }
 
-py::object as_torch(const py::object& self) {
+py::object result_as_torch(const py::object& self) {
   const auto& result = py::cast<const NamedResult&>(self);
   const py::module_ torch = py::module_::import("torch");
   const py::object type = torch.attr(std::string(to_string(result.dtype)).c_str());
-  if (result.count() == 0) return torch.attr("empty")(shape_of(result), py::arg("dtype") = type);
+  if (result.count() == 0) return torch.attr("empty")(shape_of_result(result), py::arg("dtype") = type);
   return torch.attr("frombuffer")(self, py::arg("dtype") = type, py::arg("count") = result.count())
-      .attr("view")(shape_of(result));
+      .attr("view")(shape_of_result(result));
 }
 
-std::size_t bytes_of(const NamedResult& result) {
+std::size_t bytes_of_result(const NamedResult& result) {
   return static_cast<std::size_t>(result.count()) * size_of(result.dtype);
 }
 
@@ -131,11 +131,11 @@ void bind_named_result(py::module_& module) {
                           "DLPack, without a copy. It may be written. The buffer protocol has no bfloat16: it shows "
                           "uint16.")
       .def_buffer(&buffer_of)
-      .def_property_readonly("shape", &shape_of, "Lengths of its dimensions.")
+      .def_property_readonly("shape", &shape_of_result, "Lengths of its dimensions.")
       .def_property_readonly(
           "dtype", [](const NamedResult& result) { return std::string(to_string(result.dtype)); },
           "\"float32\", \"bfloat16\", ...")
-      .def_property_readonly("nbytes", &bytes_of)
+      .def_property_readonly("nbytes", &bytes_of_result)
       .def("__len__",
            [](const NamedResult& result) {
              if (result.shape.empty()) throw py::type_error("a NamedResult without dimensions has no length");
@@ -143,8 +143,8 @@ void bind_named_result(py::module_& module) {
            })
       .def("__dlpack__", &to_dlpack)
       .def("__dlpack_device__", [](const NamedResult&) { return py::make_tuple(static_cast<int>(dlpack::kCpu), 0); })
-      .def("as_numpy", &as_numpy, "A NumPy array over it. Refused (InvalidArgument) for bfloat16.")
-      .def("as_torch", &as_torch, "A torch tensor over it.");
+      .def("as_numpy", &result_as_numpy, "A NumPy array over it. Refused (InvalidArgument) for bfloat16.")
+      .def("as_torch", &result_as_torch, "A torch tensor over it.");
 }
 
 }  // namespace cohort::python

@@ -9,7 +9,7 @@ namespace {
 
 using Shared = std::shared_ptr<NamedOperation>;
 
-py::object error(const NamedOperation& work) {
+py::object named_error(const NamedOperation& work) {
   const std::optional<Error> failed = work.error();
   return failed ? to_python(*failed) : py::none();
 }
@@ -44,7 +44,8 @@ void bind_named_work(py::module_& module) {
           "`timeout` seconds (a number or a timedelta) it gives up waiting, not the operation, and returns False. A "
           "KeyboardInterrupt ends the waiting, not the operation.")
       .def("done", &NamedOperation::done, "True once it is over, with or without an error. Never blocks.")
-      .def("error", &error, "The error of an operation that has failed; None while it runs and when it succeeded.")
+      .def("error", &named_error,
+           "The error of an operation that has failed; None while it runs and when it succeeded.")
       .def(
           "add_done_callback",
           [](const py::object& self, const py::object& function) {

@@ -8,7 +8,7 @@ namespace cohort::python {
 namespace {
 
 // Dropped by Python, and still serving. Never destroyed, as in member.cpp.
-std::vector<std::shared_ptr<NamedWorld>>& lingering() {
+std::vector<std::shared_ptr<NamedWorld>>& lingering_worlds() {
   static auto* const all = new std::vector<std::shared_ptr<NamedWorld>>();
   return *all;
 }
@@ -150,29 +150,29 @@ void NamedWorld::leave(const LeaveOptions& options) {
 
 void NamedWorld::let_go(std::shared_ptr<NamedWorld> world) {
   if (world->home_ != fork_generation() || !world->engine_) return;
-  lingering().push_back(std::move(world));
+  lingering_worlds().push_back(std::move(world));
   sweep();
 }
 
 // Those that have nothing more to do end as the others notice, and go once they have ended.
 void NamedWorld::sweep() {
-  for (const auto& world : std::exchange(lingering(), {})) {
+  for (const auto& world : std::exchange(lingering_worlds(), {})) {
     const bool at_home = world->home_ == fork_generation();
     const bool idle = at_home && !world->running_.any();
     if (idle && world->engine_) world->engine_->begin_shutdown();
     if (idle && (!world->engine_ || world->engine_->ended())) {
       world->end();
     } else {
-      lingering().push_back(world);
+      lingering_worlds().push_back(world);
     }
   }
 }
 
 void NamedWorld::forget_all() {
-  const auto gone = std::exchange(lingering(), {});
+  const auto gone = std::exchange(lingering_worlds(), {});
   Callbacks::stop();
   const py::gil_scoped_release release;
-  stop_telling();
+  stop_completions();
 }
 
 }  // namespace cohort::python

@@ -4,7 +4,7 @@
 #include "errors.h"
 
 #include "status/status_page.h"
-#include "sys/signal_latch.h"
+#include "sys/signals.h"
 
 #include <cohort/preemption.h>
 

@@ -1,5 +1,5 @@
-"""Tensors of "cuda" for tests: in a torch without CUDA those that pretend (src/torch/pretended), where
-COHORT_PRETENDED_CUDA_TENSORS names them, else those of a real GPU. To be imported before torch.
+"""Tensors of "cuda" for tests: in a torch without CUDA those that pretend (src/torch/fake), where
+COHORT_FAKE_CUDA_TENSORS names them, else those of a real GPU. To be imported before torch.
 
 Of what pretends memory cannot be read where it lies; operations are those of the CPU, done when they are called."""
 
@@ -8,20 +8,20 @@ import ctypes
 import os
 import types
 
-PRETENDED = "COHORT_PRETENDED_CUDA_TENSORS" in os.environ
-if PRETENDED:
-    ctypes.CDLL(os.environ["COHORT_PRETENDED_CUDA_TENSORS"], ctypes.RTLD_GLOBAL)
+FAKE = "COHORT_FAKE_CUDA_TENSORS" in os.environ
+if FAKE:
+    ctypes.CDLL(os.environ["COHORT_FAKE_CUDA_TENSORS"], ctypes.RTLD_GLOBAL)
     NCCL = ctypes.CDLL("libnccl.so.2")
 
 import torch  # noqa: E402
 
 # Only what pretends counts what it is given.
-WITH_NCCL = PRETENDED and os.environ.get("COHORT_NCCL") != "off"
+WITH_NCCL = FAKE and os.environ.get("COHORT_NCCL") != "off"
 
 
 def operations_of_nccl():
-    """How many operations this process has given to the pretended NCCL so far."""
-    return NCCL.pretended_nccl_operations() if PRETENDED else 0
+    """How many operations this process has given to the fake NCCL so far."""
+    return NCCL.fake_nccl_operations() if FAKE else 0
 
 
 def new_stream():
@@ -33,11 +33,11 @@ def new_stream():
 @contextlib.contextmanager
 def delay_of_nccl(milliseconds):
     """Every operation that begins meanwhile takes so much longer."""
-    os.environ["PRETENDED_NCCL_DELAY"] = str(milliseconds)
+    os.environ["FAKE_NCCL_DELAY"] = str(milliseconds)
     try:
         yield
     finally:
-        del os.environ["PRETENDED_NCCL_DELAY"]
+        del os.environ["FAKE_NCCL_DELAY"]
 
 
 def _clone(storage):
@@ -46,7 +46,7 @@ def _clone(storage):
     return copy.untyped_storage() if hasattr(copy, "untyped_storage") else copy._storage()
 
 
-if PRETENDED:
+if FAKE:
     torch.cuda._lazy_init = lambda: None
     torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     torch.cuda.Stream = lambda device=None: types.SimpleNamespace(cuda_stream=new_stream())

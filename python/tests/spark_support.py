@@ -86,7 +86,7 @@ def stop(session):
 
 
 class Standalone:
-    """A standalone cluster: a master and workers, each with pretended GPUs. `on`: (host, words that run a command there)."""
+    """A standalone cluster: a master and workers, each with fake GPUs. `on`: (host, words that run a command there)."""
 
     def __init__(self, workers, folder, gpus=0, cores=2, environment=None, master=("127.0.0.1", [])):
         self._processes = []

@@ -27,7 +27,7 @@ class Gpus(Case):
             self.assertEqual((plain.dtype, plain.shape), (result.dtype, result.shape))
             if within:
                 # Kernels of a real GPU sum in other orders.
-                within = within if cuda_support.PRETENDED else max(within, 1e-4)
+                within = within if cuda_support.FAKE else max(within, 1e-4)
                 torch.testing.assert_close(result.cpu(), plain, rtol=within, atol=within)
             else:
                 self.assertTrue(torch.equal(result.cpu(), plain), f"{result.cpu()} is not {plain}")
@@ -38,7 +38,7 @@ class Gpus(Case):
         """It gives NCCL so many operations."""
         before = cuda_support.operations_of_nccl()
         yield
-        if cuda_support.PRETENDED:
+        if cuda_support.FAKE:
             self.assertEqual(cuda_support.operations_of_nccl() - before, count if BY_NCCL else 0)
 
     def values(self, device, *shape, dtype=torch.float32):

@@ -41,12 +41,12 @@ class Case(unittest.TestCase):
         found = call(GPU)
         values = [one.cpu() for one in found]  # for which the host waits
         count = cuda_support.operations_of_nccl() - before
-        if by_nccl is not None and cuda_support.PRETENDED:
+        if by_nccl is not None and cuda_support.FAKE:
             self.assertEqual(count > 0, by_nccl and BY_NCCL, f"{count} operations of NCCL")
         self.assertEqual(len(found), len(expected))
         for one, value, other in zip(found, values, expected):
             self.assertEqual((one.device, one.dtype, one.shape), (GPU, other.dtype, other.shape))
-            within = 0.0 if cuda_support.PRETENDED else within
+            within = 0.0 if cuda_support.FAKE else within
             torch.testing.assert_close(value, other, rtol=within, atol=within)
 
 

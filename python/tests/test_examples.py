@@ -62,7 +62,7 @@ class Digits(unittest.TestCase):
             self.assertIn("going on after epoch 1", text)
             self.assertEqual(cut, whole)
 
-    def test_made_room_and_resumed(self):
+    def test_preempted_and_resumed(self):
         with tempfile.TemporaryDirectory() as folder:
 
             def start(out, epochs, ranks, *more):
@@ -84,7 +84,7 @@ class Digits(unittest.TestCase):
                 if line.startswith("epoch 1"):
                     break
             job.send_signal(signal.SIGUSR1)
-            self.assertIn("told to make room at step ", end(job, 75))
+            self.assertIn("preempted at step ", end(job, 75))
             self.assertIn("going on after step ", end(start("cut", "3", 2), 0))
             whole, cut = (pathlib.Path(folder, out, "weights.safetensors").read_bytes() for out in ("whole", "cut"))
             self.assertEqual(whole, cut, "the resumed training differs")

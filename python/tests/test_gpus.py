@@ -1,4 +1,4 @@
-"""Arrays of a GPU in cohort's own operations, over a driver and an NCCL that pretend (comm/cuda/pretended): torch's tensors,
+"""Arrays of a GPU in cohort's own operations, over a driver and an NCCL that pretend (comm/cuda/fake): torch's tensors,
 known by what they can do, and DLPack's. 2 ranks, which share a GPU."""
 
 import array
@@ -14,8 +14,8 @@ import weakref
 import cohort
 
 CUDA = ctypes.CDLL("libcuda.so.1")
-CUDA.pretended_cuda_memory.restype = ctypes.c_void_p
-CUDA.pretended_cuda_memory.argtypes = [ctypes.c_void_p]
+CUDA.fake_cuda_memory.restype = ctypes.c_void_p
+CUDA.fake_cuda_memory.argtypes = [ctypes.c_void_p]
 
 
 class Memory:
@@ -25,7 +25,7 @@ class Memory:
         address = ctypes.c_ulonglong()
         assert CUDA.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4 * len(values))) == 0
         self.address, self.count = address.value, len(values)
-        self.seen = (ctypes.c_float * self.count).from_address(CUDA.pretended_cuda_memory(address.value))
+        self.seen = (ctypes.c_float * self.count).from_address(CUDA.fake_cuda_memory(address.value))
         self.seen[:] = values
 
 
@@ -159,7 +159,7 @@ class Gpus(unittest.TestCase):
         others = [ctypes.c_void_p(), ctypes.c_void_p()]
         for stream in others:
             assert CUDA.cuStreamCreate(ctypes.byref(stream), 0) == 0
-        with unittest.mock.patch.dict(os.environ, PRETENDED_NCCL_DELAY="300"):
+        with unittest.mock.patch.dict(os.environ, FAKE_NCCL_DELAY="300"):
             work = self.world.all_reduce(tensor, async_op=True)
             work.synchronize()
             work.synchronize(others[0].value)
@@ -200,12 +200,12 @@ class Gpus(unittest.TestCase):
 
     def test_sums_are_nccls_unless_they_are_to_be_exact(self):
         cuda = ctypes.CDLL("libcuda.so.1")
-        before = cuda.pretended_cuda_folds()
+        before = cuda.fake_cuda_folds()
         tensor = Tensor([1.0, 2.0])
         self.world.all_reduce(tensor)
-        self.assertEqual(cuda.pretended_cuda_folds() - before, 0)
+        self.assertEqual(cuda.fake_cuda_folds() - before, 0)
         self.world.all_reduce(tensor, gpu_sums="exact")
-        self.assertGreater(cuda.pretended_cuda_folds() - before, 0)
+        self.assertGreater(cuda.fake_cuda_folds() - before, 0)
         self.assertEqual(list(tensor.seen), [4.0, 8.0])
         with self.assertRaisesRegex(cohort.InvalidArgument, "gpu_sums is 'fast' or 'exact', and not 'quick'"):
             self.world.all_reduce(tensor, gpu_sums="quick")
@@ -224,7 +224,7 @@ class Gpus(unittest.TestCase):
             self.world.all_reduce(one)
         self.world.barrier()
         exported.let_go.clear()
-        with unittest.mock.patch.dict(os.environ, PRETENDED_NCCL_DELAY="300"):
+        with unittest.mock.patch.dict(os.environ, FAKE_NCCL_DELAY="300"):
             works = [self.world.all_reduce(one, async_op=True) for one in (tensor, exported)]
             works[0].synchronize(self.stream.value)
             works[1].synchronize(0)

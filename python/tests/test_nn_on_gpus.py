@@ -44,7 +44,7 @@ def train(device, steps=4, samples=None, wide=False, **options):
 class OnGpus(unittest.TestCase):
     def assert_alike(self, one, other):
         for name, value in one.state_dict().items():
-            within = 1e-6 if cuda_support.PRETENDED else 1e-5  # kernels of a real GPU sum in other orders
+            within = 1e-6 if cuda_support.FAKE else 1e-5  # kernels of a real GPU sum in other orders
             torch.testing.assert_close(value.cpu(), other.state_dict()[name].cpu(), rtol=10 * within, atol=within, msg=name)
 
     def test_training_is_that_of_the_cpu(self):

@@ -1,4 +1,4 @@
-"""The question whether to make room, over the ranks of `cohort run -np N`, and what becomes of Python's own handlers."""
+"""Preemption over the ranks of `cohort run -np N`, and what becomes of Python's own handlers."""
 
 import array
 import os

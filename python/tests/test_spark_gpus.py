@@ -1,4 +1,4 @@
-"""cohort.Distributor on a standalone Spark cluster of two executors on this host whose GPUs are pretended, with Spark's
+"""cohort.Distributor on a standalone Spark cluster of two executors on this host whose GPUs are fake, with Spark's
 own encryption on; executors have Cohort."""
 
 import os

@@ -6,7 +6,7 @@ import threading
 import unittest
 import weakref
 
-from cuda_support import PRETENDED  # first: before torch
+from cuda_support import FAKE  # first: before torch
 from support_torch_on_gpus import BY_NCCL, Gpus
 
 import cohort.torch as hvd
@@ -14,9 +14,9 @@ import torch
 from support_hvd import setUpModule, tearDownModule  # noqa: F401
 
 CUDA = ctypes.CDLL("libcuda.so.1")
-if PRETENDED:
-    CUDA.pretended_cuda_memory.restype = ctypes.c_void_p
-    CUDA.pretended_cuda_memory.argtypes = [ctypes.c_void_p]
+if FAKE:
+    CUDA.fake_cuda_memory.restype = ctypes.c_void_p
+    CUDA.fake_cuda_memory.argtypes = [ctypes.c_void_p]
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -114,7 +114,7 @@ class Operations(Gpus):
 
         self.on_both(program)
 
-    @unittest.skipIf(torch.__version__ < "2", "the pretended tensors of torch 1 are not sparse")
+    @unittest.skipIf(torch.__version__ < "2", "the fake tensors of torch 1 are not sparse")
     def test_sparse(self):
         def program(device):
             indices = torch.tensor([[0, 2, 3][: 2 + self.rank]]).to(device)
@@ -205,7 +205,7 @@ class Nccl(Gpus):
 
     def test_what_is_built(self):
         self.assertTrue(hvd.cuda_built())
-        if PRETENDED or not BY_NCCL:
+        if FAKE or not BY_NCCL:
             self.assertEqual(hvd.nccl_built(), 23007 if BY_NCCL else 0)
         else:
             self.assertGreaterEqual(hvd.nccl_built(), 21800)
@@ -252,7 +252,7 @@ class Agreement(Gpus):
         self.assertEqual(exchanges[1:], exchanges[1:2] * 3)
 
 
-@unittest.skipUnless(PRETENDED, "kernels are functions of Python here")
+@unittest.skipUnless(FAKE, "kernels are functions of Python here")
 class Streams(Gpus):
     def launch(self, work):
         kernel = KERNEL(lambda _: work())
@@ -265,7 +265,7 @@ class Streams(Gpus):
 
     def test_an_operation_comes_after_what_its_stream_had_and_not_after_more(self):
         tensor = self.values("cuda", 2)
-        seen = (ctypes.c_float * 2).from_address(CUDA.pretended_cuda_memory(tensor.data_ptr()))
+        seen = (ctypes.c_float * 2).from_address(CUDA.fake_cuda_memory(tensor.data_ptr()))
         come, go_on, over = threading.Event(), threading.Event(), threading.Event()
 
         def before():

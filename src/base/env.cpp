@@ -64,7 +64,7 @@ constexpr Variable kVariables[] = {
     {kMpiPlugin, "path", "found by the launcher's MPI", "the plug-in for MPI, which `cohort build-mpi` compiles"},
     {kNccl, "path, or off", "found",
      "the NCCL that carries out what ranks do with a GPU's memory, unless the process has loaded one before; off: it "
-     "goes by way of the host's memory"},
+     "is staged through host memory"},
     {kGpuSums, one_of("fast or exact"), "fast",
      "reductions of a GPU's memory: fast by NCCL, where it is used, or with the CPU's bits; the same on all ranks"},
     {kTimes, kFlag, "0",

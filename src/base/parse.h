@@ -1,11 +1,17 @@
-// Strict numbers and truths from text: the whole text or nothing.
+// Strict numbers and truths from text: the whole text or nothing. And a hash of text.
+// Lists of numbers as people write them: "0,3-5". Pure; any thread.
 #pragma once
+
+#include "base/result.h"
 
 #include <algorithm>
 #include <charconv>
 #include <concepts>
+#include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace cohort {
 
@@ -33,5 +39,18 @@ inline std::optional<bool> parse_truth(std::string_view text) noexcept {
   }
   return std::nullopt;
 }
+
+/// FNV-1a (Fowler, Noll, Vo): for names and to tell texts apart, nothing that has to withstand anybody.
+constexpr std::uint64_t fnv1a(std::string_view text) noexcept {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  return hash;
+}
+
+/// Ascending, each once. Fails with InvalidArgument on anything else than numbers below `limit`, commas and ranges.
+Result<std::vector<int>> parse_ranges(std::string_view text, int limit);
+
+/// "0-2,5" for {0, 1, 2, 5}; takes them in ascending order.
+std::string to_ranges(const std::vector<int>& numbers);
 
 }  // namespace cohort

@@ -2,8 +2,8 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/exchange.h"
-#include "checkpoint/save.h"
 #include "sys/thread.h"
 
 #include <unistd.h>

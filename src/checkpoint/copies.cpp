@@ -3,7 +3,6 @@
 #include "base/result.h"
 #include "checkpoint/bundle.h"
 #include "checkpoint/exchange.h"
-#include "checkpoint/pieces.h"
 #include "formats/checkpoint_folder.h"
 #include "sys/files.h"
 
@@ -150,15 +149,15 @@ void receive_file(Passage& passage, const std::string& hidden, const std::string
 
 }  // namespace
 
-Copies::Copies(const Sight& sight, int copies) : keeps_(sight.keeps()) {
+Copies::Copies(const SharedFolder& folder, int copies) : keeps_(folder.keeps()) {
   std::map<int, std::size_t> seats;
-  for (int rank = 0; rank < static_cast<int>(sight.keepers.size()); ++rank) {
-    const int keeper = sight.keeper_of(rank);
+  for (int rank = 0; rank < static_cast<int>(folder.keepers.size()); ++rank) {
+    const int keeper = folder.keeper_of(rank);
     if (seats.emplace(keeper, keepers_.size()).second) keepers_.push_back(keeper);
     seats_.emplace(part_file(rank), seats.at(keeper));
   }
-  first_ = seats.at(sight.keeper_of(0));
-  seat_ = seats.at(sight.keeper_of(sight.rank));
+  first_ = seats.at(folder.keeper_of(0));
+  seat_ = seats.at(folder.keeper_of(folder.rank));
   further_ = std::min(static_cast<std::size_t>(copies), keepers_.size()) - 1;
 }
 

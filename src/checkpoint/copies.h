@@ -2,8 +2,8 @@
 // the next keepers in the order of ranks, the first following the last. One thread per communicator.
 #pragma once
 
-#include "checkpoint/sight.h"
-#include "formats/digest.h"
+#include "checkpoint/bundle.h"
+#include "formats/manifest.h"
 
 #include <cohort/communicator.h>
 
@@ -20,7 +20,7 @@ class Copies {
  public:
   /// `copies`: how many folders are to have each file, the one it was written to among them; all of them if there are
   /// fewer.
-  Copies(const Sight& sight, int copies);
+  Copies(const SharedFolder& folder, int copies);
 
   /// Whether a file is to be in this rank's folder.
   bool is_here(const std::string& file) const;

@@ -2,7 +2,7 @@
 
 #include "base/result.h"
 #include "formats/checkpoint_folder.h"
-#include "sys/signal_latch.h"
+#include "sys/signals.h"
 
 #include <algorithm>
 #include <csignal>

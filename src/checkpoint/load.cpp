@@ -1,20 +1,146 @@
-#include "checkpoint/load.h"
+#include "checkpoint/checkpoint.h"
 
 #include "base/codec.h"
+#include "base/result.h"
+#include "checkpoint/bundle.h"
 #include "checkpoint/exchange.h"
-#include "checkpoint/holders.h"
-#include "checkpoint/pieces.h"
-#include "formats/sink.h"
+#include "formats/checkpoint_folder.h"
+#include "formats/tensor.h"
 #include "status/timeline.h"
+#include "sys/files.h"
+
+#include <cohort/communicator.h>
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace cohort::checkpoint {
 namespace {
 
-constexpr std::size_t kLongest = std::size_t{1} << 31;
+// Who has which file of a checkpoint, and whose copy is whole. Collective.
+
+/// The saved rank that a part is of; -1 for files of all ranks.
+int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stored);
+
+class Holders {
+ public:
+  /// Asks all ranks which of `files` they see in the checkpoint's folder. Each rank gives its own path to it.
+  Holders(Communicator& comm, const SharedFolder& folder, const formats::StoredCheckpoint& stored,
+          const std::set<std::string>& files);
+
+  /// Lets one holder of each file read and compare it, another one where that finds damage; parts preferably by the
+  /// rank of the saved one's number, so that all read at once. `keep` is called where a sound file was read. Gives back
+  /// what is wrong with those that nobody has whole: empty if all are.
+  std::vector<std::string> verify(const std::function<void(const std::string& file, sys::FileBytes bytes)>& keep);
+
+  /// The rank that has found the file whole.
+  int owner(const std::string& file) const { return owners_.at(file); }
+
+ private:
+  void assign(const std::set<std::string>& files);
+  std::string missing(const std::string& file) const;
+
+  Communicator& comm_;
+  const SharedFolder& shared_folder_;
+  const formats::StoredCheckpoint& stored_;
+  std::map<std::string, std::vector<int>> holders_;  // ascending; those that have proved damaged are taken out
+  std::map<std::string, int> owners_;
+  std::map<std::string, std::string> problems_;
+};
+
+int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stored) {
+  if (!file.starts_with("rank-")) return -1;
+  for (int rank = 0; rank < stored.manifest.world_size; ++rank) {
+    if (file == part_file(rank)) return rank;
+  }
+  return -1;
+}
+
+Holders::Holders(Communicator& comm, const SharedFolder& folder, const formats::StoredCheckpoint& stored,
+                 const std::set<std::string>& files)
+    : comm_(comm), shared_folder_(folder), stored_(stored) {
+  std::string seen;
+  for (const std::string& file : files)
+    seen += folder.sees() && ::access(fmt::format("{}/{}", stored.folder, file).c_str(), F_OK) == 0 ? '1' : '0';
+  const auto all = gather(comm, seen);
+  std::size_t index = 0;
+  for (const std::string& file : files) {
+    auto& holders = holders_[file];
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].at(index) == '1') holders.push_back(static_cast<int>(rank));
+    }
+    ++index;
+  }
+}
+
+void Holders::assign(const std::set<std::string>& files) {
+  for (const std::string& file : files) {
+    const auto& holders = holders_.at(file);
+    if (holders.empty()) continue;
+    const int saved = saved_rank_of(file, stored_);
+    const bool own = std::find(holders.begin(), holders.end(), saved) != holders.end();
+    const std::size_t turn = saved < 0 ? 0 : static_cast<std::size_t>(saved) % holders.size();
+    owners_[file] = own ? saved : holders[turn];
+  }
+}
+
+std::string Holders::missing(const std::string& file) const {
+  const auto& hosts = stored_.manifest.hosts;
+  const int saved = saved_rank_of(file, stored_);
+  std::string text = fmt::format("{}/{}: missing", stored_.folder, file);
+  if (saved >= 0) text += fmt::format(" -- it is rank {}'s part", saved);
+  if (hosts.empty()) return text;
+  text += fmt::format(" -- host {} has had it on its own disk", hosts[static_cast<std::size_t>(std::max(0, saved))]);
+  return text + (shared_folder_.place == CheckpointPlace::Local ? ", and no host of this job has it"
+                                                                : " -- load it with the place local");
+}
+
+std::vector<std::string> Holders::verify(const std::function<void(const std::string&, sys::FileBytes)>& keep) {
+  std::set<std::string> open;
+  for (const auto& [file, holders] : holders_) open.insert(file);
+  while (!open.empty()) {
+    assign(open);
+    codec::Writer failures;
+    for (const std::string& file : open) {
+      if (holders_.at(file).empty() || owners_.at(file) != shared_folder_.rank) continue;
+      auto bytes = formats::read_checkpoint_file(stored_, file);
+      if (bytes)
+        keep(file, std::move(*bytes));
+      else
+        failures.text(file).text(bytes.error().what());
+    }
+    const auto all = gather(comm_, failures.take());
+    std::set<std::string> again;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      for (codec::Reader in(all[rank]); !in.at_end();) {
+        const std::string file(value_or_throw(in.text(all[rank].size())));
+        std::string& problem = problems_[file];
+        problem += fmt::format("{}{}", problem.empty() ? "" : "; ", value_or_throw(in.text(all[rank].size())));
+        // Whoever sees the same folder sees the same damage.
+        auto& holders = holders_.at(file);
+        const int place = shared_folder_.keeper_of(static_cast<int>(rank));
+        std::erase_if(holders, [&](int holder) { return shared_folder_.keeper_of(holder) == place; });
+        if (!holders.empty()) again.insert(file);
+      }
+    }
+    open = std::move(again);
+  }
+  std::vector<std::string> problems;
+  for (const auto& [file, holders] : holders_) {
+    if (!holders.empty()) continue;
+    const auto found = problems_.find(file);
+    problems.push_back(found != problems_.end() ? found->second : missing(file));
+  }
+  return problems;
+}
 
 /// A checkpoint that some rank sees, by the digest of its manifest: there may be others of the same generation.
 struct Candidate {
@@ -32,11 +158,11 @@ struct Listing {
 };
 
 /// What the keepers see.
-Listing list_all(Communicator& comm, const FolderOptions& options, const Sight& sight) {
+Listing list_all(Communicator& comm, const FolderOptions& options, const SharedFolder& folder) {
   Listing all;
   codec::Writer mine;
   agree(comm, attempt([&] {
-          if (!sight.keeps()) return;
+          if (!folder.keeps()) return;
           auto list = value_or_throw(formats::list_checkpoints(options.path));
           for (formats::StoredCheckpoint& one : list.sound) {
             const std::string text = value_or_throw(formats::to_json(one.manifest));
@@ -52,7 +178,7 @@ Listing list_all(Communicator& comm, const FolderOptions& options, const Sight& 
     for (codec::Reader in(texts[rank]); !in.at_end();) {
       const char kind = value_or_throw(in.number<char>());
       const auto generation = value_or_throw(in.number<std::int64_t>());
-      const std::string text(value_or_throw(in.text(kLongest)));
+      const std::string text(value_or_throw(in.text(kLongestText)));
       if (kind == 's') {
         all.candidates.emplace(Candidate{generation, text}, static_cast<int>(rank));
       } else if (kind == 'd') {
@@ -115,16 +241,16 @@ Found load_newest(Communicator& comm, const FolderOptions& options, const std::s
   const status::timeline::Scope event(status::TimelineKind::Checkpoint, "load");
   const int rank = rank_of(comm);
   const int ranks = size_of(comm);
-  const Sight sight = look_around(comm, options, IfMissing::Leave);
+  const SharedFolder folder = probe_shared_folder(comm, options, IfMissing::Leave);
   Found found;
-  Listing listing = list_all(comm, options, sight);
+  Listing listing = list_all(comm, options, folder);
   found.passed_over = listing.damaged;
   for (auto next = listing.candidates.rbegin(); next != listing.candidates.rend(); ++next) {
     if (listing.newer > next->first.generation) break;
     if (latest && next->first.generation > *latest) continue;
     const formats::StoredCheckpoint stored = open_candidate(comm, options, listing, next->first);
     std::map<std::string, sys::FileBytes> kept;
-    Holders holders(comm, sight, stored, names_of(stored));
+    Holders holders(comm, folder, stored, names_of(stored));
     const auto problems = holders.verify([&](const std::string& file, sys::FileBytes bytes) {
       const int saved = saved_rank_of(file, stored);
       if (saved < 0 || saved == rank) kept.emplace(file, std::move(bytes));
@@ -193,12 +319,12 @@ std::map<int, sys::FileBytes> load_parts(Communicator& comm, const FolderOptions
       files.insert(file);
     }
   }
-  const Sight sight = look_around(comm, options, IfMissing::Leave);
-  Holders holders(comm, sight, here, files);
+  const SharedFolder folder = probe_shared_folder(comm, options, IfMissing::Leave);
+  Holders holders(comm, folder, here, files);
   std::map<std::string, sys::FileBytes> kept;
   const auto problems = holders.verify([&](const std::string& file, sys::FileBytes bytes) {
     const auto& who = wanted.at(file);
-    if (std::find(who.begin(), who.end(), sight.rank) != who.end()) kept.emplace(file, std::move(bytes));
+    if (std::find(who.begin(), who.end(), folder.rank) != who.end()) kept.emplace(file, std::move(bytes));
   });
   if (!problems.empty()) raise(ErrorCode::Corrupt, "cannot load parts of a checkpoint -- {}", problems.front());
   std::map<int, sys::FileBytes> parts;

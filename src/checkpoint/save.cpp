@@ -1,10 +1,9 @@
-#include "checkpoint/save.h"
+#include "checkpoint/checkpoint.h"
 
 #include "base/codec.h"
+#include "checkpoint/bundle.h"
 #include "checkpoint/copies.h"
 #include "checkpoint/exchange.h"
-#include "checkpoint/pieces.h"
-#include "checkpoint/sight.h"
 #include "formats/safetensors.h"
 #include "status/status_page.h"
 #include "status/timeline.h"
@@ -27,8 +26,6 @@ using formats::NamedTensor;
 
 /// Network file systems may show a new folder late.
 constexpr auto kSeenWithin = 5s;
-/// Texts of other ranks.
-constexpr std::size_t kLongest = std::size_t{1} << 31;
 
 Result<void> put(const TensorFile& file, const formats::Sink& sink) {
   return formats::write_safetensors(sink, file.tensors, file.metadata);
@@ -63,11 +60,11 @@ std::string encode(const Digests& digests) {
 
 void decode(std::string_view text, Digests& digests) {
   for (codec::Reader in(text); !in.at_end();) {
-    const std::string name(value_or_throw(in.text(kLongest)));
+    const std::string name(value_or_throw(in.text(kLongestText)));
     formats::FileDigest& digest = digests[name];
     digest.bytes = value_or_throw(in.number<std::uint64_t>());
-    digest.sha256 = value_or_throw(in.text(kLongest));
-    digest.crc32 = value_or_throw(in.text(kLongest));
+    digest.sha256 = value_or_throw(in.text(kLongestText));
+    digest.crc32 = value_or_throw(in.text(kLongestText));
   }
 }
 
@@ -81,7 +78,7 @@ class Save {
     open();
     if (options_.place == CheckpointPlace::Shared) require_shared();
     write();
-    if (in_parts_ && options_.place == CheckpointPlace::Rank0) travel();
+    if (in_parts_ && options_.place == CheckpointPlace::Rank0) send_to_rank0();
     for (const std::string& digests : gather(comm_, encode(digests_))) decode(digests, manifest_.files);
     if (copies_) copies_->make(comm_, hidden_, manifest_.files);
     seal();
@@ -140,13 +137,13 @@ class Save {
   }
 
   void open() {
-    sight_ = look_around(comm_, options_, IfMissing::Make);
+    shared_folder_ = probe_shared_folder(comm_, options_, IfMissing::Make);
     if (!shared_folder()) {
-      manifest_.hosts = sight_.hosts;
-      copies_.emplace(sight_, options_.copies);
+      manifest_.hosts = shared_folder_.hosts;
+      copies_.emplace(shared_folder_, options_.copies);
     }
     agree(comm_, attempt([&] {
-            if (sight_.keeps()) writer_.emplace(value_or_throw(formats::CheckpointWriter::open(options_.path)));
+            if (shared_folder_.keeps()) writer_.emplace(value_or_throw(formats::CheckpointWriter::open(options_.path)));
           }));
     manifest_.generation = highest(comm_, writer_ ? writer_->newest() : 0) + 1;
     agree(comm_, attempt([&] {
@@ -154,7 +151,7 @@ class Save {
           }));
     const std::string own = writer_ ? std::filesystem::path(writer_->hidden()).filename().string() : std::string();
     const auto names = gather(comm_, own);
-    hidden_ = fmt::format("{}/{}", options_.path, names[static_cast<std::size_t>(sight_.keeper_of(rank_))]);
+    hidden_ = fmt::format("{}/{}", options_.path, names[static_cast<std::size_t>(shared_folder_.keeper_of(rank_))]);
   }
 
   /// The hidden folder's name is random: who sees it sees rank 0's folder.
@@ -176,7 +173,7 @@ class Save {
         ErrorCode::InvalidArgument,
         "cannot save a checkpoint in {} -- it is to be shared, but what rank 0 (host {}) makes there is not seen by {} "
         "-- give a folder of a file system that all hosts mount, or let the place be rank0 or local",
-        options_.path, sight_.hosts.front(), places_of(sight_, blind));
+        options_.path, shared_folder_.hosts.front(), places_of(shared_folder_, blind));
   }
 
   void add(const TensorFile& file) {
@@ -201,8 +198,8 @@ class Save {
     TensorFile file{kRandomFile, {}, {}};
     for (std::size_t rank = 0; rank < states.size(); ++rank) {
       for (codec::Reader in(states[rank]); !in.at_end();) {
-        const std::string generator(value_or_throw(in.text(kLongest)));
-        const auto state = formats::as_bytes(value_or_throw(in.text(kLongest)));
+        const std::string generator(value_or_throw(in.text(kLongestText)));
+        const auto state = formats::as_bytes(value_or_throw(in.text(kLongestText)));
         file.tensors.push_back({random_name(static_cast<int>(rank), generator), bytes_tensor(state)});
       }
     }
@@ -210,7 +207,7 @@ class Save {
   }
 
   /// The other ranks' parts to rank 0's disk, one after the other.
-  void travel() {
+  void send_to_rank0() {
     std::optional<Error> error;
     for (int from = 1; from < ranks_; ++from) {
       if (rank_ == from) {
@@ -295,7 +292,7 @@ class Save {
     std::map<std::pair<std::int64_t, std::string>, std::size_t> held;
     std::size_t keepers = 0;
     for (int rank = 0; rank < ranks_; ++rank) {
-      if (sight_.keeper_of(rank) != rank) continue;
+      if (shared_folder_.keeper_of(rank) != rank) continue;
       ++keepers;
       for (codec::Reader in(lists[static_cast<std::size_t>(rank)]); !in.at_end();) {
         const auto generation = value_or_throw(in.number<std::int64_t>());
@@ -317,7 +314,7 @@ class Save {
   bool in_parts_ = false;
   TensorFile part_;
   std::vector<std::string> sizes_;  // of the parts, by rank
-  Sight sight_;
+  SharedFolder shared_folder_;
   std::optional<Copies> copies_;                     // where there are several disks
   std::optional<formats::CheckpointWriter> writer_;  // of those who keep a folder
   std::string hidden_;

@@ -1,10 +1,10 @@
-// For tests of this room: bundles whose bytes all follow from step and rank, so that a mixture of two would show.
+// For tests of this component: bundles whose bytes all follow from step and rank, so that a mixture of two would show.
 #pragma once
 
 #include "base/result.h"
 #include "checkpoint/bundle.h"
 #include "formats/safetensors.h"
-#include "formats/sink.h"
+#include "formats/tensor.h"
 #include "formats/testing.h"
 
 #include <cohort/communicator.h>

@@ -1,8 +1,10 @@
-#include <cohort/cluster_spec.h>
-
 #include "base/result.h"
-#include "cluster/tf_config.h"
+#include "cluster/detect.h"
+#include "cluster/json_variables.h"
 #include "net/address.h"
+
+#include <cohort/cluster_spec.h>
+#include <cohort/role.h>
 
 #include <nlohmann/json.hpp>
 
@@ -100,5 +102,31 @@ const std::string& ClusterSpec::task_address(std::string_view job, int task_inde
   raise(ErrorCode::InvalidArgument, "ClusterSpec: there is no task {} of job '{}', which has {}", task_index, job,
         tasks.size());
 }
+
+const char* to_string(Role role) noexcept {
+  switch (role) {
+    case Role::Worker: return "worker";
+    case Role::Server: return "server";
+    case Role::Evaluator: return "evaluator";
+  }
+  return "?";
+}
+
+namespace {
+cluster::Detected here() { return value_or_throw(cluster::detect(cluster::current_environment())); }
+}  // namespace
+
+Role role() { return here().role; }
+
+int role_number() {
+  const cluster::Detected detected = here();
+  if (!detected.number)
+    raise(ErrorCode::Unavailable, "role_number: {} does not say which of them this process is", detected.source);
+  return *detected.number;
+}
+
+int num_workers() { return here().workers; }
+
+int num_servers() { return here().servers; }
 
 }  // namespace cohort

@@ -1,12 +1,13 @@
 // Who a process is, as its launcher says in the environment. Pure functions over a map of variables; what launchers set
 // is one table (launchers.cpp), a row for each. Any thread.
+// Launch warnings: what may be a mistake in how a process was started. It is told, not refused. Pure; any thread.
 #pragma once
-
-#include <cohort/role.h>
 
 #include "base/env.h"
 #include "base/result.h"
 #include "net/address.h"
+
+#include <cohort/role.h>
 
 #include <optional>
 #include <string>
@@ -31,7 +32,7 @@ enum class Meeting {
 };
 
 /// What looks like a mistake in how the process was started.
-enum class Slip {
+enum class LaunchWarning {
   None,
   Script,  ///< a batch script or its shell, and none of the job's tasks
   Hosts,   ///< a world on this host alone, within a job of several
@@ -57,7 +58,7 @@ struct Detected {
   std::vector<std::string> hosts;  ///< where the launcher names them, in its order
   bool alone = false;              ///< COHORT_ALONE=1
   std::string source;              ///< for messages: "RANK=1, WORLD_SIZE=4 (torchrun)"
-  Slip slip = Slip::None;
+  LaunchWarning warning = LaunchWarning::None;
   std::string note;  ///< what looks like a slip and is none for sure; worth a warning
 };
 
@@ -84,5 +85,20 @@ std::vector<SizeClaim> size_claims(const Environment& environment);
 
 /// InvalidArgument if `size` is 1 although a launcher meant several. `source` says where the 1 comes from.
 Result<void> refuse_unmeant_world_of_one(const Environment& environment, int size, const std::string& source);
+
+/// Sets `warning` and `note` of what `detect` has found: at most one, and of a host's ranks only for the first.
+void note_warning(const Environment& environment, Detected& detected);
+
+/// How many GPUs this process is meant to use, as far as its environment says so, with the variable that does:
+/// CUDA_VISIBLE_DEVICES counts before SM_NUM_GPUS and SLURM_GPUS_ON_NODE, which are about the host. 0: nothing says it.
+struct GpuClaim {
+  int gpus = 0;
+  std::string claim;  ///< "SM_NUM_GPUS=4"
+};
+GpuClaim gpus_claimed(const Environment& environment);
+
+/// As CUDA reads CUDA_VISIBLE_DEVICES: numbers and names (GPU-..., MIG-...), up to the first entry that is neither:
+/// "-1", "NoDevFiles", "none", nothing.
+int devices_named(std::string_view list);
 
 }  // namespace cohort::cluster

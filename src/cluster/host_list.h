@@ -1,6 +1,8 @@
 // Lists of hosts as people and schedulers write them: Slurm's host lists and counts, lists for -H, host files in Open
-// MPI's, MPICH's, Horovod's and DeepSpeed's spelling, LSF's pairs. Pure functions, strict and total: the whole text has
+// MPI's, MPICH's, Horovod's and DeepSpeed's spelling. Pure functions, strict and total: the whole text has
 // a meaning or the error (InvalidArgument) names the place. Nothing larger than `kMostHosts` is ever built. Any thread.
+// What the parsers of hosts share: which characters a name may have, and errors that name the place in the text. Pure.
+// Used within this folder only. Characters are counted from 1, as editors do.
 #pragma once
 
 #include "base/result.h"
@@ -13,7 +15,7 @@
 
 namespace cohort::cluster {
 
-/// More hosts than this are a slip of the pen.
+/// More hosts than this are a typing error.
 inline constexpr std::size_t kMostHosts = 65536;
 /// On one host.
 inline constexpr int kMostSlots = 65536;
@@ -44,7 +46,14 @@ Result<std::vector<HostSlots>> parse_host_slots(std::string_view text);
 /// A host that is named again adds to its slots, so that PBS's and LSF's files (a line per slot) are read as well.
 Result<std::vector<HostSlots>> parse_host_file(std::string_view text);
 
-/// LSF's LSB_MCPU_HOSTS: "h1 4 h2 8".
-Result<std::vector<HostSlots>> parse_host_pairs(std::string_view text);
+/// A text, what it is called in messages, and how it ought to be written.
+struct NamedText {
+  std::string_view text;
+  std::string_view what;
+  std::string_view advice;
+};
+
+/// What is wrong with a host name or numeric address (IPv6 without brackets); empty if nothing is.
+std::string_view fault_of_host(std::string_view host);
 
 }  // namespace cohort::cluster

@@ -1,8 +1,13 @@
 #include "cluster/host_list.h"
+#include "cluster/identity.h"
 
 #include <gtest/gtest.h>
-#include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
+
+#include <rapidcheck.h>
+
+#include <string>
+#include <vector>
 
 namespace cohort::cluster {
 namespace {
@@ -257,19 +262,34 @@ TEST(HostFile, RefusesWithTheLine) {
   }
 }
 
-TEST(HostPairs, ReadsWhatLsfWrites) {
-  EXPECT_EQ(parse_host_pairs("h1 4 h2 8").value(), (std::vector<HostSlots>{{"h1", 4}, {"h2", 8}}));
-  EXPECT_EQ(parse_host_pairs(" h1 1  h1 2 ").value(), (std::vector<HostSlots>{{"h1", 3}}));
-  for (const char* text : {"", "h1", "h1 x", "h1 4 h2", "h1 0", "4 h1"}) EXPECT_FALSE(parse_host_pairs(text)) << text;
-}
-
 TEST(HostNames, WithANulAreNone) {
   using std::string_literals::operator""s;
-  for (const std::string& text : {"::\0] 8"s, "::1\0 8"s, "::1\0%eth0 8"s, "fe80::1%\0 8"s, "h\0 8"s}) {
-    EXPECT_FALSE(parse_host_pairs(text)) << ::testing::PrintToString(text);
-  }
   EXPECT_FALSE(parse_host_slots("[::1\0]:4"s));
   EXPECT_FALSE(parse_host_file("[::1\0]:4\n"s));
+}
+
+// How ranks are divided among fake hosts.
+
+std::vector<int> divided(const char* text, int size) {
+  const auto hosts = divide_into_hosts(text, size);
+  return hosts ? *hosts : std::vector<int>{-1};
+}
+
+TEST(PretendedHosts, AreANumberOrAList) {
+  EXPECT_EQ(divided("", 4), std::vector<int>());
+  EXPECT_EQ(divided("2", 4), (std::vector<int>{0, 0, 1, 1}));
+  EXPECT_EQ(divided("3", 4), (std::vector<int>{0, 0, 1, 2}));
+  EXPECT_EQ(divided("9", 2), (std::vector<int>{0, 1}));
+  EXPECT_EQ(divided("1,3", 4), (std::vector<int>{0, 1, 1, 1}));
+}
+
+TEST(PretendedHosts, ThatDoNotFitAreRefused) {
+  for (const char* const text : {"0", "-1", "x", "2,", "1,2", "1,,3", "4294967297", "2147483647,2147483647,6"}) {
+    const auto hosts = divide_into_hosts(text, 4);
+    ASSERT_FALSE(hosts) << text;
+    EXPECT_NE(std::string(hosts.error().what()).find(std::string("COHORT_PRETEND_HOSTS='") + text + "'"),
+              std::string::npos);
+  }
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 namespace cohort::cluster {
 namespace {
 
-tl::unexpected<Error> bad(std::string_view text, std::string_view why) {
+tl::unexpected<Error> bad_init_method(std::string_view text, std::string_view why) {
   return fail(ErrorCode::InvalidArgument,
               "init_method '{}': {} -- write env://, tcp://HOST:PORT, file:///PATH or unix://NAME", text, why);
 }
@@ -16,15 +16,16 @@ Result<void> parse_query(std::string_view text, std::string_view query, InitMeth
     const std::string_view item = query.substr(0, end);
     query = end == std::string_view::npos ? std::string_view() : query.substr(end + 1);
     const std::size_t equals = item.find('=');
-    if (equals == std::string_view::npos) return bad(text, fmt::format("'{}' has no value", item));
+    if (equals == std::string_view::npos) return bad_init_method(text, fmt::format("'{}' has no value", item));
     const std::string_view name = item.substr(0, equals);
     const auto value = parse_integer<int>(item.substr(equals + 1));
     const bool is_rank = name == "rank";
-    if (!is_rank && name != "world_size") return bad(text, fmt::format("'{}' is neither rank nor world_size", name));
+    if (!is_rank && name != "world_size")
+      return bad_init_method(text, fmt::format("'{}' is neither rank nor world_size", name));
     if (!value || *value < (is_rank ? 0 : 1))
-      return bad(text, fmt::format("'{}' is not a number from {}", item, is_rank ? 0 : 1));
+      return bad_init_method(text, fmt::format("'{}' is not a number from {}", item, is_rank ? 0 : 1));
     std::optional<int>& target = is_rank ? method.rank : method.world_size;
-    if (target) return bad(text, fmt::format("{} is given twice", name));
+    if (target) return bad_init_method(text, fmt::format("{} is given twice", name));
     target = value;
   }
   return {};
@@ -35,7 +36,7 @@ Result<void> parse_query(std::string_view text, std::string_view query, InitMeth
 Result<InitMethod> parse_init_method(std::string_view text) {
   InitMethod method;
   const std::size_t scheme_end = text.find("://");
-  if (scheme_end == std::string_view::npos) return bad(text, "there is no '://'");
+  if (scheme_end == std::string_view::npos) return bad_init_method(text, "there is no '://'");
   const std::string_view scheme = text.substr(0, scheme_end);
   std::string_view rest = text.substr(scheme_end + 3);
   const std::size_t question = rest.find('?');
@@ -45,7 +46,7 @@ Result<InitMethod> parse_init_method(std::string_view text) {
     rest = rest.substr(0, question);
   }
   if (scheme == "env") {
-    if (!rest.empty()) return bad(text, "env:// takes no place: it stands in MASTER_ADDR and MASTER_PORT");
+    if (!rest.empty()) return bad_init_method(text, "env:// takes no place: it stands in MASTER_ADDR and MASTER_PORT");
     method.kind = InitMethod::Kind::Env;
     return method;
   }
@@ -53,26 +54,26 @@ Result<InitMethod> parse_init_method(std::string_view text) {
     if (rest.ends_with('/')) rest.remove_suffix(1);
     auto address = net::parse_address(rest);
     if (!address) return tl::unexpected(address.error());
-    if (address->port == 0) return bad(text, "the port is 0; all ranks have to know the same one");
+    if (address->port == 0) return bad_init_method(text, "the port is 0; all ranks have to know the same one");
     method.kind = InitMethod::Kind::Tcp;
     method.address = *std::move(address);
     return method;
   }
   if (scheme == "file") {
-    if (!rest.starts_with('/')) return bad(text, "the path has to be absolute: file:///PATH");
-    if (rest.ends_with('/')) return bad(text, "the path is a folder's");
-    if (rest.find('\0') != std::string_view::npos) return bad(text, "the path contains a NUL");
+    if (!rest.starts_with('/')) return bad_init_method(text, "the path has to be absolute: file:///PATH");
+    if (rest.ends_with('/')) return bad_init_method(text, "the path is a folder's");
+    if (rest.find('\0') != std::string_view::npos) return bad_init_method(text, "the path contains a NUL");
     method.kind = InitMethod::Kind::File;
     method.path = rest;
     return method;
   }
   if (scheme == "unix") {
-    if (rest.empty() || rest.size() > 200) return bad(text, "the name has to have 1 to 200 bytes");
+    if (rest.empty() || rest.size() > 200) return bad_init_method(text, "the name has to have 1 to 200 bytes");
     method.kind = InitMethod::Kind::Unix;
     method.name = rest;
     return method;
   }
-  return bad(text, fmt::format("'{}' is not a way to meet", scheme));
+  return bad_init_method(text, fmt::format("'{}' is not a way to meet", scheme));
 }
 
 }  // namespace cohort::cluster

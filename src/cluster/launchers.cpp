@@ -2,13 +2,108 @@
 
 #include "base/env.h"
 #include "base/parse.h"
+#include "cluster/detect.h"
 #include "cluster/host_list.h"
+#include "cluster/json_variables.h"
+#include "sys/process.h"
 
+#include <fmt/format.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <fstream>
 #include <numeric>
+#include <string_view>
 #include <tuple>
 
+extern char** environ;
+
 namespace cohort::cluster {
+
+Environment current_environment() {
+  Environment result;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const std::size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    if (equals + 1 == text.size() && text != "CUDA_VISIBLE_DEVICES=") continue;
+    result.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  add_resource_config(result);
+  return result;
+}
+
+std::vector<SizeClaim> size_claims(const Environment& environment) {
+  std::vector<SizeClaim> claims;
+  for (const Launcher& row : launchers()) {
+    if (!recognised(environment, row)) continue;
+    if (row.read == nullptr) {  // the size counts even where the rest is incomplete
+      const auto size = number(environment, row.size, 1);
+      if (size && *size) claims.push_back({std::string(row.name), fmt::format("{}={}", row.size, **size), **size});
+    } else if (const auto detected = row.read(environment)) {
+      claims.push_back({std::string(row.name), detected->source, detected->size});
+    }
+  }
+  return claims;
+}
+
+Result<void> refuse_unmeant_world_of_one(const Environment& environment, int size, const std::string& source) {
+  if (size != 1) return {};
+  for (const SizeClaim& claim : size_claims(environment)) {
+    if (claim.size <= 1) continue;
+    return fail(ErrorCode::InvalidArgument,
+                "this would be a world of one ({}), but {} ({}) says that {} processes were meant -- let all of them "
+                "join one world: leave rank and world size to the launcher; to run singly on purpose, set "
+                "COHORT_ALONE=1",
+                source, claim.claim, claim.launcher, claim.size);
+  }
+  return {};
+}
+
+Result<Detected> detect(const Environment& environment) {
+  const auto alone = env::flag(env::kAlone, environment);
+  if (!alone) return tl::unexpected(alone.error());
+  Detected detected;
+  if (*alone) {
+    detected.alone = true;
+    detected.source = "COHORT_ALONE=1";
+    return detected;
+  }
+  detected.source = "no launcher";
+  for (const Launcher& row : launchers()) {
+    if (!recognised(environment, row)) continue;
+    auto said = read(environment, row);
+    if (!said) return said;
+    detected = *std::move(said);
+    break;
+  }
+  if (detected.launcher.empty()) {
+    if (const std::string* const rank = find(environment, env::kRank)) {
+      return fail(ErrorCode::InvalidArgument, "RANK={} is set and WORLD_SIZE is not -- set both or neither", *rank);
+    }
+  }
+  if (detected.role != Role::Worker) return detected;  // a world of one, if any, is meant
+  detected.number = detected.rank;
+  detected.workers = detected.size;
+  if (auto meant = refuse_unmeant_world_of_one(environment, detected.size, detected.source); !meant) {
+    return tl::unexpected(meant.error());
+  }
+  note_warning(environment, detected);
+  return detected;
+}
+
+Result<Detected> detect_rank(const Environment& environment) {
+  auto detected = detect(environment);
+  if (!detected || detected->role != Role::Server) return detected;
+  return fail(ErrorCode::InvalidArgument,
+              "{}: a parameter server is no rank and joins no world -- let the program ask cohort::role() "
+              "(cohort.role()), and join as a worker only; COHORT_ALONE=1 makes of it a world of one",
+              detected->source);
+}
+
 namespace {
 
 // `cohort run` sets torchrun's variables too, for programs that ask whether torchrun started them, with its own job's
@@ -314,6 +409,15 @@ const std::string* find(const Environment& environment, std::string_view name) {
   return found == environment.end() || found->second.empty() ? nullptr : &found->second;
 }
 
+Result<std::uint16_t> port_of(const Environment& environment, std::string_view name) {
+  const std::string* const text = find(environment, name);
+  if (text == nullptr) return std::uint16_t{29500};
+  const auto port = parse_integer<std::uint16_t>(*text);
+  if (!port || *port == 0)
+    return fail(ErrorCode::InvalidArgument, "{}='{}' is not a port from 1 to 65535 -- correct it", name, *text);
+  return *port;
+}
+
 Result<std::optional<int>> number(const Environment& environment, std::string_view name, int least) {
   const std::string* const text = find(environment, name);
   if (text == nullptr) return std::optional<int>();
@@ -358,6 +462,29 @@ Result<Detected> read(const Environment& environment, const Launcher& row) {
   }
   if (auto checked = check(row, detected); !checked) return tl::unexpected(checked.error());
   return detected;
+}
+
+namespace {
+
+// As the kernel cuts names: 15 bytes.
+constexpr std::array<std::string_view, 9> kDaemons = {"hydra_pmi_proxy", "pmi_proxy", "mpispawn",   "orted", "prted",
+                                                      "prterun",         "mpirun",    "slurmstepd", "jsmd"};
+constexpr int kMostAncestors = 256;
+
+}  // namespace
+
+std::optional<std::string> launcher_process() {
+  pid_t pid = ::getppid();
+  for (int i = 0; i < kMostAncestors && pid > 1; ++i) {
+    const auto stat = sys::process_stat(pid);
+    if (!stat) return std::nullopt;
+    std::string name;
+    std::getline(std::ifstream(fmt::format("/proc/{}/comm", pid)), name);
+    if (std::find(kDaemons.begin(), kDaemons.end(), name) != kDaemons.end())
+      return fmt::format("{} {} {}", name, pid, stat->start_ticks);
+    pid = stat->parent;
+  }
+  return std::nullopt;
 }
 
 }  // namespace cohort::cluster

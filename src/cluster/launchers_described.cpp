@@ -1,29 +1,19 @@
 // Launchers that describe a cluster, from which follows who this process is.
+
 #include "base/env.h"
 #include "base/parse.h"
+#include "cluster/json_variables.h"
 #include "cluster/launchers.h"
-#include "cluster/sagemaker.h"
-#include "cluster/tf_config.h"
 
 #include <algorithm>
+#include <string>
 
 namespace cohort::cluster {
 namespace {
 
-constexpr std::uint16_t kDefaultPort = 29500;
-
 std::string text_of(const Environment& environment, std::string_view name) {
   const std::string* const value = find(environment, name);
   return value == nullptr ? std::string() : *value;
-}
-
-Result<std::uint16_t> port_of(const Environment& environment, std::string_view name, std::uint16_t otherwise) {
-  const std::string* const text = find(environment, name);
-  if (text == nullptr) return otherwise;
-  const auto port = parse_integer<std::uint16_t>(*text);
-  if (!port || *port == 0)
-    return fail(ErrorCode::InvalidArgument, "{}='{}' is not a port from 1 to 65535 -- correct it", name, *text);
-  return *port;
 }
 
 // "3", or "1:3" for a job that grows and shrinks.
@@ -122,7 +112,7 @@ Result<Detected> read_kubeflow(const Environment& environment) {
                 detected.source);
   }
   const bool plain = find(environment, env::kMasterPort) != nullptr;
-  const auto port = port_of(environment, plain ? env::kMasterPort : "PET_MASTER_PORT", kDefaultPort);
+  const auto port = port_of(environment, plain ? env::kMasterPort : "PET_MASTER_PORT");
   if (!port) return tl::unexpected(port.error());
   detected.meeting = Meeting::Address;
   detected.address = {*host, *port};
@@ -233,10 +223,232 @@ Result<Detected> read_sagemaker(const Environment& environment) {
   }
   if (detected.size == 1) return detected;
   const bool plain = find(environment, env::kMasterPort) != nullptr;
-  const auto port = port_of(environment, plain ? env::kMasterPort : "SM_MASTER_PORT", kDefaultPort);
+  const auto port = port_of(environment, plain ? env::kMasterPort : "SM_MASTER_PORT");
   if (!port) return tl::unexpected(port.error());
   detected.meeting = Meeting::Address;
   detected.address = {hosts->front(), *port};
+  return detected;
+}
+
+namespace {
+
+// Kubernetes' ways to number pods, each of which runs one process.
+
+void one_for_each_pod(Detected& detected) {
+  detected.local_rank = 0;
+  detected.local_size = 1;
+  detected.node_rank = detected.rank;
+  detected.nodes = detected.size;
+}
+
+Result<void> meet_at(const Environment& environment, Detected& detected, std::string_view host, std::string_view port) {
+  one_for_each_pod(detected);
+  const auto number = port_of(environment, port);
+  if (!number) return tl::unexpected(number.error());
+  detected.address = {*find(environment, host), *number};
+  return {};
+}
+
+}  // namespace
+
+Result<void> complete_leader_worker_set(const Environment& environment, Detected& detected) {
+  return meet_at(environment, detected, "LWS_LEADER_ADDRESS", env::kMasterPort);
+}
+
+// Names that others may use, too.
+bool is_jax_job(const Environment& environment) { return find(environment, "PROCESS_ID") != nullptr; }
+
+Result<void> complete_jax_job(const Environment& environment, Detected& detected) {
+  return meet_at(environment, detected, "COORDINATOR_ADDRESS", "COORDINATOR_PORT");
+}
+
+// "HOST:PORT", or a host with its port in a variable of its own.
+Result<void> complete_jax_trainer(const Environment& environment, Detected& detected) {
+  const std::string& text = *find(environment, "JAX_COORDINATOR_ADDRESS");
+  if (text.find(':') == std::string::npos)
+    return meet_at(environment, detected, "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT");
+  one_for_each_pod(detected);
+  auto address = net::parse_address(text);
+  if (!address || address->port == 0) {
+    return fail(ErrorCode::InvalidArgument, "JAX_COORDINATOR_ADDRESS='{}' is not HOST:PORT -- correct it", text);
+  }
+  detected.address = *std::move(address);
+  return {};
+}
+
+// The control plane numbers the pods of an Indexed Job; how many there are, and where the first one is, the job's
+// author says. Whoever gives RANK too has said it all.
+bool is_indexed_job(const Environment& environment) { return find(environment, env::kRank) == nullptr; }
+
+Result<void> complete_indexed_job(const Environment&, Detected& detected) {
+  one_for_each_pod(detected);
+  return {};
+}
+
+// The plugins `env` and `svc` of a Volcano job: VC_TASK_INDEX, and VC_<TASK>_HOSTS with VC_<TASK>_NUM for each task.
+bool is_volcano(const Environment& environment) {
+  return std::any_of(environment.begin(), environment.end(), [](const auto& variable) {
+    return variable.first.starts_with("VC_") && variable.first.ends_with("_HOSTS") && !variable.second.empty();
+  });
+}
+
+Result<Detected> read_volcano(const Environment& environment) {
+  const auto rank = number(environment, "VC_TASK_INDEX", 0);
+  if (!rank) return tl::unexpected(rank.error());
+  std::string names;
+  const std::string* list = nullptr;
+  for (const auto& [name, value] : environment) {
+    if (!name.starts_with("VC_") || !name.ends_with("_HOSTS") || value.empty()) continue;
+    if (list != nullptr) {
+      return fail(ErrorCode::InvalidArgument,
+                  "VC_TASK_INDEX={} counts the pods of one task, and this Volcano job has several ({}, {}): which of "
+                  "them are ranks? -- set RANK, WORLD_SIZE and MASTER_ADDR for those, or COHORT_ALONE=1 for others",
+                  **rank, names, name);
+    }
+    names = name;
+    list = &value;
+  }
+  Detected detected;
+  detected.launcher = "Volcano";
+  for (std::string_view rest = *list; !rest.empty();) {
+    const std::string_view host = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), host.size() + 1));
+    if (!host.empty()) detected.hosts.emplace_back(host);
+  }
+  detected.rank = **rank;
+  detected.size = static_cast<int>(detected.hosts.size());
+  const std::string count_name = names.substr(0, names.size() - 5) + "NUM";
+  const auto count = number(environment, count_name, 1);
+  if (!count) return tl::unexpected(count.error());
+  if (*count && **count != detected.size) {
+    return fail(ErrorCode::InvalidArgument, "{}={} but {} names {} hosts (Volcano) -- correct one of them", count_name,
+                **count, names, detected.size);
+  }
+  if (detected.rank >= detected.size) {
+    return fail(ErrorCode::InvalidArgument,
+                "VC_TASK_INDEX={} but {} names {} hosts (Volcano): tasks count from 0 -- correct one of them",
+                detected.rank, names, detected.size);
+  }
+  detected.source = fmt::format("VC_TASK_INDEX={}, {} hosts in {} (Volcano)", detected.rank, detected.size, names);
+  one_for_each_pod(detected);
+  if (detected.size == 1) return detected;
+  const auto port = port_of(environment, env::kMasterPort);
+  if (!port) return tl::unexpected(port.error());
+  detected.meeting = Meeting::Address;
+  detected.address = {detected.hosts.front(), *port};
+  return detected;
+}
+
+namespace {
+
+// Launchers that start processes beside the ranks of a world, and say which is which: `cohort run --servers`, and those
+// of ps-lite (MXNet, BytePS), which set DMLC_ROLE.
+
+// 0 where it is not set.
+Result<int> count(const Environment& environment, std::string_view name, int least = 0) {
+  const auto value = number(environment, name, least);
+  if (!value) return tl::unexpected(value.error());
+  return value->value_or(0);
+}
+
+tl::unexpected<Error> not_among(std::string_view name, int number, std::string_view of, int all) {
+  return fail(ErrorCode::InvalidArgument, "{}={} but {}={}: numbers count from 0 -- correct one of them", name, number,
+              of, all);
+}
+
+}  // namespace
+
+Result<void> complete_cohort_run(const Environment& environment, Detected& detected) {
+  const auto servers = count(environment, env::kServers);
+  if (!servers) return tl::unexpected(servers.error());
+  detected.servers = *servers;
+  return {};
+}
+
+// Ranks have the row above, and so has what a server starts as ranks.
+bool is_beside_ranks(const Environment& environment) {
+  const std::string* const role = find(environment, env::kRole);
+  return role != nullptr && *role != to_string(Role::Worker);
+}
+
+Result<Detected> read_beside_ranks(const Environment& environment) {
+  const auto role = env::value(env::kRole, environment);
+  if (!role) return tl::unexpected(role.error());
+  const auto number = count(environment, env::kRoleNumber);
+  const auto workers = count(environment, env::kWorkers);
+  const auto servers = count(environment, env::kServers);
+  for (const auto* value : {&number, &workers, &servers}) {
+    if (!*value) return tl::unexpected(value->error());
+  }
+  Detected detected;
+  detected.launcher = "cohort run";
+  detected.role = std::get<std::string>(*role) == to_string(Role::Server) ? Role::Server : Role::Evaluator;
+  detected.number = *number;
+  detected.workers = *workers;
+  detected.servers = *servers;
+  detected.source =
+      fmt::format("COHORT_ROLE={}, COHORT_ROLE_NUMBER={} (cohort run)", to_string(detected.role), *number);
+  if (detected.role == Role::Server && *number >= *servers)
+    return not_among(env::kRoleNumber, *number, env::kServers, *servers);
+  return detected;
+}
+
+// Workers and servers count apart. ps-lite's own processes get their numbers from its scheduler; here they have to be
+// set, as BytePS and most scripts do (DMLC_WORKER_ID), and no scheduler is needed.
+Result<Detected> read_dmlc(const Environment& environment) {
+  const std::string role = *find(environment, "DMLC_ROLE");
+  const auto workers = count(environment, "DMLC_NUM_WORKER", 1);
+  const auto servers = count(environment, "DMLC_NUM_SERVER");
+  for (const auto* value : {&workers, &servers}) {
+    if (!*value) return tl::unexpected(value->error());
+  }
+  Detected detected;
+  detected.launcher = "DMLC (ps-lite)";
+  detected.workers = *workers;
+  detected.servers = *servers;
+  const bool worker = role == "worker";
+  if (role == "scheduler") {
+    return fail(ErrorCode::InvalidArgument,
+                "DMLC_ROLE=scheduler: Cohort's workers and servers find each other without one -- do not start this "
+                "process");
+  }
+  if (!worker && role != "server") {
+    return fail(ErrorCode::InvalidArgument,
+                "DMLC_ROLE='{}' is none of worker, server, scheduler -- correct or unset it", role);
+  }
+  detected.role = worker ? Role::Worker : Role::Server;
+  const int all = worker ? *workers : *servers;
+  std::string_view name = worker ? "DMLC_WORKER_ID" : "DMLC_SERVER_ID";
+  if (find(environment, name) == nullptr) name = "DMLC_RANK";
+  const auto given = number(environment, name, 0);
+  if (!given) return tl::unexpected(given.error());
+  detected.number = *given;
+  if (!*given && all == 1) detected.number = 0;
+  if (detected.number && *detected.number >= all)
+    return not_among(name, *detected.number, worker ? "DMLC_NUM_WORKER" : "DMLC_NUM_SERVER", all);
+  detected.source = fmt::format("DMLC_ROLE={}{} (ps-lite)", role, *given ? fmt::format(", {}={}", name, **given) : "");
+  if (!worker) return detected;
+  if (!detected.number) {
+    return fail(
+        ErrorCode::InvalidArgument,
+        "DMLC_ROLE=worker and DMLC_NUM_WORKER={}, but nothing says which of them this is -- set DMLC_WORKER_ID, "
+        "from 0",
+        *workers);
+  }
+  detected.rank = *detected.number;
+  detected.size = *workers;
+  if (detected.size == 1) return detected;
+  const std::string* const host = find(environment, "DMLC_PS_ROOT_URI");
+  const auto port = number(environment, "DMLC_PS_ROOT_PORT", 1);
+  if (!port) return tl::unexpected(port.error());
+  if (host == nullptr || !*port || **port > 65535) {
+    return fail(ErrorCode::InvalidArgument,
+                "{}, but DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT do not say where to meet -- set them to the host of "
+                "worker 0, and a free port there",
+                detected.source);
+  }
+  detected.meeting = Meeting::Address;
+  detected.address = {*host, static_cast<std::uint16_t>(**port)};
   return detected;
 }
 

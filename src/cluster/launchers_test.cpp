@@ -1,7 +1,6 @@
 // What each launcher sets, and who a process is by it.
 #include "cluster/launchers.h"
 #include "cluster/detect.h"
-#include "cluster/slips.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -152,7 +151,8 @@ TEST(Launchers, EachSaysWhoAProcessIs) {
     EXPECT_EQ(detected->local_size, one.local_size) << one.launcher;
     EXPECT_EQ(detected->meeting, one.meeting) << one.launcher;
     EXPECT_FALSE(detected->source.empty());
-    EXPECT_EQ(detected->slip, one.environment.contains("SM_NUM_GPUS") ? Slip::Gpus : Slip::None) << detected->note;
+    EXPECT_EQ(detected->warning, one.environment.contains("SM_NUM_GPUS") ? LaunchWarning::Gpus : LaunchWarning::None)
+        << detected->note;
   }
 }
 
@@ -286,7 +286,7 @@ TEST(Launchers, ABatchScriptIsNoTask) {
   const auto lsf = detect({{"LSB_JOBID", "5"}, {"LSB_DJOB_NUMPROC", "4"}});
   ASSERT_TRUE(lsf);
   EXPECT_CONTAINS(lsf->note, "LSF job 5 of 4 tasks");
-  EXPECT_EQ(lsf->slip, Slip::Script);
+  EXPECT_EQ(lsf->warning, LaunchWarning::Script);
   // Of two nodes, and nobody has said how many tasks.
   EXPECT_CONTAINS(detect({{"SLURM_JOB_ID", "17"}, {"SLURM_JOB_NUM_NODES", "2"}})->note, "Slurm job 17 of 2 nodes");
 }
@@ -295,7 +295,7 @@ TEST(Launchers, OneProcessForSeveralGpusIsTold) {
   const auto note = [](const Environment& environment) {
     const auto detected = detect(environment);
     EXPECT_TRUE(detected) << detected.error().what();
-    EXPECT_EQ(detected->slip, detected->note.empty() ? Slip::None : Slip::Gpus) << detected->note;
+    EXPECT_EQ(detected->warning, detected->note.empty() ? LaunchWarning::None : LaunchWarning::Gpus) << detected->note;
     return detected->note;
   };
   for (const Environment& several : {Environment{{"SM_NUM_GPUS", "4"}}, Environment{{"SLURM_GPUS_ON_NODE", "4"}},
@@ -345,21 +345,21 @@ TEST(Launchers, AWorldOnEachHostOfAJobIsTold) {
                             {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_LOCALID", "0"}};
   const auto told = detect(with(torchrun, step));
   ASSERT_TRUE(told) << told.error().what();
-  EXPECT_EQ(told->slip, Slip::Hosts);
+  EXPECT_EQ(told->warning, LaunchWarning::Hosts);
   EXPECT_CONTAINS(told->note, "all 4 ranks of this world are on this host");
   EXPECT_CONTAINS(told->note, "one of 2 hosts of a job (SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=2 (Slurm))");
   const auto again = detect(with(torchrun, {{"SM_CURRENT_HOST", "algo-1"}, {"SM_HOSTS", R"(["algo-1","algo-2"])"}}));
   ASSERT_TRUE(again) << again.error().what();
-  EXPECT_EQ(again->slip, Slip::Hosts);
+  EXPECT_EQ(again->warning, LaunchWarning::Hosts);
   // The first rank of a host says it; a world over both is none, nor is one that `cohort run` has made.
   Environment second = with(torchrun, step);
   second["RANK"] = second["LOCAL_RANK"] = "1";
-  EXPECT_EQ(detect(second)->slip, Slip::None);
+  EXPECT_EQ(detect(second)->warning, LaunchWarning::None);
   Environment both = with(torchrun, step);
   both["WORLD_SIZE"] = "8";
-  EXPECT_EQ(detect(both)->slip, Slip::None);
+  EXPECT_EQ(detect(both)->warning, LaunchWarning::None);
   Environment ours = with(torchrun, with(step, {{"COHORT_STORE", "h:1"}, {"COHORT_JOB_ID", "none"}}));
-  EXPECT_EQ(detect(ours)->slip, Slip::None) << detect(ours)->note;
+  EXPECT_EQ(detect(ours)->warning, LaunchWarning::None) << detect(ours)->note;
 }
 
 TEST(Launchers, PmixIsAskedOnlyWhereNobodyElseSaysIt) {

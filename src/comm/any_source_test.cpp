@@ -1,5 +1,4 @@
 // Receives from any source between ranks that are threads. The same tests run where ranks are on several hosts.
-#include "comm/testing/errors.h"
 #include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>

@@ -4,7 +4,7 @@
 #include "comm/arguments.h"
 #include "comm/communicator_impl.h"
 #include "comm/cuda/staging.h"
-#include "comm/finite_check.h"
+#include "comm/work_state.h"
 
 #include <algorithm>
 #include <utility>

@@ -2,14 +2,15 @@
 // row in `backends()`: no static registration, no conditional compilation in callers.
 #pragma once
 
-#include "cluster/placement.h"
+#include "cluster/identity.h"
 #include "comm/request.h"
 #include "net/secret.h"
-#include "transport/transport_kind.h"
+#include "store/store.h"
+#include "transport/transport.h"
 
 #include <cohort/communicator.h>
-#include "store/store.h"
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -65,7 +66,7 @@ struct FormOptions {
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::vector<int> hosts = {};             ///< by rank, the number of its host; empty: all are on one
-  bool one_machine = false;                ///< the hosts are pretended: loopback reaches all ranks
+  bool one_machine = false;                ///< the hosts are fake: loopback reaches all ranks
   std::optional<net::Secret> secret = {};  ///< of the job; without one, the store's keys are secret enough
   transport::TransportKind transport = transport::TransportKind::Tcp;  ///< between hosts
   std::shared_ptr<const OperationLabel> label = {};                    ///< where this is a part of a larger world
@@ -88,5 +89,13 @@ struct Backend {
 std::span<const Backend> backends() noexcept;
 /// The best one for worlds on one host, or on several.
 const Backend& usual_backend(bool several_hosts) noexcept;
+
+// Worlds whose ranks are threads, on a backend that the caller names. Any thread.
+
+/// `hosts` as in FormOptions. As `form_thread_world` otherwise.
+std::vector<Communicator> form_on_threads(const Backend& backend, std::vector<int> hosts, int size,
+                                          const ThreadWorldOptions& options);
+/// As `run_on_threads`, over a world that has been formed.
+void run_on_threads_of(std::vector<Communicator> world, const std::function<void(Communicator)>& body);
 
 }  // namespace cohort::comm

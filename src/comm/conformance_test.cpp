@@ -1,5 +1,6 @@
 // Every operation, type and size over worlds of threads, against a reference, with memory of every kind.
-#include "comm/testing/by_hosts.h"
+#include "comm/testing/calls.h"
+#include "comm/testing/naive.h"
 #include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
@@ -8,9 +9,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <complex>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -204,4 +210,152 @@ TEST_P(Conformance, AllGatherAndBroadcast) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Conformance, ::testing::Values(1, 2, 3, 4, 5, 8));
 
 }  // namespace
+
 }  // namespace cohort
+
+namespace cohort::comm::testing {
+namespace {
+
+// What reductions have to give where a table or a few words say it, rather than the reference: weights, scales, bools,
+// bits, complex numbers, integers that wrap. Beside the announcement, in place, read through the kernel and staged.
+
+constexpr std::array<const char*, 4> kWays = {"", "inline=0", "inline=0,cross=on", "inline=0,cross=off,chunk=4K"};
+
+/// Runs `body(comm, count)` on 3 ranks under each plan, with sizes for each path.
+template <class Body>
+void on_every_way(const Body& body) {
+  for (const char* const way : kWays) {
+    const ForcedPlan forced(way);
+    run_world(3,
+              [&](Communicator comm) {
+                for (const std::size_t count : {std::size_t{2}, std::size_t{1000}, std::size_t{120001}})
+                  body(comm, count);
+              },
+              {.timeout = std::chrono::seconds(10)});
+  }
+}
+
+/// All ranks bring `brought[rank]` everywhere; all elements have to be `expected` afterwards, bit by bit.
+template <class T>
+void expect_all(Communicator& comm, std::size_t count, const std::array<T, 3>& brought, T expected,
+                const AllReduceOptions& options) {
+  for (const bool registered : {true, false}) {
+    Memory memory = comm.allocate(count * sizeof(T));
+    std::vector<std::byte> heap(count * sizeof(T));
+    T* const data = reinterpret_cast<T*>(registered ? memory.data() : static_cast<void*>(heap.data()));
+    for (std::size_t i = 0; i < count; ++i) data[i] = brought[static_cast<std::size_t>(comm.rank())];
+    comm.all_reduce(std::span<T>(data, count), options).wait();
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < count; ++i) wrong += std::memcmp(&data[i], &expected, sizeof(T)) == 0 ? 0 : 1;
+    EXPECT_EQ(wrong, 0u) << to_string(options.op) << " of " << count << " " << to_string(DTypeOf<T>::value);
+  }
+}
+
+TEST(Values, OfWeightedAverages) {
+  on_every_way([](Communicator& comm, std::size_t count) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const auto own = [&](std::array<double, 3> weights) { return weights[static_cast<std::size_t>(comm.rank())]; };
+    const auto average = [&](double weight) { return AllReduceOptions{.op = ReduceOp::Average, .weight = weight}; };
+    // A rank of weight 0 is left out, whatever it brings.
+    expect_all<float>(comm, count, {4, nan, 8}, 7, average(own({1, 0, 3})));
+    expect_all<float>(comm, count, {nan, 5, nan}, 5, average(own({0, 2, 0})));
+    expect_all<double>(comm, count, {1, 2, 3}, 0, average(0));
+    // Weights so large that their sum is infinite.
+    expect_all<double>(comm, count, {4, 8, 12}, 8, average(std::numeric_limits<double>::max()));
+    expect_all<std::complex<float>>(comm, count, {std::complex<float>(4, 1), {nan, nan}, {8, -3}},
+                                    std::complex<float>(7, -2), average(own({1, 0, 3})));
+    AllReduceOptions scaled = average(own({1, 0, 3}));
+    scaled.prescale = 2;
+    scaled.postscale = -0.5;
+    expect_all<float>(comm, count, {4, nan, 8}, -7, scaled);
+  });
+}
+
+TEST(Values, OfEqualWeightsAreThePlainAveragesBits) {
+  on_every_way([](Communicator& comm, std::size_t count) {
+    std::mt19937 random(static_cast<unsigned>(comm.rank()));
+    std::vector<float> plain(count);
+    for (float& value : plain) value = static_cast<float>(random()) / 3;
+    std::vector<float> weighted = plain;
+    comm.all_reduce(std::span(plain), {.op = ReduceOp::Average}).wait();
+    comm.all_reduce(std::span(weighted), {.op = ReduceOp::Average, .weight = 0.1}).wait();
+    EXPECT_EQ(std::memcmp(plain.data(), weighted.data(), count * sizeof(float)), 0);
+  });
+}
+
+// By computing in double what is rounded in float: not the bits, but nothing of the kernels' way either.
+TEST(Values, OfUnequalWeightsAreNearTheTrueAverage) {
+  on_every_way([](Communicator& comm, std::size_t count) {
+    const std::array<double, 3> weights = {0.3, 17, 1.25};
+    std::vector<double> truth(count);
+    std::vector<float> own(count);
+    for (int rank = 0; rank < 3; ++rank) {
+      std::mt19937 random(static_cast<unsigned>(rank));
+      for (std::size_t i = 0; i < count; ++i) {
+        const float value = static_cast<float>(random() % 20001) - 10000;
+        truth[i] += static_cast<double>(value) * weights[static_cast<std::size_t>(rank)] / (0.3 + 17 + 1.25);
+        if (rank == comm.rank()) own[i] = value;
+      }
+    }
+    comm.all_reduce(std::span(own), {.op = ReduceOp::Average, .weight = weights[static_cast<std::size_t>(comm.rank())]})
+        .wait();
+    double worst = 0;
+    for (std::size_t i = 0; i < count; ++i) worst = std::max(worst, std::fabs(own[i] - truth[i]));
+    EXPECT_LT(worst, 0.005);  // a few roundings of numbers up to 10000
+  });
+}
+
+TEST(Values, OfBoolsAndBits) {
+  on_every_way([](Communicator& comm, std::size_t count) {
+    for (int pattern = 0; pattern < 8; ++pattern) {
+      std::array<bool, 3> brought{};
+      int set = 0;
+      for (std::size_t rank = 0; rank < 3; ++rank) {
+        brought[rank] = (pattern >> rank & 1) != 0;
+        set += brought[rank] ? 1 : 0;
+      }
+      for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Max, ReduceOp::BitOr}) {
+        expect_all<bool>(comm, count, brought, set > 0, {.op = op});
+      }
+      for (const ReduceOp op : {ReduceOp::Product, ReduceOp::Min, ReduceOp::BitAnd}) {
+        expect_all<bool>(comm, count, brought, set == 3, {.op = op});
+      }
+      expect_all<bool>(comm, count, brought, set % 2 == 1, {.op = ReduceOp::BitXor});
+    }
+    expect_all<std::uint16_t>(comm, count, {0xFF0F, 0x0FFF, 0xF3FF}, 0x030F, {.op = ReduceOp::BitAnd});
+    expect_all<std::int8_t>(comm, count, {1, 2, -128}, -125, {.op = ReduceOp::BitOr});
+    expect_all<std::uint64_t>(comm, count, {~0ull, 1, 2}, ~0ull - 3, {.op = ReduceOp::BitXor});
+  });
+}
+
+TEST(Values, OfIntegersWrapAndAverageTowardZero) {
+  on_every_way([](Communicator& comm, std::size_t count) {
+    expect_all<std::int8_t>(comm, count, {127, 1, 0}, -128, {.op = ReduceOp::Sum});
+    expect_all<std::uint8_t>(comm, count, {200, 100, 0}, 44, {.op = ReduceOp::Sum});
+    expect_all<std::int32_t>(comm, count, {1 << 30, 4, 3}, 0, {.op = ReduceOp::Product});
+    expect_all<std::int64_t>(comm, count, {-5, 0, 1}, -1, {.op = ReduceOp::Average});
+    expect_all<std::int16_t>(comm, count, {-32768, 32767, -1}, -32768, {.op = ReduceOp::Min});
+    // 200 + 100 wraps to 44 before it is divided.
+    expect_all<std::uint8_t>(comm, count, {200, 100, 0}, 14, {.op = ReduceOp::Average});
+    expect_all<std::uint64_t>(comm, count, {1, 1ull << 63, 5}, 1ull << 63, {.op = ReduceOp::Max});
+  });
+}
+
+TEST(Values, OfComplexNumbersAndScales) {
+  on_every_way([](Communicator& comm, std::size_t count) {
+    using Complex = std::complex<double>;
+    // (1+2i)(3-i)(2i) = (5+5i)(2i) = -10+10i
+    expect_all<Complex>(comm, count, {Complex(1, 2), {3, -1}, {0, 2}}, {-10, 10}, {.op = ReduceOp::Product});
+    expect_all<Complex>(comm, count, {Complex(1, 2), {3, -1}, {2, 8}}, {2, 3}, {.op = ReduceOp::Average});
+    expect_all<Complex>(comm, count, {Complex(1, 2), {3, -1}, {2, 8}}, {1.5, 2.25},
+                        {.op = ReduceOp::Sum, .prescale = 0.5, .postscale = 0.5});
+    expect_all<float>(comm, count, {1, 2, 4}, 64, {.op = ReduceOp::Product, .prescale = 2});
+    expect_all<float>(comm, count, {1, 2, 4}, -8, {.op = ReduceOp::Min, .prescale = -2, .postscale = 1});
+    // No number is lost to a scale of zero, and none is made of what is not one.
+    expect_all<float>(comm, count, {1, 2, 4}, 0, {.op = ReduceOp::Sum, .postscale = 0});
+  });
+}
+
+}  // namespace
+
+}  // namespace cohort::comm::testing

@@ -1,10 +1,9 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/parse.h"
+#include "base/result.h"
 #include "cluster/detect.h"
-#include "cluster/host_identity.h"
-#include "cluster/pretended_hosts.h"
-#include "cluster/program_identity.h"
+#include "cluster/identity.h"
 #include "comm/communicator_impl.h"
 #include "ext/mpi/plugin.h"
 #include "meet/meeting.h"
@@ -12,9 +11,11 @@
 #include "meet/plan.h"
 #include "status/last_words.h"
 #include "status/status_page.h"
-#include "store/job_store.h"
+#include "store/store.h"
+#include "sys/signals.h"
 
 #include <cohort/join.h>
+#include <cohort/preemption.h>
 
 #include <unistd.h>
 
@@ -22,7 +23,9 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <span>
 #include <tuple>
+#include <utility>
 
 namespace cohort {
 namespace {
@@ -167,9 +170,9 @@ Communicator join(const JoinOptions& options) {
   const net::Deadline deadline = net::deadline_in(plan.join_timeout);
 
   cluster::HostIdentity host = cluster::host_identity();
-  const std::vector<int> pretended = cluster::pretended_hosts(plan.size);
-  if (!pretended.empty()) {
-    const std::string number = fmt::format("#{}", pretended[static_cast<std::size_t>(plan.rank)]);
+  const std::vector<int> fake = cluster::fake_hosts(plan.size);
+  if (!fake.empty()) {
+    const std::string number = fmt::format("#{}", fake[static_cast<std::size_t>(plan.rank)]);
     host.id += number;
     host.name += number;
   }
@@ -219,17 +222,61 @@ Communicator join(const JoinOptions& options) {
   form.timeout = plan.timeout;
   form.secret = plan.secret;
   form.transport = plan.transport;
-  form.one_machine = !pretended.empty();
+  form.one_machine = !fake.empty();
   if (entry.cross_size > 1) {
     for (const meet::MembershipEntry& each : membership.entries) form.hosts.push_back(each.cross_rank);
   }
-  if (pretended.empty()) compare_with_launcher(plan, form.placement);
+  if (fake.empty()) compare_with_launcher(plan, form.placement);
   Communicator communicator(backend_named(membership.backend).create(form));
   meet::leave_meeting(*place->store, info, meet);
   if (place->server) place->server->close_listener();  // the world is complete
   joining.set_formed();
   say_what_was_formed(plan, membership.layout);
   return communicator;
+}
+
+struct Preemption::State {
+  State(PreemptionOptions given, sys::SignalLatch signals) : options(std::move(given)), latch(std::move(signals)) {}
+  PreemptionOptions options;
+  sys::SignalLatch latch;
+  std::int64_t calls = 0;
+  int signal = 0;  ///< of the answer
+};
+
+Preemption::Preemption(PreemptionOptions options) {
+  if (options.every < 1) {
+    raise(ErrorCode::InvalidArgument, "Preemption: every is {} -- at every call is 1", options.every);
+  }
+  auto latch = sys::SignalLatch::create(options.signals);
+  if (!latch) raise(latch.error().code(), "Preemption: {}", latch.error().what());
+  state_ = std::make_unique<State>(std::move(options), *std::move(latch));
+  status::StatusPage::own().announce_saving();
+}
+
+Preemption::~Preemption() { status::StatusPage::own().withdraw_saving(); }
+
+bool Preemption::requested(Communicator& comm) {
+  State& state = *state_;
+  if (state.signal != 0) return true;
+  if (++state.calls % state.options.every != 0) return false;
+  std::int32_t signal = state.latch.received();
+  if (comm && comm.size() > 1) {
+    status::called("Preemption::requested", [&] {
+      comm.all_reduce(std::span(&signal, 1), {.op = ReduceOp::Max, .timeout = state.options.timeout}).wait();
+    });
+  }
+  if (signal == 0) return false;
+  state.signal = signal;
+  state.latch.keep_handlers();
+  status::StatusPage::own().note_preemption(signal);
+  return true;
+}
+
+int Preemption::signal() const noexcept { return state_->signal; }
+int Preemption::received() const noexcept {
+  const int signal = state_->latch.received();
+  if (signal != 0) state_->latch.keep_handlers();
+  return signal;
 }
 
 }  // namespace cohort

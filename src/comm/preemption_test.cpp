@@ -1,6 +1,5 @@
-// The question whether to make room, between ranks that are threads: one answer on all, at the same call. What
+// Preemption of ranks that are threads: one answer on all, at the same call. What
 // processes and the command make of it: tests/e2e/preemption_test.cpp.
-#include "comm/testing/errors.h"
 #include "comm/testing/worlds.h"
 
 #include <cohort/error.h>

@@ -15,11 +15,11 @@
 
 namespace cohort::comm {
 
-class Direct;
+class DeviceOp;
 class FiniteCheck;
 class Pieces;
 class Staging;
-struct Lent;
+struct Borrowed;
 
 /// The numbers travel between ranks of one build only.
 enum class Kind : std::uint8_t {
@@ -93,11 +93,11 @@ struct Request {
   void* input_stream = nullptr;
   /// Where `input` and `output` are host memory in place of the device's.
   std::shared_ptr<Staging> staging = {};
-  std::shared_ptr<Pieces> pieces = {};   ///< where they are the device's, and it goes by host memory in pieces
-  std::shared_ptr<Direct> direct = {};   ///< where they are the device's, and NCCL may carry it out
-  std::optional<GpuSums> gpu_sums = {};  ///< not set: COHORT_GPU_SUMS
-  Round* round = nullptr;                ///< not null: ranks agree on it, and no more
-  std::vector<Lent>* lent = nullptr;     ///< not null: what only moves need not be copied, where it is noted here
+  std::shared_ptr<Pieces> pieces = {};        ///< where they are the device's, and it goes by host memory in pieces
+  std::shared_ptr<DeviceOp> direct = {};      ///< where they are the device's, and NCCL may carry it out
+  std::optional<GpuSums> gpu_sums = {};       ///< not set: COHORT_GPU_SUMS
+  Round* round = nullptr;                     ///< not null: ranks agree on it, and no more
+  std::vector<Borrowed>* borrowed = nullptr;  ///< not null: what only moves need not be copied, where it is noted here
 
   std::size_t input_bytes() const noexcept { return static_cast<std::size_t>(input_count) * size_of(dtype); }
   std::size_t output_bytes() const noexcept { return static_cast<std::size_t>(output_count) * size_of(dtype); }

@@ -1,6 +1,5 @@
 // What a communicator promises beside its results: refusals, deadlines, the same bits, what its observer sees.
-#include "comm/testing/errors.h"
-#include "comm/testing/floats.h"
+#include "comm/kernels/bfloat16.h"
 #include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
@@ -9,6 +8,9 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -283,18 +285,9 @@ TEST(Weights, ThatAreAllZeroGiveZero) {
   }
 }
 
-struct Recorder : Observer {
-  void on_collective(const CollectiveEvent& event) override {
-    const std::lock_guard lock(mutex);
-    events.push_back(event);
-  }
-  std::mutex mutex;
-  std::vector<CollectiveEvent> events;
-};
-
 TEST(Observers, SeeEveryOperationAndWhetherItWasCopied) {
   comm::testing::run_world(2, [](Communicator comm) {
-    Recorder recorder;
+    comm::testing::Recorder recorder;
     comm.set_observer(&recorder);
     Memory memory = comm.allocate(400000);
     std::vector<float> heap(100000);
@@ -324,4 +317,224 @@ TEST(Observers, SeeEveryOperationAndWhetherItWasCopied) {
 }
 
 }  // namespace
+
+}  // namespace cohort
+
+namespace cohort::comm::testing {
+namespace {
+
+// float32 that travels as bfloat16 between hosts: each host's sum is rounded, and beyond two hosts the result as well,
+// whatever its size and way. On one host nothing is rounded. Runs over fake hosts too (CMakeLists.txt).
+
+std::vector<float> brought_by(int rank, std::size_t count) {
+  std::mt19937 random(static_cast<unsigned>(rank) * 7919 + static_cast<unsigned>(count));
+  std::vector<float> values(count);
+  for (float& value : values) value = (static_cast<float>(random()) / 4294967296.0F - 0.5F) * 20;
+  return values;
+}
+
+std::vector<float> expected(int size, std::size_t count, bool average, double prescale) {
+  std::vector<int> hosts = Worlds::chosen().hosts(size);
+  hosts.resize(static_cast<std::size_t>(size));
+  const int last = *std::max_element(hosts.begin(), hosts.end());
+  std::vector<float> total(count);
+  for (int host = 0; host <= last; ++host) {
+    std::vector<float> sum;
+    for (int rank = 0; rank < size; ++rank) {
+      if (hosts[static_cast<std::size_t>(rank)] != host) continue;
+      std::vector<float> values = brought_by(rank, count);
+      for (float& value : values) value *= static_cast<float>(prescale);
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
+      if (sum.empty()) sum = values;
+    }
+    if (last > 0) round_to_bfloat16(sum.data(), count);
+    for (std::size_t i = 0; i < count; ++i) total[i] = host == 0 ? sum[i] : total[i] + sum[i];
+  }
+  for (float& value : total) value = average ? value / static_cast<float>(size) : value;
+  if (last > 1) round_to_bfloat16(total.data(), count);
+  return total;
+}
+
+TEST(WireDType, RoundsWhatTravelsAndNothingElse) {
+  for (const int size : {2, 3, 4, 6}) {
+    run_world(size, [&](Communicator comm) {
+      for (const std::size_t count : {1U, 17U, 1000U, 3000U, 9000U, 40000U, 300001U}) {
+        for (const bool average : {false, true}) {
+          const double prescale = average ? 0.5 : 1;
+          AllReduceOptions options{.prescale = prescale, .wire_dtype = DType::BFloat16};
+          if (average) options.op = ReduceOp::Average;
+          const std::vector<float> own = brought_by(comm.rank(), count);
+          const std::vector<float> wanted = expected(size, count, average, prescale);
+          std::vector<float> in_place = own;
+          comm.all_reduce(std::span(in_place), options).wait();
+          std::vector<float> apart(count);
+          comm.all_reduce(std::span(own), std::span(apart), options).wait();
+          ASSERT_EQ(std::memcmp(in_place.data(), wanted.data(), count * sizeof(float)), 0)
+              << count << " elements, " << size << " ranks" << (average ? ", average" : "");
+          ASSERT_EQ(std::memcmp(apart.data(), wanted.data(), count * sizeof(float)), 0) << count;
+        }
+      }
+    });
+  }
+}
+
+// Small ones of a group travel together, and weighted ones with a rank left out take another way.
+TEST(WireDType, IsTheSameWhateverTheWay) {
+  run_world(4, [](Communicator comm) {
+    const AllReduceOptions options{.wire_dtype = DType::BFloat16};
+    std::vector<std::vector<float>> alone, grouped;
+    std::vector<Buffer> buffers;
+    for (const std::size_t count : {5U, 700U, 20000U}) alone.push_back(brought_by(comm.rank(), count));
+    grouped = alone;
+    for (auto& one : grouped) buffers.emplace_back(std::span(one));
+    for (auto& one : alone) comm.all_reduce(std::span(one), options).wait();
+    comm.all_reduce(std::span<const Buffer>(buffers), options).wait();
+    EXPECT_EQ(alone, grouped);
+
+    std::vector<float> left_out = brought_by(comm.rank(), 30000);
+    std::vector<float> zero = comm.rank() == 3 ? std::vector<float>(30000) : left_out;
+    comm.all_reduce(std::span(left_out),
+                    {.op = ReduceOp::Average, .weight = comm.rank() == 3 ? 0 : 1, .wire_dtype = DType::BFloat16})
+        .wait();
+    comm.all_reduce(std::span(zero), {.postscale = 1, .wire_dtype = DType::BFloat16}).wait();
+    const std::vector<int> hosts = Worlds::chosen().hosts(4);
+    if (hosts.empty() ||
+        *std::max_element(hosts.begin(), hosts.end()) < 2) {  // else the sum is rounded before it is divided
+      for (float& value : zero) value /= 3;
+      EXPECT_EQ(left_out, zero);
+    }
+  });
+}
+
+TEST(WireDType, HasToBeTheSameOnAllRanks) {
+  run_world(3, [](Communicator comm) {
+    std::vector<float> values(50000);
+    AllReduceOptions options;
+    if (comm.rank() == 1) options.wire_dtype = DType::BFloat16;
+    const std::string text = what_of([&] { comm.all_reduce(std::span(values), options).wait(); }, ErrorCode::Mismatch);
+    EXPECT_TRUE(contains(text, "all_reduce(float32[50000], sum, bfloat16 between hosts)")) << text;
+    comm.all_reduce(std::span(values), {.wire_dtype = DType::BFloat16}).wait();
+  });
+}
+
+TEST(WireDType, IsRefusedWhereItHasNoMeaning) {
+  run_world(2, [](Communicator comm) {
+    std::vector<float> floats(4);
+    std::vector<double> doubles(4);
+    const auto refused = [&](auto& values, const AllReduceOptions& options) {
+      return what_of([&] { comm.all_reduce(std::span(values), options).wait(); }, ErrorCode::InvalidArgument);
+    };
+    EXPECT_TRUE(contains(refused(doubles, {.wire_dtype = DType::BFloat16}), "float32 can as bfloat16"));
+    EXPECT_TRUE(contains(refused(floats, {.wire_dtype = DType::Int8}), "float32 can as bfloat16"));
+    refused(floats, {.op = ReduceOp::Max, .wire_dtype = DType::BFloat16});
+    comm.all_reduce(std::span(floats), {.wire_dtype = DType::Float32}).wait();
+  });
+}
+
+}  // namespace
+
+}  // namespace cohort::comm::testing
+
+namespace cohort {
+namespace {
+
+// Ranks without more input, which serve those that have some, and forked children.
+
+using namespace std::chrono_literals;
+
+using comm::testing::contains;
+using comm::testing::floats;
+using comm::testing::what_of;
+
+// --- join ---
+
+TEST(Join, ServesTheOthersUntilAllHaveJoined) {
+  comm::testing::run_world(3, [](Communicator comm) {
+    // Rank r brings 2 + r rounds; of each round, those still there are averaged.
+    Memory memory = comm.allocate(100000 * sizeof(float));
+    for (int round = 0; round < 2 + comm.rank(); ++round) {
+      const int lowest = std::max(0, round - 1);  // of the active ranks
+      float sum = 0;
+      for (int rank = lowest; rank < 3; ++rank) sum += static_cast<float>(rank + 1);
+      const float average = sum / static_cast<float>(3 - lowest);
+      for (const std::size_t count : {std::size_t{4}, std::size_t{3000}, std::size_t{100000}}) {
+        for (const bool arena : {true, false}) {
+          std::vector<float> heap(count, static_cast<float>(comm.rank() + 1));
+          std::copy(heap.begin(), heap.end(), floats(memory).begin());
+          const std::span<float> data = arena ? floats(memory).first(count) : std::span<float>(heap);
+          comm.all_reduce(data, {.op = ReduceOp::Average}).wait();
+          ASSERT_EQ(data[count - 1], average);
+          std::fill(data.begin(), data.end(), static_cast<float>(comm.rank() + 1));
+          comm.all_reduce(data, {.op = ReduceOp::Average, .weight = comm.rank() + 1}).wait();
+          std::fill(data.begin(), data.end(), static_cast<float>(comm.rank() + 1));
+          comm.all_reduce(data, {.op = ReduceOp::Min}).wait();
+          ASSERT_EQ(data[0], static_cast<float>(lowest + 1));
+          // Root 0 may have joined: then it comes from the lowest rank that is active.
+          std::fill(data.begin(), data.end(), static_cast<float>(comm.rank() + 1));
+          comm.broadcast(data, {.root = 0}).wait();
+          ASSERT_EQ(data[count - 1], static_cast<float>(lowest + 1));
+          const std::vector<float> own(count, static_cast<float>(comm.rank() + 1));
+          comm.all_reduce(std::span(own), data, {.op = ReduceOp::Average}).wait();
+          ASSERT_EQ(data[count - 1], average);
+        }
+      }
+      comm.barrier().wait();
+      if (lowest > 0) {
+        std::vector<float> own(10);
+        std::vector<float> all(3 * 10);
+        const std::string text =
+            what_of([&] { comm.all_gather(std::span(own), std::span(all)).wait(); }, ErrorCode::Mismatch);
+        EXPECT_TRUE(contains(text, "rank 0 has joined")) << text;
+      } else {
+        std::vector<float> all(3 * 10);
+        comm.all_gather(std::span(all).subspan(static_cast<std::size_t>(comm.rank()) * 10, 10), std::span(all)).wait();
+      }
+    }
+    EXPECT_EQ(comm.join(), 2);
+    // All are back.
+    std::vector<float> values(10, 1);
+    comm.all_reduce(std::span(values)).wait();
+    EXPECT_EQ(values[0], 3.0F);
+    EXPECT_GE(comm.join(), 0);
+  });
+}
+
+TEST(Join, EndsWithTheWorld) {
+  std::vector<Communicator> world = comm::testing::form_world(2);
+  std::jthread joined([&] { what_of([&] { world[0].join(); }, ErrorCode::Aborted); });
+  std::this_thread::sleep_for(20ms);
+  world[1].abort("enough");
+}
+
+// --- fork ---
+
+TEST(Fork, ChildIsRefusedAndLeavesTheWorldAlone) {
+  comm::testing::run_world(1, [](Communicator comm) { comm.barrier().wait(); });
+  Communicator comm = comm::testing::form_world(1)[0];
+  Memory memory = comm.allocate(10000);
+  floats(memory)[0] = 42;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    int status = 1;
+    try {
+      comm.barrier().wait();
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::InvalidArgument && contains(error.what(), "forked child")) status = 0;
+    }
+    if (floats(memory)[0] != 42) status = 2;
+    memory = Memory();
+    comm = Communicator();
+    ::_exit(status);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  comm.barrier().wait();
+  EXPECT_EQ(floats(memory)[0], 42.0F);
+}
+
+}  // namespace
+
 }  // namespace cohort

@@ -1,5 +1,4 @@
 // Send and receive between ranks that are threads: matching, sizes, order, refusals, deadlines, and beside collectives.
-#include "comm/testing/errors.h"
 #include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
@@ -104,7 +103,7 @@ TEST_P(SendRecv, EveryType) {
 
 TEST_P(SendRecv, TagsMeetInAnyOrderAndKeepTheirOwn) {
   comm::testing::run_world(2, [&](Communicator comm) {
-    // More messages than a lane has cells, of every size, in the order of their tags; received in another one.
+    // More messages than a ring has cells, of every size, in the order of their tags; received in another one.
     constexpr int kTags = 40;
     constexpr int kEach = 3;
     std::vector<std::pair<int, int>> order;
@@ -439,18 +438,9 @@ TEST(SendRecvEnds, AbortReachesThoseWhoWait) {
   for (const std::string& text : told) EXPECT_TRUE(contains(text, "the loss is NaN")) << text;
 }
 
-struct Recorder : Observer {
-  void on_collective(const CollectiveEvent& event) override {
-    const std::lock_guard lock(mutex);
-    events.push_back(event);
-  }
-  std::mutex mutex;
-  std::vector<CollectiveEvent> events;
-};
-
 TEST(SendRecvObserver, SeesBothSides) {
   comm::testing::run_world(2, [](Communicator comm) {
-    Recorder recorder;
+    comm::testing::Recorder recorder;
     comm.set_observer(&recorder);
     std::vector<float> values(100000);
     for (const std::size_t count : {std::size_t{2}, values.size()}) {

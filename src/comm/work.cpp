@@ -1,13 +1,98 @@
-#include <cohort/work.h>
-
+#include "base/env.h"
 #include "base/log.h"
 #include "base/result.h"
-#include "comm/finite_check.h"
+#include "comm/request.h"
 #include "comm/times.h"
 #include "comm/work_state.h"
+#include "status/status_page.h"
+#include "status/timeline.h"
+
+#include <cohort/work.h>
 
 #include <algorithm>
 #include <utility>
+
+namespace cohort::comm {
+
+std::string_view name_of(Kind kind) noexcept {
+  switch (kind) {
+    case Kind::None: return "none";
+    case Kind::AllReduce: return "all_reduce";
+    case Kind::Reduce: return "reduce";
+    case Kind::ReduceScatter: return "reduce_scatter";
+    case Kind::ReduceScatterV: return "reduce_scatter_v";
+    case Kind::Broadcast: return "broadcast";
+    case Kind::AllGather: return "all_gather";
+    case Kind::AllGatherV: return "all_gather_v";
+    case Kind::Gather: return "gather";
+    case Kind::GatherV: return "gather_v";
+    case Kind::Scatter: return "scatter";
+    case Kind::ScatterV: return "scatter_v";
+    case Kind::AllToAll: return "all_to_all";
+    case Kind::AllToAllV: return "all_to_all_v";
+    case Kind::Barrier: return "barrier";
+    case Kind::Split: return "split";
+    case Kind::Joined: return "join";
+    case Kind::Send: return "send";
+    case Kind::Recv: return "recv";
+  }
+  return "unknown";
+}
+
+}  // namespace cohort::comm
+
+namespace cohort::comm::times {
+namespace {
+
+thread_local bool left_out = false;  // of ours, or within an Exposed
+
+std::uint64_t count_of(std::chrono::nanoseconds duration) noexcept {
+  return duration.count() > 0 ? static_cast<std::uint64_t>(duration.count()) : 0;
+}
+
+}  // namespace
+
+bool wanted() noexcept {
+  static const bool wanted = env::flag(env::kTimes).value_or(false) || status::timeline::on();
+  return wanted;
+}
+
+void add(const CollectiveEvent& event) noexcept {
+  status::timeline::add(event);
+  status::TimesStatus& times = status::StatusPage::own().times();
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  times.operations.fetch_add(1, kRelaxed);
+  times.bytes.fetch_add(event.bytes, kRelaxed);
+  times.busy_ns.fetch_add(count_of(event.ended - event.begun), kRelaxed);
+  times.waited_ns.fetch_add(count_of(event.waited), kRelaxed);
+  times.wire_ns.fetch_add(count_of(event.wire), kRelaxed);
+  times.wire_bytes.fetch_add(event.wire_bytes, kRelaxed);
+}
+
+void leave_out_this_thread() noexcept { left_out = true; }
+
+void add_exposed(std::uint64_t ns) noexcept {
+  if (left_out || ns == 0) return;
+  status::StatusPage::own().times().exposed_ns.fetch_add(ns, std::memory_order_relaxed);
+}
+
+void Exposed::begin() noexcept {
+  if (left_out) return;
+  left_out = true;
+  begun_ = Clock::now();
+}
+
+void Exposed::end() noexcept {
+  left_out = false;
+  const Clock::time_point ended = Clock::now();
+  status::StatusPage::own().times().exposed_ns.fetch_add(count_of(ended - begun_), std::memory_order_relaxed);
+  // Asking for what has ended already is no waiting.
+  if (ended - begun_ < std::chrono::microseconds(1) || !status::timeline::on()) return;
+  using status::TimelineKind;
+  status::timeline::add({TimelineKind::Wait, "wait", begun_, ended, status::timeline::this_thread(), 0, 0, {}});
+}
+
+}  // namespace cohort::comm::times
 
 namespace cohort {
 namespace {

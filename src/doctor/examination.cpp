@@ -1,26 +1,184 @@
-#include "doctor/examination_impl.h"
+// What hosts are asked for, one thing after the other: the time, a file, each other's addresses, and how fast they are.
+
+#include "doctor/examination.h"
 
 #include "base/env.h"
-#include "doctor/host.h"
-#include "doctor/look.h"
-#include "launch/plan/host_environment.h"
-#include "launch/supervise/job_setup.h"
-#include "launch/sweep.h"
-#include "sys/cpus.h"
+#include "doctor/probe.h"
+#include "launch/plan/rank_environment.h"
+#include "launch/processes.h"
+#include "launch/start/agent_pool.h"
+#include "launch/supervise/supervisor.h"
+#include "net/secret.h"
+#include "sys/files.h"
+#include "sys/hardware.h"
 #include "sys/process.h"
+#include "sys/signals.h"
+#include "sys/unique_fd.h"
 
-#include <unistd.h>
 #include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace cohort::doctor {
 namespace {
+
+// A file in the working folder, for the moment in which `cohort doctor` has other hosts look for it. It goes with the
+// SharedFile; and if this process is killed, a small shell that waits for that removes it. One thread; the shell is a
+// child, which whoever owns this process's children reaps.
+
+class SharedFile {
+ public:
+  SharedFile();
+  ~SharedFile() { remove(); }
+  SharedFile(const SharedFile&) = delete;
+  SharedFile& operator=(const SharedFile&) = delete;
+  /// False where nothing could be written.
+  explicit operator bool() const noexcept { return made_; }
+  const std::string& path() const noexcept { return path_; }
+  const std::string& content() const noexcept { return content_; }
+
+ private:
+  void remove() noexcept;
+
+  std::string content_, path_;
+  sys::UniqueFd lifeline_;  ///< of the shell
+  bool made_ = false;
+};
+
+}  // namespace
+
+// One examination, from its hosts to what was found: what `examine` consists of. First how hosts are started, asked and
+// let go, then what they are asked for. One thread.
+
+class Examination {
+ public:
+  explicit Examination(const ExaminationOptions& options);
+  Examined run();
+
+ private:
+  struct ExaminedHost {
+    bool joined = false;
+    std::string line;
+    std::string order;    ///< that it has not answered
+    double asked_at = 0;  ///< by this host's clock
+    std::function<void(const std::string&)> take;
+    bool over = false;  ///< nothing more comes from it
+  };
+
+  HostState& state(std::size_t at) { return checkup_.hosts[at]; }
+  bool ready(std::size_t at) const { return !examined_[at].over && checkup_.hosts[at].facts.has_value(); }
+  std::vector<std::size_t> all_ready() const;
+  void give_up(std::size_t at, std::string row, std::string why, std::string fix);
+  void on_joined(launch::AgentHandle& member);
+  void on_message(std::size_t at, launch::Message message);
+  void on_line(std::size_t at, const std::string& line);
+  void on_process_ended(launch::AgentHandle& member);
+  void diagnose_start(const launch::AgentHandle& member);
+  void ask(std::size_t at, const nlohmann::json& order, std::function<void(const std::string&)> take);
+  bool wait(std::chrono::milliseconds limit, const std::function<bool()>& done);
+  /// Until all have answered; who has not by then is lost.
+  void wait_for_answers(std::chrono::milliseconds limit, const char* meanwhile);
+
+  void get_facts();
+  void compare_clocks();
+  void compare_folders();
+  void probe_peers();
+  void measure_speeds();
+  void end();
+
+  const ExaminationOptions& options_;
+  launch::Loop loop_;
+  std::optional<sys::SignalFd> signals_;
+  launch::Watch signal_watch_;
+  int signal_ = 0;
+  bool ending_ = false;  ///< what ends now is meant to
+  std::uint64_t open_files_ = 0;
+  net::Secret secret_ = value_or_throw(net::Secret::generate());
+  std::optional<launch::AgentPool> agents_;
+  std::vector<ExaminedHost> examined_;
+  Checkup checkup_;
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+};
+
+std::vector<Pairs> rounds_of_pairs(std::size_t count, bool all) {
+  std::vector<Pairs> rounds;
+  if (count < 2) return rounds;
+  const auto ordered = [](std::size_t a, std::size_t b) { return std::pair(std::min(a, b), std::max(a, b)); };
+  if (!all) {
+    for (const std::size_t first : {std::size_t{0}, std::size_t{1}}) {
+      Pairs round;
+      for (std::size_t at = first; at + 1 < count; at += 2) round.emplace_back(at, at + 1);
+      if (!round.empty()) rounds.push_back(std::move(round));
+    }
+    // The circle closes: with the second round where that has left both ends alone.
+    if (count > 2) {
+      if (count % 2 == 0)
+        rounds.back().emplace_back(0, count - 1);
+      else
+        rounds.push_back({{0, count - 1}});
+    }
+    return rounds;
+  }
+  // The circle method: one stays, the others move on by a place.
+  const std::size_t places = count + count % 2;
+  for (std::size_t turn = 0; turn + 1 < places; ++turn) {
+    Pairs round;
+    for (std::size_t i = 0; i < places / 2; ++i) {
+      const auto host = [&](std::size_t place) { return place == 0 ? 0 : 1 + (place - 1 + turn) % (places - 1); };
+      const std::size_t a = host(i), b = host(places - 1 - i);
+      if (a < count && b < count) round.push_back(ordered(a, b));
+    }
+    rounds.push_back(std::move(round));
+  }
+  return rounds;
+}
+
+namespace {
+
+SharedFile::SharedFile()
+    : content_(sys::random_hex(16)), path_(launch::absolute_path(".cohort-doctor-" + sys::random_hex(4))) {
+  std::array<int, 2> ends{};
+  const sys::UniqueFd nothing(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  if (::pipe2(ends.data(), O_CLOEXEC) == 0) {
+    const sys::UniqueFd in(ends[0]);
+    lifeline_.reset(ends[1]);
+    sys::SpawnOptions shell;
+    shell.path = "/bin/sh";
+    shell.arguments = {"sh", "-c", "cat >/dev/null; rm -f -- \"$1\"", "sh", path_};
+    shell.environment = launch::Environment::current().assignments();
+    shell.folder = "/";
+    shell.stdin_fd = in.get();
+    shell.stdout_fd = nothing.get();
+    shell.stderr_fd = nothing.get();
+    shell.group = sys::Group::Session;  // Ctrl-C is not for it
+    // Without it the file is only removed in good order.
+    if (auto pending = sys::spawn(shell)) (void)std::move(*pending).confirm();
+  }
+  const sys::UniqueFd file(::open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644));
+  if (!file) return;
+  made_ = true;
+  const std::string line = content_ + "\n";
+  if (::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()) || ::fsync(file.get()) != 0)
+    remove();
+}
+
+void SharedFile::remove() noexcept {
+  if (std::exchange(made_, false)) ::unlink(path_.c_str());
+}
 
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
@@ -28,13 +186,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFactsLimit(8000);
 constexpr milliseconds kEndLimit(3000);
-constexpr milliseconds kNameLimit(2000);
+constexpr milliseconds kNamesHereLimit(2000);
 /// Lines of the doctor's own workers; a job's environment or output is not among them.
 constexpr std::size_t kLongestLine = std::size_t{4} << 20;
-
-double wall_clock() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 /// Launchers whose variables are meant for what they start: is one above us?
 bool has_launcher_above() {
@@ -57,7 +211,7 @@ bool has_launcher_above() {
 
 Examination::Examination(const ExaminationOptions& options) : options_(options) {
   checkup_.here = sys::host_name();
-  checkup_.way = options.remote.way;
+  checkup_.method = options.remote.method;
   checkup_.starter_local = options.all_local;
   checkup_.environment = cluster::current_environment();
   checkup_.launcher_alive = has_launcher_above();
@@ -82,12 +236,12 @@ std::vector<std::size_t> Examination::all_ready() const {
   return out;
 }
 
-void Examination::give_up(std::size_t at, std::string row, std::string why, std::string mend) {
+void Examination::give_up(std::size_t at, std::string row, std::string why, std::string fix) {
   if (ending_ || std::exchange(examined_[at].over, true)) return;
   examined_[at].order.clear();
   state(at).trouble = std::move(row);
   state(at).why = std::move(why);
-  state(at).mend = std::move(mend);
+  state(at).fix = std::move(fix);
 }
 
 bool Examination::wait(milliseconds limit, const std::function<bool()>& done) {
@@ -97,7 +251,7 @@ bool Examination::wait(milliseconds limit, const std::function<bool()>& done) {
   return done();
 }
 
-void Examination::on_joined(launch::CrewMember& member) {
+void Examination::on_joined(launch::AgentHandle& member) {
   const auto at = static_cast<std::size_t>(member.host.index);
   if (examined_[at].over) return member.channel->send(launch::Finish{});
   examined_[at].joined = true;
@@ -124,7 +278,7 @@ void Examination::on_joined(launch::CrewMember& member) {
 }
 
 void Examination::on_message(std::size_t at, launch::Message message) {
-  launch::CrewMember& member = *crew_->members()[at];
+  launch::AgentHandle& member = *agents_->members()[at];
   ExaminedHost& examined = examined_[at];
   if (auto* output = std::get_if<launch::Output>(&message)) {
     member.channel->send(launch::OutputTaken{output->bytes.size()});
@@ -177,28 +331,29 @@ void Examination::on_line(std::size_t at, const std::string& line) {
   take(line.substr(begin, line.size() - begin - 1));
 }
 
-void Examination::diagnose_start(const launch::CrewMember& member) {
+void Examination::diagnose_start(const launch::AgentHandle& member) {
   const auto at = static_cast<std::size_t>(member.host.index);
   if (member.remote == nullptr) {
     give_up(at, "starter", "it was not its turn to be started", "");
     return;
   }
-  const launch::Diagnosis found = launch::diagnose(crew_->failed_start(member));
+  const launch::Diagnosis found = launch::diagnose(agents_->failed_start(member));
   give_up(at, std::string(found.kind), found.why + found.said, found.advice);
 }
 
-void Examination::on_process_ended(launch::CrewMember& member) {
+void Examination::on_process_ended(launch::AgentHandle& member) {
   const auto at = static_cast<std::size_t>(member.host.index);
   if (examined_[at].over || member.all_gone) return;
   if (member.channel == nullptr && member.remote) return diagnose_start(member);
   give_up(at, "lost",
-          member.remote ? fmt::format("the way to it has ended ({})", crew_->how_ended(member)) : "its agent has ended",
+          member.remote ? fmt::format("the connection to it has ended ({})", agents_->how_ended(member))
+                        : "its agent has ended",
           "");
 }
 
 void Examination::ask(std::size_t at, const json& order, std::function<void(const std::string&)> take) {
   ExaminedHost& examined = examined_[at];
-  launch::CrewMember& member = *crew_->members()[at];
+  launch::AgentHandle& member = *agents_->members()[at];
   examined.order = order.at("do").get<std::string>();
   examined.take = std::move(take);
   examined.asked_at = wall_clock();
@@ -231,12 +386,12 @@ void Examination::get_facts() {
   };
   wait(options_.start_limit, [&] { return all(begun); });
   if (signal_ != 0) return;
-  crew_->start_no_more();
-  for (const auto& member : crew_->members()) {
+  agents_->start_no_more();
+  for (const auto& member : agents_->members()) {
     const auto at = static_cast<std::size_t>(member->host.index);
     if (begun(at)) continue;
     diagnose_start(*member);
-    launch::Crew::give_up(*member);
+    launch::AgentPool::kill(*member);
   }
   wait(kFactsLimit, [&] { return all([this](std::size_t at) { return examined_[at].over || state(at).facts; }); });
   if (signal_ != 0) return;
@@ -249,9 +404,9 @@ void Examination::get_facts() {
 
 void Examination::end() {
   ending_ = true;
-  for (const auto& member : crew_->members()) {
+  for (const auto& member : agents_->members()) {
     if (member->channel == nullptr) {
-      launch::Crew::give_up(*member);
+      launch::AgentPool::kill(*member);
     } else if (!member->started) {
       member->channel->send(launch::Finish{});
     } else {
@@ -261,10 +416,10 @@ void Examination::end() {
     }
   }
   const Clock::time_point deadline = Clock::now() + kEndLimit;
-  while (!crew_->all_ended() && Clock::now() < deadline) loop_.run_for(milliseconds(50));
-  crew_->let_go();
+  while (!agents_->all_ended() && Clock::now() < deadline) loop_.run_for(milliseconds(50));
+  agents_->drop_lifelines();
   const Clock::time_point last = Clock::now() + milliseconds(1000);
-  while (!crew_->all_ended() && Clock::now() < last) loop_.run_for(milliseconds(50));
+  while (!agents_->all_ended() && Clock::now() < last) loop_.run_for(milliseconds(50));
 }
 
 Examined Examination::run() {
@@ -277,7 +432,7 @@ Examined Examination::run() {
     while (const auto told = signals_->next()) signal_ = *told;
   });
   open_files_ = sys::raise_open_files_limit().first;
-  launch::Crew::Options options;
+  launch::AgentPool::Options options;
   options.remote = options_.remote;
   std::vector<launch::PlannedHost> hosts;
   for (const HostState& host : checkup_.hosts) {
@@ -285,34 +440,34 @@ Examined Examination::run() {
     hosts.push_back({host.name, index, index, 1, host.here});
     options.elsewhere = options.elsewhere || !host.here;
   }
-  launch::Crew::Events events;
-  events.on_joined = [this](launch::CrewMember& member) { on_joined(member); };
-  events.on_message = [this](const launch::CrewMember& member, launch::Message message) {
+  launch::AgentPool::Events events;
+  events.on_joined = [this](launch::AgentHandle& member) { on_joined(member); };
+  events.on_message = [this](const launch::AgentHandle& member, launch::Message message) {
     on_message(static_cast<std::size_t>(member.host.index), std::move(message));
   };
-  events.on_channel_closed = [this](const launch::CrewMember& member, const std::optional<Error>& error) {
+  events.on_channel_closed = [this](const launch::AgentHandle& member, const std::optional<Error>& error) {
     if (member.all_gone) return;
     give_up(static_cast<std::size_t>(member.host.index), "lost", error ? error->what() : "its agent has ended", "");
   };
-  events.on_process_ended = [this](launch::CrewMember& member) { on_process_ended(member); };
-  events.on_unfit = [this](const launch::CrewMember* member, const std::string& why) {
+  events.on_process_ended = [this](launch::AgentHandle& member) { on_process_ended(member); };
+  events.on_unfit = [this](const launch::AgentHandle* member, const std::string& why) {
     if (member == nullptr) return;  // who it is does not come, and is named for that
     if (member->remote) {
       return give_up(static_cast<std::size_t>(member->host.index), "version", why,
                      "install one version on all hosts, or name it with --remote-cohort");
     }
     // The command that starts agents is not there: none can be.
-    for (const auto& each : crew_->members()) {
+    for (const auto& each : agents_->members()) {
       const auto at = static_cast<std::size_t>(each->host.index);
       if (!each->host.local && !examined_[at].joined)
         give_up(at, "starter", why, "install it, or choose another way with --starter or --ssh");
     }
   };
-  events.on_complaint = [](launch::CrewMember&, const std::string&) {};
+  events.on_complaint = [](launch::AgentHandle&, const std::string&) {};
   const auto clean_up = [&spared] { launch::sweep(spared, std::chrono::seconds(2), {}); };
   try {
-    crew_.emplace(loop_, secret_, options, std::move(events));
-    crew_->start(hosts);
+    agents_.emplace(loop_, secret_, options, std::move(events));
+    agents_->start(hosts);
     get_facts();
     for (const auto& step : {&Examination::compare_clocks, &Examination::compare_folders, &Examination::probe_peers,
                              &Examination::measure_speeds}) {
@@ -320,7 +475,7 @@ Examined Examination::run() {
     }
     end();
   } catch (...) {
-    if (crew_) crew_->let_go();
+    if (agents_) agents_->drop_lifelines();
     clean_up();
     throw;
   }
@@ -330,11 +485,107 @@ Examined Examination::run() {
       std::none_of(hosts.begin(), hosts.end(), [](const launch::PlannedHost& host) { return host.local; })) {
     std::vector<std::string> names;
     for (const launch::PlannedHost& host : hosts) names.push_back(host.name);
-    checkup_.names_here = look_up(names, kNameLimit);
+    checkup_.names_here = resolve_names(names, kNamesHereLimit);
   }
   return {std::move(checkup_), signal_};
 }
 
 Examined examine(const ExaminationOptions& options) { return Examination(options).run(); }
+
+namespace {
+
+constexpr milliseconds kClockLimit(1500);
+constexpr int kClockRounds = 3;
+constexpr milliseconds kFolderLimit(3500);
+constexpr milliseconds kProbeLimit(10000);
+constexpr milliseconds kSpeedLimit(3500);
+/// Above so many hosts only neighbours measure their speed.
+constexpr std::size_t kAllPairs = 8;
+
+}  // namespace
+
+void Examination::compare_clocks() {
+  for (int round = 0; round < kClockRounds; ++round) {
+    for (const std::size_t at : all_ready()) {
+      if (state(at).here) continue;
+      ask(at, {{"do", "clock"}}, [this, at](const std::string& data) {
+        const json said = json::parse(data, nullptr, false);
+        if (!said.is_number()) return;
+        const double now = wall_clock();
+        const double error = (now - examined_[at].asked_at) / 2;
+        if (state(at).clock_offset && state(at).clock_error <= error) return;
+        state(at).clock_offset = said.get<double>() - (examined_[at].asked_at + now) / 2;
+        state(at).clock_error = error;
+      });
+    }
+    wait_for_answers(kClockLimit * 2, "when it was asked for the time");
+  }
+}
+
+void Examination::compare_folders() {
+  if (!checkup_.several_hosts && checkup_.hosts.front().here) return;
+  const SharedFile shared_file;
+  if (!shared_file) return;  // the row about the folder says why, if this host is among them
+  for (const std::size_t at : all_ready()) {
+    if (state(at).here || !state(at).facts->folder.error.empty()) continue;
+    ask(at, {{"do", "see"}, {"path", shared_file.path()}, {"content", shared_file.content()}},
+        [this, at](const std::string& data) { state(at).same_folder = data == "true"; });
+  }
+  wait_for_answers(kFolderLimit, "when it looked for a file");
+}
+
+void Examination::probe_peers() {
+  const auto hosts = all_ready();
+  if (hosts.size() < 2) return;
+  for (const std::size_t from : hosts) {
+    json peers = json::array();
+    for (const std::size_t to : hosts) {
+      if (to == from) continue;
+      for (const NetworkFacts& network : state(to).facts->networks)
+        peers.push_back({to, network.address, state(to).facts->port});
+    }
+    ask(from, {{"do", "probe"}, {"peers", std::move(peers)}}, [this, from](const std::string& data) {
+      auto probes = parse_probes(data);
+      if (!probes) return give_up(from, "lost", probes.error().what(), "");
+      for (ProbeFacts& probe : *probes) {
+        if (static_cast<std::size_t>(probe.peer) >= examined_.size()) continue;
+        if (state(static_cast<std::size_t>(probe.peer)).facts)
+          checkup_.probes.push_back({static_cast<int>(from), std::move(probe)});
+      }
+    });
+  }
+  std::vector<bool> told(examined_.size());
+  wait_for_answers(kProbeLimit, "while it knocked at the others");
+  for (const auto& probe : checkup_.probes) told[static_cast<std::size_t>(probe.from)] = true;
+  for (const std::size_t from : hosts) {
+    if (!told[from]) checkup_.silent.push_back(static_cast<int>(from));
+  }
+}
+
+void Examination::measure_speeds() {
+  const auto hosts = all_ready();
+  for (const auto& round : rounds_of_pairs(hosts.size(), hosts.size() <= kAllPairs)) {
+    for (const auto& [first, second] : round) {
+      std::size_t from = hosts[first], to = hosts[second];
+      const ProbeFacts* way = chosen_way(checkup_, static_cast<int>(from), static_cast<int>(to));
+      if (way == nullptr) {
+        std::swap(from, to);
+        way = chosen_way(checkup_, static_cast<int>(from), static_cast<int>(to));
+      }
+      if (way == nullptr || !ready(from) || !ready(to)) continue;
+      ask(from, {{"do", "measure"}, {"to", to}, {"address", way->address}, {"port", state(to).facts->port}},
+          [this, from, to](const std::string& data) {
+            auto speed = parse_speed(data);
+            if (!speed) return give_up(from, "lost", speed.error().what(), "");
+            speed->from = static_cast<int>(from);
+            speed->to = static_cast<int>(to);
+            checkup_.speeds.push_back(*std::move(speed));
+          });
+    }
+    // A way that is as slow as that is named; its host is not lost.
+    wait_for_answers(kSpeedLimit * 2, "while it measured a way");
+    if (signal_ != 0 || Clock::now() > begun_ + options_.whole_limit - kSpeedLimit) return;
+  }
+}
 
 }  // namespace cohort::doctor

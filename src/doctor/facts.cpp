@@ -17,7 +17,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(LimitFacts, open_files, open_fil
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(MachineFacts, processor, processors, affinity, quota, cores, numa_nodes,
                                                 threads, load, memory, memory_available, memory_limit, shared,
                                                 shared_free, shared_error, gpus, gpu_driver, gpu_error, gpu_nodes,
-                                                card_nodes, gpu_ways, gpu_strangers, nccl, nccl_path, nccl_error,
+                                                card_nodes, gpu_links, gpu_strangers, nccl, nccl_path, nccl_error,
                                                 infiniband)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(SoftwareFacts, version, build, commit, path, python, python_path,
                                                 python_error, torch, package, mpi)

@@ -1,4 +1,4 @@
-// What `cohort doctor` learns about one host, found out by a process there (look.h), as values and as JSON. Decoding
+// What `cohort doctor` learns about one host, found out by a process there (probe.h), as values and as JSON. Decoding
 // takes bytes from another host: whatever is no such text is refused. Plain data; any thread.
 #pragma once
 
@@ -57,7 +57,7 @@ struct MachineFacts {
   std::string gpu_error;                  ///< the driver is there, and nvidia-smi fails
   std::vector<int> gpu_nodes;             ///< NUMA nodes of the GPUs; -1: not known
   std::map<std::string, int> card_nodes;  ///< where there are GPUs: likewise, of network cards, by name
-  std::string gpu_ways;                   ///< how GPUs reach each other
+  std::string gpu_links;                  ///< how GPUs reach each other
   std::string gpu_strangers;              ///< which may not read each other's memory
   std::string nccl;                       ///< where there are GPUs: its version
   std::string nccl_path;

@@ -1,13 +1,13 @@
-#include "doctor/host.h"
+#include "doctor/examination.h"
 
 #include "base/env.h"
 #include "base/log.h"
-#include "doctor/beside.h"
 #include "doctor/facts.h"
-#include "doctor/look.h"
 #include "doctor/peers.h"
+#include "doctor/probe.h"
 #include "net/socket.h"
-#include "sys/cpus.h"
+#include "sys/files.h"
+#include "sys/hardware.h"
 
 #include <poll.h>
 #include <unistd.h>
@@ -18,7 +18,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <ctime>
 #include <fstream>
 #include <limits>
 #include <optional>
@@ -60,13 +59,7 @@ std::optional<std::string> read_line(std::string& rest, std::chrono::seconds lim
 
 bool answer(std::string_view to, const std::string& data) {
   const std::string line = fmt::format("\n{}{{\"did\":\"{}\",\"data\":{}}}\n", kAnswerMark, to, data);
-  for (std::size_t at = 0; at < line.size();) {
-    const ssize_t put = ::write(1, line.data() + at, line.size() - at);
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) return false;
-    at += static_cast<std::size_t>(put);
-  }
-  return true;
+  return sys::write_all(1, line);
 }
 
 HostFacts look_around(const json& order, const ProbeServer& server) {
@@ -78,27 +71,21 @@ HostFacts look_around(const json& order, const ProbeServer& server) {
   for (const json& name : order.at("names")) names.push_back(name.get<std::string>());
   const std::string folder = order.at("folder").get<std::string>();
   // They wait for others, or take their time: side by side.
-  std::jthread lookups = beside([&] { facts.names = look_up(names, kNameLimit); });
-  std::jthread programs = beside([&] { facts.software = look_at_software(environment, kProgramLimit); });
-  facts.networks = look_at_networks(facts.network_error);
-  facts.limits = look_at_limits();
+  std::jthread lookups = beside([&] { facts.names = resolve_names(names, kNameLimit); });
+  std::jthread programs = beside([&] { facts.software = probe_software(environment, kProgramLimit); });
+  facts.networks = probe_networks(facts.network_error);
+  facts.limits = probe_limits();
   // The soft limit here is a worker's, as a job's ranks have it.
-  facts.machine = look_at_machine("");
-  facts.folder = look_at_folder(folder);
-  look_at_gpus(facts.machine, "", kProgramLimit);
-  look_at_gpu_ways(facts.machine, "", kProgramLimit);
-  look_at_nccl(facts.machine);
+  facts.machine = probe_machine("");
+  facts.folder = probe_folder(folder);
+  probe_gpus(facts.machine, "", kProgramLimit);
+  probe_gpu_links(facts.machine, "", kProgramLimit);
+  probe_nccl(facts.machine);
   facts.environment = variables_that_matter(environment);
   for (std::jthread* const thread : {&lookups, &programs}) {
     if (thread->joinable()) thread->join();
   }
   return facts;
-}
-
-double wall_clock() {
-  timespec now{};
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
 /// Whether a file that another host has made is seen here; a file system over a network may need a moment.
@@ -148,6 +135,10 @@ bool obey(const json& order, int host, const net::Secret& secret, const ProbeSer
 }
 
 }  // namespace
+
+double wall_clock() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 int run_doctor_host() {
   const auto descriptor = env::number(env::kSecretFd);

@@ -1,4 +1,4 @@
-#include "doctor/report.h"
+#include "doctor/examination.h"
 
 #include "launch/version.h"
 
@@ -127,7 +127,7 @@ std::string heading(const Checkup& checkup) {
   if (hosts.size() > 4) names += ", ...";
   return fmt::format(
       "cohort doctor: {} hosts ({}), {}", hosts.size(), names,
-      checkup.starter_local ? "all of them this one" : fmt::format("by {}", launch::way_name(checkup.way)));
+      checkup.starter_local ? "all of them this one" : fmt::format("by {}", launch::start_method_name(checkup.method)));
 }
 
 std::size_t count(const std::vector<Finding>& findings, Level level) {
@@ -152,7 +152,7 @@ std::string to_table(const Checkup& checkup, const std::vector<Finding>& finding
     if (finding.level == Level::Ok) continue;
     const std::string effect = finding.effect.empty() ? std::string(row(finding.row).effect) : finding.effect;
     out += fmt::format("{}{}\n", indent, wrapped("effect: " + effect, kIndent + 8));
-    if (!finding.mend.empty()) out += fmt::format("{}{}\n", indent, wrapped("fix: " + finding.mend, kIndent + 5));
+    if (!finding.fix.empty()) out += fmt::format("{}{}\n", indent, wrapped("fix: " + finding.fix, kIndent + 5));
   }
   const auto number = [](std::size_t n) { return fmt::format("{} warning{}", n, n == 1 ? "" : "s"); };
   if (failed > 0)
@@ -187,7 +187,7 @@ std::string to_json_report(const Checkup& checkup, const std::vector<Finding>& f
     if (!finding.to.empty()) one["to"] = finding.to;
     if (finding.level != Level::Ok) {
       one["effect"] = finding.effect.empty() ? std::string(row(finding.row).effect) : finding.effect;
-      one["mend"] = finding.mend;
+      one["mend"] = finding.fix;
     }
     checks.push_back(std::move(one));
   }

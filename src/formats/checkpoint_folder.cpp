@@ -5,7 +5,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -46,13 +45,6 @@ std::optional<std::int64_t> generation_of(std::string_view name) {
 /// "checkpoint-000007-step-1200" -> 1200.
 std::int64_t step_of(std::string_view name) {
   return parse_integer<std::int64_t>(name.substr(name.rfind('-') + 1)).value_or(0);
-}
-
-std::string random_text() {
-  std::uint64_t random = 0;
-  if (::getrandom(&random, sizeof random, 0) != static_cast<ssize_t>(sizeof random))
-    random = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-  return fmt::format("{:016x}", random);
 }
 
 /// The kernel lets go of the lock when its holder dies. Where a file system has no locks there is none.
@@ -162,7 +154,7 @@ Result<CheckpointWriter> CheckpointWriter::open(const std::string& folder) {
 }
 
 Result<void> CheckpointWriter::begin(std::int64_t generation, std::int64_t step) {
-  const std::string hidden = fmt::format("{}/{}{}-{}", folder_, kHidden, name_of(generation, step), random_text());
+  const std::string hidden = fmt::format("{}/{}{}-{}", folder_, kHidden, name_of(generation, step), sys::random_hex(8));
   if (auto made = sys::make_folders(hidden); !made) return made;
   hidden_ = hidden;
   return {};

@@ -3,9 +3,8 @@
 #pragma once
 
 #include "base/result.h"
-#include "formats/digest.h"
 #include "formats/manifest.h"
-#include "formats/sink.h"
+#include "formats/tensor.h"
 #include "sys/files.h"
 #include "sys/unique_fd.h"
 

@@ -2,9 +2,9 @@
 
 #include "base/json.h"
 
-#include "formats/export.h"
 #include "formats/safetensors.h"
 #include "formats/testing.h"
+#include "formats/weights.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>

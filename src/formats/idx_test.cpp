@@ -1,6 +1,5 @@
 #include "formats/idx.h"
 
-#include "formats/gzip.h"
 #include "sys/files.h"
 
 #include <gtest/gtest.h>

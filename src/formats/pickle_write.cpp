@@ -1,4 +1,4 @@
-#include "formats/pickle.h"
+#include "formats/pt.h"
 
 #include <bit>
 #include <cstring>

@@ -1,6 +1,5 @@
 #include "formats/pt.h"
 
-#include "formats/pickle.h"
 #include "sys/files.h"
 
 #include <algorithm>
@@ -12,7 +11,7 @@ namespace {
 
 constexpr std::string_view kRoot = "archive";
 
-tl::unexpected<Error> corrupt(const std::string& name, std::string_view what) {
+tl::unexpected<Error> corrupt_pt(const std::string& name, std::string_view what) {
   return fail(ErrorCode::Corrupt, "{}: not a .pt file that can be read -- {}", name, what);
 }
 
@@ -69,6 +68,8 @@ const PtValue* PtDict::find(std::string_view key) const noexcept {
 
 void PtDict::add(PtValue key, PtValue value) { items.emplace_back(std::move(key), std::move(value)); }
 
+PtValue pt_dict(PtDict dict) { return std::make_shared<const PtDict>(std::move(dict)); }
+
 PtValue pt_tensor(const TensorView& tensor) {
   PtTensor value{tensor.type, tensor.shape, std::vector<std::int64_t>(tensor.shape.size(), 1), 0, tensor.bytes};
   for (std::size_t i = tensor.shape.size(); i-- > 1;) {
@@ -79,9 +80,9 @@ PtValue pt_tensor(const TensorView& tensor) {
 
 Result<PtValue> parse_pt(std::span<const std::byte> bytes, const std::string& name, const PtLimits& limits) {
   if (!text_of(bytes).starts_with("PK")) {
-    return corrupt(name, text_of(bytes).starts_with("\x80\x02")
-                             ? "it is in the format from before torch 1.6: load it in Python and torch.save it again"
-                             : "it does not begin as a zip archive");
+    return corrupt_pt(name, text_of(bytes).starts_with("\x80\x02")
+                                ? "it is in the format from before torch 1.6: load it in Python and torch.save it again"
+                                : "it does not begin as a zip archive");
   }
   const auto archive = ZipReader::parse(bytes, name);
   if (!archive) return tl::unexpected(archive.error());
@@ -89,14 +90,14 @@ Result<PtValue> parse_pt(std::span<const std::byte> bytes, const std::string& na
   for (const ZipEntry& entry : archive->entries()) {
     const std::size_t slash = entry.name.find('/');
     if (slash == std::string::npos || slash == 0)
-      return corrupt(name, fmt::format("entry '{}' is in no folder", entry.name));
+      return corrupt_pt(name, fmt::format("entry '{}' is in no folder", entry.name));
     if (root.empty()) root = entry.name.substr(0, slash + 1);
-    if (!entry.name.starts_with(root)) return corrupt(name, "its entries are not in one folder");
+    if (!entry.name.starts_with(root)) return corrupt_pt(name, "its entries are not in one folder");
   }
   const auto* const program = archive->find(root + "data.pkl");
-  if (program == nullptr) return corrupt(name, "it has no data.pkl");
+  if (program == nullptr) return corrupt_pt(name, "it has no data.pkl");
   if (archive->find(root + "constants.pkl") != nullptr) {
-    return corrupt(
+    return corrupt_pt(
         name,
         "it is a TorchScript archive (torch.jit.save, or torch::save in C++), which holds a program: load it in "
         "torch and save its state_dict()");
@@ -105,7 +106,7 @@ Result<PtValue> parse_pt(std::span<const std::byte> bytes, const std::string& na
     const auto content = archive->read(*order);
     if (!content) return tl::unexpected(content.error());
     if (text_of(*content) != "little")
-      return corrupt(name, "its numbers are not little-endian: save it on another machine");
+      return corrupt_pt(name, "its numbers are not little-endian: save it on another machine");
   }
   // What is not used is checked, too: a damaged file should not pass because of luck.
   std::map<std::string, std::span<const std::byte>, std::less<>> contents;
@@ -115,11 +116,11 @@ Result<PtValue> parse_pt(std::span<const std::byte> bytes, const std::string& na
     contents.emplace(entry.name, *content);
   }
   if (program->size > limits.pickle_bytes)
-    return corrupt(name, fmt::format("its data.pkl has {} bytes", program->size));
+    return corrupt_pt(name, fmt::format("its data.pkl has {} bytes", program->size));
   return unpickle(contents.at(program->name), name, limits,
                   [&](const std::string& key) -> Result<std::span<const std::byte>> {
                     const auto found = contents.find(root + "data/" + key);
-                    if (found == contents.end()) return corrupt(name, fmt::format("storage '{}' is missing", key));
+                    if (found == contents.end()) return corrupt_pt(name, fmt::format("storage '{}' is missing", key));
                     return found->second;
                   });
 }

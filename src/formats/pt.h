@@ -2,14 +2,16 @@
 // that knows tensors, numbers, text, lists, tuples and dicts and can call nothing; written with plain opcodes that
 // torch 1.13 and later accept. Values: any thread may use them, as long as nobody changes them. Format:
 // torch/serialization.py and Python's pickletools; the set of opcodes follows torch/_weights_only_unpickler.py.
+// Pickles of tensors, without the rest of pickle. The reader is a machine with a stack of plain values: it constructs
+// nothing but them, and knows by name the few functions that stand for tensors. Pure functions; any thread may call.
 #pragma once
 
 #include "base/result.h"
-#include "formats/sink.h"
 #include "formats/tensor.h"
 #include "formats/zip.h"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -59,6 +61,7 @@ struct PtDict {
   void add(PtValue key, PtValue value);
 };
 
+PtValue pt_dict(PtDict dict);
 /// A tensor without gaps as a value.
 PtValue pt_tensor(const TensorView& tensor);
 
@@ -88,5 +91,20 @@ struct PtWriteOptions {
 Result<void> write_pt(const Sink& sink, const PtValue& value, const PtWriteOptions& options = {});
 /// Replaces the file as a whole.
 Result<void> write_pt(const std::string& path, const PtValue& value, const PtWriteOptions& options = {});
+
+/// Bytes of the storage with this key, or why there are none.
+using StorageOf = std::function<Result<std::span<const std::byte>>(const std::string& key)>;
+
+/// The value that a pickle stands for. Corrupt, naming `name`, the global or the opcode at fault.
+Result<PtValue> unpickle(std::span<const std::byte> bytes, const std::string& name, const PtLimits& limits,
+                         const StorageOf& storage_of);
+
+struct Pickled {
+  std::string bytes;
+  std::vector<std::span<const std::byte>> storages;  ///< storage i has the key "i"
+  std::vector<std::unique_ptr<double>> numbers;      ///< memory of those storages that numbers were made into
+};
+
+Result<Pickled> pickle(const PtValue& value, PtFloats floats);
 
 }  // namespace cohort::formats

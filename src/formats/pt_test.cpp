@@ -1,6 +1,5 @@
 #include "formats/pt.h"
 
-#include "formats/pickle.h"
 #include "formats/testing.h"
 #include "formats/weights.h"
 

@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::uint64_t kLongestHeader = 100'000'000;  // as the reference implementation
-constexpr std::size_t kAlignment = 64;                 // of the first tensor
+constexpr std::size_t kHeaderAlignment = 64;           // of the first tensor
 constexpr std::size_t kMostDimensions = 64;
 
 struct Entry {
@@ -143,7 +143,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   std::unordered_set<std::string> names_;
 };
 
-tl::unexpected<Error> corrupt(const std::string& name, std::string_view what) {
+tl::unexpected<Error> corrupt_safetensors(const std::string& name, std::string_view what) {
   return fail(ErrorCode::Corrupt, "{}: not a sound safetensors file -- {} -- write or get the file again", name, what);
 }
 
@@ -156,20 +156,21 @@ const TensorView* Safetensors::find(std::string_view name) const noexcept {
 
 Result<Safetensors> parse_safetensors(std::span<const std::byte> bytes, const std::string& name) {
   std::uint64_t header_size = 0;
-  if (bytes.size() < sizeof header_size) return corrupt(name, fmt::format("it has only {} bytes", bytes.size()));
+  if (bytes.size() < sizeof header_size)
+    return corrupt_safetensors(name, fmt::format("it has only {} bytes", bytes.size()));
   std::memcpy(&header_size, bytes.data(), sizeof header_size);
   if (header_size > kLongestHeader) {
-    return corrupt(name,
-                   fmt::format("its header claims {} bytes where at most {} are allowed", header_size, kLongestHeader));
+    return corrupt_safetensors(
+        name, fmt::format("its header claims {} bytes where at most {} are allowed", header_size, kLongestHeader));
   }
   if (header_size > bytes.size() - sizeof header_size) {
-    return corrupt(name, fmt::format("it ends within its header of {} bytes", header_size));
+    return corrupt_safetensors(name, fmt::format("it ends within its header of {} bytes", header_size));
   }
   const std::string_view header(reinterpret_cast<const char*>(bytes.data()) + sizeof header_size,
                                 static_cast<std::size_t>(header_size));
-  if (!header.starts_with('{')) return corrupt(name, "its header does not begin with '{'");
+  if (!header.starts_with('{')) return corrupt_safetensors(name, "its header does not begin with '{'");
   HeaderHandler handler;
-  if (!Json::sax_parse(header.begin(), header.end(), &handler)) return corrupt(name, handler.problem);
+  if (!Json::sax_parse(header.begin(), header.end(), &handler)) return corrupt_safetensors(name, handler.problem);
 
   std::sort(handler.entries.begin(), handler.entries.end(), [](const Entry& a, const Entry& b) {
     return a.offsets != b.offsets ? a.offsets < b.offsets : a.name < b.name;
@@ -181,25 +182,28 @@ Result<Safetensors> parse_safetensors(std::span<const std::byte> bytes, const st
   for (Entry& entry : handler.entries) {
     const std::uint64_t begin = entry.offsets[0], end = entry.offsets[1];
     const ElementTypeInfo* const type = find_safetensors_type(entry.dtype);
-    if (type == nullptr) return corrupt(name, fmt::format("entry '{}': unknown dtype '{}'", entry.name, entry.dtype));
+    if (type == nullptr)
+      return corrupt_safetensors(name, fmt::format("entry '{}': unknown dtype '{}'", entry.name, entry.dtype));
     if (begin > end || end > data.size()) {
-      return corrupt(name, fmt::format("entry '{}': data_offsets [{}, {}] where there are {} bytes of data", entry.name,
-                                       begin, end, data.size()));
+      return corrupt_safetensors(name, fmt::format("entry '{}': data_offsets [{}, {}] where there are {} bytes of data",
+                                                   entry.name, begin, end, data.size()));
     }
     if (begin != at) {
-      return corrupt(name, fmt::format("entry '{}' begins at {} where {} was expected: {}", entry.name, begin, at,
-                                       begin < at ? "tensors overlap" : "bytes belong to no tensor"));
+      return corrupt_safetensors(name,
+                                 fmt::format("entry '{}' begins at {} where {} was expected: {}", entry.name, begin, at,
+                                             begin < at ? "tensors overlap" : "bytes belong to no tensor"));
     }
     const auto expected = byte_count(type->type, entry.shape);
     if (!expected || *expected != end - begin) {
-      return corrupt(name, fmt::format("entry '{}': {} {} does not have {} bytes", entry.name, entry.dtype,
-                                       shape_text(entry.shape), end - begin));
+      return corrupt_safetensors(name, fmt::format("entry '{}': {} {} does not have {} bytes", entry.name, entry.dtype,
+                                                   shape_text(entry.shape), end - begin));
     }
     at = end;
     const auto view = data.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
     file.tensors.push_back({std::move(entry.name), {type->type, std::move(entry.shape), view}});
   }
-  if (at != data.size()) return corrupt(name, fmt::format("{} bytes follow its last tensor", data.size() - at));
+  if (at != data.size())
+    return corrupt_safetensors(name, fmt::format("{} bytes follow its last tensor", data.size() - at));
   return file;
 }
 
@@ -243,7 +247,8 @@ Result<void> write_safetensors(const Sink& sink, std::span<const NamedTensor> te
     at += entry->tensor.bytes.size();
   }
   text += '}';
-  text.resize((sizeof(std::uint64_t) + text.size() + kAlignment - 1) / kAlignment * kAlignment - sizeof(std::uint64_t),
+  text.resize((sizeof(std::uint64_t) + text.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment -
+                  sizeof(std::uint64_t),
               ' ');
   if (text.size() > kLongestHeader) {
     return fail(ErrorCode::InvalidArgument,

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "base/result.h"
-#include "formats/sink.h"
 #include "formats/tensor.h"
 
 #include <map>

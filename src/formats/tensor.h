@@ -1,8 +1,12 @@
 // Element types and tensors as files hold them: little-endian, row-major. Plain data; bytes are not owned.
+// Where a writer of a format puts its bytes, front to back: a file, a digest, memory. Not thread-safe.
 #pragma once
+
+#include "base/result.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -65,5 +69,11 @@ std::optional<std::uint64_t> byte_count(ElementType type, std::span<const std::i
 std::string shape_text(std::span<const std::int64_t> shape);
 /// True for well-formed UTF-8 (RFC 3629).
 bool is_utf8(std::string_view text) noexcept;
+
+using Sink = std::function<Result<void>(std::span<const std::byte>)>;
+
+inline std::span<const std::byte> as_bytes(std::string_view text) noexcept {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
 
 }  // namespace cohort::formats

@@ -1,10 +1,14 @@
 // Named tensors out of whatever file holds them: safetensors or .pt, told apart by content. One thread per object.
+// What `cohort export` does: weights from a checkpoint, a safetensors file or a .pt into a .pt or a safetensors file,
+// without libtorch. One thread per call.
 #pragma once
 
 #include "base/result.h"
+#include "formats/pt.h"
 #include "formats/tensor.h"
 #include "sys/files.h"
 
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -28,5 +32,27 @@ struct WeightsOptions {
 Result<Weights> parse_weights(std::span<const std::byte> bytes, const std::string& name,
                               const WeightsOptions& options = {});
 Result<Weights> read_weights(const std::string& path, const WeightsOptions& options = {});
+
+enum class ExportContent : std::uint8_t {
+  Weights,     ///< a dict of tensors, for model.load_state_dict
+  Everything,  ///< of a checkpoint, into a .pt: {"model", "optimizer", ...}, state_dicts, "sampler", "step", ...
+};
+
+struct ExportOptions {
+  /// A checkpoint, a folder of checkpoints (the newest that is whole is taken), a .safetensors or a .pt.
+  std::string from;
+  std::string to;        ///< *.pt, *.pth, *.pth.tar or *.safetensors; replaced as a whole
+  std::string key = {};  ///< in a .pt: where the dict of tensors is
+  ExportContent content = ExportContent::Weights;
+  PtFloats floats = PtFloats::Number;  ///< Tensor: for torch 1.13
+};
+
+struct ExportSummary {
+  std::string from;  ///< the file or checkpoint that was read
+  std::size_t tensors = 0;
+  std::uint64_t bytes = 0;  ///< of the tensors
+};
+
+Result<ExportSummary> export_weights(const ExportOptions& options);
 
 }  // namespace cohort::formats

@@ -62,22 +62,23 @@ struct Directory {
   std::uint64_t begin = 0, size = 0, entries = 0;
 };
 
-tl::unexpected<Error> corrupt(const std::string& name, std::string_view what) {
+tl::unexpected<Error> corrupt_zip(const std::string& name, std::string_view what) {
   return fail(ErrorCode::Corrupt, "{}: not a sound zip archive -- {} -- write or get the file again", name, what);
 }
 
 Result<Directory> find_directory(std::span<const std::byte> bytes, const std::string& name) {
-  if (bytes.size() < kEndSize) return corrupt(name, fmt::format("it has only {} bytes", bytes.size()));
+  if (bytes.size() < kEndSize) return corrupt_zip(name, fmt::format("it has only {} bytes", bytes.size()));
   const std::size_t first = bytes.size() - kEndSize > kMax16 ? bytes.size() - kEndSize - kMax16 : 0;
   std::size_t end = bytes.size() - kEndSize;
   while (number_at<std::uint32_t>(bytes, end) != kEnd ||
          number_at<std::uint16_t>(bytes, end + 20) != bytes.size() - end - kEndSize) {
-    if (end == first) return corrupt(name, "it has no end-of-directory record: it was cut off, or is something else");
+    if (end == first)
+      return corrupt_zip(name, "it has no end-of-directory record: it was cut off, or is something else");
     --end;
   }
   if (number_at<std::uint16_t>(bytes, end + 4) != 0 || number_at<std::uint16_t>(bytes, end + 6) != 0 ||
       number_at<std::uint16_t>(bytes, end + 8) != number_at<std::uint16_t>(bytes, end + 10)) {
-    return corrupt(name, "it is one part of several");
+    return corrupt_zip(name, "it is one part of several");
   }
   Directory directory{number_at<std::uint32_t>(bytes, end + 16), number_at<std::uint32_t>(bytes, end + 12),
                       number_at<std::uint16_t>(bytes, end + 10)};
@@ -86,7 +87,7 @@ Result<Directory> find_directory(std::span<const std::byte> bytes, const std::st
     const auto record = number_at<std::uint64_t>(bytes, end - kLocator64Size + 8);
     if (end - kLocator64Size < kEnd64Size || record != end - kLocator64Size - kEnd64Size ||
         number_at<std::uint32_t>(bytes, static_cast<std::size_t>(record)) != kEnd64) {
-      return corrupt(name, "its zip64 end record is not where it belongs");
+      return corrupt_zip(name, "its zip64 end record is not where it belongs");
     }
     directory_end = static_cast<std::size_t>(record);
     const Directory wide{number_at<std::uint64_t>(bytes, directory_end + 48),
@@ -95,13 +96,13 @@ Result<Directory> find_directory(std::span<const std::byte> bytes, const std::st
     if ((directory.begin != kMax32 && directory.begin != wide.begin) ||
         (directory.size != kMax32 && directory.size != wide.size) ||
         (directory.entries != kMax16 && directory.entries != wide.entries)) {
-      return corrupt(name, "its two end records disagree");
+      return corrupt_zip(name, "its two end records disagree");
     }
     directory = wide;
   }
   if (directory.begin > directory_end || directory.size != directory_end - directory.begin ||
       directory.entries > directory.size / kCentralSize) {
-    return corrupt(name, "its directory is not where the end record says");
+    return corrupt_zip(name, "its directory is not where the end record says");
   }
   return directory;
 }
@@ -121,7 +122,7 @@ Result<ZipReader> ZipReader::parse(std::span<const std::byte> bytes, std::string
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;  // local header to end of data
   for (std::uint64_t i = 0; i < directory->entries; ++i) {
     if (all.size() - at < kCentralSize || number_at<std::uint32_t>(all, at) != kCentral) {
-      return corrupt(file, fmt::format("entry {} of its directory is damaged", i));
+      return corrupt_zip(file, fmt::format("entry {} of its directory is damaged", i));
     }
     const auto flags = number_at<std::uint16_t>(all, at + 8);
     const auto method = number_at<std::uint16_t>(all, at + 10);
@@ -129,7 +130,7 @@ Result<ZipReader> ZipReader::parse(std::span<const std::byte> bytes, std::string
     const std::size_t extra_size = number_at<std::uint16_t>(all, at + 30);
     const std::size_t comment_size = number_at<std::uint16_t>(all, at + 32);
     if (all.size() - at - kCentralSize < name_size + extra_size + comment_size) {
-      return corrupt(file, fmt::format("entry {} of its directory is cut off", i));
+      return corrupt_zip(file, fmt::format("entry {} of its directory is cut off", i));
     }
     ZipEntry entry;
     entry.name = text_at(all, at + kCentralSize, name_size);
@@ -137,17 +138,17 @@ Result<ZipReader> ZipReader::parse(std::span<const std::byte> bytes, std::string
     std::uint64_t packed = number_at<std::uint32_t>(all, at + 20), header = number_at<std::uint32_t>(all, at + 42);
     entry.size = number_at<std::uint32_t>(all, at + 24);
     if (!widen(all.subspan(at + kCentralSize + name_size, extra_size), {&entry.size, &packed, &header})) {
-      return corrupt(file, fmt::format("entry '{}' has a damaged extra field", entry.name));
+      return corrupt_zip(file, fmt::format("entry '{}' has a damaged extra field", entry.name));
     }
     if ((flags & (kFlagEncrypted | kFlagStrong)) != 0)
-      return corrupt(file, fmt::format("entry '{}' is encrypted", entry.name));
+      return corrupt_zip(file, fmt::format("entry '{}' is encrypted", entry.name));
     entry.stored = method == 0;
     if (entry.stored && packed != entry.size) {
-      return corrupt(file, fmt::format("entry '{}' has two sizes", entry.name));
+      return corrupt_zip(file, fmt::format("entry '{}' has two sizes", entry.name));
     }
     // The local header has to say the same: two readers must not see two archives.
     if (header > directory_begin || directory_begin - header < kLocalSize) {
-      return corrupt(file, fmt::format("entry '{}' lies outside the archive", entry.name));
+      return corrupt_zip(file, fmt::format("entry '{}' lies outside the archive", entry.name));
     }
     const auto local = static_cast<std::size_t>(header);
     const std::size_t local_name = number_at<std::uint16_t>(all, local + 26);
@@ -156,7 +157,7 @@ Result<ZipReader> ZipReader::parse(std::span<const std::byte> bytes, std::string
         number_at<std::uint16_t>(all, local + 8) != method || local_name != name_size ||
         directory_begin - local - kLocalSize < local_name + local_extra ||
         text_at(all, local + kLocalSize, local_name) != entry.name) {
-      return corrupt(file, fmt::format("the header of entry '{}' does not agree with the directory", entry.name));
+      return corrupt_zip(file, fmt::format("the header of entry '{}' does not agree with the directory", entry.name));
     }
     if ((flags & kFlagDescriptor) == 0) {
       std::uint64_t local_packed = number_at<std::uint32_t>(all, local + 18),
@@ -164,24 +165,24 @@ Result<ZipReader> ZipReader::parse(std::span<const std::byte> bytes, std::string
       if (!widen(all.subspan(local + kLocalSize + local_name, local_extra), {&local_size, &local_packed}) ||
           local_packed != packed || local_size != entry.size ||
           number_at<std::uint32_t>(all, local + 14) != entry.crc) {
-        return corrupt(file, fmt::format("the header of entry '{}' does not agree with the directory", entry.name));
+        return corrupt_zip(file, fmt::format("the header of entry '{}' does not agree with the directory", entry.name));
       }
     }
     entry.offset = local + kLocalSize + local_name + local_extra;
     if (packed > directory_begin - entry.offset) {
-      return corrupt(file, fmt::format("entry '{}' lies outside the archive", entry.name));
+      return corrupt_zip(file, fmt::format("entry '{}' lies outside the archive", entry.name));
     }
     if (!reader.index_.emplace(entry.name, reader.entries_.size()).second) {
-      return corrupt(file, fmt::format("the name '{}' stands there twice", entry.name));
+      return corrupt_zip(file, fmt::format("the name '{}' stands there twice", entry.name));
     }
     ranges.emplace_back(local, entry.offset + packed);
     reader.entries_.push_back(std::move(entry));
     at += kCentralSize + name_size + extra_size + comment_size;
   }
-  if (at != all.size()) return corrupt(file, "its directory has more entries than the end record says");
+  if (at != all.size()) return corrupt_zip(file, "its directory has more entries than the end record says");
   std::sort(ranges.begin(), ranges.end());
   for (std::size_t i = 1; i < ranges.size(); ++i) {
-    if (ranges[i].first < ranges[i - 1].second) return corrupt(file, "entries overlap");
+    if (ranges[i].first < ranges[i - 1].second) return corrupt_zip(file, "entries overlap");
   }
   return reader;
 }
@@ -193,10 +194,10 @@ const ZipEntry* ZipReader::find(std::string_view name) const noexcept {
 
 Result<std::span<const std::byte>> ZipReader::read(const ZipEntry& entry) const {
   if (!entry.stored)
-    return corrupt(name_, fmt::format("entry '{}' is compressed, which torch.save never does", entry.name));
+    return corrupt_zip(name_, fmt::format("entry '{}' is compressed, which torch.save never does", entry.name));
   const auto data = bytes_.subspan(static_cast<std::size_t>(entry.offset), static_cast<std::size_t>(entry.size));
   if (crc_of(data) != entry.crc)
-    return corrupt(name_, fmt::format("entry '{}' has a wrong CRC-32: its bytes are damaged", entry.name));
+    return corrupt_zip(name_, fmt::format("entry '{}' has a wrong CRC-32: its bytes are damaged", entry.name));
   return data;
 }
 

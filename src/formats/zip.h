@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "formats/sink.h"
+#include "formats/tensor.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -21,10 +21,10 @@ Parameter vector_of(const std::string& name, std::int64_t count) {
 }
 
 /// Gradients that are there or not; a backward is made of calls.
-class Pretended final : public Autograd {
+class Fake final : public Autograd {
  public:
-  Pretended(Communicator comm, std::vector<Parameter> parameters,
-            const nn::DistributedDataParallelOptions& options = {}, Reduce reduce = reduce_by_average)
+  Fake(Communicator comm, std::vector<Parameter> parameters, const nn::DistributedDataParallelOptions& options = {},
+       Reduce reduce = reduce_by_average)
       : defined(parameters.size()),
         values(parameters.size(), std::vector<float>(100, 1)),
         core(ranks_of(std::move(comm)), std::move(parameters), options, *this, std::move(reduce)) {
@@ -90,7 +90,7 @@ const nn::DistributedDataParallelOptions kSmall = {.bucket_bytes = 1, .first_buc
 
 TEST(GradientReducer, AveragesBySamplesAndSaysWhoWasUsed) {
   run_on_threads(3, [](Communicator comm) {
-    Pretended model(comm, {vector_of("a", 5), vector_of("b", 70), vector_of("never", 2)}, kSmall);
+    Fake model(comm, {vector_of("a", 5), vector_of("b", 70), vector_of("never", 2)}, kSmall);
     for (int step = 0; step < 3; ++step) {
       model.drop_all();
       model.begin(comm.rank());  // 0, 1, 2
@@ -115,7 +115,7 @@ TEST(GradientReducer, AHookIsTheOneExitAndFlagsDoNotPassThroughIt) {
       for (std::int64_t i = 0; i < view.result.count; ++i) values[i] /= 2;
       return reduce_by_average(ranks, view);
     };
-    Pretended model(comm, {vector_of("a", 5), vector_of("b", 7)}, kSmall, halving);
+    Fake model(comm, {vector_of("a", 5), vector_of("b", 7)}, kSmall, halving);
     model.begin(1);
     if (comm.rank() == 1) model.bring(1, 8);
     model.end();
@@ -130,7 +130,7 @@ TEST(GradientReducer, ALargeGradientIsReadWhereItWasMade) {
     constexpr std::int64_t kCount = (std::int64_t{8} << 20) / 4;
     nn::DistributedDataParallelOptions options;
     options.non_finite = nn::NonFinite::Raise;
-    Pretended model(comm, {vector_of("large", kCount), vector_of("small", 3)}, options);
+    Fake model(comm, {vector_of("large", kCount), vector_of("small", 3)}, options);
     const auto made = std::make_shared<std::vector<float>>(kCount, static_cast<float>(comm.rank()));
     const auto step = [&] {
       model.begin(1);
@@ -163,7 +163,7 @@ TEST(GradientReducer, ALargeGradientIsReadWhereItWasMade) {
 TEST(GradientReducer, GoesOnWithOtherRanksAfterAFailure) {
   run_on_threads(3, [](Communicator comm) {
     Communicator fewer = comm.split({.color = comm.rank() < 2 ? 0 : 1});
-    Pretended model(comm, {vector_of("a", 5)});
+    Fake model(comm, {vector_of("a", 5)});
     model.begin(1);
     model.bring(0, 1);
     model.end();
@@ -182,7 +182,7 @@ TEST(GradientReducer, GoesOnWithOtherRanksAfterAFailure) {
 
 TEST(GradientReducer, WhatWasAccumulatedCountsWithOtherRanksToo) {
   run_on_threads(2, [](Communicator comm) {
-    Pretended model(comm, {vector_of("a", 5), vector_of("b", 3)}, kSmall);
+    Fake model(comm, {vector_of("a", 5), vector_of("b", 3)}, kSmall);
     const auto mine = static_cast<float>(comm.rank());
     model.core.accumulation().enter_no_sync();
     model.begin(1);
@@ -199,7 +199,7 @@ TEST(GradientReducer, WhatWasAccumulatedCountsWithOtherRanksToo) {
 }
 
 // Runs steps on two ranks until one throws; the step, and the error of this rank.
-std::pair<int, std::string> first_error(Pretended& model, int steps, const std::function<void(int)>& before) {
+std::pair<int, std::string> first_error(Fake& model, int steps, const std::function<void(int)>& before) {
   for (int step = 0; step < steps; ++step) {
     try {
       before(step);
@@ -219,20 +219,20 @@ TEST(GradientReducer, ReplicasThatDriftApartAreNamedWhenTheirParameterComesByTur
     std::vector<Parameter> parameters;
     for (int i = 0; i < 20; ++i) parameters.push_back(vector_of(std::to_string(i), 100));
     const auto changes = [&](std::size_t which, float change) {
-      return [&comm, which, change](Pretended& model) {
+      return [&comm, which, change](Fake& model) {
         return [&, which, change](int step) {
           if (step == 3 && comm.rank() == 1) std::ranges::fill(model.values[which], 1 + change);
         };
       };
     };
     for (const std::size_t which : {0U, 7U, 19U}) {
-      Pretended model(comm, parameters);
+      Fake model(comm, parameters);
       const auto [step, text] = first_error(model, 20, changes(which, 0.01F)(model));
       EXPECT_GE(step, 3);
       EXPECT_LT(step, 3 + 3) << "three turns of 8 parameters";
     }
     // One that has another size than it had, on one rank, is not read; the others are compared on.
-    Pretended resized(comm, parameters);
+    Fake resized(comm, parameters);
     const auto halve = [&](int step) {
       if (step == 1 && comm.rank() == 1) resized.values[3].resize(1);
       if (step == 9 && comm.rank() == 1) std::ranges::fill(resized.values[9], 2.0F);
@@ -241,21 +241,21 @@ TEST(GradientReducer, ReplicasThatDriftApartAreNamedWhenTheirParameterComesByTur
     EXPECT_GE(found, 9);
     EXPECT_LT(found, 9 + 3);
     // In the last digits: told in the log, and no error. Not at all where it is switched off.
-    Pretended rounding(comm, parameters);
+    Fake rounding(comm, parameters);
     EXPECT_EQ(first_error(rounding, 20, changes(0, 1e-6F)(rounding)).first, 20);
     nn::DistributedDataParallelOptions off;
     off.check_replicas = false;
-    Pretended unchecked(comm, parameters, off);
+    Fake unchecked(comm, parameters, off);
     EXPECT_EQ(first_error(unchecked, 20, changes(0, 0.01F)(unchecked)).first, 20);
   });
 }
 
 TEST(GradientReducer, RanksAtDifferentPlacesOfTheirProgramAreNamed) {
-  using Step = std::function<void(Pretended&)>;
-  const Step declared = [](Pretended& model) { model.begin(7); };
-  const Step undeclared = [](Pretended& model) { model.begin(std::nullopt); };
-  const Step no_forward = [](Pretended& model) { model.core.begin_backward(); };
-  const Step mixed = [](Pretended& model) {
+  using Step = std::function<void(Fake&)>;
+  const Step declared = [](Fake& model) { model.begin(7); };
+  const Step undeclared = [](Fake& model) { model.begin(std::nullopt); };
+  const Step no_forward = [](Fake& model) { model.core.begin_backward(); };
+  const Step mixed = [](Fake& model) {
     model.core.accumulation().enter_no_sync();
     model.begin(3);
     model.end();
@@ -271,7 +271,7 @@ TEST(GradientReducer, RanksAtDifferentPlacesOfTheirProgramAreNamed) {
   };
   run_on_threads(2, [&](Communicator comm) {
     for (const auto& [first, second, words] : cases) {
-      Pretended model(comm, {vector_of("a", 5)});
+      Fake model(comm, {vector_of("a", 5)});
       model.begin(std::nullopt);
       model.bring(0, 1);
       model.end();
@@ -298,8 +298,8 @@ TEST(GradientReducer, RanksAtDifferentPlacesOfTheirProgramAreNamed) {
 // Two models of one shape, trained in an order that differs by rank.
 TEST(GradientReducer, OperationsOfTwoReducersAreNotTakenForOneAnother) {
   run_on_threads(2, [](Communicator comm) {
-    Pretended one(comm, {vector_of("a", 500000)}), other(comm, {vector_of("a", 500000)});
-    Pretended& first = comm.rank() == 0 ? one : other;
+    Fake one(comm, {vector_of("a", 500000)}), other(comm, {vector_of("a", 500000)});
+    Fake& first = comm.rank() == 0 ? one : other;
     first.begin(std::nullopt);
     first.bring(0, 1);
     EXPECT_THROW(first.end(), Error);

@@ -137,6 +137,12 @@ RankReport read_status(const status::StatusLayout& page) {
   return report;
 }
 
+bool waits(const RankReport& report) {
+  return report.named.waiting || std::any_of(report.groups.begin(), report.groups.end(), [](const GroupReport& group) {
+           return group.waiting || !group.message.empty();
+         });
+}
+
 bool has_left(const RankReport& report) {
   return !report.groups.empty() && std::all_of(report.groups.begin(), report.groups.end(),
                                                [](const GroupReport& group) { return group.id == 0; });

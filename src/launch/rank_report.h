@@ -2,7 +2,7 @@
 // reads to a person. Values; `read_status` takes whatever it finds in the page, which another process writes.
 #pragma once
 
-#include "launch/roles.h"
+#include "launch/processes.h"
 #include "status/status_page.h"
 
 #include <cstdint>
@@ -82,6 +82,8 @@ struct RankReport {
 
 /// The page's part.
 RankReport read_status(const status::StatusLayout& page);
+/// The program waits for peers, in any of its groups.
+bool waits(const RankReport& report);
 /// It has left its last world: it is about to end, or to form another.
 bool has_left(const RankReport& report);
 /// What ended the rank: the Error that it died of; of a rank that has left no last words, what its world ended by.

@@ -7,10 +7,13 @@
 
 #include "base/result.h"
 #include "cluster/detect.h"
-#include "net/deadline.h"
+#include "net/address.h"
+
+#include <dlfcn.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
@@ -43,9 +46,6 @@ Result<std::shared_ptr<Exchange>> open_exchange(const cluster::Detected& said, c
 /// The same for a rank; the message says what a rank can do instead.
 Result<std::shared_ptr<Exchange>> find_exchange(const cluster::Detected& said, const cluster::Environment& environment);
 
-/// Opened once per process; later calls return the same.
-Result<std::shared_ptr<Exchange>> open_pmi(const cluster::Environment& environment);
-Result<std::shared_ptr<Exchange>> open_pmix(const cluster::Environment& environment);
 /// The environment with what PMIx's library says of the sizes, where only it knows them.
 Result<cluster::Environment> with_pmix_keys(cluster::Environment environment);
 /// For a step of Slurm's; `said.hosts` and `said.node_rank` say where rank 0 is.
@@ -56,5 +56,41 @@ std::vector<std::uint16_t> munge_ports(std::string_view job);
 
 /// A line of PMI's protocol, "cmd=get_result rc=0 value=x", as a map. Corrupt if it is none.
 Result<std::map<std::string, std::string, std::less<>>> parse_pmi_line(std::string_view line);
+
+// MUNGE, which Slurm's clusters authenticate users by: a credential carries bytes that only this user's processes on
+// the cluster can have made and can read. libmunge is found at run time. Calls go to the daemon on this host and may
+// take some seconds where it does not answer; any thread.
+
+class Munge {
+ public:
+  /// `socket`: the daemon's; empty: the usual one. Unavailable if there is no libmunge.
+  static Result<std::shared_ptr<Munge>> load(const std::string& socket);
+
+  /// For this user's processes only. Unavailable if the daemon does not answer.
+  Result<std::string> seal(std::string_view bytes) const;
+  /// InvalidArgument if it is no fresh credential of this user.
+  Result<std::string> open(const std::string& credential) const;
+
+ private:
+  struct Library;
+  explicit Munge(std::shared_ptr<const Library> library, std::string socket)
+      : library_(std::move(library)), socket_(std::move(socket)) {}
+  std::shared_ptr<const Library> library_;
+  std::string socket_;
+};
+
+/// The daemon's socket that a slurm.conf names (AuthInfo=socket=PATH); empty if it names none. Pure.
+std::string munge_socket_of(std::string_view slurm_conf);
+
+// A function of a library that is loaded while the program runs. Any thread.
+
+/// False if the library has none of this name.
+template <class Function>
+bool look_up(void* library, const char* name, Function& function) {
+  void* const symbol = ::dlsym(library, name);
+  static_assert(sizeof symbol == sizeof function);
+  std::memcpy(&function, &symbol, sizeof symbol);
+  return symbol != nullptr;
+}
 
 }  // namespace cohort::meet

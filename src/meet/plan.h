@@ -1,5 +1,7 @@
 // What `join` is going to do, from its options and the environment: which rank of how many, and where to meet. Touches
 // nothing but the secret (its file or descriptor), the name service, /proc and the launcher's meeting place.
+// What the ranks of a world have in common since they met through their launcher. Any thread. (`rendezvous_method` is
+// in cohort/join_options.h.)
 #pragma once
 
 #include "base/result.h"
@@ -7,7 +9,7 @@
 #include "meet/exchange.h"
 #include "net/address.h"
 #include "net/secret.h"
-#include "transport/transport_kind.h"
+#include "transport/transport.h"
 
 #include <cohort/join_options.h>
 
@@ -55,5 +57,8 @@ net::Secret secret_of_trusted_network();
 
 /// The errors of `cohort::join` about its arguments, the environment and the secret.
 Result<JoinPlan> plan_join(const JoinOptions& options, const cluster::Environment& environment);
+
+/// The ranks of a world that has been formed through a launcher's meeting place have a secret in common from then on.
+void keep_launchers_secret(const net::Secret& of_the_meeting);
 
 }  // namespace cohort::meet

@@ -3,11 +3,9 @@
 // the mutex, and so read by the thread without it. Callbacks and Handles are served without the mutex.
 #pragma once
 
-#include "named/cache.h"
-#include "named/doorbell.h"
 #include "named/engine.h"
-#include "named/fusion.h"
 #include "named/gpu.h"
+#include "named/rounds.h"
 #include "named/table.h"
 
 #include <atomic>
@@ -83,7 +81,7 @@ class EngineCore {
     PendingPtr own;             // null if this rank lacks it
   };
 
-  // engine_core.cpp: users' calls, the thread, endings
+  // engine.cpp: users' calls, the thread, endings
   PendingPtr pending_of(Request request, Clock::time_point now) const;
   void enqueue(std::span<const PendingPtr> made);
   void check_open() const;
@@ -129,7 +127,7 @@ class EngineCore {
   void copy_over(const ConstBuffer& from, const Buffer& to);
   std::byte* scratch(std::size_t bytes);
 
-  // gpu_execution.cpp: of a GPU's memory
+  // gpu.cpp: of a GPU's memory
   void run_on_gpu(std::span<const Ready> batch);
   void run_on_host(std::span<const Ready> batch);
   void run_alone(const Ready& one);
@@ -159,7 +157,7 @@ class EngineCore {
   std::atomic<bool> over_{false};  // the thread has nothing more to do
 
   // The thread's own.
-  std::unique_ptr<Doorbell> doorbell_;
+  std::unique_ptr<RoundAnnouncer> announcer_;
   Table table_;
   std::vector<bool> joined_;
   int last_joined_ = -1;

@@ -1,6 +1,6 @@
 // Engines on worlds of threads: any order, all kinds, the same bits, cache, disagreement.
 #include "named/engine.h"
-#include "named/match.h"
+#include "named/table.h"
 #include "named/testing.h"
 
 #include <gtest/gtest.h>

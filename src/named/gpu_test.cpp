@@ -1,4 +1,4 @@
-// Engines on memory of GPUs, of the pretended driver, over the pretended NCCL: what Python's do not do. What they do:
+// Engines on memory of GPUs, of the fake driver, over the fake NCCL: what Python's do not do. What they do:
 // python.torch_on_gpus, python.torch_training_on_gpus.
 #include "comm/testing/gpus.h"
 #include "named/engine.h"
@@ -19,7 +19,7 @@ using comm::testing::function_of;
 using testing::error_of;
 
 int operations_of_nccl() {
-  auto* const count = function_of<int()>("libnccl.so.2", "pretended_nccl_operations");
+  auto* const count = function_of<int()>("libnccl.so.2", "fake_nccl_operations");
   return count != nullptr ? count() : 0;
 }
 

@@ -2,7 +2,7 @@
 
 #include "base/log.h"
 #include "comm/times.h"
-#include "named/doorbell.h"
+#include "named/rounds.h"
 #include "status/status_page.h"
 #include "status/timeline.h"
 
@@ -12,7 +12,6 @@
 #include <utility>
 
 namespace cohort::named {
-
 namespace {
 
 /// A thread of the program waits: the engine hurries, and the rank's agent is told for what.

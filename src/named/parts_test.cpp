@@ -1,11 +1,7 @@
 // The pure parts: what is asked for, matching, table, cache, fusion, neutral elements.
-#include "named/cache.h"
-#include "named/doorbell.h"
-#include "named/fusion.h"
-#include "named/integers.h"
-#include "named/match.h"
-#include "named/neutral.h"
+#include "named/execution.h"
 #include "named/request.h"
+#include "named/rounds.h"
 #include "named/table.h"
 
 #include <cohort/communicator.h>
@@ -285,22 +281,22 @@ TEST(NamedFusion, KeepsTheThreshold) {
 
 // --- rings ---
 
-// A peer looks at its doorbell between rounds only, and may be in a round that needs this rank before it looks again.
+// A peer looks at its announcer between rounds only, and may be in a round that needs this rank before it looks again.
 TEST(NamedDoorbell, RingsAPeerThatDoesNotLook) {
   run_on_threads(2, [](Communicator comm) {
     constexpr std::uint64_t kRounds = 400;
     constexpr auto kPatience = std::chrono::seconds(20);
-    MessageDoorbell doorbell(comm, std::make_shared<Wakeup>());
+    MessageRoundAnnouncer announcer(comm, std::make_shared<Wakeup>());
     if (comm.rank() == 0) {
-      for (std::uint64_t round = 1; round <= kRounds; ++round) doorbell.ring(round);
+      for (std::uint64_t round = 1; round <= kRounds; ++round) announcer.ring(round);
     }
     comm.barrier().wait();
     const auto limit = std::chrono::steady_clock::now() + kPatience;
-    while (comm.rank() == 1 && doorbell.heard() < kRounds && std::chrono::steady_clock::now() < limit) {
+    while (comm.rank() == 1 && announcer.heard() < kRounds && std::chrono::steady_clock::now() < limit) {
       std::this_thread::yield();
     }
-    EXPECT_EQ(doorbell.heard(), comm.rank() == 1 ? kRounds : 0);
-    doorbell.close(kPatience);
+    EXPECT_EQ(announcer.heard(), comm.rank() == 1 ? kRounds : 0);
+    announcer.close(kPatience);
   });
 }
 

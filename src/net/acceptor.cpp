@@ -1,18 +1,248 @@
 #include "net/acceptor.h"
 
+#include "base/log.h"
+#include "base/result.h"
+#include "net/interfaces.h"
 #include "net/socket.h"
-#include "sys/close_on_fork.h"
+#include "sys/unique_fd.h"
 
+#include <arpa/inet.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace cohort::net {
+namespace {
+
+constexpr std::size_t kMostDenied = 64;
+constexpr std::size_t kMostRemembered = 4096;
+/// A proof adds so many tokens: while a world forms, its ranks connect among unauthenticated ones.
+constexpr double kWorthOfProof = 100;
+/// Connections closed unseen at a time, before others of the loop have their turn.
+constexpr int kMostSwept = 512;
+constexpr auto kBetweenComplaints = std::chrono::seconds(10);
+
+constexpr std::array<std::uint8_t, 12> kMapped = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
+
+std::uint32_t word(const Source& source, std::size_t at) {
+  return static_cast<std::uint32_t>(source.bytes[at]) << 24 | static_cast<std::uint32_t>(source.bytes[at + 1]) << 16 |
+         static_cast<std::uint32_t>(source.bytes[at + 2]) << 8 | static_cast<std::uint32_t>(source.bytes[at + 3]);
+}
+
+std::string to_text(const Source& source) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (source.v4()) return ::inet_ntop(AF_INET, &source.bytes[12], text, sizeof text) == nullptr ? "?" : text;
+  if (::inet_ntop(AF_INET6, source.bytes.data(), text, sizeof text) == nullptr) return "?";
+  return source.network ? std::string(text) + "/64" : text;
+}
+
+/// The packets of these sources are dropped, all others taken. (On a listener the kernel runs it on what opens a
+/// connection before there is one; loads from SKF_NET_OFF on are relative to the IP header.)
+std::vector<sock_filter> program(const std::set<Source>& denied) {
+  constexpr auto kIp = static_cast<std::uint32_t>(SKF_NET_OFF);
+  constexpr std::uint32_t kAll = 0xFFFFFFFF;
+  std::vector<sock_filter> v4, v6;
+  for (const Source& source : denied) {
+    if (source.v4()) {
+      v4.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word(source, 12), 0, 1));
+      v4.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
+    } else {
+      const std::uint32_t words = source.network ? 2 : 4;
+      for (std::uint32_t at = 0; at < words; ++at) {
+        v6.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kIp + 8 + 4 * at));
+        const auto rest = static_cast<std::uint8_t>(2 * (words - at) - 1);
+        v6.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word(source, 4 * at), 0, rest));
+      }
+      v6.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
+    }
+  }
+  v6.push_back(BPF_STMT(BPF_RET | BPF_K, kAll));
+  std::vector<sock_filter> all = {
+      BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kIp),
+      BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 4),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 4, 1, 0),
+      BPF_STMT(BPF_JMP | BPF_JA, static_cast<std::uint32_t>(v4.size()) + 2),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kIp + 12),
+  };
+  all.insert(all.end(), v4.begin(), v4.end());
+  all.push_back(BPF_STMT(BPF_RET | BPF_K, kAll));
+  all.insert(all.end(), v6.begin(), v6.end());
+  return all;
+}
+
+}  // namespace
+
+bool Source::v4() const noexcept { return std::equal(kMapped.begin(), kMapped.end(), bytes.begin()); }
+
+bool Source::loopback() const noexcept {
+  if (v4()) return bytes[12] == 127;
+  // ::1, and a Unix socket's.
+  return std::all_of(bytes.begin(), bytes.end() - 1, [](std::uint8_t byte) { return byte == 0; }) && bytes[15] <= 1;
+}
+
+Source Source::network_of() const noexcept {
+  if (v4()) return *this;
+  Source whole;
+  std::copy_n(bytes.begin(), 8, whole.bytes.begin());
+  whole.network = true;
+  return whole;
+}
+
+Source Source::of(const sockaddr_storage& address) noexcept {
+  Source source;
+  if (address.ss_family == AF_INET) {
+    std::copy(kMapped.begin(), kMapped.end(), source.bytes.begin());
+    std::memcpy(&source.bytes[12], &reinterpret_cast<const sockaddr_in&>(address).sin_addr, 4);
+  } else if (address.ss_family == AF_INET6) {
+    const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+    std::memcpy(source.bytes.data(), &v6, 16);
+  }
+  return source;
+}
+
+RateLimiter::RateLimiter(int listener, const Limits& limits)
+    : listener_(listener), limits_(limits), tokens_(limits.burst) {
+  const auto here = interface_addresses();
+  if (!here) return;
+  for (const InterfaceAddress& address : *here) {
+    if (address.length == 16) shared_.insert(Source{address.bytes}.network_of());
+  }
+}
+
+Source RateLimiter::counted(const Source& source) const {
+  if (source.v4() || source.network) return source;
+  const Source network = source.network_of();
+  return shared_.contains(network) ? source : network;
+}
+
+bool RateLimiter::is_blocked(const Source& source) const {
+  return blocked_.contains(source) || blocked_.contains(source.network_of());
+}
+
+void RateLimiter::refill(Clock::time_point now) {
+  const std::chrono::duration<double> since = now - refilled_;
+  refilled_ = now;
+  tokens_ = std::min<double>(limits_.burst, tokens_ + since.count() * limits_.per_second);
+  if (now - remembered_since_ > limits_.memory) {
+    remembered_since_ = now;
+    failures_.clear();
+  }
+  if (!blocked_.empty() && now >= blocked_until_) {
+    blocked_.clear();
+    update_kernel_filter();
+  }
+}
+
+std::optional<RateLimiter::PendingConnection> RateLimiter::next(Clock::time_point now) {
+  refill(now);
+  if (listener_ < 0 || now < paused_until_) return std::nullopt;
+  if (tokens_ < 1) {
+    paused_until_ = now + limits_.pause;
+    return std::nullopt;
+  }
+  for (int swept = 0; swept < kMostSwept;) {
+    sockaddr_storage from{};
+    socklen_t size = sizeof from;
+    auto socket = accept_one(listener_, from, size);
+    if (!socket) {  // out of descriptors or memory: later
+      paused_until_ = now + limits_.pause;
+      if (now - complained_ > kBetweenComplaints) {
+        complained_ = now;
+        log::warn("net", "{}; it is tried again", socket.error().what());
+      }
+      return std::nullopt;
+    }
+    if (!*socket) return std::nullopt;
+    PendingConnection incoming{std::move(**socket), Source::of(from)};
+    if (blocked_.empty()) return incoming;
+    if (!is_blocked(incoming.source)) {
+      const int unused = 0;  // it has the listener's filter
+      ::setsockopt(incoming.socket.get(), SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused);
+      return incoming;
+    }
+    ++swept;  // it was in the queue already
+  }
+  return std::nullopt;
+}
+
+void RateLimiter::record_success(const Source& source) {
+  tokens_ = std::min<double>(limits_.burst, tokens_ + kWorthOfProof);
+  if (proven_.size() < kMostRemembered) {
+    proven_.insert(source);
+    if (!source.v4()) shared_.insert(source.network_of());
+  }
+  std::size_t freed = 0;
+  for (const Source& each : {source, source.network_of()}) {
+    failures_.erase(each);
+    freed += blocked_.erase(each);
+  }
+  if (freed > 0) update_kernel_filter();
+}
+
+void RateLimiter::record_failure(const Source& source, Clock::time_point now) {
+  // Callers are taken in the order in which they came: a bound on this host's would keep its own ranks waiting behind
+  // them, and who floods from here pays as much for it as we do.
+  if (source.loopback()) return;
+  refill(now);
+  tokens_ = std::max(-1.0, tokens_ - 1);
+  const Source one = counted(source);
+  if (failures_.size() < kMostRemembered || failures_.contains(one)) ++failures_[one];
+  if (tokens_ < 1) block_the_worst(now);
+}
+
+void RateLimiter::block_the_worst(Clock::time_point now) {
+  const std::size_t before = blocked_.size();
+  std::string names;
+  for (const auto& [source, count] : failures_) {
+    if (count < limits_.failures_to_block || blocked_.size() >= kMostDenied) continue;
+    if (proven_.contains(source) || !blocked_.insert(source).second) continue;
+    names += (names.empty() ? "" : ", ") + to_text(source);
+  }
+  if (blocked_.size() == before) return;
+  blocked_until_ = now + limits_.blocked;
+  if (!update_kernel_filter()) {
+    blocked_.clear();
+    return;
+  }
+  tokens_ = limits_.burst / 4.0;  // others may come meanwhile
+  if (now - complained_ <= kBetweenComplaints) return;
+  complained_ = now;
+  log::warn(
+      "net",
+      "more than {} connections failed to prove the job's secret; nothing that comes from {} is answered for {} s",
+      limits_.burst, names, std::chrono::duration_cast<std::chrono::seconds>(limits_.blocked).count());
+}
+
+bool RateLimiter::update_kernel_filter() {
+  if (listener_ < 0) return false;
+  if (blocked_.empty()) {
+    const int unused = 0;
+    return ::setsockopt(listener_, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused) == 0;
+  }
+  std::vector<sock_filter> code = program(blocked_);
+  const sock_fprog filter{static_cast<unsigned short>(code.size()), code.data()};
+  if (::setsockopt(listener_, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0) return true;
+  log::debug("net", "no filter for a listener: {}", errno_text(errno));
+  return false;
+}
+
+std::optional<RateLimiter::Clock::time_point> RateLimiter::paused_until(Clock::time_point now) const noexcept {
+  if (now >= paused_until_) return std::nullopt;
+  return paused_until_;
+}
+
 namespace {
 
 // What an event is about: the upper half says of which kind, the lower which.

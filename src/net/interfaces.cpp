@@ -179,7 +179,7 @@ Result<std::string> address_towards(const Address& peer) {
     }
     error_number = errno;
   }
-  return fail_system(error_number, ErrorCode::Unavailable, "no way leads from this host to {}: {}", to_string(peer),
+  return fail_system(error_number, ErrorCode::Unavailable, "no route from this host to {}: {}", to_string(peer),
                      errno_text(error_number));
 }
 

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "net/address.h"
-#include "net/deadline.h"
 #include "net/secure_connection.h"
 
 #include <chrono>

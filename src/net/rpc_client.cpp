@@ -1,8 +1,8 @@
 #include "base/log.h"
 #include "base/records.h"
-#include "net/reach.h"
 #include "net/rpc.h"
-#include "net/shared_methods.h"
+#include "net/secure_connection.h"
+#include "net/shared_calls.h"
 #include "net/socket.h"
 
 #include <poll.h>

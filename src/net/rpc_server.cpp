@@ -2,10 +2,9 @@
 #include "base/records.h"
 #include "net/acceptor.h"
 #include "net/rpc.h"
-#include "net/shared_methods.h"
+#include "net/shared_calls.h"
 #include "net/socket.h"
-#include "sys/cpus.h"
-#include "sys/relax.h"
+#include "sys/hardware.h"
 #include "sys/thread.h"
 
 #include <asio/executor_work_guard.hpp>

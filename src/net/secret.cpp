@@ -1,6 +1,7 @@
 #include "net/secret.h"
 
-#include "sys/hidden_memory.h"
+#include "sys/files.h"
+#include "sys/memory.h"
 
 #include <fcntl.h>
 #include <openssl/crypto.h>
@@ -35,19 +36,6 @@ void copy_hidden(std::uint8_t* to, const std::uint8_t* from) noexcept {
     std::memcpy(to + at, &word, sizeof word);
     __asm__ volatile("" ::: "memory");
   }
-}
-
-// write(2) may take less than everything.
-bool write_all(int fd, const void* data, std::size_t size) {
-  const char* next = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t n = ::write(fd, next, size);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    next += n;
-    size -= static_cast<std::size_t>(n);
-  }
-  return true;
 }
 
 }  // namespace
@@ -163,7 +151,7 @@ Result<Secret> Secret::from_file(const std::string& path) {
 Result<sys::UniqueFd> Secret::to_sealed_memfd() const {
   sys::UniqueFd file(::memfd_create("cohort-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) return fail(ErrorCode::Unavailable, "cannot hand the secret on: memfd_create: {}", errno_text(errno));
-  if (!write_all(file.get(), bytes_, kBytes)) {
+  if (!sys::write_all(file.get(), {reinterpret_cast<const char*>(bytes_), kBytes})) {
     return fail(ErrorCode::Io, "cannot hand the secret on: writing a memory file: {}", errno_text(errno));
   }
   if (::fcntl(file.get(), F_ADD_SEALS, kSeals) != 0) {
@@ -205,7 +193,7 @@ Result<void> write_new_secret_file(const std::string& path) {
                 errno_text(errno),
                 exists ? " -- secrets are never overwritten: remove it first or choose another name" : "");
   }
-  const bool written = write_all(file.get(), text.data(), text.size()) && ::fsync(file.get()) == 0;
+  const bool written = sys::write_all(file.get(), text) && ::fsync(file.get()) == 0;
   const int error_number = errno;
   wipe(text);
   if (!written) {

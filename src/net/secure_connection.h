@@ -6,10 +6,8 @@
 
 #include "base/result.h"
 #include "net/address.h"
-#include "net/deadline.h"
-#include "net/replay_filter.h"
 #include "net/secret.h"
-#include "net/tls_stream.h"
+#include "net/tls.h"
 #include "sys/unique_fd.h"
 
 #include <array>
@@ -17,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -25,11 +24,11 @@ namespace cohort::net {
 enum class Role { Client, Server };
 
 struct SecureOptions {
-  /// Both ends have to say the same. Keys differ by purpose, so nobody can be led from one service to another.
+  /// Both ends have to give the same. Keys differ by purpose, so a peer of one service cannot be redirected to another.
   std::string purpose = "store";
   /// Longer messages are refused on both ends; memory for one grows with what has arrived, not with what was announced.
   std::size_t longest_message = (std::size_t{64} << 20) + (std::size_t{64} << 10);
-  /// Of a listener's server ends: who repeats the first words of another one fails. Has to outlive their handshakes.
+  /// Of a listener's server ends: replayed ClientHellos fail. Has to outlive their handshakes.
   ReplayFilter* heard = nullptr;
   /// The socket can be given away: nothing is read beyond the record that ends a message, and TLS's good-bye is not
   /// said.
@@ -55,7 +54,7 @@ class SecureConnection {
   ~SecureConnection();
 
   int fd() const noexcept;
-  /// True once the other end has proved itself. Before that not a byte of its messages is looked at.
+  /// True once the other end has proved itself. Before that not a byte of its messages is parsed.
   bool established() const noexcept;
   /// What it has said so far was made with the secret and, with `SecureOptions::heard`, not said before. For a server
   /// that has to close some before they have come to the end of their handshake.
@@ -107,5 +106,14 @@ class SecureConnection {
   explicit SecureConnection(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;
 };
+
+// Finds the one among several addresses where the right peer listens: all are tried at once, and only who proves the
+// secret counts, so that an address which means somebody else here (a docker bridge, a tunnel) does no harm. Blocks
+// until the deadline at most; any thread.
+
+/// Addresses are numeric. Fails with PeerLost where somebody has answered and closed before it was proved who is there
+/// (a full house: it may be worth another try), else with Unavailable, or Timeout; names what became of each address.
+Result<SecureConnection> reach(std::span<const Endpoint> endpoints, const Secret& secret, const SecureOptions& options,
+                               Deadline deadline);
 
 }  // namespace cohort::net

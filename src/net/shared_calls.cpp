@@ -1,7 +1,6 @@
 #include "net/shared_calls.h"
 
-#include "sys/futex.h"
-#include "sys/relax.h"
+#include "sys/thread.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,11 +1,19 @@
 #include "net/shared_calls.h"
+#include "net/rpc.h"
 
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace cohort::net {
 namespace {
@@ -117,5 +125,201 @@ TEST(SharedCalls, WhatMakesNoSenseIsRefused) {
   }
 }
 
+// Calls through shared memory, between an RpcServer and an RpcClient.
+
+using namespace std::chrono_literals;
+
+/// Answers with as many bytes as the call says, and the call; or when another call comes; or never.
+class Echo final : public RpcServer::Service {
+ public:
+  enum Method : std::uint8_t { kEcho = 1, kPark, kRelease, kNever, kNonsense };
+  std::atomic<RpcServer*> server{nullptr};  // it listens before it is known here
+
+  Result<void> on_call(const RpcServer::ClientPtr& client, const RpcServer::Call& call) override {
+    switch (call.method) {
+      case kEcho: {
+        const std::size_t bytes = std::stoul("0" + std::string(call.body.substr(0, 8)));
+        server.load()->answer(client, call.id, call.body, bytes, [&](char* to) { std::fill_n(to, bytes, 'e'); });
+        break;
+      }
+      case kPark: parked_.emplace_back(client, call.id); break;
+      case kRelease:
+        for (const auto& [of, id] : parked_) server.load()->answer(of, id, "released");
+        parked_.clear();
+        server.load()->answer(client, call.id, "");
+        break;
+      case kNever: break;
+      default: return fail(ErrorCode::Corrupt, "nonsense");
+    }
+    return {};
+  }
+  void on_gone(const RpcServer::ClientPtr& client) override {
+    std::erase_if(parked_, [&](const auto& one) { return one.first == client; });
+  }
+
+ private:
+  std::vector<std::pair<RpcServer::ClientPtr, std::uint64_t>> parked_;
+};
+
+struct Served {
+  Echo echo;
+  RpcServer server;
+  explicit Served(bool shared_memory, const std::string& name = "cohort-rpc-test-" + std::to_string(::getpid()))
+      : server(options(shared_memory, name), echo) {
+    echo.server = &server;
+  }
+  static RpcServer::Options options(bool shared_memory, const std::string& name) {
+    RpcServer::Options options;
+    options.name = "echo";
+    options.endpoint.unix_name = name;
+    options.shared_memory = shared_memory;
+    return options;
+  }
+};
+
+std::unique_ptr<RpcClient> connect(const Endpoint& endpoint) {
+  RpcPlace place;
+  place.endpoints = {endpoint};
+  place.secure.descriptors = true;
+  std::unique_ptr<RpcClient> client;
+  rpc_connect(place, deadline_in(20s), [&](SecureConnection connection, const std::string& at, Deadline limit) {
+    client = std::make_unique<RpcClient>(std::move(connection), "echo", at);
+    (void)client->call(Echo::kEcho, "", limit);
+  });
+  return client;
+}
+
+void share(RpcClient& client) {
+  const auto shared = client.share_memory("this host", deadline_in(20s));
+  ASSERT_TRUE(shared) << shared.error().what();
+  EXPECT_FALSE(*shared);
+}
+
+TEST(RpcShared, CallsOfAllLengths) {
+  Served served(true);
+  const auto client = connect(served.server.endpoint());
+  share(*client);
+  // In shared memory, and where that has no room for the answer, or for the call, over the socket.
+  for (const std::size_t bytes : {0U, 10U, 1000U, 5000U, 300'000U, 3'000'000U, 5'000'000U}) {
+    for (const std::size_t body : {8U, 100'000U, 2'000'000U, 4'300'000U}) {
+      std::string asked = std::to_string(bytes);
+      asked.resize(body, ' ');
+      const RpcAnswer answer = client->finish(client->begin(Echo::kEcho, asked, bytes + body), deadline_in(20s));
+      ASSERT_EQ(answer.body().size(), body + bytes);
+      EXPECT_EQ(answer.body().substr(0, body), asked);
+      EXPECT_EQ(answer.body().find_first_not_of('e', body), std::string_view::npos);
+    }
+  }
+}
+
+TEST(RpcShared, MoreThanThereIsRoomForInWhateverOrderTheyAreFinished) {
+  Served served(true);
+  const auto client = connect(served.server.endpoint());
+  share(*client);
+  std::vector<std::uint64_t> calls;
+  for (int i = 0; i < 40; ++i) {
+    std::string asked = "500000  " + std::to_string(i);
+    calls.push_back(client->begin(Echo::kEcho, asked, 500'100));
+  }
+  for (int i = 39; i >= 0; --i) {
+    const RpcAnswer answer = client->finish(calls[static_cast<std::size_t>(i)], deadline_in(20s));
+    EXPECT_EQ(answer.body().substr(8, 2), std::to_string(i).substr(0, 2) + (i < 10 ? "e" : ""));
+  }
+}
+
+TEST(RpcShared, ManyThreadsAndAnswersThatWait) {
+  Served served(true);
+  const auto client = connect(served.server.endpoint());
+  share(*client);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int i = 0; i < 200; ++i) {
+        if (thread == 0) {
+          EXPECT_EQ(client->call(Echo::kRelease, "", deadline_in(20s)), "");
+        } else if (thread == 1) {
+          const std::uint64_t call = client->begin(Echo::kPark, "");
+          (void)client->call(Echo::kRelease, "", deadline_in(20s));
+          EXPECT_EQ(client->finish(call, deadline_in(20s)).body(), "released");
+        } else {
+          const std::size_t bytes = static_cast<std::size_t>(i) * 1000;
+          const RpcAnswer answer =
+              client->finish(client->begin(Echo::kEcho, std::to_string(bytes), bytes), deadline_in(20s));
+          EXPECT_GE(answer.body().size(), bytes);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(RpcShared, WhatIsNotAnsweredTimesOutAndTheRestGoesOn) {
+  Served served(true);
+  const auto client = connect(served.server.endpoint());
+  share(*client);
+  for (int i = 0; i < 100; ++i) {
+    const std::uint64_t call = client->begin(Echo::kPark, "");
+    try {
+      (void)client->finish(call, deadline_in(1ms));
+      ADD_FAILURE() << "an answer";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::Timeout);
+    }
+    if (i % 50 == 49) (void)client->call(Echo::kRelease, "", deadline_in(20s));
+  }
+  EXPECT_EQ(client->call(Echo::kEcho, "5", deadline_in(20s)), "5eeeee");
+}
+
+TEST(RpcShared, WhyNotIsSaidAndCallsGoOverTheSocket) {
+  Served served(false);
+  const auto client = connect(served.server.endpoint());
+  const auto shared = client->share_memory("this host", deadline_in(20s));
+  ASSERT_FALSE(shared);
+  EXPECT_EQ(shared.error().code(), ErrorCode::Unavailable);
+  EXPECT_EQ(client->call(Echo::kEcho, "5", deadline_in(20s)), "5eeeee");
+}
+
+TEST(RpcShared, WhoTalksNonsenseIsClosed) {
+  Served served(true);
+  const auto client = connect(served.server.endpoint());
+  share(*client);
+  try {
+    (void)client->call(Echo::kNonsense, "", deadline_in(20s));
+    ADD_FAILURE() << "an answer";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::PeerLost);
+  }
+  share(*connect(served.server.endpoint()));
+}
+
+TEST(RpcShared, AServerThatIsKilledIsFoundAtOnce) {
+  Endpoint endpoint;
+  endpoint.unix_name = "cohort-rpc-killed-" + std::to_string(::getpid());
+  const pid_t process = ::fork();
+  ASSERT_GE(process, 0);
+  if (process == 0) {
+    Served served(true, endpoint.unix_name);
+    while (true) ::pause();
+  }
+  const auto client = connect(endpoint);
+  share(*client);
+  const std::uint64_t call = client->begin(Echo::kNever, "");
+  std::thread killer([process] {
+    std::this_thread::sleep_for(50ms);
+    ::kill(process, SIGKILL);
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    (void)client->finish(call, deadline_in(20s));
+    ADD_FAILURE() << "an answer";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::PeerLost);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  killer.join();
+  ::waitpid(process, nullptr, 0);
+}
+
 }  // namespace
+
 }  // namespace cohort::net

@@ -1,9 +1,13 @@
 #include "net/socket.h"
 
-#include "net/resolve.h"
+#include "base/parse.h"
+#include "net/address.h"
+#include "sys/thread.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <ifaddrs.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -11,13 +15,230 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cctype>
 #include <cerrno>
+#include <condition_variable>
 #include <cstddef>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <system_error>
 
 namespace cohort::net {
 namespace {
+
+tl::unexpected<Error> bad_address(std::string_view text, std::string_view why) {
+  return fail(ErrorCode::InvalidArgument,
+              "'{}' is not an address: {} -- write host:port or [IPv6]:port, as in node1:29500 or [::1]:29500", text,
+              why);
+}
+
+}  // namespace
+
+Result<Address> parse_address(std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos) return bad_address(text, "there is no port");
+  std::string_view host = text.substr(0, colon);
+  const auto port = parse_integer<std::uint16_t>(text.substr(colon + 1));
+  if (!port) return bad_address(text, "the port is not a number from 0 to 65535");
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+    const std::string address(host.substr(0, host.find('%')));
+    in6_addr ignored{};
+    if (::inet_pton(AF_INET6, address.c_str(), &ignored) != 1)
+      return bad_address(text, "no IPv6 address in the brackets");
+  } else if (host.find(':') != std::string_view::npos) {
+    return bad_address(text, "an IPv6 address has to stand in brackets");
+  }
+  if (host.empty()) return bad_address(text, "there is no host");
+  if (host.size() > 255) return bad_address(text, "the host name is longer than 255 bytes");
+  for (const char c : host) {
+    if (static_cast<unsigned char>(c) <= ' ' || c == '/' || c == '[' || c == ']' || c == 0x7f) {
+      return bad_address(text, "a character that no host name has");
+    }
+  }
+  return Address{std::string(host), *port};
+}
+
+std::string to_string(const Address& address) {
+  const bool v6 = address.host.find(':') != std::string::npos;
+  return v6 ? fmt::format("[{}]:{}", address.host, address.port) : fmt::format("{}:{}", address.host, address.port);
+}
+
+bool is_loopback_name(std::string_view host) {
+  const std::string text(host);
+  in_addr v4{};
+  if (::inet_pton(AF_INET, text.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  in6_addr v6{};
+  if (::inet_pton(AF_INET6, text.c_str(), &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6);
+  return host == "localhost" || host == "ip6-localhost" || host.ends_with(".localhost");
+}
+
+Endpoint any_loopback_port() { return {{"127.0.0.1", 0}, {}}; }
+
+std::string to_string(const Endpoint& endpoint) {
+  return endpoint.is_unix() ? fmt::format("@{}", endpoint.unix_name) : to_string(endpoint.tcp);
+}
+
+namespace {
+
+// What a thread looks up. It and its caller hold it, whoever is last: the resolver's own time-out (resolv.conf) bounds
+// how long it goes on where nobody waits for it any more.
+struct Lookup {
+  std::string host, port;
+  addrinfo hints{};
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool over = false;
+  int code = 0;
+  int error_number = 0;
+  addrinfo* list = nullptr;
+  ~Lookup() {
+    if (list != nullptr) ::freeaddrinfo(list);
+  }
+};
+
+// glibc's own thread for this (getaddrinfo_a) is one that ThreadSanitizer does not know, and crashes on.
+void start(const std::shared_ptr<Lookup>& lookup) {
+  sys::start_without_signals([lookup] {
+    addrinfo* list = nullptr;
+    const int code = ::getaddrinfo(lookup->host.c_str(), lookup->port.c_str(), &lookup->hints, &list);
+    const int error_number = errno;
+    const std::lock_guard lock(lookup->mutex);
+    lookup->list = list;
+    lookup->code = code;
+    lookup->error_number = error_number;
+    lookup->over = true;
+    lookup->ended.notify_one();
+  }).detach();
+}
+
+std::vector<SocketAddress> copy_list(const addrinfo* list) {
+  std::vector<SocketAddress> result;
+  for (; list != nullptr; list = list->ai_next) {
+    if (list->ai_addrlen > sizeof(sockaddr_storage)) continue;
+    SocketAddress address;
+    std::memcpy(&address.storage, list->ai_addr, list->ai_addrlen);
+    address.size = list->ai_addrlen;
+    result.push_back(address);
+  }
+  return result;
+}
+
+tl::unexpected<Error> unknown_name(const std::string& host, int code, int error_number) {
+  return fail(ErrorCode::Unavailable,
+              "the host name '{}' does not resolve: {} -- check its spelling, /etc/hosts and DNS", host,
+              code == EAI_SYSTEM ? errno_text(error_number) : ::gai_strerror(code));
+}
+
+}  // namespace
+
+Result<std::vector<SocketAddress>> resolve(const Address& address, Deadline deadline) {
+  const auto lookup = std::make_shared<Lookup>();
+  lookup->host = address.host;
+  lookup->port = std::to_string(address.port);
+  lookup->hints.ai_socktype = SOCK_STREAM;
+  // Numbers need no name service, nor a thread.
+  lookup->hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  if (::getaddrinfo(lookup->host.c_str(), lookup->port.c_str(), &lookup->hints, &lookup->list) == 0)
+    return copy_list(lookup->list);
+  lookup->hints.ai_flags = AI_NUMERICSERV;
+  try {
+    start(lookup);
+  } catch (const std::system_error& error) {
+    return fail(ErrorCode::Unavailable,
+                "cannot look up '{}': no thread for it ({}) -- raise ulimit -u, or give a numeric address",
+                address.host, error.what());
+  }
+  std::unique_lock lock(lookup->mutex);
+  if (!lookup->ended.wait_until(lock, deadline, [&] { return lookup->over; })) {
+    return fail(ErrorCode::Unavailable,
+                "no answer from the name service about '{}' in time -- check DNS, or give a numeric address",
+                address.host);
+  }
+  if (lookup->code != 0) return unknown_name(address.host, lookup->code, lookup->error_number);
+  return copy_list(lookup->list);
+}
+
+namespace {
+
+// Who holds a port: the socket's inode from /proc/net, its owner from /proc/PID/fd.
+
+std::string inode_of_tcp_listener(std::uint16_t port) {
+  const std::string wanted = fmt::format(":{:04X}", port);
+  for (const char* path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream table(path);
+    std::string line;
+    while (std::getline(table, line)) {
+      // sl local_address rem_address st tx:rx tr:tm retrnsmt uid timeout inode
+      std::istringstream fields(line);
+      std::array<std::string, 10> field;
+      for (std::string& text : field) fields >> text;
+      if (field[1].ends_with(wanted) && field[3] == "0A") return field[9];
+    }
+  }
+  return {};
+}
+
+std::string inode_of_unix_listener(const std::string& name) {
+  std::ifstream table("/proc/net/unix");
+  std::string line;
+  while (std::getline(table, line)) {
+    // Num RefCount Protocol Flags Type St Inode Path; flag 00010000 marks a listener
+    std::istringstream fields(line);
+    std::array<std::string, 8> field;
+    for (std::string& text : field) fields >> text;
+    if (field[7] == "@" + name && field[3] == "00010000") return field[6];
+  }
+  return {};
+}
+
+bool has_socket(const std::string& process, const std::string& link) {
+  const std::string folder = "/proc/" + process + "/fd";
+  const std::unique_ptr<DIR, int (*)(DIR*)> descriptors(::opendir(folder.c_str()), ::closedir);
+  if (!descriptors) return false;
+  while (const dirent* entry = ::readdir(descriptors.get())) {
+    char target[64];
+    const ssize_t n = ::readlink((folder + "/" + entry->d_name).c_str(), target, sizeof target);
+    if (n > 0 && std::string_view(target, static_cast<std::size_t>(n)) == link) return true;
+  }
+  return false;
+}
+
+std::string command_line(const std::string& process) {
+  std::ifstream file("/proc/" + process + "/cmdline", std::ios::binary);
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  while (!text.empty() && text.back() == '\0') text.pop_back();
+  // It is another process's text: keep it on one line and printable.
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c == '\0'; }, ' ');
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0; }, '?');
+  if (text.size() > 120) text = text.substr(0, 117) + "...";
+  return text;
+}
+
+/// The process that listens at the endpoint, e.g. "pid 4711 (python3 train.py)"; empty if /proc does not show it.
+std::string describe_holder(const Endpoint& endpoint) {
+  const std::string inode =
+      endpoint.is_unix() ? inode_of_unix_listener(endpoint.unix_name) : inode_of_tcp_listener(endpoint.tcp.port);
+  if (inode.empty() || inode == "0") return {};
+  const std::string link = "socket:[" + inode + "]";
+  const std::unique_ptr<DIR, int (*)(DIR*)> processes(::opendir("/proc"), ::closedir);
+  if (!processes) return {};
+  while (const dirent* entry = ::readdir(processes.get())) {
+    const std::string process = entry->d_name;
+    if (process.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (has_socket(process, link)) return fmt::format("pid {} ({})", process, command_line(process));
+  }
+  return {};
+}
 
 constexpr int kSocketFlags = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
 
@@ -262,6 +483,23 @@ Result<bool> is_local_host(const std::string& host, Deadline deadline) {
     if (!found) return false;
   }
   return true;
+}
+
+void watch_link(int fd) {
+  const int on = 1, seconds = 1, probes = 127;  // who is silent too long is judged by `link_silence`, not by the kernel
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+Result<std::chrono::milliseconds> link_silence(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) {
+    return fail(ErrorCode::Io, "TCP_INFO: {}", errno_text(errno));
+  }
+  return std::chrono::milliseconds(std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv));
 }
 
 }  // namespace cohort::net

@@ -4,14 +4,15 @@
 
 #include "base/result.h"
 #include "net/address.h"
-#include "net/deadline.h"
 #include "sys/unique_fd.h"
 
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace cohort::net {
 
@@ -51,7 +52,23 @@ Result<PeerCredentials> peer_credentials(int fd);
 /// True if all addresses of the name belong to this host. Fails with Unavailable if the name does not resolve.
 Result<bool> is_local_host(const std::string& host, Deadline deadline);
 
-/// The process that listens at the endpoint, e.g. "pid 4711 (python3 train.py)"; empty if /proc does not show it.
-std::string describe_holder(const Endpoint& endpoint);
+// Host names to socket addresses, with a deadline, which getaddrinfo(3) alone does not have. Any thread may call.
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+};
+
+/// All stream addresses of the name, in the system's order. Fails with Unavailable: name unknown, or no answer from
+/// the name service by the deadline.
+Result<std::vector<SocketAddress>> resolve(const Address& address, Deadline deadline);
+
+// How long the host at the other end of a connection has been silent. Free of state; any thread may call.
+
+/// Has the kernel ask the other end once a second, also while nothing is said, whether it is still there. Only the
+/// other kernel's silence counts, so that a process which is stopped or busy is not taken for dead.
+void watch_link(int fd);
+/// Since the last sign of life from the other end's kernel. Fails with Io.
+Result<std::chrono::milliseconds> link_silence(int fd);
 
 }  // namespace cohort::net

@@ -3,7 +3,7 @@
 #include "base/log.h"
 #include "net/rpc.h"
 #include "net/socket.h"
-#include "ps/command_record.h"
+#include "ps/journal.h"
 #include "sys/thread.h"
 
 #include <algorithm>

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "ps/membership.h"
-#include "ps/place.h"
 #include "ps/replication.h"
+#include "ps/server_map.h"
 #include "ps/state.h"
 
 #include <atomic>

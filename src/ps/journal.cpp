@@ -1,7 +1,7 @@
 #include "ps/journal.h"
 
 #include "base/log.h"
-#include "ps/command_record.h"
+#include "store/file_log.h"
 #include "sys/files.h"
 #include "sys/thread.h"
 
@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -23,9 +24,48 @@
 namespace cohort::ps {
 namespace {
 
-constexpr std::string_view kMagic = "cohort ps journal 3\n";
-constexpr std::size_t kVersion = kMagic.size() - 2;    // where its version stands
-constexpr std::size_t kCopied = std::size_t{1} << 20;  // at once
+struct Head {
+  std::uint64_t incarnation;
+  std::uint32_t now;
+  std::uint32_t worker;
+  std::uint32_t method;
+};
+constexpr std::size_t kHead = kRecordHead - store::kFrame;
+static_assert(offsetof(Head, method) + sizeof(Head::method) == kHead);
+
+constexpr std::size_t kLongest = kLongestMessage + (std::size_t{64} << 10);
+
+}  // namespace
+
+std::string record_head(const Command& command) {
+  const Head head{command.incarnation, command.now, command.worker, static_cast<std::uint32_t>(command.method)};
+  const std::string_view bytes(reinterpret_cast<const char*>(&head), kHead);
+  return store::frame_of(bytes, command.body).append(bytes);
+}
+
+std::optional<Command> next_record(std::string_view& bytes, std::optional<Error>* damaged) {
+  const auto framed = store::unframe(bytes, kLongest);
+  if (!framed) {
+    if (damaged != nullptr) *damaged = framed.error();
+    return std::nullopt;
+  }
+  if (!*framed) return std::nullopt;
+  const std::string_view body = **framed;
+  if (body.size() < kHead) {
+    if (damaged != nullptr) *damaged = Error(ErrorCode::Corrupt, fmt::format("a record of {} bytes", body.size()));
+    return std::nullopt;
+  }
+  Head head;
+  std::memcpy(&head, body.data(), kHead);
+  bytes.remove_prefix(store::kFrame + body.size());
+  return Command{head.now, static_cast<Method>(head.method), head.worker, head.incarnation, body.substr(kHead)};
+}
+
+namespace {
+
+constexpr std::string_view kJournalMagic = "cohort ps journal 3\n";
+constexpr std::size_t kVersion = kJournalMagic.size() - 2;  // where its version stands
+constexpr std::size_t kCopied = std::size_t{1} << 20;       // at once
 
 std::string beside(const std::string& path) { return path + ".new"; }
 
@@ -172,7 +212,7 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
   if (!locked) return tl::unexpected(locked.error());
   File file = *std::move(locked);
   if (struct stat status{}; before == Before::SetAside && ::fstat(file.fd.get(), &status) == 0 &&
-                            status.st_size > static_cast<off_t>(kMagic.size())) {
+                            status.st_size > static_cast<off_t>(kJournalMagic.size())) {
     if (auto done = set_aside(file, path); !done) return tl::unexpected(done.error());
     locked = lock(path);
     if (!locked) return tl::unexpected(locked.error());
@@ -182,23 +222,24 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
   auto bytes = sys::read_file(file.path);
   if (!bytes) return tl::unexpected(bytes.error());
   std::string_view rest = bytes->text();
-  const std::string_view magic = rest.substr(0, kMagic.size());
-  if (magic.size() == kMagic.size() && magic != kMagic && magic.substr(0, kVersion) == kMagic.substr(0, kVersion)) {
+  const std::string_view magic = rest.substr(0, kJournalMagic.size());
+  if (magic.size() == kJournalMagic.size() && magic != kJournalMagic &&
+      magic.substr(0, kVersion) == kJournalMagic.substr(0, kVersion)) {
     return fail(
         ErrorCode::Corrupt,
         "journal {} was written by another version of Cohort -- start its servers by that one, save a snapshot, "
         "and restore that by this one with another journal",
         path);
   }
-  if (magic != kMagic.substr(0, magic.size())) return fail(ErrorCode::Corrupt, "{} is no journal", path);
-  if (magic.size() < kMagic.size()) {
-    if (::ftruncate(file.fd.get(), 0) != 0 ||
-        ::pwrite(file.fd.get(), kMagic.data(), kMagic.size(), 0) != static_cast<ssize_t>(kMagic.size()))
+  if (magic != kJournalMagic.substr(0, magic.size())) return fail(ErrorCode::Corrupt, "{} is no journal", path);
+  if (magic.size() < kJournalMagic.size()) {
+    if (::ftruncate(file.fd.get(), 0) != 0 || ::pwrite(file.fd.get(), kJournalMagic.data(), kJournalMagic.size(), 0) !=
+                                                  static_cast<ssize_t>(kJournalMagic.size()))
       return tl::unexpected(failed(path, errno));
-    file.size = kMagic.size();
+    file.size = kJournalMagic.size();
     return Journal(std::move(file), tail);
   }
-  rest.remove_prefix(kMagic.size());
+  rest.remove_prefix(kJournalMagic.size());
   // Nothing is cut off: whoever looks may save some.
   const auto damaged = [&](const char* why) {
     return fail(
@@ -279,9 +320,10 @@ Result<Journal::File> Journal::begin_next(const std::string& path) {
   File file{sys::UniqueFd(::open(beside(path).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600)),
             beside(path)};
   if (!file.fd || ::flock(file.fd.get(), LOCK_EX | LOCK_NB) != 0 ||
-      ::pwrite(file.fd.get(), kMagic.data(), kMagic.size(), 0) != static_cast<ssize_t>(kMagic.size()))
+      ::pwrite(file.fd.get(), kJournalMagic.data(), kJournalMagic.size(), 0) !=
+          static_cast<ssize_t>(kJournalMagic.size()))
     return tl::unexpected(failed(file.path, errno));
-  file.size = kMagic.size();
+  file.size = kJournalMagic.size();
   return file;
 }
 

@@ -3,6 +3,7 @@
 // lost.) Once it is long it is written anew beside, on a thread, as an image of the state and what comes after, and
 // takes the old one's place when the disk has it: whole at every moment. Owns the file, under a lock; one thread at a
 // time.
+// A command as bytes, framed as the records of a file store: in journals, and on the way to a backup. Pure; any thread.
 #pragma once
 
 #include "ps/state.h"
@@ -11,7 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 
 namespace cohort::ps {
 
@@ -61,5 +64,14 @@ class Journal {
   std::size_t tail_;
   std::unique_ptr<Next> next_;  ///< that will take its place, and has all that it has
 };
+
+/// What stands before a command's body.
+inline constexpr std::size_t kRecordHead = 32;
+
+/// The head alone: the body follows it as it is.
+std::string record_head(const Command& command);
+/// The first record of `bytes`, which goes on behind it then. The body lies in `bytes`. nullopt, and nothing happens:
+/// it does not begin with a whole one; `damaged` says why more bytes would not make it one.
+std::optional<Command> next_record(std::string_view& bytes, std::optional<Error>* damaged = nullptr);
 
 }  // namespace cohort::ps

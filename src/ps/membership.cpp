@@ -2,8 +2,8 @@
 
 #include "base/env.h"
 #include "base/log.h"
-#include "cluster/host_identity.h"
-#include "store/job_store.h"
+#include "cluster/identity.h"
+#include "store/store.h"
 #include "sys/thread.h"
 
 #include <random>
@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook(200);
+constexpr milliseconds kLookForTasks(200);
 constexpr milliseconds kStore(2000);  // until it is connected anew
 
 // Servers of a job that is started again make a map of their own.
@@ -142,7 +142,7 @@ void Membership::run() {
       lock.lock();
       continue;
     }
-    changed_.wait_for(lock, kLook, [this] { return stopping_ || !tasks_.empty(); });
+    changed_.wait_for(lock, kLookForTasks, [this] { return stopping_ || !tasks_.empty(); });
   }
 }
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "net/deadline.h"
+#include "net/address.h"
 #include "ps/server_map.h"
 #include "store/store.h"
 

@@ -1,8 +1,7 @@
 #include "ps/primary.h"
 
-#include "ps/answers.h"
-#include "ps/command_record.h"
-#include "ps/placement.h"
+#include "ps/journal.h"
+#include "ps/server_map.h"
 #include "ps/snapshot.h"
 
 #include <algorithm>
@@ -17,9 +16,8 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr std::size_t kLong = std::size_t{8} << 20;  // floats that a change works through: some milliseconds
+constexpr std::size_t kMuchWork = std::size_t{8} << 20;  // floats that a change works through: some milliseconds
 constexpr milliseconds kLooksForMemory(20);
-constexpr milliseconds kStillWorking(10);
 
 std::uint32_t seconds_now() { return static_cast<std::uint32_t>(::time(nullptr)); }
 
@@ -446,7 +444,7 @@ Result<void> Primary::note(Command command, const std::string& body) {
   }
   replication_.append(command);
   send_records();
-  if (state_.effort(command).floats <= kLong) {
+  if (state_.effort(command).floats <= kMuchWork) {
     state_.run(command);
     noted(command.method);
     return {};

@@ -1,7 +1,11 @@
+// A worker is lost, and its last clock may have ended on some servers and not on others: asks the others how many of
+// its clocks have ended there. Each answers for good, since it takes nothing from that process any more. Has a thread,
+// from construction to destruction.
 // Serves one server's rows: calls of its workers, who waits for whom, what becomes of workers that are lost, and the
 // copy of all that at a backup. On the thread of the RpcServer, from construction to destruction. What may take long
 // (files, clocks of many rows) is done on other threads: until then calls wait, but for those of the backup, which
 // would take silence for death.
+// Answers of servers as bytes. Pure; any thread.
 #pragma once
 
 #include "net/rpc.h"
@@ -9,9 +13,9 @@
 #include "ps/membership.h"
 #include "ps/protocol.h"
 #include "ps/replication.h"
-#include "ps/settlement.h"
 #include "ps/state.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -19,11 +23,43 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace cohort::ps {
+
+class Settlement {
+ public:
+  /// Where a server's rows are served now; any thread.
+  using PlaceOf = std::function<Result<net::RpcPlace>(std::uint32_t server)>;
+  /// `ended`: here. `others`: the servers that are asked.
+  Settlement(const Settle& question, std::int64_t ended, std::vector<std::uint32_t> others, PlaceOf place_of);
+  ~Settlement();
+  Settlement(const Settlement&) = delete;
+  Settlement& operator=(const Settlement&) = delete;
+
+  const Settle& question() const noexcept { return question_; }
+  /// The most of all servers, once all have answered.
+  std::optional<std::int64_t> result() const;
+  /// Whom it cannot reach, and why.
+  std::string trouble() const;
+
+ private:
+  void run();
+
+  const Settle question_;
+  const std::vector<std::uint32_t> others_;
+  const PlaceOf place_of_;
+  std::atomic<bool> stopping_{false};
+  mutable std::mutex mutex_;
+  std::int64_t most_;
+  bool settled_ = false;
+  std::string trouble_;
+  std::thread thread_;
+};
 
 class Primary {
  public:
@@ -150,13 +186,14 @@ class Primary {
     return (working_ ? 0 : state_.copied()) + replication_.bytes() + held_bytes_ + late_bytes_;
   }
   void park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms);
+  static constexpr std::chrono::milliseconds kStillWorking{10};
   void limit_parked(std::list<Parked>::iterator at, std::chrono::milliseconds wait);
   std::string why_late(const Parked& late) const;
   /// Answers what need not wait any more.
   void wake();
   std::size_t limit() const;
 
-  // primary_workers.cpp: workers that are lost
+  // primary_backup.cpp: workers that are lost
   void be_patient(std::uint32_t number, std::uint64_t incarnation, std::chrono::milliseconds time);
   void decide(std::uint32_t number, std::uint64_t incarnation);
   void look_at_settlements();
@@ -218,5 +255,11 @@ class Primary {
   std::size_t held_bytes_ = 0;
   const std::shared_ptr<Primary*> self_;  // for what is done on other threads
 };
+
+inline std::string answer_of(const Error& error) { return pack(Answer{.error = error}); }
+template <class T>
+std::string answer_of(const T& record) {
+  return pack(Answer{}).append(codec::encode(record));
+}
 
 }  // namespace cohort::ps

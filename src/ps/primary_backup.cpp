@@ -1,11 +1,15 @@
 // Of a Primary: the copy that another process has, and what waits for it.
+// Of a Primary: workers that are lost.
+
 #include "base/log.h"
 #include "net/socket.h"
-#include "ps/answers.h"
-#include "ps/command_record.h"
-#include "ps/place.h"
+#include "ps/journal.h"
 #include "ps/primary.h"
+#include "ps/server_map.h"
+#include "sys/thread.h"
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace cohort::ps {
@@ -15,7 +19,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kSent = std::size_t{1} << 20;  // bytes of an answer
-constexpr std::uint64_t kVerified = 1024;            // commands from one comparison to the next
+constexpr std::uint64_t kVerifyEvery = 1024;         // commands from one comparison to the next
 constexpr milliseconds kLooksAgain(10);
 constexpr milliseconds kComesAgain(500);  // a connection that broke though both processes are there
 
@@ -132,7 +136,7 @@ void Primary::send_records() {
 }
 
 void Primary::verify_now_and_then() {
-  if (replication_.phase() == Replication::Phase::Alone || ++since_verified_ < kVerified) return;
+  if (replication_.phase() == Replication::Phase::Alone || ++since_verified_ < kVerifyEvery) return;
   since_verified_ = 0;
   const auto rows = state_.some_rows(turn_++);
   if (!rows) return;
@@ -224,6 +228,151 @@ void Primary::tell_map(Membership::Edit edit, std::function<void(Outcome)> done)
       (*self)->tell_map(edit, done);
     });
   });
+}
+
+void Primary::on_gone(const ClientPtr& client) {
+  parked_.remove_if([&](const Parked& one) { return one.client == client; });
+  waiting_.remove_if([&](const Waiting& one) { return one.client == client; });
+  std::erase_if(late_, [&](const Late& one) {
+    if (one.client == client) late_bytes_ -= one.body.size();
+    return one.client == client;
+  });
+  if (client == backup_) lose_backup();
+  const auto found = sessions_.find(client);
+  if (found == sessions_.end()) return;
+  const Session session = found->second;
+  sessions_.erase(found);
+  be_patient(session.worker, session.incarnation, options_.patience);
+}
+
+void Primary::be_patient(std::uint32_t number, std::uint64_t incarnation, milliseconds time) {
+  patience_timers_[number] = rpc_.after(time, [this, number, incarnation] {
+    // Who has come again meanwhile is among those that wait.
+    if (must_wait()) return be_patient(number, incarnation, kStillWorking);
+    const Worker& worker = state_.workers().at(number);
+    if (worker.incarnation != incarnation) return;
+    if (worker.phase == Worker::Phase::Live || worker.phase == Worker::Phase::Joined) decide(number, incarnation);
+  });
+}
+
+void Primary::decide(std::uint32_t number, std::uint64_t incarnation) {
+  for (const auto& settlement : settlements_) {
+    if (settlement->question().worker == number && settlement->question().incarnation == incarnation) return;
+  }
+  const Settle question{number, incarnation, 0};
+  if (!note({.method = Method::Settle, .worker = number}, pack(question))) return;
+  const Hello& known = *state_.introduced();
+  std::vector<std::uint32_t> others;
+  for (std::uint32_t i = 0; i < known.servers.size(); ++i) {
+    if (i != known.server) others.push_back(i);
+  }
+  if (others.empty()) {
+    lost(question, state_.ended(question));
+    return;
+  }
+  settlements_.push_back(std::make_unique<Settlement>(
+      question, state_.ended(question), std::move(others),
+      [place_of = options_.place_of, known](std::uint32_t server) { return place_of(known, server); }));
+  look_at_settlements();
+}
+
+void Primary::look_at_settlements() {
+  for (auto at = settlements_.begin(); at != settlements_.end() && !working_;) {
+    const auto here = at++;
+    const auto ended = (*here)->result();
+    if (!ended) continue;
+    const Settle question = (*here)->question();
+    settlements_.erase(here);
+    lost(question, *ended);
+  }
+  looking_ = settlements_.empty() ? nullptr : rpc_.after(milliseconds(10), [this] { look_at_settlements(); });
+}
+
+void Primary::lost(const Settle& question, std::int64_t ended) {
+  log::warn("ps", "worker {} on {} is lost at clock {}; {}", question.worker, state_.workers().at(question.worker).host,
+            ended,
+            state_.has_staged(question.worker, ended) ? "its pushes after that are dropped" : "the others go on");
+  (void)note({.method = Method::Lost, .worker = question.worker, .incarnation = question.incarnation},
+             pack(Settled{ended}));
+  afterwards([this, worker = question.worker] { let_in(worker); });
+}
+
+/// What an earlier process of the worker has done is settled.
+void Primary::let_in(std::uint32_t worker) {
+  for (const ClientPtr& client : clients_of(worker)) rpc_.close(client);
+  std::list<Waiting> come;
+  for (auto at = waiting_.begin(); at != waiting_.end();) {
+    const auto here = at++;
+    if (here->hello.worker == worker) come.splice(come.end(), waiting_, here);
+  }
+  for (const Waiting& one : come) {
+    if (const auto may = agrees(one.hello); !may) {
+      answer(one.client, one.id, answer_of(may.error()));
+    } else {
+      join(one.client, one.id, one.hello);
+    }
+  }
+}
+
+std::vector<Primary::ClientPtr> Primary::clients_of(std::uint32_t worker) const {
+  std::vector<ClientPtr> clients;
+  for (const auto& [client, session] : sessions_) {
+    if (session.worker == worker) clients.push_back(client);
+  }
+  return clients;
+}
+
+Settlement::Settlement(const Settle& question, std::int64_t ended, std::vector<std::uint32_t> others, PlaceOf place_of)
+    : question_(question), others_(std::move(others)), place_of_(std::move(place_of)), most_(ended) {
+  thread_ = sys::start_without_signals([this] { run(); });
+}
+
+Settlement::~Settlement() {
+  stopping_ = true;
+  thread_.join();
+}
+
+void Settlement::run() {
+  for (const std::uint32_t server : others_) {
+    Settle question = question_;
+    question.server = server;
+    for (bool answered = false; !answered;) {
+      if (stopping_) return;
+      try {
+        // Short, so that the end of this server does not have to wait for the other one.
+        const auto deadline = net::deadline_in(milliseconds(500));
+        const net::RpcPlace place = value_or_throw(place_of_(server));
+        net::rpc_connect(place, deadline, [&](net::SecureConnection connection, const std::string& at, net::Deadline) {
+          net::RpcClient client(std::move(connection), "parameter", at);
+          const std::string answer = client.call(static_cast<std::uint8_t>(Method::Settle), pack(question), deadline);
+          const auto opened = value_or_throw(unpack<Answer>(answer));
+          if (opened.record.error) throw *opened.record.error;
+          const auto settled = value_or_throw(codec::decode<Settled>(opened.payload));
+          const std::lock_guard lock(mutex_);
+          most_ = std::max(most_, settled.committed);
+          answered = true;
+        });
+      } catch (const Error& error) {
+        {
+          const std::lock_guard lock(mutex_);
+          trouble_ = error.what();
+        }
+        std::this_thread::sleep_for(milliseconds(20));
+      }
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  settled_ = true;
+}
+
+std::optional<std::int64_t> Settlement::result() const {
+  const std::lock_guard lock(mutex_);
+  return settled_ ? std::optional(most_) : std::nullopt;
+}
+
+std::string Settlement::trouble() const {
+  const std::lock_guard lock(mutex_);
+  return trouble_;
 }
 
 }  // namespace cohort::ps

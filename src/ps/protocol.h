@@ -375,7 +375,7 @@ void visit_fields(M& m, A& a, const Follow*) {
   a(codec::below(m.server, kMostServers, "a server beyond 1024"),
     codec::below(m.by, kMostServers, "a server beyond 1024"), m.life, m.copy);
 }
-/// Records (command_record.h) from this one on, those before have come: first the pieces of an image, then commands as
+/// Records (journal.h) from this one on, those before have come: first the pieces of an image, then commands as
 /// they are made. Is answered within kHeartbeat.
 struct Fetch {
   std::uint32_t server = 0;
@@ -457,6 +457,10 @@ inline Result<Order> order_of(std::string_view body) {
   const auto text = in.text(std::size_t{1} << 20);
   if (!text) return tl::unexpected(text.error());
   return codec::decode<Order>(text->substr(0, 2 * sizeof(std::uint64_t)));
+}
+
+inline void append_bytes(std::string& to, const void* bytes, std::size_t size) {
+  to.append(static_cast<const char*>(bytes), size);
 }
 
 /// A record and what follows it.

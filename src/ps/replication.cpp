@@ -1,6 +1,6 @@
 #include "ps/replication.h"
 
-#include "ps/command_record.h"
+#include "ps/journal.h"
 
 #include <utility>
 

@@ -5,7 +5,7 @@
 // another one has taken its place. The decisions are those of the real parts (Replication, ServerMap, State); what
 // primary.cpp and follower.cpp do with sockets and threads is done here with events.
 #include "ps/replication.h"
-#include "ps/command_record.h"
+#include "ps/journal.h"
 #include "ps/server_map.h"
 #include "ps/state.h"
 

@@ -1,4 +1,4 @@
-#include "ps/requests.h"
+#include "ps/client_impl.h"
 
 #include "base/log.h"
 

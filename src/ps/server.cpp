@@ -1,14 +1,16 @@
 #include "base/env.h"
 #include "base/log.h"
-#include "cluster/host_identity.h"
+#include "base/result.h"
+#include "cluster/identity.h"
+#include "meet/place.h"
 #include "net/rpc.h"
-#include "ps/answers.h"
 #include "ps/follower.h"
 #include "ps/journal.h"
 #include "ps/membership.h"
-#include "ps/place.h"
 #include "ps/primary.h"
-#include "sys/shared_memory.h"
+#include "ps/server_map.h"
+#include "status/last_words.h"
+#include "sys/memory.h"
 #include "sys/thread.h"
 
 #include <cohort/ps.h>
@@ -16,6 +18,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <future>
 #include <list>
 #include <map>
@@ -32,7 +35,7 @@ using net::RpcServer;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kAgain(300);       // after a copy that was given up
+constexpr milliseconds kCopyAgain(300);   // after a copy that was given up
 constexpr milliseconds kFirstCopy(3000);  // that workers wait for at the start
 constexpr milliseconds kTurn(1000);       // that a server waits for each that comes before it where rows need a backup
 
@@ -352,7 +355,7 @@ class Server::Impl final : RpcServer::Service {
         serve(rows, follower->take(), follower->epoch(), std::nullopt);
         break;
       case Follower::End::Away:
-        if (!follower->workers_gone()) take_turn(rows, kAgain);
+        if (!follower->workers_gone()) take_turn(rows, kCopyAgain);
         break;
       case Follower::End::Damaged: damaged_.insert(rows); break;
     }
@@ -384,5 +387,60 @@ Server::Server(const ServerOptions& options, bool begins_anew) : impl_(std::make
 Server::~Server() = default;
 const std::string& Server::endpoint() const noexcept { return impl_->endpoint(); }
 bool Server::workers_gone() const { return impl_->workers_gone(); }
+
+namespace {
+
+constexpr milliseconds kLookForWorkers(50);
+// What the process before has left (a child with its files) may be on its way out.
+constexpr auto kLeftAfter = std::chrono::seconds(10);
+
+std::unique_ptr<Server> start_again(const ServerOptions& options) {
+  const auto limit = steady_clock::now() + kLeftAfter;
+  for (;; std::this_thread::sleep_for(kLookForWorkers)) {
+    try {
+      return std::make_unique<Server>(options);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::Unavailable || steady_clock::now() > limit) throw;
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Server> Server::of_job(ServerOptions options) {
+  if (role() != Role::Server) {
+    raise(ErrorCode::InvalidArgument, "serve: this process is no server but a {} -- see `cohort run --servers`",
+          to_string(role()));
+  }
+  const int number = role_number();
+  if (!options.journal.empty()) {
+    if (std::filesystem::is_directory(options.journal)) {
+      options.journal = (std::filesystem::path(options.journal) / fmt::format("server-{}.journal", number)).string();
+    } else if (num_servers() > 1) {
+      raise(ErrorCode::InvalidArgument,
+            "journal {}: there are {} servers, which need a file each -- name a folder that exists", options.journal,
+            num_servers());
+    }
+  }
+  status::show_lines_at_once();
+  std::unique_ptr<Server> server;
+  const auto listed = meet::listed_servers();
+  if (auto earlier = meet::earlier_server_address()) {
+    options.endpoint = *std::move(earlier);
+    server = start_again(options);
+  } else {
+    if (options.endpoint.empty() && listed && static_cast<std::size_t>(number) < listed->size())
+      options.endpoint = listed->at(static_cast<std::size_t>(number));
+    server.reset(new Server(options, env::get(env::kStore).has_value()));
+  }
+  // Where neither is there (DMLC_ROLE alone), workers are told by their program.
+  if (listed || env::get(env::kStore)) announce_server(server->endpoint());
+  return server;
+}
+
+void serve(const ServerOptions& options) {
+  const auto server = Server::of_job(options);
+  while (!server->workers_gone()) std::this_thread::sleep_for(kLookForWorkers);
+}
 
 }  // namespace cohort::ps

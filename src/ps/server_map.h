@@ -1,9 +1,15 @@
 // Who serves which server's rows: for each the process that does (its primary), the one that has a copy (its backup),
 // and an epoch that counts the changes. The job's store has one such map, changed by compare-and-set alone: so of two
 // processes that would both go on, one does. Values and pure functions; any thread.
+// Which server has a key: key -> mix64 -> one of 4,096 virtual shards -> its owner by a map with a version. And which
+// has a piece of a dense variable. Values and pure functions; any thread.
+// Where servers listen, and with which secret they are reached. Any thread.
 #pragma once
 
 #include "base/records.h"
+#include "base/result.h"
+#include "net/address.h"
+#include "net/rpc.h"
 #include "ps/protocol.h"
 
 #include <cstdint>
@@ -81,5 +87,47 @@ Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup, std::ui
 /// How many others come before this server when rows need a backup: those on other hosts than the primary first, then
 /// by number from it on. nullopt: it is the primary.
 std::optional<std::uint32_t> turn_of(const ServerMap& map, std::uint32_t rows, std::uint32_t server);
+
+inline constexpr std::uint32_t kShards = 4096;
+
+/// A bijection that spreads neighbouring keys over all 64 bits (Steele, Lea, Flood 2014).
+constexpr std::uint64_t mix64(std::uint64_t x) noexcept {
+  x += 0x9E3779B97F4A7C15ULL;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+  return x ^ (x >> 31);
+}
+/// By the highest bits: the lowest find the row in its server's index.
+constexpr std::uint32_t shard_of(std::uint64_t key) noexcept { return static_cast<std::uint32_t>(mix64(key) >> 52); }
+
+/// Every client and server of a job has the same one: a request that comes with another version is refused.
+class Placement {
+ public:
+  /// Shards in `servers` runs of equal length, to within one: version 1.
+  static Placement even(std::uint32_t servers);
+
+  std::uint64_t version() const noexcept { return version_; }
+  std::uint32_t servers() const noexcept { return servers_; }
+  std::uint32_t server_of(std::uint64_t key) const noexcept { return owners_[shard_of(key)]; }
+  /// Of a dense variable of so many elements the keys are pieces of `dim` floats: runs of equal length, to within one,
+  /// by "div". No elements: a sparse table.
+  std::uint32_t server_of_row(std::uint64_t key, std::int64_t elements, std::int64_t dim) const noexcept;
+
+ private:
+  std::uint64_t version_ = 0;
+  std::uint32_t servers_ = 0;
+  std::vector<std::uint16_t> owners_;
+};
+
+inline constexpr const char* kPurpose = "parameter server";
+
+/// Where a server listens that was not told: where the other processes of its job reach this host, of COHORT_NETWORK's
+/// addresses if that is set; in no job on this host alone. With a port of the system's choice.
+Result<std::string> own_endpoint();
+/// "HOST:PORT" or "@NAME".
+Result<net::Endpoint> parse_endpoint(const std::string& text);
+/// How the server is reached: with the secret of the file, or the job's, but for Unix names. Without one: a loopback
+/// address by a Unix name made from its port; elsewhere if the network is trusted.
+Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& secret_file);
 
 }  // namespace cohort::ps

@@ -12,10 +12,8 @@
 namespace cohort::ps {
 namespace {
 
-constexpr std::string_view kMagic = "cohort ps snapshot 1\n";
+constexpr std::string_view kSnapshotMagic = "cohort ps snapshot 1\n";
 constexpr std::size_t kPart = std::size_t{4} << 20;
-
-void append(std::string& to, const void* bytes, std::size_t size) { to.append(static_cast<const char*>(bytes), size); }
 
 /// Rows and counters of a table, handed on in parts.
 class Parts {
@@ -60,7 +58,7 @@ bool is_snapshot_file(const std::string& name) {
 Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::string& folder,
                                            const std::string& file) {
   return formats::write_checkpoint_file(folder, file, [&](const formats::Sink& sink) -> Result<void> {
-    std::string buffer(kMagic);
+    std::string buffer(kSnapshotMagic);
     Result<void> done;
     const auto spill = [&](std::size_t beyond) {
       if (done && buffer.size() > beyond) {
@@ -72,13 +70,13 @@ Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::
       const FrozenTable& table = one.table;
       buffer += pack(Adopt{table.name(), table.options(), one.elements, table.shape().counts.rows, table.shape().seen});
       table.for_each([&](const RowHeader& header, const float* floats) {
-        append(buffer, &header, sizeof header);
-        append(buffer, floats, table.floats() * sizeof(float));
+        append_bytes(buffer, &header, sizeof header);
+        append_bytes(buffer, floats, table.floats() * sizeof(float));
         spill(kPart);
       });
       table.for_each_seen([&](std::uint64_t key, std::uint32_t count) {
-        append(buffer, &key, sizeof key);
-        append(buffer, &count, sizeof count);
+        append_bytes(buffer, &key, sizeof key);
+        append_bytes(buffer, &count, sizeof count);
         spill(kPart);
       });
     }
@@ -88,7 +86,7 @@ Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::
 }
 
 Result<void> read_snapshot(const SnapshotBytes& source, const std::string& name, const SnapshotReader& reader) {
-  constexpr std::size_t kHead = std::size_t{1} << 20;  // what a table is takes less
+  constexpr std::size_t kTableHead = std::size_t{1} << 20;  // what a table is takes less
   std::string_view bytes;
   std::size_t there = 0;
   const auto want = [&](std::size_t wanted) -> Result<void> {
@@ -99,12 +97,13 @@ Result<void> read_snapshot(const SnapshotBytes& source, const std::string& name,
     there = bytes.size();
     return {};
   };
-  Result<void> done = want(kMagic.size());
+  Result<void> done = want(kSnapshotMagic.size());
   if (!done) return done;
-  if (bytes.substr(0, kMagic.size()) != kMagic) return fail(ErrorCode::Corrupt, "{} is no snapshot", name);
-  bytes.remove_prefix(kMagic.size());
+  if (bytes.substr(0, kSnapshotMagic.size()) != kSnapshotMagic)
+    return fail(ErrorCode::Corrupt, "{} is no snapshot", name);
+  bytes.remove_prefix(kSnapshotMagic.size());
   while (true) {
-    if (done = want(kHead); !done || bytes.empty()) return done;
+    if (done = want(kTableHead); !done || bytes.empty()) return done;
     auto opened = unpack<Adopt>(bytes);
     if (!opened) return fail(ErrorCode::Corrupt, "{}: {}", name, opened.error().what());
     Adopt table = std::move(opened->record);

@@ -2,7 +2,7 @@
 // counters of keys that are not admitted yet. Another number of servers reads all files, and takes what is its own.
 #pragma once
 
-#include "formats/digest.h"
+#include "formats/manifest.h"
 #include "ps/state.h"
 
 #include <functional>

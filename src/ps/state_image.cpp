@@ -10,8 +10,8 @@
 namespace cohort::ps {
 namespace {
 
-constexpr std::size_t kPiece = std::size_t{1} << 20;
-constexpr std::uint32_t kVerified = 256;  // rows
+constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
+constexpr std::uint32_t kVerifiedRows = 256;  // rows
 
 enum class Kind : std::uint8_t { Begin, Worker, Refused, Table, Rows, Seen, Staged, End };
 
@@ -111,8 +111,6 @@ std::string piece_of(Kind kind, const T& record) {
   return std::string(1, static_cast<char>(kind)).append(pack(record));
 }
 
-void append(std::string& to, const void* bytes, std::size_t size) { to.append(static_cast<const char*>(bytes), size); }
-
 OfWorker saved(std::uint32_t number, const Worker& worker) {
   OfWorker of{number,           worker.phase, worker.fenced,  worker.incarnation, worker.nonce, worker.mark,
               worker.committed, worker.late,  worker.barrier, worker.banned,      {},           worker.host};
@@ -179,9 +177,9 @@ void Image::begin_table() {
     counters.clear();
   };
   table.for_each_seen([&](std::uint64_t key, std::uint32_t count) {
-    append(counters, &key, sizeof key);
-    append(counters, &count, sizeof count);
-    if (counters.size() >= kPiece) spill();
+    append_bytes(counters, &key, sizeof key);
+    append_bytes(counters, &count, sizeof count);
+    if (counters.size() >= kPieceBytes) spill();
   });
   spill();
 }
@@ -197,11 +195,11 @@ std::optional<std::string> Image::next() {
     if (place_ < table.shape().end) {
       const std::size_t row = sizeof(RowHeader) + table.floats() * sizeof(float);
       const auto step =
-          std::min(static_cast<std::uint32_t>(std::max<std::size_t>(1, kPiece / row)), table.shape().end - place_);
+          std::min(static_cast<std::uint32_t>(std::max<std::size_t>(1, kPieceBytes / row)), table.shape().end - place_);
       std::string rows = piece_of(Kind::Rows, Some{step});
       table.for_places(place_, step, [&](const RowHeader& header, const float* floats) {
-        append(rows, &header, sizeof header);
-        if (floats != nullptr) append(rows, floats, table.floats() * sizeof(float));
+        append_bytes(rows, &header, sizeof header);
+        if (floats != nullptr) append_bytes(rows, floats, table.floats() * sizeof(float));
       });
       place_ += step;
       return rows;
@@ -325,18 +323,18 @@ Result<void> State::load(std::string_view piece) {
 
 std::optional<Verify> State::some_rows(std::uint64_t turn) const {
   std::uint64_t slices = 0;
-  for (const Served& served : tables_) slices += (served.table.shape().end + kVerified - 1) / kVerified;
+  for (const Served& served : tables_) slices += (served.table.shape().end + kVerifiedRows - 1) / kVerifiedRows;
   if (slices == 0) return std::nullopt;
   std::uint64_t slice = turn % slices;
   for (std::uint32_t number = 0; number < tables_.size(); ++number) {
     const SparseTable& table = tables_[number].table;
-    const std::uint64_t here = (table.shape().end + kVerified - 1) / kVerified;
+    const std::uint64_t here = (table.shape().end + kVerifiedRows - 1) / kVerifiedRows;
     if (slice >= here) {
       slice -= here;
       continue;
     }
-    const auto first = static_cast<std::uint32_t>(slice * kVerified);
-    return Verify{number, first, kVerified, table.digest(first, kVerified)};
+    const auto first = static_cast<std::uint32_t>(slice * kVerifiedRows);
+    return Verify{number, first, kVerifiedRows, table.digest(first, kVerifiedRows)};
   }
   return std::nullopt;
 }
@@ -347,9 +345,9 @@ Result<void> State::verify(const Command& command) const {
   const Verify& rows = opened->record;
   if (rows.table >= tables_.size()) return fail(ErrorCode::Corrupt, "there is no table {}", rows.table);
   const SparseTable& table = tables_[rows.table].table;
-  if (table.digest(rows.first, std::min(rows.count, kVerified)) == rows.digest) return {};
+  if (table.digest(rows.first, std::min(rows.count, kVerifiedRows)) == rows.digest) return {};
   return fail(ErrorCode::Corrupt, "rows {} to {} of table \"{}\" are not what they are where they were stepped first",
-              rows.first, rows.first + kVerified - 1, table.name());
+              rows.first, rows.first + kVerifiedRows - 1, table.name());
 }
 
 }  // namespace cohort::ps

@@ -1,5 +1,6 @@
 // Several servers' states, and messages that arrive in any order: what they settle about a lost worker is the same on
 // all.
+
 #include "ps/state.h"
 
 #include <gtest/gtest.h>

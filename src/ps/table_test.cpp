@@ -1,7 +1,5 @@
-#include "ps/initial.h"
 #include "ps/optimizer.h"
-#include "ps/philox.h"
-#include "ps/placement.h"
+#include "ps/server_map.h"
 #include "ps/sparse_table.h"
 
 #include <gtest/gtest.h>
@@ -9,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -33,7 +32,7 @@ std::vector<float> read(const SparseTable& table, const Keys& keys, std::uint32_
   return rows;
 }
 
-void step(SparseTable& table, const Keys& keys, float gradient, std::uint32_t now = 1) {
+void step_rows(SparseTable& table, const Keys& keys, float gradient, std::uint32_t now = 1) {
   const std::vector<float> rows(keys.size() * table.dim(), gradient);
   table.step({keys.data(), rows.data(), keys.size()}, now);
 }
@@ -155,7 +154,7 @@ TEST(SparseTable, ReadingCreatesNothing) {
   const auto rows = read(table, keys);
   EXPECT_EQ(table.counts().rows, 0U);
   EXPECT_TRUE(std::equal(rows.begin(), rows.begin() + 4, rows.begin() + 12));
-  step(table, {0}, 0);
+  step_rows(table, {0}, 0);
   EXPECT_EQ(read(table, keys), rows) << "the first step starts from what was read";
   EXPECT_EQ(table.counts().rows, 1U);
 }
@@ -163,7 +162,7 @@ TEST(SparseTable, ReadingCreatesNothing) {
 TEST(SparseTable, AKeyThatComesTwiceIsSteppedTwice) {
   SparseTable table("t", small());
   const auto before = read(table, {8});
-  step(table, {8, 9, 8}, 1);
+  step_rows(table, {8, 9, 8}, 1);
   const auto after = read(table, {8});
   for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(after[i], (before[i] - 0.5F) - 0.5F);
   EXPECT_EQ(table.counts().steps, 3U);
@@ -175,10 +174,10 @@ TEST(SparseTable, AssignAndErase) {
   SparseTable table("t", options);
   const Keys key{3};
   const std::vector<float> value{4, 5};
-  step(table, key, 1);
+  step_rows(table, key, 1);
   table.assign({key.data(), value.data(), 1}, 1);
   EXPECT_EQ(read(table, key), value);
-  step(table, key, 1);
+  step_rows(table, key, 1);
   EXPECT_EQ(read(table, key), (std::vector<float>{3, 4})) << "no momentum is left from before";
   table.erase(key.data(), 1);
   EXPECT_EQ(table.counts().rows, 0U);
@@ -197,7 +196,7 @@ TEST(SparseTable, AdmitsAKeyWithItsThirdStepExactly) {
   Keys keys(500);
   for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i * 977;
   for (int round = 1; round <= 5; ++round) {
-    step(table, keys, -1);
+    step_rows(table, keys, -1);
     EXPECT_EQ(table.counts().rows, round < 3 ? 0U : keys.size());
   }
   for (const float value : read(table, keys)) EXPECT_EQ(value, 3) << "steps three, four and five";
@@ -209,13 +208,13 @@ TEST(SparseTable, ARowGoesWithItsAge) {
   options.eviction.age = std::chrono::seconds(100);
   SparseTable table("t", options);
   const auto first = read(table, {1});
-  step(table, {1, 2}, 1, 1000);
+  step_rows(table, {1, 2}, 1, 1000);
   const auto stepped = read(table, {1}, 1100);
   EXPECT_NE(stepped, first);
   EXPECT_EQ(read(table, {1}, 1101), first) << "it is past its age, whether it has been swept or not";
-  step(table, {1}, 1, 1101);
+  step_rows(table, {1}, 1, 1101);
   EXPECT_EQ(read(table, {1}, 1101), stepped) << "stepped once from its beginning again";
-  for (std::uint64_t key = 10; key < 20; ++key) step(table, {key}, 1, 5000);
+  for (std::uint64_t key = 10; key < 20; ++key) step_rows(table, {key}, 1, 5000);
   EXPECT_EQ(table.counts().rows, 10U) << "what nobody asks for goes too";
   EXPECT_EQ(table.counts().evicted, 3U);
 }
@@ -226,8 +225,8 @@ TEST(SparseTable, TheLeastRecentOfFewRowsGoes) {
     options.eviction.rows = 10;
     options.eviction.victim = victim;
     SparseTable table("t", options);
-    for (std::uint32_t i = 0; i < 10; ++i) step(table, Keys(20 - i, i), 1, 100 + i);  // the latest are the rarest
-    step(table, {77}, 1, 200);
+    for (std::uint32_t i = 0; i < 10; ++i) step_rows(table, Keys(20 - i, i), 1, 100 + i);  // the latest are the rarest
+    step_rows(table, {77}, 1, 200);
     EXPECT_EQ(table.counts().rows, 10U);
     const SparseTable untouched("t", options);
     const auto left = [&](std::uint64_t key) { return read(table, {key}) != read(untouched, {key}); };
@@ -249,9 +248,9 @@ RC_GTEST_PROP(SparseTable, IsAFunctionOfItsSteps, ()) {
   std::uint32_t now = 1;
   for (const auto& [key, later] : steps) {
     now += later;
-    step(first, {key}, 0.25F, now);
+    step_rows(first, {key}, 0.25F, now);
     (void)read(first, {key, key + 1}, now);
-    step(second, {key}, 0.25F, now);
+    step_rows(second, {key}, 0.25F, now);
     RC_ASSERT(first.counts().rows <= 12U);
   }
   Keys all(30);
@@ -270,7 +269,7 @@ TEST(SparseTable, AViewIsOfItsMoment) {
   const auto change = [&] {
     Keys keys(200);
     for (std::uint64_t& key : keys) key = random() % 40000;
-    step(table, keys, 1);
+    step_rows(table, keys, 1);
     const std::vector<float> rows(16, 3);
     table.assign({keys.data(), rows.data(), 1}, 1);
     table.erase(keys.data() + 1, 1);
@@ -316,7 +315,7 @@ TEST(SparseTable, TakesTheMemoryThatItForetold) {
     const Keys keys{key / 2 * 7919, key};
     const std::size_t foretold = table.bytes_with(table.fresh(2, keys.data()));
     ASSERT_LE(foretold, table.bytes_with(2));
-    step(table, keys, 1);
+    step_rows(table, keys, 1);
     ASSERT_LE(table.counts().bytes, foretold);
   }
 }
@@ -346,10 +345,131 @@ TEST(SparseTable, RowsOfAnyLength) {
     TableOptions options = small(dim);
     options.optimizer = optim::AdamW{};
     SparseTable table("t", options);
-    step(table, {1, 2, 3, ~std::uint64_t{0}}, 0.5F);
+    step_rows(table, {1, 2, 3, ~std::uint64_t{0}}, 0.5F);
     for (const float value : read(table, {1, 2, 3, ~std::uint64_t{0}})) ASSERT_TRUE(std::isfinite(value));
     EXPECT_EQ(table.counts().rows, 4U);
   }
+}
+
+// Each rule against its formula in double precision, a thousand steps, zeros and tiny gradients among them. (Against
+// torch itself: python/tests/test_ps.py.)
+
+/// One element in doubles, by the text-book.
+struct Reference {
+  double weight = 0, first = 0, second = 0;
+
+  void step(const optim::Sgd& r, double g, int t) {
+    g += r.weight_decay * weight;
+    if (r.momentum != 0) first = t == 1 ? g : r.momentum * first + (1 - r.dampening) * g;
+    weight -= r.lr * (r.momentum == 0 ? g : r.nesterov ? g + r.momentum * first : first);
+  }
+  void step(const optim::Adagrad& r, double g, int t) {
+    g += r.weight_decay * weight;
+    first += g * g;
+    weight -= r.lr / (1 + (t - 1) * r.lr_decay) * g / (std::sqrt(first) + r.eps);
+  }
+  template <class Adam>
+  void adam(const Adam& r, double g, int t) {
+    first = r.beta1 * first + (1 - r.beta1) * g;
+    second = r.beta2 * second + (1 - r.beta2) * g * g;
+    weight -= r.lr * (first / (1 - std::pow(r.beta1, t))) / (std::sqrt(second / (1 - std::pow(r.beta2, t))) + r.eps);
+  }
+  void step(const optim::Adam& r, double g, int t) { adam(r, g + r.weight_decay * weight, t); }
+  void step(const optim::AdamW& r, double g, int t) {
+    weight *= 1 - r.lr * r.weight_decay;
+    adam(r, g, t);
+  }
+  void step(const optim::Ftrl& r, double g, int) {
+    const double sigma = (std::sqrt(second + g * g) - std::sqrt(second)) / r.lr;
+    first += g - sigma * weight;
+    second += g * g;
+    weight = std::fabs(first) <= r.l1
+                 ? 0
+                 : -(first - std::copysign(r.l1, first)) / ((r.beta + std::sqrt(second)) / r.lr + r.l2);
+  }
+};
+
+template <class Rule>
+void compare(const Rule& rule, double tolerance) {
+  constexpr std::size_t kDim = 13;
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0.1F, 1);
+  const Optimizer optimizer = rule;
+  ASSERT_TRUE(check(optimizer));
+  std::vector<float> weights(kDim), slots(slots_of(optimizer, kDim)), gradient(kDim);
+  begin_slots(optimizer, slots.data(), kDim);
+  std::vector<Reference> reference(kDim);
+  for (std::size_t i = 0; i < kDim; ++i) {
+    weights[i] = normal(random);
+    reference[i].weight = weights[i];
+    if constexpr (std::is_same_v<Rule, optim::Adagrad>) reference[i].first = rule.initial_accumulator_value;
+  }
+  for (int t = 1; t <= 1000; ++t) {
+    for (std::size_t i = 0; i < kDim; ++i) {
+      gradient[i] = t % 50 == 0 ? 0 : normal(random);
+      if (i == 0) gradient[i] = 0;  // never a gradient
+      if (i == 1) gradient[i] = std::numeric_limits<float>::denorm_min() * static_cast<float>(t);
+    }
+    step(optimizer, {weights.data(), slots.data(), kDim, static_cast<std::uint32_t>(t)}, gradient.data());
+    for (std::size_t i = 0; i < kDim; ++i) {
+      reference[i].step(rule, gradient[i], t);
+      ASSERT_NEAR(weights[i], reference[i].weight, tolerance * (1 + std::fabs(reference[i].weight)))
+          << "element " << i << " at step " << t;
+    }
+  }
+}
+
+TEST(Optimizer, Sgd) {
+  compare(optim::Sgd{.lr = 0.01}, 1e-5);
+  compare(optim::Sgd{.lr = 0.01, .momentum = 0.9, .weight_decay = 1e-3}, 1e-4);
+  compare(optim::Sgd{.lr = 0.01, .momentum = 0.9, .dampening = 0.5}, 1e-4);
+  compare(optim::Sgd{.lr = 0.01, .momentum = 0.9, .nesterov = true}, 1e-4);
+}
+TEST(Optimizer, Adagrad) {
+  compare(optim::Adagrad{.lr = 0.05}, 1e-5);
+  compare(optim::Adagrad{.lr = 0.05, .lr_decay = 0.01, .weight_decay = 1e-3, .initial_accumulator_value = 0.1}, 1e-5);
+}
+TEST(Optimizer, Adam) {
+  compare(optim::Adam{.lr = 0.01}, 1e-4);
+  compare(optim::Adam{.lr = 0.01, .beta1 = 0.8, .beta2 = 0.99, .weight_decay = 1e-3}, 1e-4);
+}
+TEST(Optimizer, AdamW) { compare(optim::AdamW{.lr = 0.01, .weight_decay = 0.1}, 1e-4); }
+TEST(Optimizer, Ftrl) {
+  compare(optim::Ftrl{.lr = 0.1}, 1e-4);
+  compare(optim::Ftrl{.lr = 0.1, .beta = 0.5, .l1 = 1, .l2 = 0.1}, 1e-4);
+}
+
+TEST(Optimizer, RowAdagradHasOneAccumulatorForTheRow) {
+  for (const std::size_t dim : {1U, 3U, 8U, 64U, 67U}) {
+    const optim::RowAdagrad rule{.lr = 0.1, .initial_accumulator_value = 0.5};
+    std::vector<float> weights(dim, 1), slots(slots_of(rule, dim)), gradient(dim);
+    ASSERT_EQ(slots.size(), 1U);
+    begin_slots(rule, slots.data(), dim);
+    double sum = 0.5;
+    std::vector<double> reference(dim, 1);
+    std::mt19937 random(9);
+    std::normal_distribution<float> normal;
+    for (std::uint32_t t = 1; t <= 1000; ++t) {
+      double squares = 0;
+      for (float& one : gradient) {
+        one = normal(random);
+        squares += static_cast<double>(one) * one;
+      }
+      step(rule, {weights.data(), slots.data(), dim, t}, gradient.data());
+      sum += squares / static_cast<double>(dim);
+      for (std::size_t i = 0; i < dim; ++i) {
+        reference[i] -= rule.lr * gradient[i] / (std::sqrt(sum) + rule.eps);
+        ASSERT_NEAR(weights[i], reference[i], 1e-4);
+      }
+    }
+  }
+}
+
+TEST(Optimizer, AnotherRateForOneStep) {
+  float weight = 1;
+  const float gradient = 1;
+  step(optim::Sgd{.lr = 0.5}, {&weight, nullptr, 1, 1}, &gradient, 0.25);
+  EXPECT_EQ(weight, 0.75F);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include "ps/testing_counters.h"
 
 #include "net/secret.h"
-#include "ps/keyed_sum.h"
+#include "ps/key_map.h"
 #include "ps/sparse_table.h"
 
 #include <cohort/error.h>

@@ -3,13 +3,17 @@
 // outlives the rank, so that it tells what a killed rank was doing. Without an agent the page is private memory, so
 // that writers need not ask. Writing is a few plain stores; each word has one writer at a time, and readers take what
 // they find: a snapshot may mix two moments. Any thread may write through StatusPage; a lane belongs to whoever waits.
+// What programs call of Cohort's goes by its own name, not by those of the operations that it consists of: on the
+// status page, and in their errors.
 #pragma once
 
 #include "base/result.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
 
 #include <cohort/dtype.h>
 #include <cohort/error.h>
+
+#include <fmt/format.h>
 
 #include <array>
 #include <atomic>
@@ -212,5 +216,26 @@ class StatusPage {
   std::atomic<int> saving_{0};
   GroupStatus spare_{};
 };
+
+/// The program is in `name`, such as "Preemption::requested", as long as this lives.
+class Call {
+ public:
+  explicit Call(std::string_view name) noexcept { StatusPage::own().begin_call(name); }
+  ~Call() { StatusPage::own().end_call(); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+};
+
+/// Runs `body` as `name`, which errors of operations begin with, too.
+template <class Body>
+auto called(std::string_view name, const Body& body) {
+  const Call call(name);
+  try {
+    return body();
+  } catch (const Error& error) {
+    if (error.context().operation.empty()) throw;
+    throw Error(error.code(), fmt::format("{}: {}", name, error.what()), error.context());
+  }
+}
 
 }  // namespace cohort::status

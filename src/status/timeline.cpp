@@ -1,6 +1,7 @@
 #include "status/timeline.h"
 
 #include "base/env.h"
+#include "base/parse.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -15,7 +16,7 @@
 namespace cohort::status {
 namespace {
 
-TimelineLayout* ring = nullptr;  // set before `state` says that it is on; never unmapped
+TimelineLayout* own_ring = nullptr;  // set before `state` says that it is on; never unmapped
 std::atomic<std::int64_t> last_step_ns{0};
 
 std::int64_t ns_of(timeline::Clock::time_point time) noexcept {
@@ -29,12 +30,11 @@ std::uint64_t count_of(std::chrono::nanoseconds duration) noexcept {
 // Names are few and short, so they are hashed and compared each time: no cache that threads would share.
 std::uint64_t intern(std::string_view name) noexcept {
   if (name.size() > TimelineName::kBytes) name = name.substr(0, TimelineName::kBytes);
-  std::uint64_t hash = 14695981039346656037ULL;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  const std::uint64_t hash = fnv1a(name);
   constexpr std::size_t kMostTries = 32;
   for (std::size_t tried = 0; tried < kMostTries; ++tried) {
     const std::size_t place = 1 + (hash + tried) % (TimelineLayout::kNames - 1);
-    TimelineName& entry = ring->names[place];
+    TimelineName& entry = own_ring->names[place];
     std::uint32_t state = entry.state.load(std::memory_order_acquire);
     if (state == 0 && entry.state.compare_exchange_strong(state, 1, std::memory_order_acquire)) {
       std::memcpy(entry.text, name.data(), name.size());
@@ -60,8 +60,8 @@ std::uint64_t pack(TimelineKind kind, std::uint64_t flags, std::uint64_t name, s
 // Words are released one by one: a reader that sees one of a later event sees by `head` that its slot was taken again.
 void write(const Words& words) noexcept {
   constexpr auto kRelease = std::memory_order_release;
-  const std::uint64_t number = ring->head.fetch_add(1, std::memory_order_acq_rel);
-  TimelineSlot& slot = ring->slots[number % TimelineLayout::kSlots];
+  const std::uint64_t number = own_ring->head.fetch_add(1, std::memory_order_acq_rel);
+  TimelineSlot& slot = own_ring->slots[number % TimelineLayout::kSlots];
   slot.begun_ns.store(words.begun_ns, kRelease);
   slot.ended_ns.store(words.ended_ns, kRelease);
   slot.what.store(words.what, kRelease);
@@ -111,8 +111,8 @@ bool detail::look() noexcept {
   static std::mutex looking;
   const std::lock_guard lock(looking);
   if (state.load(std::memory_order_relaxed) == kUnknown) {
-    ring = take_ring();
-    state.store(ring != nullptr ? kOn : kOff, std::memory_order_release);
+    own_ring = take_ring();
+    state.store(own_ring != nullptr ? kOn : kOff, std::memory_order_release);
   }
   return state.load(std::memory_order_relaxed) == kOn;
 }
@@ -163,4 +163,69 @@ void add_step(std::int64_t step) noexcept {
 }
 
 }  // namespace timeline
+
+namespace {
+
+enum class Found { Whole, Unwritten, Overwritten, Nonsense };
+
+Found read(const TimelineLayout& ring, std::uint64_t number, TimelineEntry& entry) {
+  constexpr auto kAcquire = std::memory_order_acquire;
+  const TimelineSlot& slot = ring.slots[number % TimelineLayout::kSlots];
+  const std::uint64_t stamp = slot.stamp.load(kAcquire);
+  const bool whole = static_cast<std::uint32_t>(stamp) == static_cast<std::uint32_t>(number + 1);
+  entry.begun_ns = slot.begun_ns.load(kAcquire);
+  entry.ended_ns = slot.ended_ns.load(kAcquire);
+  const std::uint64_t what = slot.what.load(kAcquire);
+  entry.number = slot.number.load(kAcquire);
+  entry.bytes = slot.bytes.load(kAcquire);
+  entry.waited_ns = slot.waited_ns.load(kAcquire);
+  entry.wire_bytes = slot.wire_bytes.load(kAcquire);
+  // Whoever has taken the slot again had counted first.
+  if (ring.head.load(kAcquire) > number + TimelineLayout::kSlots) return Found::Overwritten;
+  if (!whole) return Found::Unwritten;
+  const auto kind = static_cast<std::uint8_t>(what);
+  entry.kind = static_cast<TimelineKind>(kind);
+  entry.failed = (what >> 8 & TimelineSlot::kFailed) != 0;
+  entry.zero_copy = (what >> 8 & TimelineSlot::kZeroCopy) != 0;
+  entry.name = static_cast<std::uint16_t>(what >> 16);
+  entry.lane = static_cast<std::uint32_t>(what >> 32);
+  entry.wire_us = stamp >> 32;
+  const bool sane = kind >= 1 && kind <= kLastTimelineKind && entry.begun_ns >= 0 && entry.ended_ns >= entry.begun_ns;
+  return sane ? Found::Whole : Found::Nonsense;
+}
+
+}  // namespace
+
+void TimelineReader::drain(Until until, const std::function<void(const TimelineEntry&)>& take) {
+  const std::uint64_t head = ring_.head.load(std::memory_order_acquire);
+  if (head < next_) return;  // what no writer of ours does
+  if (head - next_ > TimelineLayout::kSlots) {
+    const std::uint64_t oldest = head - TimelineLayout::kSlots;
+    lost_ += oldest - next_;
+    next_ = oldest;
+  }
+  TimelineEntry entry;
+  for (; next_ < head; ++next_) {
+    switch (read(ring_, next_, entry)) {
+      case Found::Whole: take(entry); break;
+      case Found::Unwritten:
+        if (until == Until::Now && waits_for_ != next_) {
+          waits_for_ = next_;
+          return;
+        }
+        [[fallthrough]];
+      case Found::Overwritten:
+      case Found::Nonsense: ++lost_; break;
+    }
+  }
+}
+
+std::string_view TimelineReader::name(std::uint16_t place) const noexcept {
+  if (place == 0 || place >= TimelineLayout::kNames) return {};
+  const TimelineName& entry = ring_.names[place];
+  const std::uint32_t state = entry.state.load(std::memory_order_acquire);
+  if (state < 2) return {};
+  return {entry.text, std::min<std::size_t>(state - 2, TimelineName::kBytes)};
+}
+
 }  // namespace cohort::status

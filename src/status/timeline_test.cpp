@@ -1,7 +1,6 @@
 #include "status/timeline.h"
 
 #include "base/env.h"
-#include "status/timeline_reader.h"
 #include "status/trace_encoder.h"
 
 #include <gtest/gtest.h>

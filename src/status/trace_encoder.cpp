@@ -9,7 +9,7 @@ namespace {
 
 namespace field = trace_field;
 
-/// Lanes of one kind that a rank gets for what overlaps: beyond that nobody looks.
+/// ShmChannels of one kind that a rank gets for what overlaps: beyond that nobody looks.
 constexpr std::uint16_t kMostLanes = 16;
 constexpr std::uint16_t kMostThreads = 40;
 /// Tracks of a rank, all together: above what the lanes of all kinds come to.
@@ -98,6 +98,9 @@ std::string valid_text(std::string_view text) {
   return out;
 }
 
+namespace {
+
+/// The same collective has the same flow on all ranks; 0: it cannot be told.
 std::uint64_t flow_of(std::uint32_t group, std::uint64_t sequence) noexcept {
   if (group == 0 || sequence == 0) return 0;
   std::uint64_t mixed = (std::uint64_t{group} << 32) + sequence * 0x9e3779b97f4a7c15ULL;
@@ -105,6 +108,8 @@ std::uint64_t flow_of(std::uint32_t group, std::uint64_t sequence) noexcept {
   mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111ebULL;
   return mixed ^ mixed >> 31;
 }
+
+}  // namespace
 
 void TrackEncoder::append_description(std::string& trace, const Title& title) const {
   std::string track, packet;

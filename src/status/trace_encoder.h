@@ -4,7 +4,7 @@
 // which makes an event about 26 bytes. Times are nanoseconds since the base that the clock packet names. One thread.
 #pragma once
 
-#include "status/timeline_reader.h"
+#include "status/timeline.h"
 
 #include <cstdint>
 #include <functional>
@@ -95,9 +95,6 @@ struct TrackId {
 /// Tracks of other programs begin here, and those of hosts.
 inline constexpr std::uint64_t kExternalTracks = std::uint64_t{1} << 61;
 inline constexpr std::uint64_t kHostTracks = std::uint64_t{1} << 62;
-
-/// The same collective has the same flow on all ranks; 0: it cannot be told.
-std::uint64_t flow_of(std::uint32_t group, std::uint64_t sequence) noexcept;
 
 /// A track and the packet sequence that it is: what its packets need to know of each other.
 class TrackEncoder {

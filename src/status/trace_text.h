@@ -1,10 +1,13 @@
 // Text for a process that is dying: a fixed buffer, formatted without memory, locks or locale, and backtraces in it.
 // Safe in signal handlers. One thread at a time per buffer.
+// Names of functions from a program file's own table of symbols. The dynamic linker knows exported ones only, which of
+// a program are almost none. Pure, over the bytes of the file, whatever they are; any thread.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace cohort::status {
@@ -40,5 +43,13 @@ enum class Symbols {
 void add_backtrace(TraceText& text, int skip, Symbols symbols) noexcept;
 /// The other threads of this process: name, state, and where in the kernel they wait.
 void add_other_threads(TraceText& text) noexcept;
+
+struct FunctionSymbol {
+  std::string_view name;     ///< as the compiler writes it; points into the file. Empty: there is none
+  std::uint64_t offset = 0;  ///< of the address in the function
+};
+
+/// The function that `address` lies in, as the file (64-bit ELF of this machine's byte order) counts addresses.
+FunctionSymbol find_function(std::span<const std::byte> file, std::uint64_t address) noexcept;
 
 }  // namespace cohort::status

@@ -1,15 +1,26 @@
-// The bytes of a file store: a header, then records, each with its length and checksum. Pure functions; the bytes may
-// be another program's or cut short.
+// The bytes of a file store: a header, then records, each with its length and checksum; and the frame of such a record,
+// also of other logs: its length, the checksum of that, the checksum of the body, the body. The length has a checksum
+// of its own: a damaged one would pass for a record that is being written. Pure functions; the bytes may be another
+// program's or cut short.
 #pragma once
 
 #include "base/result.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace cohort::store {
+
+inline constexpr std::size_t kFrame = 12;  ///< bytes before the body
+
+/// What stands before a body that is `first` and `second`.
+std::string frame_of(std::string_view first, std::string_view second = {});
+/// The body of the frame at the front. nullopt if the bytes end before it does (a writer was killed, or is writing);
+/// Corrupt if they are something else.
+Result<std::optional<std::string_view>> unframe(std::string_view bytes, std::size_t longest);
 
 /// Who made the file and for what.
 struct FileHeader {

@@ -1,27 +1,98 @@
-#include "store/file_store.h"
-
+// A store in a file, and its locks: bytes far behind its log, locked by open file description, so that the kernel drops
+// them with their owner's last descriptor, however it died. Any thread; a lock belongs to the open file, not to the
+// thread.
 #include "base/log.h"
+#include "base/result.h"
+#include "net/address.h"
 #include "net/secret.h"
-#include "store/file_locks.h"
 #include "store/file_log.h"
+#include "store/store.h"
 #include "store/table.h"
 #include "sys/unique_fd.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <ctime>
 #include <fstream>
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 namespace cohort::store {
 namespace {
+
+/// One byte for whoever reads or writes the log, and one for each member for as long as it lives.
+constexpr off_t kLogLock = off_t{1} << 40;
+constexpr off_t kSlotLocks = kLogLock + 1;
+
+/// Between two looks at what others do, from the first to the last.
+constexpr std::chrono::milliseconds kShortestPause{1};
+constexpr std::chrono::milliseconds kLongestPause{20};
+
+/// The log's, for one reading and writing of it.
+class LogLock {
+ public:
+  /// Timeout if another holds it until then.
+  static Result<LogLock> take(int fd, net::Deadline deadline);
+  LogLock(LogLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  LogLock& operator=(LogLock&&) = delete;
+  ~LogLock();
+
+ private:
+  explicit LogLock(int fd) : fd_(fd) {}
+  int fd_;
+};
+
+struct flock lock_request(short type, off_t byte) {
+  struct flock request {};
+  request.l_type = type;
+  request.l_whence = SEEK_SET;
+  request.l_start = byte;
+  request.l_len = 1;
+  return request;
+}
+
+/// True if taken, false if another open file holds it. Io where the file system has no locks.
+Result<bool> try_lock(int fd, off_t byte) {
+  struct flock request = lock_request(F_WRLCK, byte);
+  if (::fcntl(fd, F_OFD_SETLK, &request) == 0) return true;
+  if (errno == EAGAIN || errno == EACCES) return false;
+  return fail(ErrorCode::Io, "locking: {} -- choose a file on a local file system, or one with locks",
+              errno_text(errno));
+}
+
+/// Does another open file hold it? On some file systems (see README.md), only those of this host are known.
+bool held_by_another(int fd, off_t byte) {
+  struct flock request = lock_request(F_WRLCK, byte);
+  return ::fcntl(fd, F_OFD_GETLK, &request) == 0 && request.l_type != F_UNLCK;
+}
+
+Result<LogLock> LogLock::take(int fd, net::Deadline deadline) {
+  std::chrono::milliseconds pause = kShortestPause;
+  while (true) {
+    const auto taken = try_lock(fd, kLogLock);
+    if (!taken) return tl::unexpected(taken.error());
+    if (*taken) return LogLock(fd);
+    if (net::passed(deadline))
+      return fail(ErrorCode::Timeout, "another process holds its lock -- is one of the ranks stopped?");
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, kLongestPause);
+  }
+}
+
+LogLock::~LogLock() {
+  if (fd_ < 0) return;
+  struct flock request = lock_request(F_UNLCK, kLogLock);
+  (void)::fcntl(fd_, F_OFD_SETLK, &request);
+}
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;

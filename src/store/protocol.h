@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "store/meeting_store.h"
+#include "store/store.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,11 +1,9 @@
 // What every store promises, run over all of them.
-#include "net/deadline.h"
-#include "store/client.h"
-#include "store/file_store.h"
-#include "store/server.h"
+#include "net/address.h"
+#include "store/served_store.h"
+#include "store/store.h"
 
 #include <cohort/error.h>
-#include "store/store.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

@@ -1,18 +1,33 @@
 // What the served store does about strangers, the dead and the late.
+// A file store's log when it was cut, damaged or left behind.
+#include "store/store.h"
+#include "base/sanitized.h"
+#include "net/address.h"
 #include "net/secure_connection.h"
 #include "net/socket.h"
-#include "store/client.h"
-#include "store/server.h"
+#include "store/file_log.h"
+#include "store/served_store.h"
+
+#include <cohort/error.h>
 
 #include <gtest/gtest.h>
+
 #include <poll.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <random>
 #include <thread>
 
@@ -125,7 +140,7 @@ TEST(StoreServer, ACrowdThatSaysNothingGivesWayAtOnce) {
   for (int i = 0; i < 30; ++i) EXPECT_EQ(read_to_end(silent[static_cast<std::size_t>(i)].get()), "");
 }
 
-// The first words of a true client, of which somebody on the wire has a record.
+// The ClientHello of a true client, recorded on the wire.
 std::string recorded_hello(const net::Secret& secret) {
   auto listener = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
   const auto place = value_or_throw(net::local_endpoint(listener.get()));
@@ -161,7 +176,7 @@ TEST(StoreServer, ARepeatedHelloKeepsNobodyOut) {
 
 TEST(StoreServer, WhoIsNewDoesNotGoForThoseWhoBeganWell) {
   Served served(seconds(60), 4);
-  // True clients that stop after their first words, as many as there is room for.
+  // True clients that stop after their ClientHello, as many as there is room for.
   std::vector<sys::UniqueFd> begun;
   for (int i = 0; i < 6; ++i) {
     const std::string hello = recorded_hello(served.secret);
@@ -385,5 +400,156 @@ TEST(MeetingStore, AWillOfOneWhoLeavesInGoodOrderHasNoEffect) {
   EXPECT_EQ(error_of([&] { (void)store->get("lost", deadline_in(milliseconds(100))); }).code(), ErrorCode::Timeout);
 }
 
+using namespace std::chrono_literals;
+
+TEST(LargeValues, ComeBackWholeWhateverTheirLength) {
+  const auto store = make_in_process_store();
+  for (const std::size_t length : {std::size_t{0}, std::size_t{1}, std::size_t{8} << 20, (std::size_t{20} << 20) + 7}) {
+    std::string value(length, '\0');
+    for (std::size_t i = 0; i < length; i += 4093) value[i] = static_cast<char>(i * 31);
+    const std::string key = "key/" + std::to_string(length);
+    EXPECT_EQ(try_get_large(*store, key, net::deadline_in(5s)), std::nullopt);
+    set_large(*store, key, value);
+    EXPECT_TRUE(get_large(*store, key, net::deadline_in(5s)) == value) << length;
+    EXPECT_TRUE(try_get_large(*store, key, net::deadline_in(5s)) == value) << length;
+  }
+}
+
+TEST(LargeValues, WhatIsNoneIsRefused) {
+  const auto store = make_in_process_store();
+  store->set("key", "several");
+  EXPECT_THROW(get_large(*store, "key", net::deadline_in(5s)), Error);
+  store->set("key", "-1");
+  EXPECT_THROW(get_large(*store, "key", net::deadline_in(5s)), Error);
+  EXPECT_THROW(get_large(*store, "nothing", net::deadline_in(10ms)), Error);
+}
+
 }  // namespace
+
+}  // namespace cohort::store
+
+namespace {
+std::atomic<int> refusals = 0;
+}
+
+#if !defined(__SANITIZE_THREAD__)  // which has its own
+/// In place of the system's, for this program.
+extern "C" int epoll_ctl(int set, int what, int fd, epoll_event* event) noexcept {
+  if (what == EPOLL_CTL_ADD && refusals > 0) {
+    --refusals;
+    errno = ENOSPC;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_epoll_ctl, set, what, fd, event));
+}
+#endif
+
+namespace cohort::store {
+namespace {
+
+TEST(StoreServer, TakesOthersAfterOneThatItCannotWatch) {
+  if (kThreadSanitizer) GTEST_SKIP() << "its own epoll_ctl refuses nothing";
+  const auto secret = value_or_throw(net::Secret::generate());
+  const StoreServer server({.secret = secret});
+  const auto limit = net::deadline_in(std::chrono::seconds(20));
+  refusals = 1;
+  auto refused = net::connect_once(server.endpoint(), limit);
+  ASSERT_TRUE(refused.has_value());
+  ASSERT_TRUE(value_or_throw(net::wait_ready(refused->get(), POLLIN, limit)));
+  char byte = 0;
+  EXPECT_LE(::recv(refused->get(), &byte, 1, 0), 0);
+  EXPECT_EQ(refusals, 0);
+  EXPECT_EQ(connect_store({.endpoint = server.endpoint(), .secret = secret}, limit)->add("n", 1), 1);
+}
+
+const FileHeader kHeader{std::string(16, 'n'), "boot", "host", 4711, 1'700'000'000, 2, "meeting"};
+const FileRecord kRecord{RecordKind::Set, 1, "key", "value"};
+
+TEST(FileLog, ReadsBackWhatWasWritten) {
+  const auto header = decode_header(encode(kHeader) + "more");
+  ASSERT_TRUE(header && *header);
+  EXPECT_EQ((*header)->bytes, encode(kHeader).size());
+  EXPECT_EQ(encode((*header)->value), encode(kHeader));
+  const auto record = decode_record(encode(kRecord) + "more");
+  ASSERT_TRUE(record && *record);
+  EXPECT_EQ((*record)->bytes, encode(kRecord).size());
+  EXPECT_EQ((*record)->value.value, "value");
+}
+
+TEST(FileLog, WhatWasCutIsNotThereYet) {
+  const std::string header = encode(kHeader);
+  for (std::size_t size = 0; size < header.size(); ++size) {
+    const auto cut = decode_header(std::string_view(header).substr(0, size));
+    ASSERT_TRUE(cut) << size << ": " << cut.error().what();
+    EXPECT_FALSE(*cut) << size;
+  }
+  const std::string record = encode(kRecord);
+  for (std::size_t size = 0; size < record.size(); ++size) {
+    const auto cut = decode_record(std::string_view(record).substr(0, size));
+    ASSERT_TRUE(cut) << size << ": " << cut.error().what();
+    EXPECT_FALSE(*cut) << size;
+  }
+}
+
+// Neither for a record nor for one that ends later: what follows a torn record is cut off.
+TEST(FileLog, AFlippedBitIsNeverTakenForARecord) {
+  const std::string header = encode(kHeader);
+  for (std::size_t bit = 0; bit < header.size() * 8; ++bit) {
+    std::string damaged = header;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+    const auto read = decode_header(damaged);
+    EXPECT_FALSE(read) << "bit " << bit;
+  }
+  const std::string record = encode(kRecord);
+  for (std::size_t bit = 0; bit < record.size() * 8; ++bit) {
+    std::string damaged = record;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+    const auto read = decode_record(damaged);
+    EXPECT_FALSE(read) << "bit " << bit;
+    if (!read) {
+      EXPECT_EQ(read.error().code(), ErrorCode::Corrupt);
+    }
+  }
+}
+
+ErrorCode opening(const std::string& bytes) {
+  std::string folder = ::testing::TempDir() + "cohort-log-XXXXXX";
+  if (::mkdtemp(folder.data()) == nullptr) return ErrorCode::Internal;
+  const std::string path = folder + "/store";
+  std::ofstream(path) << bytes;
+  ::chmod(path.c_str(), 0600);
+  ErrorCode code = ErrorCode::Internal;
+  try {
+    (void)open_file_store({.path = path, .size = 2, .meeting = "meeting"}, net::deadline_in(std::chrono::seconds(20)));
+    ADD_FAILURE() << "opened";
+  } catch (const Error& error) {
+    code = error.code();
+  }
+  std::ifstream file(path);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), bytes) << "whoever is refused changes nothing";
+  ::unlink(path.c_str());
+  ::rmdir(folder.c_str());
+  return code;
+}
+
+TEST(FileStore, RefusesAFileThatWasLeftBehind) {
+  const FileRecord member{RecordKind::Member, 0, {}, "rank 0 (pid 4711)"};
+  EXPECT_EQ(opening(encode(kHeader)), ErrorCode::Unavailable);
+  EXPECT_EQ(opening(encode(kHeader) + encode(member)), ErrorCode::Unavailable);
+  // Torn by its writer, who is dead: the rest still says whose it was.
+  EXPECT_EQ(opening(encode(kHeader) + encode(member) + encode(kRecord).substr(0, 9)), ErrorCode::Unavailable);
+}
+
+TEST(FileStore, RefusesADamagedFile) {
+  const std::string header = encode(kHeader);
+  EXPECT_EQ(opening(""), ErrorCode::Corrupt);
+  EXPECT_EQ(opening(header.substr(0, header.size() - 1)), ErrorCode::Corrupt);
+  EXPECT_EQ(opening("something else altogether"), ErrorCode::Corrupt);
+  std::string record = encode(kRecord);
+  record.back() = static_cast<char>(record.back() ^ 1);
+  EXPECT_EQ(opening(header + record), ErrorCode::Corrupt);
+}
+
+}  // namespace
+
 }  // namespace cohort::store

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <new>
@@ -25,11 +26,7 @@ std::string folder_of(const std::string& path) {
 
 /// A name beside `path` that nobody else uses; short, so that it fits where `path` fits.
 std::string name_aside(const std::string& path) {
-  std::uint64_t random = 0;
-  if (::getrandom(&random, sizeof random, 0) != static_cast<ssize_t>(sizeof random)) {
-    random = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(&random));  // O_EXCL finds a collision
-  }
-  return fmt::format("{}/.cohort-{:x}-{:016x}.tmp", folder_of(path), ::getpid(), random);
+  return fmt::format("{}/.cohort-{:x}-{}.tmp", folder_of(path), ::getpid(), random_hex(8));
 }
 
 tl::unexpected<Error> io_error(std::string_view what, std::string_view path, int error_number,
@@ -261,6 +258,25 @@ Result<std::vector<std::string>> list_folder(const std::string& path) {
   if (error_number != 0) return io_error("cannot list the folder", path, error_number, kReadAdvice);
   std::sort(names.begin(), names.end());
   return names;
+}
+
+std::string random_hex(std::size_t bytes) {
+  std::array<std::uint8_t, 256> random;
+  if (::getrandom(random.data(), bytes, 0) != static_cast<ssize_t>(bytes))
+    raise(ErrorCode::Io, "getrandom: {}", errno_text(errno));
+  std::string text;
+  for (std::size_t i = 0; i < bytes; ++i) text += fmt::format("{:02x}", random[i]);
+  return text;
+}
+
+bool write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t put = ::write(fd, text.data(), text.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(put));
+  }
+  return true;
 }
 
 }  // namespace cohort::sys

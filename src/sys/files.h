@@ -115,4 +115,9 @@ Result<void> remove_tree(const std::string& path);
 /// Names in a folder, sorted, without "." and "..".
 Result<std::vector<std::string>> list_folder(const std::string& path);
 
+/// So many bytes from the kernel's generator, two digits each: for names that nobody else uses. At most 256.
+std::string random_hex(std::size_t bytes);
+/// All of it, as write(2) may take less. False, with errno, where that fails.
+bool write_all(int fd, std::string_view text);
+
 }  // namespace cohort::sys

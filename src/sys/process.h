@@ -2,6 +2,8 @@
 // A ChildProcess owns the descriptors it holds, not the process: who starts one has to wait for it. `spawn` may be
 // called by a process with several threads; a child with `parent_death_signal` lives no longer than the thread that
 // started it.
+// Watching a process that is not our child: is it alive, dying or gone? Knows it by pid and start time, so that a
+// reused pid is not mistaken for it. Also which cores this process may use. Not thread-safe.
 #pragma once
 
 #include "base/result.h"
@@ -9,6 +11,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -101,7 +104,8 @@ tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options);
 struct ProcessStat {
   char state = '?';
   pid_t parent = 0;
-  std::uint64_t cpu_ticks = 0;    ///< of all its threads, user and system
+  std::uint64_t cpu_ticks = 0;  ///< of all its threads, user and system
+  int threads = 0;
   std::uint64_t memory = 0;       ///< resident, in bytes
   std::uint64_t start_ticks = 0;  ///< since boot; tells two processes of the same pid apart
   bool exiting = false;           ///< the kernel has begun to take it down (PF_EXITING)
@@ -149,5 +153,34 @@ Result<UniqueFd> open_pidfd(pid_t pid);
 
 /// Path of the running executable.
 Result<std::string> own_executable();
+
+struct ProcessId {
+  pid_t pid = 0;
+  std::uint64_t start_time = 0;  ///< clock ticks since boot, as in /proc/PID/stat
+};
+
+ProcessId own_process();
+
+class PeerProcess {
+ public:
+  /// Nothing to watch; `gone` is then always false.
+  PeerProcess() = default;
+  explicit PeerProcess(ProcessId id);
+
+  pid_t pid() const noexcept { return id_.pid; }
+  /// True once the process is exiting or has ended. After SIGKILL the kernel frees memory first, and end-of-file on
+  /// sockets and pidfds wait for that; the PF_EXITING flag shows within milliseconds, so this looks at that. Needs no
+  /// descriptor but its own: a process that has run out of them does not take the living for dead.
+  bool gone() const;
+
+ private:
+  ProcessId id_;
+  UniqueFd stat_;  // of /proc/PID/stat: it stays this process's, whoever has its pid later
+};
+
+/// Cores that this process may run on.
+using CoreSet = std::array<std::uint64_t, 16>;
+CoreSet allowed_cores();
+int count(const CoreSet& cores);
 
 }  // namespace cohort::sys

@@ -1,5 +1,5 @@
 // What a latch promises of a process's signal handlers: the program's own keep working, before, beside and after it.
-#include "sys/signal_latch.h"
+#include "sys/signals.h"
 
 #include <gtest/gtest.h>
 

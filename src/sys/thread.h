@@ -1,9 +1,24 @@
 // A thread that serves the library: signals are for the program's own threads.
+// Sleeping on a 32-bit word that several processes map. Any thread; wake-ups may be spurious, so check again.
+// A moment of spinning that leaves the core's resources to its other thread. Any thread.
 #pragma once
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <climits>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
 #include <functional>
 #include <thread>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
 
 namespace cohort::sys {
 
@@ -27,5 +42,26 @@ bool in_service_thread() noexcept;
 /// The calling thread gives way to others, for good: a tenth of their share of the processor (nice 10), and of the disk
 /// what nobody else wants, where its scheduler knows priorities (class idle). What the system refuses is left as it is.
 void give_way() noexcept;
+
+/// Sleeps while `word` is `seen`, at most `limit`.
+inline void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen,
+                       std::chrono::nanoseconds limit) noexcept {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
+  const timespec relative{static_cast<time_t>(seconds.count()), static_cast<long>((limit - seconds).count())};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &relative, nullptr, 0);
+}
+
+/// Wakes all who sleep on `word`, in whatever process.
+inline void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+inline void cpu_relax() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 }  // namespace cohort::sys

@@ -1,8 +1,13 @@
 // A file descriptor with one owner, closed at the end. Not thread-safe.
+// A descriptor that goes with bytes over a Unix socket to another process. Any thread; owns no globals.
+// Descriptors that a forked child must not keep open: as long as it does, a peer cannot see by the end of the
+// connection that the parent has died. (CLOEXEC only helps where the child execs.) Any thread.
 #pragma once
 
+#include <sys/types.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <utility>
 
 namespace cohort::sys {
@@ -31,5 +36,15 @@ class UniqueFd {
  private:
   int fd_ = -1;
 };
+
+/// As send(2) without SIGPIPE, and `descriptor` along with the first byte, if it is one (from 0 on).
+ssize_t send_with_fd(int socket, const void* bytes, std::size_t size, int descriptor, int flags = 0) noexcept;
+/// As recv(2). A descriptor that has come along is put into `descriptor` (CLOEXEC); of several, the last.
+ssize_t receive_with_fd(int socket, void* bytes, std::size_t size, UniqueFd& descriptor, int flags = 0) noexcept;
+
+/// From now on children forked by this process close `fd` at once.
+void close_on_fork(int fd);
+/// To be called before `fd` is closed.
+void forget_on_fork(int fd) noexcept;
 
 }  // namespace cohort::sys

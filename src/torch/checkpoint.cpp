@@ -3,11 +3,10 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "checkpoint/background.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/exchange.h"
-#include "checkpoint/load.h"
-#include "checkpoint/save.h"
 #include "formats/safetensors.h"
-#include "status/called.h"
+#include "status/status_page.h"
 #include "torch/checkpoint_optimizer.h"
 #include "torch/checkpoint_tensors.h"
 

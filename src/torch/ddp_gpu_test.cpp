@@ -1,5 +1,5 @@
 // DistributedDataParallel and the collectives of tensors on GPUs, each rank on its own: as on the CPU. Over the
-// pretended driver and the pretended NCCL, with libtorch's tensors of "cuda" that pretend as well.
+// fake driver and the fake NCCL, with libtorch's tensors of "cuda" that pretend as well.
 #include <cohort/error.h>
 #include <cohort/torch/nn.h>
 #include <cohort/torch/same_parameters.h>
@@ -30,7 +30,7 @@ at::Device place_of(On on, const Communicator& comm) {
 
 int operations_of_nccl() {
   void* const nccl = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
-  return nccl == nullptr ? 0 : reinterpret_cast<int (*)()>(::dlsym(nccl, "pretended_nccl_operations"))();
+  return nccl == nullptr ? 0 : reinterpret_cast<int (*)()>(::dlsym(nccl, "fake_nccl_operations"))();
 }
 
 /// The parameters of each rank after some steps.
@@ -105,7 +105,7 @@ TEST(DdpOnGpus, BackwardDoesNotWaitForTheGpu) {
         const Batch batch = batch_of(step * 10 + comm.rank(), 4, at::kFloat);
         const at::Tensor loss = loss_of(model(batch.x.to(device)), batch.y.to(device));
         comm.barrier().wait();
-        if (step == 2) ::setenv("PRETENDED_NCCL_DELAY", "1000", 1);
+        if (step == 2) ::setenv("FAKE_NCCL_DELAY", "1000", 1);
         const auto begun = std::chrono::steady_clock::now();
         loss.backward();
         if (step == 2) {
@@ -117,7 +117,7 @@ TEST(DdpOnGpus, BackwardDoesNotWaitForTheGpu) {
             gradients[static_cast<int>(on)].push_back(parameter.grad().cpu());
         }
         comm.barrier().wait();
-        ::unsetenv("PRETENDED_NCCL_DELAY");
+        ::unsetenv("FAKE_NCCL_DELAY");
         model.zero_grad();
       }
     });
@@ -175,7 +175,7 @@ TEST(TensorsOnGpus, MemoryThatIsStillUsedIsNotTakenForOthers) {
     at::Tensor tensor = at::ones({elements}, type);
     all_reduce(comm, tensor).wait();
     comm.barrier().wait();
-    ::setenv("PRETENDED_NCCL_DELAY", "300", 1);
+    ::setenv("FAKE_NCCL_DELAY", "300", 1);
     const void* const memory = tensor.data_ptr();
     std::atomic<bool> ended{false};
     {
@@ -195,7 +195,7 @@ TEST(TensorsOnGpus, MemoryThatIsStillUsedIsNotTakenForOthers) {
     }
     EXPECT_TRUE(again);
     EXPECT_TRUE(ended);
-    ::unsetenv("PRETENDED_NCCL_DELAY");
+    ::unsetenv("FAKE_NCCL_DELAY");
   });
 }
 

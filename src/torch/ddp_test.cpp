@@ -107,7 +107,7 @@ TEST(DdpTest, RanksEqualOneProcessEvenAndUneven) {
   }
 }
 
-// On one host nothing is rounded; where this is run over pretended hosts, their sums are.
+// On one host nothing is rounded; where this is run over fake hosts, their sums are.
 TEST(DdpTest, GradientsMayTravelAsBFloat16BetweenHosts) {
   for (const std::int64_t hidden : {17, 1100}) {
     const Training training{.samples = {4, 4, 4}, .steps = 1, .type = at::kFloat, .hidden = hidden};

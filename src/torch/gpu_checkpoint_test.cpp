@@ -1,4 +1,4 @@
-// Checkpoints of modules on "cuda", whose tensors pretend (pretended/cuda_tensors.cpp, which is preloaded).
+// Checkpoints of modules on "cuda", whose tensors pretend (fake/cuda_tensors.cpp, which is preloaded).
 #include <cohort/torch/checkpoint.h>
 
 #include "formats/testing.h"

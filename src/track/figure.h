@@ -1,8 +1,8 @@
+// Axes of a picture: which range, which ticks, where a value lies. Values; any thread may use them.
+// The ticks are Heckbert's "nice numbers" (Graphics Gems, 1990): steps of 1, 2 or 5 times a power of ten.
 // A picture: panels under each other, of curves over one horizontal axis or of columns, drawn as SVG. Values and pure
 // functions; any thread may use them.
 #pragma once
-
-#include "track/axis.h"
 
 #include <cstddef>
 #include <string>
@@ -10,6 +10,37 @@
 #include <vector>
 
 namespace cohort::track {
+
+enum class Scale { Linear, Log };
+
+struct Tick {
+  double value = 0;
+  std::string label;  ///< empty: a line without a number
+};
+
+class Axis {
+ public:
+  /// Covers [low, high], widened to whole ticks where `Scale` is Linear; any two finite values will do (> 0 with Log).
+  static Axis around(double low, double high, Scale scale, int wanted_ticks);
+  /// Exactly [low, high], with the nice ticks that fall into it.
+  static Axis exactly(double low, double high, int wanted_ticks);
+
+  /// Logarithmic over [low, high], both above 0, with powers of two as ticks, labelled as numbers of bytes are: "64",
+  /// "1K", "2M".
+  static Axis powers_of_two(double low, double high, int wanted_ticks);
+
+  double low() const noexcept { return low_; }
+  double high() const noexcept { return high_; }
+  bool is_log() const noexcept { return scale_ == Scale::Log; }
+  const std::vector<Tick>& ticks() const noexcept { return ticks_; }
+  /// 0 at `low`, 1 at `high`.
+  double position(double value) const noexcept;
+
+ private:
+  double low_ = 0, high_ = 1;
+  Scale scale_ = Scale::Linear;
+  std::vector<Tick> ticks_;
+};
 
 struct Point {
   double x = 0, y = 0;
@@ -68,8 +99,5 @@ const char* colour_of(std::size_t number) noexcept;
 
 /// Self-contained SVG 1.1 without scripts, fonts or links. Any text and any number may come in.
 std::string render_svg(const Figure& figure);
-
-/// For text between tags and in attributes; control characters, which XML cannot hold, become U+FFFD.
-std::string escape_xml(std::string_view text);
 
 }  // namespace cohort::track

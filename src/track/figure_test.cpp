@@ -1,5 +1,4 @@
 #include "track/figure.h"
-#include "track/axis.h"
 #include "track/curves.h"
 
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 // values, one thread.
 #pragma once
 
-#include "track/points.h"
+#include "track/record.h"
 
 #include <functional>
 #include <map>

@@ -5,7 +5,7 @@
 #include "base/result.h"
 #include "status/status_page.h"
 #include "sys/unique_fd.h"
-#include "track/append.h"
+#include "track/record.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -25,7 +25,7 @@ namespace cohort::track {
 namespace {
 
 // ordered_json, so that "event" and "time" come first: people read these lines too.
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kSchema = 1;
 
@@ -36,15 +36,15 @@ double unix_seconds(std::chrono::system_clock::time_point time = std::chrono::sy
 
 double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
-Json to_json(double value) {
+OrderedJson to_json(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   return value;
 }
 
-Json to_json(const Value& value) {
+OrderedJson to_json(const Value& value) {
   return std::visit(
-      [](const auto& held) -> Json {
+      [](const auto& held) -> OrderedJson {
         if constexpr (std::is_same_v<std::decay_t<decltype(held)>, double>)
           return to_json(held);
         else
@@ -53,13 +53,13 @@ Json to_json(const Value& value) {
       value.get());
 }
 
-void add(Json& line, const Fields& fields) {
+void add(OrderedJson& line, const Fields& fields) {
   for (const auto& [name, value] : fields) line[name] = to_json(value);
 }
 
-std::string text_of(const Json& line) {
+std::string line_of(const OrderedJson& line) {
   // Text that is not UTF-8 must not stop a training run: replaced.
-  return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return line.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 
 /// The launcher warns of a loss that is no number: the rank's page has the first.
@@ -151,7 +151,7 @@ struct RunRecord::Impl {
     }
   }
 
-  void append(const Json& line) { append(text_of(line)); }
+  void append(const OrderedJson& line) { append(line_of(line)); }
   void append(const std::string& text) {
     const std::scoped_lock lock(write_mutex);
     append_all({fd.get(), file, "writing to the run record"}, text);
@@ -164,12 +164,12 @@ RunRecord::RunRecord(const std::filesystem::path& file, const RunRecordOptions& 
     : impl_(std::make_unique<Impl>()) {
   impl_->file = file;
   impl_->open();
-  Json line = {{"event", "start"},           {"time", unix_seconds()},           {"schema", kSchema},
-               {"program", options.program}, {"world_size", options.world_size}, {"pid", ::getpid()}};
+  OrderedJson line = {{"event", "start"},           {"time", unix_seconds()},           {"schema", kSchema},
+                      {"program", options.program}, {"world_size", options.world_size}, {"pid", ::getpid()}};
   char host[256] = {};
   if (::gethostname(host, sizeof host - 1) == 0) line["host"] = host;
   if (const auto job = env::get(env::kJobId)) line["job"] = *job;
-  Json parameters = Json::object();
+  OrderedJson parameters = OrderedJson::object();
   add(parameters, options.parameters);
   line["parameters"] = std::move(parameters);
   impl_->append(line);
@@ -180,7 +180,7 @@ RunRecord::~RunRecord() = default;
 const std::filesystem::path& RunRecord::file() const noexcept { return impl_->file; }
 
 void RunRecord::write(std::string_view event, const Fields& fields) {
-  Json line = {{"event", event}, {"time", unix_seconds()}};
+  OrderedJson line = {{"event", event}, {"time", unix_seconds()}};
   add(line, fields);
   look_at_losses(fields);
   impl_->append(line);
@@ -193,14 +193,14 @@ void RunRecord::write_communication() {
     totals = std::exchange(impl_->totals, Totals());
   }
   if (totals.operations.empty() && totals.steps == 0) return;
-  Json line = {{"event", "communication"},
-               {"time", unix_seconds()},
-               {"steps", totals.steps},
-               {"samples", totals.samples},
-               {"step_seconds", totals.step_seconds},
-               {"exposed_seconds", totals.exposed_seconds},
-               {"buckets", totals.buckets}};
-  Json operations = Json::object();
+  OrderedJson line = {{"event", "communication"},
+                      {"time", unix_seconds()},
+                      {"steps", totals.steps},
+                      {"samples", totals.samples},
+                      {"step_seconds", totals.step_seconds},
+                      {"exposed_seconds", totals.exposed_seconds},
+                      {"buckets", totals.buckets}};
+  OrderedJson operations = OrderedJson::object();
   for (const auto& [name, operation] : totals.operations) {
     operations[name] = {{"count", operation.count},           {"bytes", operation.bytes},
                         {"seconds", seconds(operation.time)}, {"waited_seconds", seconds(operation.waited)},
@@ -213,15 +213,15 @@ void RunRecord::write_communication() {
 void RunRecord::write_metrics(std::span<const MetricLine> lines) {
   std::string text;
   for (const MetricLine& metric : lines) {
-    Json line = {{"event", "metric"}, {"time", unix_seconds(metric.time)}, {"step", metric.step}};
+    OrderedJson line = {{"event", "metric"}, {"time", unix_seconds(metric.time)}, {"step", metric.step}};
     if (metric.rank) line["rank"] = *metric.rank;
-    Json values = Json::object();
+    OrderedJson values = OrderedJson::object();
     for (const auto& [name, value] : metric.values) {
       values[name] = to_json(value);
       look_at_loss(name, value, metric.step);
     }
     line["values"] = std::move(values);
-    text += text_of(line);
+    text += line_of(line);
   }
   if (!text.empty()) impl_->append(text);
 }

@@ -1,4 +1,4 @@
-#include "track/record_reader.h"
+#include "track/record.h"
 
 #include <cohort/error.h>
 #include <cohort/track.h>

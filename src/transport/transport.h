@@ -4,6 +4,8 @@
 // under `mutex()`, which is recursive, on whichever thread drives the transport.
 #pragma once
 
+#include "base/result.h"
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -93,5 +95,17 @@ class Transport {
   /// Tells all connected peers that this rank leaves, and closes everything.
   virtual void leave() = 0;
 };
+
+/// Which transports there are between hosts.
+enum class TransportKind : std::uint8_t { Tcp, Mpi };
+
+constexpr std::string_view name_of(TransportKind kind) noexcept { return kind == TransportKind::Mpi ? "mpi" : "tcp"; }
+
+/// Empty: tcp. `from` is named where the text is neither.
+inline Result<TransportKind> parse_transport(std::string_view text, std::string_view from) {
+  if (text.empty() || text == "tcp") return TransportKind::Tcp;
+  if (text == "mpi") return TransportKind::Mpi;
+  return fail(ErrorCode::InvalidArgument, "{}='{}': there is no such transport -- give tcp or mpi", from, text);
+}
 
 }  // namespace cohort::transport

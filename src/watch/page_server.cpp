@@ -10,7 +10,7 @@
 namespace cohort::watch {
 namespace {
 
-constexpr std::chrono::milliseconds kPollEvery{200};
+constexpr std::chrono::milliseconds kPollPageEvery{200};
 constexpr std::size_t kLogLines = 500;
 
 std::string digits_of(const net::Secret& token) {
@@ -40,7 +40,7 @@ net::HttpResponse PageServer::answer(const net::HttpRequest& request) {
   // Looked at when somebody asks, and not again for those who ask at the same moment.
   if (net::passed(poll_again_)) {
     files_.poll();
-    poll_again_ = net::deadline_in(kPollEvery);
+    poll_again_ = net::deadline_in(kPollPageEvery);
     last_data_.clear();
   }
   if (request.path == "/") return page();

@@ -3,10 +3,10 @@
 // does not notice. The server's thread alone reads the files.
 #pragma once
 
-#include "net/deadline.h"
-#include "net/http_server.h"
+#include "net/address.h"
+#include "net/http.h"
 #include "net/secret.h"
-#include "watch/run_files.h"
+#include "watch/source.h"
 
 #include <string>
 

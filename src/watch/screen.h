@@ -1,9 +1,12 @@
 // How a run looks in a terminal: lines of text for a view, a size and what the reader has chosen. Pure; one thread.
+// `cohort watch` in a terminal, or as lines of text where there is none. Belongs to one thread, and has the terminal
+// until it returns: whatever ends it, a signal or an exception, the terminal is as it was.
 #pragma once
 
 #include "watch/source.h"
 #include "watch/view.h"
 
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -39,5 +42,14 @@ std::string line_of(const View& view, double now);
 
 /// `text` cut to so many characters, invalid bytes replaced; without control characters.
 std::string fitted(std::string_view text, int columns, bool unicode = true);
+
+struct WatchOptions {
+  bool ascii = false;
+  bool once = false;                                             ///< what is now, as text, and no more
+  std::chrono::milliseconds interval = std::chrono::seconds(5);  ///< between two lines where there is no terminal
+};
+
+/// Until the reader leaves, or, where there is no terminal, the run has ended. 128 + the signal that ended it, else 0.
+int watch(Source& source, const WatchOptions& options);
 
 }  // namespace cohort::watch

@@ -1,4 +1,4 @@
-#include "watch/terminal.h"
+#include "watch/screen.h"
 
 #include "sys/signals.h"
 #include "sys/terminal.h"

@@ -83,7 +83,7 @@ class TestBox(boxes.InBox):
         done = self.box.run("h1", "srun", "-N", "2", "--ntasks-per-node=2", "hostname")
         self.assertEqual(sorted(done.stdout.split()), ["h1", "h1", "h2", "h2"], done.stderr)
 
-    def test_slurm_gives_pretended_gpus(self):
+    def test_slurm_gives_fake_gpus(self):
         done = self.box.run("h1", "srun", "-N", "1", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
         self.assertEqual(done.stdout, "0,1\n", done.stderr)
 

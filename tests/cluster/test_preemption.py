@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm that have to make room: at the end of their time, and when somebody wants their machines. They are queued
+"""Jobs of a real Slurm that are preempted: at the end of their time, and when somebody wants their machines. They are queued
 again, go on where they were, and end with what an undisturbed training ends with."""
 
 import json
@@ -133,7 +133,7 @@ class Preemption(boxes.InBox):
             restarts = int(self.state()["Restarts"])
             done = self.box.run("h1", "scancel", "-s", signal, self.job)
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.wait_for(lambda: f"asked to end by SIG{signal}" in self.output(), "it makes room", 30)
+            self.wait_for(lambda: f"asked to end by SIG{signal}" in self.output(), "it is preempted", 30)
             self.wait_for(lambda: self.until_running(restarts + 1), "it runs again", 60)
         self.assertEqual(self.until_done(60)["JobState"], "COMPLETED", self.told())
         self.assertNotIn("failed", self.output())

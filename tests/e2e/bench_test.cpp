@@ -192,7 +192,7 @@ TEST(BenchTraining, VariablesOfTheCommandSayWhereAndNothingElse) {
 }
 
 // Over the driver and the NCCL that pretend: 4 GPUs, and ranks that have one each or share one.
-const std::vector<std::string> kOnGpus = {"LD_LIBRARY_PATH=" COHORT_PRETENDED};
+const std::vector<std::string> kOnGpus = {"LD_LIBRARY_PATH=" COHORT_FAKE};
 
 TEST(BenchOnGpus, MeasuresAndChecksBothWaysOfSumming) {
   for (const std::string sums : {"fast", "exact"}) {
@@ -249,7 +249,7 @@ TEST(BenchOnGpus, SaysWhatIsMissingAndWhatDoesNotGoTogether) {
     std::vector<std::string> arguments = {"bench"};
     arguments.insert(arguments.end(), words.begin(), words.end());
     std::vector<std::string> environment = kOnGpus;
-    environment.emplace_back("PRETENDED_CUDA_GPUS=0");
+    environment.emplace_back("FAKE_CUDA_GPUS=0");
     const Finished finished = run({.arguments = arguments, .environment = environment});
     EXPECT_NE(finished.status, 0) << text;
     EXPECT_NE(finished.err.find(text), std::string::npos) << finished.err;

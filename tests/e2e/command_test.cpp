@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <string>
@@ -23,14 +24,21 @@ TEST(CommandHelp, TopicsAreSectionsOfTheDocumentation) {
     EXPECT_GT(help.out.size(), 300U);
     EXPECT_EQ(help.out.find("]("), std::string::npos) << help.out;  // a terminal follows no links
   }
-  const auto options = run({{"run", "--help"}}).out;
+  const auto options = run({{"run", "--help-all"}}).out;
   for (const std::string& line : lines_of(options)) EXPECT_LE(line.size(), 124U) << line;
   for (const char* part :
        {"\nProcesses and hosts:\n", "\nA launcher on each node, as torchrun is started:\n", "\n  --rdzv-id "})
     EXPECT_NE(options.find(part), std::string::npos) << part;
   for (const char* part : {"--owner", "\nOptions:\n"}) EXPECT_EQ(options.find(part), std::string::npos) << part;
   EXPECT_EQ(run({{"help", "environment"}}).out, run({{"env"}}).out);
-  EXPECT_EQ(run({{"help", "run"}}).out, run({{"run", "--help"}}).out);
+  const auto common = run({{"run", "--help"}}).out;
+  EXPECT_EQ(run({{"help", "run"}}).out, common);
+  const auto shown = lines_of(common);
+  const auto options_in = [](const std::string& line) { return line.starts_with("  -"); };
+  EXPECT_EQ(std::count_if(shown.begin(), shown.end(), options_in), 14) << common;  // twelve, --help and --help-all
+  for (const char* part : {"\n  --help-all ", "\n  -H,--hosts ", "\nExamples:\n", "`cohort run --help-all`"})
+    EXPECT_NE(common.find(part), std::string::npos) << part;
+  EXPECT_EQ(common.find("--rdzv-id"), std::string::npos) << common;
   const auto list = run({{"help"}});
   EXPECT_NE(list.out.find("  failures "), std::string::npos) << list.out;
   EXPECT_NE(list.out.find("check-build"), std::string::npos) << list.out;
@@ -110,6 +118,7 @@ TEST(CommandCompletion, CompletesCommandsOptionsAndValues) {
   };
   EXPECT_EQ(complete("cohort ru"), "run\n");
   EXPECT_EQ(complete("cohort run --pref"), "--prefix\n");
+  EXPECT_EQ(complete("cohort run --rdzv-i"), "--rdzv-id\n");  // which --help does not show
   EXPECT_EQ(complete("cohort run --prefix ''"), "none rank full\n");
   EXPECT_EQ(complete("cohort run --prefix = f"), "full\n");
   EXPECT_EQ(complete("cohort run -np 2 --show"), "--show-config\n");

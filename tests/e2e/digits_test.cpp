@@ -1,7 +1,7 @@
 // The example as a user runs it: alone and under `cohort run`, on the shipped digits and on files of MNIST's kind.
 #include "formats/idx.h"
 #include "sys/files.h"
-#include "track/record_reader.h"
+#include "track/record.h"
 
 #include <cohort/preemption.h>
 
@@ -177,13 +177,12 @@ TEST_F(DigitsTest, LearnsTheShippedDigitsOnTwoProcesses) {
   EXPECT_EQ(svg->text().find("no values yet"), std::string_view::npos);
 }
 
-#ifdef PRETENDED_CUDA_TENSORS
+#ifdef FAKE_CUDA_TENSORS
 TEST_F(DigitsTest, OnGpusThatPretendItLearnsTheSame) {
   const std::vector<std::string> options = {"--data", mnist_like(96, 20).string(), "--epochs", "1", "--threads", "1"};
   const Finished host = run(2, "host", options);
   ASSERT_EQ(host.status, 0) << host.output;
-  std::vector<std::string> words = {"/usr/bin/env", "LD_PRELOAD=" PRETENDED_CUDA_TENSORS,
-                                    "LD_LIBRARY_PATH=" PRETENDED_FOLDER};
+  std::vector<std::string> words = {"/usr/bin/env", "LD_PRELOAD=" FAKE_CUDA_TENSORS, "LD_LIBRARY_PATH=" FAKE_FOLDER};
   for (const std::string& word : command(2, folder_ / "gpus", options)) words.push_back(word);
   words.insert(words.end(), {"--device", "cuda"});
   const Finished gpus = Process(words, folder_ / "gpus.txt").wait();

@@ -1,4 +1,4 @@
-// Agents that come by hand, and what somebody does to them who has recorded the first words of one, or who closes the
+// Agents that come by hand, and what somebody does to them who has recorded the ClientHello of one, or who closes the
 // rate limiter on them.
 #include "launch_harness.h"
 #include "net/secure_connection.h"
@@ -51,7 +51,7 @@ TEST(LaunchRateLimit, ARepeatedHelloKeepsNoAgentOut) {
     return std::regex_search(said, found, std::regex("--join [^ ]*:([0-9]+) "));
   })) << said;
   const std::string port = found[1];
-  // The first words of a true agent, as somebody hears them on the wire.
+  // The ClientHello of a true agent, recorded on the wire.
   std::string hello(4096, '\0');
   {
     Place elsewhere;

@@ -1,4 +1,4 @@
-// MPI as the transport under real launchers of real MPIs, over pretended hosts: what it carries, and how it ends.
+// MPI as the transport under real launchers of real MPIs, over fake hosts: what it carries, and how it ends.
 #include "child.h"
 
 #include <fmt/format.h>

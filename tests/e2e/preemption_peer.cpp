@@ -1,4 +1,4 @@
-// A rank that trains (counts steps) until it is told to make room; then it "saves" for so many milliseconds, says at
+// A rank that trains (counts steps) until it is preempted; then it "saves" for so many milliseconds, says at
 // which step it was, and asks for a requeue. "alone": rank 0 asks only itself, as a program should not. "leave": it
 // leaves its world, drops all it has and takes half a second more to end. usage:
 //   preemption_peer SAVE_MS [alone] [every=N] [leave]

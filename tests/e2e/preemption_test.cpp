@@ -1,4 +1,4 @@
-// Jobs that are told to make room: wherever the signal comes, all ranks save at the same step, and the job ends with
+// Jobs that are preempted: wherever the signal comes, all ranks save at the same step, and the job ends with
 // the status that asks for a requeue. And what becomes of programs that know nothing of that.
 #include "launch_harness.h"
 

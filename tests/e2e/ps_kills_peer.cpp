@@ -3,10 +3,10 @@
 // Each worker pushes 1 to one of 60 counters, PUSHES times, many under way at once, and breaks one of its connections
 // after every hundredth push, at random. Worker 0 kills servers meanwhile, KILLS times, each once `cohort run` has
 // started the one before again; with replicas once all rows have a backup again. At the end each says what is counted.
-#include "net/deadline.h"
+#include "net/address.h"
 #include "ps/server_map.h"
 #include "ps/testing_counters.h"
-#include "store/job_store.h"
+#include "store/store.h"
 
 #include <cohort/error.h>
 #include <cohort/ps.h>

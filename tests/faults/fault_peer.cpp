@@ -7,7 +7,7 @@
 //
 // It leaves in FOLDER pid.RANK ("pid store steps", written when it has joined) and struck.RANK (the monotonic clock's
 // nanoseconds when the fault came).
-#include "comm/cuda/cut.h"
+#include "comm/cuda/chunking.h"
 #include "comm/cuda/driver.h"
 #include "sys/files.h"
 

@@ -11,12 +11,11 @@
 // FOLDER is per host where PLACE is "local" or "copies", which has every file on both: even ranks have FOLDER/0, odd
 // ones FOLDER/1. "copies-0" and "copies-1" load from one of them alone.
 #include "checkpoint/background.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/exchange.h"
-#include "checkpoint/load.h"
-#include "checkpoint/save.h"
 #include "disk_fault.h"
 #include "formats/safetensors.h"
-#include "formats/sink.h"
+#include "formats/tensor.h"
 
 #include <cohort/cohort.h>
 

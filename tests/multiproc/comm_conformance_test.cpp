@@ -2,7 +2,6 @@
 // the kernel here, not through one address space.
 #include "comm_processes.h"
 
-#include "comm/testing/bits.h"
 #include "comm/testing/trials.h"
 #include "comm/testing/worlds.h"
 

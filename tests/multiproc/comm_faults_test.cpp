@@ -1,6 +1,4 @@
 // Ranks as processes that die, stop, run out of memory or fork, at every stage of a communicator's life.
-#include "comm/testing/errors.h"
-#include "comm/testing/floats.h"
 #include "comm/testing/worlds.h"
 #include "comm_processes.h"
 

@@ -1,6 +1,6 @@
 // Send and receive between processes: sizes that go each way, peers that are killed or stopped in the midst of it, and
 // forked children.
-#include "comm/testing/errors.h"
+#include "comm/testing/worlds.h"
 #include "comm_processes.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-// Collectives of GPU memory between processes, over the pretended NCCL: a rank that is killed in the midst of one is
+// Collectives of GPU memory between processes, over the fake NCCL: a rank that is killed in the midst of one is
 // named within a second, likewise without NCCL, and ranks whose NCCL is not the others' go by staging together.
-#include "comm/cuda/cut.h"
+#include "comm/cuda/chunking.h"
 #include "comm/testing/gpus.h"
 #include "comm_processes.h"
 
@@ -29,7 +29,7 @@ TEST(GpuProcesses, SumAndExchangeByNccl) {
     comm.all_to_all(in.buffer(), out.buffer()).wait();
     const bool right =
         sum.values() == std::vector<float>{kRanks, 2 * kRanks} && out.values() == std::vector<float>{0, 1, 2, 3};
-    return fmt::format("{}, {} operations", right ? "right" : "wrong", count_of("pretended_nccl_operations"));
+    return fmt::format("{}, {} operations", right ? "right" : "wrong", count_of("fake_nccl_operations"));
   });
   for (int rank = 0; rank < kRanks; ++rank) {
     const Ending ending = world.collect(rank);
@@ -73,13 +73,13 @@ void expect_named_within_a_second(Processes& world, std::initializer_list<std::s
 
 TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
   Processes world(3);
-  ::setenv("PRETENDED_NCCL_TROUBLE", "hang:1", 1);  // the others wait for it, in NCCL
+  ::setenv("FAKE_NCCL_TROUBLE", "hang:1", 1);  // the others wait for it, in NCCL
   world.start([&](Communicator comm) -> std::string {
     const Floats sum(comm, {1, 2}, comm.rank());
     Work work = comm.all_reduce(sum.buffer(), {.timeout = 60s});
     if (comm.rank() == 1) {
       std::thread([&] {
-        while (count_of("pretended_nccl_operations") == 0) std::this_thread::sleep_for(1ms);
+        while (count_of("fake_nccl_operations") == 0) std::this_thread::sleep_for(1ms);
         world.raise_flag("hangs");
       }).detach();
     }
@@ -87,26 +87,26 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
       work.wait();
     } catch (const Error& error) {
       const auto when = milliseconds_now();
-      for (int i = 0; i < 1000 && count_of("pretended_nccl_aborts") == 0; ++i) std::this_thread::sleep_for(1ms);
+      for (int i = 0; i < 1000 && count_of("fake_nccl_aborts") == 0; ++i) std::this_thread::sleep_for(1ms);
       return fmt::format("{} {}: {}; {} aborts", when, to_string(error.code()), error.what(),
-                         count_of("pretended_nccl_aborts"));
+                         count_of("fake_nccl_aborts"));
     }
     return "it was not lost";
   });
-  ::unsetenv("PRETENDED_NCCL_TROUBLE");
+  ::unsetenv("FAKE_NCCL_TROUBLE");
   expect_named_within_a_second(world,
                                {"all_reduce(float32[2], sum) of a GPU's memory, summed fast failed", "; 1 aborts"});
 }
 
 TEST(GpuProcesses, AKilledRankIsNamedWithinASecondThoughNobodyWaits) {
   Processes world(3);
-  ::setenv("PRETENDED_NCCL_TROUBLE", "hang:1", 1);
+  ::setenv("FAKE_NCCL_TROUBLE", "hang:1", 1);
   world.start([&](Communicator comm) -> std::string {
     const Floats sum(comm, {1, 2}, comm.rank());
     Work work = comm.all_reduce(sum.buffer(), {.timeout = 60s});
     work.synchronize(sum.buffer().device);
     if (comm.rank() == 1) {
-      while (count_of("pretended_nccl_operations") == 0) std::this_thread::sleep_for(1ms);
+      while (count_of("fake_nccl_operations") == 0) std::this_thread::sleep_for(1ms);
       world.raise_flag("hangs");
     }
     while (!work.done()) std::this_thread::sleep_for(1ms);
@@ -121,7 +121,7 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecondThoughNobodyWaits) {
     return fmt::format("{} {}: {}; then {}", when, error ? to_string(error->code()) : "nothing",
                        error ? error->what() : "", next);
   });
-  ::unsetenv("PRETENDED_NCCL_TROUBLE");
+  ::unsetenv("FAKE_NCCL_TROUBLE");
   expect_named_within_a_second(world, {"; then PeerLost"});
 }
 
@@ -153,7 +153,7 @@ TEST(GpuProcesses, ARankThatIsKilledBetweenPiecesIsNamed) {
     const Floats sum(comm, std::vector<float>(100000), comm.rank());
     comm.barrier().wait();
     if (comm.rank() == 1) {
-      comm::testing::of_driver<void(void (*)(int, unsigned long long, std::size_t))>("pretended_cuda_watch")(
+      comm::testing::of_driver<void(void (*)(int, unsigned long long, std::size_t))>("fake_cuda_watch")(
           [](int, unsigned long long, std::size_t) {
             static std::atomic<int> copies{0};
             if (++copies < 20) return;
@@ -188,7 +188,7 @@ std::string said_where(const char* variable, const char* value, const AllReduceO
       const Floats sum(comm, {1, 2}, rank);
       for (int i = 0; i < 2; ++i) comm.all_reduce(sum.buffer(), options).wait();
       EXPECT_EQ(sum.values(), (std::vector<float>{4, 8}));
-      EXPECT_EQ(count_of("pretended_nccl_operations"), 0);
+      EXPECT_EQ(count_of("fake_nccl_operations"), 0);
       return ::testing::Test::HasFailure() ? "failed" : ::testing::internal::GetCapturedStderr();
     });
   }
@@ -204,18 +204,18 @@ TEST(GpuProcesses, WithoutNcclOnOneRankAllGoByStaging) {
 }
 
 TEST(GpuProcesses, WithAnOldNcclOnOneRankAllGoByStaging) {
-  const std::string said = said_where("PRETENDED_NCCL_VERSION", "21705");
+  const std::string said = said_where("FAKE_NCCL_VERSION", "21705");
   EXPECT_TRUE(has(said, "without NCCL -- rank 1 (") && has(said, "NCCL 2.17.5 is too old")) << said;
 }
 
 TEST(GpuProcesses, WithDifferentVersionsAllGoByStaging) {
-  const std::string said = said_where("PRETENDED_NCCL_VERSION", "22809");
+  const std::string said = said_where("FAKE_NCCL_VERSION", "22809");
   EXPECT_TRUE(has(said, "has NCCL 2.30.7 and rank 1") && has(said, "has 2.28.9")) << said;
 }
 
 TEST(GpuProcesses, WithoutKernelsOnOneRankAllSumsThatAreNotNcclsGoByStaging) {
-  const std::string said = said_where("PRETENDED_CUDA_KERNELS", "0", {.gpu_sums = GpuSums::Exact});
-  EXPECT_TRUE(has(said, "rank 1 cannot fold on its GPU: kernels for cuda:1: pretended failure (error 218)")) << said;
+  const std::string said = said_where("FAKE_CUDA_KERNELS", "0", {.gpu_sums = GpuSums::Exact});
+  EXPECT_TRUE(has(said, "rank 1 cannot fold on its GPU: kernels for cuda:1: fake failure (error 218)")) << said;
   EXPECT_EQ(said.find("cannot fold"), said.rfind("cannot fold")) << said;
 }
 

@@ -7,8 +7,8 @@
 //   abort-unawaited, kill-unawaited   the same where a stream waits for the sum, and no rank does
 //   calls           what a small sum takes of the host's time, where the host waits and where a stream does
 // Lines of abort and kill are JSON, with times of the machine's steady clock in seconds.
-#include "bench/gpus.h"
-#include "comm/cuda/cut.h"
+#include "bench/machine.h"
+#include "comm/cuda/chunking.h"
 #include "comm/cuda/driver.h"
 #include "comm/cuda/fold_launcher.h"
 #include "comm/kernels/reference_fold.h"

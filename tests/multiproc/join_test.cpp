@@ -1,12 +1,10 @@
 // Real processes meet, or learn why they cannot.
 #include "child.h"
 #include "net/address.h"
-#include "net/deadline.h"
 #include "net/secret.h"
 #include "net/socket.h"
-#include "store/client.h"
-#include "store/job_store.h"
-#include "store/server.h"
+#include "store/served_store.h"
+#include "store/store.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

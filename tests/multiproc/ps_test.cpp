@@ -4,8 +4,7 @@
 #include "net/address.h"
 #include "net/secret.h"
 #include "ps/server_map.h"
-#include "store/client.h"
-#include "store/server.h"
+#include "store/served_store.h"
 #include "sys/unique_fd.h"
 
 #include <gtest/gtest.h>

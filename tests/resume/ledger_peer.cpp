@@ -1,7 +1,7 @@
 // Trains a model that counts: one parameter per sample, from which every step takes 1 for each sample in its batch, so
 // that the parameters say how often each sample was used. Beside it a ledger: a line per optimizer step and rank, with
 // the samples of this rank, written before anything can be saved that contains the step. Saves often, goes on from the
-// newest checkpoint with any number of ranks, and makes room when it is told to. usage:
+// newest checkpoint with any number of ranks, and saves and ends when it is preempted. usage:
 //   ledger_peer FOLDER ATTEMPT size=N epochs=E batch=B save-every=K pace-ms=P
 #include <cohort/torch.h>
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Audits that every sample is used exactly once per epoch, across kills, requests to make room and changes of the world's size.
+"""Audits that every sample is used exactly once per epoch, across kills, preemption and changes of the world's size.
 
 A small training (tests/resume/ledger_peer.cpp) runs on 1 to 8 ranks, each attempt on another number and with another batch size, some
 over two hosts that this machine pretends to be. Each rank writes a line per optimizer step: epoch, range of the cursor, its samples.
@@ -9,7 +9,7 @@ from the newest checkpoint; what counts of an attempt's lines are those up to th
   partition   in each epoch, the samples of all lines that count are the data set: each once
   together    of each step that counts there is a line of every rank, and the ranges of the steps follow each other
   parameters  the same is in the parameters, from which each step took 1 for every sample in it
-  durable     an attempt goes on from the newest step that was committed, and from the very last one where all ranks made room
+  durable     an attempt goes on from the newest step that was committed, and from the very last one where all ranks were preempted
   ends        every attempt ends before its deadline, and leaves no process
 """
 
@@ -153,10 +153,10 @@ class Ledgers:
             if first:
                 assert [first["from"]] == (committed or [0]), f"durable: {committed} was committed, it went on from {first['from']}"
             if struck and end.how == "preempt":
-                assert status in (0, 75), f"ends: with status {status} when it was to make room: {attempt.output()}"
+                assert status in (0, 75), f"ends: with status {status} when it was preempted: {attempt.output()}"
                 newest = attempts.checkpoint_steps(folder / "checkpoints")[-1:]
                 last = max(steps, default=first["from"])
-                assert newest == [last], f"durable: made room at step {last}, and {newest} is saved"
+                assert newest == [last], f"durable: preempted at step {last}, and {newest} is saved"
                 counts["preemptions"] += status == 75
             else:
                 counts["kills"] += struck

@@ -1,9 +1,8 @@
 #include "bench/bound.h"
-#include "bench/memory_kernels.h"
+#include "bench/measure.h"
+#include "bench/operation.h"
 #include "bench/options.h"
-#include "bench/picture.h"
-#include "bench/row.h"
-#include "bench/values.h"
+#include "bench/table.h"
 
 #include <gtest/gtest.h>
 
@@ -221,7 +220,7 @@ TEST(BenchPicture, HasACurveForEachWorld) {
 // All ranks get the same, and the machine is at least as fast as one that nobody has any more.
 TEST(BenchBound, IsMeasuredByAllRanksTogether) {
   std::vector<double> rates(3), trips(3);
-  run_on_threads(3, [&](Communicator comm) {
+  cohort::run_on_threads(3, [&](Communicator comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
     std::vector<std::byte> data(1 << 20);
     MemoryRoof roof;

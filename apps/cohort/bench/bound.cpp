@@ -1,9 +1,8 @@
 #include "bench/bound.h"
 
 #include "base/result.h"
-#include "bench/buffers.h"
-#include "bench/memory_kernels.h"
-#include "sys/shared_memory.h"
+#include "bench/operation.h"
+#include "sys/memory.h"
 
 #include <fcntl.h>
 #include <sched.h>

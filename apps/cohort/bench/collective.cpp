@@ -46,13 +46,6 @@ const std::vector<Traits>& all_traits() {
 
 const Traits& traits_of(Collective collective) { return all_traits()[static_cast<std::size_t>(collective)]; }
 
-std::optional<Collective> collective_named(std::string_view name) {
-  for (const Traits& traits : all_traits()) {
-    if (traits.name == name) return traits.collective;
-  }
-  return std::nullopt;
-}
-
 Shape shape_of(Collective collective, std::size_t bytes, DType dtype, int rank, int ranks) {
   const auto element = static_cast<std::int64_t>(size_of(dtype));
   const auto all = static_cast<std::int64_t>(bytes) / element;

@@ -1,9 +1,12 @@
 // The operations that `cohort bench` knows: their names, what a rank brings and receives for a size, and by which
 // factors a time becomes a bandwidth. Values and pure functions; any thread.
+// What `cohort bench` shall measure. Plain values, the same on all ranks; parsing is in options.cpp.
 #pragma once
 
+#include <cohort/collective_options.h>
 #include <cohort/dtype.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -44,7 +47,6 @@ struct Traits {
 /// All of them, in the order of the enumeration.
 const std::vector<Traits>& all_traits();
 const Traits& traits_of(Collective collective);
-std::optional<Collective> collective_named(std::string_view name);
 
 /// What one rank brings and receives.
 struct Shape {
@@ -67,5 +69,29 @@ double bus_factor(Collective collective, int ranks);
 
 /// The bytes that each rank has to read or write at least in ordinary memory, when the ranks share all work evenly.
 double touched_bytes(Collective collective, std::size_t bytes, int ranks, bool in_place);
+
+enum class MemoryKind { Arena, Heap, Cuda };
+/// Hot: the same buffers again. Touched: their owner has just rewritten its input. Cold: they are in no cache.
+enum class State { Hot, Touched, Cold };
+
+std::string_view to_string(MemoryKind kind);
+std::string_view to_string(State state);
+
+struct Plan {
+  std::vector<Collective> collectives = {Collective::AllReduce};
+  std::vector<std::size_t> sizes;
+  std::vector<DType> dtypes = {DType::Float32};
+  std::vector<ReduceOp> ops = {ReduceOp::Sum};
+  std::vector<MemoryKind> memories = {MemoryKind::Arena};
+  std::optional<GpuSums> gpu_sums;  ///< of a GPU's memory; none: what COHORT_GPU_SUMS says
+  State state = State::Hot;
+  bool in_place = true;
+  bool out_of_place = true;
+  bool check = true;
+  int root = 0;
+  int iterations = 0;  ///< 0: as many as take a fifth of a second, 20 to 2000
+  int warm_up = 5;
+  std::chrono::milliseconds timeout = std::chrono::seconds(60);  ///< of one operation
+};
 
 }  // namespace cohort::app::bench

@@ -1,20 +1,25 @@
 #include "bench/machine.h"
 
+#include "base/result.h"
+#include "comm/cuda/driver.h"
+#include "comm/cuda/nccl.h"
 #include "launch/version.h"
-#include "sys/cpus.h"
-
-#include <sys/resource.h>
-#include <unistd.h>
+#include "sys/hardware.h"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace cohort::app::bench {
 namespace {
@@ -52,12 +57,17 @@ double own_cpu_seconds() {
   return seconds;
 }
 
+namespace {
+
+/// Cores that are busy now, watched for `time`.
 double busy_cores(std::chrono::milliseconds time) {
   const CpuTime begin = cpu_time();
   std::this_thread::sleep_for(time);
   const CpuTime end = cpu_time();
   return (end.busy - begin.busy) / std::chrono::duration<double>(end.at - begin.at).count();
 }
+
+}  // namespace
 
 nlohmann::json describe_machine() {
   std::array<double, 3> load{};
@@ -73,6 +83,45 @@ nlohmann::json describe_machine() {
           {"cores", sys::usable_cores()},
           {"load", load[0]},
           {"busy_cores_before", busy_cores(std::chrono::milliseconds(200))}};
+}
+
+namespace {
+
+int number_of_gpus() {
+  const auto count = comm::cuda::Gpu::count();
+  if (!count) raise(ErrorCode::Unavailable, "--device cuda: {}", count.error().what());
+  if (*count == 0) {
+    raise(ErrorCode::Unavailable,
+          "--device cuda: there is a CUDA driver, but this process sees no GPU -- CUDA_VISIBLE_DEVICES says which it "
+          "sees; `nvidia-smi -L` lists those of the machine");
+  }
+  return *count;
+}
+
+}  // namespace
+
+void check_gpus() { number_of_gpus(); }
+
+RankGpu gpu_of(const Communicator& comm) {
+  RankGpu own;
+  // All of the host's ranks alike: where some of them have to share, those that need not would only blur the times.
+  own.index = comm.local_size() <= number_of_gpus() ? comm.local_rank() : 0;
+  own.uuid = comm::cuda::Gpu::at(own.index).uuid();
+  own.software = value_or_throw(comm::cuda::Gpu::look());
+  const auto& nccl = comm::cuda::Nccl::find();
+  own.software += nccl ? fmt::format("; NCCL {} ({})", comm::cuda::Nccl::text_of(nccl->version), nccl->path)
+                       : fmt::format("; no NCCL: {}", nccl.error().what());
+  return own;
+}
+
+int different_gpus(Communicator& comm, const RankGpu& own) {
+  std::vector<decltype(own.uuid)> all(static_cast<std::size_t>(comm.size()));
+  const auto bytes = static_cast<std::int64_t>(own.uuid.size());
+  comm.all_gather(ConstBuffer(own.uuid.data(), bytes, DType::UInt8),
+                  Buffer(all.data(), bytes * comm.size(), DType::UInt8))
+      .wait();
+  const std::set<decltype(own.uuid)> found(all.begin(), all.end());
+  return static_cast<int>(found.size());
 }
 
 }  // namespace cohort::app::bench

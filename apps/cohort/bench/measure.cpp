@@ -3,17 +3,85 @@
 #include "base/env.h"
 #include "base/result.h"
 #include "bench/bound.h"
-#include "bench/gpus.h"
+#include "bench/machine.h"
 #include "bench/operation.h"
-#include "sys/cpus.h"
+#include "child_job.h"
+#include "cluster/detect.h"
+#include "sys/hardware.h"
+#include "sys/process.h"
+
+#include <cohort/join.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <span>
 
 namespace cohort::app::bench {
+namespace {
+
+/// Each field once, for both directions.
+template <class S, class F>
+void visit(S& side, F&& field) {
+  field("time_us", side.time), field("in_a_row", side.in_a_row), field("p50_us", side.p50), field("p90_us", side.p90);
+  field("p99_us", side.p99), field("p99.9_us", side.p99_9), field("max_us", side.max), field("calls", side.calls);
+  field("wrong", side.wrong), field("algbw_GBps", side.algbw), field("busbw_GBps", side.busbw);
+  field("bound_us", side.bound);
+}
+template <class R, class F>
+void visit_row(R& row, F&& field) {
+  field("collective", row.collective), field("ranks", row.ranks), field("memory", row.memory);
+  field("state", row.state), field("bytes", row.bytes), field("count", row.count), field("type", row.type);
+  field("op", row.op), field("root", row.root), field("memory_rate_GBps", row.memory_rate);
+}
+
+auto writing_to(nlohmann::json& json) {
+  return [&json](const char* name, const auto& value) { json[name] = value; };
+}
+auto reading_from(const nlohmann::json& json) {
+  return [&json](const char* name, auto& value) { json.at(name).get_to(value); };
+}
+
+nlohmann::json json_of(const Side& side) {
+  nlohmann::json json = {{"of_bound", side.time > 0 ? side.bound / side.time : 0}};
+  visit(side, writing_to(json));
+  return json;
+}
+
+Side side_from(const nlohmann::json& json) {
+  Side side;
+  visit(side, reading_from(json));
+  return side;
+}
+
+}  // namespace
+
+const Side& main_side(const Row& row) { return row.in_place ? *row.in_place : *row.out_of_place; }
+
+nlohmann::json to_json(const Row& row) {
+  nlohmann::json json = {{"event", "row"}};
+  visit_row(row, writing_to(json));
+  if (row.out_of_place) json["out_of_place"] = json_of(*row.out_of_place);
+  if (row.in_place) json["in_place"] = json_of(*row.in_place);
+  return json;
+}
+
+Row row_from(const nlohmann::json& event) {
+  Row row;
+  visit_row(row, reading_from(event));
+  if (event.contains("out_of_place")) row.out_of_place = side_from(event.at("out_of_place"));
+  if (event.contains("in_place")) row.in_place = side_from(event.at("in_place"));
+  return row;
+}
+
+double percentile(const std::vector<double>& sorted, double share) {
+  const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(sorted.size())));
+  return sorted[std::clamp<std::size_t>(rank, 1, sorted.size()) - 1];
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -218,10 +286,55 @@ void check_root(const Plan& plan, int ranks) {
     raise(ErrorCode::InvalidArgument, "bench: --root {} is none of {} ranks", plan.root, ranks);
 }
 
+namespace {
+
+/// Called by all ranks with the same plan; rank 0 emits a `world` event and then one `row` event for each row. Throws
+/// what the communicator throws, InvalidArgument where the plan asks for what this world cannot do.
 void run_plan(Communicator& comm, const Plan& plan, const Emit& emit) {
   check_root(plan, comm.size());
   Measurement(comm, plan, emit).run();
   comm.barrier().wait();  // nobody leaves while another still reads its memory
+}
+
+/// `cohort run` wants an end of everything; each operation has its own.
+constexpr std::chrono::hours kLongEnough(24 * 365);
+
+}  // namespace
+
+void run_on_processes(int ranks, const Emit& emit) {
+  JobRequest request;
+  request.options = {"--standalone"};
+  request.program = sys::own_arguments();  // cohort bench WORDS
+  request.program.front() = value_or_throw(sys::own_executable());
+  request.program.insert(request.program.begin() + 2, kAsRank);
+  request.processes = ranks;
+  request.timeout = kLongEnough;
+  request.on_output = [&emit](const std::string& line) {
+    const auto event = nlohmann::json::parse(line, nullptr, false);
+    if (event.is_object() && event.contains("event")) emit(event);
+  };
+  run_job(request);
+}
+
+void run_on_threads(int ranks, const Plan& plan, const Emit& emit) {
+  cohort::run_on_threads(ranks, [&](Communicator comm) { run_plan(comm, plan, emit); }, {.timeout = plan.timeout});
+}
+
+bool inside_a_job() {
+  const auto detected = value_or_throw(cluster::detect_rank(cluster::current_environment()));
+  return detected.alone || !detected.launcher.empty();
+}
+
+void run_in_job(const Plan& plan, const Emit& emit) {
+  Communicator comm = join({.timeout = plan.timeout});
+  run_plan(comm, plan, emit);
+}
+
+void be_rank(const Plan& plan) {
+  run_in_job(plan, [](const nlohmann::json& event) {
+    std::printf("%s\n", event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    if (std::fflush(stdout) != 0) raise(ErrorCode::Io, "bench: a rank cannot report: {}", errno_text(errno));
+  });
 }
 
 }  // namespace cohort::app::bench

@@ -1,18 +1,76 @@
+// What was measured, and the events by which ranks report it to whoever prints: JSON objects, one a line. Values; any
+// thread.
 // The measurement: every row of a plan, on every rank of a world together.
+// The ranks of a benchmark: a job of this command's own, threads of it, or the job that it is part of. Whatever
+// happens, no rank outlives the call. For the main thread.
 #pragma once
 
-#include "bench/plan.h"
-#include "bench/row.h"
+#include "bench/collective.h"
 
 #include <cohort/communicator.h>
 
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
 namespace cohort::app::bench {
+
+/// One way (out of place or in place) of one row. Times are microseconds of the slowest rank of each call.
+struct Side {
+  double time = 0;  ///< median; of calls in a row, where `in_a_row`
+  bool in_a_row = false;
+  double p50 = 0, p90 = 0, p99 = 0, p99_9 = 0, max = 0;  ///< of calls that were timed one by one
+  int calls = 0;                                         ///< of these
+  std::int64_t wrong = -1;                               ///< elements on all ranks; -1: not compared
+  double algbw = 0, busbw = 0;                           ///< GB/s (10^9)
+  double bound = 0;                                      ///< microseconds that it takes at least
+};
+
+struct Row {
+  std::string collective;
+  int ranks = 1;
+  std::string memory;
+  std::string state;
+  std::size_t bytes = 0;
+  std::int64_t count = 0;
+  std::string type;
+  std::string op;          ///< "none" where nothing is reduced
+  int root = -1;           ///< -1 where there is none
+  double memory_rate = 0;  ///< GB/s that one rank reads and writes while all do; 0: not measured
+  std::optional<Side> out_of_place, in_place;
+};
+
+/// In place if it was measured: what percentiles and per cent of the bound are printed of.
+const Side& main_side(const Row& row);
+
+nlohmann::json to_json(const Row& row);
+/// Of `to_json`.
+Row row_from(const nlohmann::json& event);
+
+/// `{"event": "world" | "row", ...}` from rank 0.
+using Emit = std::function<void(const nlohmann::json& event)>;
+
+/// Percentile by nearest rank; `sorted` ascending and not empty.
+double percentile(const std::vector<double>& sorted, double share);
 
 /// InvalidArgument if there is no such rank among so many.
 void check_root(const Plan& plan, int ranks);
 
-/// Called by all ranks with the same plan; rank 0 emits a `world` event and then one `row` event for each row. Throws
-/// what the communicator throws, InvalidArgument where the plan asks for what this world cannot do.
-void run_plan(Communicator& comm, const Plan& plan, const Emit& emit);
+/// Processes on this host, each of this command with its own words behind `kAsRank`. Throws what `run_job` does.
+void run_on_processes(int ranks, const Emit& emit);
+inline constexpr const char* kAsRank = "--as-rank";
+/// One of them: what rank 0 emits goes to stdout.
+void be_rank(const Plan& plan);
+/// As threads of this process.
+void run_on_threads(int ranks, const Plan& plan, const Emit& emit);
+
+/// Whether a launcher has started this process as a rank. Throws InvalidArgument where it contradicts itself.
+bool inside_a_job();
+/// Joins that job. `emit` is called in its rank 0 only.
+void run_in_job(const Plan& plan, const Emit& emit);
 
 }  // namespace cohort::app::bench

@@ -1,6 +1,6 @@
 #include "bench/options.h"
 
-#include "lists.h"
+#include "run_options.h"
 
 #include <fmt/ranges.h>
 

@@ -1,7 +1,7 @@
 // The words of `cohort bench`, checked and made a plan. Pure functions; any thread.
 #pragma once
 
-#include "bench/plan.h"
+#include "bench/collective.h"
 
 #include "base/result.h"
 

@@ -1,10 +1,14 @@
 // The printed table, in the columns that nccl-tests made customary, and more. Belongs to the thread that prints.
+// The rows of a benchmark as curves. Pure; any thread.
 #pragma once
 
-#include "bench/row.h"
+#include "bench/measure.h"
+
+#include <nlohmann/json.hpp>
 
 #include <cstdio>
 #include <string>
+#include <vector>
 
 namespace cohort::app::bench {
 
@@ -25,5 +29,9 @@ class Table {
   std::string heading_;
   std::int64_t wrong_ = 0;
 };
+
+/// SVG: for each collective a panel of times over sizes, and one of bus bandwidths if there is one collective only;
+/// both axes logarithmic, a curve for each number of ranks, kind of memory, type and reduction.
+std::string draw(const std::vector<Row>& rows, const nlohmann::json& machine);
 
 }  // namespace cohort::app::bench

@@ -4,7 +4,7 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
-#include "training/matrix.h"
+#include "training/network.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cohort::app::training::HWY_NAMESPACE {

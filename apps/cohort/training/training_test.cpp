@@ -1,9 +1,5 @@
-#include "training/matrix.h"
-#include "training/measured.h"
+#include "training/training.h"
 #include "training/network.h"
-#include "training/report.h"
-#include "training/trainee.h"
-#include "training/verdict.h"
 
 #include <cohort/communicator.h>
 

@@ -200,7 +200,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends a set; all ranks call it, in the same order. Blocks until they have. What is under way in it fails.
+    """Ends a set; all ranks call it, in the same order. Blocks until they have. What is in progress in it fails.
 
     Returns False, and does nothing, for a set that was not added and for the global one. Raises HorovodInternalError
     where the ranks did not agree.

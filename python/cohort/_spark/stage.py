@@ -1,6 +1,6 @@
 """The driver's side: one barrier job whose tasks start the agents of a `cohort run` here, which waits for them.
 
-The command has the secret, meets the agents, numbers the ranks by host, shows output and judges failures, as in any job.
+The command has the secret, meets the agents, numbers the ranks by host, shows output and handles failures, as in any job.
 Spark only places the tasks. Either side's end ends the other: the command's makes agents, and so tasks, end; the Spark job's
 ends the command. The Spark job is waited for in a thread of its own; the caller's thread shows the output."""
 

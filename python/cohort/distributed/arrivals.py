@@ -61,7 +61,7 @@ def _give_up(world: cohort.Communicator, ranks: Sequence[int], missing: Sequence
 def _hear(world: Any, ranks: Sequence[int], seconds: float) -> None:
     until = time.monotonic() + seconds
     others = range(1, world.size())
-    # Their own deadline: it comes only where this process is kept from looking at `until`.
+    # Their own deadline: it comes only where this process is kept from checking `until`.
     how = {"tag": _TAG, "timeout": 2 * seconds + 60, "async_op": True}
     heard = [world.recv(_byte(), rank, **how) for rank in others]
     said = [world.send(_byte(_HERE), rank, **how) for rank in others]
@@ -78,7 +78,7 @@ def _report(world: Any, ranks: Sequence[int], seconds: float) -> None:
     said = world.send(_byte(), 0, **how)
     if not world.recv(_byte(), 0, **how).wait(seconds):
         _give_up(world, ranks, [0], seconds)
-    # It looks at its own time, and then says who is missing, or ends.
+    # It checks its own deadline, and then says who is missing, or ends.
     world.recv(_byte(), 0, **how).wait()
     said.wait()
 

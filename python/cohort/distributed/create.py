@@ -1,7 +1,7 @@
 """How a process group of torch.distributed becomes a world of Cohort: what torch calls for each group.
 
 The ranks of a group meet through torch's store, which anybody who reaches it can read and write. Every rank claims its
-place in it once; rank 0 looks at all claims and says where to meet. On one host that is a Unix socket's name, where the
+place in it once; rank 0 reads all claims and says where to meet. On one host that is a Unix socket's name, where the
 core lets in this user's processes only, with the job's secret if it has one. On several hosts rank 0 listens, and what
 lets the others in is the first of these that all have: the job's secret, the launcher's own meeting place (PMI, PMIx,
 MUNGE), a fresh secret in torch's store.
@@ -68,14 +68,14 @@ class _Claim:
     process: str  # tells processes apart: pid, start time, the space that numbers it, and a token
     host: str  # equal where an abstract Unix name is the same
     where: str  # for messages
-    way: str  # with which it can meet other hosts: _core.way_to_meet
+    way: str  # with which it can meet other hosts: _core.rendezvous_method
 
     @staticmethod
     def mine(rank: int, size: int) -> "_Claim":
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             host = f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
         return _Claim(
-            _PROCESS(), host, f"host {socket.gethostname()}, pid {os.getpid()}", _core.way_to_meet(rank, size)
+            _PROCESS(), host, f"host {socket.gethostname()}, pid {os.getpid()}", _core.rendezvous_method(rank, size)
         )
 
     def encode(self) -> bytes:

@@ -20,7 +20,7 @@ class _Always:
     _is_profiler_enabled = True
 
 
-# Its member _is_profiler_enabled is false where no profiler is on, and is looked at before each operation. torch 1.13 has
+# Its member _is_profiler_enabled is false where no profiler is on, and is read before each operation. torch 1.13 has
 # no such flag.
 flag: Any = _profiler if hasattr(_profiler, "_is_profiler_enabled") else _Always
 
@@ -31,7 +31,7 @@ _MOST_INPUTS = 64
 
 
 def begin(name: str, inputs: Sequence[Any]) -> Optional[Any]:
-    """The event, begun; None if no profiler looks at this thread."""
+    """The event, begun; None if no profiler records this thread."""
     if not torch.autograd._profiler_enabled():
         return None
     shown = [tensor for tensor in itertools.islice(inputs, _MOST_INPUTS) if isinstance(tensor, torch.Tensor)]

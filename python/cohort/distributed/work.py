@@ -48,7 +48,7 @@ class Work(_distributed_c10d.Work):
         outputs  the value of the future and of result()
         deliver  called once, when all have ended well: brings results to where the caller wants them
         source   the rank that a message came from; None: what the core tells in the end
-        by_stream  streams wait for the outputs, and the host does not; `deliver` does not look at them
+        by_stream  streams wait for the outputs, and the host does not; `deliver` does not read them
         """
         super().__init__()
         self._name, self._line, self._core = name, line, core

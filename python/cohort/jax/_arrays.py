@@ -1,4 +1,4 @@
-"""Arrays of JAX as the engine wants them: on one device, in the host's memory, looked at without a copy."""
+"""Arrays of JAX as the engine wants them: on one device, in the host's memory, viewed without a copy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Under `cohort run` a bare `jax.distributed.initialize()` finds the other processes: at MASTER_ADDR and MASTER_PORT, as
-programs of torch do. That is JAX's own way to work over processes, beside that of this package."""
+programs of torch do. JAX's own processes, beside this package."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class DistributedDataParallel(torch.nn.Module):
                         hosts, infinite as bfloat16), backward() and step_without_samples() raise NonFiniteError on every
                         rank, which names the first one: rank, host, parameter, element, value and step. All gradients
                         are None then, so that an optimizer's step would change nothing, and training can go on with the
-                        next batch. A sum of finite values that overflows is not looked for. Over several hosts it
+                        next batch. A sum of finite values that overflows is not detected. Over several hosts it
                         costs one reading of the gradients, on one host next to nothing. Default "ignore": they are
                         averaged, and are on all ranks after that
     compare_parameters_every
@@ -191,7 +191,7 @@ class DistributedDataParallel(torch.nn.Module):
     check_replicas      each step compares some values of 8 parameters over the ranks, as they are at its first
                         forward, all parameters in turn, in a message that is sent anyway. Replicas that have drifted apart by more than rounding (half of a
                         type's digits) are a Mismatch on every rank, which names rank, parameter and value; differences
-                        of rounding are logged once. Values in a GPU's memory are not looked at. Default True
+                        of rounding are logged once. Values in a GPU's memory are not checked. Default True
     process_group       instead of comm: a group of torch.distributed, of the backend "cohort"
 
     Construction is collective. It checks that all ranks have the same model (names, shapes, types) and options, and

@@ -123,7 +123,7 @@ def _keys(what: str, keys: Any) -> Any:
 
 
 def _fits(array: Any, shape: tuple[int, ...], what: str) -> None:
-    # The number of elements is looked at below; flat arrays are as good.
+    # The number of elements is checked below; flat arrays are as good.
     given = tuple(getattr(array, "shape", ()))
     if len(given) > 1 and given != shape and not (len(shape) == 2 and given[-1] == shape[-1]):
         raise InvalidArgument(f"{what}: an array of shape {list(given)} -- {list(shape)} is wanted")

@@ -1,4 +1,4 @@
-"""Options and arguments of cohort.ps, looked at before the core gets them: an error names the parameter, what was given,
+"""Options and arguments of cohort.ps, checked before the core gets them: an error names the parameter, what was given,
 and what to pass."""
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
             print(coordinator.fetch(results[-1]))
 
 Worker 0 is the coordinator. Functions and results travel as pickles (cloudpickle where it is installed) through the job's
-store, to which only processes with the job's secret come. A worker whose sign of life does not come for `patience` seconds
+store, to which only processes with the job's secret come. A worker whose heartbeat does not come for `patience` seconds
 is lost: its function is carried out by another one, and it may come again, as a new process or the same one.
 
 What a function has pushed to tables whose pushes count with the clock (all but Async) counts exactly once, also if it had
@@ -43,7 +43,7 @@ from cohort.ps._checks import refuse
 UNBOUNDED = 2**40  # clocks apart: for Bounded, a table whose pushes count with the clock and that waits for nobody
 _STORE = 30.0  # seconds for the job's store, which answers at once
 _BEAT = 0.5  # seconds from one sign of life to the next
-_SLICE = 0.5  # seconds after which who waits looks whether to go on
+_SLICE = 0.5  # seconds after which who waits checks whether to go on
 _MOST_QUEUED = 262_144
 _MARKS = "cohort/functions"  # the table of what has been carried out: 1 by number
 
@@ -118,7 +118,7 @@ class ClusterCoordinator:
 
     client          of worker 0; None: connected here, where the job has servers. Without servers a function may be carried
                     out twice in all that it does
-    patience        seconds without a sign of life until a worker is lost
+    patience        seconds without a heartbeat until a worker is lost
     worker_timeout  seconds that functions wait without any worker, until that is an error (Unavailable)
     """
 

@@ -31,7 +31,7 @@ class AdasumOptimizer(Wrapped):
     def wrap(cls, optimizer: torch.optim.Optimizer, names: Sequence[Tuple[str, Tensor]],
              compression: Union[Type[Compressor], Compressor], passes: int, process_set: ProcessSet,
              included: bool, compare: bool) -> Any:  # fmt: skip
-        """The optimizer with its steps reduced over the set. included: this rank takes part. compare: it is looked whether
+        """The optimizer with its steps reduced over the set. included: this rank takes part. compare: check whether
         ranks train alike."""
         self = derived(cls, optimizer)
         self._names = list(names)

@@ -21,7 +21,7 @@ from cohort.torch import _handles
 from torch import Tensor
 
 PERIOD = 20  # steps; more if there are more groups
-_SLICE = 1 << 16  # elements of one parameter that are looked at in each comparison
+_SLICE = 1 << 16  # elements of one parameter that are compared each time
 _TOLERANCE = 1e-3  # of the largest weight: hosts of different kinds round differently
 
 # How options are computed with, not what with.

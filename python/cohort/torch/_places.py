@@ -6,7 +6,7 @@ since it was zeroed or added to, is reduced into its parameter's place once, and
 
 Gradients of a GPU stay where they are: NCCL reduces them there.
 
-A place that somebody else still looks at (the gradient of an earlier step, an operation that was given up) is not
+A place that somebody else still refers to (the gradient of an earlier step, an operation that was given up) is not
 written to. One thread at a time. Tensors over the memory keep it alive, so gradients may outlive all else.
 """
 
@@ -42,7 +42,7 @@ class _Place:
         self._lent: Optional[weakref.ref[memoryview]] = None
 
     def is_free(self) -> bool:
-        """Whether nothing is left over the memory: not what was lent last, nor any tensor or array made of that."""
+        """Whether nothing is left over the memory: not the tensor given out last, nor any tensor or array of it."""
         return self._lent is None or self._lent() is None
 
     def fits(self, gradient: Tensor) -> bool:

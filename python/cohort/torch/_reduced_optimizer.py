@@ -27,7 +27,7 @@ class ReducedOptimizer(Wrapped):
 
     @classmethod
     def wrap(cls, optimizer: torch.optim.Optimizer, reducer: Reducer, included: bool, compare: bool) -> Any:
-        """The optimizer with `reducer` for its gradients. included: this rank takes part. compare: it is looked whether ranks
+        """The optimizer with `reducer` for its gradients. included: this rank takes part. compare: check whether ranks
         train alike."""
         self = derived(cls, optimizer)
         self._reducer = reducer
@@ -51,7 +51,7 @@ class ReducedOptimizer(Wrapped):
 
     @property
     def param_groups(self) -> List[Dict[str, Any]]:
-        """The optimizer's groups. Who looks at gradients through them (GradScaler does) sees those of all ranks."""
+        """The optimizer's groups. Who reads gradients through them (GradScaler does) sees those of all ranks."""
         reducer = self.__dict__.get("_reducer")
         if reducer is not None and reducer.pending() and not self._reading:
             self._reading = True

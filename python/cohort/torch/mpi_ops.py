@@ -143,7 +143,7 @@ def cuda_built() -> bool:
 
 def nccl_built() -> int:
     """The version of the NCCL that carries out operations on a GPU's tensors, 23007 for 2.30.7; 0 where there is none
-    (`cohort check-build` says why): then they go by way of the CPU's memory."""
+    (`cohort check-build` says why): then they are staged through host memory."""
     return _core.nccl_version()
 
 

@@ -52,7 +52,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     compare_ranks              not Horovod's. Whether step() and synchronize() raise cohort.Mismatch, on all ranks, where an
                                option of the optimizer (a learning rate, say) differs by rank: within 21 steps, or one more
                                than there are groups. It names rank and value. In each comparison 65,536 weights on the
-                               CPU are looked at, too, one parameter after another
+                               CPU are compared, too, one parameter after another
 
     Raises ValueError for arguments that have no meaning, and before `init`.
     """

@@ -1,13 +1,106 @@
 #include "comm/control/queue.h"
 
-#include "comm/control/fusion.h"
-#include "comm/cuda/patience.h"
+#include "comm/control/pending_work.h"
+#include "comm/device_op.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
 #include <utility>
 
 namespace cohort::comm {
+
+Deadline::Clock::time_point Deadline::when() const noexcept { return std::min(called_ + timeout_, limit()); }
+
+std::string Deadline::after() const {
+  return called_ + timeout_ <= limit() ? fmt::format("after {} ms", timeout_.count()) : "(an operation behind it did)";
+}
+
+std::string list_missing(const std::vector<int>& missing, const std::function<std::string(int)>& described) {
+  constexpr std::size_t kMostListed = 8;
+  std::vector<std::string> who;
+  for (const int rank : missing) {
+    if (who.size() == kMostListed) {
+      who.push_back(fmt::format("and {} more", missing.size() - who.size()));
+      break;
+    }
+    who.push_back(described(rank));
+  }
+  return fmt::format("{}", fmt::join(who, "; "));
+}
+
+std::string timeout_text(const RunningOperation& operation, const Deadline& deadline, const std::string& missing) {
+  return fmt::format(
+      "{} timed out {} -- rank {} ({}), operation {} -- {} -- is it stopped, slow, or in another branch "
+      "of the program? give a longer timeout if it is only slow",
+      operation.text, deadline.after(), operation.rank, operation.host, operation.number, missing);
+}
+
+std::string lost_text(const RunningOperation& operation, int peer, std::string_view host, std::string_view pid,
+                      std::string_view how) {
+  return fmt::format(
+      "{} failed -- rank {} ({}) lost rank {} ({}{}{}) in operation {} -- {} -- see the output of rank "
+      "{}; form a new communicator",
+      operation.text, operation.rank, operation.host, peer, host, pid.empty() ? "" : ", ", pid, operation.number, how,
+      peer);
+}
+
 namespace {
+
+// Larger buffers gain nothing from being copied together.
+constexpr std::size_t kFusedBuffer = std::size_t{64} << 10;
+
+bool fusible(const Request& request) noexcept {
+  return (request.kind == Kind::AllReduce || request.kind == Kind::Broadcast) && request.input == request.output &&
+         request.input_bytes() <= kFusedBuffer && !request.pieces;
+}
+
+bool alike(const Request& a, const Request& b) noexcept {
+  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.weighted == b.weighted &&
+         a.bf16_wire == b.bf16_wire && a.weight == b.weight && a.prescale == b.prescale && a.postscale == b.postscale;
+}
+
+/// How many of `requests`, from the first on, can travel as one; at least 1.
+std::size_t fusible_run(std::span<const Request> requests) noexcept {
+  if (!fusible(requests.front())) return 1;
+  std::size_t count = 1;
+  std::size_t bytes = requests.front().input_bytes();
+  while (count < requests.size() && fusible(requests[count]) && alike(requests.front(), requests[count]) &&
+         bytes + requests[count].input_bytes() <= kFusedTotal) {
+    bytes += requests[count++].input_bytes();
+  }
+  return count;
+}
+
+/// The operation that carries them out, in place in `buffer`, which has room for all their inputs and gets them here.
+/// The counts of all are in its fingerprint, so ranks that group otherwise are refused.
+Request fuse(std::span<const Request> requests, std::byte* buffer) {
+  Request together = requests.front();
+  together.finite_check = nullptr;  // each looks at its own result, which is small
+  together.input = together.output = buffer;
+  together.input_count = 0;
+  Counts counts;
+  for (const Request& request : requests) {
+    counts.input.push_back(request.input_count);
+    together.input_count += request.input_count;
+    if (request.input_count > 0) std::memcpy(buffer, request.input, request.input_bytes());
+    buffer += request.input_bytes();
+  }
+  together.output_count = together.input_count;
+  together.counts = std::make_shared<const Counts>(std::move(counts));
+  return together;
+}
+
+/// Gives each its result.
+void unfuse(std::span<const Request> requests, const std::byte* buffer) {
+  for (const Request& request : requests) {
+    if (request.input_count > 0) std::memcpy(request.output, buffer, request.input_bytes());
+    buffer += request.input_bytes();
+  }
+}
 
 // Who waits for less does not run operations meanwhile.
 constexpr auto kWorthRunning = std::chrono::milliseconds(1);
@@ -119,7 +212,7 @@ bool Queue::await(const QueuedWork& work, const Ready& ready, Clock::time_point 
       continue;
     }
     // What does not take long once all have come is run here while there is time for them to come. The rest is left to
-    // the thread: who has little time cannot take on what may take longer.
+    // the thread: a caller with a deadline cannot take on what may take longer.
     const bool idle = !running_ && !queue_.empty();
     if (idle && patient) {
       run_front(lock);

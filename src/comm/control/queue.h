@@ -1,15 +1,12 @@
 // The operations of a communicator, in order: whoever waits for one runs what is in front of it, else a thread of the
 // communicator does. A plane derives from it, and says how one operation is carried out and where its thread sleeps.
 // Operations run without the mutex; `running_` makes it one at a time. What a GPU has been given is in flight, and ends
-// beside those that come after it: queue_in_flight.cpp.
+// beside those that come after it: queue_device.cpp.
 #pragma once
 
 #include "comm/control/pending_work.h"
-#include "comm/control/waiters.h"
-#include "comm/direct.h"
-#include "comm/pieces.h"
+#include "comm/device_op.h"
 #include "comm/request.h"
-#include "comm/staging.h"
 #include "comm/times.h"
 
 #include <cohort/observer.h>
@@ -48,9 +45,9 @@ class QueuedWork final : public PendingWork {
   Queue& queue_;
   const std::vector<Request> requests_;
   const Clock::time_point called_;
-  bool announced_;                                    // the first request has been announced already
-  std::shared_ptr<Direct::InFlight> in_flight_ = {};  // under the queue's mutex; null: it is not
-  std::optional<CollectiveEvent> event_ = {};         // what is to be told when it ends
+  bool announced_;                                      // the first request has been announced already
+  std::shared_ptr<DeviceOp::InFlight> in_flight_ = {};  // under the queue's mutex; null: it is not
+  std::optional<CollectiveEvent> event_ = {};           // what is to be told when it ends
 };
 
 class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
@@ -88,7 +85,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual int run_join(std::chrono::milliseconds patience) = 0;
   /// Memory of kFusedTotal bytes in which small buffers travel together.
   virtual std::byte* fusing() = 0;
-  /// Worth running for whoever has little time.
+  /// May run in a caller that waits with a deadline.
   virtual bool is_quick(const Request&) const noexcept { return false; }
   /// In the world.
   virtual int ranks() const noexcept = 0;
@@ -96,11 +93,11 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual bool wants_rousing() = 0;
   /// The thread may sleep, and there is something to do.
   virtual void rouse() noexcept = 0;
-  /// Under the mutex: an operation is left to the thread, whose waiter has little time.
+  /// Under the mutex: an operation is left to the thread, whose waiter has a deadline.
   virtual void leave_to_thread() noexcept = 0;
-  /// Whether it leaves what only moves where it is for who asks for that (Request::lent).
+  /// Whether it leaves what only moves where it is for who asks for that (Request::borrowed).
   virtual bool lends() const noexcept { return false; }
-  /// As Direct::Ranks::attend.
+  /// As DeviceOp::Ranks::attend.
   virtual void attend() = 0;
   /// The world has, as far as this rank can know by now. Any thread.
   virtual bool ended() noexcept = 0;
@@ -139,9 +136,9 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
 
  private:
   friend class QueuedWork;
-  class Others;
+  class PeerPoller;
   class PlaneOfPieces;
-  using InFlight = std::shared_ptr<Direct::InFlight>;
+  using InFlight = std::shared_ptr<DeviceOp::InFlight>;
   bool run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error, InFlight& given) noexcept;
   /// Takes staged requests a step further. What goes wrong there ends the world: the others wait for this rank.
   template <class Way>
@@ -203,5 +200,9 @@ std::optional<Error> Queue::guarded(const Request& request, Clock::time_point ca
   if (measured && finished) tell(event, request, called, failed.has_value());
   return failed;
 }
+
+/// Neighbours in a group of operations that are small and alike travel as one, in one buffer.
+/// No more than this does.
+inline constexpr std::size_t kFusedTotal = std::size_t{1} << 20;
 
 }  // namespace cohort::comm

@@ -2,7 +2,7 @@
 
 #include "base/env.h"
 #include "base/result.h"
-#include "comm/control/operation.h"
+#include "comm/control/agreement.h"
 
 #include <unistd.h>
 

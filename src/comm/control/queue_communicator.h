@@ -6,8 +6,18 @@
 #include "comm/control/queue.h"
 #include "comm/cuda/nccl_plane.h"
 #include "comm/cuda/staging.h"
+#include "comm/request.h"
 
+#include <cohort/error.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
 #include <memory>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -52,5 +62,84 @@ class QueueCommunicator : public CommunicatorImpl {
   const std::shared_ptr<cuda::NcclPlane> nccl_;
   const std::shared_ptr<cuda::Rooms> rooms_ = std::make_shared<cuda::Rooms>();
 };
+
+// How ranks tell each other what they need to form groups: every rank's description, with `color` and `key`, goes to
+// all. Backends add what they meet by. A rank that cannot prepare it says why in its description: no rank waits for one
+// that has left, and all throw the same. Pure; any thread.
+
+/// What every backend's description begins with.
+struct GroupInfoHead {
+  static constexpr std::int32_t kPrepared = -1;
+  std::int32_t color = 0;
+  std::int32_t key = 0;
+  std::int32_t failure = kPrepared;  // else the ErrorCode
+  std::uint32_t entry_length = 0;
+  char entry[180] = {};  // where ranks of its host meet it, or what failed
+  void set_entry(std::string_view text) noexcept {
+    entry_length = static_cast<std::uint32_t>(std::min(text.size(), sizeof entry));
+    std::memcpy(entry, text.data(), entry_length);
+  }
+  std::string_view entry_text() const noexcept { return {entry, std::min<std::size_t>(entry_length, sizeof entry)}; }
+  void fail(ErrorCode code, std::string_view why) noexcept {
+    failure = static_cast<std::int32_t>(code);
+    set_entry(why);
+  }
+};
+
+/// Runs `work`, which fills in `own`.
+template <class Work>
+void prepare(GroupInfoHead& own, const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    own.fail(error.code(), error.what());
+  } catch (const std::bad_alloc&) {
+    own.fail(ErrorCode::Unavailable, "out of memory");
+  }
+}
+
+/// Throws if a rank could not prepare. `name_of`: a rank's number in messages.
+template <class Info, class NameOf>
+void check_prepared(const std::vector<Info>& infos, const NameOf& name_of) {
+  for (std::size_t rank = 0; rank < infos.size(); ++rank) {
+    const GroupInfoHead& info = infos[rank];
+    if (info.failure == GroupInfoHead::kPrepared) continue;
+    const bool known = info.failure >= 0 && info.failure <= static_cast<std::int32_t>(ErrorCode::Internal);
+    ErrorContext context;
+    context.peer = name_of(static_cast<int>(rank));
+    throw Error(known ? static_cast<ErrorCode>(info.failure) : ErrorCode::Corrupt,
+                fmt::format("no group is formed: rank {} failed -- {}", context.peer, info.entry_text()), context);
+  }
+}
+
+/// The operation that fills `infos` (one for each rank) with all ranks' `own`. `listed`: the ranks of a group that was
+/// given as a list, which all have to give alike.
+template <class Info>
+Request exchange_of(const Info& own, std::vector<Info>& infos, std::span<const int> listed,
+                    std::chrono::milliseconds timeout) {
+  Request exchange;
+  exchange.kind = Kind::Split;
+  exchange.dtype = DType::UInt8;
+  exchange.input = &own;
+  exchange.input_count = sizeof own;
+  exchange.output = infos.data();
+  exchange.output_count = static_cast<std::int64_t>(infos.size() * sizeof own);
+  exchange.timeout = timeout;
+  if (!listed.empty()) exchange.counts = std::make_shared<const Counts>(Counts{{listed.begin(), listed.end()}, {}});
+  return exchange;
+}
+
+/// The ranks of this color, in the order of their keys, then of their numbers.
+template <class Info>
+std::vector<int> members_of(const std::vector<Info>& infos, int color) {
+  std::vector<int> members;
+  for (std::size_t rank = 0; rank < infos.size(); ++rank) {
+    if (infos[rank].color == color) members.push_back(static_cast<int>(rank));
+  }
+  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+    return infos[static_cast<std::size_t>(a)].key < infos[static_cast<std::size_t>(b)].key;
+  });
+  return members;
+}
 
 }  // namespace cohort::comm

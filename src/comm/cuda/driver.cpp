@@ -1,6 +1,6 @@
 #include "comm/cuda/driver.h"
 
-#include "comm/cuda/patience.h"
+#include "comm/device_op.h"
 
 #include <dlfcn.h>
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "comm/staging.h"
+#include "comm/device_op.h"
 
 #include <array>
 #include <cstddef>

@@ -1,11 +1,87 @@
+// How a sum with the CPU's bits is cut into pieces that fit in the scratch memory (ExactSums): the same on
+// all ranks, pure; and the steps of such a sum.
 #include "comm/cuda/exact_sums.h"
 
-#include "comm/cuda/exact_pieces.h"
-
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace cohort::comm::cuda {
+namespace {
+
+constexpr std::size_t kLine = ExactSums::kAlignment;
+// Up to here every rank is sent everything, and folds it all: one exchange instead of two.
+constexpr std::size_t kSmall = std::size_t{64} << 10;
+constexpr std::size_t kSmallOfAll = std::size_t{1} << 20;
+
+constexpr std::size_t lines(std::size_t bytes) noexcept { return (bytes + kLine - 1) / kLine; }
+
+bool is_small(const Request& request, int ranks) noexcept {
+  const std::size_t bytes = request.input_bytes();
+  const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
+  return whole && bytes <= kSmall && bytes * static_cast<std::size_t>(ranks) <= kSmallOfAll;
+}
+
+/// Room for the largest slice of so many bytes.
+std::size_t slot_of_slice(std::size_t bytes, int ranks) noexcept {
+  return (lines(bytes) / static_cast<std::size_t>(ranks) + 1) * kLine;
+}
+
+/// The most that one rank keeps of a reduce_scatter, in elements.
+std::int64_t longest_part(const Request& request, int ranks) noexcept {
+  std::int64_t longest = 0;
+  for (int rank = 0; rank < ranks; ++rank) longest = std::max(longest, kept_by(request, rank).count());
+  return longest;
+}
+
+/// Of so many bytes of an all_reduce or reduce that are exchanged at once.
+std::size_t scratch_of_slices(std::size_t bytes, const ExactWorld& world) noexcept {
+  const std::size_t flat = slot_of_slice(bytes, world.size) * static_cast<std::size_t>(world.size);
+  if (world.columns == 0) return flat;
+  const std::size_t slot = slot_of_slice(bytes, world.columns);
+  const int hosts = static_cast<int>(world.on.size());
+  return std::max(flat, slot * static_cast<std::size_t>(world.columns) +
+                            slot_of_slice(slot, hosts) * static_cast<std::size_t>(hosts));
+}
+/// Of so many bytes of each rank's part.
+std::size_t scratch_of_parts(std::size_t bytes, const ExactWorld& world) noexcept {
+  const std::size_t slots = static_cast<std::size_t>(world.size) + (world.columns > 0 ? world.on.size() : 0);
+  return lines(bytes) * kLine * slots;
+}
+/// Of a whole request.
+std::size_t scratch_of_one(const Request& request, const ExactWorld& world) noexcept {
+  if (request.input_count == 0) return 0;
+  if (is_small(request, world.size)) return lines(request.input_bytes() * static_cast<std::size_t>(world.size)) * kLine;
+  if (request.kind == Kind::AllReduce || request.kind == Kind::Reduce)
+    return scratch_of_slices(request.input_bytes(), world);
+  return scratch_of_parts(static_cast<std::size_t>(longest_part(request, world.size)) * size_of(request.dtype), world);
+}
+
+/// As many elements as may be exchanged at once: `bytes` are too many, or fit.
+template <class Scratch>
+std::int64_t most_of(std::size_t bytes, std::size_t element, std::size_t most, const Scratch& scratch) noexcept {
+  std::size_t fitting = lines(bytes);
+  while (fitting > 1 && scratch(std::min(fitting * kLine, bytes)) > most) fitting -= (fitting + 15) / 16;
+  return static_cast<std::int64_t>(std::min(fitting * kLine, bytes) / element);
+}
+
+/// What a rank keeps of a reduce_scatter, of so many elements of each part from `begin` on.
+Slice stretch_of(const Request& request, int rank, std::int64_t begin, std::int64_t count) noexcept {
+  const Slice kept = kept_by(request, rank);
+  const std::int64_t first = std::min(kept.begin + begin, kept.end);
+  return {first, std::min(first + count, kept.end)};
+}
+/// Where this rank keeps it.
+std::byte* kept_at(const Request& request, int rank, const Slice& range) noexcept {
+  return at(request.output, range.begin - kept_by(request, rank).begin, size_of(request.dtype));
+}
+
+std::size_t bytes_of(const Slice& slice, std::size_t element) noexcept {
+  return static_cast<std::size_t>(slice.count()) * element;
+}
+
+}  // namespace
 
 ExactWorld::ExactWorld(int own, int ranks, std::vector<int> all) : rank(own), size(ranks), hosts(std::move(all)) {
   if (hosts.empty()) return;
@@ -229,6 +305,102 @@ void ExactSums::fold(const Request& request, const Inputs& inputs, const Rooms& 
     folds.push_back(std::move(sum));
   }
   folds.push_back(std::move(last));
+}
+
+// Sums with the CPU's bits on several hosts that have equally many ranks: those of a host first, and then, in columns
+// of one rank on each host, the hosts' sums.
+
+// A slice for each rank of the host, and of it a part for each host: two exchanges there, and the same way back.
+void ExactSums::add_columns(const Request& request) {
+  const std::size_t element = size_of(request.dtype);
+  const int hosts = static_cast<int>(world_.on.size());
+  const int own_host = world_.hosts[static_cast<std::size_t>(world_.rank)];
+  const std::vector<int>& here = world_.on[static_cast<std::size_t>(own_host)];
+  for (std::int64_t begin = 0; begin < request.input_count;) {
+    const std::int64_t count =
+        most_of(static_cast<std::size_t>(request.input_count - begin) * element, element, most_at_once_,
+                [&](std::size_t bytes) { return scratch_of_slices(bytes, world_); });
+    const std::size_t slot = slot_of_slice(static_cast<std::size_t>(count) * element, world_.columns);
+    const std::size_t part_slot = slot_of_slice(slot, hosts);
+    std::byte* const room = take(scratch_of_slices(static_cast<std::size_t>(count) * element, world_));
+    std::byte* const part_room = room + slot * static_cast<std::size_t>(world_.columns);
+    const auto slice = [&](int local) { return slice_of(count, element, local, world_.columns, 0); };
+    const Slice own = slice(world_.local);
+    const auto part = [&](int host) { return slice_of(own.count(), element, host, hosts, 0); };
+
+    const std::size_t first = current_;
+    Inputs inputs(static_cast<std::size_t>(world_.size));
+    for (int local = 0; local < world_.columns; ++local) {
+      const int rank = here[static_cast<std::size_t>(local)];
+      std::byte* const from = room + static_cast<std::size_t>(local) * slot;
+      inputs[static_cast<std::size_t>(rank)] = from;
+      send(step(first), at(request.input, begin + slice(local).begin, element), bytes_of(slice(local), element), rank);
+      receive(step(first), from, bytes_of(own, element), rank);
+    }
+    inputs[static_cast<std::size_t>(world_.rank)] = at(request.input, begin + own.begin, element);
+    std::byte* const partial = room + static_cast<std::size_t>(world_.local) * slot;
+    if (own.count() > 0) step(first).folds.push_back(sum_of(request, here, inputs, partial, own.count()));
+
+    std::byte* const result = at(request.output, begin + own.begin, element);
+    ExactFold last = sum_of_hosts(request, at(result, part(own_host).begin, element), part(own_host).count());
+    for (int host = 0; host < hosts; ++host) {
+      const int rank = world_.on[static_cast<std::size_t>(host)][static_cast<std::size_t>(world_.local)];
+      std::byte* const from = part_room + static_cast<std::size_t>(host) * part_slot;
+      last.inputs.push_back(host == own_host ? at(partial, part(host).begin, element) : from);
+      send(step(first + 1), at(partial, part(host).begin, element), bytes_of(part(host), element), rank);
+      receive(step(first + 1), from, bytes_of(part(own_host), element), rank);
+      // And back, once it has been folded.
+      send(step(first + 2), at(result, part(own_host).begin, element), bytes_of(part(own_host), element), rank);
+      receive(step(first + 2), at(result, part(host).begin, element), bytes_of(part(host), element), rank);
+    }
+    if (part(own_host).count() > 0) step(first + 1).folds.push_back(std::move(last));
+    for (int local = 0; local < world_.columns; ++local) {
+      const int rank = here[static_cast<std::size_t>(local)];
+      send(step(first + 3), result, bytes_of(own, element), rank);
+      receive(step(first + 3), at(request.output, begin + slice(local).begin, element), bytes_of(slice(local), element),
+              rank);
+    }
+    begin += count;
+  }
+}
+
+// What the ranks of a column keep is summed by the one of each host, and goes to where it is kept.
+void ExactSums::add_parts_of_columns(const Request& request) {
+  const std::size_t element = size_of(request.dtype);
+  const std::int64_t longest = longest_part(request, world_.size);
+  const std::size_t hosts = world_.on.size();
+  const auto own_host = static_cast<std::size_t>(world_.hosts[static_cast<std::size_t>(world_.rank)]);
+  const std::vector<int>& here = world_.on[own_host];
+  for (std::int64_t begin = 0, count = 0; begin < longest; begin += count) {
+    count = most_of(static_cast<std::size_t>(longest - begin) * element, element, most_at_once_,
+                    [&](std::size_t bytes) { return scratch_of_parts(bytes, world_); });
+    const std::size_t slot = lines(static_cast<std::size_t>(count) * element) * kLine;
+    std::byte* const room = take(scratch_of_parts(static_cast<std::size_t>(count) * element, world_));
+    std::byte* const part_room = room + slot * static_cast<std::size_t>(world_.size);
+    const std::size_t first = current_;
+    const Slice own = stretch_of(request, world_.rank, begin, count);
+    ExactFold last = sum_of_hosts(request, kept_at(request, world_.rank, own), own.count());
+    for (std::size_t host = 0; host < hosts; ++host) {
+      const int keeper = world_.on[host][static_cast<std::size_t>(world_.local)];
+      const Slice kept = stretch_of(request, keeper, begin, count);
+      Inputs inputs(static_cast<std::size_t>(world_.size));
+      for (std::size_t local = 0; local < here.size(); ++local) {
+        const Slice theirs = stretch_of(request, world_.on[host][local], begin, count);
+        std::byte* const from = room + (host * here.size() + local) * slot;
+        inputs[static_cast<std::size_t>(here[local])] = from;
+        send(step(first), at(request.input, theirs.begin, element), bytes_of(theirs, element), here[local]);
+        receive(step(first), from, bytes_of(kept, element), here[local]);
+      }
+      inputs[static_cast<std::size_t>(world_.rank)] = at(request.input, kept.begin, element);
+      std::byte* const partial = room + (host * here.size() + static_cast<std::size_t>(world_.local)) * slot;
+      if (kept.count() > 0) step(first).folds.push_back(sum_of(request, here, inputs, partial, kept.count()));
+      std::byte* const from = part_room + host * slot;
+      last.inputs.push_back(host == own_host ? partial : from);
+      send(step(first + 1), partial, bytes_of(kept, element), keeper);
+      receive(step(first + 1), from, bytes_of(own, element), keeper);
+    }
+    if (own.count() > 0) step(first + 1).folds.push_back(std::move(last));
+  }
 }
 
 }  // namespace cohort::comm::cuda

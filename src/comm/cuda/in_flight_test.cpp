@@ -1,5 +1,5 @@
 // Operations of GPU memory that the host does not wait for: streams that come after them, several in flight, what comes
-// of those that fail later, and leaving. Over the pretended driver and the pretended NCCL.
+// of those that fail later, and leaving. Over the fake driver and the fake NCCL.
 #include "comm/testing/gpus.h"
 #include "comm/testing/worlds.h"
 
@@ -25,13 +25,11 @@ using Clock = std::chrono::steady_clock;
 class InFlight : public ::testing::Test {
  protected:
   void TearDown() override {
-    for (const char* name : {"PRETENDED_NCCL_TROUBLE", "PRETENDED_NCCL_DELAY"}) ::unsetenv(name);
+    for (const char* name : {"FAKE_NCCL_TROUBLE", "FAKE_NCCL_DELAY"}) ::unsetenv(name);
   }
-  static void delay(const char* milliseconds) { ::setenv("PRETENDED_NCCL_DELAY", milliseconds, 1); }
-  static void cause(const char* what) { ::setenv("PRETENDED_NCCL_TROUBLE", what, 1); }
+  static void delay(const char* milliseconds) { ::setenv("FAKE_NCCL_DELAY", milliseconds, 1); }
+  static void cause(const char* what) { ::setenv("FAKE_NCCL_TROUBLE", what, 1); }
 };
-
-Floats floats(Communicator& comm, std::vector<float> values) { return {comm, std::move(values), comm.rank()}; }
 
 /// What a kernel in a stream sees.
 struct Seen {
@@ -264,7 +262,7 @@ TEST_F(InFlight, AStreamThatHangsIsATimeoutThoughNobodyWaits) {
 
 TEST_F(InFlight, WhatARankThatGaveUpHasLeftOutIsNoResult) {
   for (const bool awaited : {true, false}) {
-    ::unsetenv("PRETENDED_NCCL_TROUBLE");
+    ::unsetenv("FAKE_NCCL_TROUBLE");
     run_world(2, [awaited](Communicator comm) {
       const Floats data = floats(comm, {1, 2});
       comm.all_reduce(data.buffer()).wait();

@@ -1,4 +1,4 @@
-#include "comm/cuda/nccl_operations.h"
+#include "comm/cuda/nccl_plane.h"
 
 #include <optional>
 #include <vector>

@@ -1,7 +1,7 @@
 #include "comm/cuda/nccl_plane.h"
 
-#include "comm/cuda/patience.h"
-#include "comm/finite_check.h"
+#include "comm/device_op.h"
+#include "comm/work_state.h"
 
 #include <algorithm>
 #include <bit>
@@ -43,7 +43,7 @@ struct HeapBlock final : MemoryBlock {
 }  // namespace
 
 /// One request: what its streams had when it was asked for.
-class NcclPlane::Call final : public Direct {
+class NcclPlane::Call final : public DeviceOp {
  public:
   Call(std::shared_ptr<NcclPlane> plane, Gpu& gpu, const Request& request)
       : plane_(std::move(plane)), gpu_(gpu), marks_(marks_of(gpu, request)) {}
@@ -82,7 +82,7 @@ bool NcclPlane::may_take(const Request& request) const noexcept {
   return is_reduction(request.kind) ? request.fast || ExactSums::has(request) : has_move(request.kind);
 }
 
-std::shared_ptr<Direct> NcclPlane::call(const Request& request) {
+std::shared_ptr<DeviceOp> NcclPlane::call(const Request& request) {
   Gpu& gpu = Gpu::at(request.device.index);
   if (state_.load(std::memory_order_acquire) == State::Nccl && &gpu != gpu_) {
     raise(
@@ -115,7 +115,7 @@ std::optional<NcclResult> NcclPlane::state_of_comm() {
 }
 
 /// What NCCL has been given, in its stream.
-class NcclPlane::Flight final : public Direct::InFlight {
+class NcclPlane::Flight final : public DeviceOp::InFlight {
  public:
   Flight(std::shared_ptr<NcclPlane> plane, std::span<const Request> together, std::string what, MarkPtr made, Look look)
       : plane_(std::move(plane)),
@@ -159,8 +159,8 @@ class NcclPlane::Flight final : public Direct::InFlight {
   std::optional<Clock::time_point> failing_;
 };
 
-std::shared_ptr<Direct::InFlight> NcclPlane::run(std::span<const Request> together, const Round& round,
-                                                 Direct::Ranks& ranks) {
+std::shared_ptr<DeviceOp::InFlight> NcclPlane::run(std::span<const Request> together, const Round& round,
+                                                   DeviceOp::Ranks& ranks) {
   if (state_.load(std::memory_order_relaxed) == State::Staging) return nullptr;
   // NCCL does not authenticate what it sends between hosts.
   const auto may_be_code = [](const Request& request) { return may_be_object(request.dtype); };
@@ -186,8 +186,8 @@ struct NcclPlane::Step {
   const ExactStep* exchange = nullptr;
 };
 
-std::shared_ptr<Direct::InFlight> NcclPlane::give(std::span<const Request> together, const Round& round,
-                                                  Direct::Ranks& ranks) {
+std::shared_ptr<DeviceOp::InFlight> NcclPlane::give(std::span<const Request> together, const Round& round,
+                                                    DeviceOp::Ranks& ranks) {
   const std::string what = text_of(together.front());
   std::optional<double> share;
   std::vector<const Request*> operations;
@@ -247,7 +247,7 @@ void NcclPlane::give_step(const Step& step, std::string_view what) {
   check(ended, what);
 }
 
-void NcclPlane::wait_until_given(std::span<const Request> together, std::string_view what, Direct::Ranks& ranks) {
+void NcclPlane::wait_until_given(std::span<const Request> together, std::string_view what, DeviceOp::Ranks& ranks) {
   Patience patience(ranks);
   std::optional<Clock::time_point> failing;
   for (;;) {

@@ -1,33 +1,119 @@
-// A communicator's collectives of GPU memory over NCCL, where all its ranks have it: one communicator of NCCL's, made
-// with the first operation that NCCL may carry out, and a stream of its own. What NCCL does not sum as the CPU does is
-// exchanged by it and folded by kernels of ours. `may_take` and `call` in the thread that calls the communicator,
-// `form` and `run` in the one that runs operations; another may look at what is in flight, and any may give up. Where
-// NCCL does not serve, all ranks go by staging.
+// Collectives of GPU memory over NCCL: whether it serves the ranks, which of them it has, and a communicator's own.
 #pragma once
 
+#include "cluster/identity.h"
 #include "comm/communicator_impl.h"
-#include "comm/cuda/cards.h"
+#include "comm/cuda/driver.h"
 #include "comm/cuda/exact_sums.h"
 #include "comm/cuda/fold_launcher.h"
-#include "comm/cuda/nccl_operations.h"
+#include "comm/cuda/nccl.h"
 #include "comm/cuda/staging.h"
-#include "comm/direct.h"
+#include "comm/device_op.h"
+#include "comm/request.h"
 
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace cohort::comm::cuda {
 
+// What the ranks of a world tell each other of their GPUs and their NCCL, and whether NCCL serves them: the same answer
+// on all of them. Plain values of one layout, which travel between the ranks of one build; pure, any thread.
+struct Card {
+  std::int32_t usable = 0;  ///< it has NCCL and a GPU
+  std::int32_t version = 0;
+  std::int32_t gpu = -1;
+  std::int32_t shares = 0;    ///< NCCL_MULTI_RANK_GPU_ENABLE
+  std::int32_t encrypts = 0;  ///< what it sends to other hosts, and there are any
+  std::array<unsigned char, 16> uuid{};
+  NcclId id{};         ///< rank 0's
+  char host[64] = {};  ///< its name for messages, cut; two hosts may have one
+  char why[256] = {};  ///< where it is not usable
+};
+
+/// Why NCCL does not serve these ranks; nullopt if it does.
+std::optional<std::string> obstacle(std::span<const Card> cards);
+
+/// How it went, on each rank, to make its communicator.
+struct Start {
+  std::int32_t made = 0;
+  char why[252] = {};
+};
+std::optional<std::string> obstacle(std::span<const Start> starts, std::span<const Card> cards);
+
+/// Copies as much of it as there is room for.
+template <std::size_t N>
+void put_text(char (&to)[N], std::string_view text) noexcept {
+  to[text.copy(to, N - 1)] = '\0';
+}
+
+// Which collectives NCCL carries out, and how each is given to it. Pure, but for the calls of NCCL; any thread.
+
+/// A reduction that NCCL has, but for the order in which elements are folded: not those of types it lacks, nor bit
+/// operations, factors, and weights but those of an all_reduce; nor the minimum of floats, which it does not make NaN
+/// where a rank brings NaN, nor the average of integers, whose rounding it does not promise.
+bool has_sum(const Request& request) noexcept;
+/// An operation that moves data, of whatever type.
+bool has_move(Kind kind) noexcept;
+
+/// Sums of what each rank brings times its share of a weighted average, on a communicator: made before a group of
+/// NCCL's operations, and there until NCCL has the group in its stream.
+class ShareSums {
+ public:
+  ShareSums(const Nccl& nccl, NcclComm comm, double share) noexcept;
+  ~ShareSums();
+  ShareSums(const ShareSums&) = delete;
+  ShareSums& operator=(const ShareSums&) = delete;
+
+  /// Of making them.
+  NcclResult result() const noexcept { return result_; }
+  /// The communicator has gone, and they with it.
+  void forget() noexcept { single_ = double_ = NcclOp::Sum; }
+  double share() const noexcept { return share_; }
+  /// Of a type that has_shares.
+  NcclOp of(NcclType type) const noexcept { return type == NcclType::Float32 ? single_ : double_; }
+
+ private:
+  const Nccl& nccl_;
+  const NcclComm comm_;
+  const double share_;
+  NcclOp single_ = NcclOp::Sum, double_ = NcclOp::Sum;
+  NcclResult result_;
+};
+
+struct NcclWorld {
+  const Nccl& nccl;
+  NcclComm comm = nullptr;
+  Stream stream = nullptr;
+  int rank = 0;
+  int size = 1;
+  /// Of a weighted average. Where this rank's share is 0, its output is zero already, and what it brings.
+  const ShareSums* shares = nullptr;
+};
+/// Gives it to NCCL; between ncclGroupStart and ncclGroupEnd.
+NcclResult launch(const NcclWorld& world, const Request& request);
+/// What is exchanged in the step, likewise.
+NcclResult launch(const NcclWorld& world, const ExactStep& step);
+/// Whether NCCL multiplies elements of this type by a share as precisely as is promised: it would be rounded to halves.
+bool has_shares(DType dtype) noexcept;
+
+// A communicator's collectives of GPU memory over NCCL, where all its ranks have it: one communicator of NCCL's, made
+// with the first operation that NCCL may carry out, and a stream of its own. What NCCL does not sum as the CPU does is
+// exchanged by it and folded by kernels of ours. `may_take` and `call` in the thread that calls the communicator,
+// `form` and `run` in the one that runs operations; another may look at what is in flight, and any may give up. Where
+// NCCL does not serve, all ranks go by staging.
 class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
  public:
-  using Clock = Direct::Clock;
+  using Clock = DeviceOp::Clock;
 
   /// `hosts`: by rank; empty: all are on one.
   NcclPlane(cluster::Placement placement, std::vector<int> hosts)
@@ -42,12 +128,13 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   bool open() const noexcept { return state_.load(std::memory_order_acquire) != State::Staging; }
   bool ready() const noexcept { return state_.load(std::memory_order_acquire) == State::Nccl; }
   /// A request that it may take. It comes after what its streams have now. Throws Unavailable, InvalidArgument.
-  std::shared_ptr<Direct> call(const Request& request);
+  std::shared_ptr<DeviceOp> call(const Request& request);
 
-  /// As of Direct.
+  /// As of DeviceOp.
   void give_up() noexcept;
-  bool form(Gpu& gpu, Direct::Ranks& ranks);
-  std::shared_ptr<Direct::InFlight> run(std::span<const Request> together, const Round& round, Direct::Ranks& ranks);
+  bool form(Gpu& gpu, DeviceOp::Ranks& ranks);
+  std::shared_ptr<DeviceOp::InFlight> run(std::span<const Request> together, const Round& round,
+                                          DeviceOp::Ranks& ranks);
 
  private:
   enum class State { Unknown, Nccl, Staging, Broken };
@@ -59,15 +146,16 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   class Call;
   class Flight;
 
-  Start start(const NcclId& id, Direct::Ranks& ranks);
+  Start start(const NcclId& id, DeviceOp::Ranks& ranks);
   /// Kernels, and scratch memory for these sums. False: some rank lacks them.
-  bool can_fold(std::span<const Request> sums, Direct::Ranks& ranks);
-  std::shared_ptr<Direct::InFlight> give(std::span<const Request> together, const Round& round, Direct::Ranks& ranks);
+  bool can_fold(std::span<const Request> sums, DeviceOp::Ranks& ranks);
+  std::shared_ptr<DeviceOp::InFlight> give(std::span<const Request> together, const Round& round,
+                                           DeviceOp::Ranks& ranks);
   struct Step;
   /// One group of NCCL's.
   void give_step(const Step& step, std::string_view what);
   /// Returns once what NCCL was given is in the stream.
-  void wait_until_given(std::span<const Request> together, std::string_view what, Direct::Ranks& ranks);
+  void wait_until_given(std::span<const Request> together, std::string_view what, DeviceOp::Ranks& ranks);
   static const Call& call_of(const Request& request);
   /// Of NCCL's functions, and of its communicator while `calls_` is held.
   void check(NcclResult result, std::string_view what) const;

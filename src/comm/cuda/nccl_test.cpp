@@ -1,7 +1,8 @@
 // Collectives of GPU memory over NCCL: what goes there and what by staging, that operations come after their streams,
-// and what ranks are told where NCCL fails, hangs or is not on all of them. Over the pretended driver and the pretended
+// and what ranks are told where NCCL fails, hangs or is not on all of them. Over the fake driver and the fake
 // NCCL; all operations' results: comm_tests.trials_by_nccl.
-#include "comm/cuda/cards.h"
+#include "comm/cuda/nccl.h"
+#include "comm/cuda/nccl_plane.h"
 #include "comm/testing/gpus.h"
 #include "comm/testing/worlds.h"
 
@@ -10,9 +11,13 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <string>
 #include <thread>
@@ -28,10 +33,10 @@ int count_of(const char* what) {
   auto* const function = function_of<int()>("libnccl.so.2", what);
   return function != nullptr ? function() : 0;
 }
-int operations() { return count_of("pretended_nccl_operations"); }
-int aborts() { return count_of("pretended_nccl_aborts"); }
-int looks() { return of_driver<int()>("pretended_cuda_looks")(); }
-int folds() { return of_driver<int()>("pretended_cuda_folds")(); }
+int operations() { return count_of("fake_nccl_operations"); }
+int aborts() { return count_of("fake_nccl_aborts"); }
+int looks() { return of_driver<int()>("fake_cuda_looks")(); }
+int folds() { return of_driver<int()>("fake_cuda_folds")(); }
 
 class OnNccl : public ::testing::Test {
  protected:
@@ -43,9 +48,9 @@ class OnNccl : public ::testing::Test {
     looks_ = looks();
   }
   void TearDown() override {
-    for (const char* name : {"PRETENDED_NCCL_TROUBLE", "NCCL_MULTI_RANK_GPU_ENABLE"}) ::unsetenv(name);
+    for (const char* name : {"FAKE_NCCL_TROUBLE", "NCCL_MULTI_RANK_GPU_ENABLE"}) ::unsetenv(name);
   }
-  static void cause(const char* what) { ::setenv("PRETENDED_NCCL_TROUBLE", what, 1); }
+  static void cause(const char* what) { ::setenv("FAKE_NCCL_TROUBLE", what, 1); }
   /// By NCCL, each rank's counted, since the test began.
   int carried_out() const { return operations() - operations_; }
   int aborted() const { return aborts() - aborts_; }
@@ -68,9 +73,6 @@ bool on_several_hosts() {
   const char* const world = std::getenv("COHORT_TEST_WORLD");
   return world != nullptr && std::string_view(world).starts_with("hosts");
 }
-
-/// Each rank on a GPU of its own.
-Floats floats(Communicator& comm, std::vector<float> values) { return {comm, std::move(values), comm.rank()}; }
 
 TEST_F(OnNccl, CarriesOutSumsAndMoves) {
   for (const int ranks : {2, 4}) {
@@ -264,7 +266,7 @@ TEST_F(OnNccl, ScratchThatIsOutgrownIsGivenBack) {
       const Floats values = floats(comm, std::vector<float>(static_cast<std::size_t>(counts.back()), 1));
       const auto allocated = [&] {
         comm.barrier().wait();
-        const std::size_t held = of_driver<std::size_t()>("pretended_cuda_allocated")();
+        const std::size_t held = of_driver<std::size_t()>("fake_cuda_allocated")();
         comm.barrier().wait();
         return held;
       };
@@ -351,12 +353,12 @@ TEST_F(OnNccl, HostsThatEncryptDoNotUseIt) {
 }
 
 TEST_F(OnNccl, EndsItsCommunicatorsWithTheWorld) {
-  const int before = count_of("pretended_nccl_ends");
+  const int before = count_of("fake_nccl_ends");
   run_world(2, [](Communicator comm) {
     const Floats data = floats(comm, {1, 2});
     comm.all_reduce(data.buffer()).wait();
   });
-  EXPECT_EQ(count_of("pretended_nccl_ends") - before, 2);
+  EXPECT_EQ(count_of("fake_nccl_ends") - before, 2);
   EXPECT_EQ(aborted(), 0);
 }
 
@@ -525,5 +527,43 @@ TEST_F(Cards, OfRanksWhereItDidNotStart) {
   EXPECT_EQ(cuda::obstacle(starts, cards), "rank 2 (b): NCCL does not start: the driver is too old");
 }
 
+// NCCL as it is found and loaded: which of several, and which versions. Over the fake one.
+
+TEST(NcclLibrary, VersionsThatAreTooOldAreRefused) {
+  ::setenv("FAKE_NCCL_VERSION", "21705", 1);
+  const auto old = cuda::Nccl::load("");
+  ::setenv("FAKE_NCCL_VERSION", "21800", 1);
+  const auto oldest = cuda::Nccl::load("");
+  ::unsetenv("FAKE_NCCL_VERSION");
+  ASSERT_FALSE(old);
+  EXPECT_TRUE(has(old.error().what(), "NCCL 2.17.5 is too old")) << old.error().what();
+  EXPECT_TRUE(has(old.error().what(), "2.18.0 or newer is needed")) << old.error().what();
+  ASSERT_TRUE(oldest) << oldest.error().what();
+  EXPECT_EQ(oldest->version, 21800);
+  EXPECT_FALSE(cuda::Nccl::load("off"));
+}
+
+TEST(NcclLibraryDeathTest, IsFoundWhereItIs) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that has none yet
+  const auto ask = [](const char* chosen) {
+    const auto found = cuda::Nccl::load(chosen);
+    std::fprintf(stderr, "%s", found ? found->path.c_str() : found.error().what());
+    std::exit(found ? 0 : 1);
+  };
+  EXPECT_EXIT(ask("/nowhere/libnccl.so.2"), ::testing::ExitedWithCode(1), "there is no NCCL: /nowhere/libnccl.so.2");
+  EXPECT_EXIT(ask(""), ::testing::ExitedWithCode(0), "fake/libnccl.so.2");
+  namespace fs = std::filesystem;
+  const fs::path root = fs::temp_directory_path() / ("cohort-nccl-" + std::to_string(::getpid()));
+  const fs::path wheel = root / "lib" / "python3.11" / "site-packages" / "nvidia" / "nccl" / "lib";
+  fs::create_directories(wheel);
+  const std::string folders = std::getenv("LD_LIBRARY_PATH");
+  fs::copy_file(fs::path(folders.substr(0, folders.find(':'))) / "libnccl.so.2", wheel / "libnccl.so.2");
+  ::setenv("VIRTUAL_ENV", root.c_str(), 1);
+  EXPECT_EXIT(ask(""), ::testing::ExitedWithCode(0), "site-packages/nvidia/nccl/lib/libnccl.so.2");
+  ::unsetenv("VIRTUAL_ENV");
+  fs::remove_all(root);
+}
+
 }  // namespace
+
 }  // namespace cohort::comm::testing

@@ -1,9 +1,7 @@
 #include "comm/cuda/staging.h"
 
-#include "comm/cuda/in_pieces.h"
-#include "comm/cuda/patience.h"
-#include "comm/cuda/ring.h"
-#include "comm/finite_check.h"
+#include "comm/cuda/chunking.h"
+#include "comm/device_op.h"
 #include "comm/work_state.h"
 #include "sys/thread.h"
 
@@ -22,7 +20,6 @@ namespace cohort::comm::cuda {
 namespace {
 
 constexpr std::size_t kLeastRoom = 4096;
-constexpr std::size_t kLine = 64;
 
 class Copies final : public Staging {
  public:
@@ -34,7 +31,7 @@ class Copies final : public Staging {
     const std::size_t in = device.input_bytes();
     const std::size_t out = bytes_;
     std::size_t input_at = 0;
-    std::size_t output_at = (in + kLine - 1) / kLine * kLine;
+    std::size_t output_at = (in + kCacheLine - 1) / kCacheLine * kCacheLine;
     std::size_t all = output_at + out;
     if (in > 0 && out > 0 && input < output + out && output < input + in) {  // in place: so it is here, too
       const std::byte* const begin = std::min<const std::byte*>(input, output);
@@ -303,7 +300,7 @@ Request stage(const Request& request, Place place, const StreamMarks& marks, Roo
     return host;
   }
   const std::size_t most = piece_bytes();
-  if (Cut cut(request, place.rank, place.size, most); cut.pieces() > 1) {
+  if (Chunking cut(request, place.rank, place.size, most); cut.pieces() > 1) {
     auto ring = rooms.ring(gpu, std::max(cut.room(), most), allocate);
     host.pieces = in_pieces(gpu, request, marks, std::move(cut), std::move(ring), place.rank);
     return host;

@@ -1,5 +1,5 @@
 // Collectives and messages of a GPU's memory by way of host memory: each is one of host memory that the ranks of the
-// host share, with a copy before and after it, or several, in pieces (in_pieces.h). So the bits are those of the CPU's
+// host share, with a copy before and after it, or several, in pieces (chunking.h). So the bits are those of the CPU's
 // planes. One thread at a time.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Collectives and messages of a GPU's memory: that they come after what is in the stream, what ranks are told when a
-// GPU fails or hangs, and who is refused. Over the pretended driver, and without NCCL, since all ranks have one GPU;
+// GPU fails or hangs, and who is refused. Over the fake driver, and without NCCL, since all ranks have one GPU;
 // all operations' bits: comm_tests.trials_on_gpus.
 #include "comm/cuda/driver.h"
 #include "comm/testing/gpus.h"
@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 class OnGpus : public ::testing::Test {
  protected:
   void TearDown() override {
-    if (auto* const fail = of_driver<void(int)>("pretended_cuda_fail")) fail(0);
+    if (auto* const fail = of_driver<void(int)>("fake_cuda_fail")) fail(0);
   }
 };
 
@@ -162,10 +162,10 @@ TEST_F(OnGpus, AFailingGpuEndsTheWorldAndIsNamed) {
     comm.all_reduce(floats.buffer()).wait();  // from then on all know that it goes by staging
     if (comm.rank() == 0) {
       comm.barrier().wait();
-      of_driver<void(int)>("pretended_cuda_fail")(700);
+      of_driver<void(int)>("fake_cuda_fail")(700);
       const std::string why =
           refused([&] { comm.all_reduce(floats.buffer(), {.timeout = 5s}).wait(); }, ErrorCode::Internal);
-      EXPECT_TRUE(has(why, "pretended failure (error 700)")) << why;
+      EXPECT_TRUE(has(why, "fake failure (error 700)")) << why;
       comm.abort(why);
     } else {
       // Over hosts the news may come before it is through with the first.
@@ -175,7 +175,7 @@ TEST_F(OnGpus, AFailingGpuEndsTheWorldAndIsNamed) {
             comm.barrier().wait();
           },
           ErrorCode::Aborted);
-      EXPECT_TRUE(has(why, "pretended failure")) << why;
+      EXPECT_TRUE(has(why, "fake failure")) << why;
     }
   });
 }

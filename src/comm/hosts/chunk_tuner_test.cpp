@@ -1,4 +1,4 @@
-#include "comm/hosts/chunk_tuner.h"
+#include "comm/hosts/context.h"
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ TEST(HostsChunkTuner, StaysAtItsLeastAt1Gbit) {
     const Layout here = layout(hosts, locals);
     ChunkTuner tuner(here);
     EXPECT_EQ(tuner.doublings(), 0);
-    // 125 MB a second for all columns of a host together.
+    // 125 MB a second for all stripes of a host together.
     for (int i = 0; i < 4; ++i)
       tuner.learn(16 * kMiB / static_cast<std::size_t>(locals), std::chrono::microseconds(134218));
     EXPECT_EQ(tuner.doublings(), 0) << hosts << " x " << locals;

@@ -1,14 +1,16 @@
-// What the algorithms between hosts are written over: who is where, what all ranks brought, frames that are sent and
-// received, parts that the ranks of this host carry out, and waiting for all of these, within deadlines and while peers
-// live. Belongs to the thread that runs operations.
+// What the algorithms between hosts are written over: who is where, what all ranks brought, frames, parts on this host
+// and waiting (Context); and what it keeps for large sums, their memory and the length of their pieces. Belongs to the
+// thread that runs operations.
 #pragma once
 
 #include "comm/control/agreement.h"
-#include "comm/control/waiters.h"
-#include "comm/hosts/chunk_tuner.h"
-#include "comm/hosts/sum_memory.h"
+#include "comm/control/pending_work.h"
+#include "comm/hosts/layout.h"
 #include "comm/hosts/world.h"
-#include "comm/local/parts.h"
+#include "comm/local/algorithms.h"
+#include "comm/request.h"
+#include "comm/slices.h"
+#include "transport/transport.h"
 
 #include <cohort/error.h>
 
@@ -17,6 +19,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -24,6 +28,87 @@
 #include <vector>
 
 namespace cohort::comm::hosts {
+
+// How long the pieces of large sums are and how many of them are on the way, as the wire turns out to be. Each rank
+// learns for itself; as all have to cut alike, each says how often it would like pieces doubled, and the least counts.
+// Belongs to an engine and its thread.
+class ChunkTuner {
+ public:
+  using Duration = std::chrono::steady_clock::duration;
+  explicit ChunkTuner(const Layout& layout) noexcept;
+
+  /// Of this rank's stripe, an operation has moved so many bytes each way in this time.
+  void learn(std::size_t bytes, Duration took) noexcept;
+  /// How often this rank would like pieces doubled, up to `most`.
+  int doublings() const noexcept { return doublings_; }
+  int most() const noexcept { return most_; }
+
+  /// Bytes of a piece, on a host with several ranks of all its stripes together.
+  std::size_t piece_bytes(int doublings = 0) const noexcept { return least_bytes_ << doublings; }
+  /// Of a sum of so many bytes, what the ranks of a host reduce at once; of a rank that has nobody to meet there, a
+  /// piece.
+  std::size_t block_bytes(std::size_t sum_bytes, int doublings) const noexcept;
+  /// How many pieces a rank may be ahead of what it has received, up to `kMostAhead`. What is sent further ahead than
+  /// the wire needs waits in queues, and acknowledgements of the other direction wait behind it: the two directions of
+  /// a link end up taking turns. With less than it needs the wire runs dry.
+  std::int64_t ahead(int doublings) const noexcept;
+  static constexpr std::int64_t kMostAhead = 24;
+
+ private:
+  const int hosts_;
+  const int columns_;
+  const bool alone_;  // one rank on each host
+  const std::size_t least_bytes_;
+  int most_ = 0;
+  double rate_ = 0;  // bytes per second of this rank, of late
+  int doublings_ = 0;
+};
+
+// Memory of large sums between hosts (stripes.cpp, sums.cpp), kept from operation to operation, so that it is touched
+// once. Belongs to the thread that runs operations.
+
+/// What the ranks of a host reduce and gather at once.
+struct Block {
+  std::int64_t begin = 0;  // in elements of the buffer
+  std::int64_t count = 0;
+  std::int64_t left = 0;               // elements of the slice that have not been through the wire
+  Slice slice;                         // this stripe's share, in elements of the block
+  const std::byte* partial = nullptr;  // this host's sum of the slice
+  std::byte* result = nullptr;         // of the slice
+  std::vector<std::byte> partial_bytes, result_bytes, whole_bytes;
+  std::shared_ptr<const Counts> shares;  // by local rank, elements of the block
+  std::uint64_t borrowed = 0;            // until those beside this rank have read the result
+};
+/// What goes over the wire at once.
+struct Piece {
+  std::int64_t number = 0;
+  std::int64_t block = 0;
+  std::int64_t first = 0;  // in elements of the block's slice
+  std::int64_t count = 0;
+  bool sending = false;
+  std::vector<std::byte> raw_bytes;                      // by host, what they bring to the part that this one folds
+  std::vector<std::byte> narrow_bytes;                   // as bfloat16: what is sent, then what comes back
+  std::vector<float> wide;                               // by host, as raw_bytes
+  std::vector<transport::Outgoing> raw_out, folded_out;  // by host
+  std::vector<transport::Incoming> raw_in, folded_in;
+};
+/// A chunk of what each rank keeps of a reduce_scatter.
+struct Chunk {
+  std::vector<std::byte> packed_bytes;  // what this rank brings to it, as the host sums it
+  std::vector<std::byte> sum_bytes;
+  std::vector<const std::byte*> sums;    // by host, of what its rank of this stripe keeps
+  std::vector<std::byte> raw_bytes;      // by host, what they bring to what this rank keeps
+  std::vector<bool> sends;               // by host
+  std::vector<transport::Outgoing> out;  // by host
+  std::vector<transport::Incoming> in;
+};
+
+struct SumMemory {
+  Contributors contributors;
+  std::vector<std::unique_ptr<Block>> blocks;
+  std::vector<std::unique_ptr<Piece>> pieces;
+  std::vector<std::unique_ptr<Chunk>> chunks;
+};
 
 /// Where frames of an operation lie, in the memory of a function: if it is left by an exception, the transport lets go
 /// of them first. Declare it behind them.
@@ -45,11 +130,14 @@ class FrameGuard {
 };
 
 /// Steps of an operation whose frames must not be mixed up; the upper bits of their tags.
-enum class Step : std::uint32_t { Info, Raw, Folded, Chain, Block, Direct, Partial };
+enum class Step : std::uint32_t { Info, Raw, Folded, Chain, Block, DeviceOp, Partial };
 inline std::uint32_t tag(Step step, std::int64_t index) noexcept {
   return static_cast<std::uint32_t>(step) << 28 | (static_cast<std::uint32_t>(index) & 0x0FFFFFFF);
 }
 
+// What the algorithms between hosts are written over: who is where, what all ranks brought, frames that are sent and
+// received, parts that the ranks of this host carry out, and waiting for all of these, within deadlines and while peers
+// live. Belongs to the thread that runs operations.
 class Context {
  public:
   using Clock = std::chrono::steady_clock;

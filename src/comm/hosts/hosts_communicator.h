@@ -1,15 +1,93 @@
-// The backend of ranks on several hosts. One thread at a time; `abort` from any.
+// The backend of ranks on several hosts: its queue, and how an operation is run.
 #pragma once
 
+#include "comm/control/agreement.h"
+#include "comm/control/queue.h"
 #include "comm/control/queue_communicator.h"
-#include "comm/hosts/core.h"
+#include "comm/hosts/algorithms.h"
+#include "comm/hosts/context.h"
+#include "comm/hosts/transport_channels.h"
+#include "comm/hosts/world.h"
+#include "comm/local/shm_channels.h"
+#include "comm/messages/matcher.h"
 
+#include <cohort/observer.h>
+
+#include <chrono>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace cohort::comm::hosts {
 
+// Runs one collective after the other over ranks on several hosts. Every operation begins with a round (round.cpp), in
+// which all ranks learn what all others bring; disagreement is refused by all of them before any result is delivered.
+// Then data goes by way of the local world inside hosts and of the transport between them (docs/design/hosts.md):
+// algorithms.h. One thread at a time runs operations. After a failure other than Mismatch the world has ended.
+class Engine {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Engine(World& world, Waiters& waiters, std::function<void()> meanwhile)
+      : context_(world, waiters, std::move(meanwhile)) {}
+
+  /// All of an operation. Throws Mismatch (and the engine may be used again) or what ended the world.
+  void run(const Request& request, Clock::time_point called, CollectiveEvent* event);
+  /// Serves the others' operations until all ranks have joined; `patience` is for each of them.
+  int join(std::chrono::milliseconds patience);
+  /// While an operation is carried out elsewhere: as DeviceOp::Ranks::attend.
+  void attend() { context_.attend(); }
+
+ private:
+  Context context_;
+  Round round_;
+};
+
+// The operations of a world on several hosts: a queue, whose thread also drives the transport while nobody waits, and
+// sends and receives. Lock order: the queue's mutex, then the transport's.
+class Core final : public Queue {
+ public:
+  Core(const FormOptions& options, std::unique_ptr<Place> place);
+  /// To be called once it is owned by a shared_ptr.
+  void begin();
+
+  Work submit(const Request& request) override;
+  void abort(std::string_view reason) override;
+  void stop() override;
+  bool in_child() const noexcept override { return world_.in_child(); }
+
+  World& world() noexcept { return world_; }
+
+ private:
+  std::vector<messages::Channels*> kinds();
+  bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
+               CollectiveEvent* event) override;
+  int run_join(std::chrono::milliseconds patience) override { return engine_.join(patience); }
+  std::byte* fusing() override;
+  bool wants_rousing() override { return asleep_; }
+  void rouse() noexcept override { world_.transport().wake(); }
+  void leave_to_thread() noexcept override;
+  int ranks() const noexcept override { return world_.layout().size; }
+  void attend() override { engine_.attend(); }
+  bool ended() noexcept override;
+  Error recorded(const std::string& doing) const override { return world_.recorded(doing, 0); }
+  void tell_over(std::uint64_t number) noexcept override;
+  bool are_over(std::uint64_t number) const noexcept override;
+  void serve();
+
+  World world_;
+  std::optional<local::ShmChannels> lanes_;  // to the ranks of this host
+  TransportChannels wire_;
+  messages::Matcher matcher_;
+  Engine engine_;
+  bool asleep_ = false;  // the thread sleeps in the transport
+  std::vector<std::byte> fusing_;
+};
+
+// The backend of ranks on several hosts. One thread at a time; `abort` from any.
 class HostsCommunicator final : public QueueCommunicator {
  public:
   /// `place`: of a group, whose members have told each other where they are; else the store tells.

@@ -1,4 +1,4 @@
-// Which rank is where: hosts, the ranks on each, and columns (ranks with one local number, one on each host). Plain
+// Which rank is where: hosts, the ranks on each, and stripes (ranks with one local number, one on each host). Plain
 // data, made once; any thread may read.
 #pragma once
 
@@ -22,9 +22,9 @@ struct Layout {
     host = host_of_rank[static_cast<std::size_t>(rank)];
     local = local_of_rank[static_cast<std::size_t>(rank)];
     locals = static_cast<int>(here().size());
-    columns = size;
+    stripes = size;
     for (const std::vector<int>& there : ranks) {
-      columns = std::min(columns, static_cast<int>(there.size()));
+      stripes = std::min(stripes, static_cast<int>(there.size()));
       contiguous = contiguous && there.back() - there.front() + 1 == static_cast<int>(there.size());
     }
   }
@@ -52,7 +52,7 @@ struct Layout {
   int host = 0;    ///< own
   int local = 0;   ///< own number on it
   int locals = 1;  ///< ranks on it
-  int columns = 1;
+  int stripes = 1;
   bool contiguous = true;  ///< the ranks of each host are numbered one after the other
 };
 

@@ -1,15 +1,259 @@
-// Operations that only move data, once all ranks agree. Between hosts each byte goes once to each host that needs it.
-#include "comm/hosts/moves.h"
+// Operations between hosts that only move data, once all ranks agree.
+#include "comm/hosts/algorithms.h"
+#include "comm/hosts/context.h"
 
-#include "comm/hosts/pieces.h"
-#include "comm/hosts/sums.h"
-
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace cohort::comm::hosts {
 namespace {
+
+// What moves between hosts in pieces of one size, so that a piece can be handed on while the next one comes. Frames
+// lie in the caller's memory, before a FrameGuard. For the thread that runs operations.
+
+constexpr std::size_t kPiece = std::size_t{256} << 10;
+
+std::size_t pieces_of(std::size_t bytes) noexcept { return (bytes + kPiece - 1) / kPiece; }
+std::size_t piece_bytes(std::size_t bytes, std::size_t piece) noexcept {
+  return std::min(kPiece, bytes - piece * kPiece);
+}
+
+void send_pieces(Context& context, std::vector<transport::Outgoing>& frames, int peer, Step step, const std::byte* data,
+                 std::size_t bytes) {
+  frames = std::vector<transport::Outgoing>(pieces_of(bytes));
+  for (std::size_t piece = 0; piece < frames.size(); ++piece) {
+    context.send(frames[piece], peer, tag(step, static_cast<std::int64_t>(piece)), data + piece * kPiece,
+                 piece_bytes(bytes, piece));
+  }
+}
+
+void receive_pieces(Context& context, std::vector<transport::Incoming>& frames, int peer, Step step, std::byte* to,
+                    std::size_t bytes) {
+  frames = std::vector<transport::Incoming>(pieces_of(bytes));
+  for (std::size_t piece = 0; piece < frames.size(); ++piece) {
+    context.receive(frames[piece], peer, tag(step, static_cast<std::int64_t>(piece)), to + piece * kPiece,
+                    piece_bytes(bytes, piece));
+  }
+}
+
+template <class Frame>
+void wait_for_all(Context& context, std::vector<Frame>& frames) {
+  for (Frame& frame : frames) context.wait_for(frame);
+}
+
+// Parts of all ranks to one place, to all of them, and from one place to all.
+
+/// Where the parts of all ranks lie, in bytes: by rank one after the other, and the parts of a host's ranks together,
+/// which is the same where ranks are numbered so.
+struct HostParts {
+  HostParts(const Layout& layout, const std::vector<std::int64_t>& of_rank)
+      : begin(static_cast<std::size_t>(layout.hosts)), length(begin.size()) {
+    for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
+      bytes.push_back(static_cast<std::size_t>(of_rank[rank]));
+      offset.push_back(total);
+      total += bytes[rank];
+      length[static_cast<std::size_t>(layout.host_of(static_cast<int>(rank)))] += bytes[rank];
+    }
+    for (std::size_t host = 0, sum = 0; host < begin.size(); sum += length[host++]) {
+      begin[host] = layout.contiguous ? offset[static_cast<std::size_t>(layout.leader(static_cast<int>(host)))] : sum;
+    }
+  }
+  /// Of the ranks here, for an operation among them.
+  std::shared_ptr<const Counts> here(const Layout& layout) const {
+    Counts counts;
+    for (const int rank : layout.here()) {
+      counts.input.push_back(static_cast<std::int64_t>(bytes[static_cast<std::size_t>(rank)]));
+    }
+    return std::make_shared<const Counts>(std::move(counts));
+  }
+  /// From where parts lie by host to where they lie by rank; the same memory if that is the same.
+  void unpack(const Layout& layout, const std::byte* by_host, std::byte* by_rank) const {
+    if (by_host == by_rank) return;
+    each(layout, [&](std::size_t rank, std::size_t host, std::size_t size) {
+      std::memcpy(by_rank + rank, by_host + host, size);
+    });
+  }
+  /// Calls `copy` for each part, with its place by rank and its place by host.
+  template <class Copy>
+  void each(const Layout& layout, const Copy& copy) const {
+    for (int host = 0; host < layout.hosts; ++host) {
+      std::size_t together = begin[static_cast<std::size_t>(host)];
+      for (const int rank : layout.on(host)) {
+        const auto r = static_cast<std::size_t>(rank);
+        if (bytes[r] > 0) copy(offset[r], together, bytes[r]);
+        together += bytes[r];
+      }
+    }
+  }
+
+  std::vector<std::size_t> bytes, offset;  // by rank
+  std::vector<std::size_t> begin, length;  // by host
+  std::size_t total = 0;
+};
+
+}  // namespace
+
+// On each host to all its ranks, then the leaders exchange what their hosts have, and hand it on.
+void all_gather(Context& context, const void* input, void* output, const std::vector<std::int64_t>& bytes) {
+  const Layout& layout = context.layout;
+  const HostParts parts(layout, bytes);
+  if (parts.total == 0) return;
+  const std::vector<std::size_t>& begin = parts.begin;
+  const std::vector<std::size_t>& length = parts.length;
+  const auto hosts = static_cast<std::size_t>(layout.hosts);
+  auto* const out = static_cast<std::byte*>(output);
+  std::byte* const all = layout.contiguous ? out : context.scratch(1, parts.total).data();
+  std::byte* const here = all + begin[static_cast<std::size_t>(layout.host)];
+  const std::size_t own = parts.bytes[static_cast<std::size_t>(layout.rank)];
+  if (layout.locals > 1) {
+    Request local = local_request(Kind::AllGatherV, DType::UInt8);
+    local.input = input;
+    local.input_count = static_cast<std::int64_t>(own);
+    local.output = here;
+    local.output_count = static_cast<std::int64_t>(length[static_cast<std::size_t>(layout.host)]);
+    local.counts = parts.here(layout);
+    context.run_local(local);
+  } else if (own > 0 && input != here) {
+    std::memmove(here, input, own);
+  }
+  std::vector<std::vector<transport::Incoming>> in(hosts);
+  std::vector<std::vector<transport::Outgoing>> sent(hosts);
+  const FrameGuard guard(context.world);
+  const auto mine = static_cast<std::size_t>(layout.host);
+  if (layout.leads()) {
+    for (std::size_t h = 0; h < hosts; ++h) {
+      if (h == mine) continue;
+      receive_pieces(context, in[h], layout.leader(static_cast<int>(h)), Step::Block, all + begin[h], length[h]);
+    }
+    // Each begins with another host, so that not all send to one.
+    for (std::size_t turn = 1; turn < hosts; ++turn) {
+      const std::size_t h = (mine + turn) % hosts;
+      send_pieces(context, sent[h], layout.leader(static_cast<int>(h)), Step::Block, here, length[mine]);
+    }
+  }
+  for (std::size_t turn = 1; turn < hosts; ++turn) {
+    const std::size_t h = (mine + hosts - turn) % hosts;
+    for (std::size_t piece = 0; piece < pieces_of(length[h]); ++piece) {
+      if (layout.leads()) context.wait_for(in[h][piece]);
+      if (layout.locals > 1) context.local_broadcast(0, all + begin[h] + piece * kPiece, piece_bytes(length[h], piece));
+    }
+  }
+  for (auto& each : sent) wait_for_all(context, each);
+  parts.unpack(layout, all, out);
+}
+
+namespace {
+
+// On each host to its leader, or to the root, and from the leaders to the root.
+void gather(Context& context, const Request& request, const std::vector<std::int64_t>& bytes) {
+  const Layout& layout = context.layout;
+  const HostParts parts(layout, bytes);
+  if (parts.total == 0) return;
+  const int root = request.root;
+  const bool at_root_host = layout.host == layout.host_of(root);
+  const bool is_root = layout.rank == root;
+  const bool takes = at_root_host ? is_root : layout.leads();
+  const std::size_t length = parts.length[static_cast<std::size_t>(layout.host)];
+  const std::size_t own = parts.bytes[static_cast<std::size_t>(layout.rank)];
+  auto* const out = static_cast<std::byte*>(request.output);
+  std::byte* const all = is_root && !layout.contiguous ? context.scratch(1, parts.total).data() : out;
+  const auto block = [&](int host) { return all + parts.begin[static_cast<std::size_t>(host)]; };  // at the root
+  std::vector<std::vector<transport::Incoming>> in(static_cast<std::size_t>(layout.hosts));
+  const FrameGuard guard(context.world);
+  if (is_root) {
+    for (int host = 0; host < layout.hosts; ++host) {
+      if (host == layout.host) continue;
+      auto& frames = in[static_cast<std::size_t>(host)];
+      receive_pieces(context, frames, layout.leader(host), Step::Block, block(host),
+                     parts.length[static_cast<std::size_t>(host)]);
+    }
+  }
+  const auto* here = static_cast<const std::byte*>(request.input);
+  std::byte* const to = is_root ? block(layout.host) : takes ? context.scratch(2, length).data() : nullptr;
+  if (layout.locals > 1) {
+    Request local = local_request(Kind::GatherV, DType::UInt8);
+    local.root = at_root_host ? layout.local_of(root) : 0;
+    local.input = request.input;
+    local.input_count = static_cast<std::int64_t>(own);
+    local.output = to;
+    local.output_count = takes ? static_cast<std::int64_t>(length) : 0;
+    local.counts = parts.here(layout);
+    context.run_local(local);
+    here = to;
+  } else if (is_root && own > 0 && here != to) {
+    std::memmove(to, here, own);
+  }
+  if (!at_root_host && layout.leads()) {
+    std::vector<transport::Outgoing> frames;
+    const FrameGuard inner(context.world);
+    send_pieces(context, frames, root, Step::Block, here, length);
+    wait_for_all(context, frames);
+  }
+  for (auto& frames : in) wait_for_all(context, frames);
+  if (is_root) parts.unpack(layout, all, out);
+}
+
+// From the root to the leaders of the other hosts, and on each host to its ranks.
+void scatter(Context& context, const Request& request, const std::vector<std::int64_t>& bytes) {
+  const Layout& layout = context.layout;
+  const HostParts parts(layout, bytes);
+  if (parts.total == 0) return;
+  const int root = request.root;
+  const bool at_root_host = layout.host == layout.host_of(root);
+  const bool is_root = layout.rank == root;
+  const std::size_t length = parts.length[static_cast<std::size_t>(layout.host)];
+  const std::size_t own = parts.bytes[static_cast<std::size_t>(layout.rank)];
+  const auto* all = static_cast<const std::byte*>(request.input);
+  if (is_root && !layout.contiguous) {
+    std::byte* const packed = context.scratch(1, parts.total).data();
+    parts.each(layout, [&](std::size_t by_rank, std::size_t by_host, std::size_t each) {
+      std::memcpy(packed + by_host, all + by_rank, each);
+    });
+    all = packed;
+  }
+  const auto block = [&](int host) { return all + parts.begin[static_cast<std::size_t>(host)]; };
+  std::vector<std::vector<transport::Outgoing>> out(static_cast<std::size_t>(layout.hosts));
+  const FrameGuard guard(context.world);
+  if (is_root) {
+    for (int host = 0; host < layout.hosts; ++host) {
+      if (host == layout.host) continue;
+      auto& frames = out[static_cast<std::size_t>(host)];
+      send_pieces(context, frames, layout.leader(host), Step::Block, block(host),
+                  parts.length[static_cast<std::size_t>(host)]);
+    }
+  }
+  const std::byte* here = is_root ? block(layout.host) : nullptr;
+  if (!at_root_host && layout.leads()) {
+    std::byte* const to =
+        layout.locals > 1 ? context.scratch(2, length).data() : static_cast<std::byte*>(request.output);
+    std::vector<transport::Incoming> frames;
+    const FrameGuard inner(context.world);
+    receive_pieces(context, frames, root, Step::Block, to, length);
+    wait_for_all(context, frames);
+    here = to;
+  }
+  if (layout.locals > 1) {
+    const bool gives = at_root_host ? is_root : layout.leads();
+    Request local = local_request(Kind::ScatterV, DType::UInt8);
+    local.root = at_root_host ? layout.local_of(root) : 0;
+    local.input = gives ? here : nullptr;
+    local.input_count = gives ? static_cast<std::int64_t>(length) : 0;
+    local.output = request.output;
+    local.output_count = static_cast<std::int64_t>(own);
+    local.counts = parts.here(layout);
+    context.run_local(local);
+  } else if (is_root && own > 0 && here != request.output) {
+    std::memmove(request.output, here, own);
+  }
+  for (auto& frames : out) wait_for_all(context, frames);
+}
+
+// Operations that only move data, once all ranks agree. Between hosts each byte goes once to each host that needs it.
 
 std::vector<std::int64_t> bytes_by_rank(const Request& request) {
   std::vector<std::int64_t> bytes = request.counts->input;
@@ -86,13 +330,13 @@ void all_to_all(Context& context, const Request& request) {
     const std::size_t peer = (static_cast<std::size_t>(layout.rank) + turn) % ranks;
     if (layout.host_of(static_cast<int>(peer)) == layout.host) continue;
     const auto comes = static_cast<std::size_t>(taken[peer] * element);
-    receive_pieces(context, in[peer], static_cast<int>(peer), Step::Direct, output + to[peer], comes);
+    receive_pieces(context, in[peer], static_cast<int>(peer), Step::DeviceOp, output + to[peer], comes);
   }
   for (std::size_t turn = 1; turn < ranks; ++turn) {
     const std::size_t peer = (static_cast<std::size_t>(layout.rank) + turn) % ranks;
     if (layout.host_of(static_cast<int>(peer)) == layout.host) continue;
     const auto goes = static_cast<std::size_t>(given[peer] * element);
-    send_pieces(context, out[peer], static_cast<int>(peer), Step::Direct, input + from[peer], goes);
+    send_pieces(context, out[peer], static_cast<int>(peer), Step::DeviceOp, input + from[peer], goes);
   }
   // Beside that, on the host: its ranks' parts one after the other.
   Counts counts;

@@ -1,11 +1,9 @@
 // Rounds: how all ranks learn what all others bring, and come to one decision before anything is delivered. Small sums
 // travel along.
-#include "comm/hosts/round.h"
+#include "comm/hosts/algorithms.h"
 
 #include "base/result.h"
-#include "comm/control/operation.h"
-#include "comm/hosts/moves.h"
-#include "comm/hosts/sums.h"
+#include "comm/control/agreement.h"
 #include "comm/kernels/bfloat16.h"
 
 #include <fmt/format.h>

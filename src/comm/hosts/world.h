@@ -1,15 +1,13 @@
-// What the ranks of a world on several hosts share while it lives: where everybody is, the local world of this host,
-// the transport to the others, and why it ended. The first cause is kept in the local world's control memory, so all
-// ranks of a host report the same; it is sent to all connected ranks. Any thread.
+// Which transport a world has between its hosts: TCP, or MPI over it. The only place of hosts/ that knows them by name.
 #pragma once
 
 #include "comm/communicator_impl.h"
-#include "comm/control/descriptor.h"
+#include "comm/control/agreement.h"
 #include "comm/hosts/layout.h"
 #include "comm/local/control.h"
 #include "comm/local/local_communicator.h"
 #include "comm/local/rendezvous.h"
-#include "comm/messages/members.h"
+#include "comm/messages/channel.h"
 #include "status/status_page.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
@@ -24,6 +22,20 @@
 #include <vector>
 
 namespace cohort::comm::hosts {
+
+/// Adds to a rank's description what the others need to know for the world's transport. Where that is MPI, the first
+/// call in a process begins it, collectively. Throws why it is not there.
+void complete_info(transport::tcp::PeerInfo& info, const FormOptions& options);
+
+/// Throws Mismatch where the ranks cannot reach each other by it.
+std::unique_ptr<transport::Transport> make_transport(const FormOptions& options,
+                                                     transport::tcp::TcpTransport::Options tcp,
+                                                     transport::tcp::Listeners listeners,
+                                                     transport::TransportEvents& events);
+
+// What the ranks of a world on several hosts share while it lives: where everybody is, the local world of this host,
+// the transport to the others, and why it ended. The first cause is kept in the local world's control memory, so all
+// ranks of a host report the same; it is sent to all connected ranks. Any thread.
 
 /// What the rank is about, for the messages of the local world.
 class HostsOperationLabel final : public OperationLabel {

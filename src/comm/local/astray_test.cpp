@@ -1,6 +1,5 @@
 // A rank whose announcement names memory that it does not have: the others refuse it and touch nothing there.
-#include "comm/local/execute.h"
-#include "comm/local/round.h"
+#include "comm/local/algorithms.h"
 
 #include "base/result.h"
 #include "comm/local/rendezvous.h"

@@ -1,28 +1,282 @@
-// What the algorithms on one host are written over: who takes part and what all brought, the ranks' slots, counters and
-// buffers in the control memory, memory of peers, and waiting for them. Its rounds (round.h) fill in what ranks bring;
-// an algorithm is a function over it (reductions.h, moves.h, parts.h), in which all ranks do their part. Belongs to the
+// What the algorithms on one host are written over (Context), and how ranks wait for peers (Waiter). Both belong to the
 // thread that runs operations.
 #pragma once
 
 #include "comm/communicator_impl.h"
 #include "comm/control/agreement.h"
-#include "comm/control/contributors.h"
+#include "comm/control/pending_work.h"
 #include "comm/kernels/copy.h"
 #include "comm/local/control.h"
-#include "comm/local/distance.h"
-#include "comm/local/mesh.h"
+#include "comm/local/plan.h"
 #include "comm/local/protocol.h"
-#include "comm/local/waiting.h"
+#include "comm/local/rendezvous.h"
 #include "comm/local/world.h"
+#include "status/status_page.h"
+#include "sys/thread.h"
+
+#include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace cohort::comm::local {
 
+// How ranks wait for peers: spinning while there is a core for every rank and somebody waits for the result, yielding
+// at once where ranks are more numerous than cores, and sleeping on the world's bell when it takes longer, in slices
+// between which deadlines and the peers' lives are looked after. A Waiter belongs to the thread that runs operations.
+
+/// Decides what the next step of waiting is.
+class Pacer {
+ public:
+  enum class Step { Spin, Yield, Sleep };
+  static constexpr auto kSlice = std::chrono::milliseconds(10);
+  static constexpr auto kFirstSlice = std::chrono::microseconds(50);
+
+  /// `spins` is how long spinning has paid so far; it is kept from wait to wait.
+  Pacer(bool crowded, const Waiters& waiters, int& spins) noexcept
+      : crowded_(crowded), waiters_(waiters), spins_(spins) {}
+
+  /// To be called when what was waited for has come. Ranks may share a core although there are enough of them (other
+  /// programs run too): then the peer comes only when this one yields, and spinning before that is lost time.
+  void arrived() noexcept {
+    if (yields_ == 0) spins_ = std::min(spins_ * 2, kMostSpins);
+    if (yields_ == 1 || yields_ == 2) spins_ = std::max(spins_ / 2, kLeastSpins);
+  }
+  static constexpr int kMostSpins = 2000;
+
+  /// How long it has been waiting, without the spinning.
+  std::chrono::nanoseconds waited() const noexcept {
+    return yielding_ ? Clock::now() - since_ : std::chrono::nanoseconds(0);
+  }
+
+  Step next() noexcept {
+    ++steps_;
+    // Nobody waits for the result: the core belongs to whoever computes.
+    if (waiters_.attended.load(std::memory_order_relaxed) == 0 && !waiters_.in_caller.load(std::memory_order_relaxed)) {
+      return steps_ <= kUnattendedSpins ? Step::Spin : Step::Sleep;
+    }
+    if (!crowded_ && steps_ <= spins_) return Step::Spin;
+    if (!yielding_) {
+      yielding_ = true;
+      since_ = Clock::now();
+    } else if (Clock::now() - since_ > (crowded_ ? kYieldingInCrowd : kYielding)) {
+      return Step::Sleep;
+    }
+    ++yields_;
+    return Step::Yield;
+  }
+  /// True once per interval in which the peers should be looked after.
+  bool look_now() noexcept {
+    const auto now = Clock::now();
+    if (now - looked_ < kLook) return false;
+    looked_ = now;
+    return true;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kLeastSpins = 30;
+  static constexpr int kUnattendedSpins = 100;
+  static constexpr auto kYielding = std::chrono::microseconds(200);
+  // Whoever yields all the time gets the same share of a core as whoever computes.
+  static constexpr auto kYieldingInCrowd = std::chrono::microseconds(50);
+  static constexpr auto kLook = std::chrono::milliseconds(20);
+
+  const bool crowded_;
+  const Waiters& waiters_;
+  int& spins_;
+  int steps_ = 0;
+  int yields_ = 0;
+  bool yielding_ = false;
+  Clock::time_point since_{};
+  Clock::time_point looked_{};
+};
+
+/// Counts a rank among the sleepers while it lives, and says whether its program waits.
+class Sleeping {
+ public:
+  explicit Sleeping(status::LaneStatus& lane) noexcept : lane_(lane) {}
+  ~Sleeping() {
+    if (header_ == nullptr) return;
+    header_->sleepers.fetch_sub(1);
+    lane_.waiting.store(0, std::memory_order_relaxed);
+  }
+  Sleeping(const Sleeping&) = delete;
+  Sleeping& operator=(const Sleeping&) = delete;
+  bool counted() const noexcept { return header_ != nullptr; }
+  void count(Header& header, bool awaited) noexcept {
+    if (header_ == nullptr) header.sleepers.fetch_add(1);
+    header_ = &header;
+    lane_.waiting.store(awaited ? 1 : 0, std::memory_order_relaxed);
+  }
+
+ private:
+  status::LaneStatus& lane_;
+  Header* header_ = nullptr;
+};
+
+class Waiter {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Waiter(World& its_world, Waiters& waiters) : world(its_world), waiters_(&waiters) {}
+
+  World& world;
+  std::uint64_t sequence = 0;  ///< of the running operation
+
+  /// Waits until `ready()` is true; it must not become false again. `missing()` gives the ranks that are waited for.
+  /// False if that takes until (about) `limit`.
+  template <class Ready, class Missing>
+  bool wait_until(Ready ready, Missing missing, Clock::time_point limit = Clock::time_point::max());
+  /// Waits until `reached(rank)` is true of every rank; it must not become false again. False as above.
+  template <class Reached>
+  bool wait_for_all(Reached reached, Clock::time_point limit = Clock::time_point::max());
+  /// The same, but gives up and returns false after about `patience` of waiting.
+  template <class Reached>
+  bool wait_a_while_for_all(Reached reached, std::chrono::microseconds patience);
+
+  void throw_if_ended() const {
+    if (world.ended()) throw world.recorded(doing(), number());
+  }
+  /// Looks after the others once, for an operation that is carried out elsewhere.
+  void attend();
+  Deadline& deadline() const noexcept { return waiters_->deadline; }
+  [[noreturn]] void end_lost(int rank, const std::string& how);
+  [[noreturn]] void end_world(ErrorCode code, int peer, const std::string& text);
+  /// What is under way, for messages: "all_reduce(float32[10], sum)"; of a larger world, its operation.
+  std::string doing() const;
+
+  /// From now on `waiters` wait, and `meanwhile` is called at least every 2 ms, however long it takes.
+  void serve(Waiters& waiters, std::function<void()> meanwhile);
+  /// What waiting took since the last call, without spinning.
+  std::chrono::nanoseconds take_waited() noexcept { return std::exchange(waited_, std::chrono::nanoseconds(0)); }
+  /// Where this rank says what it waits for.
+  status::LaneStatus& lane() const noexcept { return world.collectives(); }
+
+ protected:
+  ~Waiter() = default;
+
+ private:
+  void meanwhile() {
+    world.mesh()->flush();
+    if (meanwhile_) meanwhile_();
+  }
+  void note_waiting(std::chrono::nanoseconds waited) noexcept {
+    if (waited.count() > 0) lane().note_wait(static_cast<std::uint64_t>(waited.count()));
+    waited_ += waited;
+  }
+  void look_after(const std::function<std::vector<int>()>& missing);
+  std::uint64_t number() const noexcept { return world.label() != nullptr ? world.label()->number() : sequence; }
+  RunningOperation running() const { return {doing(), number(), world.name(world.rank()), world.host()}; }
+  std::string omission(int rank) const;
+
+  Waiters* waiters_;
+  std::function<void()> meanwhile_;
+  std::chrono::milliseconds slice_ = Pacer::kSlice;  // the longest sleep between two calls of `meanwhile`
+  std::chrono::nanoseconds waited_{0};
+  Clock::time_point attended_{};
+  int spins_ = Pacer::kMostSpins;  // how long to spin before yielding; adapts
+};
+
+template <class Ready, class Missing>
+bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
+  if (!ready()) {
+    Pacer pacer(world.crowded(), *waiters_, spins_);
+    Sleeping sleeping(lane());
+    while (!ready()) {
+      if (world.ended()) throw_if_ended();
+      switch (pacer.next()) {
+        case Pacer::Step::Spin: sys::cpu_relax(); continue;
+        case Pacer::Step::Yield:
+          meanwhile();
+          ::sched_yield();
+          continue;
+        case Pacer::Step::Sleep: break;
+      }
+      auto longest = std::chrono::nanoseconds(slice_);
+      if (limit != Clock::time_point::max()) {
+        longest = std::min<std::chrono::nanoseconds>(longest, limit - Clock::now());
+        if (longest.count() <= 0) return false;
+      }
+      meanwhile();
+      // A rank that posted without seeing this one among the sleepers has had its store on the way for no more than
+      // nanoseconds: so the first sleep is short, and no store needs a fence.
+      Header& shared = world.header();
+      const std::uint32_t bell = shared.bell.load();
+      const bool first = !sleeping.counted();
+      const bool own = waiters_->in_caller.load(std::memory_order_relaxed) && !sys::in_service_thread();
+      sleeping.count(shared, own || waiters_->awaited.load(std::memory_order_relaxed) != 0);
+      if (first) longest = std::min<std::chrono::nanoseconds>(longest, Pacer::kFirstSlice);
+      if (!ready() && !world.ended()) sys::futex_wait(shared.bell, bell, longest);
+      if (!pacer.look_now() || ready()) continue;
+      look_after(missing);
+    }
+    pacer.arrived();
+    note_waiting(pacer.waited());
+  }
+  return true;
+}
+
+template <class Reached>
+bool Waiter::wait_for_all(Reached reached, Clock::time_point limit) {
+  int next = 0;  // those before have reached it
+  return wait_until(
+      [&] {
+        while (next < world.size() && reached(next)) ++next;
+        return next == world.size();
+      },
+      [&] {
+        std::vector<int> missing;
+        for (int rank = next; rank < world.size(); ++rank) {
+          if (!reached(rank)) missing.push_back(rank);
+        }
+        return missing;
+      },
+      limit);
+}
+
+template <class Reached>
+bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds patience) {
+  int next = 0;
+  const auto all = [&] {
+    while (next < world.size() && reached(next)) ++next;
+    return next == world.size();
+  };
+  if (!all()) {
+    Pacer pacer(world.crowded(), *waiters_, spins_);
+    Clock::time_point since{};
+    for (int steps = 1; !all(); ++steps) {
+      if (world.ended()) throw_if_ended();
+      const Pacer::Step step = pacer.next();
+      if (step == Pacer::Step::Sleep) return false;
+      if (step == Pacer::Step::Yield || steps % 64 == 0) {
+        meanwhile();
+        const auto now = Clock::now();
+        if (since == Clock::time_point{}) since = now;
+        if (now - since > patience) return false;
+      }
+      if (step == Pacer::Step::Yield) {
+        ::sched_yield();
+      } else {
+        sys::cpu_relax();
+      }
+    }
+    pacer.arrived();
+    note_waiting(pacer.waited());
+  }
+  return true;
+}
+
+// What the algorithms on one host are written over: who takes part and what all brought, the ranks' slots, counters and
+// buffers in the control memory, memory of peers, and waiting for them. Its rounds (round.cpp) fill in what ranks
+// bring; an algorithm is a function over it (algorithms.h), in which all ranks do their part. Belongs to the thread
+// that runs operations.
 class Context final : public Waiter {
  public:
   using State = RankState;  // for protocol.h
@@ -47,7 +301,7 @@ class Context final : public Waiter {
   bool non_finite = false;    ///< a result of this rank was, and somebody asks for it
   Contributors contributors;  ///< of a reduction
   std::uint64_t chunks = 0;   ///< that have been through the buffers so far, of all operations
-  /// By rank, of the operation of a larger world that this one is a part of (parts.h); empty: not known.
+  /// By rank, of the operation of a larger world that this one is a part of (algorithms.h); empty: not known.
   std::vector<Location> inputs;
 
   // --- descriptors ---
@@ -124,7 +378,7 @@ class Context final : public Waiter {
     if (world.ended_before_reads()) throw_if_ended();
   }
 
-  // Of fold_members (folding.h), kept, so that operations do not allocate:
+  // Of fold_members (reductions.cpp), kept, so that operations do not allocate:
   std::vector<const void*> fold_inputs;
   std::vector<void*> fold_outputs;
 

@@ -1,16 +1,13 @@
-// The memory through which the ranks of one host agree: one segment, made by rank 0 and mapped by all. Every word
-// has one writer (its rank), but for the header's abort record, bell and tickets; the header's plan is rank 0's.
-// Counters only grow. Plain layout without pointers; protocol.h holds the rules.
+// The memory that the ranks of a host agree through, and in it the rings by which messages go.
 #pragma once
 
-#include "comm/control/descriptor.h"
-#include "comm/local/lane_memory.h"
+#include "comm/control/agreement.h"
 #include "comm/local/protocol.h"
+#include "comm/messages/channel.h"
+#include "sys/process.h"
 
 #include <cohort/dtype.h>
 #include <cohort/error.h>
-
-#include "sys/peer_process.h"
 
 #include <algorithm>
 #include <atomic>
@@ -20,6 +17,101 @@
 #include <new>
 
 namespace cohort::comm::local {
+
+// The memory through which two ranks of a host send to each other: for each ordered pair a ring of
+// cells of one cache line, with room for small payloads in or beside them. A ring's cells are written by the sender,
+// its counters by the receiver (but for `full`). Counters only grow. Plain layout; shm_channels.h holds the rules.
+struct alignas(64) Cell {
+  static constexpr std::size_t kInline = 40;
+  /// Of all headers but those with a payload.
+  struct About {
+    std::uint64_t offer;
+    std::uint64_t address;
+    std::int64_t expected_count;
+  };
+
+  std::atomic<std::uint64_t> stamp;  ///< number of what follows in its ring, from 1; stored last, with release
+  std::int64_t count;                ///< elements; of a fragment (OfChannel) bytes
+  std::int32_t tag;
+  messages::HeaderKind kind;
+  DType dtype;
+  DType expected;
+  union {
+    std::byte payload[kInline];
+    About about;
+  };
+};
+static_assert(sizeof(Cell) == 64);
+
+struct alignas(64) ShmRingHead {
+  std::atomic<std::uint64_t> taken;      ///< cells that the receiver does not need any more
+  std::atomic<std::uint64_t> delivered;  ///< eager messages that have met their receive
+  std::atomic<std::uint32_t> full;       ///< the sender's: it waits for room
+};
+
+/// What a rank's threads sleep on while messages may come.
+struct alignas(64) WakeupWord {
+  std::atomic<std::uint32_t> bell;
+  std::atomic<std::uint32_t> sleepers;
+};
+
+/// A wakeup for each rank, then the rings; zeroes are the initial state.
+class ShmRingLayout {
+ public:
+  explicit constexpr ShmRingLayout(std::size_t ranks) noexcept : ranks_(ranks) {}
+
+  constexpr std::size_t cells() const noexcept { return ranks_ <= 64 ? 8 : ranks_ <= 256 ? 4 : 2; }
+  /// Room beside a cell: so that a world of 8 takes 4 MB, one of 64 takes 11.
+  constexpr std::size_t cell_bytes() const noexcept {
+    return ranks_ <= 4 ? 16384 : ranks_ <= 8 ? 8192 : ranks_ <= 16 ? 2048 : ranks_ <= 64 ? 256 : 64;
+  }
+  constexpr std::size_t bytes() const noexcept {
+    return ranks_ < 2 ? 0 : ranks_ * sizeof(WakeupWord) + ranks_ * ranks_ * ring_bytes();
+  }
+
+  WakeupWord& wakeup(std::byte* base, std::size_t rank) const noexcept {
+    return *reinterpret_cast<WakeupWord*>(base + rank * sizeof(WakeupWord));
+  }
+  std::byte* ring(std::byte* base, std::size_t from, std::size_t to) const noexcept {
+    return base + ranks_ * sizeof(WakeupWord) + (from * ranks_ + to) * ring_bytes();
+  }
+
+ private:
+  constexpr std::size_t ring_bytes() const noexcept {
+    return sizeof(ShmRingHead) + cells() * (sizeof(Cell) + cell_bytes());
+  }
+  std::size_t ranks_;
+};
+
+/// One direction between two ranks.
+class ShmRing {
+ public:
+  ShmRing() = default;
+  ShmRing(const ShmRingLayout& layout, std::byte* base, int from, int to) noexcept
+      : head_(layout.ring(base, static_cast<std::size_t>(from), static_cast<std::size_t>(to))),
+        cells_(layout.cells()),
+        cell_bytes_(layout.cell_bytes()) {}
+
+  ShmRingHead& head() const noexcept { return *reinterpret_cast<ShmRingHead*>(head_); }
+  /// Where the cell with this number (from 1) stands.
+  Cell& cell(std::uint64_t number) const noexcept {
+    return *reinterpret_cast<Cell*>(head_ + sizeof(ShmRingHead) + slot(number) * sizeof(Cell));
+  }
+  std::byte* beside(std::uint64_t number) const noexcept {
+    return head_ + sizeof(ShmRingHead) + cells_ * sizeof(Cell) + slot(number) * cell_bytes_;
+  }
+  std::size_t cells() const noexcept { return cells_; }
+
+ private:
+  std::size_t slot(std::uint64_t number) const noexcept { return static_cast<std::size_t>(number - 1) & (cells_ - 1); }
+  std::byte* head_ = nullptr;
+  std::size_t cells_ = 0;
+  std::size_t cell_bytes_ = 0;
+};
+
+// The memory through which the ranks of one host agree: one segment, made by rank 0 and mapped by all. Every word
+// has one writer (its rank), but for the header's abort record, bell and tickets; the header's plan is rank 0's.
+// Counters only grow. Plain layout without pointers; protocol.h holds the rules.
 
 inline constexpr std::size_t kLine = 64;  // bytes of a cache line
 // Prefetchers fetch lines in pairs: what different ranks write, or one polls and another writes, is this far apart.
@@ -58,7 +150,7 @@ struct alignas(kApart) RankState {
   std::atomic<std::uint64_t> non_finite[2];
   /// By the parity of a chunk's number: where it lies in this rank's process, where peers read it there. Written before
   /// `staged`.
-  std::uint64_t lent[2];
+  std::uint64_t borrowed[2];
   std::uint64_t control_address;  ///< of this memory in its process; written before `ready`
   sys::CoreSet cores;             ///< written before `ready`
   Slot slots[2];
@@ -110,7 +202,7 @@ struct Header {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
 /// Header, rank states, payloads beside the slots, then each rank's staging buffers (two for what it brings, two for
-/// what it has reduced), then the lanes of send and recv.
+/// what it has reduced), then the rings of send and recv.
 class ControlLayout {
  public:
   explicit ControlLayout(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
@@ -121,8 +213,8 @@ class ControlLayout {
   std::size_t usual_chunk_bytes() const noexcept { return std::min(chunk_bytes(), std::size_t{128} << 10); }
   /// Room beside a slot, and so the most that `Plan::inline_bytes` may be.
   std::size_t payload_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{64} << 10 : std::size_t{8} << 10; }
-  std::size_t bytes() const noexcept { return lanes_offset() + lane_layout().bytes(); }
-  LaneLayout lane_layout() const noexcept { return LaneLayout(ranks_); }
+  std::size_t bytes() const noexcept { return rings_offset() + ring_layout().bytes(); }
+  ShmRingLayout ring_layout() const noexcept { return ShmRingLayout(ranks_); }
 
   static Header& header(void* base) noexcept { return *static_cast<Header*>(base); }
   RankState& state(void* base, int rank) const noexcept {
@@ -133,7 +225,7 @@ class ControlLayout {
     return static_cast<std::byte*>(base) + payloads_offset() +
            (static_cast<std::size_t>(rank) * 2 + static_cast<std::size_t>(sequence % 2)) * payload_bytes();
   }
-  std::byte* lanes(void* base) const noexcept { return static_cast<std::byte*>(base) + lanes_offset(); }
+  std::byte* rings(void* base) const noexcept { return static_cast<std::byte*>(base) + rings_offset(); }
   std::byte* staging(void* base, int rank, std::uint64_t chunk) const noexcept { return buffer(base, rank, chunk % 2); }
   std::byte* results(void* base, int rank, std::uint64_t chunk) const noexcept {
     return buffer(base, rank, 2 + chunk % 2);
@@ -145,7 +237,7 @@ class ControlLayout {
   static std::size_t states_offset() noexcept { return pages(sizeof(Header)); }
   std::size_t payloads_offset() const noexcept { return pages(states_offset() + ranks_ * sizeof(RankState)); }
   std::size_t staging_offset() const noexcept { return payloads_offset() + ranks_ * 2 * payload_bytes(); }
-  std::size_t lanes_offset() const noexcept { return staging_offset() + ranks_ * 4 * chunk_bytes(); }
+  std::size_t rings_offset() const noexcept { return staging_offset() + ranks_ * 4 * chunk_bytes(); }
   std::byte* buffer(void* base, int rank, std::uint64_t index) const noexcept {
     return static_cast<std::byte*>(base) + staging_offset() +
            (static_cast<std::size_t>(rank) * 4 + static_cast<std::size_t>(index)) * chunk_bytes();

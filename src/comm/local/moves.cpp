@@ -1,7 +1,6 @@
-#include "comm/local/moves.h"
+#include "comm/local/algorithms.h"
 
-#include "comm/lent.h"
-#include "comm/local/round.h"
+#include "comm/device_op.h"
 #include "comm/slices.h"
 
 #include <algorithm>
@@ -30,7 +29,7 @@ bool lend(Context& context, const Request& request, int source, const MovedBlock
     memory = context.world.mesh()->mapping(source, input.segment);
   }
   if (from == nullptr || from == to) return false;
-  request.lent->push_back({block.to, from, block.bytes, std::move(memory)});
+  request.borrowed->push_back({block.to, from, block.bytes, std::move(memory)});
   return true;
 }
 
@@ -101,7 +100,7 @@ void move_direct(Context& context, const Request& request) {
     const MovedBlock own = block_of(context, request, source, context.rank);
     if (own.bytes == 0) continue;
     std::byte* const to = static_cast<std::byte*>(request.output) + own.to;
-    if (request.lent != nullptr && lend(context, request, source, own, to)) continue;
+    if (request.borrowed != nullptr && lend(context, request, source, own, to)) continue;
     if (source == context.rank) {
       context.copy_pieces(to, static_cast<const std::byte*>(request.input) + own.from, own.bytes);
     } else {

@@ -1,7 +1,7 @@
 // Model tests of protocol.h: Relacy runs it on words of its own, tries interleavings of the ranks, lets each load see
 // every value that C++'s memory model allows, and reports data races in the buffers beside. Each model is also run with
 // faults in it, which Relacy has to find: a model that cannot fail shows nothing. What is not modelled: that sleepers
-// are woken in time, since they sleep in short slices (waiting.h).
+// are woken in time, since they sleep in short slices (context.h).
 #include "comm/local/protocol.h"
 
 #include <array>
@@ -89,7 +89,7 @@ struct Operations : rl::test_suite<Operations<kRanks>, kRanks> {
     Word<std::uint64_t> staged, reduced;
     std::array<Slot, 2> slots;
     std::array<Plain, 2> staging, results;
-    std::array<Plain, kChunks> lent;  // memory of the rank's program that peers read in place
+    std::array<Plain, kChunks> borrowed;  // memory of the rank's program that peers read in place
   };
   struct Context {
     using State = Operations::State;
@@ -138,7 +138,7 @@ struct Operations : rl::test_suite<Operations<kRanks>, kRanks> {
   void one_ahead(Context& context, std::uint64_t sequence, std::uint64_t base, bool lends) {
     const bool in_place = lends && context.rank == 0;
     for (int i = 0; i < kChunks && in_place; ++i) {
-      context.own().lent[static_cast<std::size_t>(i)].write(value(0, sequence, static_cast<std::uint64_t>(i)));
+      context.own().borrowed[static_cast<std::size_t>(i)].write(value(0, sequence, static_cast<std::uint64_t>(i)));
     }
     announce(context, sequence);
     run_one_ahead(
@@ -149,11 +149,11 @@ struct Operations : rl::test_suite<Operations<kRanks>, kRanks> {
         [&](std::uint64_t chunk, std::uint64_t number) {
           for (int rank = 0; rank < kRanks; ++rank) {
             State& state = states[static_cast<std::size_t>(rank)];
-            const Plain& from = lends && rank == 0 ? state.lent[chunk] : state.staging[buffer(number)];
+            const Plain& from = lends && rank == 0 ? state.borrowed[chunk] : state.staging[buffer(number)];
             RL_ASSERT(from.read() == value(rank, sequence, chunk));
           }
         });
-    if (in_place) context.own().lent[kChunks - 1].write(0);  // the program has its memory back
+    if (in_place) context.own().borrowed[kChunks - 1].write(0);  // the program has its memory back
   }
   std::uint64_t three_stages(Context& context, std::uint64_t sequence, std::uint64_t base) {
     announce(context, sequence);

@@ -1,7 +1,7 @@
-#include "comm/local/round.h"
+#include "comm/local/algorithms.h"
 
 #include "base/result.h"
-#include "comm/control/operation.h"
+#include "comm/control/agreement.h"
 
 #include <fmt/format.h>
 

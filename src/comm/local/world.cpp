@@ -2,7 +2,7 @@
 
 #include "base/result.h"
 #include "comm/local/rendezvous.h"
-#include "sys/futex.h"
+#include "sys/thread.h"
 #include "transport/transport.h"
 
 #include <fmt/format.h>

@@ -6,11 +6,11 @@
 
 #include "comm/communicator_impl.h"
 #include "comm/local/control.h"
-#include "comm/local/mesh.h"
-#include "comm/messages/members.h"
+#include "comm/local/rendezvous.h"
+#include "comm/messages/channel.h"
 #include "status/status_page.h"
-#include "sys/peer_process.h"
-#include "sys/shared_memory.h"
+#include "sys/memory.h"
+#include "sys/process.h"
 
 #include <memory>
 #include <optional>
@@ -90,7 +90,7 @@ class World final : public messages::Members {
 
   // --- waking ---
 
-  /// Wakes those who sleep, after a store that peers wait for. They need not have seen it by then: see waiting.h.
+  /// Wakes those who sleep, after a store that peers wait for. They need not have seen it by then: see context.h.
   void ring() noexcept {
     if (header().sleepers.load(std::memory_order_relaxed) != 0) wake();
   }

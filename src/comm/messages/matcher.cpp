@@ -1,12 +1,32 @@
-// Calls and matching. Waiting is in matcher_waiting.cpp, how messages fail in matcher_faults.cpp.
 #include "comm/messages/matcher.h"
+
+#include "comm/messages/channel.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 namespace cohort::comm::messages {
+
+Result<MessageHeader> read_header(std::string_view bytes, std::size_t longest) {
+  Result<MessageHeader> header = codec::decode<MessageHeader>(bytes.substr(0, kHeaderBytes));
+  if (!header) return header;
+  const bool eager = header->kind == HeaderKind::Eager;
+  const std::size_t payload = bytes.size() - kHeaderBytes;
+  // The count alone could be so large that its bytes are few.
+  if (payload > longest || (eager && static_cast<std::size_t>(header->count) > longest) ||
+      payload != (eager ? header->bytes() : 0)) {
+    return fail(ErrorCode::Corrupt, "a message of another length than it says");
+  }
+  if (eager != (header->offer == 0) && header->kind != HeaderKind::Refused) {
+    return fail(ErrorCode::Corrupt, "a message header without its number");
+  }
+  return header;
+}
+
 namespace {
+
+// Calls and matching. Waiting is in matcher_waiting.cpp, how messages fail in matcher_faults.cpp.
 
 // Messages that were sent before anyone receives them lie in the receiver's memory. After so many, sends wait for
 // theirs.
@@ -14,8 +34,8 @@ constexpr std::uint64_t kMostUnmet = 256;
 // From this size on the thread is woken at once: it has more to do than being woken costs.
 constexpr std::size_t kWorthWaking = std::size_t{256} << 10;
 
-bool is_answer(LetterKind kind) noexcept {
-  return kind == LetterKind::Grant || kind == LetterKind::Done || kind == LetterKind::Refused;
+bool is_answer(HeaderKind kind) noexcept {
+  return kind == HeaderKind::Grant || kind == HeaderKind::Done || kind == HeaderKind::Refused;
 }
 
 Message message_of(const Request& request) noexcept {
@@ -31,13 +51,13 @@ Message message_of(const Request& request) noexcept {
   return message;
 }
 
-Letter letter_of(const Message& message, LetterKind kind) noexcept {
-  Letter letter;
-  letter.kind = kind;
-  letter.dtype = message.dtype;
-  letter.tag = message.tag;
-  letter.count = message.count;
-  return letter;
+MessageHeader letter_of(const Message& message, HeaderKind kind) noexcept {
+  MessageHeader header;
+  header.kind = kind;
+  header.dtype = message.dtype;
+  header.tag = message.tag;
+  header.count = message.count;
+  return header;
 }
 
 }  // namespace
@@ -46,20 +66,20 @@ MessageWork::~MessageWork() = default;
 
 // --- calls ---
 
-Matcher::Channel& Matcher::open(int peer) {
-  auto& channel = channels_[static_cast<std::size_t>(peer)];
-  if (!channel) {
-    channel = std::make_unique<Channel>();
-    channel->peer = peer;
-    for (Paths* const kind : owner_.kinds) {
+Matcher::PeerState& Matcher::open(int peer) {
+  auto& peer_state = peer_states_[static_cast<std::size_t>(peer)];
+  if (!peer_state) {
+    peer_state = std::make_unique<PeerState>();
+    peer_state->peer = peer;
+    for (Channels* const kind : owner_.kinds) {
       if (!kind->leads_to(peer)) continue;
-      channel->kind = kind;
-      channel->path = kind->open(peer);
+      peer_state->kind = kind;
+      peer_state->channel = kind->open(peer);
       break;
     }
-    opened_.push_back(channel.get());
+    opened_.push_back(peer_state.get());
   }
-  return *channel;
+  return *peer_state;
 }
 
 void Matcher::open_all() {
@@ -71,7 +91,7 @@ void Matcher::open_all() {
 Work Matcher::submit(const Request& request) {
   Message message = message_of(request);
   const bool any = message.peer == kAnySource;
-  for (Paths* const kind : owner_.kinds) {  // there may be news of the peer
+  for (Channels* const kind : owner_.kinds) {  // there may be news of the peer
     if (kind->is_driven && kind->attended.load(std::memory_order_relaxed) == 0 && (any || kind->leads_to(message.peer)))
       kind->look();
   }
@@ -87,13 +107,13 @@ Work Matcher::submit(const Request& request) {
     } else if (any) {
       work = pend(nullptr, message, called);
     } else {
-      Channel& channel = open(message.peer);
+      PeerState& peer_state = open(message.peer);
       const bool over =
-          message.kind == Kind::Send ? send_at_once(channel, message) : receive_at_once(channel, message, failed);
+          message.kind == Kind::Send ? send_at_once(peer_state, message) : receive_at_once(peer_state, message, failed);
       if (!over) {
-        work = pend(&channel, message, called);
-      } else if (!failed && channel.late_refusal) {
-        failed = late(channel, message);
+        work = pend(&peer_state, message, called);
+      } else if (!failed && peer_state.late_refusal) {
+        failed = late(peer_state, message);
       }
     }
     if (!finished_.empty()) settle(lock);
@@ -103,57 +123,57 @@ Work Matcher::submit(const Request& request) {
   return failed ? Work(std::make_shared<FailedWork>(*std::move(failed))) : Work();
 }
 
-bool Matcher::may_be_eager(Channel& channel, std::size_t bytes) const noexcept {
-  if (bytes > channel.path->eager_bytes) return false;
-  if (channel.eager - channel.eager_met < kMostUnmet) return true;
-  channel.eager_met = std::min(channel.path->met(), channel.eager);
-  return channel.eager - channel.eager_met < kMostUnmet;
+bool Matcher::may_be_eager(PeerState& peer_state, std::size_t bytes) const noexcept {
+  if (bytes > peer_state.channel->eager_bytes) return false;
+  if (peer_state.eager - peer_state.eager_met < kMostUnmet) return true;
+  peer_state.eager_met = std::min(peer_state.channel->met(), peer_state.eager);
+  return peer_state.eager - peer_state.eager_met < kMostUnmet;
 }
 
 /// Those that nothing else stands before.
-void Matcher::take_answers(Channel& channel) {
+void Matcher::take_answers(PeerState& peer_state) {
   Arrival arrival;
-  while (channel.path->peek(arrival) && is_answer(arrival.letter.kind)) take(channel, arrival);
+  while (peer_state.channel->peek(arrival) && is_answer(arrival.header.kind)) take(peer_state, arrival);
 }
 
-bool Matcher::send_at_once(Channel& channel, const Message& message) {
-  take_answers(channel);
-  if (!channel.outbox.empty() || !may_be_eager(channel, message.bytes())) return false;
-  if (!channel.path->put(letter_of(message, LetterKind::Eager), message.from)) return false;
-  ++channel.eager;
+bool Matcher::send_at_once(PeerState& peer_state, const Message& message) {
+  take_answers(peer_state);
+  if (!peer_state.outbox.empty() || !may_be_eager(peer_state, message.bytes())) return false;
+  if (!peer_state.channel->put(letter_of(message, HeaderKind::Eager), message.from)) return false;
+  ++peer_state.eager;
   return true;
 }
 
-bool Matcher::receive_at_once(Channel& channel, const Message& message, std::optional<Error>& failed) {
+bool Matcher::receive_at_once(PeerState& peer_state, const Message& message, std::optional<Error>& failed) {
   Arrival arrival;
-  while (channel.path->peek(arrival)) {
-    const Letter& letter = arrival.letter;
-    if (is_answer(letter.kind)) {
-      take(channel, arrival);
+  while (peer_state.channel->peek(arrival)) {
+    const MessageHeader& header = arrival.header;
+    if (is_answer(header.kind)) {
+      take(peer_state, arrival);
       continue;
     }
-    if (letter.kind != LetterKind::Eager || letter.tag != message.tag) return false;
-    if (!channel.receives.empty() || !any_receives_.empty() || !channel.unexpected.empty()) return false;
-    failed = deliver(channel, message, letter, arrival.payload);
-    channel.path->take();
+    if (header.kind != HeaderKind::Eager || header.tag != message.tag) return false;
+    if (!peer_state.receives.empty() || !any_receives_.empty() || !peer_state.unexpected.empty()) return false;
+    failed = deliver(peer_state, message, header, arrival.payload);
+    peer_state.channel->take();
     return true;
   }
   return false;
 }
 
-Matcher::WorkPtr Matcher::pend(Channel* channel, const Message& message, Clock::time_point called) {
+Matcher::WorkPtr Matcher::pend(PeerState* peer_state, const Message& message, Clock::time_point called) {
   if (called == Clock::time_point{}) called = Clock::now();
   WorkPtr work = std::make_shared<MessageWork>(*this, owner_.keep(), message, called);
-  count(channel, 1);
+  count(peer_state, 1);
   if (message.kind == Kind::Send) {
-    channel->outbox.push_back({{LetterKind::None}, work});
-    flush(*channel);
-  } else if (channel != nullptr) {
-    receive(*channel, work);
+    peer_state->outbox.push_back({{HeaderKind::None}, work});
+    flush(*peer_state);
+  } else if (peer_state != nullptr) {
+    receive(*peer_state, work);
   } else {
     receive_any(work);
   }
-  const Paths& at = channel != nullptr ? *channel->kind : home_;
+  const Channels& at = peer_state != nullptr ? *peer_state->kind : home_;
   if (!at.is_driven && at.pending > 0) {
     if (!thread_.joinable()) start_thread();
     if (dozing_ || message.bytes() >= kWorthWaking) home_.wake();
@@ -161,17 +181,17 @@ Matcher::WorkPtr Matcher::pend(Channel* channel, const Message& message, Clock::
   return work;
 }
 
-void Matcher::receive(Channel& channel, const WorkPtr& work) {
-  const auto found = std::find_if(channel.unexpected.begin(), channel.unexpected.end(),
-                                  [&](const Unexpected& message) { return message.letter.tag == work->message_.tag; });
-  if (found != channel.unexpected.end()) {
+void Matcher::receive(PeerState& peer_state, const WorkPtr& work) {
+  const auto found = std::find_if(peer_state.unexpected.begin(), peer_state.unexpected.end(),
+                                  [&](const Unexpected& message) { return message.header.tag == work->message_.tag; });
+  if (found != peer_state.unexpected.end()) {
     const Unexpected message = std::move(*found);
-    channel.unexpected.erase(found);
-    meet(channel, work, message.letter, message.payload.data());
+    peer_state.unexpected.erase(found);
+    meet(peer_state, work, message.header, message.payload.data());
     return;
   }
-  channel.receives.push_back(work);
-  drain(channel);
+  peer_state.receives.push_back(work);
+  drain(peer_state);
 }
 
 /// What has come by now is put aside in turns, so that the first of it can be told.
@@ -179,67 +199,67 @@ void Matcher::receive_any(const WorkPtr& work) {
   open_all();
   for (bool moved = true; moved;) {
     moved = false;
-    for (Channel* const channel : opened_) {
+    for (PeerState* const peer_state : opened_) {
       Arrival arrival;
-      if (!channel->path->peek(arrival)) continue;
-      take(*channel, arrival);
+      if (!peer_state->channel->peek(arrival)) continue;
+      take(*peer_state, arrival);
       moved = true;
     }
   }
-  Channel* from = nullptr;
+  PeerState* from = nullptr;
   std::deque<Unexpected>::iterator first;
-  for (Channel* const channel : opened_) {
+  for (PeerState* const peer_state : opened_) {
     const auto found =
-        std::find_if(channel->unexpected.begin(), channel->unexpected.end(),
-                     [&](const Unexpected& message) { return message.letter.tag == work->message_.tag; });
-    if (found == channel->unexpected.end() || (from != nullptr && first->arrival < found->arrival)) continue;
-    from = channel;
+        std::find_if(peer_state->unexpected.begin(), peer_state->unexpected.end(),
+                     [&](const Unexpected& message) { return message.header.tag == work->message_.tag; });
+    if (found == peer_state->unexpected.end() || (from != nullptr && first->arrival < found->arrival)) continue;
+    from = peer_state;
     first = found;
   }
   if (from == nullptr) return any_receives_.push_back(work);
   const Unexpected message = std::move(*first);
   from->unexpected.erase(first);
   work->message_.peer = from->peer;
-  meet(*from, work, message.letter, message.payload.data());
+  meet(*from, work, message.header, message.payload.data());
 }
 
-// --- letters out ---
+// --- headers out ---
 
 /// `ends`: a receive that is over once the peer has been told.
-void Matcher::answer(Channel& channel, const Letter& letter, WorkPtr ends) {
-  channel.outbox.push_back({letter, std::move(ends)});
-  flush(channel);
+void Matcher::answer(PeerState& peer_state, const MessageHeader& header, WorkPtr ends) {
+  peer_state.outbox.push_back({header, std::move(ends)});
+  flush(peer_state);
 }
 
 /// Puts what is to be put while there is room.
-bool Matcher::flush(Channel& channel) {
+bool Matcher::flush(PeerState& peer_state) {
   bool moved = false;
-  while (!channel.outbox.empty()) {
-    const Outgoing& next = channel.outbox.front();
-    Letter letter = next.letter;
-    const bool is_message = letter.kind == LetterKind::None;
+  while (!peer_state.outbox.empty()) {
+    const Outgoing& next = peer_state.outbox.front();
+    MessageHeader header = next.header;
+    const bool is_message = header.kind == HeaderKind::None;
     const std::byte* payload = nullptr;
     if (is_message) {
       const Message& message = next.work->message_;
-      const bool eager = may_be_eager(channel, message.bytes());
-      letter = letter_of(message, eager ? LetterKind::Eager : LetterKind::Offer);
+      const bool eager = may_be_eager(peer_state, message.bytes());
+      header = letter_of(message, eager ? HeaderKind::Eager : HeaderKind::Offer);
       if (!eager) {
-        letter.offer = channel.offers + 1;
-        letter.address = reinterpret_cast<std::uint64_t>(message.from);
+        header.offer = peer_state.offers + 1;
+        header.address = reinterpret_cast<std::uint64_t>(message.from);
       }
       payload = message.from;
     }
-    if (!channel.path->put(letter, payload)) return moved;
+    if (!peer_state.channel->put(header, payload)) return moved;
     const WorkPtr work = next.work;
-    channel.outbox.pop_front();
+    peer_state.outbox.pop_front();
     moved = true;
-    if (letter.kind == LetterKind::Offer) {
-      work->offer_ = ++channel.offers;
-      channel.offered.push_back(work);
+    if (header.kind == HeaderKind::Offer) {
+      work->offer_ = ++peer_state.offers;
+      peer_state.offered.push_back(work);
       continue;
     }
     if (is_message) {
-      ++channel.eager;
+      ++peer_state.eager;
       mark_met(*work);
     }
     if (work) complete(work, std::exchange(work->refusal_, std::nullopt));
@@ -247,29 +267,29 @@ bool Matcher::flush(Channel& channel) {
   return moved;
 }
 
-// --- letters in ---
+// --- headers in ---
 
-bool Matcher::drain(Channel& channel) {
+bool Matcher::drain(PeerState& peer_state) {
   bool moved = false;
   Arrival arrival;
-  while (wants_letters(channel) && channel.path->peek(arrival)) {
-    take(channel, arrival);
+  while (wants_letters(peer_state) && peer_state.channel->peek(arrival)) {
+    take(peer_state, arrival);
     moved = true;
   }
   return moved;
 }
 
 /// The receive that was started first of those that a message of the peer with this tag may meet.
-Matcher::WorkPtr Matcher::take_receive(Channel& channel, std::int32_t tag) {
+Matcher::WorkPtr Matcher::take_receive(PeerState& peer_state, std::int32_t tag) {
   const auto fits = [&](const WorkPtr& work) { return work->message_.tag == tag; };
-  auto found = std::find_if(channel.receives.begin(), channel.receives.end(), fits);
+  auto found = std::find_if(peer_state.receives.begin(), peer_state.receives.end(), fits);
   const auto any = std::find_if(any_receives_.begin(), any_receives_.end(), fits);
-  std::deque<WorkPtr>* list = &channel.receives;
+  std::deque<WorkPtr>* list = &peer_state.receives;
   if (any != any_receives_.end() &&
-      (found == channel.receives.end() || (*any)->message_.number < (*found)->message_.number)) {
+      (found == peer_state.receives.end() || (*any)->message_.number < (*found)->message_.number)) {
     found = any;
     list = &any_receives_;
-    (*any)->message_.peer = channel.peer;
+    (*any)->message_.peer = peer_state.peer;
   }
   if (found == list->end()) return nullptr;
   WorkPtr work = std::move(*found);
@@ -277,113 +297,114 @@ Matcher::WorkPtr Matcher::take_receive(Channel& channel, std::int32_t tag) {
   return work;
 }
 
-Matcher::WorkPtr Matcher::take_offered(Channel& channel, std::uint64_t offer) {
-  const auto found = std::find_if(channel.offered.begin(), channel.offered.end(),
+Matcher::WorkPtr Matcher::take_offered(PeerState& peer_state, std::uint64_t offer) {
+  const auto found = std::find_if(peer_state.offered.begin(), peer_state.offered.end(),
                                   [&](const WorkPtr& work) { return work->offer_ == offer; });
-  if (found == channel.offered.end()) {
+  if (found == peer_state.offered.end()) {
     Message what;
-    what.peer = channel.peer;
-    end(what, channel.peer, ErrorCode::Corrupt,
+    what.peer = peer_state.peer;
+    end(what, peer_state.peer, ErrorCode::Corrupt,
         fmt::format("rank {} ({}) answered a message that rank {} ({}) has not offered -- do all ranks run the same "
                     "build?",
-                    channel.peer, members_.host_name(channel.peer), rank_, members_.host_name(rank_)));
+                    peer_state.peer, members_.host_name(peer_state.peer), rank_, members_.host_name(rank_)));
     return nullptr;
   }
   WorkPtr work = std::move(*found);
-  channel.offered.erase(found);
+  peer_state.offered.erase(found);
   return work;
 }
 
 /// Takes what has come first.
-void Matcher::take(Channel& channel, const Arrival& arrival) {
-  const Letter& letter = arrival.letter;
-  switch (letter.kind) {
-    case LetterKind::Eager:
-    case LetterKind::Offer: {
-      if (const WorkPtr work = take_receive(channel, letter.tag)) {
-        meet(channel, work, letter, arrival.payload);
+void Matcher::take(PeerState& peer_state, const Arrival& arrival) {
+  const MessageHeader& header = arrival.header;
+  switch (header.kind) {
+    case HeaderKind::Eager:
+    case HeaderKind::Offer: {
+      if (const WorkPtr work = take_receive(peer_state, header.tag)) {
+        meet(peer_state, work, header, arrival.payload);
         break;
       }
       Unexpected message;
-      message.letter = letter;
+      message.header = header;
       message.arrival = ++arrivals_;
-      if (letter.kind == LetterKind::Eager) message.payload.assign(arrival.payload, arrival.payload + letter.bytes());
-      channel.unexpected.push_back(std::move(message));
+      if (header.kind == HeaderKind::Eager) message.payload.assign(arrival.payload, arrival.payload + header.bytes());
+      peer_state.unexpected.push_back(std::move(message));
       break;
     }
-    case LetterKind::Grant: {
-      const WorkPtr work = take_offered(channel, letter.offer);
+    case HeaderKind::Grant: {
+      const WorkPtr work = take_offered(peer_state, header.offer);
       if (!work) break;
       mark_met(*work);
-      work->transfer_ = channel.path->send_payload(work->message_, letter.offer);
-      channel.moving.push_back(work);
+      work->transfer_ = peer_state.channel->send_payload(work->message_, header.offer);
+      peer_state.moving.push_back(work);
       break;
     }
-    case LetterKind::Done: {
-      if (const WorkPtr work = take_offered(channel, letter.offer)) complete(work, std::nullopt);
+    case HeaderKind::Done: {
+      if (const WorkPtr work = take_offered(peer_state, header.offer)) complete(work, std::nullopt);
       break;
     }
-    case LetterKind::Refused: {
-      if (letter.offer != 0) {
-        if (const WorkPtr work = take_offered(channel, letter.offer)) complete(work, refusal(work->message_, letter));
-      } else if (!channel.late_refusal) {
+    case HeaderKind::Refused: {
+      if (header.offer != 0) {
+        if (const WorkPtr work = take_offered(peer_state, header.offer))
+          complete(work, refusal(work->message_, header));
+      } else if (!peer_state.late_refusal) {
         Message own;
-        own.peer = channel.peer;
-        own.tag = letter.tag;
-        own.dtype = letter.dtype;
-        own.count = letter.count;
-        channel.late_refusal = refusal(own, letter);
+        own.peer = peer_state.peer;
+        own.tag = header.tag;
+        own.dtype = header.dtype;
+        own.count = header.count;
+        peer_state.late_refusal = refusal(own, header);
       }
       break;
     }
-    case LetterKind::None:
-    case LetterKind::OfPath: break;
+    case HeaderKind::None:
+    case HeaderKind::OfChannel: break;
   }
-  channel.path->take();
+  peer_state.channel->take();
 }
 
 /// A receive and its message.
-void Matcher::meet(Channel& channel, const WorkPtr& work, const Letter& letter, const std::byte* payload) {
+void Matcher::meet(PeerState& peer_state, const WorkPtr& work, const MessageHeader& header, const std::byte* payload) {
   mark_met(*work);
   const Message& own = work->message_;
-  if (letter.kind == LetterKind::Eager) return complete(work, deliver(channel, own, letter, payload));
-  const bool fits = own.dtype == letter.dtype && own.count == letter.count;
-  work->offer_ = letter.offer;
-  Letter back = letter;
+  if (header.kind == HeaderKind::Eager) return complete(work, deliver(peer_state, own, header, payload));
+  const bool fits = own.dtype == header.dtype && own.count == header.count;
+  work->offer_ = header.offer;
+  MessageHeader back = header;
   if (fits && own.count > 0) {
-    work->transfer_ = channel.path->receive_payload(own, letter);
-    channel.moving.push_back(work);
-    back.kind = LetterKind::Grant;
-    if (work->transfer_->asks_sender) answer(channel, back);
+    work->transfer_ = peer_state.channel->receive_payload(own, header);
+    peer_state.moving.push_back(work);
+    back.kind = HeaderKind::Grant;
+    if (work->transfer_->asks_sender) answer(peer_state, back);
     return;
   }
-  back.kind = fits ? LetterKind::Done : LetterKind::Refused;
+  back.kind = fits ? HeaderKind::Done : HeaderKind::Refused;
   back.expected = own.dtype;
   back.expected_count = own.count;
   if (!fits) work->refusal_ = refusal(own, back);
-  answer(channel, back, work);
+  answer(peer_state, back, work);
 }
 
-std::optional<Error> Matcher::deliver(Channel& channel, const Message& to, const Letter& letter,
+std::optional<Error> Matcher::deliver(PeerState& peer_state, const Message& to, const MessageHeader& header,
                                       const std::byte* payload) {
-  channel.path->note_met();
-  if (to.dtype == letter.dtype && to.count == letter.count) {
+  peer_state.channel->note_met();
+  if (to.dtype == header.dtype && to.count == header.count) {
     if (const std::size_t bytes = to.bytes(); bytes > 0) std::memcpy(to.to, payload, bytes);
     return std::nullopt;
   }
-  Letter back = letter;
-  back.kind = LetterKind::Refused;
+  MessageHeader back = header;
+  back.kind = HeaderKind::Refused;
   back.expected = to.dtype;
   back.expected_count = to.count;
-  answer(channel, back);
+  answer(peer_state, back);
   return refusal(to, back);
 }
 
 // --- payloads ---
 
-bool Matcher::move_payloads(Channel& channel, Lock& lock) {
-  for (std::size_t i = 0; i < channel.moving.size(); ++i) {
-    const WorkPtr work = channel.moving[i];
+bool Matcher::move_payloads(PeerState& peer_state, Lock& lock) {
+  for (std::size_t i = 0; i < peer_state.moving.size(); ++i) {
+    const WorkPtr work = peer_state.moving[i];
     if (work->transfer_->busy) continue;
     const auto step = work->transfer_->step(lock);  // the list may be another one afterwards, if it has moved
     if (members_.ended()) {
@@ -396,14 +417,14 @@ bool Matcher::move_payloads(Channel& channel, Lock& lock) {
     }
     if (*step == Transfer::Step::Still) continue;
     if (*step == Transfer::Step::Moved) return true;
-    channel.moving.erase(std::find(channel.moving.begin(), channel.moving.end(), work));
+    peer_state.moving.erase(std::find(peer_state.moving.begin(), peer_state.moving.end(), work));
     if (work->message_.kind == Kind::Send || work->transfer_->asks_sender) {
       complete(work, std::nullopt);
     } else {
-      Letter done;
-      done.kind = LetterKind::Done;
+      MessageHeader done;
+      done.kind = HeaderKind::Done;
       done.offer = work->offer_;
-      answer(channel, done, work);
+      answer(peer_state, done, work);
     }
     return true;
   }
@@ -419,10 +440,10 @@ bool Matcher::progress(Lock& lock) {
   }
   bool moved = false;
   for (std::size_t i = 0; i < opened_.size(); ++i) {
-    Channel& channel = *opened_[i];
-    if (wants_letters(channel) && drain(channel)) moved = true;
-    if (!channel.outbox.empty() && flush(channel)) moved = true;
-    if (!channel.moving.empty() && move_payloads(channel, lock)) moved = true;
+    PeerState& peer_state = *opened_[i];
+    if (wants_letters(peer_state) && drain(peer_state)) moved = true;
+    if (!peer_state.outbox.empty() && flush(peer_state)) moved = true;
+    if (!peer_state.moving.empty() && move_payloads(peer_state, lock)) moved = true;
   }
   return moved;
 }

@@ -1,5 +1,5 @@
-// For tests: memory and streams of GPUs, and what operations on them throw. `seen_by_kernels` is of the pretended ones
-// alone (comm/cuda/pretended). One thread per communicator.
+// For tests: memory and streams of GPUs, and what operations on them throw. `seen_by_kernels` is of the fake ones
+// alone (comm/cuda/fake). One thread per communicator.
 #pragma once
 
 #include "comm/cuda/driver.h"
@@ -40,7 +40,7 @@ inline void wait_for_flag(void* flag) {
   while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 inline float* seen_by_kernels(void* memory) {
-  return static_cast<float*>(of_driver<void*(void*)>("pretended_cuda_memory")(memory));
+  return static_cast<float*>(of_driver<void*(void*)>("fake_cuda_memory")(memory));
 }
 inline void* new_stream() {
   const cuda::InGpu here(cuda::Gpu::at(0));
@@ -78,6 +78,10 @@ class Floats {
   std::int64_t count_;
   Memory memory_;
 };
+/// Each rank on a GPU of its own.
+inline Floats floats(Communicator& comm, std::vector<float> values) {
+  return {comm, std::move(values), comm.rank() % 4};
+}
 
 /// What an operation throws.
 template <class Body>

@@ -4,11 +4,19 @@
 #pragma once
 
 #include "base/result.h"
-#include "cluster/pretended_hosts.h"
-#include "comm/thread_world.h"
+#include "cluster/identity.h"
+#include "comm/communicator_impl.h"
+
+#include <cohort/communicator.h>
+#include <cohort/error.h>
+#include <cohort/observer.h>
+
+#include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <functional>
+#include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -58,5 +66,37 @@ inline std::vector<Communicator> form_world(int size, const ThreadWorldOptions& 
 inline void run_world(int size, const std::function<void(Communicator)>& body, const ThreadWorldOptions& options = {}) {
   run_on_threads_of(form_world(size, options), body);
 }
+
+// For tests: what operations say when they fail.
+
+/// The text of the error with this code that `body` throws; fails the test if it throws none or another.
+inline std::string what_of(const std::function<void()>& body, ErrorCode code) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+inline bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+// For tests: communicator memory as numbers.
+
+inline std::span<float> floats(Memory& memory) {
+  return {static_cast<float*>(memory.data()), memory.bytes() / sizeof(float)};
+}
+
+/// What an observer is told.
+struct Recorder : Observer {
+  void on_collective(const CollectiveEvent& event) override {
+    const std::lock_guard lock(mutex);
+    events.push_back(event);
+  }
+  std::mutex mutex;
+  std::vector<CollectiveEvent> events;
+};
 
 }  // namespace cohort::comm::testing

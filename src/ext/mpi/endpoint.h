@@ -1,16 +1,20 @@
-// This process's end of MPI: one communicator of all processes that MPI's launcher started, shared by all worlds of the
-// process. Keeps receives posted, sorts what comes by world, and owns all memory that MPI reads and writes: so no
-// request ever touches memory of a frame, also where a request never ends. Any thread may call; MPI's functions are
-// never called by two at once.
+// MPI in this process: its packets, its one end of MPI, and that this is begun and ended.
+// What goes over MPI between two ranks of a world: packets, each with a head that says whose it is and which it is of
+// those from this sender. Plain layouts and pure functions; heads come from other processes and are checked in full.
 #pragma once
 
 #include "base/result.h"
 #include "ext/mpi/cohort_mpi.h"
-#include "ext/mpi/packet.h"
-#include "net/deadline.h"
+#include "ext/mpi/plugin.h"
+#include "net/address.h"
+
+#include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
@@ -22,11 +26,43 @@
 
 namespace cohort::mpi {
 
+enum class PacketKind : std::uint32_t {
+  Whole = 1,  ///< a frame
+  Offer,      ///< a frame of `total` bytes, to be asked for by its number
+  Grant,      ///< the frame `id` has a place now
+  Piece,      ///< bytes of the frame `id`, from `offset` on
+};
+
+struct PacketHead {
+  std::uint32_t mark = 0x434D5031;  ///< "CMP1"
+  PacketKind kind = PacketKind::Whole;
+  std::uint64_t world = 0;   ///< the world's number
+  std::uint64_t number = 0;  ///< of this sender's packets to this receiver in this world, from 0
+  std::int32_t from = 0;     ///< rank in that world
+  std::uint32_t tag = 0;
+  std::uint64_t operation = 0;
+  std::uint64_t id = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t total = 0;  ///< of the frame
+};
+static_assert(sizeof(PacketHead) == 64);
+
+inline constexpr std::size_t kMostPayload = std::size_t{128} << 10;
+inline constexpr std::size_t kMostPacket = sizeof(PacketHead) + kMostPayload;
+inline constexpr std::size_t kMostWhole = std::size_t{64} << 10;  ///< longer frames wait until they have a place
+
+/// The head of a packet of `size` ranks; Corrupt if it is none.
+Result<PacketHead> read_head(const std::byte* bytes, std::size_t count, int size);
+
 struct Packet {
   std::unique_ptr<std::byte[]> bytes;
   std::size_t count = 0;
 };
 
+// This process's end of MPI: one communicator of all processes that MPI's launcher started, shared by all worlds of the
+// process. Keeps receives posted, sorts what comes by world, and owns all memory that MPI reads and writes: so no
+// request ever touches memory of a frame, also where a request never ends. Any thread may call; MPI's functions are
+// never called by two at once.
 class Endpoint {
  public:
   /// Collective over all processes of the job; `mpi` is initialised and stays.
@@ -104,6 +140,39 @@ class Endpoint {
   std::optional<std::string> broken_;
   std::atomic<bool> failed_{false};
   bool closed_ = false;
+};
+
+// MPI in this process: which plug-in, begun at the first world that asks for it, ended at the process's end. MPI is
+// begun and ended on a thread of its own, as it demands, so that both have deadlines. A program that has begun MPI
+// itself also ends it itself. One for the process, never destroyed; any thread.
+class Runtime {
+ public:
+  static Runtime& of_process();
+
+  /// Begins MPI if nobody has. Collective over the processes of the launcher the first time. `patience`: at the
+  /// process's end, how long the others may take to come to theirs.
+  Result<std::shared_ptr<Endpoint>> endpoint(net::Deadline deadline, std::chrono::milliseconds patience);
+
+ private:
+  using Outcome = Result<std::shared_ptr<Endpoint>>;
+  /// The way to MPI_Finalize: told to go, not all have come, all are there to call it, it has returned.
+  enum class Ending { None, Wanted, Alone, Met, Over };
+
+  void serve(net::Deadline deadline);
+  void finalize(net::Deadline all_here);
+  void step_to(Ending step);
+  Outcome begin(net::Deadline deadline);
+  void at_exit(int status);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Plugin plugin_;
+  pid_t process_ = 0;
+  bool begun_ = false;  // the thread has been started
+  bool ours_ = false;   // this began MPI, and ends it
+  Ending ending_ = Ending::None;
+  std::chrono::milliseconds patience_{0};
+  std::optional<Outcome> outcome_;
 };
 
 }  // namespace cohort::mpi

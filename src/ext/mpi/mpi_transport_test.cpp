@@ -43,7 +43,7 @@ using transport::testing::fill;
 using transport::testing::Heard;
 using transport::testing::pattern;
 
-/// The processes of a pretended job, one after the other opened.
+/// The processes of a fake job, one after the other opened.
 struct Job {
   struct Letter {
     int from = 0;
@@ -107,9 +107,9 @@ constexpr CohortMpi kPretended = {
     COHORT_MPI_ABI,
     sizeof(CohortMpi),
     "other",
-    "a pretended MPI",
+    "a fake MPI",
     [](char* text, int32_t room) {
-      std::snprintf(text, static_cast<std::size_t>(room), "Pretended MPI 1, and more");
+      std::snprintf(text, static_cast<std::size_t>(room), "Fake MPI 1, and more");
       return 0;
     },
     [](int32_t* state, int32_t* level) {
@@ -156,7 +156,7 @@ constexpr CohortMpi kPretended = {
     },
     test,
     [](int32_t code, char* text, int32_t room) {
-      std::snprintf(text, static_cast<std::size_t>(room), "pretended error %d", code);
+      std::snprintf(text, static_cast<std::size_t>(room), "fake error %d", code);
       return 0;
     }};
 
@@ -325,7 +325,7 @@ TEST(MpiTransport, AnErrorOfMpiIsALostPeerThatIsNamed) {
   fill(out, 1, 0, data);
   ranks[0].send(out);
   ASSERT_TRUE(ranks.drive_until([&] { return ranks[0].lost(1).has_value(); }));
-  EXPECT_EQ(*ranks[0].lost(1), "MPI could not send to it (pretended error 17)");
+  EXPECT_EQ(*ranks[0].lost(1), "MPI could not send to it (fake error 17)");
   EXPECT_FALSE(ranks[1].lost(0).has_value());
   // Finalized by the program while the communicator is there.
   ranks.endpoints[static_cast<std::size_t>(ranks.processes[1])]->close();

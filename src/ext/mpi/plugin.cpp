@@ -22,6 +22,13 @@ namespace fs = std::filesystem;
 constexpr std::string_view kOpenMpi = "openmpi";
 constexpr std::string_view kMpich = "mpich";
 
+/// "Open MPI" of "openmpi", for people.
+std::string_view family_name(std::string_view family) noexcept {
+  if (family == kOpenMpi) return "Open MPI";
+  if (family == kMpich) return "MPICH";
+  return "MPI";
+}
+
 std::string how_to_build(std::string_view family) {
   return family.empty()
              ? "`cohort build-mpi` compiles it by the site's mpicc"
@@ -94,6 +101,27 @@ std::vector<Candidate> candidates_in(const fs::path& folder, std::string_view fa
   return found;
 }
 
+/// "openmpi" or "mpich": whose launcher started this process; empty: any MPI may have (Slurm, PMIx). Unavailable where
+/// no launcher did that MPI knows of.
+Result<std::string> launcher_family(const cluster::Environment& environment) {
+  const auto detected = cluster::detect_rank(environment);
+  if (!detected) return tl::unexpected(detected.error());
+  const bool inner =
+      detected->launcher == "cohort run" || detected->launcher == "torchrun" || detected->launcher == "Horovod";
+  if (!inner) {
+    if (environment.contains("OMPI_COMM_WORLD_SIZE")) return std::string(kOpenMpi);
+    const bool of_slurm = detected->launcher == "Slurm";
+    if (environment.contains("MV2_COMM_WORLD_SIZE")) return std::string(kMpich);
+    if (environment.contains("PMI_SIZE") && !of_slurm) return std::string(kMpich);
+    if (environment.contains("PMIX_NAMESPACE") || of_slurm || environment.contains("PMI_SIZE")) return std::string();
+  }
+  return fail(
+      ErrorCode::Unavailable,
+      "MPI as transport: {} started this process, and MPI knows only ranks that its own launcher has started -- "
+      "start them by mpirun or srun (mpirun -np 4 ./train), or leave COHORT_TRANSPORT at tcp",
+      detected->launcher.empty() ? "no launcher" : detected->launcher);
+}
+
 /// Whose MPI it has to be; empty: any. A program that has loaded one keeps to it.
 Result<std::string> wanted_family(const cluster::Environment& environment) {
   const auto launcher = launcher_family(environment);
@@ -119,31 +147,6 @@ Result<void> check_family(const Plugin& plugin, std::string_view wanted) {
 }
 
 }  // namespace
-
-std::string_view family_name(std::string_view family) noexcept {
-  if (family == kOpenMpi) return "Open MPI";
-  if (family == kMpich) return "MPICH";
-  return "MPI";
-}
-
-Result<std::string> launcher_family(const cluster::Environment& environment) {
-  const auto detected = cluster::detect_rank(environment);
-  if (!detected) return tl::unexpected(detected.error());
-  const bool inner =
-      detected->launcher == "cohort run" || detected->launcher == "torchrun" || detected->launcher == "Horovod";
-  if (!inner) {
-    if (environment.contains("OMPI_COMM_WORLD_SIZE")) return std::string(kOpenMpi);
-    const bool of_slurm = detected->launcher == "Slurm";
-    if (environment.contains("MV2_COMM_WORLD_SIZE")) return std::string(kMpich);
-    if (environment.contains("PMI_SIZE") && !of_slurm) return std::string(kMpich);
-    if (environment.contains("PMIX_NAMESPACE") || of_slurm || environment.contains("PMI_SIZE")) return std::string();
-  }
-  return fail(
-      ErrorCode::Unavailable,
-      "MPI as transport: {} started this process, and MPI knows only ranks that its own launcher has started -- "
-      "start them by mpirun or srun (mpirun -np 4 ./train), or leave COHORT_TRANSPORT at tcp",
-      detected->launcher.empty() ? "no launcher" : detected->launcher);
-}
 
 std::vector<fs::path> plugin_folders(const cluster::Environment& environment) {
   std::vector<fs::path> folders;
@@ -185,6 +188,10 @@ Result<Plugin> open_plugin(const fs::path& path) {
   return Plugin{mpi, path.string()};
 }
 
+namespace {
+
+/// COHORT_MPI_PLUGIN, else the newest of the folders that fits. Unavailable, with what was looked at and what to run,
+/// if there is none; Mismatch if it is made for another MPI or another version of Cohort.
 Result<Plugin> load_plugin(const cluster::Environment& environment) {
   const auto wanted = wanted_family(environment);
   if (!wanted) return tl::unexpected(wanted.error());
@@ -247,6 +254,8 @@ Result<Plugin> load_plugin(const cluster::Environment& environment) {
   if (auto fits = check_family(*plugin, *wanted); !fits) return tl::unexpected(fits.error());
   return plugin;
 }
+
+}  // namespace
 
 Result<Plugin> plugin_of_process() {
   static std::mutex mutex;

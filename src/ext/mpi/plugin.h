@@ -18,16 +18,8 @@ struct Plugin {
   std::string path;
 };
 
-/// "openmpi" or "mpich": whose launcher started this process; empty: any MPI may have (Slurm, PMIx). Unavailable where
-/// no launcher did that MPI knows of.
-Result<std::string> launcher_family(const cluster::Environment& environment);
-
 /// The folders in which plug-ins are looked for, the user's own first.
 std::vector<std::filesystem::path> plugin_folders(const cluster::Environment& environment);
-
-/// COHORT_MPI_PLUGIN, else the newest of the folders that fits. Unavailable, with what was looked at and what to run,
-/// if there is none; Mismatch if it is made for another MPI or another version of Cohort.
-Result<Plugin> load_plugin(const cluster::Environment& environment);
 
 /// That of this process and its environment: loaded at the first call that succeeds.
 Result<Plugin> plugin_of_process();
@@ -37,9 +29,6 @@ std::vector<std::filesystem::path> installed_plugins(const cluster::Environment&
 
 /// Loads this one and checks its table.
 Result<Plugin> open_plugin(const std::filesystem::path& path);
-
-/// "Open MPI" of "openmpi", for people.
-std::string_view family_name(std::string_view family) noexcept;
 
 /// What a plug-in's file is called: "cohort-mpi-FAMILY-VERSION.so".
 inline constexpr std::string_view kPluginPrefix = "cohort-mpi-";

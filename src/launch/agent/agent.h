@@ -4,6 +4,7 @@
 // killed, the guard ends what the agent leaves; if the guard is killed, the agent ends the job.
 #pragma once
 
+#include "base/result.h"
 #include "launch/messages.h"
 #include "net/address.h"
 #include "net/secret.h"
@@ -27,7 +28,7 @@ struct AgentOptions {
   int lifeline_fd = 0;
   bool patient = false;  ///< the supervisor may come later
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(30);
-  /// Of a launcher that is one of several (nodes.h): so many, and what it starts here instead of what the supervisor
+  /// Of a launcher that is one of several (plan.h): so many, and what it starts here instead of what the supervisor
   /// names: program, arguments, environment, folder and limits are this command's own.
   int nodes = 0;
   std::optional<StartJob> own = {};
@@ -47,5 +48,11 @@ struct AgentOptions {
 /// The launcher of a node (`own`) returns the job's exit status.
 /// Has to be called before the process has a second thread.
 int run_agent(const AgentOptions& options);
+
+/// Looks whether a job that comes from another host finds here what it needs, before anything of it is started. Touches
+/// nothing but the run's folder.
+/// True if the run's folder was not here and has been made. Fails with Unavailable: the working folder or the program
+/// is missing; Io: the run's folder cannot be made.
+Result<bool> check_host(const StartJob& job);
 
 }  // namespace cohort::launch

@@ -1,19 +1,20 @@
-// What one host's agent consists of, behind `run_agent`: agent.cpp has how it begins and what it is told,
-// agent_start.cpp how it starts its workers, agent_end.cpp how they end and how it ends them. One thread.
+// What one host's agent consists of, behind `run_agent`: agent.cpp has how it begins and what it is told, and its
+// guard; agent_start.cpp how it starts its workers, agent_end.cpp how they end, how it ends them, and their timelines.
+// One thread.
 #pragma once
 
 #include "launch/agent/agent.h"
-#include "launch/agent/kept_signals.h"
-#include "launch/agent/trace_collector.h"
 #include "launch/agent/worker.h"
-#include "launch/channel.h"
-#include "launch/environment.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
-#include "launch/plan/port_lease.h"
-#include "net/deadline.h"
+#include "launch/plan/rank_environment.h"
+#include "launch/processes.h"
+#include "net/address.h"
 #include "net/secret.h"
 #include "net/secure_connection.h"
+#include "status/timeline.h"
+#include "status/trace_encoder.h"
+#include "sys/memory.h"
 #include "sys/process.h"
 #include "sys/signals.h"
 #include "sys/unique_fd.h"
@@ -21,7 +22,9 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,6 +34,47 @@
 #include <vector>
 
 namespace cohort::launch {
+
+/// The timelines of one host's ranks, on their way to the supervisor: drained a few times a second and once more when
+/// nothing runs any more, as packets of Perfetto's format. If the supervisor does not keep up, the rings fill and their
+/// oldest events are lost, which the trace says; the ranks never wait.
+class TraceCollector {
+ public:
+  struct Options {
+    status::HostTrace host;
+    std::uint16_t epoch = 0;
+    std::int64_t base_ns = 0;  ///< the same for all epochs
+    std::function<void(TracePiece)> send;
+    std::function<bool()> has_room;  ///< the supervisor takes what was sent before
+  };
+  TraceCollector(Loop& loop, Options options);
+
+  /// The ring of a rank that is about to be started, for it to inherit. Fails with Unavailable.
+  Result<int> add(int rank);
+  /// From now on.
+  void begin() { wait(); }
+  /// All that there is; nothing writes any more.
+  void finish() { drain(status::TimelineReader::Until::End); }
+
+ private:
+  struct Rank {
+    sys::SharedSegment ring;
+    status::TimelineReader reader;
+    std::unique_ptr<status::RankTrace> trace;  ///< once there is something to write
+    std::uint64_t told_lost = 0;
+    int rank = 0;
+  };
+  void wait();
+  void drain(status::TimelineReader::Until until);
+  void drain(Rank& rank, status::TimelineReader::Until until, std::string& out) const;
+  void note_clocks(std::string& out);
+
+  Loop& loop_;
+  const Options options_;
+  std::int64_t clocks_noted_ns_ = 0;
+  std::vector<Rank> ranks_;
+  Timer again_;
+};
 
 class Agent {
  public:

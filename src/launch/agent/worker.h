@@ -1,25 +1,49 @@
 // One rank on this host, or one process of another role, as its agent sees it: the process, its pipes, its complete
-// logs, its last words. Belongs to the agent's thread. Destroying it closes the descriptors; ending the process is the
-// agent's business.
+// logs, its last words; and signals on their way to all of them. Belongs to the agent's thread. Destroying a Worker
+// closes the descriptors; ending the process is the agent's business.
 #pragma once
 
-#include "launch/agent/tail.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
-#include "launch/roles.h"
+#include "launch/processes.h"
+#include "sys/memory.h"
 #include "sys/process.h"
-#include "sys/shared_memory.h"
 #include "sys/unique_fd.h"
 
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace cohort::launch {
+
+inline constexpr std::size_t kTracebackLines = 60;
+
+/// The last lines of a stream, in bounded memory.
+class Tail {
+ public:
+  explicit Tail(std::size_t lines, std::size_t longest_bytes = 16 * 1024) : lines_(lines), longest_(longest_bytes) {}
+
+  void append(std::string_view bytes);
+  /// At most so many lines and bytes, the last ones; starts at the beginning of a line where that is possible. Stack
+  /// frames as libtorch's errors have them by the hundred ("frame #12: ...") are left out and do not count. If a
+  /// Python traceback is among what is kept, from its first line on, since it says why: all of it up to
+  /// kTracebackLines, else its end and the last of what came after it.
+  std::string text() const;
+
+ private:
+  std::size_t lines_;
+  std::size_t longest_;
+  std::string bytes_;     ///< whole lines without frames, then the beginning of one
+  std::size_t line_ = 0;  ///< where that begins
+};
 
 /// Number of the secret's descriptor in workers: away from what shell scripts use for redirections.
 inline constexpr int kWorkerSecretFd = 100;
@@ -125,6 +149,29 @@ class Worker {
   Watch input_watch_;
   std::string unwritten_;
   bool input_ended_ = false;
+};
+
+/// SIGUSR1 and SIGUSR2 on their way to ranks. Where a program has no handler they would end it, and so they would any
+/// helper that a rank has started (a loader of data): only processes that have a use for the signal get it, and for a
+/// rank that has no such process, since it is still starting, it is kept until there is one.
+class KeptSignals {
+ public:
+  /// `workers` is the agent's; `tell` takes what the user should know.
+  KeptSignals(Loop& loop, const std::vector<std::unique_ptr<Worker>>& workers, std::function<void(std::string)> tell);
+
+  /// To all workers.
+  void pass_on(int signal);
+
+ private:
+  void look_again();
+
+  Loop& loop_;
+  const std::vector<std::unique_ptr<Worker>>& workers_;
+  std::function<void(std::string)> tell_;
+  std::set<std::pair<int, int>> kept_;  ///< signal, rank
+  std::chrono::steady_clock::time_point since_;
+  bool told_ = false;
+  Timer again_;
 };
 
 }  // namespace cohort::launch

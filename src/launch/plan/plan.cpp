@@ -1,7 +1,13 @@
 #include "launch/plan/plan.h"
 
+#include "base/env.h"
+#include "base/parse.h"
+#include "cluster/launchers.h"
+
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <string_view>
 
 namespace cohort::launch {
 namespace {
@@ -158,6 +164,337 @@ std::string to_string(const Plan& plan) {
     if (!others.empty()) text += (host.local_ranks > 0 ? ", " : " ") + plan.roles().names_of(others);
   }
   return text + ")";
+}
+
+namespace {
+
+using cluster::Detected;
+using cluster::find;
+
+/// A wish, and where it is from.
+struct Word {
+  std::string text;
+  std::string name;  ///< an option or a variable
+  bool empty() const { return text.empty(); }
+  std::string shown() const { return name + (name.front() == '-' ? " " : "=") + text; }
+};
+
+/// All of one launcher: what was typed, else torchrun's variables.
+struct Words {
+  Word count, rank, master, master_addr, master_port, endpoint, backend, id;
+};
+
+Words words_of(const NodeOptions& options, const cluster::Environment& environment) {
+  const bool a_rank = find(environment, env::kLocalRank) != nullptr;  // torchrun's options were for what started it
+  const auto word = [&](const std::string& typed, std::string option, const char* variable) {
+    const bool looks = typed.empty() && variable != nullptr && !a_rank;
+    const std::string* const value = looks ? find(environment, variable) : nullptr;
+    return value != nullptr ? Word{*value, variable} : Word{typed, std::move(option)};
+  };
+  // A place that was typed counts before all places that a variable names.
+  const bool whole = !options.master.empty() || !options.endpoint.empty();
+  Words words;
+  words.count = word(options.count, "--nnodes", "PET_NNODES");
+  words.rank = word(options.rank, "--node-rank", "PET_NODE_RANK");
+  words.master = word(options.master, "--master", nullptr);
+  words.master_addr = word(options.master_addr, "--master-addr", whole ? nullptr : "PET_MASTER_ADDR");
+  words.master_port = word(options.master_port, "--master-port", whole ? nullptr : "PET_MASTER_PORT");
+  words.endpoint =
+      word(options.endpoint, "--rdzv-endpoint", whole || !options.master_addr.empty() ? nullptr : "PET_RDZV_ENDPOINT");
+  words.backend = word(options.backend, "--rdzv-backend", "PET_RDZV_BACKEND");
+  words.id = word(options.id, "--rdzv-id", "PET_RDZV_ID");
+  return words;
+}
+
+Result<int> number_of(const Word& word, int least, int most) {
+  const auto value = parse_integer<int>(word.text);
+  if (value && *value >= least && *value <= most) return *value;
+  return fail(ErrorCode::InvalidArgument, "{}: a number from {} to {} is wanted", word.shown(), least, most);
+}
+
+/// "2", or "2:2".
+Result<int> nodes_of(const Word& word) {
+  const auto colon = word.text.find(':');
+  if (colon == std::string::npos) return number_of(word, 1, kMostProcesses);
+  const auto least = number_of({word.text.substr(0, colon), word.name}, 1, kMostProcesses);
+  if (!least) return tl::unexpected(least.error());
+  const auto most = number_of({word.text.substr(colon + 1), word.name}, 1, kMostProcesses);
+  if (!most) return tl::unexpected(most.error());
+  if (*least == *most) return *least;
+  return fail(
+      ErrorCode::InvalidArgument,
+      "{}: a job has as many nodes from its start to its end -- give one number; --max-restarts N starts all of "
+      "them again after a failure, and a training that resumes may be started on another number of nodes",
+      word.shown());
+}
+
+Result<void> check_backend(const Word& backend) {
+  if (backend.empty() || backend.text == "c10d" || backend.text == "static") return {};
+  return fail(ErrorCode::InvalidArgument,
+              "{}: the launchers of a job meet at that of node rank 0, and need no server besides -- leave it out, or "
+              "c10d, with --rdzv-endpoint HOST:PORT where that one is started",
+              backend.shown());
+}
+
+/// HOST or HOST:PORT.
+Result<net::Address> place_of(const Word& word, const std::string& text, std::uint16_t port) {
+  auto address = net::parse_address(text);
+  if (!address) address = net::parse_address(fmt::format("{}:{}", text, port));
+  if (address && address->port != 0) return *std::move(address);
+  return fail(ErrorCode::InvalidArgument, "{}: HOST or HOST:PORT is wanted, where node rank 0 is started and listens",
+              word.shown());
+}
+
+Result<std::optional<net::Address>> master_of(const Words& words) {
+  const auto& [count, rank, master, master_addr, master_port, endpoint, backend, id] = words;
+  const auto some = [](Result<net::Address> place) -> Result<std::optional<net::Address>> {
+    if (!place) return tl::unexpected(place.error());
+    return std::optional(*std::move(place));
+  };
+  for (const Word& other : {master_addr, master_port, endpoint}) {
+    if (!master.empty() && !other.empty())
+      return fail(ErrorCode::InvalidArgument, "{} and {}: both say where node rank 0 is; give one", master.shown(),
+                  other.shown());
+  }
+  if (!master.empty()) return some(place_of(master, master.text, kDefaultMasterPort));
+  // torchrun's order, too.
+  if (!endpoint.empty()) {
+    return some(
+        place_of(endpoint, endpoint.text, backend.text == "static" ? kDefaultMasterPort : kDefaultEndpointPort));
+  }
+  if (master_addr.empty()) {
+    if (master_port.empty()) return std::optional<net::Address>();
+    return fail(ErrorCode::InvalidArgument, "{}: --master-addr HOST is wanted, too", master_port.shown());
+  }
+  const bool bare_v6 = master_addr.text.find(':') != std::string::npos && master_addr.text.front() != '[';
+  std::string text = bare_v6 ? "[" + master_addr.text + "]" : master_addr.text;
+  if (!master_port.empty()) text += ":" + master_port.text;
+  return some(
+      place_of(master_port.empty() ? master_addr : Word{master_addr.text + ":" + master_port.text, master_addr.name},
+               text, kDefaultMasterPort));
+}
+
+/// A number of another program's variable, if it has one.
+std::optional<int> variable(const cluster::Environment& environment, std::string_view name) {
+  const auto value = cluster::number(environment, name, 0);
+  return value ? *value : std::nullopt;
+}
+
+const cluster::Launcher* row_of(std::string_view name) {
+  for (const cluster::Launcher& row : cluster::launchers()) {
+    if (row.name == name) return &row;
+  }
+  return nullptr;
+}
+
+/// The task of Slurm's that this launcher is, if it is one of several.
+Result<std::optional<Detected>> slurm_task(const cluster::Environment& environment) {
+  const cluster::Launcher* const slurm = row_of("Slurm");
+  if (slurm == nullptr || !cluster::recognised(environment, *slurm)) return std::optional<Detected>();
+  auto said = cluster::read(environment, *slurm);
+  if (!said) return tl::unexpected(said.error());
+  if (said->size == 1) return std::optional<Detected>();
+  return std::optional(*std::move(said));
+}
+
+bool one_on_each_node(const Detected& step) { return step.nodes == step.size && step.local_size.value_or(1) == 1; }
+
+Result<NodeRole> role_by_hand(const Words& words, bool has_secret, const cluster::Environment& environment) {
+  if (auto fine = check_backend(words.backend); !fine) return tl::unexpected(fine.error());
+  NodeRole role;
+  const auto count = nodes_of(words.count);
+  if (!count) return tl::unexpected(count.error());
+  role.count = *count;
+  role.id = words.id.text;
+  if (!words.rank.empty()) {
+    const auto rank = number_of(words.rank, 0, role.count - 1);
+    if (!rank) return tl::unexpected(rank.error());
+    role.rank = *rank;
+  }
+  if (role.count == 1) return role;
+  auto master = master_of(words);
+  if (!master) return tl::unexpected(master.error());
+  // Slurm may say the same, and which node this is.
+  const auto step = slurm_task(environment);
+  const bool same_step = step && *step && one_on_each_node(**step) && (*step)->size == role.count;
+  if (words.rank.empty()) {
+    if (same_step) {
+      role.rank = (*step)->rank;
+    } else if (!words.endpoint.empty()) {
+      role.rank = kRankAsTheyCome;
+    } else {
+      return fail(
+          ErrorCode::InvalidArgument,
+          "{}: --node-rank is wanted, too: 0 on the host of --master, and {} on the other{}; or --rdzv-endpoint "
+          "HOST:PORT instead of both, the same on all: then the one on HOST is 0, and the others as they come",
+          words.count.shown(), role.count == 2 ? "1" : fmt::format("1 to {}", role.count - 1),
+          role.count == 2 ? "" : "s");
+    }
+  }
+  role.master = *std::move(master);
+  role.source = role.rank == kRankAsTheyCome ? fmt::format("{}, {}", words.count.shown(), words.endpoint.shown())
+                                             : fmt::format("{}, {}", words.count.shown(),
+                                                           Word{std::to_string(role.rank), words.rank.name}.shown());
+  // Then it can carry the secret, and nobody has to.
+  if (!has_secret && same_step && (*step)->rank == role.rank) {
+    role.master.reset();
+    role.step = *step;
+    return role;
+  }
+  if (!role.master) {
+    return fail(ErrorCode::InvalidArgument,
+                "{}: --master HOST:PORT is wanted, too: where node rank 0 is started, the same on all nodes",
+                role.source);
+  }
+  return role;
+}
+
+/// What to type instead, where several of us were started by another launcher.
+std::string way_out(const Detected& said) {
+  const std::string_view name = said.launcher;
+  if (name == "cohort run") return "leave the inner one out: what `cohort run` starts is a world already";
+  if (name == "torchrun") {
+    return fmt::format("leave one of the two out: `torchrun ... PROGRAM`, or `cohort run -np {} PROGRAM`", said.size);
+  }
+  if (name == "env://") {
+    return fmt::format(
+        "`env -u RANK -u WORLD_SIZE cohort run ...` if they are left over; for a launcher on each of {} "
+        "hosts: `cohort run --nnodes {} --node-rank {} --master HOST:PORT ...`",
+        said.size, said.size, said.rank);
+  }
+  if (name == "Slurm") {
+    return fmt::format(
+        "one launcher on each node: `srun --ntasks-per-node=1 cohort run -np N PROGRAM`; or let srun "
+        "start the ranks: `srun -n {} PROGRAM`; or run `cohort run PROGRAM` once, in the batch script",
+        said.size);
+  }
+  const std::string_view starter = name == "LSF (jsrun)" ? "jsrun"
+                                   : name == "PMIx"      ? "prterun"
+                                   : name == "Horovod"   ? "horovodrun"
+                                                         : "mpirun";
+  return fmt::format(
+      "let {} start the ranks: `{} {} {} PROGRAM`; or run `cohort run -np N -H a:2,b:2 PROGRAM` once, "
+      "not under {}",
+      starter, starter, starter == "jsrun" ? "-n" : "-np", said.size, starter);
+}
+
+tl::unexpected<Error> refused(const Detected& said) {
+  return fail(ErrorCode::InvalidArgument,
+              "`cohort run` was started {} times, and each would be a job of its own -- {} -- {}; COHORT_ALONE=1 if "
+              "each is meant to be",
+              said.size, said.source, way_out(said));
+}
+
+/// Pods and containers whose environment names a first one: a launcher in each.
+std::optional<NodeRole> role_in_pod(const Detected& said) {
+  if (said.meeting != cluster::Meeting::Address) return std::nullopt;
+  // Of TF_CONFIG, several may be on one host: they are tasks, not nodes.
+  NodeRole role;
+  role.rank = said.rank;
+  role.count = said.size;
+  role.master = said.address;
+  role.source = said.source;
+  return role;
+}
+
+/// torchrun's variables say how many nodes there are, and this is no process that it has started.
+bool has_torchrun_variables(const cluster::Environment& environment) {
+  const bool some = find(environment, "PET_NNODES") != nullptr || find(environment, "PET_STANDALONE") != nullptr;
+  return some && find(environment, env::kLocalRank) == nullptr;
+}
+
+Result<NodeRole> role_by_variables(bool has_secret, const cluster::Environment& environment) {
+  Words words = words_of({}, environment);
+  // Kubeflow names the place by these alone, in some versions.
+  for (const auto& [word, name] :
+       {std::pair(&words.master_addr, env::kMasterAddr), std::pair(&words.master_port, env::kMasterPort)}) {
+    const std::string* const value = find(environment, name);
+    if (words.endpoint.empty() && word->empty() && value != nullptr) *word = {*value, std::string(name)};
+  }
+  return role_by_hand(words, has_secret, environment);
+}
+
+}  // namespace
+
+Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const cluster::Environment& environment) {
+  using Role = std::optional<NodeRole>;
+  const auto taken = [&options](Result<NodeRole> role) -> Result<Role> {
+    if (!role) return tl::unexpected(role.error());
+    if (role->count > 1 && options.has_hosts) {
+      return fail(ErrorCode::InvalidArgument,
+                  "{}: the hosts are those on which it is started; leave out -H, --hostfile and --nodes, or "
+                  "start it once, with them and without --nnodes",
+                  role->source);
+    }
+    return Role(*std::move(role));
+  };
+  const Words words = words_of(options, environment);
+  const auto standing = has_torchrun_variables(environment) ? env::flag("PET_STANDALONE", environment) : false;
+  if (!standing) return tl::unexpected(standing.error());
+  if (options.standalone || *standing) {
+    // torchrun's does not look at the other words of a rendezvous then.
+    const bool several = !words.count.empty() && words.count.text != "1" && words.count.text != "1:1";
+    if (several || options.has_hosts) {
+      return fail(ErrorCode::InvalidArgument, "{} and {}: the job is on this host alone, or on several; give one",
+                  options.standalone ? "--standalone" : "PET_STANDALONE",
+                  several ? words.count.shown() : "hosts by -H, --hostfile or --nodes");
+    }
+    return Role(NodeRole());
+  }
+  if (!options.count.empty()) return taken(role_by_hand(words, options.has_secret, environment));
+  if (auto fine = check_backend({options.backend, "--rdzv-backend"}); !fine) return tl::unexpected(fine.error());
+  // torchrun's own default is one node; one that means it names itself.
+  const bool endpoint_here =
+      !options.endpoint.empty() && net::is_loopback_name(words.endpoint.text.substr(0, words.endpoint.text.rfind(':')));
+  for (const Word& word :
+       {Word{options.rank, "--node-rank"}, Word{options.master, "--master"}, Word{options.master_addr, "--master-addr"},
+        Word{options.master_port, "--master-port"}, Word{endpoint_here ? "" : options.endpoint, "--rdzv-endpoint"}}) {
+    if (word.empty()) continue;
+    if (!words.count.empty()) return taken(role_by_hand(words, options.has_secret, environment));
+    return fail(ErrorCode::InvalidArgument, "{}: --nnodes is wanted, too: on how many hosts it is started",
+                word.shown());
+  }
+  const auto alone = env::flag(env::kAlone, environment);
+  if (!alone) return tl::unexpected(alone.error());
+  if (*alone) return Role();
+  const auto step = slurm_task(environment);
+  for (const cluster::Launcher& row : cluster::launchers()) {
+    if (!cluster::recognised(environment, row)) continue;
+    if (row.name == "Kubeflow") return taken(role_by_variables(options.has_secret, environment));
+    const auto said = cluster::read(environment, row);
+    if (!said) {
+      if (row.name == "Slurm") return tl::unexpected(said.error());
+      // Only PMIx's library knows how many there are, and this process may not load it: it would have threads. All but
+      // the first know that they are several, and prterun ends a job one of whose processes fails.
+      if (const auto rank = variable(environment, "PMIX_RANK"); row.name == "PMIx" && rank.value_or(0) > 0) {
+        return fail(ErrorCode::InvalidArgument,
+                    "`cohort run` was started several times, and each would be a job of its own -- PMIX_RANK={} "
+                    "(PMIx) -- let prterun start the ranks: `prterun -np N PROGRAM`; or run `cohort run -np N -H "
+                    "a:2,b:2 PROGRAM` once, not under prterun; COHORT_ALONE=1 if each is meant to be",
+                    *rank);
+      }
+      continue;  // it does not say that there are several
+    }
+    if (said->size == 1) continue;
+    // Scripts set RANK and WORLD_SIZE to what Slurm says.
+    const bool slurm = row.name == "Slurm" || (row.name == "env://" && step && *step && (*step)->rank == said->rank &&
+                                               (*step)->size == said->size);
+    if (slurm && one_on_each_node(**step) && !options.has_hosts) {
+      NodeRole role;
+      role.rank = (*step)->rank;
+      role.count = (*step)->size;
+      role.source = (*step)->source;
+      role.step = *step;
+      return Role(std::move(role));
+    }
+    if (slurm) return refused(**step);
+    if (!options.has_hosts) {
+      if (auto role = role_in_pod(*said)) return Role(*std::move(role));
+    }
+    return refused(*said);
+  }
+  if (!words.count.empty()) return taken(role_by_variables(options.has_secret, environment));
+  return Role();
 }
 
 }  // namespace cohort::launch

@@ -1,10 +1,12 @@
-// Which executable a command line means. Looks at files, starts nothing.
+// What is to be run: the table [run] of a TOML file, as texts, and which executable a command line means. Looks at
+// files, starts nothing; any thread.
 #pragma once
 
 #include "base/result.h"
-#include "launch/environment.h"
+#include "launch/processes.h"
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace cohort::launch {
@@ -35,5 +37,26 @@ Result<std::string> find_command(const std::string& name, const Environment& env
 
 /// VIRTUAL_ENV's Python, else python3 on PATH, else python.
 Result<std::string> active_python(const Environment& environment);
+
+/// Of the table [run]: what stands there and in which line. Which keys there are is not known here.
+struct ConfigEntry {
+  std::string key;
+  /// One text; of a list each element's; of a table "NAME=value" for each entry. Numbers and truth values as TOML
+  /// writes them.
+  std::vector<std::string> values;
+  bool is_list = false;
+  int line = 0;
+};
+
+/// The entries of [run], in the order of their lines. Fails with InvalidArgument, naming `name` and the line, on what
+/// is not TOML, on anything outside [run], and on values that are neither texts, numbers, truth values nor lists of
+/// them.
+Result<std::vector<ConfigEntry>> parse_config(std::string_view text, const std::string& name);
+
+/// The file's. Fails with Io where it cannot be read.
+Result<std::vector<ConfigEntry>> read_config(const std::string& path);
+
+/// As TOML writes a text: "a\"b".
+std::string toml_text(std::string_view text);
 
 }  // namespace cohort::launch

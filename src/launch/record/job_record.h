@@ -1,9 +1,10 @@
-// job.json: what was run, where, by what, and how it ended.
+// job.json: what was run, where, by what, at which commit, and how it ended; and what it leaves out, since it is for
+// nobody's eyes. Reads files (the repository's, too), runs nothing. Any thread.
 #pragma once
 
 #include "launch/plan/plan.h"
 #include "launch/plan/program.h"
-#include "launch/watch/post_mortem.h"
+#include "launch/watch/verdict.h"
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -13,6 +14,25 @@
 #include <vector>
 
 namespace cohort::launch {
+
+/// Which commit a folder is at, by the files of the repository around it.
+struct GitRevision {
+  std::string commit;  ///< hexadecimal
+  std::string branch;  ///< empty where none is checked out
+};
+
+/// nullopt where the folder is in no repository, or in one without a commit.
+std::optional<GitRevision> git_revision(const std::string& folder);
+
+/// True for names that say that their value is for nobody's eyes: API_KEY, hf-token, SLURM_JWT, db_pass, ...
+bool looks_private(std::string_view name);
+
+/// Whether an environment variable may be written into a file: it is on the list of those that change how a job runs,
+/// and neither its name nor its value looks private.
+bool is_recorded(std::string_view name, std::string_view value);
+
+/// A command line without what its words give away: --api-key=X, TOKEN=X, --env=TOKEN=X, --password X.
+std::vector<std::string> without_secrets(const std::vector<std::string>& words);
 
 /// Why the record says `"contained": false`, and what that means for the job.
 inline constexpr std::string_view kNotContained =

@@ -1,20 +1,25 @@
 #include "launch/record/run_folder.h"
 
 #include "base/json.h"
-#include "launch/own_folder.h"
+#include "base/log.h"
+#include "sys/thread.h"
+#include "sys/unique_fd.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <cerrno>
+#include <chrono>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -22,6 +27,85 @@ namespace cohort::launch {
 namespace {
 
 namespace fs = std::filesystem;
+
+tl::unexpected<Error> failed(const std::string& path, const std::string& why) {
+  return fail(ErrorCode::Io, "{}: {}", path, why);
+}
+
+bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }
+
+/// Whoever else can rename what is in it could put something else in its place.
+Result<void> require_own(int fd, const std::string& path) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return failed(path, errno_text(errno));
+  if (!is_trusted(status.st_uid))
+    return failed(path, fmt::format("it belongs to another user (uid {})", status.st_uid));
+  if ((status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0)
+    return failed(path, "every user may write to it (chmod o-w)");
+  return {};
+}
+
+/// errno, or 0. Not for others to write to, whatever the umask: such a one would be refused the next time.
+int make_all(const fs::path& folder) {
+  std::error_code ignored;
+  if (fs::is_directory(folder, ignored)) return 0;
+  if (const fs::path above = folder.parent_path(); above != folder) {
+    if (const int why = make_all(above); why != 0) return why;
+  }
+  return ::mkdir(folder.c_str(), 0755) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+}  // namespace
+
+Result<sys::UniqueFd> open_folder(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return failed(path, errno_text(errno));
+  const bool link = S_ISLNK(status.st_mode);
+  if (link && !is_trusted(status.st_uid))
+    return failed(path, fmt::format("it is a link of another user (uid {})", status.st_uid));
+  sys::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | (link ? 0 : O_NOFOLLOW)));
+  if (!fd) return failed(path, errno_text(errno));
+  return fd;
+}
+
+Result<OwnFolder> make_own_folder(const std::string& path, Existing existing) {
+  const fs::path above = fs::path(path).parent_path();
+  const std::string name = fs::path(path).filename().string();
+  if (const int why = make_all(above); why != 0) return failed(above.string(), errno_text(why));
+  OwnFolder own;
+  auto parent = open_folder(above.string());
+  if (!parent) return tl::unexpected(parent.error());
+  own.parent = *std::move(parent);
+  if (auto checked = require_own(own.parent.get(), above.string()); !checked) return tl::unexpected(checked.error());
+  own.made = ::mkdirat(own.parent.get(), name.c_str(), 0755) == 0;
+  if (!own.made && (errno != EEXIST || existing == Existing::Refused)) return failed(path, errno_text(errno));
+  if (own.made) {
+    own.folder.reset(::openat(own.parent.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!own.folder) return failed(path, errno_text(errno));
+    return own;
+  }
+  auto folder = open_folder(path);
+  if (!folder) return tl::unexpected(folder.error());
+  own.folder = *std::move(folder);
+  if (auto checked = require_own(own.folder.get(), path); !checked) return tl::unexpected(checked.error());
+  return own;
+}
+
+Result<sys::UniqueFd> make_file(int folder, const std::string& name, mode_t mode) {
+  ::unlinkat(folder, name.c_str(), 0);
+  sys::UniqueFd fd(
+      ::openat(folder, name.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
+  if (!fd) return failed(name, errno_text(errno));
+  return fd;
+}
+
+Result<sys::UniqueFd> continue_file(int folder, const std::string& name, mode_t mode) {
+  sys::UniqueFd fd(::openat(folder, name.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, mode));
+  if (!fd) return failed(name, errno_text(errno));
+  return fd;
+}
+
+namespace {
 
 std::string utc_text(const char* format) {
   const std::time_t now = std::time(nullptr);
@@ -188,6 +272,79 @@ Result<void> replace_file(const RunFolder& folder, const std::string& name, std:
 Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record) {
   // Arguments and paths need not be UTF-8; JSON has to be.
   return replace_file(folder, "job.json", record.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+namespace {
+
+constexpr const char* kWarningsFile = "warnings.jsonl";
+constexpr std::chrono::seconds kWakeEvery{5};
+
+std::optional<DiskRoom> look(int folder) {
+  struct statvfs found {};
+  if (::fstatvfs(folder, &found) != 0 || found.f_blocks == 0) return std::nullopt;
+  return DiskRoom{static_cast<std::uint64_t>(found.f_blocks) * found.f_frsize,
+                  static_cast<std::uint64_t>(found.f_bavail) * found.f_frsize};
+}
+
+/// Only this user may read it, as job.json. A line that does not fit is taken back whole.
+void append_to(int folder, const std::string& lines) {
+  const sys::UniqueFd file(
+      ::openat(folder, kWarningsFile, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+  struct stat status {};
+  if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    log::warn("launch", "{} cannot be written: {}", kWarningsFile, errno_text(errno));
+    return;
+  }
+  const ssize_t wrote = ::write(file.get(), lines.data(), lines.size());
+  if (wrote == static_cast<ssize_t>(lines.size())) return;
+  log::warn("launch", "{} cannot be written: {}", kWarningsFile, wrote < 0 ? errno_text(errno) : "no room is left");
+  if (wrote > 0) (void)!::ftruncate(file.get(), status.st_size);
+}
+
+}  // namespace
+
+bool nearly_full(const DiskRoom& room) noexcept {
+  return room.size > 0 && room.free < room.size / 20 && room.free < std::uint64_t{10} << 30;
+}
+
+WarningsFile::WarningsFile(const RunFolder& folder)
+    : folder_(folder), thread_(sys::start_without_signals([this] { work(); })) {}
+
+WarningsFile::~WarningsFile() {
+  {
+    const std::scoped_lock lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void WarningsFile::append(const std::string& lines) {
+  {
+    const std::scoped_lock lock(mutex_);
+    waiting_ += lines;
+  }
+  changed_.notify_all();
+}
+
+std::optional<DiskRoom> WarningsFile::room() {
+  const std::scoped_lock lock(mutex_);
+  return room_;
+}
+
+void WarningsFile::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const std::string lines = std::exchange(waiting_, {});
+    const bool last = closing_;
+    lock.unlock();
+    if (!lines.empty()) append_to(folder_.fd.get(), lines);
+    const auto room = last ? std::nullopt : look(folder_.fd.get());
+    lock.lock();
+    if (room) room_ = room;
+    if (last && waiting_.empty()) return;
+    changed_.wait_for(lock, kWakeEvery, [this] { return closing_ || !waiting_.empty(); });
+  }
 }
 
 }  // namespace cohort::launch

@@ -1,16 +1,44 @@
 // The folder of one run: logs/, job.json, whatever the program adds. Files stay; nothing here is removed, and what an
-// earlier run has left is put aside.
+// earlier run has left is put aside. Its folders and files are made so that no other user of the host can lead them
+// somewhere else by links: what is in a folder is reached through its descriptor. Errors (Io) of these functions hold
+// the reason only; the caller names what it was for. Any thread.
 #pragma once
 
 #include "base/result.h"
 #include "sys/unique_fd.h"
 
+#include <sys/types.h>
 #include <nlohmann/json_fwd.hpp>
 
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace cohort::launch {
+
+/// A folder to reach names below it. A link is followed if it is this user's or root's.
+Result<sys::UniqueFd> open_folder(const std::string& path);
+
+struct OwnFolder {
+  sys::UniqueFd parent;
+  sys::UniqueFd folder;
+  bool made = false;  ///< it was not there before
+};
+enum class Existing { Taken, Refused };
+
+/// Makes a folder (0755 at most) and those above it, or takes one that is there. Refused are a folder, and a folder
+/// that it is in, which are neither this user's nor root's, or to which everybody may write and remove what others have
+/// made.
+Result<OwnFolder> make_own_folder(const std::string& path, Existing existing);
+
+/// A new file in the place of whatever has this name.
+Result<sys::UniqueFd> make_file(int folder, const std::string& name, mode_t mode);
+/// The file of this name, to be written at its end; made where there is none. A link is refused.
+Result<sys::UniqueFd> continue_file(int folder, const std::string& name, mode_t mode);
 
 struct RunFolderRequest {
   std::string path;  ///< empty: runs/<UTC time>-<name>-<id>, with runs/latest pointing to it
@@ -47,5 +75,41 @@ Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_j
 
 /// "2026-11-21T09:15:02.123Z" of the wall clock now.
 std::string utc_now();
+
+struct DiskRoom {
+  std::uint64_t size = 0, free = 0;  ///< bytes; `free` for this user
+};
+
+/// Nearly full: a twentieth is left, and less than 10 GiB.
+bool nearly_full(const DiskRoom& room) noexcept;
+
+/// What the launcher leaves and looks at in the run's folder while the job runs: warnings.jsonl, to which it appends,
+/// and the room that is left on the file system. On a thread of its own, since that may be one of the network that
+/// takes its time. Methods belong to one thread.
+class WarningsFile {
+ public:
+  /// `folder` outlives this.
+  explicit WarningsFile(const RunFolder& folder);
+  /// Writes what it was given.
+  ~WarningsFile();
+  WarningsFile(const WarningsFile&) = delete;
+  WarningsFile& operator=(const WarningsFile&) = delete;
+
+  /// Whole lines.
+  void append(const std::string& lines);
+  /// What was seen last, every few seconds; nullopt: nothing yet.
+  std::optional<DiskRoom> room();
+
+ private:
+  void work();
+
+  const RunFolder& folder_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string waiting_;
+  std::optional<DiskRoom> room_;
+  bool closing_ = false;
+  std::thread thread_;
+};
 
 }  // namespace cohort::launch

@@ -1,10 +1,199 @@
 #include "launch/show/announcer.h"
 
-#include "launch/show/events.h"
+#include "launch/record/run_folder.h"
+#include "sys/signals.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
 
 namespace cohort::launch {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json begin(std::string_view event) {
+  Json out;
+  out["event"] = event;
+  out["time"] = utc_now();
+  return out;
+}
+
+std::string line_of(const Json& event) { return event.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
+/// A rank, or which process of another role.
+void add(Json& out, Role role, int number) {
+  if (role == Role::Worker) {
+    out["rank"] = number;
+    return;
+  }
+  out["role"] = to_string(role);
+  out["number"] = number;
+}
+
+void add(Json& out, const Ending& ending) {
+  add(out, ending.role, ending.rank);
+  out["host"] = ending.host;
+  out["pid"] = ending.pid;
+  out["status"] = sys::to_string(ending.status);
+  if (ending.status.signal != 0) {
+    out["signal"] = sys::signal_name(ending.status.signal);
+    out["core_dumped"] = ending.status.core_dumped;
+  } else {
+    out["exit_code"] = ending.status.code;
+  }
+  out["after_seconds"] = ending.after_seconds;
+}
+
+Json lines_of(std::string_view text) {
+  Json out = Json::array();
+  while (!text.empty()) {
+    const auto end = text.find('\n');
+    out.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) break;
+    text.remove_prefix(end + 1);
+  }
+  return out;
+}
+
+std::string start_event(const JobRecord& record, std::string_view run_folder) {
+  Json out = begin("start");
+  out["job_id"] = record.job_id;
+  out["attempt"] = record.attempts.size();
+  out["run_folder"] = run_folder;
+  if (!record.log_folder.empty()) out["logs"] = record.log_folder;
+  out["world_size"] = record.plan.world_size;
+  out["hosts"] = Json::array();
+  for (const PlannedHost& host : record.plan.hosts) {
+    out["hosts"].push_back(host_entry(host));
+  }
+  add_pids(out, record.plan.roles(), record.pids);
+  out["threads_per_rank"] = record.threads;
+  return line_of(out);
+}
+
+std::string notice_event(std::string_view text) {
+  Json out = begin("notice");
+  out["text"] = text;
+  return line_of(out);
+}
+
+std::string warning_event(const Warning& warning) {
+  Json out = begin("warning");
+  out["kind"] = to_string(warning.kind);
+  out["text"] = warning.text;
+  if (warning.rank) out["rank"] = *warning.rank;
+  if (warning.step) out["step"] = *warning.step;
+  return line_of(out);
+}
+
+std::string started_again_event(const Ending& before, int pid) {
+  Json out = begin("process_started");
+  add(out, before.role, before.rank);
+  out["host"] = before.host;
+  out["pid"] = pid;
+  out["restarts"] = before.restarts + 1;
+  return line_of(out);
+}
+
+std::string restart_event(std::string_view text, int number) {
+  Json out = begin("restart");
+  out["text"] = text;
+  out["number"] = number;
+  return line_of(out);
+}
+
+}  // namespace
+
+std::string output_event(const OutputLine& line) {
+  Json out = begin("output");
+  add(out, line.role, line.rank);
+  out["host"] = line.host;
+  out["stream"] = line.stream == Stream::Stderr ? "stderr" : "stdout";
+  out["line"] = line.text;
+  if (line.continued) out["continued"] = true;
+  return line_of(out);
+}
+
+std::string exit_event(const Ending& ending) {
+  Json out = begin(ending.role == Role::Worker ? "rank_ended" : "process_ended");
+  add(out, ending);
+  const TimesReport& times = ending.last.times;
+  if (ending.last.step > 0) out["step"] = ending.last.step;
+  if (times.steps > 0 || times.operations > 0) {
+    const auto seconds = [](std::uint64_t ns) { return static_cast<double>(ns) / 1e9; };
+    out["times"] = {
+        {"steps", times.steps},           {"seconds", seconds(times.steps_ns)}, {"operations", times.operations},
+        {"bytes", times.bytes},           {"busy", seconds(times.busy_ns)},     {"waited", seconds(times.waited_ns)},
+        {"wire", seconds(times.wire_ns)}, {"wire_bytes", times.wire_bytes},     {"exposed", seconds(times.exposed_ns)}};
+  }
+  return line_of(out);
+}
+
+std::string failure_event(const PostMortem& post_mortem) {
+  const Ending& first = post_mortem.first;
+  Json out = begin("failure");
+  add(out, first);
+  out["out_of_memory"] = first.out_of_memory;
+  if (first.last.joined) {
+    out["doing"] = doing(first);
+    out["step"] = first.last.step;
+    Json groups = Json::array();
+    for (const GroupReport& group : first.last.groups) {
+      if (group.id == 0) continue;
+      groups.push_back({{"rank", group.rank},
+                        {"size", group.size},
+                        {"operation", group.operation},
+                        {"begun", group.begun},
+                        {"ended", group.ended},
+                        {"waiting", group.waiting}});
+    }
+    out["groups"] = groups;
+  }
+  out["words"] = lines_of(first.words);
+  out["last_stderr"] = lines_of(first.last_stderr);
+  out["advice"] = advice(first);
+  out["world_size"] = post_mortem.world_size;
+  out["ended_well_before"] = post_mortem.ended_well;
+  out["still_running"] = post_mortem.running;
+  out["others"] = post_mortem.others;
+  if (!post_mortem.log_folder.empty()) out["logs"] = post_mortem.log_folder;
+  return line_of(out);
+}
+
+std::string to_string(const StartNotice& notice) {
+  std::string text = to_string(notice.plan);
+  if (notice.launchers) {
+    const int ranks = notice.plan.hosts.front().ranks;
+    const bool same = std::all_of(notice.plan.hosts.begin(), notice.plan.hosts.end(),
+                                  [ranks](const PlannedHost& host) { return host.ranks == ranks; });
+    text += same ? fmt::format(", -np {} of a launcher on each", ranks) : ", a launcher on each with its own -np";
+  }
+  if (notice.cores > 0)
+    text += fmt::format(", more than the {} core{} here", notice.cores, notice.cores == 1 ? "" : "s");
+  if (notice.bound) text += ", each bound to its share of the cores";
+  if (notice.threads > 0) text += fmt::format(", {} thread{} each", notice.threads, notice.threads == 1 ? "" : "s");
+  if (!notice.run_folder.empty()) text += ", run " + notice.run_folder;
+  return text;
+}
+
+std::string to_string(const UnreadNotice& notice) {
+  return fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not shown{}",
+                     notice.seconds,
+                     notice.log_folder.empty() ? "" : "; the complete logs are in " + notice.log_folder);
+}
+
+std::string to_string(const StopNotice& notice) {
+  std::string who = "what the ranks have started is still running";
+  if (notice.ranks > 0)
+    who = fmt::format("{} rank{} still running", notice.ranks, notice.ranks == 1 ? "" : "s");
+  else if (!notice.others.empty())
+    who = notice.others + " still running";
+  return fmt::format("{}{}, {:.0f} s until {}{}", notice.reason.empty() ? "" : notice.reason + "; ", who,
+                     notice.seconds_left, sys::signal_name(notice.next_signal),
+                     notice.at_terminal ? "; Ctrl-C again: now" : "");
+}
 
 void Announcer::say(const std::string& text) {
   if (form_ == Form::Json) return display_.write(1, notice_event(text));
@@ -55,13 +244,13 @@ void Announcer::ended_as_events(const JobEnd& end, const Verdict& verdict, const
   } else if (!restart.text.empty()) {
     say(restart.text);
   }
-  EndEvent event;
-  event.exit_status = verdict.status;
-  event.reason = verdict.reason;
-  event.requeue = verdict.requeue;
-  event.seconds = end.seconds;
-  event.again = restart.again;
-  display_.write(1, end_event(event));
+  Json out = begin("end");
+  out["exit_status"] = verdict.status;
+  if (!verdict.reason.empty()) out["reason"] = verdict.reason;
+  out["seconds"] = end.seconds;
+  out["again"] = restart.again;  // another attempt follows
+  if (verdict.requeue) out["requeue"] = true;
+  display_.write(1, line_of(out));
 }
 
 }  // namespace cohort::launch

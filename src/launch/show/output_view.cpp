@@ -1,7 +1,7 @@
 #include "launch/show/output_view.h"
 
-#include "base/ranges.h"
-#include "launch/show/events.h"
+#include "base/parse.h"
+#include "launch/show/announcer.h"
 
 #include <fmt/format.h>
 
@@ -18,7 +18,6 @@ constexpr auto kProgressPause = std::chrono::seconds(10);
 /// What waits for the same line of other ranks is bounded.
 constexpr std::size_t kMostHeld = 512;
 constexpr std::size_t kMostHeldBytes = std::size_t{1} << 20;
-constexpr std::string_view kEraseLine = "\r\033[K";
 constexpr std::string_view kReset = "\033[0m";
 // Colours that read well on dark and light grounds; red is for stderr.
 constexpr std::array<std::string_view, 5> kRankColours = {"\033[36m", "\033[32m", "\033[35m", "\033[34m", "\033[33m"};

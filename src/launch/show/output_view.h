@@ -3,8 +3,8 @@
 #pragma once
 
 #include "launch/messages.h"
-#include "launch/roles.h"
-#include "launch/show/lines.h"
+#include "launch/processes.h"
+#include "launch/show/text.h"
 
 #include <array>
 #include <chrono>
@@ -23,7 +23,7 @@ enum class PrefixStyle {
   None,  ///< bytes pass as they are; with several ranks a line at a time
   Rank,  ///< "host:3 | text"
   Full,  ///< "12:04:31.250 host:3 err | text"
-  Json,  ///< an event for each line (events.h), all of them for descriptor 1
+  Json,  ///< an event for each line (announcer.h), all of them for descriptor 1
 };
 
 /// When the same line from several ranks is shown as one.

@@ -4,7 +4,7 @@
 #include "cluster/host_list.h"
 #include "net/address.h"
 #include "net/interfaces.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -141,15 +141,15 @@ Result<Allocation> from_slurm(const Environment& environment) {
 }
 
 /// This host may have several names: in all lists it gets the first, and in each the slots of all.
-void mark_local(HostChoice& choice, HostWishes::Starter starter) {
+void mark_local(HostChoice& choice, HostOptions::Starter starter) {
   std::string first;
   for (std::vector<HostSlots>* const hosts : {&choice.hosts, &choice.server_hosts}) {
     HostSlots* here = nullptr;
     std::vector<HostSlots> once;
     once.reserve(hosts->size());
     for (HostSlots& host : *hosts) {
-      host.local = starter == HostWishes::Starter::Local || is_this_host(host.name);
-      if (host.local && starter != HostWishes::Starter::Local) {
+      host.local = starter == HostOptions::Starter::Local || is_this_host(host.name);
+      if (host.local && starter != HostOptions::Starter::Local) {
         if (first.empty()) first = host.name;
         if (here != nullptr) {
           here->slots += host.slots;
@@ -217,8 +217,8 @@ bool is_this_host(const std::string& name) {
   return !listed.empty() && std::all_of(listed.begin(), listed.end(), is_own);
 }
 
-Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& environment) {
-  using Starter = HostWishes::Starter;
+Result<HostChoice> choose_hosts(const HostOptions& wishes, const Environment& environment) {
+  using Starter = HostOptions::Starter;
   if (!wishes.list.empty() && !wishes.file.empty())
     return fail(ErrorCode::InvalidArgument, "-H and --hostfile: one of them says which hosts there are");
   auto slurm = from_slurm(environment);
@@ -268,22 +268,22 @@ Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& env
   }
   switch (wishes.starter) {
     case Starter::Auto:
-      choice.way =
+      choice.method =
           !slurm->hosts.empty() && all_among(choice.hosts, slurm->hosts) && all_among(choice.server_hosts, slurm->hosts)
-              ? Way::Slurm
-              : Way::Ssh;
+              ? StartMethod::Slurm
+              : StartMethod::Ssh;
       break;
     case Starter::Slurm:
       if (slurm->hosts.empty())
         return fail(ErrorCode::InvalidArgument, "--starter slurm: this is no Slurm allocation; use sbatch or salloc");
-      choice.way = Way::Slurm;
+      choice.method = StartMethod::Slurm;
       break;
-    case Starter::Mpi: choice.way = Way::Mpi; break;
-    case Starter::Hand: choice.way = Way::Hand; break;
+    case Starter::Mpi: choice.method = StartMethod::Mpi; break;
+    case Starter::Hand: choice.method = StartMethod::Hand; break;
     case Starter::Ssh:
     case Starter::Local: break;
   }
-  if (choice.way == Way::Slurm) {
+  if (choice.method == StartMethod::Slurm) {
     // On this node, too, what the allocation has is given to a step: its GPUs, its cores, its limits.
     for (HostSlots& host : choice.hosts) host.local = false;
     for (HostSlots& host : choice.server_hosts) host.local = false;

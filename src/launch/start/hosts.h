@@ -3,8 +3,8 @@
 #pragma once
 
 #include "base/result.h"
-#include "launch/environment.h"
 #include "launch/plan/plan.h"
+#include "launch/processes.h"
 #include "launch/start/starter.h"
 
 #include <map>
@@ -13,7 +13,7 @@
 
 namespace cohort::launch {
 
-struct HostWishes {
+struct HostOptions {
   std::string list;  ///< "a:4,b:4"
   std::string file;  ///< path of a host file
   int nodes = 0;     ///< the first so many of them; 0: all
@@ -35,13 +35,13 @@ struct HostWishes {
 struct HostChoice {
   std::vector<HostSlots> hosts;         ///< empty: this host, and as many as are wanted
   std::vector<HostSlots> server_hosts;  ///< empty: those of the ranks
-  Way way = Way::Ssh;
+  StartMethod method = StartMethod::Ssh;
   std::map<std::string, int> components;  ///< of a heterogeneous Slurm job, by host; empty: the job has one
   std::string note;                       ///< of names that are one host; empty: there are none
 };
 
 /// Fails with InvalidArgument, or Io for the file.
-Result<HostChoice> choose_hosts(const HostWishes& wishes, const Environment& environment);
+Result<HostChoice> choose_hosts(const HostOptions& wishes, const Environment& environment);
 
 /// By name alone; a short name and a full one with the same first part are the same host.
 bool same_host(const std::string& a, const std::string& b);

@@ -1,9 +1,12 @@
-// What an agent and the starter that placed it on another host say to each other over the stdin and stdout of the
-// command in between (ssh, srun, mpirun), before the agent connects: the agent announces itself in a line, which stands
-// out among whatever a shell's start-up files print, and only then is told the job's secret and where to connect. Pure.
+// What is said before an agent connects. To another host: an agent and the starter that placed it there, over the stdin
+// and stdout of the command in between (ssh, srun, mpirun). The agent announces itself in a line, which stands out
+// among whatever a shell's start-up files print, and only then is told the job's secret and where to connect. Pure.
+// Among the launchers of one Slurm step: see `meet_in_step`.
 #pragma once
 
 #include "base/result.h"
+#include "cluster/detect.h"
+#include "meet/place.h"
 #include "net/address.h"
 #include "net/secret.h"
 
@@ -46,5 +49,14 @@ std::string to_text(const Invitation& invitation);
 Result<Invitation> parse_invitation(std::string_view text);
 /// The last line of an invitation.
 inline constexpr std::string_view kInvitationEnd = "go\n";
+
+/// How the launchers of one Slurm step find each other: the one of task 0 hands a fresh secret and its addresses to the
+/// others through what Slurm gives its tasks (PMI, PMIx, MUNGE), as rank 0 does where srun starts the ranks themselves.
+/// It happens in a child: a launcher may have no second thread, and PMI is for one process of a task, once.
+/// Of task 0, `mine`; to be told to all others. Returns what task 0 gave. For task 0 it may return before all others
+/// have asked: the child goes on telling them until the deadline, or until this process ends. Unavailable or Timeout
+/// where they cannot find each other. Call it before this process has a second thread.
+Result<meet::JoinOffer> meet_in_step(const cluster::Detected& step, const cluster::Environment& environment,
+                                     const std::optional<meet::JoinOffer>& mine, net::Deadline deadline);
 
 }  // namespace cohort::launch

@@ -1,16 +1,20 @@
 // Places one agent on a host. A starter is the only part that knows how a host is reached; what it returns looks the
 // same for every kind: a process on this host that ends when the agent has ended, and a lifeline that tells the agent,
-// by its end, that the supervisor is gone. Starters keep no state; the crew's thread calls them.
+// by its end, that the supervisor is gone. Starters keep no state; the agent pool's thread calls them.
 #pragma once
 
 #include "base/result.h"
+#include "launch/loop.h"
 #include "launch/plan/plan.h"
+#include "launch/start/invitation.h"
 #include "net/address.h"
 #include "net/secret.h"
 #include "sys/process.h"
 #include "sys/unique_fd.h"
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,6 +22,17 @@
 #include <vector>
 
 namespace cohort::launch {
+
+struct Captured {
+  int status = 0;    ///< as a shell gives it
+  std::string text;  ///< stdout and stderr, at most 1 MiB
+};
+
+/// Asks a program for its version: runs it, takes what it prints, and gives up on it after a while. Nothing that it has
+/// started in its own process group outlives the call. Not for a process that reaps children by itself.
+/// `command` is a name that is searched in PATH, or a path, and its arguments. Fails with Unavailable if it is not
+/// there or cannot be started, with Timeout if it has not ended within `limit`.
+Result<Captured> capture(const std::vector<std::string>& command, std::chrono::milliseconds limit);
 
 struct AgentProcess {
   sys::ChildProcess process;
@@ -33,18 +48,20 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
                                        const net::Secret& secret, int input_fd);
 
 /// How other hosts are reached. By hand: somebody runs `cohort agent --join` there. Launcher: somebody runs `cohort
-/// run` there, too, as the launcher of another node (nodes.h). Owner: the process that the job belongs to has agents
+/// run` there, too, as the launcher of another node (plan.h). Owner: the process that the job belongs to has agents
 /// started, which say themselves where they are and how many ranks they take.
-enum class Way { Ssh, Slurm, Mpi, Hand, Launcher, Owner };
+enum class StartMethod { Ssh, Slurm, Mpi, Hand, Launcher, Owner };
 
 /// An agent says where it is and how many ranks it takes.
-constexpr bool says_itself(Way way) { return way == Way::Launcher || way == Way::Owner; }
+constexpr bool says_itself(StartMethod method) {
+  return method == StartMethod::Launcher || method == StartMethod::Owner;
+}
 
 /// Who is on other hosts comes by itself, at no command of ours.
-constexpr bool comes_by_itself(Way way) { return way == Way::Hand || says_itself(way); }
+constexpr bool comes_by_itself(StartMethod method) { return method == StartMethod::Hand || says_itself(method); }
 
 struct RemoteOptions {
-  Way way = Way::Ssh;
+  StartMethod method = StartMethod::Ssh;
   std::vector<std::string> ssh = {"ssh"};  ///< the command and options of the user's own
   std::string remote_cohort;               ///< path of the command there; empty: as here
   /// By srun, which has to be told in which component of a heterogeneous job a host is. Of those that are in one.
@@ -66,9 +83,75 @@ std::vector<std::string> remote_command(const RemoteOptions& options, const std:
 Result<AgentProcess> start_remote_agent(const RemoteOptions& options, const PlannedHost& host);
 
 /// "ssh", "srun", "mpirun": for messages.
-std::string_view way_name(Way way);
+std::string_view start_method_name(StartMethod method);
 
 /// As a shell takes it: 'two words'.
 std::string shell_quoted(std::string_view word);
+
+/// The way of one agent into the agent pool over a command (ssh, srun, mpirun): listens to what the command says until
+/// the agent announces itself, answers with the invitation, and keeps what was said in case nobody comes. Belongs to
+/// the agents' thread; the AgentProcess has to outlive it.
+class RemoteStart {
+ public:
+  struct Events {
+    std::function<void(std::string)> on_unfit;      ///< the agent there cannot be of this job
+    std::function<void(std::string)> on_complaint;  ///< a line of its stderr, once it has joined
+  };
+  RemoteStart(Loop& loop, AgentProcess& process, Invitation invitation, Events events);
+  RemoteStart(const RemoteStart&) = delete;
+  RemoteStart& operator=(const RemoteStart&) = delete;
+
+  /// Takes what the command has said last; call it once its process has ended.
+  void drain();
+  /// From now on stderr is passed on.
+  void set_joined() noexcept { joined_ = true; }
+  bool announced() const noexcept { return announced_; }
+  const std::string& noise() const noexcept { return noise_; }
+  const std::string& complaints() const noexcept { return complaints_; }
+
+ private:
+  bool read_out();
+  bool read_err();
+  void take_line(std::string_view line);
+
+  AgentProcess& process_;
+  const Invitation invitation_;
+  Events events_;
+  Watch out_, err_;
+  bool announced_ = false;
+  bool joined_ = false;
+  std::string line_;
+  std::string error_line_;
+  std::string noise_;       ///< of stdout, before the announcement; bounded
+  std::string complaints_;  ///< of stderr, before it has joined; bounded
+};
+
+/// What is known of a command that ended, or was given up, before its agent came.
+struct FailedStart {
+  StartMethod method = StartMethod::Ssh;
+  std::string host;
+  std::string command;      ///< of the agent: its path there
+  std::string ssh = "ssh";  ///< the ssh command, for advice: with the user's options
+  bool announced = false;
+  std::optional<sys::ExitStatus> status;  ///< nullopt: it still runs
+  std::string noise;
+  std::string complaints;
+};
+/// What it comes to. `kind` is a row of `cohort doctor`: "ssh-login", "ssh-host-key", ..., "shell-exits", "silent",
+/// "command", "control".
+struct Diagnosis {
+  std::string_view kind;
+  std::string why;
+  std::string advice;
+  std::string said;  ///< by the command on stderr, and by shells on stdout, in a line
+};
+/// Pure, as is all below.
+Diagnosis diagnose(const FailedStart& failed);
+/// Another start may well succeed: it was hindered by another one at the same moment.
+bool is_transient(const FailedStart& failed);
+/// Why, and what to try.
+std::string explain(const FailedStart& failed);
+/// Without line ends and control characters, at most 600 bytes: the last ones.
+std::string one_line(std::string_view text);
 
 }  // namespace cohort::launch

@@ -1,14 +1,15 @@
-#include "launch/supervise/epoch.h"
+// Of an epoch: servers that fail while it goes on, and are started again, or gone on without.
+#include "launch/supervise/job.h"
 
 #include <cohort/exit_status.h>
 
 #include "base/log.h"
-#include "launch/own_folder.h"
-#include "launch/record/remote_logs.h"
+#include "launch/record/other_hosts.h"
+#include "launch/record/run_folder.h"
 #include "launch/supervise/supervisor.h"
-#include "launch/watch/demangle.h"
+#include "launch/watch/verdict.h"
 #include "status/last_words.h"
-#include "sys/cpus.h"
+#include "sys/hardware.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <csignal>
 #include <utility>
+#include <vector>
 
 namespace cohort::launch {
 namespace {
@@ -30,7 +32,7 @@ int crowded_cores(const Plan& plan) {
 
 }  // namespace
 
-Epoch::Epoch(Job& job) : job_(job), crew_(*job.crew_), stopping_(job.loop_, options_.grace, stopping_events()) {
+Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, options_.grace, stopping_events()) {
   JobRecord& record = job_.record_;
   record.start = utc_now();
   record.end.clear();
@@ -42,7 +44,7 @@ Epoch::Epoch(Job& job) : job_(job), crew_(*job.crew_), stopping_(job.loop_, opti
   start_limit_ = Timer(job_.loop_, options_.start_timeout, [this] {
     const Plan& plan = job_.setup_.plan;
     const int cores = crowded_cores(plan);
-    fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s{}", crew_.missing(),
+    fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s{}", agents_.missing(),
                            std::chrono::duration<double>(options_.start_timeout).count(),
                            cores == 0 ? std::string()
                                       : fmt::format(": {} processes share the {} core{} here -- start fewer, or give "
@@ -66,18 +68,18 @@ void Epoch::look_at_plan() {
 
 void Epoch::give_orders() {
   if (stage_ != Stage::Starting) return;
-  for (const auto& each : crew_.members())
+  for (const auto& each : agents_.members())
     each->channel->send(order_for(job_.setup_, each->host, job_.facts_for(*each)));
 }
 
-void Epoch::on_unfit(const CrewMember* agent, const std::string& why) {
+void Epoch::on_unfit(const AgentHandle* agent, const std::string& why) {
   if (stage_ != Stage::Starting) return;
   // Which it is, is not known; or no other one could be started either.
   if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
   on_host_failed(*agent, why);
 }
 
-void Epoch::on_message(CrewMember& agent, Message message) {
+void Epoch::on_message(AgentHandle& agent, Message message) {
   if (auto* output = std::get_if<Output>(&message)) {
     if (!job_.setup_.plan.roles().has(output->rank)) return;
     if (remote_logs_ && !agent.host.local) remote_logs_->keep(*output);
@@ -124,16 +126,16 @@ void Epoch::on_message(CrewMember& agent, Message message) {
   }
 }
 
-void Epoch::on_started(CrewMember& agent, const Started& started) {
+void Epoch::on_started(AgentHandle& agent, const Started& started) {
   const std::vector<int> processes = processes_of(job_.setup_.plan, agent.host);
   if (started.pids.size() != processes.size()) return;
   agent.started = true;
   if (remote_logs_ && !agent.host.local) remote_logs_->open(processes);
   for (std::size_t i = 0; i < processes.size(); ++i)
     job_.record_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
-  if (&agent == crew_.members().front().get()) job_.record_.threads = started.threads;  // of rank 0's host
+  if (&agent == agents_.members().front().get()) job_.record_.threads = started.threads;  // of rank 0's host
   if (stage_ != Stage::Starting) return;
-  if (!crew_.all_started()) return;
+  if (!agents_.all_started()) return;
   stage_ = Stage::Running;
   start_limit_ = Timer();
   started_at_ = Clock::now();
@@ -156,7 +158,7 @@ void Epoch::on_started(CrewMember& agent, const Started& started) {
     });
   }
   for (const int signal : std::exchange(early_signals_, {})) pass_on(signal);
-  CrewMember* const first = crew_.members().front().get();
+  AgentHandle* const first = agents_.members().front().get();
   if (InputReader::worth_reading(0) && !(first->host.local && InputReader::may_be_given(0))) {
     input_ = std::make_unique<InputReader>(
         job_.loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
@@ -262,6 +264,120 @@ void Epoch::look_for_failure() {
   } else {
     stop_for_failure();
   }
+}
+
+AgentHandle& Epoch::agent_of(int process) const {
+  const auto& all = agents_.members();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& member) {
+    const std::vector<int> here = processes_of(job_.setup_.plan, member->host);
+    return std::find(here.begin(), here.end(), process) != here.end();
+  });
+  return **found;
+}
+
+Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
+  const auto before = again_.find(process);
+  if (before != again_.end()) {
+    ending.restarts = before->second.restarts + 1;
+    ending.first_cause =
+        before->second.restarts == 0 ? sys::to_string(before->second.status) : before->second.first_cause;
+  }
+  const bool may = ending.role == Role::Server && !ending.asked && !ending.status.success() && ending.before_stop &&
+                   (stage_ == Stage::Starting || stage_ == Stage::Running);
+  if (!may) return Fate::Failed;
+  const std::string lost =
+      fmt::format("{} on {} is lost ({})", ending.name(), ending.host, sys::to_string(ending.status));
+  if (job_.server_restarts_ < options_.server_restarts) {
+    say(fmt::format("{}; it is started again ({} of {} times, --server-restarts)", lost, ++job_.server_restarts_,
+                    options_.server_restarts));
+    agent_of(process).channel->send(
+        StartAgain{process, {fmt::format("{}={}", env::kServerRestart, ending.restarts + 1)}});
+    awaited_.insert(process);
+    RankReport last = ending.last;
+    last.rank = process;
+    health_->rank_ended(last);
+    job_.live_->starts_again(process);
+    job_.record_.server_failures.push_back(ending);
+    job_.write_record();
+    again_.insert_or_assign(process, std::move(ending));
+    return Fate::Again;
+  }
+  if (lost_servers_ < options_.lost_servers && running(Role::Server) > 1) {
+    ending.spared = true;
+    say(fmt::format("{}; the job goes on without it ({} of {} that may be, --lost-servers)", lost, ++lost_servers_,
+                    options_.lost_servers));
+    if (options_.server_restarts > 0) agent_of(process).channel->send(GoOnWithout{process});
+    return Fate::Without;
+  }
+  return Fate::Failed;
+}
+
+// Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
+bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
+  if (stage_ != Stage::Running || agent.host.ranks > 0 || agent.all_gone) return false;
+  const Roles roles = job_.setup_.plan.roles();
+  std::vector<int> lost;
+  for (const int process : processes_of(job_.setup_.plan, agent.host)) {
+    if (roles.role_of(process) != Role::Server) return false;
+    const bool ended = std::any_of(endings_.begin(), endings_.end(), [&](const Ending& ending) {
+      return roles.process_of(ending.role, ending.rank) == process;
+    });
+    if (!ended) lost.push_back(process);
+  }
+  const int count = static_cast<int>(lost.size());
+  if (lost_servers_ + count > options_.lost_servers || running(Role::Server) <= count) return false;
+  lost_servers_ += count;
+  agent.all_gone = true;
+  AgentPool::kill(agent);  // its guard, if it lives, ends what is left
+  if (count == 0) {
+    say(fmt::format("{} is lost ({}), where nothing ran any more", agent.host.name, why));
+  } else {
+    say(fmt::format(
+        "{} on {} {} lost with {} host ({}); the job goes on without ({} of {} that may be, --lost-servers)",
+        roles.names_of(lost), agent.host.name, count == 1 ? "is" : "are", count == 1 ? "its" : "their", why,
+        lost_servers_, options_.lost_servers));
+  }
+  for (const int process : lost) {
+    awaited_.erase(process);
+    Ending ending;
+    ending.role = Role::Server;
+    ending.rank = roles.number_of(process);
+    ending.host = agent.host.name;
+    ending.pid = job_.record_.pids[static_cast<std::size_t>(process)];
+    ending.status.signal = SIGKILL;
+    ending.spared = true;
+    ++ended_[static_cast<std::size_t>(Role::Server)];
+    job_.tell_how_server_ended(ending.rank, "lost with its host");
+    RankReport last = {};
+    last.rank = process;
+    health_->rank_ended(last);
+    job_.live_->process_ended(process, ending.spared, ending.status);
+    endings_.push_back(std::move(ending));
+  }
+  health_->host_ended(processes_of(job_.setup_.plan, agent.host));
+  ask_next_role();
+  return true;
+}
+
+void Epoch::on_started_again(const StartedAgain& started) {
+  if (awaited_.erase(started.rank) == 0) return;
+  const int process = started.rank;
+  Ending& before = again_.at(process);
+  if (started.pid != 0) {
+    job_.record_.pids[static_cast<std::size_t>(process)] = started.pid;
+    health_->started_again(process);
+    job_.announcer_.started_again(before, started.pid);
+    job_.write_record();
+    return;
+  }
+  // It stays what it was: a failure, or, where all are told to end, nothing that anybody needs.
+  before.spared = started.why.empty();
+  if (!before.spared) say(fmt::format("{} on {} cannot be started again: {}", before.name(), before.host, started.why));
+  ++ended_[static_cast<std::size_t>(Role::Server)];
+  job_.live_->process_ended(process, before.spared, before.status);
+  endings_.push_back(before);
+  look_for_failure();
+  ask_next_role();
 }
 
 }  // namespace cohort::launch

@@ -1,7 +1,7 @@
 // How an epoch ends: who stops it and why, what its agents are told then, and what is said and kept of it.
-#include "launch/supervise/epoch.h"
+#include "launch/processes.h"
+#include "launch/supervise/job.h"
 #include "launch/supervise/supervisor.h"
-#include "launch/sweep.h"
 
 #include <nlohmann/json.hpp>
 
@@ -27,7 +27,7 @@ constexpr std::size_t kMostHostsTold = 8;
 
 void Epoch::wait_for_cause() {
   cause_limit_ = Timer(job_.loop_, kCauseTime, [this] {
-    const bool more = health_->somebody_leaves() || crew_.somebody_is_silent();
+    const bool more = health_->somebody_leaves() || agents_.somebody_is_silent();
     if (more && ++cause_waits_ < kMostCauseWaits) return wait_for_cause();
     stop_for_failure();
   });
@@ -87,15 +87,15 @@ void Epoch::before_stop() {
   if (health_) health_->stop();
   job_.live_->ending();
   input_.reset();
-  crew_.start_no_more();
+  agents_.start_no_more();
 }
 
 void Epoch::tell_agents(int signal, Stopping::Grace grace) {
   const Role role = running_role();
   asked_ = std::max(asked_, role);
-  for (const auto& agent : crew_.members()) {
+  for (const auto& agent : agents_.members()) {
     if (agent->channel == nullptr) {
-      Crew::give_up(*agent);  // it has nothing to end but itself
+      AgentPool::kill(*agent);  // it has nothing to end but itself
     } else if (!agent->started) {
       agent->channel->send(Finish{stop_status_.value_or(1)});
     } else {
@@ -111,10 +111,10 @@ void Epoch::fail_start(const std::string& why) {
   stop(why, SIGKILL, {});
 }
 
-void Epoch::on_host_failed(const CrewMember& agent, const std::string& why) {
+void Epoch::on_host_failed(const AgentHandle& agent, const std::string& why) {
   if (!failed_hosts_.emplace(agent.host.index, why).second) return;
-  crew_.start_no_more();
-  const auto& all = crew_.members();
+  agents_.start_no_more();
+  const auto& all = agents_.members();
   const bool settled = std::all_of(all.begin(), all.end(), [this](const auto& member) {
     return member->host.local || member->channel != nullptr || member->process_gone || member->remote == nullptr ||
            failed_hosts_.contains(member->host.index);
@@ -148,23 +148,23 @@ void Epoch::lose_agent(const std::string& what) {
   lost_agent_ = what;
 }
 
-void Epoch::on_channel_closed(CrewMember& agent, const std::optional<Error>& error) {
+void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& error) {
   if (agent.all_gone || stage_ == Stage::Ended) return;
   if (goes_on_without(agent, error ? error->what() : "its agent is lost")) return;
-  Crew::give_up(agent);  // its guard, if it lives, ends what is left
+  AgentPool::kill(agent);  // its guard, if it lives, ends what is left
   const std::string why = error ? fmt::format(" ({})", error->what()) : "";
   if (stopping_.reason().empty()) say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name, why));
   lose_agent(fmt::format("the agent of {} was lost{}", agent.host.name, why));
   stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
 }
 
-void Epoch::on_agent_process_ended(CrewMember& agent) {
+void Epoch::on_agent_process_ended(AgentHandle& agent) {
   if (!agent.all_gone && stage_ != Stage::Ended) {
     // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
     if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
-      on_host_failed(agent, crew_.why_not(agent));
+      on_host_failed(agent, agents_.why_not(agent));
     } else if (agent.remote &&
-               goes_on_without(agent, fmt::format("the way to it has ended, {}", crew_.how_ended(agent)))) {
+               goes_on_without(agent, fmt::format("the connection to it has ended, {}", agents_.how_ended(agent)))) {
       return check_end();
     } else if (agent.channel == nullptr || agent.channel->closed()) {
       lose_agent(fmt::format("the agent of {} was lost", agent.host.name));
@@ -174,7 +174,7 @@ void Epoch::on_agent_process_ended(CrewMember& agent) {
     } else if (stage_ != Stage::Stopping) {
       if (!stop_status_) stop_status_ = 1;
       const std::string what =
-          agent.remote ? fmt::format("the way to {} has ended ({})", agent.host.name, crew_.how_ended(agent))
+          agent.remote ? fmt::format("the connection to {} has ended ({})", agent.host.name, agents_.how_ended(agent))
                        : fmt::format("the guard of {} was killed", agent.host.name);
       say(what + "; ending the job");
       stop(what, SIGKILL, {});
@@ -183,7 +183,7 @@ void Epoch::on_agent_process_ended(CrewMember& agent) {
   check_end();
 }
 
-void Epoch::on_agent_ends(CrewMember& agent, const Ends& ends) {
+void Epoch::on_agent_ends(AgentHandle& agent, const Ends& ends) {
   if (stage_ == Stage::Stopping || stage_ == Stage::Ended || goes_on_without(agent, ends.why)) return;
   agent_lost_ = true;
   if (!stop_status_) stop_status_ = 1;
@@ -200,7 +200,7 @@ void Epoch::on_signal(int signal) {
       return;
     case SIGQUIT:
       if (stage_ != Stage::Running) break;
-      if (health_->show_soon()) crew_.broadcast(AskStacks{});
+      if (health_->show_soon()) agents_.broadcast(AskStacks{});
       return;
     default: break;
   }
@@ -213,10 +213,10 @@ void Epoch::pass_on(int signal) {
   if (stage_ == Stage::Starting) return early_signals_.push_back(signal);
   if (stage_ == Stage::Running && health_->somebody_saves())
     say(fmt::format("{}: asking the ranks to save and end", sys::signal_name(signal)));
-  crew_.broadcast(SignalWorkers{signal});
+  agents_.broadcast(SignalWorkers{signal});
 }
 
-void Epoch::on_agent_told(const CrewMember& agent, const Told& told) {
+void Epoch::on_agent_told(const AgentHandle& agent, const Told& told) {
   // Each agent has heard it, and it is no reason for more haste.
   if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
   told_by_agent_ = true;
@@ -291,12 +291,12 @@ std::string Epoch::running_others() const {
 }
 
 void Epoch::check_end() {
-  if (stage_ == Stage::Ended || !crew_.nothing_runs()) return;
+  if (stage_ == Stage::Ended || !agents_.nothing_runs()) return;
   if (!restart_) {
     restart_ = restart_after();
-    if (!restart_->again) crew_.see_off();
+    if (!restart_->again) agents_.finish();
   }
-  if (restart_->again || crew_.all_ended()) finish();
+  if (restart_->again || agents_.all_ended()) finish();
 }
 
 Restarts::Decision Epoch::restart_after() const {

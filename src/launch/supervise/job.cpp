@@ -1,11 +1,10 @@
 #include "launch/supervise/job.h"
 
-#include "launch/supervise/epoch.h"
+#include "launch/processes.h"
 #include "launch/supervise/supervisor.h"
-#include "launch/sweep.h"
-#include "meet/servers.h"
-#include "store/client.h"
-#include "store/job_store.h"
+#include "meet/place.h"
+#include "store/served_store.h"
+#include "store/store.h"
 
 #include <unistd.h>
 #include <nlohmann/json.hpp>
@@ -20,7 +19,8 @@ namespace {
 
 constexpr const char* kPageFile = "page.url";
 
-constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
+constexpr std::initializer_list<int> kJobSignals = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT,
+                                                    SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// Of the job's store, which is in this process.
 constexpr auto kStoreTime = std::chrono::seconds(10);
 /// After the job's end, for its record to get where --track says.
@@ -36,7 +36,7 @@ Job::Job(const RunOptions& options)
       setup_(set_up_job(options)),
       restarts_(options.max_restarts),
       display_(loop_, {[this](std::size_t source, std::uint64_t bytes) {
-                         crew_->members()[source]->channel->send(OutputTaken{bytes});
+                         agents_->members()[source]->channel->send(OutputTaken{bytes});
                        },
                        [this] { epoch_->on_reader_gone(); }, [this](int fd, int error) { on_no_room(fd, error); }}),
       announcer_(display_, options.json    ? Announcer::Form::Json
@@ -49,7 +49,7 @@ int Job::run() {
   try {
     prepare();
   } catch (...) {
-    if (crew_) crew_->let_go();
+    if (agents_) agents_->drop_lifelines();
     trackers_.reset();
     sweep(spared_, std::chrono::seconds(5), {});
     throw;
@@ -67,18 +67,18 @@ void Job::prepare() {
   ::signal(SIGXFSZ, SIG_IGN);  // our output may be a file at its limit
   value_or_throw(sys::become_subreaper());
   spared_ = sys::descendants(::getpid());  // of a shell that became us with `exec`
-  signals_.emplace(value_or_throw(sys::SignalFd::create(kSignals)));
+  signals_.emplace(value_or_throw(sys::SignalFd::create(kJobSignals)));
   secret_ = options_.remote.secret;
   if (!secret_) {
     secret_ = value_or_throw(options_.remote.secret_file.empty() ? net::Secret::generate()
                                                                  : net::Secret::from_file(options_.remote.secret_file));
   }
-  Crew::Options crew;
-  crew.remote = options_.remote;
-  crew.elsewhere = goes_elsewhere(setup_.plan);
-  crew.host_timeout = options_.host_timeout;
-  if (InputReader::may_be_given(0)) crew.input_fd = 0;
-  crew_.emplace(loop_, *secret_, crew, crew_events());
+  AgentPool::Options agents;
+  agents.remote = options_.remote;
+  agents.elsewhere = goes_elsewhere(setup_.plan);
+  agents.host_timeout = options_.host_timeout;
+  if (InputReader::may_be_given(0)) agents.input_fd = 0;
+  agents_.emplace(loop_, *secret_, agents, crew_events());
   const std::string id = random_hex(6);
   id_ = fmt::format("{}-{}", setup_.program.name, id);
   if (!settles_late()) shown_ranks(options_, setup_.plan);  // what is wrong with them is told before anything starts
@@ -101,7 +101,7 @@ void Job::prepare() {
   port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(id_)));
   store::StoreServerOptions store_options;
   store_options.secret = *secret_;
-  if (goes_elsewhere(setup_.plan)) store_options.endpoint = crew_->open_endpoint();
+  if (goes_elsewhere(setup_.plan)) store_options.endpoint = agents_->open_endpoint();
   store_ = std::make_unique<store::StoreServer>(store_options);
   if (has_payloads(options_.owner_folder)) {
     payload_transfer_ = PayloadTransferOptions{options_.owner_folder, store_->endpoint().tcp.port, *secret_};
@@ -114,11 +114,11 @@ void Job::prepare() {
   record_.master_port = port_->port();
   record_.max_restarts = options_.max_restarts;
   if (!settles_late()) look_at_plan();
-  if (options_.remote.way == Way::Owner) leave_invitation();
+  if (options_.remote.method == StartMethod::Owner) leave_invitation();
 }
 
 void Job::leave_invitation() const {
-  std::string text = to_line(own_announcement()) + "\n" + to_text(crew_->invitation_for_owner());
+  std::string text = to_line(own_announcement()) + "\n" + to_text(agents_->invitation_for_owner());
   const sys::UniqueFd pipe(*options_.invitation_fd);
   const ssize_t written = ::write(pipe.get(), text.data(), text.size());  // less than a pipe takes at once
   const int error = errno;
@@ -182,15 +182,15 @@ void Job::look_at_plan() {
 Result<void> Job::settle_nodes() {
   std::vector<HostSlots> hosts;
   int ranks = 0;
-  if (!has_launchers()) crew_->sort_by_host();
-  for (const auto& member : crew_->members()) {
+  if (!has_launchers()) agents_->sort_by_host();
+  for (const auto& member : agents_->members()) {
     hosts.push_back({member->host.name, member->host.ranks, member->host.local, member->machine, member->devices});
     ranks += member->host.ranks;
   }
   auto plan = make_plan(hosts, ranks, options_.others);
   if (!plan) return tl::unexpected(plan.error());
   setup_.plan = *std::move(plan);
-  for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) crew_->members()[i]->host = setup_.plan.hosts[i];
+  for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) agents_->members()[i]->host = setup_.plan.hosts[i];
   try {
     look_at_plan();
   } catch (const Error& error) {  // --ranks names one that there is not
@@ -210,38 +210,38 @@ void Job::start_trackers() {
   spared_.insert(spared_.end(), pids.begin(), pids.end());
 }
 
-Crew::Events Job::crew_events() {
-  Crew::Events events;
-  events.on_joined = [this](CrewMember& agent) {
+AgentPool::Events Job::crew_events() {
+  AgentPool::Events events;
+  events.on_joined = [this](AgentHandle& agent) {
     if (tracing_) tracing_->on_joined(agent);
     on_joined(agent);
   };
-  events.on_message = [this](CrewMember& agent, Message message) {
+  events.on_message = [this](AgentHandle& agent, Message message) {
     if (tracing_ && tracing_->take(agent, message)) return;
     if (tracing_ && std::holds_alternative<Exited>(message)) tracing_->on_ending(agent);
     if (auto* leased = std::get_if<LeasedPorts>(&message)) return take_ports(agent, std::move(*leased));
     epoch_->on_message(agent, std::move(message));
   };
-  events.on_channel_closed = [this](CrewMember& agent, const std::optional<Error>& error) {
+  events.on_channel_closed = [this](AgentHandle& agent, const std::optional<Error>& error) {
     epoch_->on_channel_closed(agent, error);
   };
-  events.on_process_ended = [this](CrewMember& agent) { epoch_->on_agent_process_ended(agent); };
-  events.on_unfit = [this](const CrewMember* agent, const std::string& why) { epoch_->on_unfit(agent, why); };
-  events.on_complaint = [this](const CrewMember& agent, const std::string& line) {
+  events.on_process_ended = [this](AgentHandle& agent) { epoch_->on_agent_process_ended(agent); };
+  events.on_unfit = [this](const AgentHandle* agent, const std::string& why) { epoch_->on_unfit(agent, why); };
+  events.on_complaint = [this](const AgentHandle& agent, const std::string& line) {
     if (epoch_->running()) say(fmt::format("{}: {}", agent.host.name, line));
   };
   return events;
 }
 
 void Job::start_agents() {
-  crew_->start(setup_.plan.hosts);
-  if (const std::string text = crew_->invitation(); !text.empty()) say(text);
+  agents_->start(setup_.plan.hosts);
+  if (const std::string text = agents_->invitation(); !text.empty()) say(text);
 }
 
-void Job::on_joined(CrewMember& agent) {
+void Job::on_joined(AgentHandle& agent) {
   if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});
   // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
-  if (!crew_->all_joined()) return;
+  if (!agents_->all_joined()) return;
   if (settles_late()) {
     if (auto settled = settle_nodes(); !settled) return epoch_->fail_start(settled.error().what());
   }
@@ -251,36 +251,36 @@ void Job::on_joined(CrewMember& agent) {
 
 bool Job::have_ports() {
   if (!options_.tf_config) return true;
-  for (const auto& member : crew_->members()) member->channel->send(LeasePorts{tasks_of(member->host)});
+  for (const auto& member : agents_->members()) member->channel->send(LeasePorts{tasks_of(member->host)});
   return false;
 }
 
-void Job::take_ports(CrewMember& agent, LeasedPorts leased) {
+void Job::take_ports(AgentHandle& agent, LeasedPorts leased) {
   const auto wanted = static_cast<std::size_t>(tasks_of(agent.host));
   if (!epoch_->starting() || leased.ports.size() > wanted) return;
   agent.ports = std::move(leased.ports);
   if (agent.ports.size() < wanted)
     return epoch_->fail_start(fmt::format("--tf-config: {}: {}", agent.host.name, leased.why));
-  const bool all = std::all_of(crew_->members().begin(), crew_->members().end(), [](const auto& member) {
+  const bool all = std::all_of(agents_->members().begin(), agents_->members().end(), [](const auto& member) {
     return member->ports.size() == static_cast<std::size_t>(tasks_of(member->host));
   });
   if (all) epoch_->give_orders();
 }
 
-JobFacts Job::facts_for(const CrewMember& agent) const {
+JobFacts Job::facts_for(const AgentHandle& agent) const {
   JobFacts facts;
   facts.job_id = id_;
   facts.run_folder = folder_.path;
   // Of this host too as others see it, so that what serves here knows where to listen.
-  const std::string here = agent.host.local ? address_of(agent) : Crew::own_address(agent).host;
+  const std::string here = agent.host.local ? address_of(agent) : AgentPool::own_address(agent).host;
   facts.store = net::to_string(net::Address{here, store_->endpoint().tcp.port});
   // Rank 0's host, as seen from the others.
-  const CrewMember& first = *crew_->members().front();
+  const AgentHandle& first = *agents_->members().front();
   facts.master_port = first.host.local ? port_->port() : first.free_port;
   facts.master_address = address_of(first);
   // In the order of the plan's Roles: all ranks, then all servers.
   std::vector<std::string> servers;
-  for (const auto& member : crew_->members()) {
+  for (const auto& member : agents_->members()) {
     for (std::size_t i = 0; i < member->ports.size(); ++i) {
       const bool is_rank = i < static_cast<std::size_t>(member->host.ranks);
       (is_rank ? facts.tf_addresses : servers)
@@ -298,21 +298,21 @@ JobFacts Job::facts_for(const CrewMember& agent) const {
   return facts;
 }
 
-std::string Job::address_of(const CrewMember& member) const {
-  for (const auto& other : crew_->members()) {
-    if (member.host.local && !other->host.local) return Crew::own_address(*other).host;
+std::string Job::address_of(const AgentHandle& member) const {
+  for (const auto& other : agents_->members()) {
+    if (member.host.local && !other->host.local) return AgentPool::own_address(*other).host;
   }
-  return Crew::agent_address(member).host;
+  return AgentPool::agent_address(member).host;
 }
 
 void Job::on_signal(int signal) {
   if (next_) begin_next();  // it is for those that are about to be started
   switch (signal) {
     case SIGTSTP:
-      crew_->broadcast(SignalWorkers{SIGSTOP});
+      agents_->broadcast(SignalWorkers{SIGSTOP});
       ::raise(SIGSTOP);
       return;
-    case SIGCONT: crew_->broadcast(SignalWorkers{SIGCONT}); break;
+    case SIGCONT: agents_->broadcast(SignalWorkers{SIGCONT}); break;
     default: break;
   }
   epoch_->on_signal(signal);
@@ -329,13 +329,13 @@ void Job::on_no_room(int fd, int error) {
 }
 
 Restarts::Decision Job::after(const Breakdown& breakdown) {
-  if (owner_gone() || display_.reader_gone() || !crew_->can_go_on()) return {};
+  if (owner_gone() || display_.reader_gone() || !agents_->can_go_on()) return {};
   return restarts_.after(breakdown, setup_.plan.world_size);
 }
 
 void Job::begin_next() {
   next_ = Timer();
-  crew_->begin_again();
+  agents_->begin_again();
   epoch_ = std::make_unique<Epoch>(*this);
   epoch_->look_at_plan();
   announce_epoch();
@@ -380,7 +380,7 @@ void Job::end(int status) {
   page_.reset();
   ::unlinkat(folder_.fd.get(), kPageFile, 0);
   if (tracing_) tracing_->finish();
-  crew_->dismiss(status);
+  agents_->send_exit_status(status);
   if (owner_gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
   const auto drain = [this] {
     const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), shown_logs()};

@@ -1,31 +1,32 @@
-// What lives as long as a job, however often its ranks are started: its secret, store, port and agents, the display,
-// the record, the signals. Who takes part now, and how that ends, is an Epoch's, of which there is one at a time; a
-// restart is another epoch with the same agents. One thread.
+// A job (what lives as long as it, however often its ranks are started) and its epochs (one start of the ranks), of
+// which there is one at a time; a restart is another epoch with the same agents. job.cpp has the job; epoch.cpp the
+// course of an epoch and what becomes of servers that fail, epoch_end.cpp how it ends. One thread.
 #pragma once
 
-#include "launch/plan/port_lease.h"
+#include "launch/plan/rank_environment.h"
 #include "launch/record/job_record.h"
-#include "launch/record/payload_transfer.h"
+#include "launch/record/other_hosts.h"
 #include "launch/record/run_folder.h"
 #include "launch/show/announcer.h"
 #include "launch/show/display.h"
-#include "launch/start/crew.h"
-#include "launch/supervise/job_setup.h"
+#include "launch/start/agent_pool.h"
 #include "launch/supervise/live.h"
-#include "launch/supervise/owner.h"
-#include "launch/supervise/side_command.h"
-#include "launch/supervise/tracing.h"
-#include "launch/supervise/trackers.h"
-#include "launch/supervise/warnings.h"
-#include "launch/watch/restarts.h"
+#include "launch/supervise/side_commands.h"
+#include "launch/supervise/stopping.h"
+#include "launch/supervise/supervisor.h"
+#include "launch/watch/health.h"
+#include "launch/watch/verdict.h"
 #include "net/secret.h"
-#include "store/server.h"
+#include "store/served_store.h"
 #include "sys/signals.h"
 #include "sys/terminal.h"
 
+#include <array>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ namespace cohort::launch {
 
 class Epoch;
 
+/// What lives as long as a job: its secret, store, port and agents, the display, the record, the signals.
 class Job {
  public:
   explicit Job(const RunOptions& options);
@@ -50,9 +52,9 @@ class Job {
   void start_agents();
   /// Once there is a job.json, which tells them how the job goes on.
   void start_trackers();
-  Crew::Events crew_events();
+  AgentPool::Events crew_events();
   /// All agents are there: the plan is settled, and the first epoch can begin.
-  void on_joined(CrewMember& agent);
+  void on_joined(AgentHandle& agent);
   /// Everybody has said how many ranks they want.
   Result<void> settle_nodes();
   /// To the owner, who brings it to the agents.
@@ -61,12 +63,12 @@ class Job {
   void look_at_plan();
   void on_signal(int signal);
   void on_no_room(int fd, int error);
-  JobFacts facts_for(const CrewMember& agent) const;
+  JobFacts facts_for(const AgentHandle& agent) const;
   /// Of a host, as seen from the others.
-  std::string address_of(const CrewMember& member) const;
+  std::string address_of(const AgentHandle& member) const;
   /// Each agent holds a port for each of its ranks. False: not yet, and those that do not were asked.
   bool have_ports();
-  void take_ports(CrewMember& agent, LeasedPorts leased);
+  void take_ports(AgentHandle& agent, LeasedPorts leased);
 
   /// Of what has broken down: whether its ranks are started again, which `begin_next` does.
   Restarts::Decision after(const Breakdown& breakdown);
@@ -80,9 +82,9 @@ class Job {
   /// The last epoch has ended, and so has everything else: the rest of the output is shown.
   void end(int status);
 
-  bool has_launchers() const { return options_.remote.way == Way::Launcher; }
+  bool has_launchers() const { return options_.remote.method == StartMethod::Launcher; }
   /// The plan is what agents say that they take.
-  bool settles_late() const { return says_itself(options_.remote.way); }
+  bool settles_late() const { return says_itself(options_.remote.method); }
   bool owner_gone() const { return owner_ && owner_->gone(); }
   void say(const std::string& text);
   /// Where the logs of this epoch go; those of a restart lie below the first's. Empty: none are kept.
@@ -111,8 +113,8 @@ class Job {
   std::optional<PortLease> port_;
   std::vector<pid_t> spared_;  ///< by what ends the job's processes
   std::optional<Tracing> tracing_;
-  std::optional<Crew> crew_;
-  Display display_;  ///< its sources are the crew's members
+  std::optional<AgentPool> agents_;
+  Display display_;  ///< its sources are the agent pool's members
   Announcer announcer_;
   std::optional<Live> live_;          ///< once there is a folder
   std::optional<Warnings> warnings_;  ///< likewise
@@ -121,6 +123,116 @@ class Job {
   std::unique_ptr<Epoch> epoch_;
   Timer next_;  ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;
+};
+
+/// One start of a job's ranks: who takes part, how far they are, why they are stopped, and what is said of their end.
+/// Belongs to its Job and uses what lives as long as that.
+class Epoch {
+ public:
+  explicit Epoch(Job& job);
+
+  // What the job tells it.
+  void look_at_plan();
+  void give_orders();
+  void on_unfit(const AgentHandle* agent, const std::string& why);
+  void on_message(AgentHandle& agent, Message message);
+  void on_channel_closed(AgentHandle& agent, const std::optional<Error>& error);
+  void on_agent_process_ended(AgentHandle& agent);
+  void on_signal(int signal);
+  void on_reader_gone();
+  void on_owner_gone();
+  void fail_start(const std::string& why);
+
+  bool starting() const noexcept { return stage_ == Stage::Starting; }
+  bool running() const noexcept { return stage_ == Stage::Running; }
+  int stop_status() const noexcept { return stop_status_.value_or(1); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Milliseconds = std::chrono::milliseconds;
+  enum class Stage { Starting, Running, Stopping, Ended };
+
+  void on_agent_ends(AgentHandle& agent, const Ends& ends);
+  void lose_agent(const std::string& what);
+  void on_started(AgentHandle& agent, const Started& started);
+  void keep_words(const Ending& ending) const;
+  void on_exited(const Exited& exited);
+  /// A server that has failed, where the job may go on: it is started again, or gone on without.
+  enum class Fate { Failed, Again, Without };
+  Fate settle_fate(Ending& ending, int process);
+  bool goes_on_without(AgentHandle& agent, const std::string& why);
+  void on_started_again(const StartedAgain& started);
+  AgentHandle& agent_of(int process) const;
+  void look_for_failure();
+  void look_for_requeue();
+  void look_for_chief(const Exited& exited);
+  void wait_for_cause();
+  void stop_for_failure();
+  void tell_failure();
+  JobEnd how_it_ended() const;
+  void on_stuck(const std::string& why);
+  void on_agent_told(const AgentHandle& agent, const Told& told);
+  void on_told(int signal, const std::string& reason);
+  void pass_on(int signal);
+  Stopping::Grace grace_after(int signal) const;
+  void say(const std::string& text) { job_.say(text); }
+  void stop(const std::string& reason, int signal, Stopping::Grace grace);
+  Stopping::Events stopping_events();
+  void before_stop();
+  void tell_agents(int signal, Stopping::Grace grace);
+  void on_host_failed(const AgentHandle& agent, const std::string& why);
+  void fail_start_of_hosts();
+  void check_end();
+  Restarts::Decision restart_after() const;
+  void bring_to_owner();
+  void finish();
+  int running_ranks() const { return running(Role::Worker); }
+  int running(Role role) const;
+  /// The first of the roles of which any process runs.
+  Role running_role() const;
+  std::string running_others() const;
+  /// Once all ranks have ended: the servers are asked to, and after them the evaluator.
+  void ask_next_role();
+
+  Job& job_;
+  const RunOptions& options_ = job_.options_;
+  AgentPool& agents_;
+  const std::string shown_logs_ = job_.shown_logs();
+  Stage stage_ = Stage::Starting;
+  Stopping stopping_;
+  std::unique_ptr<InputReader> input_;
+  std::optional<RemoteLogs> remote_logs_;
+  std::vector<std::string> hosts_;  ///< by process
+  std::vector<Ending> endings_;
+  std::array<int, 3> ended_{};   ///< by role
+  int lost_servers_ = 0;         ///< that the job goes on without
+  std::map<int, Ending> again_;  ///< by process: the latest failure of a server that was to be started again,
+  std::set<int> awaited_;        ///< and those of which it is not known yet whether they have been
+  std::optional<HealthWatch> health_;
+  std::vector<std::string> doing_then_;  ///< by process: what it was doing when the first failure was seen
+  std::string start_failure_;
+  std::string lost_agent_;                     ///< where that is why the job ends
+  std::string undelivered_;                    ///< why the owner lacks what its ranks have sent
+  std::map<int, std::string> failed_hosts_;    ///< by index: why their agents do not come
+  std::optional<int> stop_status_;             ///< the exit status, where it is not a rank's
+  std::optional<Restarts::Decision> restart_;  ///< nothing runs any more
+  bool agent_lost_ = false;
+  bool quiet_end_ = false;
+  bool told_to_end_ = false;
+  bool told_by_agent_ = false;  ///< and not yet by a signal to this process
+  int told_by_ = 0;             ///< the signal that the exit status is of
+  bool stuck_ = false;
+  Role asked_ = Role::Worker;   ///< those of this role have been told to end; of workers it is not known
+  bool workers_asked_ = false;  ///< since TensorFlow's chief has ended
+  Clock::time_point started_at_ = Clock::now();
+  Timer start_limit_;
+  Timer job_limit_;
+  Timer cause_limit_;
+  Timer requeue_limit_;             ///< for the others, once a rank has saved and ended
+  std::vector<int> early_signals_;  ///< that came before ranks ran
+  int cause_waits_ = 0;
+  Timer tell_limit_;
+  Timer other_hosts_;
 };
 
 }  // namespace cohort::launch

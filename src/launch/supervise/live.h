@@ -1,22 +1,25 @@
-// What the launcher knows of a run while it goes on, kept for those who watch it: gathers what agents report and ranks
-// print, and hands it to live.json a few times a second. Belongs to the Job and its thread.
+// What the supervisor keeps of a run while it goes on: for those who watch it (Live), and of its ranks' timelines
+// (Tracing). Belong to the Job and its thread.
 #pragma once
 
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/plan/plan.h"
-#include "launch/record/live_file.h"
 #include "launch/record/live_run.h"
-#include "launch/show/last_line.h"
-#include "launch/watch/figures.h"
+#include "launch/record/other_hosts.h"
+#include "launch/show/text.h"
+#include "launch/start/agent_pool.h"
 
 #include <functional>
-#include <optional>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace cohort::launch {
 
+/// What the launcher knows of a run, for those who watch it: gathers what agents report and ranks print, and hands it
+/// to live.json a few times a second.
 class Live {
  public:
   struct Events {
@@ -60,6 +63,29 @@ class Live {
   std::vector<LastLine> lines_;
   Timer soon_;
   LiveFile file_;
+};
+
+/// What the supervisor does for a trace (`--trace`): keeps what agents send of their ranks' timelines, and measures
+/// their hosts' clocks against its own: when they come, each minute, and when their ranks end.
+class Tracing {
+ public:
+  Tracing(Loop& loop, const std::string& run_folder, std::function<void(std::string)> on_trouble);
+
+  void on_joined(AgentHandle& agent);
+  /// True: it was for this.
+  bool take(const AgentHandle& agent, const Message& message);
+  /// Ranks of this agent begin to end.
+  void on_ending(const AgentHandle& agent);
+  /// Nothing more comes.
+  void finish();
+
+ private:
+  void measure_again();
+
+  Loop& loop_;
+  TracePieces pieces_;
+  std::map<int, std::unique_ptr<ClockSync>> clocks_;  ///< by host, of those that are elsewhere
+  Timer again_;
 };
 
 }  // namespace cohort::launch

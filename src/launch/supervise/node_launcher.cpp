@@ -2,9 +2,8 @@
 #include "base/log.h"
 #include "cluster/detect.h"
 #include "launch/agent/agent.h"
-#include "launch/plan/port_lease.h"
-#include "launch/start/step_meeting.h"
-#include "launch/supervise/job_setup.h"
+#include "launch/plan/rank_environment.h"
+#include "launch/start/invitation.h"
 #include "launch/supervise/supervisor.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
@@ -148,7 +147,7 @@ int run_node(RunOptions options) {
   }
   (void)set_up_job(options);  // what cannot be started here is told before anybody waits
   const Place place = place_of(options);
-  options.remote.way = Way::Launcher;
+  options.remote.method = StartMethod::Launcher;
   options.remote.secret = place.secret;
   options.remote.port = place.supervisor.front().tcp.port;
   options.remote.nodes_id = role.id;

@@ -1,15 +1,95 @@
 #include "launch/supervise/stopping.h"
 
-#include "launch/show/notices.h"
+#include "base/result.h"
+#include "launch/messages.h"
+#include "launch/show/announcer.h"
+#include "sys/process.h"
+#include "sys/terminal.h"
 
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 namespace cohort::launch {
+
+Owner::Owner(Loop& loop, int pid, std::function<void()> on_gone) : pid_(pid) {
+  // A process that has ended leaves its children to another, so that a pid which is in use again is noticed.
+  if (::getppid() == pid) process_ = value_or_throw(sys::open_pidfd(pid));
+  if (!process_ || ::getppid() != pid) {
+    raise(ErrorCode::Unavailable,
+          "the process that the job belongs to (pid {}) has ended or is not the one that started "
+          "this command",
+          pid);
+  }
+  watch_ = Watch(loop, process_.get());
+  watch_.on_readable([this, on_gone = std::move(on_gone)] {
+    const auto call = on_gone;  // which ends with the watch
+    gone_ = true;
+    watch_ = Watch();
+    call();
+  });
+}
+
+void remove_private_folder(const std::string& path) {
+  struct stat info {};
+  // Nothing that others can write into is ever removed as a whole.
+  if (::lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::getuid() ||
+      (info.st_mode & 077) != 0) {
+    return;
+  }
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+}
+
+InputReader::InputReader(Loop& loop, int fd, OnInput on_input)
+    : fd_(fd), on_input_(std::move(on_input)), watch_(loop, fd) {
+  update();
+}
+
+bool InputReader::worth_reading(int fd) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return false;
+  return !(S_ISCHR(info.st_mode) && info.st_rdev == makedev(1, 3));
+}
+
+bool InputReader::may_be_given(int fd) { return worth_reading(fd) && ::isatty(fd) == 0; }
+
+void InputReader::taken(std::uint64_t bytes) {
+  under_way_ -= std::min(under_way_, bytes);
+  update();
+}
+
+void InputReader::look_again() { update(); }
+
+void InputReader::update() {
+  const bool wanted = !ended_ && under_way_ < kInputWindow && (::isatty(fd_) == 0 || sys::in_foreground(fd_));
+  if (wanted)
+    watch_.on_readable([this] { read_some(); });
+  else
+    watch_.on_readable(nullptr);
+}
+
+void InputReader::read_some() {
+  if (::isatty(fd_) != 0 && !sys::in_foreground(fd_)) return update();
+  std::string bytes(16 * 1024, '\0');
+  const ssize_t got = ::read(fd_, bytes.data(), bytes.size());
+  if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
+  bytes.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  ended_ = bytes.empty();
+  under_way_ += bytes.size();
+  // update first: the handler may destroy us.
+  update();
+  on_input_(std::move(bytes));
+}
+
 namespace {
 
 using Seconds = std::chrono::duration<double>;

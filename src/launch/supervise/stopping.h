@@ -1,16 +1,70 @@
-// How a job is brought to its end: first as it was asked for (SIGINT, SIGTERM), then harder, each signal with its time,
-// and a line now and then for whoever waits. Has the timers and the words; what the signals go to it does not know.
-// Belongs to the supervisor and its thread.
+// How a job is brought to its end, and what else comes to it from the caller: the owner's end and stdin. All belong to
+// the supervisor and its thread.
 #pragma once
 
 #include "launch/loop.h"
+#include "sys/unique_fd.h"
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
 
 namespace cohort::launch {
 
+/// The process that a job belongs to (--owner): its end ends the job, and its private folder goes then, which it can no
+/// longer remove itself.
+class Owner {
+ public:
+  /// Throws cohort::Error (Unavailable) if `pid` is not this process's parent.
+  Owner(Loop& loop, int pid, std::function<void()> on_gone);
+
+  int pid() const noexcept { return pid_; }
+  bool gone() const noexcept { return gone_; }
+
+ private:
+  int pid_;
+  bool gone_ = false;
+  sys::UniqueFd process_;
+  Watch watch_;
+};
+
+/// Removes a folder that is this user's alone (0700); leaves any other.
+void remove_private_folder(const std::string& path);
+
+/// Reads this process's stdin for rank 0, no faster than rank 0 reads, where that cannot have it itself: a terminal,
+/// and a rank on another host.
+class InputReader {
+ public:
+  /// Hands over what comes in; empty: the end, once.
+  using OnInput = std::function<void(std::string)>;
+  InputReader(Loop& loop, int fd, OnInput on_input);
+
+  /// So many bytes have gone on to the rank.
+  void taken(std::uint64_t bytes);
+  /// A terminal is read only from the foreground, since reading from the background stops a process; ask again after
+  /// SIGCONT.
+  void look_again();
+
+  /// False for a closed descriptor and for /dev/null.
+  static bool worth_reading(int fd);
+  /// True for what a rank on this host can have itself: then nothing is taken from the caller that no rank reads. A
+  /// terminal it cannot, since it would read that in the background, too.
+  static bool may_be_given(int fd);
+
+ private:
+  void read_some();
+  void update();
+
+  int fd_;
+  OnInput on_input_;
+  Watch watch_;
+  std::uint64_t under_way_ = 0;
+  bool ended_ = false;
+};
+
+/// First as it was asked for (SIGINT, SIGTERM), then harder, each signal with its time, and a line now and then for
+/// whoever waits. Has the timers and the words; what the signals go to it does not know.
 class Stopping {
  public:
   using Milliseconds = std::chrono::milliseconds;

@@ -1,11 +1,12 @@
 #include "launch/watch/health.h"
 
-#include "base/ranges.h"
+#include "base/parse.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -19,18 +20,12 @@ using std::chrono::seconds;
 /// A rank that waits wakes up now and then to look around.
 constexpr double kIdleShare = 0.05;
 /// Between two judgements, of somebody who looks once a second.
-constexpr auto kLongestNap = std::chrono::seconds(5);
+constexpr auto kLongestBetween = std::chrono::seconds(5);
 
 std::uint64_t waited(const RankReport& report) {
   std::uint64_t sum = 0;
   for (const GroupReport& group : report.groups) sum += group.waited_ns;
   return sum;
-}
-
-bool waits(const RankReport& report) {
-  return report.named.waiting || std::any_of(report.groups.begin(), report.groups.end(), [](const GroupReport& group) {
-           return group.waiting || !group.message.empty();
-         });
 }
 
 bool same_operations(const RankReport& a, const RankReport& b) {
@@ -186,7 +181,7 @@ std::optional<Health::Need> Health::need_of(const Rank& rank) const {
 // Whoever judges was stopped itself (Ctrl-Z, a suspended machine): what it knows is old, and the time that has passed
 // says nothing about the ranks.
 void Health::forgive_sleep(Clock::time_point now) {
-  const bool slept = !judged_at_ || now - *judged_at_ > kLongestNap;  // before the first time as well
+  const bool slept = !judged_at_ || now - *judged_at_ > kLongestBetween;  // before the first time as well
   judged_at_ = now;
   if (!slept) return;
   for (Rank& rank : ranks_) {
@@ -451,6 +446,69 @@ std::vector<std::string> Health::doing_now() const {
     texts.push_back(std::move(text));
   }
   return texts;
+}
+
+namespace {
+
+constexpr auto kLookEvery = std::chrono::seconds(1);
+/// For agents to answer.
+constexpr auto kAnswerTime = std::chrono::milliseconds(100);
+
+}  // namespace
+
+HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const WatchLimits& limits,
+                         Events events)
+    : loop_(loop),
+      roles_(roles),
+      health_(std::move(hosts), roles, limits.health),
+      steps_(limits.steps),
+      events_(std::move(events)) {}
+
+void HealthWatch::stop() {
+  look_ = Timer();
+  show_ = Timer();
+}
+
+void HealthWatch::take(Reports reports, const std::vector<int>& processes) {
+  health_.heard_of_host(processes, Health::Clock::now());
+  for (RankReport& report : reports.ranks) {
+    if (roles_.is_rank(report.rank)) steps_.report(report, StepWatch::Clock::now());
+    health_.report(std::move(report), Health::Clock::now());
+  }
+}
+
+void HealthWatch::rank_ended(const RankReport& last) {
+  const auto now = Health::Clock::now();
+  health_.ended(last.rank, now, last.worlds);
+  if (!roles_.is_rank(last.rank)) return;
+  steps_.report(last, now);
+  steps_.ended(last.rank);
+  for (Warning& warning : steps_.judge(now)) events_.warn(std::move(warning));
+}
+
+bool HealthWatch::show_soon() {
+  if (show_) return false;
+  show_ = Timer(loop_, kAnswerTime, [this] {
+    show_ = Timer();
+    show();
+  });
+  return true;
+}
+
+void HealthWatch::look() {
+  Health::Findings findings = health_.judge(Health::Clock::now());
+  for (Warning& warning : findings.warnings) events_.warn(std::move(warning));
+  for (Warning& warning : steps_.judge(StepWatch::Clock::now())) events_.warn(std::move(warning));
+  if (findings.end) {
+    show();
+    return events_.on_stuck(*findings.end);
+  }
+  look_ = Timer(loop_, kLookEvery, [this] { look(); });
+}
+
+void HealthWatch::show() {
+  for (const std::string& line : folded(health_.doing_now(), roles_)) events_.say(line);
+  if (const std::string waits = health_.waiting_times(); !waits.empty()) events_.say(waits);
 }
 
 }  // namespace cohort::launch

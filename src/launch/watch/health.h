@@ -1,5 +1,6 @@
-// Whether a job still goes on: judges what the ranks report about themselves. Pure: takes reports and the time, gives
-// what a person should be told and, where nothing can go on, why the job has to end. One thread.
+// Whether a job still goes on: Health judges what the ranks report about themselves. Pure: it takes reports and the
+// time, gives what a person should be told and, where nothing can go on, why the job has to end. HealthWatch has it
+// judge once a second; it belongs to the supervisor and knows neither agents nor the display. One thread.
 //
 // A rank waits if its program waits in a collective or message that needs a peer. Ranks that wait only for ranks that
 // wait, none of which has moved or used its processor for a while, will wait for ever (a deadlock). A rank that others
@@ -8,11 +9,14 @@
 // Processes of other roles are in no world: of them only this, and whether they are stopped, is judged.
 #pragma once
 
+#include "launch/loop.h"
+#include "launch/messages.h"
 #include "launch/rank_report.h"
 #include "launch/watch/warning.h"
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -114,6 +118,54 @@ class Health {
   std::vector<Rank> ranks_;
   std::optional<Clock::time_point> judged_at_;
   std::vector<std::chrono::seconds> away_told_;  ///< by rank: the interval after which it was named last
+};
+
+struct WatchLimits {
+  HealthLimits health = {};
+  StepLimits steps = {};
+};
+
+/// Looks after a running job once a second: keeps what ranks report, has Health judge it, and tells what follows.
+class HealthWatch {
+ public:
+  struct Events {
+    /// Something that a person should be told.
+    std::function<void(const std::string&)> say;
+    std::function<void(Warning)> warn;
+    /// The job has to end, and why. Called once, after an overview has been said.
+    std::function<void(const std::string&)> on_stuck;
+  };
+  /// `hosts`: of each process.
+  HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const WatchLimits& limits, Events events);
+
+  /// All ranks run: from now on until `stop`.
+  void start() { look(); }
+  void stop();
+  /// Of the agent of these processes.
+  void take(Reports reports, const std::vector<int>& processes);
+  /// `last`: what it was doing then.
+  void rank_ended(const RankReport& last);
+  void started_again(int process) { health_.began_anew(process, Health::Clock::now()); }
+  void host_ended(const std::vector<int>& processes) { health_.host_ended(processes); }
+  /// Says what every rank is doing, once the reports that agents have been asked for now have come. False: that is
+  /// under way already, and nobody need be asked.
+  bool show_soon();
+  /// A rank saves and ends when a signal asks it to.
+  bool somebody_saves() const { return health_.somebody_saves(); }
+  bool somebody_leaves() const { return health_.somebody_leaves(); }
+  std::vector<std::string> doing_now() const { return health_.doing_now(); }
+
+ private:
+  void look();
+  void show();
+
+  Loop& loop_;
+  Roles roles_;
+  Health health_;
+  StepWatch steps_;
+  Events events_;
+  Timer look_;
+  Timer show_;
 };
 
 }  // namespace cohort::launch

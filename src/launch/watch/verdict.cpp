@@ -2,15 +2,378 @@
 
 #include <cohort/exit_status.h>
 
+#include "base/parse.h"
 #include "launch/rank_report.h"
+#include "status/last_words.h"
 #include "sys/signals.h"
 
+#include <cxxabi.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <csignal>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <string_view>
+#include <tuple>
 #include <utility>
 
 namespace cohort::launch {
+namespace {
+
+bool struck(const Ending& ending) { return ending.status.signal != 0 && ending.status.signal != SIGABRT; }
+
+std::string indented(std::string_view rest) {
+  std::string text;
+  while (!rest.empty()) {
+    const auto end = rest.find('\n');
+    text += fmt::format("cohort:   > {}\n", rest.substr(0, end));
+    if (end == std::string_view::npos) break;
+    rest.remove_prefix(end + 1);
+  }
+  return text;
+}
+
+/// What it said before its stack, which is for the log, and of that the frames that say most: a crash's first with
+/// names. Nor the line of an error's fields, which its text has.
+std::string essence(const std::string& words, bool logged) {
+  if (!logged) return words;
+  constexpr std::size_t kFrames = 3;
+  const std::size_t thrown = words.find(status::kThrowStack), native = words.find(status::kNativeStack);
+  const std::string_view all = words;
+  std::string text;
+  const auto take = [&text](std::string_view from, const auto& wanted) {
+    while (!from.empty()) {
+      const std::size_t end = std::min(from.find('\n'), from.size() - 1) + 1;
+      if (wanted(from.substr(0, end))) text += from.substr(0, end);
+      from.remove_prefix(end);
+    }
+  };
+  take(all.substr(0, std::min(thrown, native)), [](std::string_view line) { return !line.starts_with("  code "); });
+  std::size_t frames = 0;
+  if (native != std::string_view::npos) {
+    take(all.substr(native + status::kNativeStack.size()), [&frames](std::string_view line) {
+      return line.find(" in ") != std::string_view::npos && ++frames <= kFrames;
+    });
+  }
+  return text;
+}
+
+/// stderr without what the last words say.
+std::string without(std::string_view words, std::string_view errors) {
+  std::string text;
+  while (!errors.empty()) {
+    const std::size_t end = std::min(errors.find('\n'), errors.size() - 1) + 1;
+    std::string_view line = errors.substr(0, end);
+    errors.remove_prefix(end);
+    std::string_view bare = line.substr(0, line.find_last_not_of('\n') + 1);
+    constexpr std::string_view kWhat = "  what():  ";
+    if (bare.starts_with(kWhat)) bare.remove_prefix(kWhat.size());
+    const bool of_runtime = bare.starts_with("terminate called ");
+    if (!of_runtime && (bare.empty() || words.find(bare) == std::string_view::npos)) text += line;
+  }
+  return text;
+}
+
+std::string_view last_line(std::string_view text) {
+  while (text.ends_with('\n')) text.remove_suffix(1);
+  const auto begin = text.rfind('\n');
+  return begin == std::string_view::npos ? text : text.substr(begin + 1);
+}
+
+/// Of C++, that nothing has caught: its words say so.
+bool is_exception(const Ending& ending) { return ending.words.starts_with(status::kUncaught); }
+
+}  // namespace
+
+bool follows_another(const Ending& ending) {
+  if (ending.status.success() || struck(ending)) return false;
+  if (ending.cause.code >= 0) {
+    const auto code = static_cast<ErrorCode>(ending.cause.code);
+    return code == ErrorCode::PeerLost || code == ErrorCode::Aborted;
+  }
+  const std::string& text = ending.words.empty() ? ending.last_stderr : ending.words;
+  constexpr std::string_view kOfGloo = "Connection closed by peer";
+  constexpr std::string_view kOfSockets = "Connection reset by peer";
+  return text.find(kOfGloo) != std::string::npos || text.find(kOfSockets) != std::string::npos;
+}
+
+bool asks_for_requeue(const Ending& ending) {
+  return ending.status.signal == 0 && ending.status.code == kRequeueStatus;
+}
+
+bool has_ended_well(const Ending& ending) {
+  if (ending.spared) return true;
+  if (ending.status.success() || asks_for_requeue(ending)) return true;
+  if (!ending.asked) return false;
+  // What follows SIGTERM where the time is over is told when it happens. (A shell gives its command's.)
+  const int signal = ending.status.signal != 0 ? ending.status.signal : ending.status.code - 128;
+  return signal == SIGTERM || signal == SIGKILL;
+}
+
+std::optional<Ending> first_failure(const std::vector<Ending>& endings) {
+  const auto order = [](const Ending& ending) {
+    return std::tuple(!ending.before_stop, follows_another(ending), !struck(ending), ending.after_seconds, ending.role,
+                      ending.rank);
+  };
+  std::optional<Ending> first;
+  for (const Ending& ending : endings) {
+    if (has_ended_well(ending)) continue;
+    if (!first || order(ending) < order(*first)) first = ending;
+  }
+  return first;
+}
+
+std::string doing(const Ending& ending) {
+  if (ending.role == Role::Worker || !ending.last.groups.empty()) return doing(ending.last);
+  return fmt::format("running, in no world, as {}s are", to_string(ending.role));
+}
+
+std::string to_string(const PostMortem& post_mortem) {
+  const Ending& first = post_mortem.first;
+  const char* const strong = post_mortem.colour ? "\033[1;31m" : "";
+  const char* const plain = post_mortem.colour ? "\033[0m" : "";
+  std::string text;
+  if (const std::vector<int>& missed = post_mortem.missed; !missed.empty()) {
+    const bool one = missed.size() == 1;
+    text += fmt::format(
+        "cohort: {}rank{} {} had ended with 0 while {} went on{}: do all ranks take the same number of steps?\n",
+        strong, one ? "" : "s", to_ranges(missed), first.name(), plain);
+  }
+  text += fmt::format("cohort: {}{} failed{}: {} (host {}, pid {}) after {:.1f} s\n", strong, first.name(), plain,
+                      sys::to_string(first.status), first.host, first.pid, first.after_seconds);
+  if (first.asked) text += "cohort:   it had been asked to end, since the workers were done\n";
+  if (first.restarts > 0) {
+    text += fmt::format("cohort:   it had been started again {} time{}; the first time it had failed by: {}\n",
+                        first.restarts, first.restarts == 1 ? "" : "s", first.first_cause);
+  }
+  if (first.last.joined) {
+    const char* const verb = has_left(first.last) ? "had" : "was";
+    text += fmt::format("cohort:   it {} {}{}\n", verb, doing(first), at_step(first.last));
+  }
+  // Each sentence once: a Python traceback is on stderr, what a C++ runtime prints of an exception is in the words.
+  std::string words = essence(first.words, !post_mortem.log_folder.empty());
+  if (!words.empty() && !is_exception(first) && first.last_stderr.find(last_line(words)) != std::string::npos)
+    words = "";
+  const std::string errors = words.empty() ? first.last_stderr : without(words, first.last_stderr);
+  if (!errors.empty()) {
+    text += "cohort:   the last lines of its stderr:\n" + indented(errors);
+  } else if (words.empty()) {
+    text += "cohort:   it wrote nothing to stderr\n";
+  }
+  if (!words.empty()) text += "cohort:   its own last words:\n" + indented(words);
+  if (!post_mortem.missed.empty()) {
+    text +=
+        "cohort:   a DistributedSampler gives each rank as many; a loop over data that was split otherwise, or one "
+        "that "
+        "some ranks leave, does not\n";
+  } else if (const std::string why = advice(first); !why.empty())
+    text += fmt::format("cohort:   {}\n", why);
+  const bool of_ranks = first.role == Role::Worker;
+  const int others = post_mortem.world_size - (of_ranks ? 1 : 0) - post_mortem.ended_well - post_mortem.running;
+  if (others > 0) {
+    text += fmt::format("cohort:   {} {}rank{} ended as a result\n", others, of_ranks ? "other " : "",
+                        others == 1 ? " was" : "s were");
+  }
+  if (post_mortem.running > 0) {
+    text += fmt::format("cohort:   {} rank{} being told to end\n", post_mortem.running,
+                        post_mortem.running == 1 ? " is" : "s are");
+  }
+  for (const std::string& line : post_mortem.others) text += fmt::format("cohort:   then, {}\n", line);
+  if (!post_mortem.log_folder.empty()) {
+    text += fmt::format("cohort:   full logs: {}\n", post_mortem.log_folder);
+  }
+  return text;
+}
+
+namespace {
+
+/// The text comes from another process, and the library goes down one level per character at worst.
+constexpr std::size_t kLongestName = 1024;
+
+bool belongs_to_name(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$' || c == '.';
+}
+
+std::string readable(const std::string& name) {
+  struct Free {
+    void operator()(char* text) const { std::free(text); }
+  };
+  int status = -1;
+  const std::unique_ptr<char, Free> text(abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status));
+  return status == 0 && text ? std::string(text.get()) : name;
+}
+
+}  // namespace
+
+std::string demangled(std::string_view text) {
+  std::string out;
+  std::size_t at = 0;
+  while (at < text.size()) {
+    if (!belongs_to_name(text[at])) {
+      out += text[at++];
+      continue;
+    }
+    std::size_t end = at;
+    while (end < text.size() && belongs_to_name(text[end])) ++end;
+    const std::string name(text.substr(at, end - at));
+    out += name.starts_with("_Z") && name.size() <= kLongestName ? readable(name) : name;
+    at = end;
+  }
+  return out;
+}
+
+namespace {
+
+struct Sign {
+  std::string_view text;  ///< in what the rank said last
+  std::string_view advice;
+};
+
+/// The first one that is found counts: what is more particular stands before what is more general.
+constexpr Sign kSigns[] = {
+    {"No module named 'horovod",
+     "`cohort run --as-horovod` gives programs Cohort's own horovod.torch; or `pip install python/horovod` in a clone "
+     "of "
+     "Cohort, or `import cohort.torch as hvd`"},
+    {"No module named",
+     "the Python that runs the ranks lacks this module: install it there, or activate the environment "
+     "that has it before `cohort run` (`cohort run --dry-run` shows which Python it is)"},
+    {"error while loading shared libraries",
+     "add the folder of this library to LD_LIBRARY_PATH; `ldd PROGRAM` lists "
+     "what is not found"},
+    {"version `GLIBC", "the program or a library was built on a newer system than this one: build it here"},
+    {"--local_rank",
+     "scripts for the old launcher of torch take --local_rank; `cohort run` gives the same number as the "
+     "variable LOCAL_RANK, as torchrun does"},
+    {"--local-rank",
+     "scripts for the old launcher of torch take --local-rank; `cohort run` gives the same number as the "
+     "variable LOCAL_RANK, as torchrun does"},
+    {"unable to open shared memory object",
+     "DataLoader's workers share tensors through /dev/shm: is it full (`df "
+     "/dev/shm`), or are there too few descriptors (`ulimit -n`)?"},
+    {"DataLoader worker",
+     "a process of its DataLoader died: num_workers=0 shows the error in the rank itself; if it was "
+     "killed, there is too little memory or /dev/shm (`df /dev/shm`)"},
+    {"CUDA out of memory",
+     "the memory of the GPU is full: a smaller batch per rank, or fewer ranks per GPU (is each "
+     "rank on its own, by LOCAL_RANK?)"},
+    {"CUDA error", "errors of a GPU are reported late: CUDA_LAUNCH_BLOCKING=1 shows the call that caused it"},
+    {"out of memory", "a smaller batch per rank, fewer ranks per host, or more memory"},
+    {"std::bad_alloc",
+     "no memory was to be had: a smaller batch per rank, fewer ranks per host, or a higher limit "
+     "(`ulimit -v`)"},
+    {"MemoryError",
+     "no memory was to be had: a smaller batch per rank, fewer ranks per host, or a higher limit (`ulimit "
+     "-v`)"},
+    {"No space left on device", "make room there (`df -h`; `df -i` where there are many files), or write elsewhere"},
+    {"Disk quota exceeded", "make room there (`quota -s`), or write elsewhere"},
+    {"Resource temporarily unavailable",
+     "where a process or thread was to be started, their limit is reached: of this user, with all that run on this "
+     "host "
+     "(`ulimit -u`), or of this control group (pids.max)"},
+    {"can't start new thread",
+     "the limit of processes and threads is reached: of this user, with all that run on this host (`ulimit -u`), or of "
+     "this control group (pids.max)"},
+    {"Too many open files", "raise the limit (`ulimit -n`) in the shell that starts `cohort run`"},
+    {"Address already in use",
+     "another process has this port: let the ranks take MASTER_ADDR and MASTER_PORT from their "
+     "environment rather than one of their own"},
+    {"Permission denied", "may this user read and write there, and is a program executable (`chmod +x`)?"},
+    {"No such file or directory",
+     "paths that do not begin with / are looked for from the folder in which `cohort run` "
+     "was started"},
+};
+
+std::string_view by_words(const Ending& ending) {
+  for (const Sign& sign : kSigns) {
+    if (ending.words.find(sign.text) != std::string::npos) return sign.advice;
+    if (ending.last_stderr.find(sign.text) != std::string::npos) return sign.advice;
+  }
+  return {};
+}
+
+std::string_view by_signal(const Ending& ending) {
+  switch (ending.status.signal) {
+    case SIGKILL:
+      return ending.out_of_memory ? "the kernel reports an out-of-memory kill at that time: use a smaller batch, fewer "
+                                    "ranks, or more memory"
+                                  : "somebody sent it, or the kernel was out of memory (see `dmesg`)";
+    case SIGSEGV: return "a bug in native code: the stack, which is at the end of its log, names the function";
+    case SIGBUS:
+      return "a bug in native code, a full /dev/shm (see `df /dev/shm`), or a file that became shorter while "
+             "it was mapped";
+    case SIGFPE: return "an integer division by zero, or an overflow, in native code";
+    case SIGILL:
+      return "an instruction that this processor does not have: build for this machine, or without "
+             "-march=native";
+    case SIGABRT: return "usually an uncaught C++ exception or a failed assertion: see the lines above";
+    case SIGSYS: return "a system call that a sandbox (seccomp, a container's profile) does not allow";
+    case SIGTRAP: return "a breakpoint without a debugger";
+    case SIGPIPE: return "it wrote to a pipe or socket that nobody reads any more";
+    case SIGXCPU: return "the limit of processor time (ulimit -t)";
+    case SIGXFSZ: return "the limit of file size (ulimit -f)";
+    case SIGTERM:
+    case SIGINT:
+    case SIGHUP: return "somebody sent it to this rank: a batch system that ends the job, or `kill`";
+    case SIGALRM: return "a timer of the program's own (alarm) that it has no handler for";
+    case SIGUSR1:
+    case SIGUSR2:
+      return "a batch system sends it before the time is over (Slurm's --signal); the program has no handler";
+    default: return {};
+  }
+}
+
+std::string_view by_code(int code) {
+  switch (code) {
+    case 126: return "a shell's way to say: it cannot be executed (`chmod +x`? another processor's?)";
+    case 127: return "a shell's way to say: command not found";
+    case 128 + SIGKILL:
+    case 128 + SIGSEGV:
+    case 128 + SIGABRT:
+    case 128 + SIGTERM: return "a shell's way to say that a command was killed, by signal (code - 128)";
+    default: return {};
+  }
+}
+
+}  // namespace
+
+std::string advice(const Ending& ending) {
+  if (ending.cause.code == static_cast<int>(ErrorCode::PeerLost) && ending.cause.peer >= 0)
+    return fmt::format("it had lost rank {}: how that one ended, or the network in between, is the cause",
+                       ending.cause.peer);
+  // A kill from outside has nothing to do with what was written before.
+  const bool killed = ending.status.signal == SIGKILL || ending.status.signal == SIGTERM;
+  if (!killed) {
+    if (const std::string_view found = by_words(ending); !found.empty()) return std::string(found);
+  }
+  if (ending.status.signal == SIGABRT && is_exception(ending)) return {};
+  return std::string(ending.status.signal != 0 ? by_signal(ending) : by_code(ending.status.code));
+}
+
+Restarts::Decision Restarts::after(const Breakdown& breakdown, int world_size) {
+  if (most_ == 0) return {};
+  const bool soon = breakdown.after_seconds < kSoonSeconds;
+  const bool same = last_ && *last_ == breakdown.cause;
+  same_ = soon ? (same ? same_ + 1 : 1) : 0;
+  last_ = soon ? std::optional(breakdown.cause) : std::nullopt;
+  Decision decision;
+  if (same_ >= kSameInARow) {
+    decision.text = fmt::format("the same failure ({}) within {:g} s of the start {} times in a row; not started again",
+                                breakdown.cause, kSoonSeconds, kSameInARow);
+  } else if (done_ >= most_) {
+    decision.text = fmt::format("failed after {} restart{} (--max-restarts)", done_, done_ == 1 ? "" : "s");
+  } else {
+    decision.again = true;
+    decision.number = ++done_;
+    decision.text = fmt::format("{}; starting all {} rank{} again ({} of {})", breakdown.text, world_size,
+                                world_size == 1 ? "" : "s", done_, most_);
+  }
+  return decision;
+}
+
 namespace {
 
 /// "asked to end by SIGUSR1; all 4 ranks have saved and ended".

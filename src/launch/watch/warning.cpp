@@ -1,9 +1,11 @@
 #include "launch/watch/warning.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace cohort::launch {
 namespace {
@@ -51,6 +53,87 @@ bool Repeats::lets_through(const Warning& warning, double now) {
   known->pause = std::min(2 * known->pause, kLongestPause);
   known->again_at = now + known->pause;
   return true;
+}
+
+namespace {
+
+constexpr std::size_t kMostWindows = 60;
+/// Longer between two judgements: this process did not run, and neither did the ranks.
+constexpr std::chrono::seconds kLongestNap{30};
+
+double seconds_between(StepWatch::Clock::time_point begin, StepWatch::Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+void StepWatch::report(const RankReport& report, Clock::time_point now) {
+  running_.insert(report.rank);
+  if (!report.not_finite.empty() && not_finite_.insert(report.rank).second) {
+    found_.push_back({.kind = WarningKind::NotFinite,
+                      .text = fmt::format("{} at step {}, reported by rank {}; the weights are probably NaN from here. "
+                                          "NonFinite::Raise (Python: non_finite=\"raise\") ends a run at the gradient",
+                                          report.not_finite, report.not_finite_step, report.rank),
+                      .rank = report.rank,
+                      .step = report.not_finite_step});
+  }
+  if (report.step <= step_) return;
+  const bool first = step_ == 0 && window_at_ == Clock::time_point();
+  step_ = report.step;
+  step_at_ = now;
+  still_told_ = false;
+  if (first) {
+    window_step_ = step_;
+    window_at_ = now;
+  }
+  close_window(now);
+}
+
+void StepWatch::close_window(Clock::time_point now) {
+  if (step_ - window_step_ < limits_.window_steps || now - window_at_ < limits_.window) return;
+  const double seconds = seconds_between(window_at_, now) / static_cast<double>(step_ - window_step_);
+  window_step_ = step_;
+  window_at_ = now;
+  if (windows_.size() < limits_.warm_windows) return windows_.push_back(seconds);
+  const double usual = median({windows_.begin(), windows_.end()});
+  if (seconds < limits_.slow_factor * usual) {
+    slow_ = 0;
+    slow_told_ = false;
+    windows_.push_back(seconds);
+    if (windows_.size() > kMostWindows) windows_.pop_front();
+  } else if (++slow_ >= limits_.windows && !std::exchange(slow_told_, true)) {
+    found_.push_back({.kind = WarningKind::StepTime,
+                      .text = fmt::format("a step takes {:.3g} ms, {:.3g} times as long as the {:.3g} ms before",
+                                          seconds * 1e3, seconds / usual, usual * 1e3),
+                      .rank = {},
+                      .step = step_});
+  }
+}
+
+void StepWatch::ended(int rank) { running_.erase(rank); }
+
+std::vector<Warning> StepWatch::judge(Clock::time_point now) {
+  if (judged_at_ != Clock::time_point() && now - judged_at_ > kLongestNap) {
+    step_at_ += now - judged_at_;
+    window_at_ += now - judged_at_;
+  }
+  judged_at_ = now;
+  const bool still = limits_.no_step.count() > 0 && step_ > 0 && !running_.empty() && now - step_at_ >= limits_.no_step;
+  if (still && !std::exchange(still_told_, true)) {
+    found_.push_back(
+        {.kind = WarningKind::NoStep,
+         .text = fmt::format("no step for {:.0f} s, since step {} -- Ctrl-\\ (SIGQUIT) shows what the ranks do",
+                             seconds_between(step_at_, now), step_),
+         .rank = {},
+         .step = step_});
+  }
+  return std::exchange(found_, {});
 }
 
 }  // namespace cohort::launch

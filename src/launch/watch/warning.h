@@ -1,9 +1,15 @@
-// Something about a running job that a person should look at, though the job goes on. Values. Whoever judges makes
-// them (Health, StepWatch, the disk's watcher); `Warnings` (supervise/) tells them to everybody.
+// Something about a running job that a person should look at, though the job goes on. Values. Whoever judges makes them
+// (Health, StepWatch, the disk's watcher); `Warnings` (supervise/) tells them to everybody. StepWatch, the judge of a
+// job's steps, is pure: it takes reports and the time. One thread.
 #pragma once
 
+#include "launch/rank_report.h"
+
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,6 +52,44 @@ class Repeats {
     double again_at = 0, pause = 0;
   };
   std::vector<Told> told_;
+};
+
+struct StepLimits {
+  std::chrono::seconds no_step{600};  ///< since the last one; 0: never told
+  double slow_factor = 2;             ///< over the median of the windows before
+  int windows = 3;                    ///< that have to be slow, one after another: an evaluation makes one so
+  int window_steps = 10;              ///< at least, and
+  std::chrono::seconds window{1};
+  std::size_t warm_windows = 5;  ///< of which there has to be a median
+};
+
+/// Judges a job's steps by what its ranks report: whether they have become slow, have come to an end, or bring losses
+/// that are no numbers.
+class StepWatch {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit StepWatch(const StepLimits& limits) : limits_(limits) {}
+
+  void report(const RankReport& report, Clock::time_point now);
+  void ended(int rank);
+  /// What is new. To be called about once a second.
+  std::vector<Warning> judge(Clock::time_point now);
+
+ private:
+  void close_window(Clock::time_point now);
+
+  StepLimits limits_;
+  std::set<int> running_;
+  std::int64_t step_ = 0;  ///< of the rank that is furthest
+  Clock::time_point step_at_{}, judged_at_{};
+  std::int64_t window_step_ = 0;
+  Clock::time_point window_at_{};
+  std::deque<double> windows_;  ///< seconds of a step, in those that were not slow
+  int slow_ = 0;
+  bool slow_told_ = false, still_told_ = false;
+  std::set<int> not_finite_;  ///< told
+  std::vector<Warning> found_;
 };
 
 }  // namespace cohort::launch

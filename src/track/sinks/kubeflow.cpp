@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kAnswerTime = std::chrono::seconds(3);
+constexpr auto kControllerTime = std::chrono::seconds(3);
 
 std::string text_of(double value) {
   if (std::isnan(value)) return "NaN";
@@ -59,9 +59,9 @@ KubeflowPlace kubeflow_place(const env::Source& variables) {
 
 struct KubeflowSink::Client {
   explicit Client(KubeflowPlace at) : place(std::move(at)), http(place.server) {
-    http.set_connection_timeout(kAnswerTime);
-    http.set_read_timeout(kAnswerTime);
-    http.set_write_timeout(kAnswerTime);
+    http.set_connection_timeout(kControllerTime);
+    http.set_read_timeout(kControllerTime);
+    http.set_write_timeout(kControllerTime);
     if (!place.certificates.empty()) http.set_ca_cert_path(place.certificates);
   }
 

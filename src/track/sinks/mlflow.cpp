@@ -14,7 +14,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <iterator>
-#include <random>
 #include <utility>
 
 namespace cohort::track {
@@ -50,11 +49,6 @@ std::string shortened(std::string text, std::size_t most) {
   while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
   text.resize(most);
   return text;
-}
-
-std::string random_text() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}{:08x}", random(), random(), random());
 }
 
 std::string found_text(const nlohmann::json& json, std::initializer_list<const char*> path) {
@@ -162,7 +156,7 @@ void MlflowSink::make_run(const RecordLine& line) {
   const MlflowPlace& place = options_.server.place;
   MlflowProgress& progress = state_->progress;
   if (progress.intent.empty()) {
-    progress.intent = random_text();
+    progress.intent = sys::random_hex(12);
     state_->save();
   }
   std::string name = place.run_name.empty() ? std::string(line.text("job")) : place.run_name;
@@ -362,7 +356,7 @@ bool MlflowSink::send_artifacts() {
   };
   if (!put(options_.record, "run.jsonl")) return false;
   const std::filesystem::path curves =
-      std::filesystem::temp_directory_path() / fmt::format("cohort-curves-{}-{}.svg", ::getpid(), random_text());
+      std::filesystem::temp_directory_path() / fmt::format("cohort-curves-{}-{}.svg", ::getpid(), sys::random_hex(12));
   bool taken = true;
   try {
     plot(options_.record, curves);

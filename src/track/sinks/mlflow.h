@@ -3,9 +3,9 @@
 // so that neither a server that is away nor a sink that is killed loses a point; sent twice, a point is stored once.
 #pragma once
 
-#include "track/points.h"
+#include "track/record.h"
+#include "track/sinks/mlflow_place.h"
 #include "track/sinks/mlflow_server.h"
-#include "track/sinks/mlflow_state.h"
 #include "track/sinks/sink.h"
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // The MLflow sink against a server in this process that keeps what MLflow would keep, and has its moods.
 #include "track/sinks/mlflow.h"
 #include "track/sinks/export.h"
-#include "track/sinks/mlflow_store.h"
+#include "track/sinks/mlflow_server.h"
 
 #include <cohort/error.h>
 

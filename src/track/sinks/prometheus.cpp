@@ -2,9 +2,9 @@
 
 #include "base/parse.h"
 #include "base/result.h"
-#include "net/http_server.h"
+#include "net/http.h"
 #include "sys/files.h"
-#include "track/record_reader.h"
+#include "track/record.h"
 
 #include <fmt/format.h>
 

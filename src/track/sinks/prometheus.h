@@ -2,7 +2,7 @@
 #pragma once
 
 #include "net/address.h"
-#include "track/points.h"
+#include "track/record.h"
 #include "track/sinks/sink.h"
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 // nobody else. Methods throw cohort::Error for what waiting does not cure.
 #pragma once
 
-#include "track/record_line.h"
+#include "track/record.h"
 
 #include <cstdint>
 

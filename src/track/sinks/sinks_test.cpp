@@ -1,8 +1,8 @@
-#include "track/record_follower.h"
-#include "track/sinks/event_file.h"
+#include "track/record.h"
 #include "track/sinks/export.h"
 #include "track/sinks/kubeflow.h"
 #include "track/sinks/prometheus.h"
+#include "track/sinks/tensorboard.h"
 
 #include <cohort/error.h>
 #include <cohort/track.h>

@@ -1,4 +1,4 @@
-#include "track/trace/chrome_events.h"
+#include "track/trace/merge.h"
 
 #include "base/json.h"
 #include "base/result.h"
@@ -47,9 +47,9 @@ Json parse(std::string_view text) {
   return parse_json_or_discard<Json>(std::string(text.substr(0, last + 1)) + "]");
 }
 
-class Reader {
+class EventReader {
  public:
-  explicit Reader(ChromeTrace& trace) : trace_(trace) {}
+  explicit EventReader(ChromeTrace& trace) : trace_(trace) {}
 
   /// Microseconds in the file that are 0 of the time of day, times 1000.
   std::optional<double> base_ns;
@@ -116,7 +116,7 @@ ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::pat
   ChromeTrace trace;
   trace.file = file;
   trace.what = "torch profiler";
-  Reader reader(trace);
+  EventReader reader(trace);
   const Json* events = whole.is_array() ? &whole : nullptr;
   bool older = false;
   if (whole.is_object()) {

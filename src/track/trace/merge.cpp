@@ -1,16 +1,49 @@
 #include "track/trace/merge.h"
 
 #include "base/result.h"
-#include "track/trace/placed.h"
-#include "track/trace/slices.h"
+#include "track/trace/trace_set.h"
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace cohort::track {
+
+Placed::Placed(const TraceSet& set, const ChromeTrace& trace) : set_(set), piece_(nullptr) {
+  if (!trace.rank) {
+    raise(ErrorCode::InvalidArgument, "{}: it does not say of which rank it is -- name the rank: 3={}",
+          trace.file.string(), trace.file.string());
+  }
+  piece_ = set.of_rank(*trace.rank);
+  if (piece_ == nullptr) {
+    raise(ErrorCode::InvalidArgument, "{}: it is of rank {}, and the run has none in its trace", trace.file.string(),
+          *trace.rank);
+  }
+  if (!piece_->clock.host_ns_of(0)) {
+    raise(ErrorCode::InvalidArgument, "{}: the trace of {} does not say what time of day it was", trace.file.string(),
+          piece_->host);
+  }
+}
+
+std::int64_t Placed::operator()(std::int64_t realtime_ns) const {
+  const std::int64_t host_ns = piece_->clock.host_ns_of(realtime_ns).value_or(0);
+  constexpr std::int64_t kLongest = std::int64_t{1} << 60;  // as in a trace of ours: sums with what clocks say fit
+  return piece_->common_ns(std::clamp<std::int64_t>(host_ns - piece_->clock.base_ns(), 0, kLongest), set_.zero_ns);
+}
+
 namespace {
+
+/// What a row is called.
+std::string title_of(const ChromeTrace& trace, const ChromeTrace::Row& row) {
+  const auto found = trace.names.find(row);
+  return found == trace.names.end() || found->second.empty() ? fmt::format("thread {}", row.second) : found->second;
+}
 
 namespace field = status::trace_field;
 namespace fs = std::filesystem;
@@ -18,7 +51,6 @@ using status::TraceTrack;
 using status::TrackEncoder;
 using status::TrackId;
 
-constexpr std::size_t kBuffer = std::size_t{1} << 20;
 /// Of sequences of packets: above those of ranks, below those of hosts.
 constexpr std::uint64_t kExternalSequences = std::uint64_t{1} << 30;
 
@@ -28,7 +60,7 @@ class Output {
   explicit Output(const fs::path& path) : file_(value_or_throw(sys::AtomicFile::create(path.string()))) {}
   std::string& text() noexcept { return text_; }
   void spill() {
-    if (text_.size() < kBuffer) return;
+    if (text_.size() < kMergeBuffer) return;
     value_or_throw(file_.writer().write(text_));
     text_.clear();
   }
@@ -191,6 +223,170 @@ class PerfettoMerge {
 
 MergeSummary merge_traces(const TraceSet& set, const std::vector<ChromeTrace>& others, const fs::path& output) {
   return PerfettoMerge(set, output).run(others);
+}
+
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+std::string text_of(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+std::string_view category_of(TraceTrack kind) {
+  switch (kind) {
+    case TraceTrack::Steps: return "step";
+    case TraceTrack::Buckets: return "bucket";
+    case TraceTrack::Checkpoints: return "checkpoint";
+    case TraceTrack::Operations: return "communication";
+    case TraceTrack::Named: return "named";
+    default: return "program";
+  }
+}
+
+/// One file: an object as torch's profiler writes it.
+class File {
+ public:
+  File(const fs::path& path, const OrderedJson& head) : file_(value_or_throw(sys::AtomicFile::create(path.string()))) {
+    text_ = text_of(head);
+    text_.back() = ',';
+    text_ += "\"traceEvents\":[";
+  }
+  void add(const OrderedJson& event) {
+    text_ += first_ ? "\n" : ",\n";
+    first_ = false;
+    text_ += text_of(event);
+    if (text_.size() < kMergeBuffer) return;
+    value_or_throw(file_.writer().write(text_));
+    text_.clear();
+  }
+  void commit() {
+    text_ += "\n]}\n";
+    value_or_throw(file_.writer().write(text_));
+    value_or_throw(file_.commit());
+  }
+
+ private:
+  sys::AtomicFile file_;
+  std::string text_;
+  bool first_ = true;
+};
+
+class JsonMerge {
+ public:
+  JsonMerge(const TraceSet& set, const fs::path& output) : set_(set), output_(output) {
+    std::error_code error;
+    each_rank_ = fs::is_directory(output, error);
+    for (const HostPiece& piece : set.pieces) ranks_ += static_cast<int>(piece.processes.size());
+    const HostClock& clock = set.pieces.front().clock;
+    base_ns_ = clock.realtime_of(set.zero_ns + clock.offset_ns()).value_or(0);
+  }
+
+  MergeSummary run(const std::vector<ChromeTrace>& others) {
+    for (const HostPiece& piece : set_.pieces) append(piece);
+    for (std::size_t i = 0; i < others.size(); ++i) append(others[i], i);
+    for (auto& [rank, file] : files_) file->commit();
+    summary_.ranks = ranks_;
+    summary_.remarks = remarks_on(set_);
+    return std::move(summary_);
+  }
+
+ private:
+  File& file_of(std::uint32_t rank) {
+    auto& file = files_[each_rank_ ? rank : 0];
+    if (file) return *file;
+    OrderedJson info{{"backend", "cohort"}, {"world_size", ranks_}};
+    if (each_rank_) info["rank"] = rank;
+    const OrderedJson head{
+        {"schemaVersion", 1}, {"distributedInfo", info}, {"displayTimeUnit", "ms"}, {"baseTimeNanoseconds", base_ns_}};
+    file = std::make_unique<File>(each_rank_ ? output_ / fmt::format("rank-{}.json", rank) : output_, head);
+    return *file;
+  }
+
+  void add(std::uint32_t rank, const OrderedJson& event) {
+    file_of(rank).add(event);
+    ++summary_.events;
+  }
+
+  void name(std::uint32_t rank, const char* what, std::uint64_t pid, std::uint64_t tid, const std::string& text) {
+    file_of(rank).add({{"ph", "M"}, {"name", what}, {"pid", pid}, {"tid", tid}, {"ts", 0}, {"args", {{"name", text}}}});
+  }
+
+  static double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000; }
+
+  void append(const HostPiece& piece) {
+    for (const auto& [rank, process] : piece.processes) name(rank, "process_name", rank, 0, process);
+    const sys::FileBytes bytes = read_trace(piece);
+    for (TraceReader reader(bytes.text()); reader.next();) {
+      const auto& about = reader.description();
+      if (!about || about->name.empty() || about->uuid >= status::kExternalTracks) continue;
+      const auto id = status::TrackId::of(about->uuid);
+      name(id.rank, "thread_name", id.rank, thread_of(id), std::string(about->name));
+    }
+    each_slice(set_, piece, [this](const Slice& slice) { append(slice); });
+  }
+
+  static std::uint64_t thread_of(const status::TrackId& id) {
+    return std::uint64_t{id.epoch} << 16 | std::uint64_t{static_cast<std::uint8_t>(id.kind)} << 12 | id.lane;
+  }
+
+  void append(const Slice& slice) {
+    const TraceEvent& event = slice.event;
+    OrderedJson args = OrderedJson::object();
+    const auto put = [&args](const char* title, std::uint64_t value) {
+      if (value != 0) args[title] = value;
+    };
+    put("bytes", event.bytes);
+    put("waited_ns", event.waited_ns);
+    put("wire_bytes", event.wire_bytes);
+    put("wire_us", event.wire_us);
+    put("number", event.number);
+    put("events_lost", event.lost);
+    if (event.failed) args["failed"] = true;
+    const bool moment = slice.ended_ns == slice.begun_ns;
+    OrderedJson out{
+        {"ph", moment ? "i" : "X"}, {"cat", category_of(slice.track.kind)}, {"name", slice.name},
+        {"pid", slice.track.rank},  {"tid", thread_of(slice.track)},        {"ts", microseconds(slice.begun_ns)}};
+    if (moment)
+      out["s"] = "t";
+    else
+      out["dur"] = microseconds(slice.ended_ns - slice.begun_ns);
+    if (!args.empty()) out["args"] = std::move(args);
+    add(slice.track.rank, out);
+  }
+
+  void append(const ChromeTrace& trace, std::size_t number) {
+    const Placed placed(set_, trace);
+    const std::uint64_t pid = (std::uint64_t{1} << 30) + number;
+    name(*trace.rank, "process_name", pid, 0, fmt::format("rank {}: {}", *trace.rank, trace.what));
+    std::uint64_t tid = 0;
+    for (const auto& [row, slices] : trace.rows) {
+      name(*trace.rank, "thread_name", pid, ++tid, title_of(trace, row));
+      for (const ChromeSlice& slice : slices) {
+        const std::int64_t begun = placed(slice.begun_ns);
+        add(*trace.rank, {{"ph", "X"},
+                          {"name", slice.name},
+                          {"pid", pid},
+                          {"tid", tid},
+                          {"ts", microseconds(begun)},
+                          {"dur", microseconds(placed(slice.ended_ns) - begun)}});
+      }
+    }
+  }
+
+  const TraceSet& set_;
+  const fs::path output_;
+  bool each_rank_ = false;
+  int ranks_ = 0;
+  std::int64_t base_ns_ = 0;
+  MergeSummary summary_;
+  std::map<std::uint32_t, std::unique_ptr<File>> files_;
+};
+
+}  // namespace
+
+MergeSummary merge_as_json(const TraceSet& set, const std::vector<ChromeTrace>& others, const fs::path& output) {
+  return JsonMerge(set, output).run(others);
 }
 
 }  // namespace cohort::track

@@ -1,7 +1,7 @@
 #include "track/trace/report.h"
 
 #include "base/result.h"
-#include "track/trace/slices.h"
+#include "track/trace/trace_set.h"
 
 #include <nlohmann/json.hpp>
 

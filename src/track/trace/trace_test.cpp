@@ -2,7 +2,7 @@
 #include "sys/files.h"
 #include "track/trace/merge.h"
 #include "track/trace/report.h"
-#include "track/trace/slices.h"
+#include "track/trace/trace_set.h"
 
 #include <cohort/error.h>
 

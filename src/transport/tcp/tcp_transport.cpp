@@ -2,10 +2,10 @@
 
 #include "base/env.h"
 #include "base/log.h"
-#include "cluster/host_identity.h"
+#include "cluster/identity.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
-#include "sys/close_on_fork.h"
+#include "sys/unique_fd.h"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -20,11 +20,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What an event of epoll is about: the upper half says of which kind, the lower which.
-constexpr std::uint64_t kOfAcceptor = std::uint64_t{1} << 32;
-constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
-constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
-constexpr std::uint64_t kOfBell = std::uint64_t{4} << 32;
 constexpr auto kLook = 2ms;
 constexpr auto kLookAtAttempts = 50ms;
 constexpr std::size_t kMostUnproven = 128;  // and some for each peer
@@ -92,7 +87,7 @@ TcpTransport::TcpTransport(Options options, Listeners listeners, TransportEvents
   accepting.most_pending =
       kMostUnproven + static_cast<std::size_t>(size_ * infos_[static_cast<std::size_t>(rank_)].lanes);
   accepting.on_refused = [this](const net::Acceptor::Refusal& refused) {
-    log::debug("comm", "rank {}: a connection was turned away: {}", rank_, refused.why.what());
+    log::debug("comm", "rank {}: a connection was refused: {}", rank_, refused.why.what());
   };
   acceptor_.emplace(listeners.take(), std::move(accepting));
   watch_fd(acceptor_->fd(), EPOLLIN, kOfAcceptor, true);

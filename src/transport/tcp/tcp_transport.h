@@ -1,24 +1,96 @@
 // The transport over TCP: one connection for each pair of ranks that has something to say (several by option, between
-// which data is divided by its tags), made when it first has. Each connection proves itself (attempt.h) before anything
+// which data is divided by its tags), made when it first has. Each connection proves itself (Attempt) before anything
 // of it is looked at. Owns its sockets; has no thread of its own: whoever calls `progress` or `sleep` drives it. Any
 // thread may call.
 #pragma once
 
 #include "net/acceptor.h"
+#include "net/address.h"
 #include "net/secret.h"
+#include "net/secure_connection.h"
 #include "sys/unique_fd.h"
-#include "transport/tcp/attempt.h"
 #include "transport/tcp/link.h"
-#include "transport/tcp/wire.h"
 #include "transport/transport.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace cohort::transport::tcp {
+
+// A connection of two ranks that is not agreed on yet. Of the one that opens it: connects, proves itself and its peer
+// (net/secure_connection.h), says what the connection is for, hears whether it may, and confirms. Of the other, whose
+// net::Acceptor has done the first half: waits to hear that. Then it gives its socket away. Owns the socket until then.
+// Not thread-safe: the transport's mutex guards it.
+class Attempt {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class State {
+    Going,     ///< goes on when the socket is ready
+    Agreed,    ///< `detach` it
+    UseOther,  ///< the peer has a connection of its own under way
+    Failed,    ///< see `why`
+  };
+
+  /// Begins to connect to a numeric address. `secret` is the world's.
+  static Attempt open(const net::Secret& secret, const Hello& hello, const net::Address& address);
+  /// Of one that was accepted, and that is welcome.
+  static Attempt accept(net::SecureConnection connection, const Hello& hello);
+
+  Attempt(Attempt&&) = default;
+  Attempt& operator=(Attempt&&) = delete;
+  ~Attempt();
+
+  State advance();
+  State state() const noexcept { return state_; }
+  /// For epoll.
+  std::uint32_t events() const noexcept;
+  int fd() const noexcept { return connection_ ? connection_->fd() : socket_.get(); }
+  int peer() const noexcept { return peer_; }
+  int lane() const noexcept { return lane_; }
+  bool opens() const noexcept { return opens_; }
+  /// It opens a connection, and its peer may hear of it.
+  bool greeted() const noexcept { return opens_ && connection_ != nullptr; }
+  bool refused() const noexcept { return refused_; }  ///< nobody listens there
+  const std::string& why() const noexcept { return why_; }
+  Clock::time_point begun() const noexcept { return begun_; }
+  /// Its peer is there and is the right one; it may be busy.
+  bool proven() const noexcept { return connection_ && connection_->established(); }
+  /// It has taken too long. Look first at what has come.
+  bool late(Clock::time_point now) const noexcept {
+    return now - begun_ > (proven() ? kBusy : kSilent) * (opens_ ? 1 : 2);
+  }
+  /// Once agreed.
+  Result<net::SecureConnection::Detached> detach(Protection protection);
+
+ private:
+  // Who has welcomed a peer waits twice as long as that peer would still confirm: it may be sending already.
+  static constexpr auto kSilent = std::chrono::seconds(5);
+  static constexpr auto kBusy = std::chrono::seconds(30);
+
+  Attempt(const Hello& hello, int peer, bool opens)
+      : hello_(hello), peer_(peer), lane_(static_cast<int>(hello.lane)), opens_(opens) {}
+  State fail_with(std::string why);
+  State connected();
+  void forget() noexcept;
+
+  Hello hello_;
+  int peer_;
+  int lane_;
+  bool opens_;
+  const net::Secret* secret_ = nullptr;
+  net::Address address_;
+  sys::UniqueFd socket_;                               // until it is connected
+  std::unique_ptr<net::SecureConnection> connection_;  // from then on
+  State state_ = State::Going;
+  bool refused_ = false;
+  std::string why_;
+  Clock::time_point begun_ = Clock::now();
+};
 
 /// Where this rank listens, before anybody knows of it.
 class Listeners {
@@ -48,7 +120,7 @@ class TcpTransport final : public Transport {
  public:
   struct Options {
     int rank = 0;
-    std::optional<net::Secret> secret;  ///< of its world (wire.h)
+    std::optional<net::Secret> secret;  ///< of its world (link.h)
     std::vector<PeerInfo> infos;        ///< by rank; all of one protection
     /// A peer whose host does not answer so long is lost.
     std::chrono::seconds silence = std::chrono::seconds(3);
@@ -86,6 +158,11 @@ class TcpTransport final : public Transport {
   static std::size_t index_of(int peer, int lane) noexcept {
     return static_cast<std::size_t>(peer) * kMostLanes + static_cast<std::size_t>(lane);
   }
+  // What an event of epoll is about: the upper half says of which kind, the lower which.
+  static constexpr std::uint64_t kOfAcceptor = std::uint64_t{1} << 32;
+  static constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
+  static constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
+  static constexpr std::uint64_t kOfBell = std::uint64_t{4} << 32;
   static std::uint64_t key_of(const Link& link) noexcept;
   void watch(Link& link);
   void watch_fd(int fd, std::uint32_t events, std::uint64_t key, bool is_new);

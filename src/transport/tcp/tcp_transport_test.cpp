@@ -212,7 +212,7 @@ net::SecureConnection connected_to(const net::Address& address, const net::Secre
       net::SecureConnection::with_secret(*std::move(socket), net::Role::Client, secret, between_ranks()));
 }
 
-/// The first words of a true peer, as somebody hears them on the wire.
+/// The ClientHello of a true peer, recorded on the wire.
 std::string recorded_hello(const net::Secret& secret) {
   const auto listener = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
   auto peer = connected_to(net::local_endpoint(listener.get())->tcp, secret);

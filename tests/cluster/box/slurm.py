@@ -1,4 +1,4 @@
-"""A real Slurm over the hosts: munge, slurmctld on h1, a slurmd on every host, two pretended GPUs each."""
+"""A real Slurm over the hosts: munge, slurmctld on h1, a slurmd on every host, two fake GPUs each."""
 
 import os
 import stat

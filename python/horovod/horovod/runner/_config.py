@@ -40,7 +40,7 @@ _CONTROLLERS = ("gloo", "mpi", "jsrun")
 
 
 def read(path: str) -> dict[str, Any]:
-    """The file's wishes. Raises ValueError, which names the file and what is wrong in it."""
+    """The file's options. Raises ValueError, which names the file and what is wrong in it."""
     try:
         import yaml
     except ImportError:
@@ -59,7 +59,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def wishes_of(content: Any, where: str) -> dict[str, Any]:
-    """The wishes of a file's content."""
+    """The options of a file's content."""
     if not isinstance(content, dict):
         raise ValueError(f"{where}: sections are wanted ({', '.join(_SECTIONS)})")
     wishes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What Horovod's wishes for a job mean here: a plan of processes, variables and options, and words about the rest."""
+"""What horovodrun's options mean here: a plan of processes, variables and options, and notes on the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 _LOG_LEVELS = {"TRACE": "debug", "DEBUG": "debug", "INFO": "info", "WARNING": "warn", "ERROR": "error", "FATAL": "error"}
 
-# Wishes that change nothing here, and why.
+# Options that change nothing here, and why.
 NO_MEANING = {
     "cycle_time_ms": "there is no polling cycle: an operation starts as soon as all ranks have asked for it",
     "hierarchical_allreduce": "how a reduction goes is measured at start",
@@ -34,7 +34,7 @@ NO_MEANING = {
     "thread_affinity": "there is no background thread to bind",
     "log_with_timestamp": "lines of the log have no time; -prefix-timestamp puts one before each line",
 }
-# Wishes that would make it another job than the one that was meant.
+# Options without which it would not be the job that was meant.
 NOT_YET = {
     "min_num_proc": "elastic jobs are not there yet; -np alone starts a job of fixed size",
     "max_num_proc": "elastic jobs are not there yet; -np alone starts a job of fixed size",
@@ -70,7 +70,7 @@ def tell(notes: Iterable[str], who: str) -> None:
 def plan_of(
     processes: int, wishes: Mapping[str, Any], spelled: Callable[[str], str] = lambda wish: wish
 ) -> Plan:
-    """The plan for Horovod's wishes, by the names of horovodrun's options with "_"; None is no wish.
+    """The plan for horovodrun's options, by their names with "_"; None is not given.
 
     `spelled` gives a wish's name as the user wrote it. Raises ValueError for what is wrong or cannot be done.
     """
@@ -106,7 +106,7 @@ def plan_of(
 
 
 def environment_of(wishes: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that horovodrun sets for these wishes and that mean something here, and Cohort's own for them."""
+    """The variables that horovodrun sets for these options and that mean something here, and Cohort's own for them."""
     out: dict[str, str] = {}
 
     def put(name: str, wish: str, text: Callable[[Any], str] = str) -> None:

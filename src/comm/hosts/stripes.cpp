@@ -1,0 +1,335 @@
+// Large sums, by stripes. A block is reduced on each host, so that each stripe has its slice of the host's sum; slices
+// go over the wire in pieces, a few of them ahead of what has come; finished blocks are gathered on the host. While
+// the ranks of a host are busy with each other, pieces of other blocks are on the wire.
+#include "comm/hosts/algorithms.h"
+#include "comm/kernels/bfloat16.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace cohort::comm::hosts {
+namespace {
+
+// A rank that has nobody to meet on its host has long blocks.
+constexpr std::size_t kAlone = std::size_t{1} << 20;
+// While a block is on the wire, so many behind it are reduced and have begun.
+constexpr std::int64_t kBlocksAhead = 2;
+
+/// How far one reduction has come. Pieces are numbered through all blocks of a stripe, alike on all hosts.
+struct StripedSum {
+  Context& context;
+  const Layout& layout;
+  const Request& request;
+  const Contributors& contributors;
+  std::size_t element = 0;
+  bool narrow = false;         // bfloat16 between hosts
+  std::size_t on_wire = 0;     // bytes of an element there
+  bool carries = false;        // this rank has a stripe
+  std::int64_t per_block = 0;  // elements
+  std::int64_t per_piece = 0;
+  std::int64_t blocks = 0;
+  std::int64_t reduced = 0;     // blocks of which this host's sum is there
+  std::int64_t next_block = 0;  // of the next piece that begins
+  std::int64_t next_first = 0;  // and where it begins in that block's slice
+  std::int64_t begun = 0;       // pieces
+  std::int64_t folded = 0;
+  std::int64_t finished = 0;
+  std::int64_t ahead = 1;  // pieces that may be on the wire at once
+  std::vector<const void*> partials = {};
+
+  StripedSum(Context& in, const Request& asked, const Contributors& who);
+  void run();
+
+  Block& block_at(std::int64_t block) const {
+    return *context.memory.blocks[static_cast<std::size_t>(block % (kBlocksAhead + 1))];
+  }
+  Piece& piece_at(std::int64_t piece) const { return *context.memory.pieces[static_cast<std::size_t>(piece % ahead)]; }
+  /// Which part of a piece a host folds: with two hosts both fold all.
+  Slice part_of_piece(const Piece& piece, int host) const noexcept {
+    return layout.hosts == 2 ? Slice{0, piece.count} : slice_of(piece.count, element, host, layout.hosts, 0);
+  }
+  void wait_until_returned(Block& block);
+  void finish_sending(Piece& piece);
+  void begin_piece();
+  void begin_pieces();
+  void fold_piece();
+  void finish_piece();
+  void reduce_block(std::int64_t number);
+  void exchange_block(std::int64_t number);
+  void deliver_block(std::int64_t number);
+};
+
+/// Until those beside this rank have read its result of a block, its memory is not used again.
+void StripedSum::wait_until_returned(Block& block) {
+  const std::uint64_t borrowed = std::exchange(block.borrowed, 0);
+  if (borrowed > 0) context.with_neighbours([&] { local::wait_until_read(context.local, borrowed); });
+}
+
+/// Until the system has all that was sent of a piece, its memory is not used again.
+void StripedSum::finish_sending(Piece& piece) {
+  if (!piece.sending) return;
+  for (std::size_t h = 0; h < piece.raw_out.size(); ++h) {
+    if (static_cast<int>(h) == context.layout.host) continue;
+    context.wait_for(piece.raw_out[h]);
+  }
+  piece.sending = false;
+}
+
+void StripedSum::begin_piece() {
+  Piece& piece = piece_at(begun);
+  finish_sending(piece);
+  const Block& block = block_at(next_block);
+  piece.number = begun++;
+  piece.block = next_block;
+  piece.first = next_first;
+  piece.count = std::min(per_piece, block.slice.count() - piece.first);
+  next_first += piece.count;
+  const std::byte* const partial = at(block.partial, piece.first, element);
+  const std::byte* from = partial;
+  if (narrow) {
+    piece.narrow_bytes.resize(static_cast<std::size_t>(piece.count) * on_wire);
+    narrow_to_bfloat16(reinterpret_cast<const float*>(partial),
+                       reinterpret_cast<std::uint16_t*>(piece.narrow_bytes.data()),
+                       static_cast<std::size_t>(piece.count));
+    from = piece.narrow_bytes.data();
+  }
+  const auto hosts = static_cast<std::size_t>(layout.hosts);
+  if (piece.raw_out.size() != hosts) {
+    piece.raw_out = std::vector<transport::Outgoing>(hosts);
+    piece.raw_in = std::vector<transport::Incoming>(hosts);
+    piece.folded_out = std::vector<transport::Outgoing>(hosts);
+    piece.folded_in = std::vector<transport::Incoming>(hosts);
+  }
+  piece.sending = true;
+  const std::size_t own_bytes = static_cast<std::size_t>(part_of_piece(piece, layout.host).count()) * on_wire;
+  piece.raw_bytes.resize(own_bytes * hosts);
+  // Each begins with the host after its own, so that not all send to the same one.
+  for (int step = 1; step < layout.hosts; ++step) {
+    const int host = (layout.host + step) % layout.hosts;
+    const auto h = static_cast<std::size_t>(host);
+    const int peer = layout.on(host)[static_cast<std::size_t>(layout.local)];
+    const Slice theirs = part_of_piece(piece, host);
+    context.receive(piece.raw_in[h], peer, tag(Step::Raw, piece.number), piece.raw_bytes.data() + h * own_bytes,
+                    own_bytes);
+    context.send(piece.raw_out[h], peer, tag(Step::Raw, piece.number), at(from, theirs.begin, on_wire),
+                 static_cast<std::size_t>(theirs.count()) * on_wire);
+  }
+}
+
+void StripedSum::begin_pieces() {
+  if (!carries) return;
+  while (begun - finished < ahead) {
+    while (next_block < reduced && next_first >= block_at(next_block).slice.count()) {
+      ++next_block;
+      next_first = 0;
+    }
+    if (next_block >= reduced) return;
+    begin_piece();
+  }
+}
+
+/// Folds what came of the hosts; with more than two, to the others with it.
+void StripedSum::fold_piece() {
+  Piece& piece = piece_at(folded++);
+  const Block& block = block_at(piece.block);
+  const auto hosts = static_cast<std::size_t>(layout.hosts);
+  const Slice own = part_of_piece(piece, layout.host);
+  const auto count = static_cast<std::size_t>(own.count());
+  std::byte* const result = at(block.result, piece.first, element);
+  if (narrow) piece.wide.resize(count * hosts);
+  partials.clear();
+  for (std::size_t h = 0; h < hosts; ++h) {
+    const bool other = static_cast<int>(h) != layout.host;
+    if (other) {
+      context.wait_for(piece.raw_in[h]);
+      context.wait_for(piece.raw_out[h]);  // the result may go where the input lies
+    }
+    const std::byte* const brought = other    ? piece.raw_bytes.data() + h * count * on_wire
+                                     : narrow ? at(piece.narrow_bytes.data(), own.begin, on_wire)
+                                              : at(block.partial, piece.first + own.begin, element);
+    if (narrow) {  // this host's own, too: whoever folds an element has the same values
+      widen_from_bfloat16(reinterpret_cast<const std::uint16_t*>(brought), piece.wide.data() + h * count, count);
+      partials.push_back(piece.wide.data() + h * count);
+    } else {
+      partials.push_back(brought);
+    }
+  }
+  fold_hosts(request, partials, at(result, own.begin, element), own.count(), contributors.divisor());
+  if (layout.hosts == 2) return;
+  const std::byte* from = at(result, own.begin, element);
+  if (narrow) {
+    // What is sent has room where the piece's own part was; theirs comes in where theirs was.
+    auto* const narrowed = reinterpret_cast<std::uint16_t*>(piece.narrow_bytes.data());
+    auto* const values = reinterpret_cast<float*>(result);
+    narrow_to_bfloat16(values + own.begin, narrowed + own.begin, count);
+    widen_from_bfloat16(narrowed + own.begin, values + own.begin, count);
+    from = at(piece.narrow_bytes.data(), own.begin, on_wire);
+  }
+  for (int step = 1; step < layout.hosts; ++step) {
+    const int host = (layout.host + step) % layout.hosts;
+    const auto h = static_cast<std::size_t>(host);
+    const int peer = layout.on(host)[static_cast<std::size_t>(layout.local)];
+    const Slice theirs = part_of_piece(piece, host);
+    std::byte* const to =
+        narrow ? at(piece.narrow_bytes.data(), theirs.begin, on_wire) : at(result, theirs.begin, element);
+    context.receive(piece.folded_in[h], peer, tag(Step::Folded, piece.number), to,
+                    static_cast<std::size_t>(theirs.count()) * on_wire);
+    context.send(piece.folded_out[h], peer, tag(Step::Folded, piece.number), from, count * on_wire);
+  }
+}
+
+/// The oldest piece: all of its result is there.
+void StripedSum::finish_piece() {
+  Piece& piece = piece_at(finished++);
+  Block& block = block_at(piece.block);
+  for (int host = 0; layout.hosts > 2 && host < layout.hosts; ++host) {
+    if (host == layout.host) continue;
+    context.wait_for(piece.folded_in[static_cast<std::size_t>(host)]);
+    context.wait_for(piece.folded_out[static_cast<std::size_t>(host)]);  // another block's result may go where it lies
+    if (!narrow) continue;
+    const Slice theirs = part_of_piece(piece, host);
+    widen_from_bfloat16(reinterpret_cast<const std::uint16_t*>(piece.narrow_bytes.data()) + theirs.begin,
+                        reinterpret_cast<float*>(block.result) + piece.first + theirs.begin,
+                        static_cast<std::size_t>(theirs.count()));
+  }
+  block.left -= piece.count;
+}
+
+/// This host's sum of the stripe's slice.
+void StripedSum::reduce_block(std::int64_t number) {
+  Block& block = block_at(number);
+  wait_until_returned(block);
+  block.begin = number * per_block;
+  block.count = std::min(per_block, request.input_count - block.begin);
+  const auto share_of = [&](int local) {
+    return local < layout.stripes ? slice_of(block.count, element, local, layout.stripes, 0) : Slice{};
+  };
+  block.slice = share_of(layout.local);
+  block.left = block.slice.count();
+  const std::byte* input = at(request.input, block.begin, element);
+  // Factors that differ by rank come first; one for all is the local world's, but where there is none.
+  const bool own_factor = context.agreement.agreed.weighted != 0 || layout.locals == 1;
+  const double scale = contributors.scale(static_cast<std::size_t>(layout.rank));
+  if (own_factor && scale != 1) {
+    block.whole_bytes.resize(static_cast<std::size_t>(block.count) * element);
+    scale_by(scale, request.dtype, input, block.whole_bytes.data(), block.count);
+    input = block.whole_bytes.data();
+  }
+  block.partial = input;
+  if (layout.locals > 1) {
+    block.partial_bytes.resize(static_cast<std::size_t>(block.left) * element);
+    block.partial = block.partial_bytes.data();
+    Counts shares;
+    for (int local = 0; local < layout.locals; ++local) shares.input.push_back(share_of(local).count());
+    block.shares = std::make_shared<const Counts>(std::move(shares));
+    Request here = local_request(Kind::ReduceScatterV, request.dtype);
+    here.op = within_host(request.op);
+    here.prescale = own_factor ? 1 : context.agreement.agreed.prescale;
+    here.input = input;
+    here.input_count = block.count;
+    here.output = block.partial_bytes.data();
+    here.output_count = block.slice.count();
+    here.counts = block.shares;
+    context.with_neighbours([&] {
+      local::reduce_scatter_part(context.local, here,
+                                 own_factor ? std::nullopt : std::optional<std::int64_t>(block.begin));
+    });
+  }
+  block.result = layout.locals == 1 ? destination(context, request, block.begin) : nullptr;
+  if (block.result == nullptr) {
+    block.result_bytes.resize(static_cast<std::size_t>(block.left) * element);
+    block.result = block.result_bytes.data();
+  }
+  reduced = number + 1;
+}
+
+/// Goes on until the block has been through the wire; pieces of the next one follow as far as they may.
+void StripedSum::exchange_block(std::int64_t number) {
+  if (!carries) return;
+  const Block& block = block_at(number);
+  while (block.left > 0) {
+    begin_pieces();
+    // What has been folded is on its way back while the next is folded.
+    if (folded < begun && folded - finished <= ahead / 2) {
+      fold_piece();
+      if (layout.hosts == 2) finish_piece();
+    } else {
+      finish_piece();
+    }
+  }
+}
+
+/// The finished slices of all stripes to all ranks of the host.
+void StripedSum::deliver_block(std::int64_t number) {
+  Block& block = block_at(number);
+  std::byte* whole = destination(context, request, block.begin);
+  if (layout.locals > 1) {
+    if (whole == nullptr) {
+      block.whole_bytes.resize(static_cast<std::size_t>(block.count) * element);
+      whole = block.whole_bytes.data();
+    }
+    Request here = local_request(Kind::AllGatherV, request.dtype);
+    here.input = block.result;
+    here.input_count = block.slice.count();
+    here.output = whole;
+    here.output_count = block.count;
+    here.counts = block.shares;
+    context.with_neighbours([&] { block.borrowed = local::all_gather_part(context.local, here); });
+  } else if (whole == nullptr) {
+    whole = block.result;
+  }
+  place(context, request, block.begin, block.count, whole);
+}
+
+StripedSum::StripedSum(Context& in, const Request& asked, const Contributors& who)
+    : context(in), layout(in.layout), request(asked), contributors(who) {
+  element = size_of(request.dtype);
+  narrow = request.bf16_wire;
+  on_wire = narrow ? sizeof(std::uint16_t) : element;
+  carries = layout.local < layout.stripes;
+  // Sizes are the same on all hosts. Where ranks of a host have to meet, a block has one piece of each stripe: stripes
+  // that run apart from each other fill the two directions of a link unevenly.
+  const bool alone = layout.size == layout.hosts;
+  const std::size_t block = alone ? kAlone : context.tuner.block_bytes(request.input_bytes(), context.pieces_doubled);
+  per_block = static_cast<std::int64_t>(block / element);
+  const auto stripes = static_cast<std::size_t>(layout.stripes);
+  const std::size_t piece =
+      alone ? context.tuner.piece_bytes(context.pieces_doubled) / on_wire : (block / element + stripes - 1) / stripes;
+  per_piece = static_cast<std::int64_t>(piece) + (alone ? 0 : static_cast<std::int64_t>(local::kLine / element));
+  blocks = (request.input_count + per_block - 1) / per_block;
+  while (context.memory.blocks.size() < static_cast<std::size_t>(kBlocksAhead + 1))
+    context.memory.blocks.push_back(std::make_unique<Block>());
+  while (context.memory.pieces.size() < static_cast<std::size_t>(ChunkTuner::kMostAhead))
+    context.memory.pieces.push_back(std::make_unique<Piece>());
+  ahead = context.tuner.ahead(context.pieces_doubled);
+}
+
+void StripedSum::run() {
+  const auto since = Context::Clock::now();
+  for (std::int64_t step = -kBlocksAhead; step < blocks; ++step) {
+    if (step + kBlocksAhead < blocks) reduce_block(step + kBlocksAhead);
+    begin_pieces();
+    if (step < 0) continue;
+    exchange_block(step);
+    begin_pieces();
+    deliver_block(step);
+  }
+  if (carries) {
+    const auto stripe_bytes =
+        static_cast<std::size_t>(request.input_count) * on_wire / static_cast<std::size_t>(layout.stripes);
+    const auto hosts = static_cast<std::size_t>(layout.hosts);
+    context.tuner.learn(stripe_bytes / hosts * 2 * (hosts - 1), Context::Clock::now() - since);
+  }
+  for (const auto& piece_sent : context.memory.pieces) finish_sending(*piece_sent);
+  // Blocks are read by those beside this rank, who may be late, and it may go.
+  for (const auto& block_read : context.memory.blocks) wait_until_returned(*block_read);
+}
+
+}  // namespace
+
+void reduce_striped(Context& context, const Request& request, const Contributors& contributors) {
+  StripedSum(context, request, contributors).run();
+}
+
+}  // namespace cohort::comm::hosts

@@ -1,0 +1,94 @@
+// The processes of a job: by role (Roles), their environment as a value, and the end of whatever descends from this
+// process. Values of one thread; `sweep` and its like are for one thread of a process.
+#pragma once
+
+#include <cohort/role.h>
+
+#include "base/env.h"
+#include "sys/process.h"
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::launch {
+
+/// The processes of a job by role. Each has one number, by which supervisor and agents speak of it: the ranks of the
+/// world come first and keep theirs, the servers follow, then the evaluator. Pure.
+struct Roles {
+  int workers = 1;
+  int servers = 0;
+  bool evaluator = false;
+
+  int others() const noexcept { return servers + (evaluator ? 1 : 0); }
+  int all() const noexcept { return workers + others(); }
+  bool has(int process) const noexcept { return process >= 0 && process < all(); }
+  bool is_rank(int process) const noexcept { return process >= 0 && process < workers; }
+  Role role_of(int process) const noexcept;
+  /// Among those of its role.
+  int number_of(int process) const noexcept;
+  int process_of(Role role, int number) const noexcept;
+  /// "rank 3", "server 2", "evaluator".
+  std::string name_of(int process) const;
+  /// "rank 1", "ranks 0-3, servers 1-2".
+  std::string names_of(const std::vector<int>& processes) const;
+};
+
+/// "rank 3", "server 2", "evaluator".
+std::string process_name(Role role, int number);
+/// "rank-3", "server-2", "evaluator": what files of it are called.
+std::string file_name(Role role, int number);
+
+/// A set of environment variables: of this process, or for one that is to be started.
+class Environment {
+ public:
+  Environment() = default;
+  /// From "NAME=value" texts; the last one of a name counts, texts without '=' are dropped.
+  explicit Environment(const std::vector<std::string>& assignments);
+  /// Of this process.
+  static Environment current();
+
+  void set(std::string_view name, std::string_view value);
+  void set(std::string_view assignment);
+  void remove(std::string_view name);
+  /// The variables that stand for options of `cohort run`: they are meant for one command alone.
+  void remove_run_options();
+  std::optional<std::string> find(std::string_view name) const;
+  std::vector<std::string> assignments() const;
+  const env::Map& variables() const noexcept { return variables_; }
+
+ private:
+  env::Map variables_;
+};
+
+// Ends everything that descends from this process. Works only for a process that adopts its orphans
+// (sys::become_subreaper): then no descendant can slip away, not by fork, not by setsid, and "no child left" proves
+// that no descendant is left.
+
+/// It descends from this process.
+bool is_ours(pid_t pid);
+
+/// A child that has been reaped.
+using OnReaped = std::function<void(pid_t, const sys::ExitStatus&)>;
+
+/// Reaps all children that have ended. Returns false when there is no child at all, running or ended.
+bool reap_children(const OnReaped& on_reaped);
+
+struct SweepStep {
+  bool clean = false;  ///< nothing is left but `spared` and what descends from it
+  int killed = 0;      ///< processes that were sent SIGKILL in this step
+};
+/// Reaps, and sends SIGKILL to every descendant that is not spared. Call it again, after a moment, until it is clean.
+SweepStep sweep_once(std::span<const pid_t> spared, const OnReaped& on_reaped);
+
+/// Sweeps until clean or `longest` has passed. Returns what is left.
+std::vector<pid_t> sweep(std::span<const pid_t> spared, std::chrono::milliseconds longest, const OnReaped& on_reaped);
+
+/// "pid 4711 (python3 train.py), in state D at nfs_wait": for processes that SIGKILL does not end.
+std::string describe_stuck(std::span<const pid_t> pids);
+
+}  // namespace cohort::launch

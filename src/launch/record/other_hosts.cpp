@@ -1,0 +1,241 @@
+#include "launch/record/other_hosts.h"
+
+#include "launch/record/run_folder.h"
+#include "net/address.h"
+#include "store/served_store.h"
+#include "store/store.h"
+#include "sys/files.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace cohort::launch {
+
+void ClockSync::begin() {
+  if (asked_ > 0) return;
+  best_.reset();
+  ask();
+}
+
+void ClockSync::ask() {
+  ++number_;
+  ++asked_;
+  asked_ns_ = ports_.now();
+  ports_.send(number_);
+}
+
+void ClockSync::answer(std::uint64_t number, std::int64_t there_ns) {
+  const std::int64_t now = ports_.now();
+  if (asked_ == 0 || number != number_ || there_ns < 0) return;
+  const std::int64_t there_and_back = now - asked_ns_;
+  const std::int64_t half = there_and_back / 2 + there_and_back % 2;
+  if (!best_ || half < best_->uncertainty_ns) best_ = {there_ns, there_ns - (asked_ns_ + there_and_back / 2), half};
+  const int wanted = best_->uncertainty_ns > kSoon ? kMostQuestions : kQuestions;
+  if (asked_ < wanted) return ask();
+  end();
+}
+
+void ClockSync::end() {
+  asked_ = 0;
+  if (const auto best = std::exchange(best_, std::nullopt)) ports_.found(*best);
+}
+
+RemoteLogs::RemoteLogs(std::string folder, const Roles& roles, std::function<void(std::string)> on_trouble)
+    : folder_(std::move(folder)), roles_(roles), on_trouble_(std::move(on_trouble)) {}
+
+std::string log_name(Role role, int number, Stream stream) {
+  return file_name(role, number) + (stream == Stream::Stdout ? ".out" : ".err");
+}
+
+std::string RemoteLogs::name_of(int process, Stream stream) const {
+  return log_name(roles_.role_of(process), roles_.number_of(process), stream);
+}
+
+Result<sys::UniqueFd> RemoteLogs::make(int process, Stream stream) const {
+  const std::string name = name_of(process, stream);
+  if (::mkdir(folder_.c_str(), 0755) != 0 && errno != EEXIST)
+    return fail(ErrorCode::Io, "{}/{}: {}", folder_, name, errno_text(errno));
+  const auto folder = open_folder(folder_);
+  if (!folder) return tl::unexpected(folder.error());
+  auto file = make_file(folder->get(), name, 0666);
+  if (!file) return fail(ErrorCode::Io, "{}/{}", folder_, file.error().what());
+  return file;
+}
+
+sys::UniqueFd& RemoteLogs::file(int process, Stream stream) {
+  const auto [place, is_new] = files_.try_emplace({process, stream});
+  if (!is_new) return place->second;
+  if (auto made = make(process, stream))
+    place->second = *std::move(made);
+  else
+    on_trouble_(fmt::format("log {}", made.error().what()));
+  return place->second;
+}
+
+void RemoteLogs::open(const std::vector<int>& processes) {
+  for (const int process : processes) {
+    file(process, Stream::Stdout);
+    file(process, Stream::Stderr);
+  }
+}
+
+void RemoteLogs::keep(const Output& output) {
+  sys::UniqueFd& log = file(output.rank, output.stream);
+  std::string_view bytes = output.bytes;
+  while (log && !bytes.empty()) {
+    const ssize_t put = ::write(log.get(), bytes.data(), bytes.size());
+    if (put > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(put));
+    } else if (put < 0 && errno != EINTR) {
+      const int error = errno;
+      log.reset();
+      on_trouble_(fmt::format("{}/{} ends here, the job goes on: {}", folder_, name_of(output.rank, output.stream),
+                              errno_text(error)));
+    }
+  }
+}
+
+namespace {
+
+Result<sys::UniqueFd> make(const std::string& path, const std::string& name) {
+  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST)
+    return fail(ErrorCode::Io, "{}: {}", path, errno_text(errno));
+  const auto folder = open_folder(path);
+  if (!folder) return tl::unexpected(folder.error());
+  return make_file(folder->get(), name, 0666);
+}
+
+}  // namespace
+
+TracePieces::TracePieces(std::string run_folder, std::function<void(std::string)> on_trouble)
+    : folder_(std::move(run_folder) + "/trace"), on_trouble_(std::move(on_trouble)) {}
+
+std::string TracePieces::path_of(const status::HostTrace& host) const {
+  return fmt::format("{}/host-{}.pftrace", folder_, host.index);
+}
+
+TracePieces::File& TracePieces::file(const status::HostTrace& host) {
+  const auto [place, is_new] = files_.try_emplace(host.index);
+  File& file = place->second;
+  if (!is_new) return file;
+  auto made = make(folder_, fmt::format("host-{}.pftrace", host.index));
+  if (!made) {
+    on_trouble_(fmt::format("there is no trace of {}: {}", host.name, made.error().what()));
+    return file;
+  }
+  file.fd = *std::move(made);
+  std::string description;
+  host.append_description(description);
+  write(file, host, description);
+  return file;
+}
+
+void TracePieces::keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view packets) {
+  File& to = file(host);
+  write(to, host, packets);
+  if (to.base_ns) return;
+  to.base_ns = base_ns;
+  for (const ClockOffset& offset : std::exchange(to.early, {})) keep_offset(host, offset);
+}
+
+void TracePieces::keep_offset(const status::HostTrace& host, const ClockOffset& offset) {
+  File& to = file(host);
+  if (!to.base_ns) return to.early.push_back(offset);
+  std::string packets;
+  host.append_offset(packets, *to.base_ns, offset.there_ns, offset.offset_ns, offset.uncertainty_ns);
+  write(to, host, packets);
+}
+
+void TracePieces::write(File& file, const status::HostTrace& host, std::string_view bytes) {
+  if (file.fd && file.bytes + bytes.size() > kMostBytes) {
+    file.fd.reset();
+    on_trouble_(fmt::format("{} ends here, the job goes on: it has {} GiB", path_of(host), kMostBytes >> 30));
+  }
+  while (file.fd && !bytes.empty()) {
+    const ssize_t put = ::write(file.fd.get(), bytes.data(), bytes.size());
+    if (put > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(put));
+      file.bytes += static_cast<std::uint64_t>(put);
+    } else if (put < 0 && errno != EINTR) {
+      const int error = errno;
+      file.fd.reset();
+      on_trouble_(fmt::format("{} ends here, the job goes on: {}", path_of(host), errno_text(error)));
+    }
+  }
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kPatience = std::chrono::seconds(60);  // with a server in this process
+
+std::shared_ptr<store::MeetingStore> connect(const PayloadTransferOptions& options, net::Deadline deadline) {
+  return store::connect_tcp_store("127.0.0.1", options.store_port, options.secret, deadline);
+}
+
+template <class Act>
+Result<void> reported(const char* what, Act act) {
+  try {
+    act();
+    return {};
+  } catch (const Error& error) {
+    return fail(error.code(), "{} -- {}", what, error.what());
+  } catch (const std::exception& error) {
+    return fail(ErrorCode::Io, "{} -- {}", what, error.what());
+  }
+}
+
+}  // namespace
+
+bool has_payloads(const std::string& owner_folder) {
+  std::error_code error;
+  return !owner_folder.empty() && fs::is_directory(fs::path(owner_folder) / "to-ranks", error);
+}
+
+Result<void> bring_to_ranks(const PayloadTransferOptions& options) {
+  return reported("what the owner sends to the ranks does not arrive", [&] {
+    const net::Deadline deadline = net::deadline_in(kPatience);
+    const auto store = connect(options, deadline);
+    for (const auto& entry : fs::directory_iterator(fs::path(options.folder) / "to-ranks")) {
+      if (!entry.is_regular_file()) continue;
+      const sys::FileBytes bytes = value_or_throw(sys::read_file(entry.path().string()));
+      store::set_large(*store, "owner/to-ranks/" + entry.path().filename().string(), bytes.text());
+    }
+  });
+}
+
+Result<void> bring_from_ranks(const PayloadTransferOptions& options, int world_size) {
+  return reported("what the ranks send to the owner: not all of it arrives", [&] {
+    const net::Deadline deadline = net::deadline_in(kPatience);
+    const auto store = connect(options, deadline);
+    const fs::path folder = fs::path(options.folder) / "from-ranks";
+    fs::create_directory(folder);
+    std::vector<int> lost;
+    std::string why;
+    for (int rank = 0; rank < world_size; ++rank) {
+      const auto brought = reported("it is lost on its way", [&] {
+        const auto value = store::try_get_large(*store, fmt::format("owner/from-ranks/{}", rank), deadline);
+        if (value) value_or_throw(sys::write_file_atomically((folder / std::to_string(rank)).string(), *value));
+      });
+      if (brought) continue;
+      if (lost.empty()) why = brought.error().what();
+      lost.push_back(rank);
+    }
+    if (lost.empty()) return;
+    const std::string others = lost.size() > 1 ? fmt::format(" and {} more", lost.size() - 1) : std::string();
+    raise(ErrorCode::Io, "of rank {}{}: {}", lost.front(), others, why);
+  });
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,135 @@
+// What comes from other hosts, in the run's files here: the output of their processes, their ranks' timelines, the
+// offsets of their clocks, and what ranks send the job's owner. A file that cannot be written is told once and the job
+// goes on. One thread.
+#pragma once
+
+#include "base/result.h"
+#include "launch/messages.h"
+#include "launch/processes.h"
+#include "net/secret.h"
+#include "status/trace_encoder.h"
+#include "sys/unique_fd.h"
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cohort::launch {
+
+struct ClockOffset {
+  std::int64_t there_ns = 0;        ///< when, by the other clock
+  std::int64_t offset_ns = 0;       ///< the other clock minus this one
+  std::int64_t uncertainty_ns = 0;  ///< it cannot be wrong by more
+};
+
+/// How far another host's clock is ahead of this one's, by messages there and back: each tells that the other's moment
+/// lies between two of ours, so the shortest of several says most, and its half is what the answer may be wrong by.
+/// Asks a round of times one after the other. Pure: who sends and who reads the clock is the caller's.
+class ClockSync {
+ public:
+  struct Ports {
+    std::function<std::int64_t()> now;        ///< this clock, in nanoseconds
+    std::function<void(std::uint64_t)> send;  ///< asks for the other's, under this number
+    std::function<void(const ClockOffset&)> found;
+  };
+  static constexpr int kQuestions = 16;
+  /// Where none of these was answered soon, as on a busy host: until one is.
+  static constexpr int kMostQuestions = 160;
+  static constexpr std::int64_t kSoon = 50'000;  ///< half of there and back
+
+  explicit ClockSync(Ports ports) : ports_(std::move(ports)) {}
+
+  /// Begins a round, if none is under way.
+  void begin();
+  /// The other's answer. What was not asked is ignored.
+  void answer(std::uint64_t number, std::int64_t there_ns);
+  /// Nothing more comes: what is known of the round counts.
+  void end();
+
+ private:
+  void ask();
+
+  Ports ports_;
+  std::uint64_t number_ = 0;
+  int asked_ = 0;  ///< in this round; 0: none is under way
+  std::int64_t asked_ns_ = 0;
+  std::optional<ClockOffset> best_;
+};
+
+/// "rank-3.err", "server-0.out", "evaluator.out".
+std::string log_name(Role role, int number, Stream stream);
+
+/// The complete output of processes on other hosts, in files here as their agents would write them: what the supervisor
+/// gets from an agent is kept before it is shown.
+class RemoteLogs {
+ public:
+  /// `folder` is made when the first line comes.
+  RemoteLogs(std::string folder, const Roles& roles, std::function<void(std::string)> on_trouble);
+  /// Files of those that print nothing are there, too.
+  void open(const std::vector<int>& processes);
+  void keep(const Output& output);
+
+ private:
+  sys::UniqueFd& file(int process, Stream stream);
+  Result<sys::UniqueFd> make(int process, Stream stream) const;
+  std::string name_of(int process, Stream stream) const;
+
+  std::string folder_;
+  Roles roles_;
+  std::function<void(std::string)> on_trouble_;
+  std::map<std::pair<int, Stream>, sys::UniqueFd> files_;  ///< invalid: given up
+};
+
+/// What agents send of their ranks' timelines, in the run's folder: trace/host-N.pftrace, one for each host, appended
+/// to as it comes, with what is known of the host's clock among it. `track/trace` makes one trace of them.
+class TracePieces {
+ public:
+  /// No host's file gets longer: viewers have their limits, and so have disks.
+  static constexpr std::uint64_t kMostBytes = std::uint64_t{2} << 30;
+
+  TracePieces(std::string run_folder, std::function<void(std::string)> on_trouble);
+
+  /// `base_ns`: as TracePiece has it.
+  void keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view packets);
+  void keep_offset(const status::HostTrace& host, const ClockOffset& offset);
+
+ private:
+  struct File {
+    sys::UniqueFd fd;
+    std::uint64_t bytes = 0;
+    std::optional<std::int64_t> base_ns = {};
+    std::vector<ClockOffset> early = {};  ///< that came before it
+  };
+  File& file(const status::HostTrace& host);
+  void write(File& file, const status::HostTrace& host, std::string_view bytes);
+  std::string path_of(const status::HostTrace& host) const;
+
+  const std::string folder_;
+  const std::function<void(std::string)> on_trouble_;
+  std::map<int, File> files_;  ///< by the host's index
+};
+
+/// What an owner (--owner-folder) and ranks on other hosts send each other, where no file system is shared: files of
+/// the owner's folder that all ranks may read, and one of each rank. They travel through the job's store, so ranks need
+/// its secret. The owner's folder has a folder `to-ranks` if it wants this; `from-ranks/RANK` are the answers. Blocks,
+/// for as long as the store in this process takes.
+struct PayloadTransferOptions {
+  std::string folder;  ///< the owner's
+  std::uint16_t store_port = 0;
+  net::Secret secret;
+};
+
+/// Whether the owner has something for ranks that cannot read its folder.
+bool has_payloads(const std::string& owner_folder);
+/// Before ranks are started.
+Result<void> bring_to_ranks(const PayloadTransferOptions& options);
+/// After they have ended. Ranks that have sent nothing have no file. What of one rank cannot be brought leaves the
+/// others' alone; the error names the first such rank.
+Result<void> bring_from_ranks(const PayloadTransferOptions& options, int world_size);
+
+}  // namespace cohort::launch

@@ -1,0 +1,440 @@
+#include "launch/start/agent_pool.h"
+
+#include "base/log.h"
+#include "launch/start/hosts.h"
+#include "net/interfaces.h"
+#include "net/socket.h"
+#include "sys/process.h"
+
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <map>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+/// Beyond so many, and some for each host, one goes.
+constexpr std::size_t kMostPending = 128;
+/// Commands that start agents on other hosts: more at a time would meet sshd's limits and make this host slow.
+constexpr std::size_t kMostStarting = 64;
+/// Of one command that fails by bad luck.
+constexpr int kMostStarts = 3;
+/// For a command whose agent has nothing more to do, twice: `srun` may wait long for a step that was killed.
+constexpr auto kPartingTime = std::chrono::seconds(5);
+/// The kernel of a host that is there answers each second.
+constexpr auto kSilent = std::chrono::milliseconds(1500);
+/// Of the hosts that do not come.
+constexpr std::size_t kMostNamed = 4;
+
+sys::UniqueFd listen(bool elsewhere, std::uint16_t port, StartMethod method) {
+  if (!elsewhere) return value_or_throw(net::listen_on({{"127.0.0.1", port}, {}}));
+  auto both = net::listen_on({{"::", port}, {}});
+  if (both) return *std::move(both);
+  auto one = net::listen_on({{"0.0.0.0", port}, {}});  // there is no IPv6 here
+  if (!one && method == StartMethod::Launcher) {
+    raise(one.error().code(),
+          "node rank 0 cannot listen at port {}: {} -- does another job, or a second launcher of node rank 0, use it? "
+          "Name another port with --master, on all nodes",
+          port, one.error().what());
+  }
+  return value_or_throw(std::move(one));
+}
+
+}  // namespace
+
+AgentPool::AgentPool(Loop& loop, const net::Secret& secret, Options options, Events events)
+    : loop_(loop), secret_(secret), options_(std::move(options)), events_(std::move(events)) {
+  std::vector<sys::UniqueFd> listeners;
+  listeners.push_back(listen(options_.elsewhere, options_.remote.port, options_.remote.method));
+  here_ = value_or_throw(net::local_endpoint(listeners.front().get()));
+  net::Acceptor::Options accepting;
+  accepting.secret = secret;
+  accepting.secure = control_options();
+  accepting.on_refused = [this](const net::Acceptor::Refusal& refused) {
+    log::info("launch", "a connection to the supervisor failed: {}", refused.why.what());
+    // It has proved the secret, so it is one of ours.
+    if (refused.proven && refused.why.code() == ErrorCode::Corrupt) on_nonsense(refused.peer);
+  };
+  acceptor_.emplace(std::move(listeners), std::move(accepting));
+  entrance_ = Watch(loop_, acceptor_->fd());
+  entrance_.on_readable([this] {
+    while (acceptor_) {
+      auto accepted = acceptor_->next();
+      if (!accepted) break;
+      on_accepted(*std::move(accepted));
+    }
+  });
+}
+
+void AgentPool::start(const std::vector<PlannedHost>& hosts) {
+  for (const PlannedHost& host : hosts) {
+    AgentHandle& member = *members_.emplace_back(std::make_unique<AgentHandle>());
+    member.host = host;
+  }
+  acceptor_->set_most_pending(kMostPending + 8 * members_.size());
+  for (const auto& member : members_) {
+    if (member->host.local) start_local(*member);
+  }
+  if (comes_by_itself(options_.remote.method)) over_ = true;  // others do that
+  start_remote();
+}
+
+void AgentPool::start_local(AgentHandle& member) {
+  const int input = member.host.index == 0 ? options_.input_fd : -1;
+  member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here_.tcp.port}, {}}, secret_, input));
+  member.ended = Watch(loop_, member.process.process.pidfd.get());
+  member.ended.on_readable([this, &member] { on_process_ended(member); });
+}
+
+void AgentPool::start_remote() {
+  for (; !over_ && starting_ < kMostStarting && next_remote_ < members_.size(); ++next_remote_) {
+    AgentHandle& member = *members_[next_remote_];
+    if (member.host.local) continue;
+    if (auto started = start_remote(member); !started) {
+      over_ = true;
+      return events_.on_unfit(&member, started.error().what());
+    }
+    ++starting_;
+  }
+}
+
+Result<void> AgentPool::start_remote(AgentHandle& member) {
+  auto process = start_remote_agent(options_.remote, member.host);
+  if (!process) return tl::unexpected(process.error());
+  ++member.starts;
+  member.remote.reset();  // it looks at the process before
+  member.process = *std::move(process);
+  const Invitation invitation = invitation_for(member.host.index);
+  RemoteStart::Events events;
+  events.on_unfit = [this, &member](const std::string& why) { events_.on_unfit(&member, why); };
+  events.on_complaint = [this, &member](std::string line) { events_.on_complaint(member, std::move(line)); };
+  member.remote = std::make_unique<RemoteStart>(loop_, member.process, invitation, std::move(events));
+  member.ended = Watch(loop_, member.process.process.pidfd.get());
+  member.ended.on_readable([this, &member] { on_process_ended(member); });
+  return {};
+}
+
+Invitation AgentPool::invitation_for(int index) const {
+  Invitation invitation{secret_, index, {}, options_.host_timeout};
+  for (const std::string& address : value_or_throw(net::offered_addresses()))
+    invitation.supervisor.push_back({{address, here_.tcp.port}, {}});
+  if (invitation.supervisor.empty()) invitation.supervisor.push_back({{"127.0.0.1", here_.tcp.port}, {}});
+  return invitation;
+}
+
+bool AgentPool::somebody_is_silent() const {
+  return std::any_of(members_.begin(), members_.end(), [](const auto& member) {
+    return !member->host.local && member->channel != nullptr && member->channel->silence() > kSilent;
+  });
+}
+
+bool AgentPool::start_again(AgentHandle& member) {
+  if (over_ || member.channel != nullptr || member.starts >= kMostStarts || !is_transient(failed_start(member)))
+    return false;
+  const pid_t ended = member.process.process.pid;
+  if (!start_remote(member)) return false;  // what is known of the one before says why
+  log::info("launch", "{} is started again on {}", start_method_name(options_.remote.method), member.host.name);
+  member.process_gone = false;
+  ::waitpid(ended, nullptr, 0);
+  return true;
+}
+
+void AgentPool::on_process_ended(AgentHandle& member) {
+  member.ended = Watch();
+  member.parting = Timer();
+  member.process_gone = true;
+  if (member.remote) {
+    member.remote->drain();
+    if (start_again(member)) return;
+    if (member.channel == nullptr) --starting_;
+  }
+  events_.on_process_ended(member);
+  start_remote();
+}
+
+void AgentPool::on_nonsense(const std::string& peer) {
+  events_.on_unfit(nullptr, fmt::format("what the agent at {} says is not understood: it is of another version of "
+                                        "Cohort; this is {}; install one version everywhere",
+                                        peer, own_announcement().version));
+}
+
+void AgentPool::on_accepted(net::Acceptor::Accepted accepted) {
+  const auto message = decode(accepted.first);
+  if (!message) return on_nonsense(accepted.connection.peer());
+  if (const auto* hello = std::get_if<Hello>(&*message)) on_hello(std::move(accepted.connection), *hello);
+}
+
+void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
+  // A fresh socket takes so little at once.
+  const auto refuse = [&connection](std::string why) {
+    static_cast<void>(connection.queue(encode(Message(Refused{std::move(why)}))));
+  };
+  Announcement there;
+  there.protocol = hello.protocol;
+  there.version = hello.version;
+  there.build = hello.build;
+  there.host = hello.host;
+  there.path = fmt::format("pid {}", hello.pid);
+  if (std::string why = difference(own_announcement(), there); !why.empty()) {
+    refuse(why);
+    return events_.on_unfit(nullptr, std::move(why));
+  }
+  if (std::string why = objection(hello); !why.empty()) return refuse(std::move(why));
+  const auto found = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
+    if (hello.host_index < 0 && hello.nodes > 0) return member->channel == nullptr && !member->host.local;
+    return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
+  });
+  // One by hand, on the launcher's own host, may come before the launcher's own.
+  const bool known = found != members_.end();
+  const bool taken = known && ((*found)->channel != nullptr || (hello.host_index < 0 && (*found)->host.local));
+  if (!known || taken) {
+    return refuse(fmt::format("{} {}; the job's hosts: {}", hello.host,
+                              known ? "is there already" : "is none of the job's", names()));
+  }
+  AgentHandle& member = **found;
+  if (hello.nodes > 0) {
+    member.host.name = name_for(hello, member.host.index);
+    member.host.ranks = hello.ranks;
+  } else if (options_.remote.method == StartMethod::Owner) {
+    member.host.name = member.machine = hello.host;
+    member.host.ranks = hello.ranks;
+    member.devices = hello.devices;
+  }
+  member.channel = std::make_unique<Channel>(
+      loop_, std::move(connection),
+      [this, &member](Message message) { events_.on_message(member, std::move(message)); },
+      [this, &member](const std::optional<Error>& error) { events_.on_channel_closed(member, error); });
+  member.free_port = hello.free_port;
+  if (!member.host.local) member.channel->watch_link(options_.host_timeout);
+  if (member.remote) {
+    member.remote->set_joined();
+    if (!member.process_gone) --starting_;
+  }
+  if (all_joined()) {
+    entrance_ = Watch();
+    acceptor_.reset();
+  }
+  events_.on_joined(member);
+  start_remote();
+}
+
+std::string AgentPool::objection(const Hello& hello) const {
+  const bool launchers = options_.remote.method == StartMethod::Launcher;
+  std::string number;
+  if (hello.ranks < 1 || hello.ranks > kMostProcesses)
+    number = fmt::format("{} wants {} ranks", hello.host, hello.ranks);
+  if (options_.remote.method == StartMethod::Owner && hello.nodes == 0) return number;
+  if (hello.nodes == 0 && !(launchers && hello.host_index < 0)) return {};
+  if (!launchers)
+    return fmt::format("{} is a launcher of its own, and this job was started without --nnodes", hello.host);
+  if (hello.nodes == 0) return "this job has a launcher on each node: `cohort run --nnodes`, and not `cohort agent`";
+  if (hello.nodes != static_cast<int>(members_.size())) {
+    return fmt::format("{} was started with --nnodes {}, and node rank 0 with {}", hello.host, hello.nodes,
+                       members_.size());
+  }
+  if (hello.nodes_id != options_.remote.nodes_id) {
+    const auto said = [](const std::string& id) { return id.empty() ? "none" : id; };
+    return fmt::format("{} is of another job: --rdzv-id there is {}, and that of node rank 0 is {}", hello.host,
+                       said(hello.nodes_id), said(options_.remote.nodes_id));
+  }
+  if (!number.empty()) return number;
+  const auto taken = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
+    return member->host.index == hello.host_index && (member->channel != nullptr || member->host.local);
+  });
+  if (taken != members_.end())
+    return fmt::format("node rank {} is {} already; each node has a --node-rank of its own", hello.host_index,
+                       (*taken)->host.name);
+  return {};
+}
+
+// Two nodes may be one host.
+std::string AgentPool::name_for(const Hello& hello, int index) const {
+  const bool known =
+      std::any_of(members_.begin(), members_.end(), [&hello](const auto& one) { return one->host.name == hello.host; });
+  return known ? fmt::format("{} (node {})", hello.host, index) : hello.host;
+}
+
+void AgentPool::drop_lifelines() {
+  for (const auto& member : members_) kill(*member);
+}
+
+void AgentPool::kill(AgentHandle& member) {
+  member.process.lifeline.reset();
+  // ssh that has not connected yet, or whose host is gone, does not look at its stdin. (Not reaped before the end.)
+  if (member.remote && !member.process_gone) ::kill(member.process.process.pid, SIGTERM);
+}
+
+net::Address AgentPool::own_address(const AgentHandle& member) {
+  if (member.host.local) return {"127.0.0.1", 0};
+  return value_or_throw(net::local_endpoint(member.channel->fd())).tcp;
+}
+
+net::Address AgentPool::agent_address(const AgentHandle& member) {
+  if (member.host.local) return {"127.0.0.1", 0};
+  return value_or_throw(net::peer_endpoint(member.channel->fd())).tcp;
+}
+
+FailedStart AgentPool::failed_start(const AgentHandle& member) const {
+  FailedStart failed;
+  failed.method = options_.remote.method;
+  failed.host = member.host.name;
+  failed.command =
+      options_.remote.remote_cohort.empty() ? sys::own_executable().value_or("cohort") : options_.remote.remote_cohort;
+  failed.ssh.clear();
+  for (const std::string& word : options_.remote.ssh)
+    failed.ssh += (failed.ssh.empty() ? "" : " ") + shell_quoted(word);
+  if (member.remote == nullptr) return failed;
+  failed.announced = member.remote->announced();
+  if (member.process_gone) failed.status = sys::peek_exit_status(member.process.process.pid);
+  failed.noise = member.remote->noise();
+  failed.complaints = member.remote->complaints();
+  return failed;
+}
+
+std::string AgentPool::why_not(const AgentHandle& member) const {
+  if (options_.remote.method == StartMethod::Launcher && options_.remote.join.empty())
+    return fmt::format("{} has not come: is `cohort run` every task's command, and does a firewall stand between?",
+                       member.host.name);
+  if (options_.remote.method == StartMethod::Owner) return fmt::format("{} has not come", member.host.name);
+  if (comes_by_itself(options_.remote.method))
+    return fmt::format("nobody has come as {}; {}", member.host.name, invitation());
+  if (member.remote == nullptr) return fmt::format("the start of {} has to wait for others", member.host.name);
+  return explain(failed_start(member));
+}
+
+std::string AgentPool::names() const {
+  std::string text;
+  for (const auto& member : members_) text += (text.empty() ? "" : ", ") + member->host.name;
+  return text;
+}
+
+std::string AgentPool::invitation() const {
+  const bool launchers = options_.remote.method == StartMethod::Launcher;
+  if (!comes_by_itself(options_.remote.method) || options_.remote.method == StartMethod::Owner || all_joined() ||
+      (launchers && options_.remote.join.empty()))
+    return {};
+  std::string missing;
+  for (const auto& member : members_) {
+    if (member->channel == nullptr && !member->host.local) missing += (missing.empty() ? "" : ", ") + member->host.name;
+  }
+  std::string addresses;
+  for (const std::string& address : value_or_throw(net::offered_addresses()))
+    addresses += (addresses.empty() ? "" : ",") + net::to_string(net::Address{address, here_.tcp.port});
+  if (launchers) return fmt::format("waiting at {} for {}; on each: {}", addresses, missing, options_.remote.join);
+  return fmt::format("waiting for {}; on each: cohort agent --join {} --secret-file FILE --name HOST", missing,
+                     addresses);
+}
+
+std::string AgentPool::how_ended(const AgentHandle& member) const {
+  const auto status = sys::peek_exit_status(member.process.process.pid);
+  return fmt::format("{}: {}", start_method_name(options_.remote.method),
+                     status ? sys::to_string(*status) : "unknown status");
+}
+
+net::Endpoint AgentPool::open_endpoint() const {
+  net::Endpoint endpoint = here_;
+  endpoint.tcp.port = 0;
+  return endpoint;
+}
+
+bool AgentPool::all_joined() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->channel != nullptr; });
+}
+
+void AgentPool::broadcast(const Message& message) {
+  for (const auto& member : members_) {
+    if (member->channel != nullptr) member->channel->send(message);
+  }
+}
+
+Invitation AgentPool::invitation_for_owner() const { return invitation_for(0); }
+
+void AgentPool::finish() {
+  for (const auto& member : members_) {
+    if (member->channel == nullptr || (options_.remote.method == StartMethod::Launcher && !member->host.local))
+      continue;
+    member->channel->send(Finish{});
+    if (member->remote && !member->process_gone) end_command(*member, SIGTERM);
+  }
+}
+
+void AgentPool::send_exit_status(int status) {
+  if (options_.remote.method != StartMethod::Launcher) return;
+  for (const auto& member : members_) {
+    if (!member->host.local && member->channel != nullptr) member->channel->send(Finish{status});
+  }
+}
+
+void AgentPool::sort_by_host() {
+  std::map<std::string, int> first;
+  for (const auto& member : members_) first.emplace(member->machine, member->host.index);
+  const auto place = [&first](const auto& member) { return std::pair(first[member->machine], member->host.index); };
+  std::sort(members_.begin(), members_.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
+}
+
+void AgentPool::begin_again() {
+  for (const auto& member : members_) member->started = member->all_gone = false;
+}
+
+void AgentPool::end_command(AgentHandle& member, int signal) {
+  member.parting = Timer(loop_, kPartingTime, [this, &member, signal] {
+    if (member.process_gone) return;
+    if (signal == SIGTERM)
+      events_.on_complaint(member, fmt::format("nothing of the job is left there, and its {} has not ended after {} s; "
+                                               "ending it",
+                                               start_method_name(options_.remote.method), kPartingTime.count()));
+    ::kill(member.process.process.pid, signal);
+    if (signal != SIGKILL) end_command(member, SIGKILL);
+  });
+}
+
+bool AgentPool::all_started() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->started; });
+}
+
+namespace {
+
+/// Agents that come by themselves are no processes of ours.
+bool has_process(const AgentHandle& member) {
+  return (member.host.local || member.remote != nullptr) && !member.process_gone;
+}
+bool can_be_told(const AgentHandle& member) { return member.channel != nullptr && !member.channel->closed(); }
+
+}  // namespace
+
+bool AgentPool::nothing_runs() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& member) {
+    return member->all_gone || !(has_process(*member) || can_be_told(*member));
+  });
+}
+
+bool AgentPool::can_go_on() const {
+  return std::all_of(members_.begin(), members_.end(),
+                     [](const auto& member) { return member->all_gone && can_be_told(*member); });
+}
+
+bool AgentPool::all_ended() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& member) {
+    return !has_process(*member) && (member->all_gone || !can_be_told(*member));
+  });
+}
+
+std::string AgentPool::missing() const {
+  std::string names;
+  for (const auto& member : members_) {
+    if (!member->started) names += (names.empty() ? "" : ", ") + member->host.name;
+  }
+  std::size_t told = 0;
+  for (const auto& member : members_) {
+    if (member->channel != nullptr || member->host.local) continue;
+    if (++told == kMostNamed + 1) return names + "; ...";
+    names += (told == 1 ? ": " : "; ") + why_not(*member);
+  }
+  return names;
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,146 @@
+// The agents of one job, one per host: starts them, lets them in (and nobody else), and knows how far each has come.
+// Hosts other than this one are reached by a command, so many at a time. What is said to agents and what follows from
+// what they say is the supervisor's. One thread.
+#pragma once
+
+#include "launch/loop.h"
+#include "launch/messages.h"
+#include "launch/plan/plan.h"
+#include "launch/start/starter.h"
+#include "net/acceptor.h"
+#include "net/secret.h"
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+/// One agent, from its start to its end.
+struct AgentHandle {
+  PlannedHost host;
+  std::string machine;               ///< of one that says itself where it is: its host
+  std::vector<std::string> devices;  ///< and its GPUs
+  AgentProcess process;
+  std::unique_ptr<RemoteStart> remote;  ///< where a command is in between
+  std::uint16_t free_port = 0;          ///< that the agent holds for the job, on its host
+  std::vector<std::int32_t> ports;      ///< likewise, one for each of its ranks and servers, if asked for
+  Watch ended;                          ///< its process has
+  Timer parting;                        ///< until which the command in between has to end
+  std::unique_ptr<Channel> channel;
+  bool started = false;       ///< its ranks run; the supervisor sets it
+  bool all_gone = false;      ///< its ranks and all below them have ended; the supervisor sets it
+  bool process_gone = false;  ///< and so has it, or the guard around it
+  int starts = 0;             ///< of the command in between
+};
+
+class AgentPool {
+ public:
+  struct Events {
+    std::function<void(AgentHandle&)> on_joined;  ///< it can be talked to
+    std::function<void(AgentHandle&, Message)> on_message;
+    std::function<void(AgentHandle&, const std::optional<Error>&)> on_channel_closed;
+    std::function<void(AgentHandle&)> on_process_ended;
+    /// Why one that came, or did not come, cannot be taken; nullptr: which one is not known.
+    std::function<void(const AgentHandle*, std::string)> on_unfit;
+    /// A line of a remote agent's stderr, or of the command in between.
+    std::function<void(AgentHandle&, std::string)> on_complaint;
+  };
+  struct Options {
+    RemoteOptions remote = {};
+    bool elsewhere = false;  ///< there are other hosts than this one: listens on all addresses, not on loopback
+    std::chrono::milliseconds host_timeout = std::chrono::seconds(3);  ///< a host that is silent so long is lost
+    int input_fd = -1;  ///< what rank 0 has as stdin, where it is on this host; -1: nothing
+  };
+  /// Throws cohort::Error.
+  AgentPool(Loop& loop, const net::Secret& secret, Options options, Events events);
+  AgentPool(const AgentPool&) = delete;
+  AgentPool& operator=(const AgentPool&) = delete;
+
+  /// Throws where a local one cannot be started; those before it run, until `drop_lifelines`.
+  void start(const std::vector<PlannedHost>& hosts);
+  void start_no_more() noexcept { over_ = true; }
+  /// Nothing has come from a host for longer than anything should take.
+  bool somebody_is_silent() const;
+  /// Ends the lifelines: agents, and what they own, end by themselves.
+  void drop_lifelines();
+  /// To all that have joined.
+  void broadcast(const Message& message);
+  /// Nothing of the job is left on any host, and nothing more comes: agents end, and a command in between that does not
+  /// is ended. The launchers of other nodes wait for `send_exit_status`.
+  void finish();
+  /// To the launchers of other nodes: how the job has ended.
+  void send_exit_status(int status);
+  /// All are told another start of ranks.
+  void begin_again();
+
+  /// In the order of the hosts.
+  const std::vector<std::unique_ptr<AgentHandle>>& members() const noexcept { return members_; }
+  bool all_joined() const;
+  bool all_started() const;
+  /// No ranks, nor what they have started, run on any host.
+  bool nothing_runs() const;
+  /// And all agents are there to start others.
+  bool can_go_on() const;
+  /// No agent's process is left, and nothing that it said is on its way.
+  bool all_ended() const;
+  /// The hosts whose ranks do not run yet: "a, b", and what is known of those whose agents have not come.
+  std::string missing() const;
+  /// What is known of a remote agent that has not come.
+  FailedStart failed_start(const AgentHandle& member) const;
+  /// Why a remote agent whose command has ended did not come.
+  std::string why_not(const AgentHandle& member) const;
+  /// For the agents that the job's owner has started: where to come, and the secret. The index is theirs to set.
+  Invitation invitation_for_owner() const;
+  /// Once all have come that say themselves where they are: those of one host beside each other.
+  void sort_by_host();
+  /// By hand: who is waited for, and what to type there; empty: nobody.
+  std::string invitation() const;
+  /// "ssh: exit code 255: Connection reset": of a remote agent whose command has ended.
+  std::string how_ended(const AgentHandle& member) const;
+  /// For another server of the job, at a port of the system's choice: where this one listens.
+  net::Endpoint open_endpoint() const;
+  /// Ends the lifeline and the command in between, which may be waiting for a host that is not there.
+  static void kill(AgentHandle& member);
+  /// The address of this host by which an agent has come; loopback for one that is here.
+  static net::Address own_address(const AgentHandle& member);
+  /// And the agent's.
+  static net::Address agent_address(const AgentHandle& member);
+
+ private:
+  void on_accepted(net::Acceptor::Accepted accepted);
+  /// Of one that has proved the secret.
+  void on_nonsense(const std::string& peer);
+  std::string names() const;
+  void start_local(AgentHandle& member);
+  void start_remote();
+  Result<void> start_remote(AgentHandle& member);
+  Invitation invitation_for(int index) const;
+  /// One whose command failed by bad luck. False: it did not, or no more are started.
+  bool start_again(AgentHandle& member);
+  void end_command(AgentHandle& member, int signal);
+  void on_process_ended(AgentHandle& member);
+  void on_hello(net::SecureConnection connection, const Hello& hello);
+  /// Of the launcher of another node: why it cannot be taken; empty: it can.
+  std::string objection(const Hello& hello) const;
+  std::string name_for(const Hello& hello, int index) const;
+
+  Loop& loop_;
+  const net::Secret& secret_;
+  const Options options_;
+  Events events_;
+  net::Endpoint here_;  ///< where it listens
+  std::optional<net::Acceptor> acceptor_;
+  Watch entrance_;
+  std::vector<std::unique_ptr<AgentHandle>> members_;
+  std::size_t next_remote_ = 0;  ///< in members_
+  std::size_t starting_ = 0;     ///< remote ones on their way
+  bool over_ = false;            ///< no more are started
+};
+
+}  // namespace cohort::launch
