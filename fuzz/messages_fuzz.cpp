@@ -59,9 +59,9 @@ struct Wire {
   bool has_room = true;
 };
 
-class TransportChannel final : public Path {
+class TransportChannel final : public Channel {
  public:
-  explicit TransportChannel(Wire& wire) : Path(kEager), wire_(wire) {}
+  explicit TransportChannel(Wire& wire) : Channel(kEager), wire_(wire) {}
   bool stirred() const noexcept override { return !wire_.headers.empty(); }
   bool peek(Arrival& arrival) noexcept override {
     if (wire_.headers.empty()) return false;
@@ -88,11 +88,11 @@ class TransportChannel final : public Path {
   Wire& wire_;
 };
 
-class Wires final : public Paths {
+class Wires final : public Channels {
  public:
-  Wires() : Paths(true) {}  // so there is no thread
+  Wires() : Channels(true) {}  // so there is no thread
   bool leads_to(int) const noexcept override { return true; }
-  std::unique_ptr<Path> open(int peer) override {
+  std::unique_ptr<Channel> open(int peer) override {
     return std::make_unique<TransportChannel>(wires[static_cast<std::size_t>(peer)]);
   }
   bool look() override { return false; }
