@@ -408,7 +408,7 @@ class Training(Case):
                 optimizer = torch.optim.SGD(table.parameters(), lr=0.5)
                 optimizer = hvd.DistributedOptimizer(optimizer, table.named_parameters(), sparse_as_dense=as_dense)
                 for step, kind in enumerate((first, "mixed", "mixed")):
-                    optimizer.zero_grad(), single.zero_grad()
+                    optimizer.zero_grad(set_to_none=True), single.zero_grad(set_to_none=True)
                     for rank in range(self.size):
                         sparse = kind == "sparse" or (kind == "mixed" and (rank + step) % 2 == 0)
                         loss = lambda t: t(torch.tensor([rank % 4])).sum() if sparse else (rank + 1) * t.weight.sum()  # noqa: E731

@@ -330,7 +330,9 @@ class Reducer:
             self._own_kinds[parameter] = 0
             return gradient.detach().to_sparse(kind) if kind else gradient
         self._own_kinds[parameter] = gradient.sparse_dim()
-        return gradient if kind else gradient.to_dense()
+        if gradient.sparse_dim() == kind:
+            return gradient
+        return gradient.to_dense().to_sparse(kind) if kind else gradient.to_dense()  # torch 1.13's zeroed ones have all dimensions
 
     def _output(self, parameter: Tensor, sent: Tensor) -> Optional[Tensor]:
         """Where the reduction of what is sent goes; None: it is reduced in place."""
