@@ -181,6 +181,7 @@ class Reducer {
   void raise_different(const Accumulation& reduced);
   void tell_of_rows();
   void sample_values();
+  std::size_t compared_bytes(std::size_t sample, std::size_t bytes) const;
   void compare_values();
 
   bool looks_at_averages() const;
@@ -211,8 +212,8 @@ class Reducer {
   std::int64_t shown_samples_ = 0;    // of what is reduced next
   bool told_of_rows_ = false;
   std::vector<int> sampled_;              // parameters of which values are compared in this step,
-  std::vector<std::uint64_t> pieces_;     // bytes of each, as many words for each, then how many these are,
-  std::optional<std::uint64_t> digest_;   // and the bytes' digest; of a step's first forward
+  std::vector<std::uint64_t> pieces_;     // some bytes of each, as many words for each, then how many it has,
+  std::optional<std::uint64_t> digest_;   // and the digest of these; of a step's first forward
   std::int64_t compare_values_from_ = 0;  // this step on; later where differences are of rounding alone
   bool in_backward_ = false;
   std::weak_ptr<void> pass_;          // the backward under way; expired while in_backward_: it failed

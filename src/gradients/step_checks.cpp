@@ -157,7 +157,7 @@ void Reducer::tell_of_rows() {
 }
 
 // What is read is the same on all ranks, since progress is. Passed over: values that the host cannot read, and those
-// that have another size than the parameter had (a module that was made half after it was wrapped).
+// that have another size than the parameter had, on all ranks (a module that was made half after it was wrapped).
 void Reducer::sample_values() {
   sampled_.clear();
   pieces_.clear();
@@ -171,21 +171,29 @@ void Reducer::sample_values() {
   pieces_.assign(sampled_.size() * kComparedWords, 0);
   for (std::size_t i = 0; i < sampled_.size(); ++i) {
     const std::size_t bytes = values[i].size();
-    const bool there = bytes == parameters_[static_cast<std::size_t>(sampled_[i])].bytes();
-    const std::size_t length = there ? std::min(bytes, kComparedBytes) : 0;
+    const std::size_t length = compared_bytes(i, bytes);
     const std::size_t pieces = (bytes + kComparedBytes - 1) / kComparedBytes;
     const std::size_t begin = pieces < 2 ? 0 : std::min(step / turns % pieces * kComparedBytes, bytes - kComparedBytes);
     if (length > 0) std::memcpy(&pieces_[i * kComparedWords], values[i].data() + begin, length);
-    pieces_.push_back(length);
+    pieces_.push_back(bytes);
   }
   for (const std::uint64_t word : pieces_) *digest_ = (std::rotl(*digest_, 5) ^ word) * 0x9E3779B97F4A7C15ULL;
 }
 
+/// Of a sampled parameter whose values have so many bytes.
+std::size_t Reducer::compared_bytes(std::size_t sample, std::size_t bytes) const {
+  const bool as_before = bytes == parameters_[static_cast<std::size_t>(sampled_[sample])].bytes();
+  return as_before ? std::min(bytes, kComparedBytes) : 0;
+}
+
 void Reducer::compare_values() {
   const auto rows = gather_rows(*ranks_, pieces_);
+  const auto bytes_of = [&](std::size_t rank, std::size_t i) {
+    return rows[rank][sampled_.size() * kComparedWords + i];
+  };
   const auto piece_of = [&](std::size_t rank, std::size_t i) {
     return std::span(reinterpret_cast<const std::byte*>(&rows[rank][i * kComparedWords]),
-                     rows[rank][sampled_.size() * kComparedWords + i]);
+                     compared_bytes(i, bytes_of(rank, i)));
   };
   std::size_t reference = 0;
   while (rows[reference].empty()) ++reference;
@@ -194,10 +202,10 @@ void Reducer::compare_values() {
   for (std::size_t rank = reference + 1; rank < rows.size(); ++rank) {
     for (std::size_t i = 0; i < sampled_.size() && !rows[rank].empty(); ++i) {
       const DType dtype = parameters_[static_cast<std::size_t>(sampled_[i])].dtype;
+      if (bytes_of(reference, i) == 0 || bytes_of(rank, i) == 0) continue;  // one of them cannot be read
       const auto one = piece_of(reference, i), other = piece_of(rank, i);
-      if (one.size() != other.size()) continue;  // one of them cannot be read
       rounded = rounded || !std::ranges::equal(one, other);
-      if (!differ_by_more_than_rounding(one, other, dtype)) continue;
+      if (bytes_of(reference, i) == bytes_of(rank, i) && !differ_by_more_than_rounding(one, other, dtype)) continue;
       autograd_.drop_all();
       if (tells) {
         log::warn("train",
