@@ -462,11 +462,11 @@ int processes_wanted(const RunChoices& choices) {
 
 /// Where this command is one of several launchers of one job.
 void set_nodes(launch::RunOptions& job, const RunChoices& choices) {
-  launch::NodeOptions wishes = choices.nodes;
+  launch::NodeOptions node_options = choices.nodes;
   const std::string secret_file = !choices.secret_file.empty() ? choices.secret_file : env::text(env::kSecretFile);
-  wishes.has_secret = !secret_file.empty();
-  wishes.has_hosts = names_hosts(choices);
-  job.node = value_or_throw(launch::choose_node(wishes, cluster::current_environment()));
+  node_options.has_secret = !secret_file.empty();
+  node_options.has_hosts = names_hosts(choices);
+  job.node = value_or_throw(launch::choose_node(node_options, cluster::current_environment()));
   if (!job.node || job.node->count == 1) return;
   if (job.owner_pid) {
     raise(

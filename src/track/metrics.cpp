@@ -194,7 +194,7 @@ struct Metrics::Impl {
   std::mutex join_mutex;
   std::thread thread;
 
-  Impl(RunRecord* where, const MetricsOptions& wishes) : record(where), options(wishes) {
+  Impl(RunRecord* where, const MetricsOptions& given) : record(where), options(given) {
     if (options.communicator && options.communicator.size() > 1) {
       shared = std::make_unique<SharedValues>(options.communicator);
     }

@@ -217,21 +217,21 @@ bool is_this_host(const std::string& name) {
   return !listed.empty() && std::all_of(listed.begin(), listed.end(), is_own);
 }
 
-Result<HostChoice> choose_hosts(const HostOptions& wishes, const Environment& environment) {
+Result<HostChoice> choose_hosts(const HostOptions& options, const Environment& environment) {
   using Starter = HostOptions::Starter;
-  if (!wishes.list.empty() && !wishes.file.empty())
+  if (!options.list.empty() && !options.file.empty())
     return fail(ErrorCode::InvalidArgument, "-H and --hostfile: one of them says which hosts there are");
   auto slurm = from_slurm(environment);
   if (!slurm) return tl::unexpected(slurm.error());
   HostChoice choice;
-  if (!wishes.servers.empty()) {
-    auto servers = hosts_of_servers(wishes.servers, *slurm);
+  if (!options.servers.empty()) {
+    auto servers = hosts_of_servers(options.servers, *slurm);
     if (!servers) return tl::unexpected(servers.error());
     choice.server_hosts = *std::move(servers);
   }
-  if (!wishes.list.empty() || !wishes.file.empty()) {
-    auto named = wishes.file.empty() ? from(cluster::parse_host_slots(wishes.list), "-H " + wishes.list)
-                                     : from_file(wishes.file);
+  if (!options.list.empty() || !options.file.empty()) {
+    auto named = options.file.empty() ? from(cluster::parse_host_slots(options.list), "-H " + options.list)
+                                      : from_file(options.file);
     if (!named) return tl::unexpected(named.error());
     choice.hosts = *std::move(named);
   } else {
@@ -241,32 +241,32 @@ Result<HostChoice> choose_hosts(const HostOptions& wishes, const Environment& en
       return fail(ErrorCode::InvalidArgument,
                   "--server-hosts {}: these are all nodes of the allocation, and none is "
                   "left for ranks -- name those of the ranks, too, by -H",
-                  wishes.servers);
+                  options.servers);
     }
     // A single node is used as any host is, with no limit but the cores.
     const bool here = slurm->hosts.size() == 1 && is_this_host(slurm->hosts.front().name);
-    if (here && wishes.per_node == 0) choice.hosts.clear();
+    if (here && options.per_node == 0) choice.hosts.clear();
   }
   if (choice.hosts.empty()) {
-    if (wishes.nodes > 1)
+    if (options.nodes > 1)
       return fail(ErrorCode::InvalidArgument, "--nodes {}: which? name them with -H a,b or --hostfile FILE",
-                  wishes.nodes);
-    if (wishes.per_node > 0) choice.hosts = {{sys::host_name(), wishes.per_node, true}};
+                  options.nodes);
+    if (options.per_node > 0) choice.hosts = {{sys::host_name(), options.per_node, true}};
     if (choice.server_hosts.empty()) return choice;
     for (HostSlots& host : choice.server_hosts) {
       if (is_this_host(host.name)) host.name = sys::host_name();  // which ranks are on, and under this name
     }
   }
-  mark_local(choice, wishes.starter);
-  const auto count = static_cast<std::size_t>(wishes.nodes);
+  mark_local(choice, options.starter);
+  const auto count = static_cast<std::size_t>(options.nodes);
   if (count > choice.hosts.size() && count > 1) {
     return fail(ErrorCode::InvalidArgument, "--nodes {}: there are only {} hosts", count, choice.hosts.size());
   }
   if (count > 0 && count < choice.hosts.size()) choice.hosts.resize(count);
-  if (wishes.per_node > 0) {
-    for (HostSlots& host : choice.hosts) host.slots = wishes.per_node;
+  if (options.per_node > 0) {
+    for (HostSlots& host : choice.hosts) host.slots = options.per_node;
   }
-  switch (wishes.starter) {
+  switch (options.starter) {
     case Starter::Auto:
       choice.method =
           !slurm->hosts.empty() && all_among(choice.hosts, slurm->hosts) && all_among(choice.server_hosts, slurm->hosts)

@@ -41,7 +41,7 @@ struct HostChoice {
 };
 
 /// Fails with InvalidArgument, or Io for the file.
-Result<HostChoice> choose_hosts(const HostOptions& wishes, const Environment& environment);
+Result<HostChoice> choose_hosts(const HostOptions& options, const Environment& environment);
 
 /// By name alone; a short name and a full one with the same first part are the same host.
 bool same_host(const std::string& a, const std::string& b);

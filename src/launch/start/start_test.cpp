@@ -230,14 +230,14 @@ std::string shown(const Result<HostChoice>& choice) {
   return text;
 }
 
-std::string chosen(const HostOptions& wishes, const std::vector<std::string>& environment = {}) {
-  return shown(choose_hosts(wishes, Environment(environment)));
+std::string chosen(const HostOptions& options, const std::vector<std::string>& environment = {}) {
+  return shown(choose_hosts(options, Environment(environment)));
 }
 
 HostOptions list(const std::string& text) {
-  HostOptions wishes;
-  wishes.list = text;
-  return wishes;
+  HostOptions options;
+  options.list = text;
+  return options;
 }
 
 TEST(Hosts, AListNamesHostsAndSlots) {
@@ -248,13 +248,13 @@ TEST(Hosts, AListNamesHostsAndSlots) {
 }
 
 TEST(Hosts, NodesAndPerNodeCutTheList) {
-  HostOptions wishes = list("a:4,b:4,c:4");
-  wishes.nodes = 2;
-  EXPECT_EQ(chosen(wishes), "ssh a:4 b:4");
-  wishes.per_node = 3;
-  EXPECT_EQ(chosen(wishes), "ssh a:3 b:3");
-  wishes.nodes = 4;
-  EXPECT_EQ(chosen(wishes), "--nodes 4: there are only 3 hosts");
+  HostOptions options = list("a:4,b:4,c:4");
+  options.nodes = 2;
+  EXPECT_EQ(chosen(options), "ssh a:4 b:4");
+  options.per_node = 3;
+  EXPECT_EQ(chosen(options), "ssh a:3 b:3");
+  options.nodes = 4;
+  EXPECT_EQ(chosen(options), "--nodes 4: there are only 3 hosts");
   HostOptions here;
   here.per_node = 3;
   EXPECT_EQ(chosen(here), "ssh " + sys::host_name() + ":3*");
@@ -273,9 +273,9 @@ TEST(Hosts, ThisHostByTwoNamesHasTheSlotsOfBoth) {
   EXPECT_EQ(choose_hosts(list("localhost:2,127.0.0.1:2"), Environment())->note,
             "localhost and 127.0.0.1 are both this host, which has 4 slots");
   EXPECT_EQ(choose_hosts(list("localhost:2,localhost:2"), Environment())->note, "");
-  HostOptions wishes = list("localhost:2,127.0.0.1:2,b");
-  wishes.per_node = 3;
-  EXPECT_EQ(chosen(wishes), "ssh localhost:3* b:3");
+  HostOptions options = list("localhost:2,127.0.0.1:2,b");
+  options.per_node = 3;
+  EXPECT_EQ(chosen(options), "ssh localhost:3* b:3");
 }
 
 TEST(Hosts, ThisHostIsKnownByAnyOfItsNames) {
@@ -295,9 +295,9 @@ TEST(Hosts, ThisHostIsKnownByAnyOfItsNames) {
 }
 
 TEST(Hosts, AllAreHereIfThatIsWanted) {
-  HostOptions wishes = list("x:1,y:2");
-  wishes.starter = HostOptions::Starter::Local;
-  EXPECT_EQ(chosen(wishes), "ssh x:1* y:2*");
+  HostOptions options = list("x:1,y:2");
+  options.starter = HostOptions::Starter::Local;
+  EXPECT_EQ(chosen(options), "ssh x:1* y:2*");
 }
 
 TEST(Hosts, AShortNameAndAFullOneAreTheSameHost) {
@@ -362,10 +362,10 @@ TEST(Hosts, AHeterogeneousJobHasTheNodesOfAllItsComponents) {
 }
 
 TEST(Hosts, ServersHaveHostsOfTheirOwn) {
-  const auto with_servers = [](HostOptions wishes, const std::string& servers,
+  const auto with_servers = [](HostOptions options, const std::string& servers,
                                std::vector<std::string> environment = {}) {
-    wishes.servers = servers;
-    const auto choice = choose_hosts(wishes, Environment(std::move(environment)));
+    options.servers = servers;
+    const auto choice = choose_hosts(options, Environment(std::move(environment)));
     std::string text = shown(choice);
     if (choice) {
       text += " |";
@@ -413,13 +413,13 @@ TEST(Hosts, ASingleNodeIsUsedAsAnyHost) {
 TEST(Hosts, AFileIsReadAndItsErrorsNameIt) {
   char folder[] = "/tmp/cohort-hosts-XXXXXX";
   ASSERT_NE(::mkdtemp(folder), nullptr);
-  HostOptions wishes;
-  wishes.file = std::string(folder) + "/hosts";
-  EXPECT_NE(chosen(wishes).find("No such file"), std::string::npos);
-  std::ofstream(wishes.file) << "# two\na slots=2\nb:3\n";
-  EXPECT_EQ(chosen(wishes), "ssh a:2 b:3");
-  std::ofstream(wishes.file) << "a slots=many\n";
-  EXPECT_NE(chosen(wishes).find(wishes.file), std::string::npos);
+  HostOptions options;
+  options.file = std::string(folder) + "/hosts";
+  EXPECT_NE(chosen(options).find("No such file"), std::string::npos);
+  std::ofstream(options.file) << "# two\na slots=2\nb:3\n";
+  EXPECT_EQ(chosen(options), "ssh a:2 b:3");
+  std::ofstream(options.file) << "a slots=many\n";
+  EXPECT_NE(chosen(options).find(options.file), std::string::npos);
   std::filesystem::remove_all(folder);
 }
 
