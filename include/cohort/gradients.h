@@ -57,7 +57,8 @@ struct DistributedDataParallelOptions {
   /// Each step compares some values of 8 parameters over the ranks, as they are at its first forward, all parameters in
   /// turn, in a message that is sent anyway. Replicas that have drifted apart by more than rounding (half of a type's
   /// digits) are a Mismatch on every rank, which names rank, parameter and value; differences of rounding are logged
-  /// once. Values in a GPU's memory are not checked. The same on all ranks.
+  /// once. Not checked: values in a GPU's memory, and those of a type that was changed after wrapping. The same on all
+  /// ranks.
   bool check_replicas = true;
   /// Is told of each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
   Observer* observer = nullptr;

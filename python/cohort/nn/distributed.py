@@ -189,9 +189,10 @@ class DistributedDataParallel(torch.nn.Module):
     samples             instead of a sampler: a function that is given forward's arguments and returns their number of
                         samples, `lambda x: len(x)`
     check_replicas      each step compares some values of 8 parameters over the ranks, as they are at its first
-                        forward, all parameters in turn, in a message that is sent anyway. Replicas that have drifted apart by more than rounding (half of a
-                        type's digits) are a Mismatch on every rank, which names rank, parameter and value; differences
-                        of rounding are logged once. Values in a GPU's memory are not checked. Default True
+                        forward, all parameters in turn, in a message that is sent anyway. Replicas that have
+                        drifted apart by more than rounding (half of a type's digits) are a Mismatch on every rank,
+                        which names rank, parameter and value; differences of rounding are logged once. Not checked:
+                        values in a GPU's memory, and those of a type that was changed after wrapping. Default True
     process_group       instead of comm: a group of torch.distributed, of the backend "cohort"
 
     Construction is collective. It checks that all ranks have the same model (names, shapes, types) and options, and

@@ -166,12 +166,4 @@ void weigh(std::span<const double> weights, Weighting& into) {
   }
 }
 
-std::vector<std::string> fold_targets() {
-  std::vector<std::string> names;
-  for (std::int64_t rest = hwy::SupportedTargets(); rest != 0; rest &= rest - 1) {  // the lowest bit is the best target
-    names.emplace_back(hwy::TargetName(rest & -rest));
-  }
-  return names;
-}
-
 }  // namespace cohort::comm

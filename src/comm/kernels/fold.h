@@ -21,7 +21,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 namespace cohort::comm {
@@ -57,15 +56,9 @@ void fold(const FoldJob& job);
 struct Weighting {
   std::vector<int> members;  ///< positions in `weights` of those that count, ascending
   std::vector<double> fractions;
-
-  /// FoldJob's, if its scales are the fractions: the plain average divides, the weighted one does not.
-  std::int64_t divisor() const noexcept { return fractions.empty() ? 0 : 1; }
 };
 Weighting weigh(std::span<const double> weights);
 /// The same without allocating, once `into` has had as many members.
 void weigh(std::span<const double> weights, Weighting& into);
-
-/// Names of the instruction sets that `fold` could use on this machine, the one it uses first.
-std::vector<std::string> fold_targets();
 
 }  // namespace cohort::comm

@@ -66,7 +66,7 @@ Factors factors_for(DType dtype, ReduceOp op, std::size_t ranks, std::size_t whi
     for (std::size_t k = 0; k < ranks; ++k) weights.push_back(static_cast<double>(32 - k % 5));
     const Weighting weighting = weigh(weights);
     factors.scales = weighting.fractions;  // none where there is but one
-    factors.divisor = weighting.divisor();
+    factors.divisor = weighting.fractions.empty() ? 0 : 1;
   } else if (which == 3) {
     factors.scales.assign(ranks, 1.0 / 3);
   }
