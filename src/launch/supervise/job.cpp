@@ -78,7 +78,7 @@ void Job::prepare() {
   agents.elsewhere = goes_elsewhere(setup_.plan);
   agents.host_timeout = options_.host_timeout;
   if (InputReader::may_be_given(0)) agents.input_fd = 0;
-  agents_.emplace(loop_, *secret_, agents, crew_events());
+  agents_.emplace(loop_, *secret_, agents, agent_events());
   const std::string id = random_hex(6);
   id_ = fmt::format("{}-{}", setup_.program.name, id);
   if (!settles_late()) shown_ranks(options_, setup_.plan);  // what is wrong with them is told before anything starts
@@ -210,7 +210,7 @@ void Job::start_trackers() {
   spared_.insert(spared_.end(), pids.begin(), pids.end());
 }
 
-AgentPool::Events Job::crew_events() {
+AgentPool::Events Job::agent_events() {
   AgentPool::Events events;
   events.on_joined = [this](AgentHandle& agent) {
     if (tracing_) tracing_->on_joined(agent);

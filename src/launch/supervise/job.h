@@ -52,7 +52,7 @@ class Job {
   void start_agents();
   /// Once there is a job.json, which tells them how the job goes on.
   void start_trackers();
-  AgentPool::Events crew_events();
+  AgentPool::Events agent_events();
   /// All agents are there: the plan is settled, and the first epoch can begin.
   void on_joined(AgentHandle& agent);
   /// Everybody has said how many ranks they want.
