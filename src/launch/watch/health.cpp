@@ -198,7 +198,7 @@ Health::Findings Health::judge(Clock::time_point now) {
   look_for_absent(now, findings);
   look_for_deadlock(findings);
   look_for_away(now, findings);
-  look_for_slow(findings);
+  look_for_slow(now, findings);
   return findings;
 }
 
@@ -371,7 +371,7 @@ void Health::warn(Findings& findings, WarningKind kind, int rank, std::string te
   findings.warnings.push_back(std::move(warning));
 }
 
-void Health::look_for_slow(Findings& findings) {
+void Health::look_for_slow(Clock::time_point now, Findings& findings) {
   std::vector<double> own;
   for (std::size_t i = 0; roles_.is_rank(static_cast<int>(i)); ++i) {
     const Rank& rank = ranks_[i];
@@ -385,11 +385,16 @@ void Health::look_for_slow(Findings& findings) {
     if (!std::exchange(rank.own_is_new, false)) continue;
     const bool slow = rank.own_seconds > limits_.slow_factor * median && rank.own_seconds > 1e-3;
     rank.slow_windows = slow ? rank.slow_windows + 1 : 0;
-    if (rank.slow_windows != limits_.slow_windows) continue;
+    if (rank.slow_windows <= 1) {
+      rank.slow_since = now;
+      rank.slow_told = false;
+    }
+    if (rank.slow_windows < limits_.slow_windows || now - rank.slow_since < limits_.slow_least) continue;
+    if (std::exchange(rank.slow_told, true)) continue;
     warn(findings, WarningKind::LateRank, static_cast<int>(i),
          fmt::format("{} is slow: {:.3g} ms of its own work per step over {} steps, where the median of the ranks is "
                      "{:.3g} ms; the others wait for it",
-                     name(static_cast<int>(i)), rank.own_seconds * 1e3, limits_.slow_windows * limits_.slow_steps,
+                     name(static_cast<int>(i)), rank.own_seconds * 1e3, rank.slow_windows * limits_.slow_steps,
                      median * 1e3));
   }
 }

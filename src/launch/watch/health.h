@@ -32,6 +32,7 @@ struct HealthLimits {
   std::chrono::seconds stall{1800};        ///< and ends the job; 0: never
   int slow_steps = 8;                      ///< of a window, and
   int slow_windows = 3;                    ///< so many, one after another, have to be slow for a rank to be named
+  std::chrono::seconds slow_least{3};      ///< and as long: others may have had its core for a moment
   double slow_factor = 1.5;                ///< over the median of the ranks
 };
 
@@ -90,7 +91,9 @@ class Health {
     std::uint64_t step_waited_ns = 0;
     double own_seconds = 0;   ///< per step, of its last whole window
     bool own_is_new = false;  ///< not judged yet
-    int slow_windows = 0;     ///< so far
+    int slow_windows = 0;     ///< so far,
+    Clock::time_point slow_since{};
+    bool slow_told = false;
   };
   /// Who keeps a rank waiting, in ranks of the world.
   struct Need {
@@ -108,7 +111,7 @@ class Health {
   void look_for_absent(Clock::time_point now, Findings& findings) const;
   void look_for_deadlock(Findings& findings);
   void look_for_away(Clock::time_point now, Findings& findings);
-  void look_for_slow(Findings& findings);
+  void look_for_slow(Clock::time_point now, Findings& findings);
   void warn(Findings& findings, WarningKind kind, int rank, std::string text) const;
   std::string name(int rank) const;
 

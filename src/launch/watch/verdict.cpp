@@ -3,9 +3,9 @@
 #include <cohort/exit_status.h>
 
 #include "base/parse.h"
+#include "base/signals.h"
 #include "launch/rank_report.h"
-#include "status/last_words.h"
-#include "sys/signals.h"
+#include "telemetry/last_words.h"
 
 #include <cxxabi.h>
 #include <fmt/format.h>
