@@ -6,8 +6,8 @@ include(CMakePackageConfigHelpers)
 
 get_property(components GLOBAL PROPERTY COHORT_COMPONENTS)
 set(core_components ${components})
-# launch/, doctor/, watch/ and the sinks of track/ are the command's; torch/ is the second target's.
-list(REMOVE_ITEM core_components cohort_launch cohort_doctor cohort_sinks cohort_watch cohort_torch)
+# launch/ and programs/ are the command's; torch/ is the second target's.
+list(REMOVE_ITEM core_components cohort_launch cohort_doctor cohort_export cohort_trace cohort_watch cohort_torch)
 
 # `cmake --build BUILD --target to_install` builds what is installed; without it, nothing is (and not the half of it).
 set(to_install ${core_components} cohort)
@@ -49,7 +49,7 @@ if(TARGET cohort_torch)
 endif()
 
 install(TARGETS cohort RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(FILES ${PROJECT_BINARY_DIR}/apps/cohort/cohort.bash RENAME cohort
+install(FILES ${PROJECT_BINARY_DIR}/programs/cohort/cohort.bash RENAME cohort
         DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/cohort)
 

@@ -1,12 +1,12 @@
 // Environments: "NAME=VALUE" lines. Whatever they hold, a rank is within its world, or the error says why not.
-#include "cluster/detect.h"
+#include "rendezvous/detect.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace cohort::cluster;
+  using namespace cohort::rendezvous;
   std::string_view text(reinterpret_cast<const char*>(data), size);
   Environment environment;
   while (!text.empty()) {

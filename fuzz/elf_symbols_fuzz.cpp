@@ -1,4 +1,4 @@
-#include "status/trace_text.h"
+#include "telemetry/trace_text.h"
 
 #include <cstdlib>
 #include <cstring>

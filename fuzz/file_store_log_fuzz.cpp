@@ -1,5 +1,5 @@
 // The log of a file store: another program's file, or one cut anywhere.
-#include "store/file_log.h"
+#include "net/file_log.h"
 
 #include <cstdlib>
 

@@ -1,6 +1,6 @@
 // Lists of hosts in every spelling. What parses is bounded, has no empty names, and says the same when written again.
 #include "base/parse.h"
-#include "cluster/host_list.h"
+#include "rendezvous/host_list.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace {
 
-using namespace cohort::cluster;
+using namespace cohort::rendezvous;
 
 // Longer lists are not read again: they take milliseconds and say nothing that short ones do not.
 constexpr std::size_t kReadAgain = 256;

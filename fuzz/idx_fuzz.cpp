@@ -1,4 +1,4 @@
-#include "formats/idx.h"
+#include "train/formats/idx.h"
 
 #include <cstdlib>
 

@@ -1,6 +1,6 @@
 // Addresses and init methods, as users write them. What parses has to be writable and parse to the same again.
-#include "cluster/init_method.h"
 #include "net/address.h"
+#include "rendezvous/init_method.h"
 
 #include <cstdint>
 #include <cstdlib>
@@ -12,10 +12,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto again = net::parse_address(net::to_string(*address));
     if (!again || !(*again == *address)) std::abort();
   }
-  if (const auto method = cluster::parse_init_method(text)) {
+  if (const auto method = rendezvous::parse_init_method(text)) {
     if (method->rank && *method->rank < 0) std::abort();
     if (method->world_size && *method->world_size < 1) std::abort();
-    if (method->kind == cluster::InitMethod::Kind::File && method->path.front() != '/') std::abort();
+    if (method->kind == rendezvous::InitMethod::Kind::File && method->path.front() != '/') std::abort();
   }
   return 0;
 }

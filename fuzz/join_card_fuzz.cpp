@@ -1,10 +1,10 @@
 // What ranks show each other when they meet.
-#include "meet/meeting.h"
+#include "rendezvous/meeting.h"
 
 #include <cstdlib>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace cohort::meet;
+  using namespace cohort::rendezvous;
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   if (const auto info = decode_member_info(bytes)) {
     if (encode(*info) != bytes || info->rank >= info->size) std::abort();

@@ -1,11 +1,11 @@
 // JSON of launchers: TF_CONFIG, SageMaker's resourceconfig.json. What parses gives a task a rank within its world.
-#include "cluster/json_variables.h"
+#include "rendezvous/json_variables.h"
 
 #include <cstdint>
 #include <cstdlib>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace cohort::cluster;
+  using namespace cohort::rendezvous;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   if (const auto config = parse_tf_config(text)) {
     const auto place = tf_place(*config);

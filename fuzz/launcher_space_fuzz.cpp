@@ -1,12 +1,12 @@
 // What comes from a launcher's meeting place: lines of PMI's protocol, and the offer that rank 0 left there.
-#include "meet/exchange.h"
-#include "meet/place.h"
+#include "rendezvous/exchange.h"
+#include "rendezvous/place.h"
 
 #include <cstdint>
 #include <cstdlib>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace cohort::meet;
+  using namespace cohort::rendezvous;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   if (const auto reply = parse_pmi_line(text)) {
     if (!reply->contains("cmd")) std::abort();

@@ -1,6 +1,6 @@
 // The digest stops nearly everything, so half of the inputs get a right one first.
-#include "formats/manifest.h"
-#include "formats/tensor.h"
+#include "train/formats/manifest.h"
+#include "train/formats/tensor.h"
 
 #include <nlohmann/json.hpp>
 

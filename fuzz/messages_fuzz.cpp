@@ -1,6 +1,6 @@
 // What a peer says of sends and receives: headers in any order, met by receives and sends of a rank. Whatever it says,
 // a receive that succeeds has what its sender gave, and nothing is left over when the world ends.
-#include "comm/messages/matcher.h"
+#include "comm/engine/matcher.h"
 
 #include <algorithm>
 #include <array>

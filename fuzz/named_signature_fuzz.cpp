@@ -1,5 +1,5 @@
 // What ranks tell each other of the operations that they ask for by name.
-#include "named/request.h"
+#include "train/named/request.h"
 
 #include <cstdlib>
 

@@ -1,6 +1,6 @@
 // The pickle machine over storages of 64 bytes. Every tensor that it lets through is read completely: a bound that it
 // missed shows under AddressSanitizer.
-#include "formats/pt.h"
+#include "train/formats/pt.h"
 
 #include <array>
 #include <cstdlib>

@@ -1,9 +1,9 @@
 // Run records, as `cohort plot` and `cohort export` read them: whatever the lines hold, each is an event or counted,
 // and a picture, a page of metrics and event records come out.
-#include "track/curves.h"
-#include "track/record.h"
-#include "track/sinks/prometheus.h"
-#include "track/sinks/tensorboard.h"
+#include "export/prometheus.h"
+#include "export/tensorboard.h"
+#include "telemetry/record.h"
+#include "train/track/curves.h"
 
 #include <algorithm>
 #include <cstdint>

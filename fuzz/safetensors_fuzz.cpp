@@ -1,5 +1,5 @@
 // What is accepted has to be the same after being written and read again.
-#include "formats/safetensors.h"
+#include "train/formats/safetensors.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,8 +1,8 @@
 // Short texts from many places: ranges of numbers, addresses, whole numbers, a line of /proc. What is taken says the
 // same when it is written again.
 #include "base/parse.h"
+#include "base/process.h"
 #include "net/address.h"
-#include "sys/process.h"
 
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // What a store's server and client read from each other. What decodes has to encode to the same bytes again.
-#include "store/protocol.h"
+#include "net/store_protocol.h"
 
 #include <cstdlib>
 

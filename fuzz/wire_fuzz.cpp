@@ -1,8 +1,8 @@
 // What ranks on other hosts say: where they are, what a connection is for, and its frames.
-#include "cluster/identity.h"
-#include "ext/mpi/endpoint.h"
+#include "comm/transport/mpi/endpoint.h"
+#include "comm/transport/tcp/link.h"
 #include "net/interfaces.h"
-#include "transport/tcp/link.h"
+#include "rendezvous/identity.h"
 
 #include <sys/socket.h>
 
@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (head->from < 0 || head->from >= 4 || head->offset > head->total) std::abort();
   }
   (void)net::parse_networks(bytes);
-  (void)cluster::divide_into_hosts(bytes, 4);
+  (void)rendezvous::divide_into_hosts(bytes, 4);
 
   // Where every frame has a tag, nothing is delivered of somebody who does not know the key.
   for (const tcp::Protection protection : {tcp::Protection::Least, tcp::Protection::Authenticated}) {

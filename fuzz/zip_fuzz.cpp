@@ -1,7 +1,7 @@
 // Archives: entries have to lie within the bytes, and a whole .pt must not crash.
-#include "formats/pt.h"
-#include "formats/weights.h"
-#include "formats/zip.h"
+#include "train/formats/pt.h"
+#include "train/formats/weights.h"
+#include "train/formats/zip.h"
 
 #include <cstdlib>
 

@@ -4,10 +4,10 @@
 #include "errors.h"
 #include "formats.h"
 
-#include "checkpoint/background.h"
-#include "checkpoint/checkpoint.h"
-#include "formats/checkpoint_folder.h"
-#include "status/status_page.h"
+#include "telemetry/status_page.h"
+#include "train/checkpoint/background.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/formats/checkpoint_folder.h"
 
 #include <cohort/checkpoint_follower.h>
 

@@ -1,6 +1,6 @@
 #include "errors.h"
 
-#include "status/status_page.h"
+#include "telemetry/status_page.h"
 
 #include <exception>
 

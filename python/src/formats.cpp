@@ -3,9 +3,9 @@
 #include "bindings.h"
 #include "errors.h"
 
-#include "formats/pt.h"
-#include "formats/safetensors.h"
-#include "formats/weights.h"
+#include "train/formats/pt.h"
+#include "train/formats/safetensors.h"
+#include "train/formats/weights.h"
 
 #include <pybind11/stl.h>
 

@@ -4,8 +4,8 @@
 
 #include "arrays.h"
 
-#include "formats/tensor.h"
-#include "sys/files.h"
+#include "base/files.h"
+#include "train/formats/tensor.h"
 
 #include <map>
 #include <memory>

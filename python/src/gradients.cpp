@@ -3,9 +3,9 @@
 #include "array_types.h"
 #include "bindings.h"
 #include "errors.h"
-#include "gradients/reducer.h"
-#include "gradients/same_model.h"
-#include "gradients/same_parameters.h"
+#include "train/gradients/reducer.h"
+#include "train/gradients/same_model.h"
+#include "train/gradients/same_parameters.h"
 
 #include <pybind11/stl.h>
 

@@ -2,7 +2,7 @@
 // cannot read its folder, and what they return; where servers listen; functions that a coordinator schedules.
 #include "bindings.h"
 
-#include "store/store.h"
+#include "net/store.h"
 
 #include <pybind11/stl.h>
 

@@ -7,8 +7,8 @@
 #include "named.h"
 
 #include "base/env.h"
-#include "cluster/detect.h"
 #include "net/interfaces.h"
+#include "rendezvous/detect.h"
 
 #include <cohort/join.h>
 
@@ -90,7 +90,7 @@ std::string rendezvous_method(int rank, int world_size) {
 
 /// False where nothing in the environment says which of how many this process is. What is wrong is for `join` to say.
 bool has_launcher() {
-  const auto said = cluster::detect(cluster::current_environment());
+  const auto said = rendezvous::detect(rendezvous::current_environment());
   return !said || !said->launcher.empty() || said->alone || env::get(env::kInit);
 }
 

@@ -6,7 +6,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "member.h"
-#include "named/engine.h"
+#include "train/named/engine.h"
 #include "unfinished.h"
 #include "waiting.h"
 

@@ -5,7 +5,7 @@
 #include "named.h"
 #include "named_records.h"
 
-#include "sys/thread.h"
+#include "base/thread.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,7 +1,7 @@
 // Results of operations by name in a GPU's memory, and what a program may ask of GPUs.
 #include "errors.h"
 #include "named.h"
-#include "named/gpu.h"
+#include "train/named/gpu.h"
 
 #include <pybind11/stl.h>
 

@@ -2,8 +2,8 @@
 // written, and fetched by its thread. Any thread may call.
 #pragma once
 
-#include "named/handle.h"
-#include "named/request.h"
+#include "train/named/handle.h"
+#include "train/named/request.h"
 
 #include <chrono>
 #include <string>

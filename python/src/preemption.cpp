@@ -3,8 +3,8 @@
 #include "bindings.h"
 #include "errors.h"
 
-#include "status/status_page.h"
-#include "sys/signals.h"
+#include "base/signals.h"
+#include "telemetry/status_page.h"
 
 #include <cohort/preemption.h>
 

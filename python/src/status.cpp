@@ -2,9 +2,9 @@
 #include "bindings.h"
 #include "errors.h"
 
-#include "status/last_words.h"
-#include "status/status_page.h"
-#include "status/timeline.h"
+#include "telemetry/last_words.h"
+#include "telemetry/status_page.h"
+#include "telemetry/timeline.h"
 
 #include <chrono>
 #include <string>

@@ -2,7 +2,7 @@
 // KeyboardInterrupt ends it. Also tells a forked child from its parent. Call with the GIL held unless said otherwise.
 #pragma once
 
-#include "sys/thread.h"
+#include "base/thread.h"
 
 #include <pybind11/pybind11.h>
 

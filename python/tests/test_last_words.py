@@ -16,7 +16,7 @@ STACKS = 48 << 10
 
 
 class Page:
-    """As src/status/status_page.h has it."""
+    """As src/telemetry/status_page.h has it."""
 
     def __init__(self):
         self.fd = os.memfd_create("cohort-status", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -5,11 +5,11 @@
 
 #include <cohort/role.h>
 
+#include "base/process.h"
 #include "base/result.h"
 #include "launch/loop.h"
 #include "launch/rank_report.h"
 #include "net/secure_connection.h"
-#include "sys/process.h"
 
 #include <chrono>
 #include <cstddef>

@@ -5,7 +5,7 @@
 #include <cohort/role.h>
 
 #include "base/env.h"
-#include "sys/process.h"
+#include "base/process.h"
 
 #include <chrono>
 #include <functional>

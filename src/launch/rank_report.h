@@ -3,7 +3,7 @@
 #pragma once
 
 #include "launch/processes.h"
-#include "status/status_page.h"
+#include "telemetry/status_page.h"
 
 #include <cstdint>
 #include <string>

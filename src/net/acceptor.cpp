@@ -2,9 +2,9 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "base/unique_fd.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
-#include "sys/unique_fd.h"
 
 #include <arpa/inet.h>
 #include <linux/filter.h>

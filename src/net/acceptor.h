@@ -1,9 +1,9 @@
 // Who is let in at a listener: connections that have proved the job's secret, and what those cost that have not.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "net/secure_connection.h"
 #include "net/tls.h"
-#include "sys/unique_fd.h"
 
 #include <algorithm>
 #include <array>

@@ -1,14 +1,14 @@
 #include "net/http.h"
 
+#include "base/files.h"
+#include "base/hardware.h"
 #include "base/parse.h"
+#include "base/thread.h"
+#include "base/unique_fd.h"
 #include "net/address.h"
 #include "net/mac.h"
 #include "net/secret.h"
 #include "net/socket.h"
-#include "sys/files.h"
-#include "sys/hardware.h"
-#include "sys/thread.h"
-#include "sys/unique_fd.h"
 
 #include <fmt/format.h>
 

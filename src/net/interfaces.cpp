@@ -2,8 +2,8 @@
 
 #include "base/env.h"
 #include "base/parse.h"
+#include "base/unique_fd.h"
 #include "net/socket.h"
-#include "sys/unique_fd.h"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>

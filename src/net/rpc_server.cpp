@@ -1,11 +1,11 @@
+#include "base/hardware.h"
 #include "base/log.h"
 #include "base/records.h"
+#include "base/thread.h"
 #include "net/acceptor.h"
 #include "net/rpc.h"
 #include "net/shared_calls.h"
 #include "net/socket.h"
-#include "sys/hardware.h"
-#include "sys/thread.h"
 
 #include <asio/executor_work_guard.hpp>
 #include <asio/io_context.hpp>

@@ -1,7 +1,7 @@
 #include "net/secret.h"
 
-#include "sys/files.h"
-#include "sys/memory.h"
+#include "base/files.h"
+#include "base/memory.h"
 
 #include <fcntl.h>
 #include <openssl/crypto.h>

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "sys/unique_fd.h"
+#include "base/unique_fd.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,8 @@
 #include "net/secure_connection.h"
 
+#include "base/unique_fd.h"
 #include "net/socket.h"
 #include "net/tls.h"
-#include "sys/unique_fd.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

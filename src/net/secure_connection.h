@@ -5,10 +5,10 @@
 #pragma once
 
 #include "base/result.h"
+#include "base/unique_fd.h"
 #include "net/address.h"
 #include "net/secret.h"
 #include "net/tls.h"
-#include "sys/unique_fd.h"
 
 #include <array>
 #include <cstddef>

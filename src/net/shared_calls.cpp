@@ -1,6 +1,6 @@
 #include "net/shared_calls.h"
 
-#include "sys/thread.h"
+#include "base/thread.h"
 
 #include <algorithm>
 #include <atomic>

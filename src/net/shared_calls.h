@@ -6,10 +6,10 @@
 // two keep besides, which also says when one of them has gone. One thread at a time, where nothing else is said.
 #pragma once
 
+#include "base/memory.h"
 #include "base/records.h"
 #include "base/result.h"
-#include "sys/memory.h"
-#include "sys/unique_fd.h"
+#include "base/unique_fd.h"
 
 #include <algorithm>
 #include <array>

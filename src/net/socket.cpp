@@ -1,8 +1,8 @@
 #include "net/socket.h"
 
 #include "base/parse.h"
+#include "base/thread.h"
 #include "net/address.h"
-#include "sys/thread.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "base/result.h"
+#include "base/unique_fd.h"
 #include "net/address.h"
-#include "sys/unique_fd.h"
 
 #include <sys/socket.h>
 #include <sys/types.h>

@@ -1,13 +1,13 @@
+#include "base/files.h"
 #include "base/log.h"
 #include "base/result.h"
-#include "cluster/identity.h"
-#include "formats/checkpoint_folder.h"
+#include "base/thread.h"
 #include "ps/client_impl.h"
 #include "ps/optimizer.h"
 #include "ps/server_map.h"
 #include "ps/snapshot.h"
-#include "sys/files.h"
-#include "sys/thread.h"
+#include "rendezvous/identity.h"
+#include "train/formats/checkpoint_folder.h"
 
 #include <cohort/ps.h>
 #include <cohort/role.h>
@@ -151,7 +151,7 @@ Client Client::connect(ClientOptions options) {
   hello.nonce = std::uint64_t{random()} << 32 | random();
   hello.placement = impl->placement.version();
   hello.servers = options.servers;
-  hello.host = cluster::host_identity().name;
+  hello.host = rendezvous::host_identity().name;
   for (const std::string& endpoint : options.servers) {
     (void)value_or_throw(place_of(endpoint, options.secret_file));
     impl->links.emplace_back(hello, options.secret_file, options.timeout);

@@ -1,10 +1,10 @@
 #include "ps/follower.h"
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "net/rpc.h"
 #include "net/socket.h"
 #include "ps/journal.h"
-#include "sys/thread.h"
 
 #include <algorithm>
 #include <optional>

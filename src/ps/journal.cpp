@@ -1,9 +1,9 @@
 #include "ps/journal.h"
 
+#include "base/files.h"
 #include "base/log.h"
-#include "store/file_log.h"
-#include "sys/files.h"
-#include "sys/thread.h"
+#include "base/thread.h"
+#include "net/file_log.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

@@ -6,8 +6,8 @@
 // A command as bytes, framed as the records of a file store: in journals, and on the way to a backup. Pure; any thread.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "ps/state.h"
-#include "sys/unique_fd.h"
 
 #include <cstddef>
 #include <cstdint>

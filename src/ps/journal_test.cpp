@@ -2,14 +2,14 @@
 // was appended.
 
 #include "ps/journal.h"
+#include "base/files.h"
+#include "base/unique_fd.h"
 #include "net/rpc.h"
+#include "net/served_store.h"
 #include "ps/membership.h"
 #include "ps/replication.h"
 #include "ps/server_map.h"
 #include "ps/testing.h"
-#include "store/served_store.h"
-#include "sys/files.h"
-#include "sys/unique_fd.h"
 
 #include <cohort/ps.h>
 

@@ -2,10 +2,10 @@
 
 #include "base/env.h"
 #include "base/log.h"
-#include "cluster/identity.h"
-#include "meet/place.h"
 #include "net/socket.h"
 #include "ps/server_map.h"
+#include "rendezvous/identity.h"
+#include "rendezvous/place.h"
 
 #include <algorithm>
 #include <optional>
@@ -108,7 +108,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
 void Route::demand_that_it_runs(const std::string& endpoint) const {
   std::optional<std::string> how;
   try {
-    how = meet::how_server_ended(static_cast<int>(rows_), endpoint);
+    how = rendezvous::how_server_ended(static_cast<int>(rows_), endpoint);
   } catch (const Error& error) {
     log::debug("ps", "the job's store: {}", error.what());
   }
@@ -138,7 +138,7 @@ Route::Met Route::greet(const net::RpcPlace& at, const Hello& hello, net::Deadli
 void Route::share_memory(Met& met, net::RpcPlace place, const Hello& hello, net::Deadline deadline) const {
   const auto none = [this](std::string_view why) { log::debug("ps", "server {}: no shared memory: {}", rows_, why); };
   try {
-    const std::string host = cluster::host_identity().id;
+    const std::string host = rendezvous::host_identity().id;
     auto shared = met.rpc->share_memory(host, deadline);
     if (shared && *shared) {
       place.endpoints = {**shared};

@@ -2,9 +2,9 @@
 
 #include "base/env.h"
 #include "base/log.h"
-#include "cluster/identity.h"
-#include "store/store.h"
-#include "sys/thread.h"
+#include "base/thread.h"
+#include "net/store.h"
+#include "rendezvous/identity.h"
 
 #include <random>
 #include <utility>
@@ -31,7 +31,7 @@ Membership::Membership(Options options)
     : options_(std::move(options)),
       key_(key_of_job()),
       self_{options_.number, new_life()},
-      member_{self_.life, options_.endpoint, cluster::host_identity().id},
+      member_{self_.life, options_.endpoint, rendezvous::host_identity().id},
       store_(store::connect_job_store(net::deadline_in(std::chrono::seconds(30)))) {
   const auto entered = value_or_throw(
       change([this](ServerMap& map) { return enter(map, options_.servers, self_.server, member_, options_.replicas); },

@@ -5,8 +5,8 @@
 
 #include "base/result.h"
 #include "net/address.h"
+#include "net/store.h"
 #include "ps/server_map.h"
-#include "store/store.h"
 
 #include <condition_variable>
 #include <cstdint>

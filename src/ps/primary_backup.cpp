@@ -2,11 +2,11 @@
 // Of a Primary: workers that are lost.
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "net/socket.h"
 #include "ps/journal.h"
 #include "ps/primary.h"
 #include "ps/server_map.h"
-#include "sys/thread.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,17 +1,17 @@
 #include "base/env.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/result.h"
-#include "cluster/identity.h"
-#include "meet/place.h"
+#include "base/thread.h"
 #include "net/rpc.h"
 #include "ps/follower.h"
 #include "ps/journal.h"
 #include "ps/membership.h"
 #include "ps/primary.h"
 #include "ps/server_map.h"
-#include "status/last_words.h"
-#include "sys/memory.h"
-#include "sys/thread.h"
+#include "rendezvous/identity.h"
+#include "rendezvous/place.h"
+#include "telemetry/last_words.h"
 
 #include <cohort/ps.h>
 #include <cohort/role.h>
@@ -131,7 +131,7 @@ class Server::Impl final : RpcServer::Service {
             .secret = place.secret,
             .secure = place.secure,
             .shared_memory = options.shared_memory,
-            .host = cluster::host_identity().id};
+            .host = rendezvous::host_identity().id};
   }
 
   std::optional<Journal> remember(const ServerOptions& options, bool begins_anew) {
@@ -424,8 +424,8 @@ std::unique_ptr<Server> Server::of_job(ServerOptions options) {
   }
   status::show_lines_at_once();
   std::unique_ptr<Server> server;
-  const auto listed = meet::listed_servers();
-  if (auto earlier = meet::earlier_server_address()) {
+  const auto listed = rendezvous::listed_servers();
+  if (auto earlier = rendezvous::earlier_server_address()) {
     options.endpoint = *std::move(earlier);
     server = start_again(options);
   } else {

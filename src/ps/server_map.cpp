@@ -2,10 +2,10 @@
 
 #include "base/env.h"
 #include "base/result.h"
-#include "cluster/detect.h"
-#include "meet/plan.h"
 #include "net/interfaces.h"
 #include "ps/protocol.h"
+#include "rendezvous/detect.h"
+#include "rendezvous/join_plan.h"
 
 #include <algorithm>
 
@@ -52,7 +52,7 @@ Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& s
   if (place.endpoints.front().is_unix()) return place;
   JoinOptions options;
   options.secret_file = secret_file;
-  auto secret = meet::find_secret(options, cluster::current_environment(), meet::JoinPlan::Place::Rank0);
+  auto secret = rendezvous::find_secret(options, rendezvous::current_environment(), rendezvous::JoinPlan::Place::Rank0);
   if (!secret) return tl::unexpected(secret.error());
   const auto trusted = env::flag(env::kTrustNetwork);
   if (!trusted) return tl::unexpected(trusted.error());
@@ -69,7 +69,7 @@ Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& s
         "COHORT_SECRET_FILE; or, if everybody on that network may come, COHORT_TRUST_NETWORK=1 says so",
         endpoint);
   }
-  place.secret = *secret ? **secret : meet::secret_of_trusted_network();
+  place.secret = *secret ? **secret : rendezvous::secret_of_trusted_network();
   return place;
 }
 

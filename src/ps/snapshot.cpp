@@ -1,8 +1,8 @@
 #include "ps/snapshot.h"
 
-#include "formats/checkpoint_folder.h"
+#include "base/files.h"
 #include "ps/optimizer.h"
-#include "sys/files.h"
+#include "train/formats/checkpoint_folder.h"
 
 #include <algorithm>
 #include <cstring>

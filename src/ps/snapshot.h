@@ -2,8 +2,8 @@
 // counters of keys that are not admitted yet. Another number of servers reads all files, and takes what is its own.
 #pragma once
 
-#include "formats/manifest.h"
 #include "ps/state.h"
+#include "train/formats/manifest.h"
 
 #include <functional>
 #include <string>

@@ -2,13 +2,13 @@
 
 #include "base/log.h"
 #include "base/result.h"
-#include "checkpoint/background.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/exchange.h"
-#include "formats/safetensors.h"
-#include "status/status_page.h"
+#include "telemetry/status_page.h"
 #include "torch/checkpoint_optimizer.h"
 #include "torch/checkpoint_tensors.h"
+#include "train/checkpoint/background.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/exchange.h"
+#include "train/formats/safetensors.h"
 
 #include <functional>
 #include <mutex>

@@ -3,8 +3,8 @@
 // (checkpoint_optimizer.cpp).
 #pragma once
 
-#include "formats/tensor.h"
 #include "torch/checkpoint_tensors.h"
+#include "train/formats/tensor.h"
 
 #include <cohort/torch/torch_api.h>
 

@@ -2,9 +2,9 @@
 
 #include "base/log.h"
 #include "base/result.h"
-#include "formats/pt.h"
-#include "formats/safetensors.h"
-#include "formats/weights.h"
+#include "train/formats/pt.h"
+#include "train/formats/safetensors.h"
+#include "train/formats/weights.h"
 
 #include <cstring>
 #include <optional>

@@ -2,7 +2,7 @@
 // copies.
 #pragma once
 
-#include "formats/tensor.h"
+#include "train/formats/tensor.h"
 
 #include <cohort/torch/checkpoint.h>
 

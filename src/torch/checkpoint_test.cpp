@@ -1,6 +1,6 @@
 #include <cohort/torch/checkpoint.h>
 
-#include "formats/testing.h"
+#include "train/formats/testing.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>

@@ -1,7 +1,7 @@
 #include <cohort/torch/finite.h>
 
 #include "base/result.h"
-#include "gradients/non_finite.h"
+#include "train/gradients/non_finite.h"
 
 #include <cohort/torch/tensor.h>
 

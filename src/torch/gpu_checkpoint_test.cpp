@@ -1,7 +1,7 @@
 // Checkpoints of modules on "cuda", whose tensors pretend (fake/cuda_tensors.cpp, which is preloaded).
 #include <cohort/torch/checkpoint.h>
 
-#include "formats/testing.h"
+#include "train/formats/testing.h"
 
 #include <cohort/communicator.h>
 

@@ -2,7 +2,7 @@
 
 #include <cohort/torch/tensor.h>
 
-#include "formats/idx.h"
+#include "train/formats/idx.h"
 
 #include <cstring>
 

@@ -1,7 +1,7 @@
 #include <cohort/torch/metrics.h>
 
 #include "base/result.h"
-#include "checkpoint/exchange.h"
+#include "train/checkpoint/exchange.h"
 
 #include <fmt/ranges.h>
 

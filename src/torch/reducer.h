@@ -1,4 +1,4 @@
-// Autograd's side of a gradient's way (gradients/reducer.h): hooks of libtorch that tell the core when a backward
+// Autograd's side of a gradient's way (train/gradients/reducer.h): hooks of libtorch that tell the core when a backward
 // begins, brings a gradient and ends, and gradients as tensors over their places in the buckets. One thread at a time
 // per rank calls it; autograd calls its hooks on that one, or, for a GPU's gradients, on one that that one waits for.
 #pragma once
@@ -6,7 +6,7 @@
 #include <cohort/torch/nn.h>
 #include <cohort/torch/same_parameters.h>
 
-#include "gradients/reducer.h"
+#include "train/gradients/reducer.h"
 
 #include <map>
 #include <memory>

@@ -1,8 +1,8 @@
 #include <cohort/torch/same_parameters.h>
 
 #include "base/result.h"
-#include "gradients/same_parameters.h"
 #include "torch/reducer.h"
+#include "train/gradients/same_parameters.h"
 
 #include <string>
 

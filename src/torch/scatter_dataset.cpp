@@ -1,7 +1,7 @@
 // Which samples of a data set a rank gets for good, and the way there of those that only the root has.
 #include "base/codec.h"
 #include "base/result.h"
-#include "checkpoint/exchange.h"
+#include "train/checkpoint/exchange.h"
 
 #include <cohort/torch/data.h>
 

@@ -1,7 +1,7 @@
 // The example as a user runs it: alone and under `cohort run`, on the shipped digits and on files of MNIST's kind.
-#include "formats/idx.h"
-#include "sys/files.h"
-#include "track/record.h"
+#include "base/files.h"
+#include "telemetry/record.h"
+#include "train/formats/idx.h"
 
 #include <cohort/preemption.h>
 

@@ -2,8 +2,8 @@
 // environment. One Job per command; the destructor kills whatever a failed test has left.
 #pragma once
 
-#include "sys/process.h"
-#include "sys/unique_fd.h"
+#include "base/process.h"
+#include "base/unique_fd.h"
 
 #include <chrono>
 #include <functional>

@@ -1,7 +1,7 @@
 // What a job sees and shows: environment, output, input, exit statuses, messages.
+#include "base/hardware.h"
 #include "base/sanitized.h"
 #include "launch_harness.h"
-#include "sys/hardware.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 // Tasks of Slurm on several nodes where it has set up no PMI: they meet through MUNGE, by a daemon of the test's own.
 #include "child.h"
-#include "cluster/detect.h"
-#include "meet/exchange.h"
 #include "net/socket.h"
+#include "rendezvous/detect.h"
+#include "rendezvous/exchange.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -130,9 +130,9 @@ TEST_F(ThroughMunge, AnotherUserIsNotTold) {
 TEST_F(ThroughMunge, PortsOfOthersCostTimeAndNoMore) {
   // Two of the job's ports belong to somebody who takes connections and says nothing.
   const Environment own = variables(0, 3, "6");
-  const auto said = cluster::detect(cluster::Environment(own.begin(), own.end()));
+  const auto said = rendezvous::detect(rendezvous::Environment(own.begin(), own.end()));
   ASSERT_TRUE(said) << said.error().what();
-  const auto ports = meet::munge_ports(said->job);
+  const auto ports = rendezvous::munge_ports(said->job);
   std::vector<sys::UniqueFd> strangers;
   for (std::size_t i = 0; i < 2; ++i) {
     auto stranger = net::listen_on({{"127.0.0.1", ports[i]}, {}});
@@ -145,13 +145,13 @@ TEST_F(ThroughMunge, PortsOfOthersCostTimeAndNoMore) {
 
 TEST_F(ThroughMunge, ThoseWhoSayNothingHoldUpNobody) {
   const Environment own = variables(0, 3, "7");
-  const auto said = cluster::detect(cluster::Environment(own.begin(), own.end()));
+  const auto said = rendezvous::detect(rendezvous::Environment(own.begin(), own.end()));
   ASSERT_TRUE(said) << said.error().what();
   Child first = task(0, 3, "7", {"join_timeout_ms=60000"});
   std::vector<sys::UniqueFd> crowd;
   const auto limit = net::deadline_in(std::chrono::seconds(30));
   while (crowd.size() < 200 && !net::passed(limit)) {
-    for (const std::uint16_t port : meet::munge_ports(said->job)) {
+    for (const std::uint16_t port : rendezvous::munge_ports(said->job)) {
       auto socket = net::connect_once({{"127.0.0.1", port}, {}}, limit);
       if (!socket) continue;
       // Some of them begin to say something.

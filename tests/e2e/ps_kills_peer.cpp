@@ -4,9 +4,9 @@
 // after every hundredth push, at random. Worker 0 kills servers meanwhile, KILLS times, each once `cohort run` has
 // started the one before again; with replicas once all rows have a backup again. At the end each says what is counted.
 #include "net/address.h"
+#include "net/store.h"
 #include "ps/server_map.h"
 #include "ps/testing_counters.h"
-#include "store/store.h"
 
 #include <cohort/error.h>
 #include <cohort/ps.h>

@@ -5,7 +5,7 @@
 #include <cohort/join.h>
 #include <cohort/track.h>
 
-#include "status/status_page.h"
+#include "telemetry/status_page.h"
 
 #include <array>
 #include <chrono>

@@ -7,9 +7,9 @@
 //
 // It leaves in FOLDER pid.RANK ("pid store steps", written when it has joined) and struck.RANK (the monotonic clock's
 // nanoseconds when the fault came).
-#include "comm/cuda/chunking.h"
-#include "comm/cuda/driver.h"
-#include "sys/files.h"
+#include "base/files.h"
+#include "comm/gpu/chunking.h"
+#include "comm/gpu/driver.h"
 
 #include <cohort/cohort.h>
 

@@ -10,12 +10,12 @@
 //
 // FOLDER is per host where PLACE is "local" or "copies", which has every file on both: even ranks have FOLDER/0, odd
 // ones FOLDER/1. "copies-0" and "copies-1" load from one of them alone.
-#include "checkpoint/background.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/exchange.h"
 #include "disk_fault.h"
-#include "formats/safetensors.h"
-#include "formats/tensor.h"
+#include "train/checkpoint/background.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/exchange.h"
+#include "train/formats/safetensors.h"
+#include "train/formats/tensor.h"
 
 #include <cohort/cohort.h>
 

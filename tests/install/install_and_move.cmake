@@ -4,13 +4,13 @@ get_filename_component(source ${CMAKE_CURRENT_LIST_DIR}/../.. ABSOLUTE)
 execute_process(COMMAND ${source}/tools/install --build ${BUILD_DIR} --prefix ${PREFIX}.first COMMAND_ERROR_IS_FATAL ANY)
 
 # A build that lacks something installs nothing.
-set(library ${BUILD_DIR}/src/named/libcohort_named.a)
+set(library ${BUILD_DIR}/src/train/libcohort_train.a)
 file(RENAME ${library} ${library}.aside)
 execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${PREFIX}.half
                 ERROR_VARIABLE refused RESULT_VARIABLE status OUTPUT_QUIET)
 file(RENAME ${library}.aside ${library})
 string(REGEX REPLACE "[ \n]+" " " refused "${refused}")  # CMake breaks lines where the build folder's name lets it.
-if(status EQUAL 0 OR NOT refused MATCHES "libcohort_named.a is not built yet: tools/install" OR EXISTS ${PREFIX}.half)
+if(status EQUAL 0 OR NOT refused MATCHES "libcohort_train.a is not built yet: tools/install" OR EXISTS ${PREFIX}.half)
   message(SEND_ERROR "a half build was installed, or not refused with a word: ${refused}")
 endif()
 

@@ -2,13 +2,13 @@
 // store in a temporary folder and runs a body; the parent collects how they ended and leaves nothing behind.
 #pragma once
 
-#include "comm/communicator_impl.h"
+#include "comm/api/communicator_impl.h"
 #include "comm/hosts/layout.h"
 #include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
-#include "store/store.h"
+#include "net/store.h"
 
 #include <fcntl.h>
 #include <poll.h>

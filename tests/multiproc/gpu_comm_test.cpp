@@ -1,6 +1,6 @@
 // Collectives of GPU memory between processes, over the fake NCCL: a rank that is killed in the midst of one is
 // named within a second, likewise without NCCL, and ranks whose NCCL is not the others' go by staging together.
-#include "comm/cuda/chunking.h"
+#include "comm/gpu/chunking.h"
 #include "comm/testing/gpus.h"
 #include "comm_processes.h"
 

@@ -8,9 +8,9 @@
 //   calls           what a small sum takes of the host's time, where the host waits and where a stream does
 // Lines of abort and kill are JSON, with times of the machine's steady clock in seconds.
 #include "bench/machine.h"
-#include "comm/cuda/chunking.h"
-#include "comm/cuda/driver.h"
-#include "comm/cuda/fold_launcher.h"
+#include "comm/gpu/chunking.h"
+#include "comm/gpu/driver.h"
+#include "comm/gpu/fold_launcher.h"
 #include "comm/kernels/reference_fold.h"
 #include "comm/testing/gpu_folds.h"
 

@@ -2,9 +2,9 @@
 #include "child.h"
 #include "net/address.h"
 #include "net/secret.h"
+#include "net/served_store.h"
 #include "net/socket.h"
-#include "store/served_store.h"
-#include "store/store.h"
+#include "net/store.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

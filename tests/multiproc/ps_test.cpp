@@ -1,11 +1,11 @@
 // Parameter servers and workers that are processes, and are killed: no update is lost, none counts twice.
 #include "base/result.h"
+#include "base/unique_fd.h"
 #include "child.h"
 #include "net/address.h"
 #include "net/secret.h"
+#include "net/served_store.h"
 #include "ps/server_map.h"
-#include "store/served_store.h"
-#include "sys/unique_fd.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -2,10 +2,10 @@
 // functions run on all ranks, on the thread that runs the operation.
 #pragma once
 
-#include "comm/control/agreement.h"
+#include "comm/api/request.h"
+#include "comm/api/slices.h"
+#include "comm/engine/agreement.h"
 #include "comm/hosts/context.h"
-#include "comm/request.h"
-#include "comm/slices.h"
 
 #include <chrono>
 #include <cstddef>

@@ -3,14 +3,14 @@
 // thread that runs operations.
 #pragma once
 
-#include "comm/control/agreement.h"
-#include "comm/control/pending_work.h"
+#include "comm/api/request.h"
+#include "comm/api/slices.h"
+#include "comm/engine/agreement.h"
+#include "comm/engine/pending_work.h"
 #include "comm/hosts/layout.h"
 #include "comm/hosts/world.h"
-#include "comm/local/algorithms.h"
-#include "comm/request.h"
-#include "comm/slices.h"
-#include "transport/transport.h"
+#include "comm/shm/algorithms.h"
+#include "comm/transport/transport.h"
 
 #include <cohort/error.h>
 

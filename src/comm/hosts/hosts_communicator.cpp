@@ -2,12 +2,12 @@
 
 #include "base/log.h"
 #include "base/result.h"
-#include "comm/control/queue.h"
-#include "comm/control/queue_communicator.h"
+#include "base/thread.h"
+#include "comm/api/times.h"
+#include "comm/engine/queue.h"
+#include "comm/engine/queue_communicator.h"
 #include "comm/hosts/algorithms.h"
 #include "comm/hosts/world.h"
-#include "comm/times.h"
-#include "sys/thread.h"
 
 #include <pthread.h>
 
@@ -206,9 +206,9 @@ void Core::serve() {
 namespace {
 
 /// Who forms the world speaks of all hosts; a rank is told of those that have its local rank.
-cluster::Placement as_told(const FormOptions& options) {
+rendezvous::Placement as_told(const FormOptions& options) {
   const Layout layout(options.hosts, options.placement.rank);
-  cluster::Placement placement = options.placement;
+  rendezvous::Placement placement = options.placement;
   placement.cross_rank = layout.hosts_with(layout.local, layout.host);
   placement.cross_size = layout.hosts_with(layout.local, layout.hosts);
   return placement;

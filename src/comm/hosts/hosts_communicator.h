@@ -1,15 +1,15 @@
 // The backend of ranks on several hosts: its queue, and how an operation is run.
 #pragma once
 
-#include "comm/control/agreement.h"
-#include "comm/control/queue.h"
-#include "comm/control/queue_communicator.h"
+#include "comm/engine/agreement.h"
+#include "comm/engine/matcher.h"
+#include "comm/engine/queue.h"
+#include "comm/engine/queue_communicator.h"
 #include "comm/hosts/algorithms.h"
 #include "comm/hosts/context.h"
 #include "comm/hosts/transport_channels.h"
 #include "comm/hosts/world.h"
-#include "comm/local/shm_channels.h"
-#include "comm/messages/matcher.h"
+#include "comm/shm/shm_channels.h"
 
 #include <cohort/observer.h>
 

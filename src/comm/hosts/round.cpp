@@ -3,7 +3,7 @@
 #include "comm/hosts/algorithms.h"
 
 #include "base/result.h"
-#include "comm/control/agreement.h"
+#include "comm/engine/agreement.h"
 #include "comm/kernels/bfloat16.h"
 
 #include <fmt/format.h>

@@ -4,8 +4,8 @@
 // messages/channel.h.
 #pragma once
 
+#include "comm/engine/channel.h"
 #include "comm/hosts/world.h"
-#include "comm/messages/channel.h"
 
 #include <cstdint>
 #include <memory>

@@ -5,10 +5,10 @@
 #include "base/log.h"
 #include "base/parse.h"
 #include "base/result.h"
-#include "comm/control/agreement.h"
-#include "comm/control/pending_work.h"
-#include "ext/mpi/endpoint.h"
-#include "ext/mpi/mpi_transport.h"
+#include "comm/engine/agreement.h"
+#include "comm/engine/pending_work.h"
+#include "comm/transport/mpi/endpoint.h"
+#include "comm/transport/mpi/mpi_transport.h"
 #include "net/mac.h"
 
 #include <algorithm>
@@ -51,7 +51,7 @@ std::vector<int> processes_of(const std::vector<transport::tcp::PeerInfo>& infos
 }  // namespace
 
 void complete_info(transport::tcp::PeerInfo& info, const FormOptions& options) {
-  if (options.transport != transport::TransportKind::Mpi) return;
+  if (options.transport != rendezvous::TransportKind::Mpi) return;
   const std::shared_ptr<mpi::Endpoint> endpoint = endpoint_for(options);
   info.mpi_process = endpoint->rank();
   info.mpi_job = endpoint->job();
@@ -61,7 +61,7 @@ std::unique_ptr<transport::Transport> make_transport(const FormOptions& options,
                                                      transport::tcp::TcpTransport::Options tcp,
                                                      transport::tcp::Listeners listeners,
                                                      transport::TransportEvents& events) {
-  if (options.transport != transport::TransportKind::Mpi) {
+  if (options.transport != rendezvous::TransportKind::Mpi) {
     if (tcp.rank == 0) log::info("plan", "{} ranks, between hosts over TCP", tcp.infos.size());
     return std::make_unique<transport::tcp::TcpTransport>(std::move(tcp), std::move(listeners), events);
   }

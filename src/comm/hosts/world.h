@@ -1,16 +1,16 @@
 // Which transport a world has between its hosts: TCP, or MPI over it. The only place of hosts/ that knows them by name.
 #pragma once
 
-#include "comm/communicator_impl.h"
-#include "comm/control/agreement.h"
+#include "comm/api/communicator_impl.h"
+#include "comm/engine/agreement.h"
+#include "comm/engine/channel.h"
 #include "comm/hosts/layout.h"
-#include "comm/local/control.h"
-#include "comm/local/local_communicator.h"
-#include "comm/local/rendezvous.h"
-#include "comm/messages/channel.h"
-#include "status/status_page.h"
-#include "transport/tcp/tcp_transport.h"
-#include "transport/transport.h"
+#include "comm/shm/control.h"
+#include "comm/shm/local_communicator.h"
+#include "comm/shm/rendezvous.h"
+#include "comm/transport/tcp/tcp_transport.h"
+#include "comm/transport/transport.h"
+#include "telemetry/status_page.h"
 
 #include <atomic>
 #include <functional>

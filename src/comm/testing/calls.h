@@ -1,8 +1,8 @@
 // For tests: memory of every kind that a collective may be given, with guards around it. One thread at a time. With
-// COHORT_TEST_DEVICE=cuda it is all a GPU's (see comm/cuda/fake): the same tests are of collectives there.
+// COHORT_TEST_DEVICE=cuda it is all a GPU's (see comm/gpu/fake): the same tests are of collectives there.
 #pragma once
 
-#include "comm/cuda/driver.h"
+#include "comm/gpu/driver.h"
 #include "comm/kernels/reference_fold.h"
 #include "comm/testing/naive.h"
 

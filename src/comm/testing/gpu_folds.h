@@ -2,7 +2,7 @@
 // real GPUs (tools/gpu-day). One thread per GPU.
 #pragma once
 
-#include "comm/cuda/fold_launcher.h"
+#include "comm/gpu/fold_launcher.h"
 #include "comm/kernels/reference_fold.h"
 
 #include <fmt/format.h>

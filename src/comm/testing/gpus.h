@@ -1,8 +1,8 @@
 // For tests: memory and streams of GPUs, and what operations on them throw. `seen_by_kernels` is of the fake ones
-// alone (comm/cuda/fake). One thread per communicator.
+// alone (comm/gpu/fake). One thread per communicator.
 #pragma once
 
-#include "comm/cuda/driver.h"
+#include "comm/gpu/driver.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>

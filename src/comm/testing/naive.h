@@ -2,8 +2,8 @@
 // Pure, but for COHORT_PRETEND_HOSTS, which says where the ranks are.
 #pragma once
 
+#include "comm/api/request.h"
 #include "comm/kernels/reference_fold.h"
-#include "comm/request.h"
 #include "comm/testing/worlds.h"
 
 #include <fmt/format.h>

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "base/result.h"
-#include "cluster/identity.h"
-#include "comm/communicator_impl.h"
+#include "comm/api/communicator_impl.h"
+#include "rendezvous/identity.h"
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
@@ -39,7 +39,7 @@ class Worlds {
 
   /// By rank, the number of its host; empty if all are on one.
   std::vector<int> hosts(int size) const {
-    std::vector<int> all = value_or_throw(cluster::divide_into_hosts(hosts_, size));
+    std::vector<int> all = value_or_throw(rendezvous::divide_into_hosts(hosts_, size));
     if (!all.empty() && all.back() == 0) all.clear();
     return all;
   }

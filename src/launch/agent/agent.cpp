@@ -1,16 +1,16 @@
 #include "launch/agent/agent.h"
 
 #include "base/env.h"
+#include "base/hardware.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/parse.h"
+#include "base/signals.h"
 #include "launch/agent/agent_impl.h"
 #include "launch/processes.h"
 #include "launch/start/invitation.h"
 #include "launch/version.h"
 #include "net/secure_connection.h"
-#include "sys/hardware.h"
-#include "sys/memory.h"
-#include "sys/signals.h"
 
 #include <fmt/core.h>
 #include <poll.h>

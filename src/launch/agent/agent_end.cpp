@@ -1,7 +1,7 @@
+#include "base/hardware.h"
+#include "base/process.h"
 #include "launch/agent/agent_impl.h"
 #include "launch/processes.h"
-#include "sys/hardware.h"
-#include "sys/process.h"
 
 #include <algorithm>
 #include <chrono>

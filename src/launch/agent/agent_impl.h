@@ -3,6 +3,10 @@
 // One thread.
 #pragma once
 
+#include "base/memory.h"
+#include "base/process.h"
+#include "base/signals.h"
+#include "base/unique_fd.h"
 #include "launch/agent/agent.h"
 #include "launch/agent/worker.h"
 #include "launch/loop.h"
@@ -12,12 +16,8 @@
 #include "net/address.h"
 #include "net/secret.h"
 #include "net/secure_connection.h"
-#include "status/timeline.h"
-#include "status/trace_encoder.h"
-#include "sys/memory.h"
-#include "sys/process.h"
-#include "sys/signals.h"
-#include "sys/unique_fd.h"
+#include "telemetry/timeline.h"
+#include "telemetry/trace_encoder.h"
 
 #include <unistd.h>
 

@@ -1,11 +1,11 @@
 #include "base/env.h"
+#include "base/hardware.h"
 #include "base/parse.h"
 #include "launch/agent/agent.h"
 #include "launch/agent/agent_impl.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/processes.h"
 #include "launch/record/run_folder.h"
-#include "sys/hardware.h"
 
 #include <fmt/core.h>
 #include <sys/stat.h>

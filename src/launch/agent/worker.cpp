@@ -1,9 +1,9 @@
 #include "launch/agent/worker.h"
 
 #include "base/parse.h"
+#include "base/signals.h"
 #include "launch/record/other_hosts.h"
 #include "launch/record/run_folder.h"
-#include "sys/signals.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -3,12 +3,12 @@
 // closes the descriptors; ending the process is the agent's business.
 #pragma once
 
+#include "base/memory.h"
+#include "base/process.h"
+#include "base/unique_fd.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/processes.h"
-#include "sys/memory.h"
-#include "sys/process.h"
-#include "sys/unique_fd.h"
 
 #include <array>
 #include <chrono>

@@ -1,6 +1,6 @@
 #include "launch/agent/worker.h"
 #include "launch/processes.h"
-#include "status/status_page.h"
+#include "telemetry/status_page.h"
 
 #include <gtest/gtest.h>
 

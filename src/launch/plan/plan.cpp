@@ -2,7 +2,7 @@
 
 #include "base/env.h"
 #include "base/parse.h"
-#include "cluster/launchers.h"
+#include "rendezvous/launchers.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -168,8 +168,8 @@ std::string to_string(const Plan& plan) {
 
 namespace {
 
-using cluster::Detected;
-using cluster::find;
+using rendezvous::Detected;
+using rendezvous::find;
 
 /// A wish, and where it is from.
 struct Word {
@@ -184,7 +184,7 @@ struct Words {
   Word count, rank, master, master_addr, master_port, endpoint, backend, id;
 };
 
-Words words_of(const NodeOptions& options, const cluster::Environment& environment) {
+Words words_of(const NodeOptions& options, const rendezvous::Environment& environment) {
   const bool a_rank = find(environment, env::kLocalRank) != nullptr;  // torchrun's options were for what started it
   const auto word = [&](const std::string& typed, std::string option, const char* variable) {
     const bool looks = typed.empty() && variable != nullptr && !a_rank;
@@ -275,23 +275,23 @@ Result<std::optional<net::Address>> master_of(const Words& words) {
 }
 
 /// A number of another program's variable, if it has one.
-std::optional<int> variable(const cluster::Environment& environment, std::string_view name) {
-  const auto value = cluster::number(environment, name, 0);
+std::optional<int> variable(const rendezvous::Environment& environment, std::string_view name) {
+  const auto value = rendezvous::number(environment, name, 0);
   return value ? *value : std::nullopt;
 }
 
-const cluster::Launcher* row_of(std::string_view name) {
-  for (const cluster::Launcher& row : cluster::launchers()) {
+const rendezvous::Launcher* row_of(std::string_view name) {
+  for (const rendezvous::Launcher& row : rendezvous::launchers()) {
     if (row.name == name) return &row;
   }
   return nullptr;
 }
 
 /// The task of Slurm's that this launcher is, if it is one of several.
-Result<std::optional<Detected>> slurm_task(const cluster::Environment& environment) {
-  const cluster::Launcher* const slurm = row_of("Slurm");
-  if (slurm == nullptr || !cluster::recognised(environment, *slurm)) return std::optional<Detected>();
-  auto said = cluster::read(environment, *slurm);
+Result<std::optional<Detected>> slurm_task(const rendezvous::Environment& environment) {
+  const rendezvous::Launcher* const slurm = row_of("Slurm");
+  if (slurm == nullptr || !rendezvous::recognised(environment, *slurm)) return std::optional<Detected>();
+  auto said = rendezvous::read(environment, *slurm);
   if (!said) return tl::unexpected(said.error());
   if (said->size == 1) return std::optional<Detected>();
   return std::optional(*std::move(said));
@@ -299,7 +299,7 @@ Result<std::optional<Detected>> slurm_task(const cluster::Environment& environme
 
 bool one_on_each_node(const Detected& step) { return step.nodes == step.size && step.local_size.value_or(1) == 1; }
 
-Result<NodeRole> role_by_hand(const Words& words, bool has_secret, const cluster::Environment& environment) {
+Result<NodeRole> role_by_hand(const Words& words, bool has_secret, const rendezvous::Environment& environment) {
   if (auto fine = check_backend(words.backend); !fine) return tl::unexpected(fine.error());
   NodeRole role;
   const auto count = nodes_of(words.count);
@@ -387,7 +387,7 @@ tl::unexpected<Error> refused(const Detected& said) {
 
 /// Pods and containers whose environment names a first one: a launcher in each.
 std::optional<NodeRole> role_in_pod(const Detected& said) {
-  if (said.meeting != cluster::Meeting::Address) return std::nullopt;
+  if (said.meeting != rendezvous::Meeting::Address) return std::nullopt;
   // Of TF_CONFIG, several may be on one host: they are tasks, not nodes.
   NodeRole role;
   role.rank = said.rank;
@@ -398,12 +398,12 @@ std::optional<NodeRole> role_in_pod(const Detected& said) {
 }
 
 /// torchrun's variables say how many nodes there are, and this is no process that it has started.
-bool has_torchrun_variables(const cluster::Environment& environment) {
+bool has_torchrun_variables(const rendezvous::Environment& environment) {
   const bool some = find(environment, "PET_NNODES") != nullptr || find(environment, "PET_STANDALONE") != nullptr;
   return some && find(environment, env::kLocalRank) == nullptr;
 }
 
-Result<NodeRole> role_by_variables(bool has_secret, const cluster::Environment& environment) {
+Result<NodeRole> role_by_variables(bool has_secret, const rendezvous::Environment& environment) {
   Words words = words_of({}, environment);
   // Kubeflow names the place by these alone, in some versions.
   for (const auto& [word, name] :
@@ -416,7 +416,7 @@ Result<NodeRole> role_by_variables(bool has_secret, const cluster::Environment& 
 
 }  // namespace
 
-Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const cluster::Environment& environment) {
+Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const rendezvous::Environment& environment) {
   using Role = std::optional<NodeRole>;
   const auto taken = [&options](Result<NodeRole> role) -> Result<Role> {
     if (!role) return tl::unexpected(role.error());
@@ -458,10 +458,10 @@ Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const cl
   if (!alone) return tl::unexpected(alone.error());
   if (*alone) return Role();
   const auto step = slurm_task(environment);
-  for (const cluster::Launcher& row : cluster::launchers()) {
-    if (!cluster::recognised(environment, row)) continue;
+  for (const rendezvous::Launcher& row : rendezvous::launchers()) {
+    if (!rendezvous::recognised(environment, row)) continue;
     if (row.name == "Kubeflow") return taken(role_by_variables(options.has_secret, environment));
-    const auto said = cluster::read(environment, row);
+    const auto said = rendezvous::read(environment, row);
     if (!said) {
       if (row.name == "Slurm") return tl::unexpected(said.error());
       // Only PMIx's library knows how many there are, and this process may not load it: it would have threads. All but

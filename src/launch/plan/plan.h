@@ -4,9 +4,9 @@
 #pragma once
 
 #include "base/result.h"
-#include "cluster/detect.h"
 #include "launch/processes.h"
 #include "net/address.h"
+#include "rendezvous/detect.h"
 
 #include <optional>
 #include <string>
@@ -109,14 +109,14 @@ struct NodeRole {
   int count = 1;  ///< of launchers
   /// Where the one of rank 0 listens. Nullopt: they find each other through `step`.
   std::optional<net::Address> master;
-  std::optional<cluster::Detected> step;  ///< of Slurm's, each of whose tasks is one of the launchers
-  std::string id;                         ///< the same for all of them; empty: not said
-  std::string source;                     ///< for messages
+  std::optional<rendezvous::Detected> step;  ///< of Slurm's, each of whose tasks is one of the launchers
+  std::string id;                            ///< the same for all of them; empty: not said
+  std::string source;                        ///< for messages
 };
 
 /// Nullopt: this launcher is the only one. A count of 1: it is to be so, on this host. InvalidArgument: options that
 /// have no meaning, or several launchers that cannot be one job; the message has the command to use instead.
-Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const cluster::Environment& environment);
+Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const rendezvous::Environment& environment);
 
 /// torchrun's, where only a host is given: of --master, and of --rdzv-endpoint.
 inline constexpr std::uint16_t kDefaultMasterPort = 29500;

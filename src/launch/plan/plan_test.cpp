@@ -1,9 +1,9 @@
 #include <cohort/cluster_spec.h>
 
 #include "base/env.h"
-#include "cluster/json_variables.h"
 #include "launch/plan/plan.h"
 #include "launch/plan/rank_environment.h"
+#include "rendezvous/json_variables.h"
 
 #include <gtest/gtest.h>
 
@@ -160,15 +160,15 @@ TEST(RankEnvironmentTest, TensorFlowsClusterHasEveryRankAsAWorker) {
   };
   EXPECT_EQ(value_of(plan.hosts[0], 0), "");
   facts.tf_addresses = {"10.0.0.1:10001", "10.0.0.1:10002", "[fd00::2]:10001"};
-  const auto last = cluster::parse_tf_config(value_of(plan.hosts[1], 2));
+  const auto last = rendezvous::parse_tf_config(value_of(plan.hosts[1], 2));
   ASSERT_TRUE(last) << last.error().what();
-  const auto place = cluster::tf_place(*last);
+  const auto place = rendezvous::tf_place(*last);
   ASSERT_TRUE(place);
   EXPECT_EQ(place->rank, 2);
   EXPECT_EQ(place->size, 3);
   EXPECT_EQ(net::to_string(place->ranks[1]), "10.0.0.1:10002");
   EXPECT_EQ(net::to_string(place->ranks[2]), "[fd00::2]:10001");
-  EXPECT_EQ(cluster::parse_tf_config(value_of(plan.hosts[0], 1))->task_index, 1);
+  EXPECT_EQ(rendezvous::parse_tf_config(value_of(plan.hosts[0], 1))->task_index, 1);
 }
 
 TEST(RankEnvironmentTest, TensorFlowsClusterWithServersHasAChief) {
@@ -181,12 +181,12 @@ TEST(RankEnvironmentTest, TensorFlowsClusterWithServersHasAChief) {
   for (int process = 0; process < roles.all(); ++process) {
     const std::string text = tf_config(roles, addresses, process);
     EXPECT_EQ(ClusterSpec::from_tf_config(text), spec) << text;
-    const auto config = cluster::parse_tf_config(text);
+    const auto config = rendezvous::parse_tf_config(text);
     ASSERT_TRUE(config);
     EXPECT_EQ(config->task_type, tasks[process].first);
     EXPECT_EQ(config->task_index, tasks[process].second);
     // Who reads it has the same number as in the job.
-    const auto place = cluster::tf_place(*config);
+    const auto place = rendezvous::tf_place(*config);
     ASSERT_TRUE(place);
     EXPECT_EQ(place->rank, roles.is_rank(process) ? process : 0);
     EXPECT_EQ(place->servers, 2);
@@ -224,7 +224,7 @@ TEST(PortLeaseTest, HoldersDoNotMeetAndGiveBack) {
   EXPECT_NE(second->port(), port);
 }
 
-using Variables = cluster::Environment;
+using Variables = rendezvous::Environment;
 
 std::string shown(const Result<std::optional<NodeRole>>& role) {
   if (!role) return role.error().what();

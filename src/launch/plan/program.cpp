@@ -1,6 +1,6 @@
 #include "launch/plan/program.h"
 
-#include "sys/unique_fd.h"
+#include "base/unique_fd.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

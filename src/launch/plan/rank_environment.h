@@ -3,9 +3,9 @@
 #pragma once
 
 #include "base/result.h"
+#include "base/unique_fd.h"
 #include "launch/plan/plan.h"
 #include "launch/processes.h"
-#include "sys/unique_fd.h"
 
 #include <chrono>
 #include <cstdint>

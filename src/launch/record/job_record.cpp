@@ -1,9 +1,9 @@
 #include "launch/record/job_record.h"
 
 #include "base/env.h"
+#include "base/hardware.h"
 #include "launch/processes.h"
 #include "launch/version.h"
-#include "sys/hardware.h"
 
 #include <sys/utsname.h>
 #include <unistd.h>

@@ -1,10 +1,10 @@
 #include "launch/record/other_hosts.h"
 
+#include "base/files.h"
 #include "launch/record/run_folder.h"
 #include "net/address.h"
-#include "store/served_store.h"
-#include "store/store.h"
-#include "sys/files.h"
+#include "net/served_store.h"
+#include "net/store.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

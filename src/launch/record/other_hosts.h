@@ -4,11 +4,11 @@
 #pragma once
 
 #include "base/result.h"
+#include "base/unique_fd.h"
 #include "launch/messages.h"
 #include "launch/processes.h"
 #include "net/secret.h"
-#include "status/trace_encoder.h"
-#include "sys/unique_fd.h"
+#include "telemetry/trace_encoder.h"
 
 #include <cstdint>
 #include <functional>
@@ -86,7 +86,7 @@ class RemoteLogs {
 };
 
 /// What agents send of their ranks' timelines, in the run's folder: trace/host-N.pftrace, one for each host, appended
-/// to as it comes, with what is known of the host's clock among it. `track/trace` makes one trace of them.
+/// to as it comes, with what is known of the host's clock among it. `programs/trace` makes one trace of them.
 class TracePieces {
  public:
   /// No host's file gets longer: viewers have their limits, and so have disks.

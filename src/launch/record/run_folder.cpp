@@ -2,8 +2,8 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "sys/thread.h"
-#include "sys/unique_fd.h"
+#include "base/thread.h"
+#include "base/unique_fd.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

@@ -1,7 +1,7 @@
 #include "launch/show/announcer.h"
 
+#include "base/signals.h"
 #include "launch/record/run_folder.h"
-#include "sys/signals.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

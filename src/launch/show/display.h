@@ -3,10 +3,10 @@
 // Console writes on a thread of its own.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/show/output_view.h"
-#include "sys/unique_fd.h"
 
 #include <array>
 #include <atomic>

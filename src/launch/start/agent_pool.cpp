@@ -1,10 +1,10 @@
 #include "launch/start/agent_pool.h"
 
 #include "base/log.h"
+#include "base/process.h"
 #include "launch/start/hosts.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
-#include "sys/process.h"
 
 #include <sys/wait.h>
 

@@ -1,10 +1,10 @@
 #include "launch/start/hosts.h"
 
+#include "base/hardware.h"
 #include "base/parse.h"
-#include "cluster/host_list.h"
 #include "net/address.h"
 #include "net/interfaces.h"
-#include "sys/hardware.h"
+#include "rendezvous/host_list.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -49,11 +49,11 @@ Result<void> check_name(const std::string& name) {
   return {};
 }
 
-Result<std::vector<HostSlots>> from(Result<std::vector<cluster::HostSlots>> parsed, std::string_view where) {
+Result<std::vector<HostSlots>> from(Result<std::vector<rendezvous::HostSlots>> parsed, std::string_view where) {
   if (!parsed) return fail(ErrorCode::InvalidArgument, "{}: {}", where, parsed.error().what());
   if (parsed->empty()) return fail(ErrorCode::InvalidArgument, "{}: there is no host in it", where);
   std::vector<HostSlots> hosts;
-  for (const cluster::HostSlots& host : *parsed) {
+  for (const rendezvous::HostSlots& host : *parsed) {
     if (auto fine = check_name(host.host); !fine)
       return fail(ErrorCode::InvalidArgument, "{}: {}", where, fine.error().what());
     hosts.push_back({host.host, host.slots.value_or(1), false});
@@ -66,7 +66,7 @@ Result<std::vector<HostSlots>> from_file(const std::string& path) {
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (!file.is_open() || file.bad())
     return fail(ErrorCode::InvalidArgument, "--hostfile {}: {}", path, errno_text(errno));
-  return from(cluster::parse_host_file(text), "--hostfile " + path);
+  return from(rendezvous::parse_host_file(text), "--hostfile " + path);
 }
 
 struct Allocation {
@@ -79,11 +79,11 @@ struct Allocation {
 Result<std::vector<HostSlots>> nodes_of(const Environment& environment, const std::string& ending) {
   const std::string list = "SLURM_JOB_NODELIST" + ending, tasks = "SLURM_TASKS_PER_NODE" + ending;
   const std::string nodes = environment.find(list).value_or("");
-  const auto names = cluster::parse_slurm_hosts(nodes);
+  const auto names = rendezvous::parse_slurm_hosts(nodes);
   if (!names) return fail(ErrorCode::InvalidArgument, "{}={}: {}", list, nodes, names.error().what());
   std::vector<int> slots(names->size(), 1);
   if (const auto counts = environment.find(tasks)) {
-    auto parsed = cluster::parse_slurm_counts(*counts);
+    auto parsed = rendezvous::parse_slurm_counts(*counts);
     if (!parsed) return fail(ErrorCode::InvalidArgument, "{}={}: {}", tasks, *counts, parsed.error().what());
     // Within a step it may describe the step's nodes only.
     if (parsed->size() == slots.size()) slots = *std::move(parsed);
@@ -167,7 +167,7 @@ void mark_local(HostChoice& choice, HostOptions::Starter starter) {
 
 Result<std::vector<HostSlots>> hosts_of_servers(const std::string& wished, const Allocation& slurm) {
   constexpr std::string_view kComponent = "component ";
-  if (!wished.starts_with(kComponent)) return from(cluster::parse_host_slots(wished), "--server-hosts " + wished);
+  if (!wished.starts_with(kComponent)) return from(rendezvous::parse_host_slots(wished), "--server-hosts " + wished);
   const auto component = parse_integer<std::size_t>(std::string_view(wished).substr(kComponent.size()));
   if (slurm.of_components.empty() || !component || *component >= slurm.of_components.size()) {
     return fail(ErrorCode::InvalidArgument, "--server-hosts '{}': {} -- name hosts, as a:2,b", wished,
@@ -230,7 +230,7 @@ Result<HostChoice> choose_hosts(const HostOptions& options, const Environment& e
     choice.server_hosts = *std::move(servers);
   }
   if (!options.list.empty() || !options.file.empty()) {
-    auto named = options.file.empty() ? from(cluster::parse_host_slots(options.list), "-H " + options.list)
+    auto named = options.file.empty() ? from(rendezvous::parse_host_slots(options.list), "-H " + options.list)
                                       : from_file(options.file);
     if (!named) return tl::unexpected(named.error());
     choice.hosts = *std::move(named);

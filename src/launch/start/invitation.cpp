@@ -1,15 +1,15 @@
 #include "launch/start/invitation.h"
 
+#include "base/hardware.h"
+#include "base/memory.h"
 #include "base/parse.h"
+#include "base/process.h"
+#include "base/unique_fd.h"
 #include "launch/messages.h"
 #include "launch/version.h"
-#include "meet/exchange.h"
 #include "net/secret.h"
 #include "net/socket.h"
-#include "sys/hardware.h"
-#include "sys/memory.h"
-#include "sys/process.h"
-#include "sys/unique_fd.h"
+#include "rendezvous/exchange.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -148,14 +148,13 @@ constexpr char kTimeout = 't';
 constexpr char kBad = '-';
 
 /// In the child. The answer, whose first letter says what it is; the exchange, to go on telling the others.
-std::pair<std::string, std::shared_ptr<meet::Exchange>> exchange_offers(const cluster::Detected& step,
-                                                                        const cluster::Environment& environment,
-                                                                        const std::optional<meet::JoinOffer>& mine,
-                                                                        net::Deadline deadline) {
+std::pair<std::string, std::shared_ptr<rendezvous::Exchange>> exchange_offers(
+    const rendezvous::Detected& step, const rendezvous::Environment& environment,
+    const std::optional<rendezvous::JoinOffer>& mine, net::Deadline deadline) {
   const auto failed = [](const Error& error) {
     return (error.code() == ErrorCode::Timeout ? kTimeout : kBad) + std::string(error.what());
   };
-  auto exchange = meet::open_exchange(step, environment);
+  auto exchange = rendezvous::open_exchange(step, environment);
   if (!exchange) return {failed(exchange.error()), nullptr};
   if ((*exchange)->rank() != step.rank || (*exchange)->size() != step.size) {
     return {fmt::format("{}{} says task {} of {}", kBad, (*exchange)->name(), (*exchange)->rank(), (*exchange)->size()),
@@ -163,7 +162,7 @@ std::pair<std::string, std::shared_ptr<meet::Exchange>> exchange_offers(const cl
   }
   std::optional<std::string> text;
   if (mine) {
-    auto encoded = meet::encode(*mine, (*exchange)->longest_value());
+    auto encoded = rendezvous::encode(*mine, (*exchange)->longest_value());
     if (!encoded) return {failed(encoded.error()), nullptr};
     text = *std::move(encoded);
   }
@@ -206,8 +205,8 @@ Result<std::string> read_answer(int fd, net::Deadline deadline) {
 
 }  // namespace
 
-Result<meet::JoinOffer> meet_in_step(const cluster::Detected& step, const cluster::Environment& environment,
-                                     const std::optional<meet::JoinOffer>& mine, net::Deadline deadline) {
+Result<rendezvous::JoinOffer> meet_in_step(const rendezvous::Detected& step, const rendezvous::Environment& environment,
+                                           const std::optional<rendezvous::JoinOffer>& mine, net::Deadline deadline) {
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) return fail(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
   sys::UniqueFd from_child(ends[0]), to_parent(ends[1]);
@@ -248,7 +247,7 @@ Result<meet::JoinOffer> meet_in_step(const cluster::Detected& step, const cluste
   const std::string_view rest = std::string_view(*answer).substr(1);
   if (answer->front() != kGood)
     return failed(answer->front() == kTimeout ? ErrorCode::Timeout : ErrorCode::Unavailable, rest);
-  auto offer = meet::decode_offer(rest);
+  auto offer = rendezvous::decode_offer(rest);
   if (offer && !offer->secret) return fail(ErrorCode::Corrupt, "the launcher of task 0 has said no secret");
   return offer;
 }

@@ -5,10 +5,10 @@
 #pragma once
 
 #include "base/result.h"
-#include "cluster/detect.h"
-#include "meet/place.h"
 #include "net/address.h"
 #include "net/secret.h"
+#include "rendezvous/detect.h"
+#include "rendezvous/place.h"
 
 #include <chrono>
 #include <cstdint>
@@ -56,7 +56,7 @@ inline constexpr std::string_view kInvitationEnd = "go\n";
 /// Of task 0, `mine`; to be told to all others. Returns what task 0 gave. For task 0 it may return before all others
 /// have asked: the child goes on telling them until the deadline, or until this process ends. Unavailable or Timeout
 /// where they cannot find each other. Call it before this process has a second thread.
-Result<meet::JoinOffer> meet_in_step(const cluster::Detected& step, const cluster::Environment& environment,
-                                     const std::optional<meet::JoinOffer>& mine, net::Deadline deadline);
+Result<rendezvous::JoinOffer> meet_in_step(const rendezvous::Detected& step, const rendezvous::Environment& environment,
+                                           const std::optional<rendezvous::JoinOffer>& mine, net::Deadline deadline);
 
 }  // namespace cohort::launch

@@ -1,8 +1,8 @@
+#include "base/hardware.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/start/hosts.h"
 #include "launch/start/invitation.h"
 #include "launch/start/starter.h"
-#include "sys/hardware.h"
 
 #include <gtest/gtest.h>
 

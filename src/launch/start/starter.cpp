@@ -1,10 +1,10 @@
 #include "launch/start/starter.h"
 
 #include "base/log.h"
+#include "base/process.h"
+#include "base/unique_fd.h"
 #include "launch/plan/program.h"
 #include "launch/processes.h"
-#include "sys/process.h"
-#include "sys/unique_fd.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -3,14 +3,14 @@
 // by its end, that the supervisor is gone. Starters keep no state; the agent pool's thread calls them.
 #pragma once
 
+#include "base/process.h"
 #include "base/result.h"
+#include "base/unique_fd.h"
 #include "launch/loop.h"
 #include "launch/plan/plan.h"
 #include "launch/start/invitation.h"
 #include "net/address.h"
 #include "net/secret.h"
-#include "sys/process.h"
-#include "sys/unique_fd.h"
 
 #include <chrono>
 #include <cstdint>

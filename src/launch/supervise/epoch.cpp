@@ -3,13 +3,13 @@
 
 #include <cohort/exit_status.h>
 
+#include "base/hardware.h"
 #include "base/log.h"
 #include "launch/record/other_hosts.h"
 #include "launch/record/run_folder.h"
 #include "launch/supervise/supervisor.h"
 #include "launch/watch/verdict.h"
-#include "status/last_words.h"
-#include "sys/hardware.h"
+#include "telemetry/last_words.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -2,9 +2,9 @@
 
 #include "launch/processes.h"
 #include "launch/supervise/supervisor.h"
-#include "meet/place.h"
-#include "store/served_store.h"
-#include "store/store.h"
+#include "net/served_store.h"
+#include "net/store.h"
+#include "rendezvous/place.h"
 
 #include <unistd.h>
 #include <nlohmann/json.hpp>
@@ -353,8 +353,8 @@ void Job::announce_epoch() {
 }
 
 void Job::tell_how_server_ended(int number, const std::string& how) {
-  store_->set_if_absent(meet::ended_key(restarts_.done(), number), how);
-  store_->set_if_absent(meet::server_key(restarts_.done(), number), std::string(meet::kEndedBefore));
+  store_->set_if_absent(rendezvous::ended_key(restarts_.done(), number), how);
+  store_->set_if_absent(rendezvous::server_key(restarts_.done(), number), std::string(rendezvous::kEndedBefore));
 }
 
 void Job::start_page() {

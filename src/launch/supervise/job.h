@@ -3,6 +3,8 @@
 // course of an epoch and what becomes of servers that fail, epoch_end.cpp how it ends. One thread.
 #pragma once
 
+#include "base/signals.h"
+#include "base/terminal.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/record/job_record.h"
 #include "launch/record/other_hosts.h"
@@ -17,9 +19,7 @@
 #include "launch/watch/health.h"
 #include "launch/watch/verdict.h"
 #include "net/secret.h"
-#include "store/served_store.h"
-#include "sys/signals.h"
-#include "sys/terminal.h"
+#include "net/served_store.h"
 
 #include <array>
 #include <chrono>

@@ -1,14 +1,14 @@
 #include "base/env.h"
+#include "base/hardware.h"
 #include "base/parse.h"
-#include "cluster/json_variables.h"
+#include "base/process.h"
+#include "base/signals.h"
 #include "launch/agent/worker.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/supervise/stopping.h"
 #include "launch/supervise/supervisor.h"
 #include "net/secret.h"
-#include "sys/hardware.h"
-#include "sys/process.h"
-#include "sys/signals.h"
+#include "rendezvous/json_variables.h"
 
 #include <unistd.h>
 
@@ -59,7 +59,7 @@ void put_horovod_first(Environment& environment) {
 void refuse_other_cluster(const Environment& environment) {
   const auto text = environment.find(std::string(env::kTfConfig));
   if (!text || text->empty()) return;
-  const auto config = cluster::parse_tf_config(*text);
+  const auto config = rendezvous::parse_tf_config(*text);
   if (config && config->cluster.empty()) return;
   std::size_t tasks = 0;
   if (config) {

@@ -1,12 +1,12 @@
 #include "base/env.h"
 #include "base/log.h"
-#include "cluster/detect.h"
 #include "launch/agent/agent.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/start/invitation.h"
 #include "launch/supervise/supervisor.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
+#include "rendezvous/detect.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -64,16 +64,16 @@ Place place_by_hand(const NodeRole& role, const std::string& secret_file) {
 }
 
 Place place_in_step(const NodeRole& role, net::Deadline deadline) {
-  std::optional<meet::JoinOffer> mine;
+  std::optional<rendezvous::JoinOffer> mine;
   std::optional<PortLease> port;
   if (role.rank == 0) {
     port = value_or_throw(PortLease::take(std::hash<std::string>{}(role.step->job)));
-    mine = meet::JoinOffer{value_or_throw(net::Secret::generate()), {}};
+    mine = rendezvous::JoinOffer{value_or_throw(net::Secret::generate()), {}};
     for (std::string& address : value_or_throw(net::offered_addresses()))
       mine->addresses.push_back({std::move(address), port->port()});
     if (mine->addresses.empty()) mine->addresses.push_back({"127.0.0.1", port->port()});
   }
-  const auto offer = value_or_throw(meet_in_step(*role.step, cluster::current_environment(), mine, deadline));
+  const auto offer = value_or_throw(meet_in_step(*role.step, rendezvous::current_environment(), mine, deadline));
   Place place{*offer.secret, {}, "task 0 of the step", std::move(port)};
   for (const net::Address& address : offer.addresses) place.supervisor.push_back({address, {}});
   return place;

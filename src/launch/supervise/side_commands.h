@@ -3,12 +3,12 @@
 // supervisor and its thread, and end with it at the latest.
 #pragma once
 
+#include "base/process.h"
+#include "base/unique_fd.h"
 #include "launch/loop.h"
 #include "launch/record/run_folder.h"
 #include "launch/show/text.h"
 #include "launch/watch/warning.h"
-#include "sys/process.h"
-#include "sys/unique_fd.h"
 
 #include <chrono>
 #include <deque>

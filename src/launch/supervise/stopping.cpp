@@ -1,10 +1,10 @@
 #include "launch/supervise/stopping.h"
 
+#include "base/process.h"
 #include "base/result.h"
+#include "base/terminal.h"
 #include "launch/messages.h"
 #include "launch/show/announcer.h"
-#include "sys/process.h"
-#include "sys/terminal.h"
 
 #include <sys/stat.h>
 #include <sys/sysmacros.h>

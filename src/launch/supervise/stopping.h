@@ -2,8 +2,8 @@
 // the supervisor and its thread.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "launch/loop.h"
-#include "sys/unique_fd.h"
 
 #include <chrono>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// For tests: tensors of "cuda" in a libtorch without CUDA, in memory of the driver that pretends (comm/cuda/fake).
+// For tests: tensors of "cuda" in a libtorch without CUDA, in memory of the driver that pretends (comm/gpu/fake).
 // Their operations are those of the CPU, on copies of what they read and write. Loaded into a process once; any thread.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>

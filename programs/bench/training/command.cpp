@@ -1,0 +1,440 @@
+// `cohort bench training`: a training timed over processes and hosts, and why more of them do or do not help.
+
+#include "base/env.h"
+#include "base/files.h"
+#include "base/hardware.h"
+#include "base/result.h"
+#include "bench/training/network.h"
+#include "bench/training/training.h"
+#include "shared/run_options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+namespace cohort::app::training {
+namespace {
+
+/// `exposed` seconds as the operations' own time was spent.
+Shares divide(double step, double exposed, const RankTimes& times) {
+  Shares shares;
+  exposed = std::clamp(exposed, 0.0, step);
+  shares.compute = step - exposed;
+  if (times.busy <= 0) {
+    shares.compute = step;
+    return shares;
+  }
+  shares.waiting = exposed * std::clamp(times.waited / times.busy, 0.0, 1.0);
+  shares.wire = std::min(exposed - shares.waiting, exposed * times.wire / times.busy);
+  shares.local = exposed - shares.waiting - shares.wire;
+  return shares;
+}
+
+bool takes_steps(const JobOutcome& outcome) {
+  return !outcome.ranks.empty() && std::all_of(outcome.ranks.begin(), outcome.ranks.end(), [](const RankTimes& rank) {
+    return rank.steps > 0 && rank.seconds > 0;
+  });
+}
+
+}  // namespace
+
+std::string unit_of(const JobOutcome& outcome, const Counting& counting) {
+  // What is in a step, and how many there are with other numbers of processes, is not known by itself.
+  return takes_steps(outcome) && (counting.per_rank > 0 || counting.per_step > 0) ? "samples" : "runs";
+}
+
+Point point_of(const JobOutcome& outcome, int processes, int hosts, const Counting& counting) {
+  Point point;
+  point.processes = processes;
+  point.hosts = hosts;
+  point.run = outcome.seconds;
+  if (!takes_steps(outcome)) {
+    point.seconds = outcome.seconds;
+    point.rate = outcome.seconds > 0 ? 1 / outcome.seconds : 0;
+    return point;
+  }
+  const auto ranks = static_cast<double>(outcome.ranks.size());
+  point.steps = outcome.ranks.front().steps;
+  std::map<std::string, double> sent;
+  std::vector<std::pair<double, const RankTimes*>> computes;
+  double exposed = 0;
+  for (const RankTimes& rank : outcome.ranks) {
+    const double step = rank.seconds / rank.steps;
+    const Shares shares = divide(step, rank.exposed / rank.steps, rank);
+    point.seconds = std::max(point.seconds, rank.seconds);
+    point.step.compute += shares.compute / ranks;
+    point.step.waiting += shares.waiting / ranks;
+    point.step.local += shares.local / ranks;
+    point.step.wire += shares.wire / ranks;
+    point.busy_wire = std::max(point.busy_wire, rank.wire / rank.steps);
+    sent[rank.host] += rank.wire_bytes / rank.steps;
+    computes.emplace_back(shares.compute, &rank);
+    exposed += rank.exposed;
+  }
+  for (const auto& [host, bytes] : sent) point.wire_bytes = std::max(point.wire_bytes, bytes);
+  std::sort(computes.begin(), computes.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  point.median_compute = computes[(computes.size() - 1) / 2].first;
+  point.slowest_compute = computes.back().first;
+  point.slowest_rank = computes.back().second->rank;
+  point.slowest_host = computes.back().second->host;
+  // Nobody hides every wait of every step: where none was ever seen, the program waits where it cannot be.
+  point.split = processes == 1 || exposed > 0 ? Split::Measured : Split::Unknown;
+  const double samples = counting.per_step > 0 ? counting.per_step : counting.per_rank * ranks;
+  if (samples > 0) {
+    point.rate = samples * point.steps / point.seconds;
+  } else if (point.run > 0) {
+    point.rate = 1 / point.run;
+  }
+  return point;
+}
+
+Point median_of(std::vector<Point> points) {
+  std::sort(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.rate < b.rate; });
+  Point median = points[(points.size() - 1) / 2];
+  for (const Point& point : points) median.rates.push_back(point.rate);
+  return median;
+}
+
+void estimate_split(Point& point, const Point& alone, Scaling scaling) {
+  if (point.split != Split::Unknown || point.steps <= 0 || alone.steps <= 0) return;
+  const double step = point.step.step();
+  const double share = scaling == Scaling::PerStep ? static_cast<double>(alone.processes) / point.processes : 1;
+  const double more = step - alone.step.step() * share;
+  point.split = Split::Estimated;
+  const double wire = std::clamp(point.busy_wire, 0.0, std::max(more, 0.0));
+  point.step.compute = more > 0 ? step - more : step;
+  point.step.wire = wire;
+  point.step.waiting = std::max(more, 0.0) - wire;
+  point.step.local = 0;
+}
+
+nlohmann::ordered_json to_json(const Point& point) {
+  const char* const split = point.split == Split::Measured    ? "measured"
+                            : point.split == Split::Estimated ? "estimated"
+                                                              : "unknown";
+  return {{"event", "training"},
+          {"hosts", point.hosts},
+          {"processes", point.processes},
+          {"rate", point.rate},
+          {"rates", point.rates},
+          {"steps", point.steps},
+          {"seconds", point.seconds},
+          {"run_s", point.run},
+          {"split", split},
+          {"compute_s", point.step.compute},
+          {"waiting_s", point.step.waiting},
+          {"local_s", point.step.local},
+          {"wire_s", point.step.wire},
+          {"wire_busy_s", point.busy_wire},
+          {"wire_bytes", point.wire_bytes}};
+}
+
+namespace {
+
+struct Options {
+  std::string processes, hosts_counted;
+  SharedOptions shared;
+  std::string layers = "784,1000,1000,10";
+  std::optional<double> batch, global_batch;
+  double seconds = 3, timeout = 600;
+  int repetitions = 3;
+  std::string json, svg;
+  bool quiet = false;
+  bool bf16_wire = false;
+  std::vector<std::string> program;
+};
+
+constexpr const char* kFooter = R"(Examples:
+  cohort bench training                                     on this host, 1, 2, 4, ... processes
+  cohort bench training -H a:4,b:4 --processes 1,2,4,8 --hosts 1,2 --svg scaling.svg
+  salloc -N 2 cohort bench training --processes 1,2,4       the hosts are the allocation's
+  cohort bench training -H a:4,b:4 --batch 64 -- python train.py --epochs 1
+
+Without a command it trains a network of its own (--layers, on generated images; the gradients are averaged over all ranks while
+the next ones are computed). A command of yours should print little and take a minute or so. Where its steps are Cohort's
+(cohort.nn, cohort.torch, cohort::DistributedDataParallel) they are timed from the third to the last one; else its whole time counts.
+Where hosts are and how they are reached is also taken from the variables of `cohort run` (COHORT_RUN_HOSTS, COHORT_RUN_SSH, ...).
+docs/reference/bench-training.md explains the table.)";
+
+std::vector<int> numbers_of(const std::string& text, const char* option) {
+  auto numbers = numbers_in(text, launch::kMostProcesses);
+  if (!numbers) {
+    raise(ErrorCode::InvalidArgument, "{} '{}': numbers from 1 to {} are wanted, as 1,2,4", option, text,
+          launch::kMostProcesses);
+  }
+  std::sort(numbers->begin(), numbers->end());
+  numbers->erase(std::unique(numbers->begin(), numbers->end()), numbers->end());
+  return *std::move(numbers);
+}
+
+/// 1, 2, 4, ... and `most`.
+std::vector<int> doubling(int most) {
+  std::vector<int> numbers;
+  for (int number = 1; number < most; number *= 2) numbers.push_back(number);
+  numbers.push_back(most);
+  return numbers;
+}
+
+/// What is measured: so many processes on so many hosts.
+struct Setup {
+  int processes = 1;
+  int hosts = 1;
+  std::vector<std::string> options;
+};
+
+std::vector<Setup> setups_of(const Options& options) {
+  const launch::HostChoice choice = hosts_of(options.shared.choices);
+  const bool given = !choice.hosts.empty();
+  const int there = given ? static_cast<int>(choice.hosts.size()) : 1;
+  const std::vector<int> hosts =
+      options.hosts_counted.empty() ? doubling(there) : numbers_of(options.hosts_counted, "--hosts");
+  if (hosts.back() > there) {
+    raise(ErrorCode::InvalidArgument,
+          "--hosts {}: there {} {} -- name more with -H or --hostfile, or run within a Slurm allocation", hosts.back(),
+          there == 1 ? "is" : "are", there);
+  }
+  int slots = given ? 0 : sys::usable_cores();
+  for (const auto& host : choice.hosts) slots += host.slots;
+  const std::vector<int> processes =
+      options.processes.empty() ? doubling(std::max(slots, 1)) : numbers_of(options.processes, "--processes");
+  std::vector<Setup> setups;
+  for (const int number : hosts) {
+    for (const int ranks : processes) {
+      if (ranks < number) continue;  // a host without a process is none
+      Setup setup{ranks, number, {}};
+      if (given) {
+        std::vector<std::string> list;
+        for (int host = 0; host < number; ++host) {
+          const std::string& name = choice.hosts[static_cast<std::size_t>(host)].name;
+          list.push_back(fmt::format("{}:{}", name.find(':') != std::string::npos ? "[" + name + "]" : name,
+                                     ranks / number + (host < ranks % number ? 1 : 0)));
+        }
+        setup.options = {"-H", fmt::format("{}", fmt::join(list, ","))};
+        for (const auto& [name, value] : options.shared.given) {
+          if (name != "--hosts" && name != "--hostfile") setup.options.insert(setup.options.end(), {name, value});
+        }
+      }
+      setups.push_back(std::move(setup));
+    }
+  }
+  if (setups.empty()) {
+    raise(ErrorCode::InvalidArgument, "--processes {} on --hosts {}: that is less than a process for each host",
+          options.processes, options.hosts_counted);
+  }
+  return setups;
+}
+
+std::vector<int> layers_of(const std::string& text) {
+  const auto layers = numbers_in(text, 1'000'000).value_or(std::vector<int>());
+  double parameters = 0;
+  for (std::size_t i = 0; i + 1 < layers.size(); ++i) parameters += (layers[i] + 1.0) * layers[i + 1];
+  if (layers.size() < 2 || layers.back() < 2 || parameters > 2e9) {
+    raise(
+        ErrorCode::InvalidArgument,
+        "--layers '{}': widths from the inputs to the classes are wanted, as 784,1000,1000,10, of at most 2e9 weights",
+        text);
+  }
+  return layers;
+}
+
+double positive(double value, const char* option) {
+  if (!std::isfinite(value) || value <= 0 || value > 1e9)
+    raise(ErrorCode::InvalidArgument, "{} {}: a number above 0 is wanted", option, value);
+  return value;
+}
+
+TraineeOptions trainee_of(const Options& options) {
+  TraineeOptions trainee;
+  trainee.layers = layers_of(options.layers);
+  const double batch = positive(options.batch.value_or(trainee.batch), "--batch");
+  if (batch != std::floor(batch) || batch > 1e6) raise(ErrorCode::InvalidArgument, "--batch {}: a whole number", batch);
+  trainee.batch = static_cast<int>(batch);
+  trainee.seconds = positive(options.seconds, "--seconds");
+  if (options.bf16_wire) trainee.wire_dtype = DType::BFloat16;
+  return trainee;
+}
+
+/// Before hours of measuring, not after them. Nothing is changed.
+void check_writable(const std::string& path, const char* option) {
+  if (path.empty()) return;
+  std::error_code error;
+  const std::filesystem::file_status there = std::filesystem::status(path, error);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
+    raise(ErrorCode::Io, "{} {}: it is no file", option, path);
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (::access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0) return;
+  raise(ErrorCode::Io, "{} {}: it cannot be written: {} -- is its folder there?", option, path, errno_text(errno));
+}
+
+struct Experiment {
+  std::string what;  ///< is trained
+  Workload workload;
+  std::vector<std::vector<Point>> measured;  ///< of each setup, a Point for each repetition so far
+  std::string failure;                       ///< what ended it early
+};
+
+/// Table, bars, files and the sentence, or the failure instead of it. Rows for which nothing was measured are left out;
+/// without any, nothing is shown.
+void show(const Options& options, const Experiment& experiment) {
+  const std::string& failure = experiment.failure;
+  const Workload& workload = experiment.workload;
+  std::vector<Point> points;
+  for (const auto& each : experiment.measured) {
+    if (!each.empty()) points.push_back(median_of(each));
+  }
+  if (points.empty()) return;
+  for (Point& point : points) {
+    if (points.front().processes == 1) estimate_split(point, points.front(), workload.scaling);
+  }
+  const std::string verdict = failure.empty() ? verdict_of(points, workload) : std::string();
+  std::printf("\n%s\n%s\n", table_of(points, workload).c_str(),
+              bars_of(points, sys::text_style(STDOUT_FILENO)).c_str());
+  if (!verdict.empty()) std::printf("%s\n", verdict.c_str());
+  std::fflush(stdout);  // what may fail now comes after it
+  if (!options.json.empty()) {
+    std::string lines;
+    for (const Point& point : points) lines += to_json(point).dump() + '\n';
+    nlohmann::ordered_json last = {{"event", failure.empty() ? "verdict" : "failure"},
+                                   {"text", failure.empty() ? verdict : failure}};
+    lines += last.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
+    value_or_throw(sys::write_file_atomically(options.json, lines));
+  }
+  if (!options.svg.empty())
+    value_or_throw(sys::write_file_atomically(options.svg, svg_of(points, workload, experiment.what)));
+}
+
+void run(const Options& options) {
+  Experiment experiment;
+  Workload& workload = experiment.workload;
+  std::string& what = experiment.what;
+  Counting counting;
+  JobRequest request;
+  request.timeout = std::chrono::milliseconds(
+      static_cast<std::int64_t>(1000 * std::min(positive(options.timeout, "--timeout"), 1e6)));
+  if (options.program.empty()) {
+    if (options.global_batch) {
+      raise(ErrorCode::InvalidArgument, "--global-batch is of a command of yours; --batch is of each rank");
+    }
+    const TraineeOptions trainee = trainee_of(options);
+    request.program = {"/proc/self/exe",  // the agent's own, wherever it is on its host
+                       "bench",          "trainee",
+                       "--layers",       options.layers,
+                       "--batch",        std::to_string(trainee.batch),
+                       "--seconds",      fmt::format("{}", trainee.seconds)};
+    if (options.bf16_wire) request.program.emplace_back("--bf16-wire");
+    counting.per_rank = trainee.batch;
+    workload.bf16_wire = options.bf16_wire;
+    double parameters = 0;
+    for (std::size_t i = 0; i + 1 < trainee.layers.size(); ++i) {
+      parameters += (trainee.layers[i] + 1.0) * trainee.layers[i + 1];
+    }
+    workload.parameters_bytes = parameters * sizeof(float);
+    what = fmt::format("a network of {} ({} of gradients), {} samples for each rank and step", options.layers,
+                       bytes_text(workload.parameters_bytes), trainee.batch);
+  } else {
+    if (options.batch && options.global_batch) {
+      raise(ErrorCode::InvalidArgument, "--batch and --global-batch: samples are counted in one way only");
+    }
+    request.program = options.program;
+    if (options.batch) counting.per_rank = positive(*options.batch, "--batch");
+    if (options.global_batch) counting.per_step = positive(*options.global_batch, "--global-batch");
+    what = fmt::format("{}", fmt::join(options.program, " "));
+  }
+  workload.scaling = counting.per_rank > 0   ? Scaling::PerRank
+                     : counting.per_step > 0 ? Scaling::PerStep
+                                             : Scaling::Unknown;
+  workload.batch = counting.per_rank > 0 ? counting.per_rank : counting.per_step;
+  workload.cores = sys::usable_cores();
+  const std::vector<Setup> setups = setups_of(options);
+  check_writable(options.json, "--json");
+  check_writable(options.svg, "--svg");
+
+  if (!options.quiet) std::printf("%s\n", what.c_str());
+  experiment.measured.resize(setups.size());
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    for (std::size_t i = 0; i < setups.size(); ++i) {  // in turn, so that a busy time of the machine hits all
+      request.options = setups[i].options;
+      request.options.insert(request.options.end(), {"--env", fmt::format("{}=1", env::kTimes)});
+      request.processes = setups[i].processes;
+      JobOutcome outcome;
+      try {
+        outcome = run_job(request);
+      } catch (const Error& error) {
+        experiment.failure = error.what();
+        try {
+          show(options, experiment);
+        } catch (const Error& other) {
+          std::fprintf(stderr, "cohort bench: %s\n", other.what());
+        }
+        if (error.code() != ErrorCode::Timeout) throw;
+        raise(ErrorCode::Timeout, "{} -- give it longer (--timeout S, now {:g}){}", error.what(), options.timeout,
+              options.program.empty() ? ", or less to do (smaller --layers)" : "");
+      }
+      workload.unit = unit_of(outcome, counting);
+      experiment.measured[i].push_back(point_of(outcome, setups[i].processes, setups[i].hosts, counting));
+      if (!options.quiet) {
+        std::fprintf(stderr, "cohort bench: round %d of %d: %d x %d: %.1f %s/s\n", repetition + 1, options.repetitions,
+                     setups[i].hosts, setups[i].processes, experiment.measured[i].back().rate, workload.unit.c_str());
+      }
+    }
+  }
+  show(options, experiment);
+}
+
+}  // namespace
+
+void add_training(CLI::App& bench) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      bench.add_subcommand("training", "Measure a training over processes and hosts, and say what it lacks");
+  command->footer(kFooter);
+  command->add_option("--processes,--np", options->processes, "How many, altogether [1, 2, 4, ... as there are slots]")
+      ->type_name("N,...");
+  command->add_option("--hosts", options->hosts_counted, "On how many of the hosts [1, 2, 4, ... all]")
+      ->type_name("N,...");
+  add_shared_options(*command, {"-H", "--hostfile", "--starter", "--ssh", "--remote-cohort", "--network"},
+                     options->shared);
+  command->add_option("--layers", options->layers, "Widths of the network, from inputs to classes")
+      ->type_name("N,...")
+      ->capture_default_str();
+  command->add_option("--batch", options->batch, "Samples of each rank and step [100; of a command: not known]")
+      ->type_name("N");
+  command->add_option("--global-batch", options->global_batch, "Or of a step of all ranks together")->type_name("N");
+  command->add_option("--seconds", options->seconds, "To train each time, after a warm-up; not of a command")
+      ->type_name("S")
+      ->capture_default_str();
+  command->add_flag("--bf16-wire", options->bf16_wire, "Gradients travel between hosts as bfloat16; not of a command");
+  command->add_option("--repetitions", options->repetitions, "Of everything, in turn; medians are shown")
+      ->check(CLI::Range(1, 1000))
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--timeout", options->timeout, "Of one job, in seconds")->type_name("S")->capture_default_str();
+  command->add_option("--json", options->json, "Write what was measured, a JSON object on a line each")
+      ->type_name("FILE");
+  command->add_option("--svg", options->svg, "Draw it")->type_name("FILE.svg");
+  command->add_flag("-q,--quiet", options->quiet, "Print table, bars and verdict only");
+  command->add_option("COMMAND", options->program, "After --: a training of yours, with its arguments")->type_name("");
+  command->callback([options] { run(*options); });
+
+  auto trainee = std::make_shared<Options>();
+  CLI::App* rank = bench.add_subcommand("trainee", "A rank of the training")->group("");
+  rank->add_option("--layers", trainee->layers);
+  rank->add_option("--batch", trainee->batch);
+  rank->add_option("--seconds", trainee->seconds);
+  rank->add_flag("--bf16-wire", trainee->bf16_wire);
+  rank->callback([trainee] { train(trainee_of(*trainee)); });
+}
+
+}  // namespace cohort::app::training

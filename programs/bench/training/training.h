@@ -1,0 +1,120 @@
+// The sub-command of `cohort bench`.
+// What was measured of one training: so many processes on so many hosts, and where a step's time went. Values; any
+// thread.
+// From what a job's ranks said at their end to a Point. Pure; any thread.
+// Why more hosts do, or do not, make a training faster, and what would: one sentence, computed from what was measured.
+// Pure; any thread.
+// The experiment as a person reads it: a table, bars, and the same as a picture. Pure; any thread.
+#pragma once
+
+#include "base/result.h"
+#include "base/terminal.h"
+#include "shared/child_job.h"
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <string>
+#include <vector>
+
+namespace cohort::app::training {
+
+/// Adds `training`, and `trainee`, which it starts.
+void add_training(CLI::App& bench);
+
+/// Seconds of a step, as the program sees it.
+struct Shares {
+  double compute = 0;  ///< everything that is not the rest
+  double waiting = 0;  ///< for slower ranks to come to an operation
+  double local = 0;    ///< reductions on the host
+  double wire = 0;     ///< for bytes of other hosts
+  double step() const noexcept { return compute + waiting + local + wire; }
+};
+
+/// How `Shares` were found.
+enum class Split {
+  Measured,   ///< the program's waits were measured
+  Estimated,  ///< the program waits where it cannot be seen: what a step takes longer than alone is taken for it
+  Unknown,    ///< it counts no steps, or does nothing in Cohort's worlds
+};
+
+struct Point {
+  int processes = 1;
+  int hosts = 1;
+  double rate = 0;     ///< samples (or runs) per second: the median of the repetitions; the rest is of that one
+  double steps = 0;    ///< measured ones
+  double seconds = 0;  ///< that these took, or the whole program
+  double run = 0;      ///< seconds of the whole program, its start included
+  Split split = Split::Unknown;
+  Shares step;            ///< mean over the ranks
+  double busy_wire = 0;   ///< seconds of a step in which an operation waited for the wire, seen by the program or not
+  double wire_bytes = 0;  ///< that a host sends in a step, the most of all hosts
+  double slowest_compute = 0;  ///< seconds of a step of the rank that computes longest,
+  double median_compute = 0;   ///< and of most
+  int slowest_rank = -1;
+  std::string slowest_host;
+  std::vector<double> rates;  ///< of all repetitions
+};
+
+/// How the work of a step goes with the number of processes.
+enum class Scaling {
+  PerRank,  ///< each rank has as much, however many there are: more processes do more of it
+  PerStep,  ///< all together have as much: more processes share it
+  Unknown,  ///< the program does not say
+};
+
+/// What the processes do in a step, and in which unit rates are.
+struct Workload {
+  std::string unit = "samples";  ///< or "runs"
+  Scaling scaling = Scaling::Unknown;
+  double batch = 0;             ///< samples of a step: of each rank, or with PerStep of all together
+  double parameters_bytes = 0;  ///< of gradients; 0: not known
+  int cores = 1;                ///< of a host
+  bool bf16_wire = false;       ///< gradients travel between hosts in 16 bits already
+};
+
+nlohmann::ordered_json to_json(const Point& point);
+
+/// How samples are counted.
+struct Counting {
+  double per_rank = 0;  ///< samples of each rank and step
+  double per_step = 0;  ///< or of all together; neither: steps are counted, or runs
+};
+Point point_of(const JobOutcome& outcome, int processes, int hosts, const Counting& counting);
+/// "samples", "steps", "runs": what a Point of this outcome counts.
+std::string unit_of(const JobOutcome& outcome, const Counting& counting);
+
+/// The repetition with the median rate, with the rates of all. `points` is not empty.
+Point median_of(std::vector<Point> points);
+
+/// Where none of the program's waits could be seen: what its step takes longer than `alone`'s (with Scaling::PerStep:
+/// than its share of that) is taken for them, divided as the operations' own time.
+void estimate_split(Point& point, const Point& alone, Scaling scaling);
+
+/// What would make `more` (more hosts) faster than `fewer`, if the parts of a step behave as they were measured:
+/// compute grows with the batch, the rest does not; time on the wire goes with its bytes. Where the work of a step is
+/// not known, nothing follows.
+struct Remedies {
+  double batch_factor = 0;  ///< from this many times the batch on; 0: no batch helps
+  double link_factor = 0;   ///< on a link this many times as fast; 0: no link helps
+  bool half_bytes = false;  ///< with 16-bit floats on the wire, where it has not got them
+};
+Remedies remedies_of(const Point& fewer, const Point& more, const Workload& workload);
+
+/// `points`: the medians, at least one.
+std::string verdict_of(const std::vector<Point>& points, const Workload& workload);
+
+/// "12.5 MB/s", "98 MB": three digits, powers of 1000.
+std::string bytes_text(double bytes);
+/// "8.2 s", "41 ms".
+std::string seconds_text(double seconds);
+
+/// Points with the speed-up over the first, which has the fewest processes and hosts.
+std::string table_of(const std::vector<Point>& points, const Workload& workload);
+/// A bar for each point: as long as its speed-up, divided as a step of it is.
+std::string bars_of(const std::vector<Point>& points, const sys::TextStyle& style);
+/// The rate over processes, a curve for each number of hosts; and columns of the speed-up and of a step's time,
+/// divided.
+std::string svg_of(const std::vector<Point>& points, const Workload& workload, const std::string& subtitle);
+
+}  // namespace cohort::app::training

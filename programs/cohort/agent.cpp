@@ -1,0 +1,158 @@
+#include "launch/agent/agent.h"
+
+#include "launch/plan/plan.h"
+#include "launch/start/invitation.h"
+#include "net/socket.h"
+
+#include "cohort/commands.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <sstream>
+#include <utility>
+
+namespace cohort::app {
+namespace {
+
+/// From the announcement to the invitation, which is the answer to it. Less than a job waits for its agents unless told
+/// otherwise (30 s): where nothing comes through any more, not even an end, we are gone when it has given us up.
+constexpr auto kInvitationLimit = std::chrono::seconds(20);
+constexpr std::size_t kLongestInvitation = 8000;
+
+/// From stdin, not a byte more: what comes after it is its end, which is the lifeline's.
+launch::Invitation read_invitation() {
+  const net::Deadline deadline = net::deadline_in(kInvitationLimit);
+  std::string text;
+  text.reserve(kLongestInvitation);  // so that it stays in one place
+  while (!text.ends_with("\n" + std::string(launch::kInvitationEnd))) {
+    if (!value_or_throw(net::wait_ready(0, POLLIN, deadline)))
+      raise(ErrorCode::Timeout, "no invitation from `cohort run`");
+    char byte = 0;
+    const ssize_t got = ::read(0, &byte, 1);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (got < 0) raise(ErrorCode::Io, "stdin: {}", errno_text(errno));
+    if (got == 0 || text.size() == kLongestInvitation) {
+      raise(ErrorCode::Unavailable, "`cohort agent` is started by `cohort run`; it was not invited");
+    }
+    text += byte;
+  }
+  auto invitation = value_or_throw(launch::parse_invitation(text));
+  net::wipe(text);
+  return invitation;
+}
+
+/// Over a command such as ssh: says who it is, and is told what to do.
+void be_invited(launch::AgentOptions& agent) {
+  // On a line of its own, whatever was printed before it.
+  fmt::print("\n{}\n", launch::to_line(launch::own_announcement()));
+  std::fflush(stdout);
+  launch::Invitation invitation = read_invitation();
+  agent.supervisor = std::move(invitation.supervisor);
+  agent.secret = invitation.secret;
+  agent.host_index = invitation.host_index;
+  agent.elsewhere = true;
+  agent.host_timeout = invitation.host_timeout;
+  const sys::UniqueFd null_device(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  if (null_device) ::dup2(null_device.get(), 1);
+}
+
+/// By hand: where the job is, and its secret, are on the command line.
+void join_by_hand(launch::AgentOptions& agent, const std::string& places, const std::string& secret_file,
+                  double timeout, double host_timeout) {
+  if (secret_file.empty()) raise(ErrorCode::InvalidArgument, "--join: --secret-file FILE is wanted");
+  for (std::size_t begin = 0; begin <= places.size();) {
+    const std::size_t end = std::min(places.find(',', begin), places.size());
+    agent.supervisor.push_back({value_or_throw(net::parse_address(places.substr(begin, end - begin))), {}});
+    begin = end + 1;
+  }
+  const auto milliseconds = [](double seconds, const char* option) {
+    if (!(seconds >= 1 && seconds <= 1e6))
+      raise(ErrorCode::InvalidArgument, "{} {}: from 1 to 1e6 seconds", option, seconds);
+    return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  };
+  agent.secret = value_or_throw(net::Secret::from_file(secret_file));
+  agent.host_index = -1;
+  agent.elsewhere = true;
+  agent.patient = true;
+  agent.connect_timeout = milliseconds(timeout, "--timeout");
+  agent.host_timeout = milliseconds(host_timeout, "--host-timeout");
+}
+
+}  // namespace
+
+void add_agent(CLI::App& app, int& exit_status) {
+  struct Options {
+    std::string connect;
+    int secret_fd = -1;
+    bool invited = false;
+    std::string join;
+    std::string secret_file;
+    double timeout = 60;
+    double host_timeout = 3;
+    std::string devices;
+    launch::AgentOptions agent;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("agent", "Runs the part of a job that is on this host (started by `cohort run`, or by hand)")
+          ->group("");
+  auto* invited = command->add_flag("--invited", options->invited);
+  command->add_option("--connect", options->connect)->excludes(invited);
+  command->add_option("--secret-fd", options->secret_fd)->excludes(invited);
+  command->add_option("--host-index", options->agent.host_index)->excludes(invited);
+  command->add_option("--input-fd", options->agent.input_fd)->excludes(invited);
+  command->add_option("--join", options->join, "By hand: where `cohort run --starter hand` waits")
+      ->type_name("HOST:PORT[,HOST:PORT...]")
+      ->excludes(invited);
+  command->add_option("--secret-file", options->secret_file, "The job's secret")->type_name("FILE");
+  command->add_option("--name", options->agent.host_name, "This host, as `cohort run` names it [the system's name]")
+      ->type_name("HOST");
+  command
+      ->add_option("--ranks", options->agent.ranks,
+                   "How many ranks it starts, in this environment and folder, for `run --agents`")
+      ->type_name("N")
+      ->check(CLI::Range(1, launch::kMostProcesses))
+      ->needs(invited);
+  command->add_option("--devices", options->devices, "With --ranks: GPUs that it brings, as CUDA_VISIBLE_DEVICES")
+      ->type_name("LIST");
+  command->add_option("--timeout", options->timeout, "How long to wait for the job")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  command
+      ->add_option("--host-timeout", options->host_timeout,
+                   "Treat a job as lost after this long without a message from its host")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  command->callback([options, &exit_status] {
+    int ends[2] = {-1, -1};
+    std::istringstream devices(options->devices);
+    for (std::string device; std::getline(devices, device, ',');) options->agent.devices.push_back(device);
+    if (!options->join.empty()) {
+      join_by_hand(options->agent, options->join, options->secret_file, options->timeout, options->host_timeout);
+      // stdin may be anything; the connection alone is the lifeline. This pipe ends with us.
+      if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
+      options->agent.lifeline_fd = ends[0];
+      exit_status = launch::run_agent(options->agent);
+      return;
+    }
+    if (options->invited) {
+      be_invited(options->agent);
+    } else {
+      options->agent.supervisor = {{value_or_throw(net::parse_address(options->connect)), {}}};
+      options->agent.secret = value_or_throw(net::Secret::from_sealed_memfd(options->secret_fd));
+    }
+    exit_status = launch::run_agent(options->agent);
+  });
+}
+
+}  // namespace cohort::app

@@ -1,0 +1,387 @@
+// `cohort export`: a checkpoint as a file of weights, or a run's record for those who show runs.
+// `cohort plot`: the curves of a run, or of several, drawn from their records.
+// `cohort trace`: what ranks did, event by event, of a run that was started with --trace.
+
+#include "export/export.h"
+#include "base/env.h"
+#include "base/files.h"
+#include "base/parse.h"
+#include "base/result.h"
+#include "base/signals.h"
+#include "base/terminal.h"
+#include "cohort/commands.h"
+#include "export/prometheus.h"
+#include "telemetry/record.h"
+#include "trace/merge.h"
+#include "trace/report.h"
+#include "train/formats/weights.h"
+#include "train/track/curves.h"
+#include "watch/source.h"
+
+#include <fmt/core.h>
+#include <fmt/format.h>
+
+#include <poll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cohort::app {
+namespace {
+
+struct ExportArguments {
+  formats::ExportOptions options;
+  bool everything = false;
+  std::string torch = "2";
+  std::string destination;
+  bool follow = false;
+  track::SinkOptions sink;
+};
+
+void export_weights(ExportArguments& arguments) {
+  formats::ExportOptions& options = arguments.options;
+  if (options.to.empty()) {
+    raise(ErrorCode::InvalidArgument,
+          "TO is required: a *.pt, *.pth, *.pth.tar or *.safetensors, or --to for the record of a run");
+  }
+  if (arguments.everything) options.content = formats::ExportContent::Everything;
+  if (arguments.torch == "1.13") options.floats = formats::PtFloats::Tensor;
+  const formats::ExportSummary summary = value_or_throw(formats::export_weights(options));
+  fmt::print("{}: {} tensors, {} bytes of weights, from {}\n", options.to, summary.tensors, summary.bytes,
+             summary.from);
+}
+
+/// How long a command that was told to end still talks to a server.
+constexpr auto kHurry = std::chrono::seconds(2);
+
+/// Waits for the signals that end a command; true once one has come. A thread waits for them, too, so that a server
+/// that does not answer cannot hold the command: it ends in a moment then, with the status of a failure and
+/// `last_words`.
+class Patience {
+ public:
+  explicit Patience(std::string last_words) : last_words_(std::move(last_words)) {
+    watcher_ = std::thread([this] { watch(); });
+  }
+  ~Patience() {
+    over_.set();
+    watcher_.join();
+  }
+  Patience(const Patience&) = delete;
+  Patience& operator=(const Patience&) = delete;
+
+  bool wait(std::chrono::milliseconds time) { return told_.wait(time); }
+
+ private:
+  /// Set once.
+  class Event {
+   public:
+    void set() {
+      const std::scoped_lock lock(mutex_);
+      is_set_ = true;
+      changed_.notify_all();
+    }
+    bool wait(std::chrono::milliseconds time) {
+      std::unique_lock lock(mutex_);
+      return changed_.wait_for(lock, time, [this] { return is_set_; });
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool is_set_ = false;
+  };
+
+  void watch() {
+    pollfd waiting{signals_.fd(), POLLIN, 0};
+    constexpr auto kLook = std::chrono::milliseconds(50);
+    while (::poll(&waiting, 1, static_cast<int>(kLook.count())) <= 0 || !signals_.next()) {
+      if (over_.wait({})) return;
+    }
+    told_.set();
+    if (last_words_.empty() || over_.wait(kHurry)) return;
+    fmt::print(stderr, "cohort: {}\n", last_words_);
+    std::_Exit(1);  // what is there is there, and what is not is known beside the record
+  }
+
+  sys::SignalFd signals_ = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
+  std::string last_words_;
+  Event told_, over_;
+  std::thread watcher_;
+};
+
+/// A port is of use only for as long as there is something to follow.
+bool serves(const std::string& destination) {
+  constexpr std::string_view kKind = "prometheus:";
+  return destination.starts_with(kKind) && track::port_of(std::string_view(destination).substr(kKind.size()));
+}
+
+/// Whoever follows a run takes what its ranks leave. Their scheduler may count by sessions, so a session's own share is
+/// made small, too.
+void give_way() {
+  (void)::setpriority(PRIO_PROCESS, 0, 19);
+  if (::getsid(0) != ::getpid()) return;
+  std::ofstream("/proc/self/autogroup") << "19";
+}
+
+void export_run(ExportArguments& arguments) {
+  if (!arguments.options.to.empty()) {
+    raise(ErrorCode::InvalidArgument, "'{}' and --to {}: give one", arguments.options.to, arguments.destination);
+  }
+  track::check_destination(arguments.destination, !arguments.sink.token_file.empty());
+  const bool to_server = arguments.destination.starts_with("mlflow");
+  const std::string& from = arguments.options.from;
+  track::ExportRequest request;
+  track::SinkOptions sink_options = arguments.sink;
+  std::optional<Patience> patience;
+  arguments.follow = arguments.follow || serves(arguments.destination);
+  std::signal(SIGPIPE, SIG_IGN);  // a server may hang up; TLS does not ask not to be told so
+  if (arguments.follow) {
+    give_way();
+    patience.emplace(to_server ? fmt::format("not all of {} is there: cohort export {} --to {} goes on", from, from,
+                                             arguments.destination)
+                               : std::string());
+    request.wait = [&patience](std::chrono::milliseconds time) { return patience->wait(time); };
+    sink_options.wait = request.wait;
+    sink_options.patience = std::chrono::hours(24 * 15);
+  }
+  request.record = track::record_of(from, arguments.follow ? track::Absent::Later : track::Absent::Error);
+  sink_options.record = request.record;
+  sink_options.say = [](const std::string& text) { fmt::print(stderr, "cohort: {}\n", text); };
+  const auto sink = track::make_sink(arguments.destination, sink_options);
+  request.sink = sink.get();
+  if (arguments.follow && arguments.destination == "kubeflow") request.may_be_absent = true;  // nobody has asked for it
+  const track::ExportSummary summary = track::export_record(request);
+  fmt::print(
+      "{}: {} events from {}{}{}\n", arguments.destination, summary.events, request.record.string(),
+      summary.superseded == 0 ? "" : fmt::format(", without {} of steps that were done again", summary.superseded),
+      summary.damaged == 0 ? "" : fmt::format("; {} damaged lines were left out", summary.damaged));
+  for (const auto& [event, lines] : summary.unknown) {
+    fmt::print(
+        stderr,
+        "cohort: {} lines of the event '{}' were left out: values are in lines of the events step, epoch and metric "
+        "(cohort.track.log, track::Metrics)\n",
+        lines, event);
+  }
+  if (summary.without_end) {
+    fmt::print(stderr, "cohort: the record has no `end` line and no job.json beside it: the run is taken for killed\n");
+  }
+}
+
+}  // namespace
+
+void add_export(CLI::App& app, int&) {
+  auto arguments = std::make_shared<ExportArguments>();
+  CLI::App* command = app.add_subcommand(
+      "export",
+      "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, Prometheus, a CSV file");
+  command
+      ->add_option("FROM", arguments->options.from,
+                   "A checkpoint, a folder of them (its newest), a .safetensors or a .pt; with --to a run's folder, or "
+                   "its run.jsonl")
+      ->required();
+  command->add_option("TO", arguments->options.to, "The file to write: *.pt, *.pth, *.pth.tar or *.safetensors");
+  command->add_option("--key", arguments->options.key,
+                      "FROM is a .pt: the key under which the weights are, e.g. model or a/b");
+  command->add_flag(
+      "--everything", arguments->everything,
+      "Not the weights alone: {\"model\", \"optimizer\", \"step\", \"epoch\", \"sampler\", ...} (.pt only)");
+  command->add_option("--torch", arguments->torch, "Oldest torch that is to load it: 1.13 gets floats as tensors")
+      ->check(CLI::IsMember({"1.13", "2"}))
+      ->capture_default_str();
+  command->add_option(
+      "--to", arguments->destination,
+      "Where the run's record goes: tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT, "
+      "mlflow:URI[?experiment=NAME] or kubeflow");
+  command->add_flag("--follow", arguments->follow, "With --to: go on until the run has ended");
+  command->add_flag("--openmetrics", arguments->sink.openmetrics,
+                    "prometheus:FILE: OpenMetrics 1.0 instead of the text format 0.0.4");
+  command
+      ->add_option("--token-file", arguments->sink.token_file,
+                   "prometheus:HOST:PORT: clients have to show this file's line as their bearer token")
+      ->envname(std::string(env::kMetricsTokenFile));
+  command->footer(
+      "Examples: cohort export checkpoints model.pt\n"
+      "          cohort export checkpoints training.pt --everything\n"
+      "          cohort export training.pt model.safetensors --key model\n"
+      "          cohort export runs/latest --to tensorboard:tb --follow");
+  command->callback([arguments] {
+    if (!arguments->destination.empty()) return export_run(*arguments);
+    if (arguments->follow || arguments->sink.openmetrics) {
+      raise(ErrorCode::InvalidArgument, "--follow and --openmetrics are for the record of a run: --to is missing");
+    }
+    export_weights(*arguments);
+  });
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct PlotArguments {
+  std::vector<fs::path> runs;
+  fs::path output;
+  std::optional<track::Over> over;
+};
+
+/// By its folder; "latest" says nothing, where it leads does.
+std::string name_of(const fs::path& run) {
+  std::error_code unknown;
+  fs::path real = fs::canonical(run, unknown);
+  if (unknown) real = fs::absolute(run, unknown).lexically_normal();
+  if (real.filename() == "run.jsonl") real = real.parent_path();
+  return real.filename().string();
+}
+
+std::vector<track::NamedRun> read(const std::vector<fs::path>& runs) {
+  std::vector<track::NamedRun> read;
+  for (const fs::path& run : runs) {
+    read.push_back({name_of(run), track::series_of(track::read_run(track::record_of(run)))});
+  }
+  std::map<std::string, int> names;
+  for (const auto& run : read) ++names[run.name];
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    if (names[read[i].name] > 1) read[i].name = runs[i].string();
+  }
+  return read;
+}
+
+void plot(const PlotArguments& arguments) {
+  const bool several = arguments.runs.size() > 1;
+  fs::path picture = arguments.output;
+  if (picture.empty()) {
+    picture = several ? fs::path("compare.svg") : track::record_of(arguments.runs[0]).parent_path() / "curves.svg";
+  }
+  const std::vector<track::NamedRun> runs = read(arguments.runs);
+  const track::Figure figure =
+      several ? track::compare(runs, arguments.over) : track::figure_of(runs[0].run, arguments.over);
+  value_or_throw(sys::write_file_atomically(picture.string(), track::render_svg(figure)));
+  fmt::print("{}{}\n", track::end_values(runs, sys::text_style(STDOUT_FILENO), arguments.over), picture.string());
+}
+
+}  // namespace
+
+void add_plot(CLI::App& app, int& /*exit_status*/) {
+  const auto arguments = std::make_shared<PlotArguments>();
+  CLI::App* command =
+      app.add_subcommand("plot", "Draw the curves of a run, or of several to compare them, as an SVG picture");
+  command->add_option("RUN", arguments->runs, "folders of runs, or their run.jsonl [the newest in ./runs]");
+  command->add_option("-o,--output", arguments->output,
+                      "the picture [curves.svg beside the record; of several runs compare.svg]");
+  command
+      ->add_option("--over", arguments->over,
+                   "what the curves stand over: epoch, step, or time, that of pauses left out [epoch, or step]")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, track::Over>{
+              {"epoch", track::Over::Epoch}, {"step", track::Over::Step}, {"time", track::Over::Time}},
+          CLI::ignore_case));
+  command->callback([arguments] {
+    if (arguments->runs.empty()) arguments->runs.push_back(watch::find_run({}));
+    plot(*arguments);
+  });
+}
+
+namespace {
+
+struct MergeArguments {
+  fs::path run, output;
+  std::vector<std::string> others;
+  bool json = false;
+};
+
+/// "3=trace.json" names the rank of a trace that does not say it.
+track::ChromeTrace read_other(const std::string& word) {
+  const auto equals = word.find('=');
+  const auto rank = equals == std::string::npos ? std::nullopt : parse_integer<std::uint32_t>(word.substr(0, equals));
+  track::ChromeTrace trace = track::read_chrome_trace(rank ? word.substr(equals + 1) : word);
+  if (rank) trace.rank = *rank;
+  return trace;
+}
+
+std::string summary_of(const track::MergeSummary& summary) {
+  std::string text = fmt::format("{} events of {} ranks", summary.events, summary.ranks);
+  for (const std::string& remark : summary.remarks) text += "; " + remark;
+  return text;
+}
+
+void merge(const MergeArguments& arguments) {
+  const track::TraceSet set = track::open_traces(arguments.run);
+  std::vector<track::ChromeTrace> others;
+  for (const std::string& word : arguments.others) others.push_back(read_other(word));
+  fs::path output = arguments.output;
+  if (output.empty()) {
+    if (!fs::is_directory(arguments.run))
+      raise(ErrorCode::InvalidArgument, "{}: this is no folder of a run: give the output with -o",
+            arguments.run.string());
+    output = arguments.run / (arguments.json ? "trace.json" : "trace.pftrace");
+  }
+  const auto summary =
+      arguments.json ? track::merge_as_json(set, others, output) : track::merge_traces(set, others, output);
+  fmt::print("{}: {}\n", output.string(), summary_of(summary));
+}
+
+}  // namespace
+
+void merge_trace_of(const std::string& run_folder, bool quiet) {
+  try {
+    const fs::path output = fs::path(run_folder) / "trace.pftrace";
+    const auto summary = track::merge_traces(track::open_traces(run_folder), {}, output);
+    if (!quiet)
+      fmt::print(stderr, "cohort: {}: {} -- open it in ui.perfetto.dev\n", output.string(), summary_of(summary));
+  } catch (const Error& error) {
+    fmt::print(stderr, "cohort: the ranks' traces could not be merged: {}\n", error.what());
+  }
+}
+
+void add_trace(CLI::App& app, int& /*exit_status*/) {
+  CLI::App* trace =
+      app.add_subcommand("trace", "What the ranks of a run did, event by event: `cohort run --trace` first");
+  trace->require_subcommand(1);
+
+  const auto arguments = std::make_shared<MergeArguments>();
+  CLI::App* merging = trace->add_subcommand("merge", "One trace of all ranks, with other programs' traces beside them");
+  merging->add_option("run", arguments->run, "Folder of a run, or one host's trace/host-N.pftrace")->required();
+  merging->add_option("other", arguments->others,
+                      "Traces of torch's profiler (Kineto), or of Horovod's timeline; 3=FILE for one that does not say "
+                      "that it is rank 3's");
+  merging->add_option("-o,--output", arguments->output,
+                      "The trace (default: trace.pftrace or trace.json in the run's folder); with --json a folder gets "
+                      "a file of each rank");
+  merging->add_flag("--json", arguments->json,
+                    "Chrome's JSON, as torch's profiler writes it, instead of Perfetto's format");
+  merging->callback([arguments] { merge(*arguments); });
+
+  struct ReportArguments {
+    fs::path run;
+    bool json = false;
+  };
+  const auto wanted = std::make_shared<ReportArguments>();
+  CLI::App* report =
+      trace->add_subcommand("report", "Which rank is late, what communication costs, which operations take longest");
+  report->add_option("run", wanted->run, "Folder of a run, or one host's trace/host-N.pftrace")->required();
+  report->add_flag("--json", wanted->json, "Everything, as JSON");
+  report->callback([wanted] {
+    const track::TraceReport made = track::make_report(track::open_traces(wanted->run));
+    std::fputs((wanted->json ? track::to_json(made) : track::to_text(made)).c_str(), stdout);
+  });
+  trace->footer(
+      "Examples: cohort run --trace -np 4 ./train\n"
+      "          cohort trace report runs/latest\n"
+      "          cohort trace merge runs/latest -o all.pftrace profile-0.json profile-1.json");
+}
+
+}  // namespace cohort::app

@@ -1,0 +1,122 @@
+// `cohort watch`: a run that goes on, or has ended, in the terminal or on a page; here, or where another one serves it.
+#include "base/env.h"
+#include "base/hardware.h"
+#include "base/result.h"
+#include "base/signals.h"
+#include "cohort/commands.h"
+#include "net/address.h"
+#include "net/socket.h"
+#include "watch/page_server.h"
+#include "watch/screen.h"
+#include "watch/source.h"
+
+#include <fmt/core.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <string>
+
+namespace cohort::app {
+namespace {
+
+struct WatchArguments {
+  std::string run, token_file;
+  std::string address = "127.0.0.1";
+  std::uint16_t port = 0;
+  bool page = false;
+  double interval = 5;
+  watch::WatchOptions options;
+};
+
+/// A place is a page's if no folder has its name.
+bool is_page(const std::string& place) {
+  std::error_code error;
+  return place.find(':') != std::string::npos && !std::filesystem::exists(place, error) &&
+         net::parse_address(place).has_value();
+}
+
+net::Secret token_of_page(const std::string& file) {
+  if (!file.empty()) return value_or_throw(net::Secret::from_file(file));
+  std::string typed;
+  if (const auto variable = env::get(env::kPageToken)) {
+    typed = *variable;
+  } else {
+    if (::isatty(0) != 0) fmt::print(stderr, "token: ");
+    std::getline(std::cin, typed);
+  }
+  // The whole address is taken as well: it is what people have at hand.
+  if (const auto at = typed.find("token="); at != std::string::npos) typed.erase(0, at + 6);
+  while (!typed.empty() && (typed.back() == '\r' || typed.back() == ' ')) typed.pop_back();
+  const auto token = net::Secret::from_digits(typed);
+  if (!token) {
+    raise(ErrorCode::InvalidArgument,
+          "a token of 64 hexadecimal digits is wanted -- it is in the address that `cohort watch --page` has printed; "
+          "--token-file FILE, the variable COHORT_PAGE_TOKEN, or type it");
+  }
+  return *token;
+}
+
+void serve(const WatchArguments& arguments) {
+  sys::SignalFd signals = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
+  watch::RunFiles run(watch::find_run(arguments.run));
+  const net::Secret token = value_or_throw(arguments.token_file.empty() ? net::Secret::generate()
+                                                                        : net::Secret::from_file(arguments.token_file));
+  watch::PageServer server(run, {arguments.address, arguments.port}, token);
+  const bool local = net::is_loopback_name(arguments.address);
+  fmt::print("{}\n", server.url());
+  if (local) {
+    fmt::print("from another machine: ssh -N -L {0}:127.0.0.1:{0} {1}, then the same address\n", server.port(),
+               sys::host_name());
+  } else {
+    fmt::print("this is HTTP without encryption: whoever can listen on the network sees the token and the page\n");
+  }
+  std::fflush(stdout);
+  while (!signals.next()) (void)net::wait_ready(signals.fd(), POLLIN, net::deadline_in(std::chrono::hours(1)));
+}
+
+}  // namespace
+
+void add_watch(CLI::App& app, int& exit_status) {
+  const auto arguments = std::make_shared<WatchArguments>();
+  CLI::App* command =
+      app.add_subcommand("watch", "Show a run's progress: steps, speed, waiting and last line of each rank");
+  command->add_option(
+      "RUN", arguments->run,
+      "Folder of a run, or HOST:PORT of the page that another `cohort watch` serves [the newest in ./runs]");
+  command->add_flag("--page", arguments->page, "Serve a page for browsers instead, and print its address");
+  command->add_option("--port", arguments->port, "With --page: where [a free port]");
+  command->add_option("--address", arguments->address, "With --page: the address to listen at")->capture_default_str();
+  command->add_option("--token-file", arguments->token_file,
+                      "A file of mode 0600 with the page's token, as `cohort secret FILE` makes it [a new one]");
+  command->add_flag("--once", arguments->options.once, "Print how it is now, as text, and end");
+  command->add_flag("--ascii", arguments->options.ascii, "No character beyond ASCII");
+  command->add_option("--interval", arguments->interval, "Seconds between two lines where there is no terminal")
+      ->check(CLI::Range(0.1, 86400.0))
+      ->capture_default_str();
+  command->footer(
+      "Examples: cohort watch runs/latest\n"
+      "          cohort watch runs/latest --page\n"
+      "          cohort watch localhost:40123 --token-file token");
+  command->callback([arguments, &exit_status] {
+    if (arguments->page) return serve(*arguments);
+    if (arguments->port != 0) raise(ErrorCode::InvalidArgument, "--port is for --page, which is missing");
+    arguments->options.interval = std::chrono::milliseconds(static_cast<std::int64_t>(arguments->interval * 1000));
+    std::unique_ptr<watch::Source> source;
+    if (is_page(arguments->run)) {
+      source = std::make_unique<watch::RemotePage>(*net::parse_address(arguments->run),
+                                                   token_of_page(arguments->token_file));
+    } else {
+      if (!arguments->token_file.empty())
+        raise(ErrorCode::InvalidArgument, "--token-file is for --page and HOST:PORT, and neither is given");
+      source = std::make_unique<watch::RunFiles>(watch::find_run(arguments->run));
+    }
+    exit_status = watch::watch(*source, arguments->options);
+  });
+}
+
+}  // namespace cohort::app

@@ -1,0 +1,314 @@
+#include "export/export.h"
+
+#include "base/env.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/result.h"
+#include "base/unique_fd.h"
+#include "export/kubeflow.h"
+#include "export/mlflow.h"
+#include "export/prometheus.h"
+#include "export/sink.h"
+#include "export/tensorboard.h"
+#include "net/http.h"
+#include "telemetry/record.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <filesystem>
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace cohort::track {
+namespace {
+
+// A run record's values as a table: RFC 4180, a row for each, for spreadsheets and pandas.
+
+/// Columns time, step, rank (empty: of the run), name, value. Rows are appended whole; what is not finite is NaN,
+/// Infinity or -Infinity.
+class CsvSink final : public Sink {
+ public:
+  /// Replaces the file. Throws Io.
+  explicit CsvSink(std::filesystem::path file);
+
+  void take(const SinkLine& line) override;
+  Replay go_back(std::int64_t step, double time) override;
+  void flush() override;
+  void finish(RunState state) override;
+
+ private:
+  void begin();
+
+  std::filesystem::path file_;
+  sys::UniqueFd fd_;
+  PointReader points_;
+  std::string rows_;
+};
+
+constexpr std::string_view kWritingCsv = "writing the CSV file";
+
+void add_text(std::string& row, std::string_view text) {
+  if (text.find_first_of("\",\r\n") == std::string_view::npos) {
+    row += text;
+    return;
+  }
+  row += '"';
+  for (const char c : text) {
+    row += c;
+    if (c == '"') row += c;
+  }
+  row += '"';
+}
+
+void add_number(std::string& row, double value) {
+  if (std::isnan(value))
+    row += "NaN";
+  else if (std::isinf(value))
+    row += value > 0 ? "Infinity" : "-Infinity";
+  else
+    fmt::format_to(std::back_inserter(row), "{}", value);
+}
+
+CsvSink::CsvSink(std::filesystem::path file) : file_(std::move(file)) {
+  if (file_.has_parent_path()) {
+    std::error_code error;
+    std::filesystem::create_directories(file_.parent_path(), error);
+    if (error) raise_io({-1, file_, kWritingCsv}, error.value());
+  }
+  begin();
+}
+
+void CsvSink::begin() {
+  fd_.reset(::open(file_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOCTTY, 0644));
+  if (!fd_) raise_io({-1, file_, kWritingCsv}, errno);
+  points_ = {};
+  rows_ = "time,step,rank,name,value\r\n";
+}
+
+void CsvSink::take(const SinkLine& line) {
+  if (line.superseded) return;
+  points_.read(line.line, [this](const MetricPoint& point) {
+    fmt::format_to(std::back_inserter(rows_), "{:.3f},{},", point.time, point.step);
+    if (point.rank) fmt::format_to(std::back_inserter(rows_), "{}", *point.rank);
+    rows_ += ',';
+    add_text(rows_, point.name);
+    rows_ += ',';
+    add_number(rows_, point.value);
+    rows_ += "\r\n";
+  });
+  if (rows_.size() >= kAppendBuffer) flush();
+}
+
+Sink::Replay CsvSink::go_back(std::int64_t /*step*/, double /*time*/) {
+  begin();
+  return Replay::Yes;
+}
+
+void CsvSink::flush() {
+  append_all({fd_.get(), file_, kWritingCsv}, rows_);
+  rows_.clear();
+}
+
+void CsvSink::finish(RunState /*state*/) { flush(); }
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kQuietAfterEnd = std::chrono::seconds(2);
+constexpr int kKilledStatus = 128;  // and more: by a signal
+constexpr auto kBatchInterval = std::chrono::seconds(2);
+
+struct JobState {
+  bool ended = false;
+  RunState state = RunState::Running;
+};
+
+/// What job.json beside the record says; nullopt: there is none.
+std::optional<JobState> job_state(const std::filesystem::path& record) {
+  const auto text = sys::read_file((record.parent_path() / "job.json").string());
+  if (!text) return std::nullopt;
+  const auto job = parse_json_or_discard(text->text());
+  if (!job.is_object()) return std::nullopt;
+  JobState found;
+  const auto status = job.find("exit_status");
+  if (!job.contains("end") || status == job.end() || !status->is_number_integer()) return found;
+  found.ended = true;
+  const auto number = status->get<std::int64_t>();
+  found.state = number == 0 ? RunState::Finished : number >= kKilledStatus ? RunState::Killed : RunState::Failed;
+  return found;
+}
+
+class Export {
+ public:
+  explicit Export(const ExportRequest& request) : request_(request) {}
+
+  ExportSummary run() {
+    if (request_.wait) wait_for_record();
+    if (request_.may_be_absent && !std::filesystem::exists(request_.record)) return summary_;
+    follower_.emplace(request_.record);
+    drain();
+    if (request_.wait) follow();
+    if (summary_.events == 0 && follower_->damaged() > 0) {
+      raise(ErrorCode::Corrupt,
+            "reading the run record failed -- {} -- none of its {} lines is an event -- is it a run record?",
+            request_.record.string(), follower_->damaged());
+    }
+    summary_.damaged = follower_->damaged();
+    summary_.state = state();
+    request_.sink->finish(summary_.state);
+    return summary_;
+  }
+
+ private:
+  /// A run that has just begun has none yet. If it ends without one, that is the follower's error.
+  void wait_for_record() const {
+    bool over = false;
+    while (!over && !std::filesystem::exists(request_.record)) {
+      const auto job = job_state(request_.record);
+      over = request_.wait(request_.interval) || (job && job->ended);
+    }
+  }
+
+  void follow() {
+    Clock::time_point last_news = Clock::now();
+    for (bool over = false; !over;) {
+      over = request_.wait(request_.interval);
+      // Asked before what is there is read: once the job has ended, no more is written.
+      const auto job = job_state(request_.record);
+      if (drain()) last_news = Clock::now();
+      over = over || (job ? job->ended : said_ && Clock::now() - last_news >= kQuietAfterEnd);
+    }
+  }
+
+  /// Whether there was anything.
+  bool drain() {
+    bool any = false;
+    // A writer may be faster than a sink: what comes meanwhile is for the next time, after a flush.
+    std::error_code unknown;
+    const std::uintmax_t end = std::filesystem::file_size(request_.record, unknown);
+    while (follower_->offset() < end && follower_->next()) {
+      any = true;
+      const RecordLine& line = follower_->line();
+      if (line.event == "resume" && !follower_->superseded() && goes_back(line)) {
+        summary_ = {};
+        last_step_ = std::numeric_limits<std::int64_t>::min();
+        follower_.emplace(request_.record);
+        continue;
+      }
+      ++summary_.events;
+      if (!is_known_event(line.event)) ++summary_.unknown[line.event];
+      summary_.superseded += follower_->superseded() ? 1 : 0;
+      if (!follower_->superseded()) last_step_ = std::max(last_step_, line.integer("step").value_or(last_step_));
+      if (line.event == "start" || line.event == "resume") said_.reset();
+      if (line.event == "end") said_ = RunState::Finished;
+      if (line.event == "preempted") said_ = RunState::Killed;
+      request_.sink->take({line, follower_->superseded(), follower_->offset()});
+    }
+    if (any)
+      request_.sink->flush();
+    else
+      request_.sink->idle();
+    return any;
+  }
+
+  bool goes_back(const RecordLine& resume) {
+    const std::int64_t step = resume.integer("step").value_or(0);
+    if (step >= last_step_) return false;
+    last_step_ = step;
+    return request_.sink->go_back(step, resume.time.value_or(0)) == Sink::Replay::Yes;
+  }
+
+  RunState state() {
+    if (said_) return *said_;
+    if (const auto job = job_state(request_.record)) return job->state;
+    // Whoever stops to follow does not know how the run goes on.
+    summary_.without_end = !request_.wait;
+    return summary_.without_end ? RunState::Killed : RunState::Running;
+  }
+
+  const ExportRequest& request_;
+  std::optional<RecordFollower> follower_;
+  ExportSummary summary_;
+  std::optional<RunState> said_;  // by the record's last lines
+  std::int64_t last_step_ = std::numeric_limits<std::int64_t>::min();
+};
+
+std::unique_ptr<Sink> make_prometheus(const std::string& where, const SinkOptions& options) {
+  const std::filesystem::path warnings = options.record.empty() ? "" : options.record.parent_path() / "warnings.jsonl";
+  const auto at = port_of(where);
+  if (!at) {
+    auto file = std::make_unique<PrometheusFile>(
+        where, options.openmetrics ? PrometheusFormat::OpenMetrics : PrometheusFormat::Text);
+    file->count_warnings_of(warnings);
+    return file;
+  }
+  auto port = std::make_unique<PrometheusPort>(
+      *at, options.token_file.empty() ? std::string() : net::read_token_file(options.token_file));
+  port->count_warnings_of(warnings);
+  if (options.say) options.say(fmt::format("metrics are served at http://{}/metrics", net::to_string(port->address())));
+  return port;
+}
+
+/// What the environment has for MLflow.
+std::optional<std::string> variable(std::string_view name) { return env::get(name); }
+
+/// "csv:FILE" is csv, and FILE. Throws InvalidArgument for what is no destination.
+std::pair<std::string, std::string> parts_of(const std::string& destination) {
+  const std::size_t colon = destination.find(':');
+  const std::string kind = destination.substr(0, colon);
+  const std::string where = colon == std::string::npos ? "" : destination.substr(colon + 1);
+  const bool is_file = kind == "tensorboard" || kind == "csv" || kind == "prometheus";
+  if ((is_file && !where.empty()) || kind == "mlflow" || destination == "kubeflow") return {kind, where};
+  raise(ErrorCode::InvalidArgument,
+        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT, "
+        "mlflow:URI, kubeflow",
+        destination);
+}
+
+}  // namespace
+
+std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options) {
+  const auto [kind, where] = parts_of(destination);
+  if (kind == "tensorboard") return std::make_unique<TensorBoardSink>(where);
+  if (kind == "csv") return std::make_unique<CsvSink>(where);
+  if (kind == "prometheus") return make_prometheus(where, options);
+  if (kind == "kubeflow") return std::make_unique<KubeflowSink>(kubeflow_place({}), options.say);
+  MlflowServerOptions server;
+  server.place = mlflow_place(where, variable);
+  server.wait = options.wait ? options.wait : [](std::chrono::milliseconds time) {
+    std::this_thread::sleep_for(time);
+    return false;
+  };
+  server.say = options.say ? options.say : [](const std::string&) {};
+  server.patience = options.patience;
+  return std::make_unique<MlflowSink>(MlflowSinkOptions{options.record, std::move(server), kBatchInterval});
+}
+
+void check_destination(const std::string& destination, bool token) {
+  const auto [kind, where] = parts_of(destination);
+  if (kind == "mlflow") (void)mlflow_place(where, variable);
+  if (kind == "kubeflow") (void)kubeflow_place({});
+  if (kind == "prometheus") {
+    const auto at = port_of(where);
+    if (at && !net::is_loopback_name(at->host) && !token) {
+      raise(ErrorCode::InvalidArgument,
+            "'{}': whoever reaches this host could read it -- give a token (a file of one line, named by {}), or serve "
+            "at :{} and "
+            "reach it by `ssh -L`",
+            destination, env::kMetricsTokenFile, at->port);
+    }
+  }
+}
+
+ExportSummary export_record(const ExportRequest& request) { return Export(request).run(); }
+
+}  // namespace cohort::track

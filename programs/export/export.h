@@ -1,0 +1,58 @@
+// From a run record to a sink, once or for as long as the run goes on. One thread.
+#pragma once
+
+#include "export/sink.h"
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+namespace cohort::track {
+
+struct SinkOptions {
+  bool openmetrics = false;           ///< prometheus:FILE: OpenMetrics 1.0; otherwise text format 0.0.4
+  std::string token_file = {};        ///< prometheus:HOST:PORT: what lets a client in; only loopback goes without
+  std::filesystem::path record = {};  ///< what is beside it: MLflow's state, warnings
+  /// mlflow: waits, and says whether to stop; default: it only waits.
+  std::function<bool(std::chrono::milliseconds)> wait = {};
+  /// Tells where the run or its metrics are, and of a server that is away.
+  std::function<void(const std::string&)> say = {};
+  std::chrono::milliseconds patience = std::chrono::minutes(15);  ///< mlflow: with a server that does not answer
+};
+
+/// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "prometheus:HOST:PORT", "mlflow:URI", "kubeflow". Throws
+/// InvalidArgument, with those that there are, Io, and Unavailable.
+std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options = {});
+/// Throws what make_sink would throw without looking at files or servers. `token`: clients have to show one.
+void check_destination(const std::string& destination, bool token);
+
+struct ExportRequest {
+  std::filesystem::path record;
+  Sink* sink = nullptr;        ///< not owned
+  bool may_be_absent = false;  ///< a job that ends without a record is no failure
+  /// Empty: what is there. Else until the run has ended, which is asked after each `interval`; it waits for that long
+  /// and says whether to stop before: what is there by then is still read.
+  std::function<bool(std::chrono::milliseconds)> wait = {};
+  std::chrono::milliseconds interval = std::chrono::milliseconds(250);
+};
+
+struct ExportSummary {
+  std::uint64_t events = 0;
+  std::uint64_t superseded = 0;  ///< of these: of steps that the run did again
+  std::uint64_t damaged = 0;     ///< lines that are no events
+  std::map<std::string, std::uint64_t> unknown =
+      {};                    ///< events of other names than the schema's: what they hold is not taken
+  bool without_end = false;  ///< nothing says how the run ended: it is taken for killed
+  RunState state = RunState::Running;
+};
+
+/// Feeds the sink. Where the run is one of `cohort run`, job.json beside the record says when it has ended and how;
+/// else its `end` line does, with nothing after it for two seconds. Throws as RecordFollower and the sink do; Corrupt
+/// if there are lines, but not one event.
+ExportSummary export_record(const ExportRequest& request);
+
+}  // namespace cohort::track

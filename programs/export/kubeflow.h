@@ -1,0 +1,54 @@
+// How far a run is, told to Kubeflow's trainer (KEP-2779): where it has put the address of its status server into the
+// environment, progress, remaining time and the latest values are posted there every few seconds. A server that is not
+// there, or refuses, is named once; the run goes on. One thread.
+#pragma once
+
+#include "base/env.h"
+#include "export/sink.h"
+#include "telemetry/run_progress.h"
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace cohort::track {
+
+/// The body of a request. `now`: seconds since 1970.
+std::string kubeflow_status(const RunProgress& progress, double now);
+
+struct KubeflowPlace {
+  std::string server;        ///< "https://service.namespace.svc:port"
+  std::string path;          ///< on it
+  std::string certificates;  ///< a file of those that are trusted; empty: the system's
+  std::string token_file;    ///< read anew each time, since the token is replaced each hour; empty: none
+};
+
+/// As the variables KUBEFLOW_TRAINER_SERVER_* say. Throws InvalidArgument where the address is missing or none.
+KubeflowPlace kubeflow_place(const env::Source& variables);
+
+class KubeflowSink final : public Sink {
+ public:
+  KubeflowSink(KubeflowPlace place, std::function<void(const std::string&)> say,
+               std::chrono::milliseconds interval = std::chrono::seconds(5));
+  ~KubeflowSink() override;
+
+  void take(const SinkLine& line) override;
+  Replay go_back(std::int64_t step, double time) override;
+  void flush() override;
+  void idle() override { flush(); }
+  void finish(RunState state) override;
+
+ private:
+  struct Client;
+  void post();
+
+  std::function<void(const std::string&)> say_;
+  std::chrono::milliseconds interval_;
+  std::unique_ptr<Client> client_;
+  RunProgress progress_;
+  bool news_ = false, complained_ = false;
+  std::chrono::steady_clock::time_point next_{};
+};
+
+}  // namespace cohort::track

@@ -1,0 +1,287 @@
+#include "export/mlflow_server.h"
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/parse.h"
+#include "base/result.h"
+#include "export/mlflow_store.py.h"
+#include "net/http.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <httplib.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <limits>
+#include <utility>
+
+namespace cohort::track {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr auto kConnectTime = std::chrono::seconds(5);
+constexpr auto kAnswerTime = std::chrono::seconds(120);  // a database under load takes its time
+constexpr milliseconds kLongestWait = std::chrono::seconds(15);
+constexpr int kTriesOfAFile = 3;
+
+bool is_permanent(httplib::Error error) {
+  return error == httplib::Error::SSLServerVerification || error == httplib::Error::SSLLoadingCerts;
+}
+
+std::string why(httplib::Error error) {
+  switch (error) {
+    case httplib::Error::Connection: return "it cannot be reached";
+    case httplib::Error::ConnectionTimeout: return "the connection is not answered";
+    case httplib::Error::Read: return "its answer did not come";
+    case httplib::Error::Write: return "it takes no request";
+    case httplib::Error::SSLConnection: return "TLS failed";
+    default: return httplib::to_string(error);
+  }
+}
+
+}  // namespace
+
+struct MlflowServer::Impl {
+  Impl(MlflowServerOptions from, std::unique_ptr<MlflowStore> own)
+      : options(std::move(from)), store(std::move(own)), client(open(options.place)) {
+    const MlflowPlace& place = options.place;
+    client.set_keep_alive(true);
+    client.set_tcp_nodelay(true);
+    client.set_url_encode(false);
+    client.set_connection_timeout(kConnectTime);
+    client.set_read_timeout(kAnswerTime);
+    client.set_write_timeout(kAnswerTime);
+    client.enable_server_certificate_verification(place.checks_certificate);
+    if (!place.certificates.empty()) client.set_ca_cert_path(place.certificates);
+    if (!place.token.empty())
+      client.set_bearer_token_auth(place.token);
+    else if (!place.user.empty())
+      client.set_basic_auth(place.user, place.password);
+  }
+
+  static httplib::Client open(const MlflowPlace& place) {
+    return place.own_certificate.empty() ? httplib::Client(place.server)
+                                         : httplib::Client(place.server, place.own_certificate, place.own_certificate);
+  }
+
+  std::string path_of(const std::string& path) const { return options.place.prefix + "/api/2.0/" + path; }
+
+  [[noreturn]] void fail(const std::string& reason, std::string_view advice) const {
+    raise(ErrorCode::Unavailable, "talking to MLflow failed -- {} -- {} -- {}", options.place.shown(), reason, advice);
+  }
+
+  /// What a server says that does not let this one in, or sends it elsewhere.
+  void check_admission(const Answer& answer, const std::string& location) const {
+    if (answer.status == 403 && answer.body.find("Invalid Host header") != std::string::npos) {
+      fail(
+          "it answers 403, Invalid Host header: it takes requests for names that it knows only, which are localhost "
+          "and "
+          "private addresses",
+          "start the server with --allowed-hosts NAME (or MLFLOW_SERVER_ALLOWED_HOSTS=NAME), where NAME is the host of "
+          "the address above, or use its address");
+    }
+    if (answer.status == 401 || answer.status == 403) {
+      fail(fmt::format("it answers {}{}{}", answer.status, answer.message.empty() ? "" : ": ", answer.message),
+           options.place.token.empty() && options.place.user.empty()
+               ? "it was asked without credentials: MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and "
+                 "MLFLOW_TRACKING_PASSWORD, have them"
+               : "what the environment has for it (MLFLOW_TRACKING_TOKEN, _USERNAME, _PASSWORD, DATABRICKS_TOKEN) does "
+                 "not do");
+    }
+    if (answer.status >= 300 && answer.status < 400) {
+      fail(fmt::format("it sends its askers to {}", net::as_line(location)),
+           "give that address, if it is the right one");
+    }
+  }
+
+  Answer ask(const std::function<httplib::Result()>& request, const std::function<bool()>& done_already = {},
+             int most_tries = std::numeric_limits<int>::max()) {
+    Clock::time_point since = Clock::now();
+    milliseconds pause = options.first_wait;
+    for (int tries = 1;; ++tries) {
+      if (tries > 1 && done_already && done_already()) return {.status = 200, .code = {}, .message = {}, .body = {}};
+      const httplib::Result result = request();
+      std::string trouble;
+      if (result) {
+        Answer answer = read(*result);
+        check_admission(answer, result->get_header_value("Location"));
+        if (answer.status < 500 && answer.status != 429 && answer.status != 408) {
+          answered = true;
+          if (std::exchange(away, false)) options.say(fmt::format("MLflow at {} answers again", options.place.shown()));
+          return answer;
+        }
+        trouble = fmt::format("it answers {}{}{}", answer.status, answer.message.empty() ? "" : ": ", answer.message);
+      } else {
+        if (is_permanent(result.error())) {
+          fail("its certificate is not trusted",
+               "MLFLOW_TRACKING_SERVER_CERT_PATH names a file of certificates that are; "
+               "MLFLOW_TRACKING_INSECURE_TLS=true "
+               "trusts any");
+        }
+        if (store && store->has_ended()) fail("the process that had opened it has ended", "export again: it goes on");
+        trouble = why(result.error());
+      }
+      client.stop();  // who knows what is left on this connection
+      if (tries >= most_tries) fail(trouble, fmt::format("it was asked {} times", tries));
+      if (tries == 2 && !std::exchange(away, true)) {
+        options.say(
+            fmt::format("MLflow at {}: {}; trying on, the record keeps what there is", options.place.shown(), trouble));
+      }
+      // An address where nobody has ever answered is more often wrong than away.
+      if (Clock::now() - since >= (answered ? options.patience : options.patience / 15))
+        fail(trouble, "it was asked again and again");
+      if (options.wait(pause)) fail(trouble, "stopped while it was away");
+      pause = std::min(2 * pause, kLongestWait);
+    }
+  }
+
+  static Answer read(const httplib::Response& response) {
+    Answer answer{.status = response.status, .code = {}, .message = {}, .body = response.body};
+    if (answer.good()) return answer;
+    const auto json = parse_json_or_discard(response.body);
+    const auto text = [&json](const char* name) {
+      return json.is_object() && json.contains(name) && json[name].is_string() ? json[name].get<std::string>() : "";
+    };
+    answer.code = text("error_code");
+    answer.message = net::as_line(json.is_object() ? text("message") : response.body);
+    return answer;
+  }
+
+  MlflowServerOptions options;
+  std::unique_ptr<MlflowStore> store;  // where there is no server
+  httplib::Client client;
+  bool answered = false, away = false;
+};
+
+MlflowServer::MlflowServer(MlflowServerOptions options) {
+  std::unique_ptr<MlflowStore> store;
+  if (MlflowPlace& place = options.place; !place.store.empty()) {
+    store = std::make_unique<MlflowStore>(place.store);
+    place.server = store->server();
+    place.token = store->token();
+  }
+  impl_ = std::make_unique<Impl>(std::move(options), std::move(store));
+}
+MlflowServer::~MlflowServer() = default;
+
+MlflowServer::Answer MlflowServer::get(const std::string& path) {
+  return impl_->ask([&, whole = impl_->path_of(path)] { return impl_->client.Get(whole); });
+}
+
+MlflowServer::Answer MlflowServer::post(const std::string& path, const std::string& body,
+                                        const std::function<bool()>& done_already) {
+  return impl_->ask([&, whole = impl_->path_of(path)] { return impl_->client.Post(whole, body, "application/json"); },
+                    done_already);
+}
+
+MlflowServer::Answer MlflowServer::put_file(const std::string& path, const std::filesystem::path& file) {
+  const auto put = [&, whole = impl_->path_of(path)] {
+    std::ifstream in(file, std::ios::binary);
+    std::error_code error;
+    const std::uintmax_t size = std::filesystem::file_size(file, error);
+    if (!in || error) raise(ErrorCode::Io, "{} cannot be read", file.string());
+    const auto provide = [&in](std::size_t, std::size_t most, httplib::DataSink& sink) {
+      char block[65536];
+      in.read(block, static_cast<std::streamsize>(std::min(most, sizeof block)));
+      return in.gcount() > 0 && sink.write(block, static_cast<std::size_t>(in.gcount()));
+    };
+    return impl_->client.Put(whole, static_cast<std::size_t>(size), provide, "application/octet-stream");
+  };
+  return impl_->ask(put, {}, kTriesOfAFile);
+}
+
+void MlflowServer::refused(const std::string& what, const Answer& answer) const {
+  raise(ErrorCode::Unavailable, "{} failed -- {} -- {} {}: {}", what, impl_->options.place.shown(), answer.status,
+        answer.code, answer.message);
+}
+
+nlohmann::json body_of(const MlflowServer::Answer& answer) {
+  auto json = parse_json_or_discard(answer.body);
+  return json.is_object() ? json : nlohmann::json::object();
+}
+
+namespace {
+
+constexpr auto kStartTime = std::chrono::minutes(5);  // it imports MLflow, and may make a database
+
+/// The line that it says first; what there is of it where it ends, or the time is over.
+std::string first_line(int from) {
+  std::string line;
+  const auto until = std::chrono::steady_clock::now() + kStartTime;
+  while (line.find('\n') == std::string::npos) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    pollfd waiting{from, POLLIN, 0};
+    const int ready = left.count() <= 0 ? 0 : ::poll(&waiting, 1, static_cast<int>(left.count()));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0) return fmt::format("it has said nothing for {} s", std::chrono::seconds(kStartTime).count());
+    char bytes[512];
+    const ssize_t got = ::read(from, bytes, sizeof bytes);
+    if (got <= 0) break;
+    line.append(bytes, static_cast<std::size_t>(got));
+  }
+  return line.substr(0, line.find('\n'));
+}
+
+}  // namespace
+
+MlflowStore::MlflowStore(const std::string& uri) {
+  token_ = sys::random_hex(16);
+  int ends[2] = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    raise(ErrorCode::Unavailable, "socketpair: {}", errno_text(errno));
+  }
+  const sys::UniqueFd ours(ends[0]);
+  sys::UniqueFd theirs(ends[1]);
+  sys::SpawnOptions spawn{.path = "/usr/bin/env",
+                          .arguments = {"env", "python3", "-c", std::string(kMlflowStoreProgram), uri},
+                          .environment = {},
+                          .folder = {}};
+  for (char** one = environ; *one != nullptr; ++one) spawn.environment.emplace_back(*one);
+  spawn.stdin_fd = spawn.stdout_fd = theirs.get();
+  spawn.group = sys::Group::Own;  // a Ctrl-C is for this process
+  spawn.parent_death_signal = SIGKILL;
+  auto pending = sys::spawn(spawn);
+  auto child = pending ? std::move(*pending).confirm() : tl::unexpected(pending.error());
+  if (!child) raise(ErrorCode::Unavailable, "cannot start {}: {}", spawn.path, sys::to_string(child.error()));
+  process_ = *std::move(child);
+  theirs.reset();
+  const std::string line = token_ + "\n";
+  (void)::send(ours.get(), line.data(), line.size(), MSG_NOSIGNAL);
+  const std::string said = first_line(ours.get());
+  const auto port = parse_integer<std::uint16_t>(said);
+  if (!port) {
+    end();
+    raise(ErrorCode::Unavailable,
+          "opening MLflow's store {} failed -- {} -- the MLflow of python3 in PATH opens it (pip install mlflow); or "
+          "start "
+          "a server over it, mlflow server, and give mlflow:http://127.0.0.1:5000",
+          uri, said.empty() ? "python3 has ended" : net::as_line(said));
+  }
+  server_ = fmt::format("http://127.0.0.1:{}", *port);
+}
+
+MlflowStore::~MlflowStore() { end(); }
+
+void MlflowStore::end() const {
+  ::kill(process_.pid, SIGKILL);  // what it has answered is in the store
+  while (::waitpid(process_.pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+bool MlflowStore::has_ended() const {
+  pollfd waiting{process_.pidfd.get(), POLLIN, 0};
+  return ::poll(&waiting, 1, 0) > 0;
+}
+
+}  // namespace cohort::track

@@ -1,0 +1,96 @@
+// A run record as metrics of Prometheus: a text file for node-exporter's textfile collector, or a port that is scraped.
+#pragma once
+
+#include "export/sink.h"
+#include "net/address.h"
+#include "telemetry/record.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace cohort::track {
+
+enum class PrometheusFormat {
+  Text,         ///< 0.0.4, which node-exporter reads
+  OpenMetrics,  ///< 1.0.0
+};
+
+/// Holds the latest values and the totals. Values that the run logged are cohort_metric{name="..."}; labels never hold
+/// a step.
+class PrometheusSink : public Sink {
+ public:
+  void take(const SinkLine& line) override;
+  Replay go_back(std::int64_t step, double time) override;
+  void flush() final;
+  void idle() final;
+  void finish(RunState state) override;
+
+  /// Where the launcher's warnings are (warnings.jsonl), once there are any.
+  void count_warnings_of(std::filesystem::path file) { warnings_file_ = std::move(file); }
+  std::string text(PrometheusFormat format) const;
+
+ protected:
+  /// What `text` gives shall be where others find it.
+  virtual void publish() = 0;
+
+ private:
+  struct Operation {
+    double count = 0, bytes = 0, seconds = 0, waited = 0, failed = 0;
+  };
+  struct Totals {
+    double samples = 0, steps = 0, step_seconds = 0, exposed_seconds = 0, restarts = 0;
+    std::map<std::string, Operation, std::less<>> operations;
+  };
+  void add_communication(const RecordLine& line);
+  /// Whether there are more than before.
+  bool count_warnings();
+
+  PointReader points_;
+  std::string job_, program_, host_;
+  bool started_ = false;
+  RunState state_ = RunState::Running;
+  std::optional<double> step_, epoch_, world_size_, checkpoint_step_, checkpoint_time_;
+  std::map<std::pair<std::string, std::optional<int>>, double> values_;
+  Totals totals_;
+  std::filesystem::path warnings_file_;
+  std::map<std::string, double> warnings_;  // by kind
+};
+
+/// Replaces the file as a whole.
+class PrometheusFile final : public PrometheusSink {
+ public:
+  PrometheusFile(std::filesystem::path file, PrometheusFormat format);
+
+ private:
+  void publish() override;
+
+  std::filesystem::path file_;
+  PrometheusFormat format_;
+};
+
+/// Serves /metrics, in the format that the client asks for, for as long as it lives.
+class PrometheusPort final : public PrometheusSink {
+ public:
+  /// Throws as net::HttpServer.
+  PrometheusPort(const net::Address& at, std::string token);
+  ~PrometheusPort() override;
+  /// With the port that the system has chosen.
+  const net::Address& address() const noexcept;
+
+ private:
+  void publish() override;
+
+  struct Page;
+  std::unique_ptr<Page> page_;
+};
+
+/// "HOST:PORT" or ":PORT", which is one on loopback: a place to serve at; nullopt: a file.
+std::optional<net::Address> port_of(std::string_view where);
+
+}  // namespace cohort::track

@@ -1,0 +1,236 @@
+#include "shared/child_job.h"
+
+#include "base/env.h"
+#include "base/process.h"
+#include "base/result.h"
+#include "base/unique_fd.h"
+#include "launch/processes.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+namespace cohort::app {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::json;
+
+constexpr std::size_t kKeptLines = 8;
+
+double number(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_number() ? found->get<double>() : 0;
+}
+std::string text(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+RankTimes rank_of(const Json& event) {
+  RankTimes times;
+  times.rank = static_cast<int>(number(event, "rank"));
+  times.host = text(event, "host");
+  const auto found = event.find("times");
+  if (found == event.end() || !found->is_object()) return times;
+  times.steps = number(*found, "steps");
+  times.seconds = number(*found, "seconds");
+  times.busy = number(*found, "busy");
+  times.waited = number(*found, "waited");
+  times.wire = number(*found, "wire");
+  times.exposed = number(*found, "exposed");
+  times.wire_bytes = number(*found, "wire_bytes");
+  return times;
+}
+
+/// `cohort run` ends its job at the timeout and then cleans up on every host.
+constexpr std::chrono::seconds kAfterTimeout(60);
+constexpr std::size_t kLongestLine = std::size_t{1} << 20;
+
+/// For the job's record, which nobody wants. Private (0700); where this process is killed, `cohort run` removes it.
+class Folder {
+ public:
+  Folder() {
+    std::error_code error;
+    std::string path = (std::filesystem::temp_directory_path(error) / "cohort-bench-XXXXXX").string();
+    if (error || ::mkdtemp(path.data()) == nullptr) {
+      raise(ErrorCode::Io, "bench: no temporary folder: {}", errno_text(errno));
+    }
+    path_ = path;
+  }
+  ~Folder() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// False if the deadline passed.
+bool until_readable(int fd, Clock::time_point deadline) {
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) return false;
+    pollfd waiting{fd, POLLIN, 0};
+    const int ready = ::poll(&waiting, 1, static_cast<int>(std::min<std::int64_t>(left, 1000)));
+    if (ready < 0 && errno != EINTR) raise(ErrorCode::Io, "bench: poll: {}", errno_text(errno));
+    if (ready > 0) return true;
+  }
+}
+
+class Child {
+ public:
+  explicit Child(const sys::SpawnOptions& options) {
+    auto pending = sys::spawn(options);
+    auto child = pending ? std::move(*pending).confirm() : tl::unexpected(pending.error());
+    if (!child) {
+      raise(ErrorCode::Unavailable, "bench: {} cannot be started: {}", options.path, sys::to_string(child.error()));
+    }
+    pid_ = child->pid;
+    pidfd_ = std::move(child->pidfd);
+  }
+  /// Whatever happened: `cohort run` takes its job with it.
+  ~Child() {
+    if (pid_ < 0) return;
+    ::kill(pid_, SIGKILL);
+    wait();
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  /// False if it has not ended by the deadline.
+  bool wait_until(Clock::time_point deadline) {
+    if (!until_readable(pidfd_.get(), deadline)) return false;
+    wait();
+    return true;
+  }
+
+ private:
+  void wait() noexcept {
+    int status = 0;
+    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+    }
+    pid_ = -1;
+  }
+
+  pid_t pid_ = -1;
+  sys::UniqueFd pidfd_;
+};
+
+/// Without what speaks to `cohort run`, whose options here are exactly those that are given to it, or of another world.
+std::vector<std::string> own_environment() {
+  launch::Environment own = launch::Environment::current();
+  own.remove_run_options();
+  for (const auto name : {env::kRunDir, env::kSecretFile, env::kInit, env::kAlone}) own.remove(name);
+  return own.assignments();
+}
+
+/// Every line of `fd` until its end. False if the deadline passed.
+bool read_lines(int fd, JobReader& reader, Clock::time_point deadline) {
+  std::string line;
+  while (true) {
+    if (!until_readable(fd, deadline)) return false;
+    char bytes[16384];
+    const ssize_t got = ::read(fd, bytes, sizeof bytes);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) raise(ErrorCode::Io, "bench: read: {}", errno_text(errno));
+    if (got == 0) return true;
+    for (ssize_t i = 0; i < got; ++i) {
+      if (bytes[i] == '\n') {
+        reader.take(line);
+        line.clear();
+      } else if (line.size() < kLongestLine) {
+        line += bytes[i];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void JobReader::take(const std::string& said) {
+  const Json event = Json::parse(said, nullptr, false);
+  if (!event.is_object()) return;
+  const std::string kind = text(event, "event");
+  if (kind == "rank_ended") outcome_.ranks.push_back(rank_of(event));
+  if (kind == "notice") notice_ = text(event, "text");
+  if (kind == "output" && on_output_) {
+    const std::string line = text(event, "line");
+    if (text(event, "stream") == "stdout") return on_output_(line);
+    std::fprintf(stderr, "%s\n", line.c_str());
+  } else if (kind == "output" && text(event, "stream") == "stderr") {
+    last_lines_.push_back(text(event, "line"));
+    if (last_lines_.size() > kKeptLines) last_lines_.erase(last_lines_.begin());
+  }
+  if (kind == "failure") {
+    outcome_.failure =
+        fmt::format("rank {} (host {}) failed: {}", number(event, "rank"), text(event, "host"), text(event, "status"));
+  }
+  if (kind == "end") {
+    outcome_.exit_status = static_cast<int>(number(event, "exit_status"));
+    outcome_.seconds = number(event, "seconds");
+    if (outcome_.failure.empty()) outcome_.failure = text(event, "reason");
+  }
+}
+
+JobOutcome JobReader::finish() && {
+  if (outcome_.exit_status != 0) {
+    if (outcome_.failure.empty()) outcome_.failure = notice_;
+    if (!last_lines_.empty()) outcome_.failure += fmt::format("\n  {}", fmt::join(last_lines_, "\n  "));
+  }
+  return std::move(outcome_);
+}
+
+JobOutcome run_job(const JobRequest& request) {
+  const Folder folder;
+  sys::SpawnOptions spawn;
+  spawn.path = value_or_throw(sys::own_executable());
+  spawn.arguments = {"cohort", "run", "--json", "--no-logs", "--run-dir", folder.path() + "/run",
+                     // Whatever ends this process ends the job, and nobody else can remove its folder then.
+                     "--owner", std::to_string(::getpid()), "--owner-folder", folder.path(), "--max-restarts", "0",
+                     "-np", std::to_string(request.processes), "--timeout",
+                     fmt::format("{}", std::chrono::duration<double>(request.timeout).count())};
+  spawn.arguments.insert(spawn.arguments.end(), request.options.begin(), request.options.end());
+  spawn.arguments.emplace_back("--");
+  spawn.arguments.insert(spawn.arguments.end(), request.program.begin(), request.program.end());
+  spawn.environment = own_environment();
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "bench: no pipe: {}", errno_text(errno));
+  const sys::UniqueFd read_end(ends[0]);
+  sys::UniqueFd write_end(ends[1]);
+  spawn.stdout_fd = write_end.get();
+  Child child(spawn);
+  write_end.reset();
+  JobReader reader(request.on_output);
+  const auto deadline = Clock::now() + request.timeout + kAfterTimeout;
+  if (!read_lines(read_end.get(), reader, deadline) || !child.wait_until(deadline)) {
+    raise(ErrorCode::Unavailable, "bench: `cohort run` does not end by itself; its processes are ended");
+  }
+  JobOutcome outcome = std::move(reader).finish();
+  if (outcome.exit_status == 0) return outcome;
+  const std::string where =
+      request.options.empty() ? std::string() : fmt::format(" ({})", fmt::join(request.options, " "));
+  raise(outcome.exit_status == 124 ? ErrorCode::Timeout : ErrorCode::Unavailable,
+        "bench: the job of {} process{}{} ended {} -- {}", request.processes, request.processes == 1 ? "" : "es", where,
+        outcome.exit_status < 0 ? std::string("without a word") : fmt::format("with status {}", outcome.exit_status),
+        outcome.failure.empty() ? "its own words are above" : outcome.failure);
+}
+
+}  // namespace cohort::app

@@ -1,0 +1,73 @@
+// Traces in Chrome's JSON, as torch's profiler (Kineto) and Horovod's timeline write them: a list of events, or an
+// object with one. Free functions; any thread.
+// One trace of all ranks: each host's times by the common clock, what other programs recorded of the same time beside
+// them, and how many bytes each rank had under way. For Perfetto, or in Chrome's JSON as torch's profiler writes it.
+// Free functions; the caller's thread.
+// Where another program's times of day lie in the trace of a run. Values; the caller's thread.
+#pragma once
+
+#include "trace/trace_set.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cohort::track {
+
+struct ChromeSlice {
+  std::int64_t begun_ns = 0;  ///< time of day
+  std::int64_t ended_ns = 0;
+  std::string name;
+};
+
+struct ChromeTrace {
+  std::filesystem::path file;
+  std::optional<std::uint32_t> rank;
+  std::string what;                                 ///< "torch profiler", "Horovod timeline"
+  using Row = std::pair<std::string, std::string>;  ///< pid and tid
+  std::map<Row, std::vector<ChromeSlice>> rows;     ///< by beginning; what lies within another comes after it
+  std::map<Row, std::string> names;
+  std::uint64_t left_out = 0;  ///< events of kinds that are not taken
+};
+
+/// Throws Unavailable, Io, or Corrupt, naming the file, for what is no such trace, or says nothing of the time of day.
+ChromeTrace read_chrome_trace(const std::filesystem::path& file);
+ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::path& file);
+
+/// What is gathered before it is written.
+inline constexpr std::size_t kMergeBuffer = std::size_t{1} << 20;
+
+struct MergeSummary {
+  std::uint64_t events = 0;
+  int ranks = 0;
+  std::vector<std::string> remarks;  ///< what is less than whole
+};
+
+/// Replaces `output` at once or not at all. Throws Io; InvalidArgument where another program's trace is of no rank of
+/// this run, or where nothing is known of its host's time of day.
+MergeSummary merge_traces(const TraceSet& set, const std::vector<ChromeTrace>& others,
+                          const std::filesystem::path& output);
+
+/// A file of all ranks; where `output` is a folder, one for each: rank-R.json.
+MergeSummary merge_as_json(const TraceSet& set, const std::vector<ChromeTrace>& others,
+                           const std::filesystem::path& output);
+
+class Placed {
+ public:
+  /// Both live as long. Throws InvalidArgument where the run has no such rank, or nothing is known of its time of day.
+  Placed(const TraceSet& set, const ChromeTrace& trace);
+  /// In nanoseconds since the beginning of all.
+  std::int64_t operator()(std::int64_t realtime_ns) const;
+
+ private:
+  const TraceSet& set_;
+  const HostPiece* piece_;
+};
+
+}  // namespace cohort::track

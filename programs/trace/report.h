@@ -1,0 +1,58 @@
+// What the trace of a run says in numbers: which rank was late, how much of the communication the program had to wait
+// for, what went between hosts, what took longest. Free functions; the caller's thread.
+#pragma once
+
+#include "trace/trace_set.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace cohort::track {
+
+struct RankFigures {
+  std::uint32_t rank = 0;
+  std::string host;
+  std::int64_t steps = 0;   ///< whose beginning is known, too: not the first
+  double step_seconds = 0;  ///< of all of them
+  double seconds = 0;       ///< from the beginning of the first to the end of the last; else of all that it did
+  double communication_seconds = 0;  ///< in which operations were under way, in that time
+  double exposed_seconds = 0;        ///< in which a thread of the program did nothing but wait for them
+  double hidden_seconds = 0;         ///< of the communication, what was not waited for
+  double waited_seconds = 0;         ///< of the operations, for other ranks to come to them
+  std::int64_t last = 0;             ///< operations that it was the last to come to
+  double made_wait_seconds = 0;      ///< how much later than the one before it, in all of these
+  std::uint64_t bytes = 0;
+  std::uint64_t wire_bytes = 0;  ///< sent to other hosts
+  double wire_seconds = 0;       ///< sending, and waiting for bytes of other hosts
+  std::uint64_t lost = 0;        ///< events that the trace does not have
+};
+
+struct OperationFigures {
+  std::string name;
+  std::uint64_t bytes = 0;  ///< of each
+  std::int64_t count = 0;   ///< of all ranks
+  double seconds = 0;
+  double waited_seconds = 0;
+};
+
+struct HostFigures {
+  std::string host;
+  bool measured = false;  ///< the clock
+  std::int64_t offset_ns = 0;
+  std::int64_t uncertainty_ns = 0;
+};
+
+struct TraceReport {
+  std::vector<RankFigures> ranks;            ///< by rank
+  std::vector<OperationFigures> operations;  ///< by time
+  std::vector<HostFigures> hosts;
+  std::vector<std::string> remarks;
+};
+
+TraceReport make_report(const TraceSet& set);
+std::string to_text(const TraceReport& report);
+std::string to_json(const TraceReport& report);
+
+}  // namespace cohort::track

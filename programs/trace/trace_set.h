@@ -1,0 +1,182 @@
+// Reads packets of Perfetto's format back, as far as Cohort writes them, one after the other. Any bytes may come: a
+// torn end is where the trace ends, what is no packet is counted, and fields that are not known are left alone. The
+// text has to live as long as the reader. One thread.
+#pragma once
+
+#include "base/files.h"
+#include "base/result.h"
+#include "telemetry/trace_encoder.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace cohort::track {
+
+/// Goes through the fields of a message.
+class ProtoReader {
+ public:
+  explicit ProtoReader(std::string_view message) noexcept : rest_(message) {}
+
+  /// False at the end, and where the rest makes no sense: then `broken`.
+  bool next();
+  bool broken() const noexcept { return broken_; }
+  std::uint32_t field() const noexcept { return field_; }
+  /// Of a number; of a fixed64 its bits.
+  std::uint64_t number() const noexcept { return number_; }
+  /// Of a text or a message.
+  std::string_view bytes() const noexcept { return bytes_; }
+  /// The field as it stands there, with its tag.
+  std::string_view raw() const noexcept { return raw_; }
+
+ private:
+  std::optional<std::uint64_t> varint();
+
+  std::string_view rest_;
+  std::string_view raw_;
+  std::string_view bytes_;
+  std::uint64_t number_ = 0;
+  std::uint32_t field_ = 0;
+  bool broken_ = false;
+};
+
+struct TraceEvent {
+  enum class Type { Begin, End, Instant, Counter };
+  Type type = Type::Instant;
+  std::uint64_t track = 0;
+  std::int64_t time_ns = 0;
+  std::string_view name;  ///< until the reader's next call
+  std::uint64_t flow = 0;
+  std::uint64_t bytes = 0, waited_ns = 0, wire_bytes = 0, wire_us = 0, number = 0, lost = 0;
+  bool failed = false;
+  std::optional<std::int64_t> host_ns, realtime_ns, offset_ns;
+  std::int64_t uncertainty_ns = 0;
+};
+
+struct TraceDescription {
+  std::uint64_t uuid = 0;
+  std::string_view name;     ///< of a track
+  std::string_view process;  ///< of a process
+};
+
+class TraceReader {
+ public:
+  explicit TraceReader(std::string_view trace) noexcept : packets_(trace) {}
+
+  /// The next packet; false at the end.
+  bool next();
+  /// Its fields.
+  std::string_view packet() const noexcept { return packet_; }
+  const std::optional<TraceEvent>& event() const noexcept { return event_; }
+  const std::optional<TraceDescription>& description() const noexcept { return description_; }
+
+  /// Packets that made no sense and were passed over.
+  std::uint64_t damaged() const noexcept { return damaged_; }
+  /// The trace ends in the middle of a packet.
+  bool torn() const noexcept { return packets_.broken(); }
+
+ private:
+  struct Sequence {
+    std::unordered_map<std::uint64_t, std::string> names, annotations;
+    std::uint64_t track = 0;
+  };
+  bool decode(std::string_view packet);
+  bool read_interned(Sequence& sequence, std::string_view interned) const;
+  bool read_event(const Sequence& sequence, std::string_view text);
+  bool read_annotation(const Sequence& sequence, std::string_view text);
+  bool read_description(std::string_view text);
+
+  ProtoReader packets_;
+  std::string_view packet_;
+  std::optional<TraceEvent> event_;
+  std::optional<TraceDescription> description_;
+  std::map<std::uint64_t, Sequence> sequences_;
+  std::uint64_t damaged_ = 0;
+};
+
+// What a trace says of a host's clock: how its times become times of all hosts. Between two measurements the offset is
+// taken to change evenly, which takes out most of the drift. A plain value; the caller's thread.
+
+class HostClock {
+ public:
+  /// Events of the host's own track.
+  void take(const TraceEvent& event);
+  /// All have been taken.
+  void settle();
+
+  /// The trace says how this host's clock relates to that of the others.
+  bool measured() const noexcept { return !offsets_.empty(); }
+  /// What is 0 in the trace, by the host's clock; 0 where the trace does not say.
+  std::int64_t base_ns() const noexcept { return base_ns_.value_or(0); }
+  bool has_base() const noexcept { return base_ns_.has_value(); }
+  /// A time of this host's CLOCK_MONOTONIC, by the clock that is common to all hosts.
+  std::int64_t common_ns(std::int64_t host_ns) const noexcept;
+  /// A time of day there, by its CLOCK_MONOTONIC; nullopt if the trace does not say.
+  std::optional<std::int64_t> host_ns_of(std::int64_t realtime_ns) const noexcept;
+  std::optional<std::int64_t> realtime_of(std::int64_t host_ns) const noexcept;
+  /// Common times cannot be wrong by more where the clock drifts evenly.
+  std::int64_t uncertainty_ns() const noexcept;
+  std::int64_t offset_ns() const noexcept { return offsets_.empty() ? 0 : offsets_.front().offset_ns; }
+
+ private:
+  struct Offset {
+    std::int64_t host_ns, offset_ns, uncertainty_ns;
+  };
+  struct Realtime {
+    std::int64_t host_ns, realtime_ns;
+  };
+  std::optional<std::int64_t> base_ns_;
+  std::vector<Offset> offsets_;     ///< by time
+  std::vector<Realtime> realtime_;  ///< by time
+};
+
+// The traces of a run, one of each host, with what they say of their clocks; read from the run's folder or named one by
+// one. Texts are read when they are wanted, since they may be large. Plain data; the caller's thread.
+
+struct HostPiece {
+  std::filesystem::path file;
+  std::string host;  ///< empty: the trace does not say
+  HostClock clock;
+  std::map<std::uint32_t, std::string> processes;  ///< of ranks, as their tracks call them
+  std::uint64_t damaged = 0;
+  bool torn = false;
+
+  /// A time of the trace, in nanoseconds since the beginning of all.
+  std::int64_t common_ns(std::int64_t time_ns, std::int64_t zero_ns) const noexcept;
+};
+
+struct TraceSet {
+  std::vector<HostPiece> pieces;
+  std::int64_t zero_ns = 0;  ///< of the common clock: where the earliest trace begins
+
+  const HostPiece* of_rank(std::uint32_t rank) const;
+};
+
+/// `run` is a run's folder, or one host's trace. Throws Unavailable where there is none, Io, and Corrupt, naming the
+/// file, for what is no trace of Cohort's.
+TraceSet open_traces(const std::filesystem::path& run);
+sys::FileBytes read_trace(const HostPiece& piece);
+/// What of them is less than whole, for people.
+std::vector<std::string> remarks_on(const TraceSet& set);
+
+// The events of a trace as people think of them: what lasted from when to when, on which rank's track. Times are of the
+// common clock, since the beginning of all. The caller's thread.
+
+struct Slice {
+  status::TrackId track;
+  TraceEvent event;  ///< what stood at its beginning; `name` is below
+  std::string name;
+  std::int64_t begun_ns = 0;
+  std::int64_t ended_ns = 0;  ///< of a moment the same
+};
+
+/// Of ranks, in the order of their ends. What was not ended, since the trace is torn, is left out.
+void each_slice(const TraceSet& set, const HostPiece& piece, const std::function<void(const Slice&)>& take);
+
+}  // namespace cohort::track

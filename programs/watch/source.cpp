@@ -1,0 +1,250 @@
+#include "watch/source.h"
+
+#include "base/files.h"
+#include "base/unique_fd.h"
+#include "launch/show/text.h"
+#include "net/http.h"
+#include "net/socket.h"
+
+#include <fmt/format.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace cohort::watch {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kLongestLive = std::uint64_t{256} << 20;
+constexpr std::int64_t kLogBytes = 256 << 10;
+
+/// What a terminal or a page shows as it stands there.
+std::string plain(std::string_view line) {
+  std::string out;
+  // A progress bar overwrites itself: what stands there last.
+  if (const auto back = line.find_last_of('\r'); back != std::string_view::npos && back + 1 < line.size())
+    line.remove_prefix(back + 1);
+  for (std::size_t i = 0; i < line.size();) {
+    if (line[i] == '\033') {
+      i += std::max<std::size_t>(launch::escape_length(line.substr(i)), 1);
+      continue;
+    }
+    const auto byte = static_cast<unsigned char>(line[i++]);
+    if (byte == '\t') out += ' ';
+    if (byte >= 0x20 && byte != 0x7F) out += static_cast<char>(byte);
+  }
+  return out;
+}
+
+}  // namespace
+
+fs::path find_run(const fs::path& given) {
+  if (!given.empty()) {
+    const fs::path folder = given.filename() == launch::kLiveFile || given.filename() == "run.jsonl"
+                                ? (given.has_parent_path() ? given.parent_path() : fs::path("."))
+                                : given;
+    if (fs::is_directory(folder)) return folder;
+    raise(ErrorCode::Unavailable,
+          "watching {} failed -- there is no such folder -- give a run's folder, or HOST:PORT of a page",
+          given.string());
+  }
+  fs::path newest;
+  fs::file_time_type newest_time;
+  std::error_code error;
+  for (fs::directory_iterator entry("runs", error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->is_symlink(error) || !entry->is_directory(error)) continue;
+    std::error_code none;
+    auto time = fs::last_write_time(entry->path() / launch::kLiveFile, none);
+    if (none) continue;
+    if (newest.empty() || time > newest_time) {
+      newest = entry->path();
+      newest_time = time;
+    }
+  }
+  if (newest.empty()) {
+    raise(ErrorCode::Unavailable,
+          "no run to watch -- ./runs has none with a live.json -- name the run's folder: cohort watch RUN");
+  }
+  return newest;
+}
+
+RunFiles::RunFiles(fs::path folder) : folder_(std::move(folder)) { view_.place = folder_.string(); }
+
+bool RunFiles::poll() {
+  const bool live = read_live();
+  return read_record() || live;
+}
+
+bool RunFiles::read_live() {
+  const std::string path = (folder_ / launch::kLiveFile).string();
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return false;
+  const Version version{status.st_dev, status.st_ino, status.st_size,
+                        status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec};
+  if (version == live_) return false;
+  const auto content = sys::read_file(path, {.max_bytes = kLongestLive});
+  if (!content) return false;
+  auto run = launch::parse_live_run(content->text());
+  if (!run) return false;
+  live_ = version;
+  view_.run = *std::move(run);
+  known_ = true;
+  return true;
+}
+
+bool RunFiles::read_record() {
+  bool changed = false;
+  try {
+    const fs::path path = folder_ / "run.jsonl";
+    if (!record_) {
+      if (!fs::exists(path)) return false;
+      record_.emplace(path);
+    }
+    while (record_->next()) {
+      changed = true;
+      if (!record_->superseded()) progress_.take(record_->line());
+    }
+  } catch (const Error&) {
+    // It is another run's by now, or cannot be read for a moment: from the beginning.
+    record_.reset();
+    progress_ = {};
+  }
+  if (changed) view_.progress = progress_.progress();
+  return changed;
+}
+
+std::string RunFiles::trouble() const {
+  return known_ ? std::string() : fmt::format("waiting for {}", (folder_ / launch::kLiveFile).string());
+}
+
+LogTail RunFiles::log(int rank, launch::Stream stream, std::size_t lines) {
+  LogTail tail;
+  const std::string name = fmt::format("rank-{}.{}", rank, stream == launch::Stream::Stdout ? "out" : "err");
+  // The folder may have moved since, or be seen at another place from here.
+  std::error_code error;
+  fs::path folder = view_.run.logs;
+  if (folder.empty() || !fs::is_directory(folder, error)) folder = folder_ / "logs";
+  tail.path = (folder / name).string();
+  const sys::UniqueFd fd(::open(tail.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    tail.why = fmt::format("{}: {}", tail.path, fd ? "it is no regular file" : errno_text(errno));
+    return tail;
+  }
+  std::string bytes(static_cast<std::size_t>(std::min<std::int64_t>(status.st_size, kLogBytes)), '\0');
+  const ssize_t got = ::pread(fd.get(), bytes.data(), bytes.size(), status.st_size - static_cast<off_t>(bytes.size()));
+  bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  std::string_view rest(bytes);
+  if (rest.ends_with('\n')) rest.remove_suffix(1);
+  while (!rest.empty() && tail.lines.size() < lines) {
+    const auto end = rest.rfind('\n');
+    tail.lines.push_back(plain(end == std::string_view::npos ? rest : rest.substr(end + 1)));
+    rest = end == std::string_view::npos ? std::string_view() : rest.substr(0, end);
+  }
+  std::reverse(tail.lines.begin(), tail.lines.end());
+  return tail;
+}
+
+namespace {
+
+constexpr std::size_t kLongestAnswer = std::size_t{256} << 20;
+constexpr auto kPatience = std::chrono::seconds(3);
+constexpr auto kAskEvery = std::chrono::milliseconds(400);
+
+}  // namespace
+
+RemotePage::RemotePage(net::Address address, const net::Secret& token) : address_(std::move(address)), token_(token) {
+  view_.place = net::to_string(address_);
+  poll();
+  if (!trouble_.empty()) raise(ErrorCode::Unavailable, "watching {} failed -- {}", net::to_string(address_), trouble_);
+}
+
+Result<std::string> RemotePage::get(const std::string& target) const {
+  const net::Deadline deadline = net::deadline_in(kPatience);
+  auto connected = net::connect_once({address_, {}}, deadline);
+  if (!connected) return tl::unexpected(connected.error().error);
+  const int fd = connected->get();
+  std::string digits;
+  digits.reserve(2 * net::Secret::kBytes);
+  token_.append_digits(digits);
+  const std::string request =
+      fmt::format("GET {} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nConnection: close\r\n\r\n", target,
+                  net::to_string(address_), digits);
+  std::string_view rest(request);
+  while (!rest.empty()) {
+    const ssize_t put = ::send(fd, rest.data(), rest.size(), MSG_NOSIGNAL);
+    if (put > 0) {
+      rest.remove_prefix(static_cast<std::size_t>(put));
+      continue;
+    }
+    if (put < 0 && errno != EAGAIN && errno != EINTR) return fail(ErrorCode::Io, "sending: {}", errno_text(errno));
+    const auto ready = net::wait_ready(fd, POLLOUT, deadline);
+    if (!ready) return tl::unexpected(ready.error());
+    if (!*ready) return fail(ErrorCode::Timeout, "it does not answer");
+  }
+  std::string answer;
+  while (true) {
+    char bytes[65536];
+    const ssize_t got = ::recv(fd, bytes, sizeof bytes, 0);
+    if (got == 0) break;
+    if (got > 0) {
+      answer.append(bytes, static_cast<std::size_t>(got));
+      if (answer.size() > kLongestAnswer) return fail(ErrorCode::Corrupt, "its answer has no end");
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) return fail(ErrorCode::Io, "receiving: {}", errno_text(errno));
+    const auto ready = net::wait_ready(fd, POLLIN, deadline);
+    if (!ready) return tl::unexpected(ready.error());
+    if (!*ready) return fail(ErrorCode::Timeout, "it does not answer");
+  }
+  const auto head = net::parse_response_head(answer);
+  if (!head) return tl::unexpected(head.error());
+  const std::string_view body = std::string_view(answer).substr(head->body);
+  if (head->status == 200) return std::string(body);
+  return fail(ErrorCode::Unavailable, "it answers {}: {}", head->status, net::as_line(body));
+}
+
+bool RemotePage::poll() {
+  if (std::chrono::steady_clock::now() < next_) return false;
+  auto text = get("/data?by=rank");
+  next_ = std::chrono::steady_clock::now() + kAskEvery;
+  auto view = text ? parse_view(*text) : Result<View>(tl::unexpected(text.error()));
+  if (!view) {
+    trouble_ = view.error().what();
+    return true;
+  }
+  trouble_.clear();
+  view_ = *std::move(view);
+  ahead_ = view_.now - launch::seconds_now();
+  view_.place = net::to_string(address_);
+  return true;
+}
+
+LogTail RemotePage::log(int rank, launch::Stream stream, std::size_t lines) {
+  LogTail tail;
+  tail.path = fmt::format("rank {}, {}", rank, stream == launch::Stream::Stdout ? "stdout" : "stderr");
+  auto text = get(fmt::format("/log?rank={}&stream={}", rank, stream == launch::Stream::Stdout ? "out" : "err"));
+  if (!text) {
+    tail.why = text.error().what();
+    return tail;
+  }
+  for (std::string_view rest(*text); !rest.empty();) {
+    const auto end = rest.find('\n');
+    tail.lines.emplace_back(rest.substr(0, end));
+    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+  }
+  if (tail.lines.size() > lines)
+    tail.lines.erase(tail.lines.begin(), tail.lines.end() - static_cast<std::ptrdiff_t>(lines));
+  return tail;
+}
+
+}  // namespace cohort::watch

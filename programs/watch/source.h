@@ -1,0 +1,99 @@
+// Where what is shown comes from: the files of a run, or the page of another machine. One thread.
+// A run as its files show it: live.json, the record, the ranks' logs. Only reads, so nothing that watches a run can
+// harm it. One thread.
+// A run as the page of another machine shows it: what `cohort watch HOST:PORT` asks. One thread.
+#pragma once
+
+#include "launch/messages.h"
+#include "net/address.h"
+#include "net/secret.h"
+#include "telemetry/record.h"
+#include "watch/view.h"
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::watch {
+
+/// The last lines of a log, without control characters.
+struct LogTail {
+  std::string path;
+  std::vector<std::string> lines;
+  std::string why;  ///< there is none, and why
+};
+
+class Source {
+ public:
+  virtual ~Source() = default;
+  /// Looks again; true if anything has changed. What cannot be read now stays as it was.
+  virtual bool poll() = 0;
+  virtual const View& view() const = 0;
+  virtual LogTail log(int rank, launch::Stream stream, std::size_t lines) = 0;
+  /// Seconds since 1970 by the clock of the run's host.
+  virtual double now() const = 0;
+  /// Why nothing new comes; empty if it does.
+  virtual std::string trouble() const = 0;
+};
+
+/// The folder of a run: as given, or the newest in ./runs. Throws Unavailable where there is none.
+std::filesystem::path find_run(const std::filesystem::path& given);
+
+class RunFiles final : public Source {
+ public:
+  explicit RunFiles(std::filesystem::path folder);
+
+  bool poll() override;
+  const View& view() const override { return view_; }
+  LogTail log(int rank, launch::Stream stream, std::size_t lines) override;
+  double now() const override { return launch::seconds_now(); }
+  std::string trouble() const override;
+
+ private:
+  struct Version {
+    dev_t device = 0;
+    ino_t file = 0;
+    std::int64_t size = -1;
+    std::int64_t changed_ns = 0;
+    bool operator==(const Version&) const = default;
+  };
+  bool read_live();
+  bool read_record();
+
+  std::filesystem::path folder_;
+  View view_;
+  bool known_ = false;
+  Version live_;
+  std::optional<track::RecordFollower> record_;
+  ProgressReader progress_;
+};
+
+class RemotePage final : public Source {
+ public:
+  /// Asks once: throws Unavailable where nobody answers, or the token is refused.
+  RemotePage(net::Address address, const net::Secret& token);
+
+  bool poll() override;
+  const View& view() const override { return view_; }
+  LogTail log(int rank, launch::Stream stream, std::size_t lines) override;
+  double now() const override { return launch::seconds_now() + ahead_; }
+  std::string trouble() const override { return trouble_; }
+
+ private:
+  Result<std::string> get(const std::string& target) const;
+
+  net::Address address_;
+  net::Secret token_;
+  View view_;
+  double ahead_ = 0;  ///< of our clock
+  std::string trouble_;
+  std::chrono::steady_clock::time_point next_{};
+};
+
+}  // namespace cohort::watch

@@ -1,0 +1,96 @@
+// How far a training is, from its run record: step, loss, time left, and two curves that are thinned out as they grow.
+// Takes lines in their order; plain values, one thread.
+// What is shown of a run, in the terminal and on the page: what its launcher and its record say, as values and as text
+// (a line of JSON about the training, then live.json). Plain data; what is read was written by another process.
+#pragma once
+
+#include "base/result.h"
+#include "launch/record/live_run.h"
+#include "launch/show/text.h"
+#include "telemetry/run_progress.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::watch {
+
+/// Values over steps, at most kMost of them, evenly spaced.
+class Curve {
+ public:
+  static constexpr std::size_t kMost = 400;
+  struct Point {
+    double step = 0;
+    double value = 0;
+  };
+  void add(double step, double value);
+  void forget_after(double step);
+  const std::vector<Point>& points() const noexcept { return points_; }
+
+ private:
+  std::vector<Point> points_;
+  double spacing_ = 0;
+};
+
+struct Progress {
+  std::int64_t step = 0;
+  std::optional<double> steps;   ///< in all, where the record says so
+  double epoch = 0;              ///< done, a fraction
+  std::optional<double> epochs;  ///< in all
+  std::string loss_name;
+  std::optional<double> loss;
+  std::optional<double> learning_rate;
+  std::optional<double> seconds_left;  ///< at the pace since the last start
+  Curve losses;
+  Curve speeds;  ///< steps per second
+};
+
+class ProgressReader {
+ public:
+  void take(const track::RecordLine& line);
+  const Progress& progress() const noexcept { return progress_; }
+
+ private:
+  struct Mark {
+    double time = 0;
+    double step = 0;
+  };
+  void take_step(double time, double step);
+  void take_loss(const std::string& name, double value, double step);
+
+  Progress progress_;
+  track::RunProgress run_;
+  std::optional<Mark> speed_from_;
+};
+
+using launch::bytes_text;
+using launch::duration_text;
+using launch::late_rank;
+using launch::LiveRank;
+using launch::LiveRun;
+using launch::number_text;
+using launch::samples_per_second;
+
+struct View {
+  std::string place;  ///< the run's folder, or where it is watched from
+  LiveRun run;
+  Progress progress;
+  double now = 0;  ///< by the clock of who wrote this text: another machine's may differ
+};
+
+/// Rows are ranks, or hosts where there are many: sums of samples and memory, means of shares, the latest rank.
+enum class Rows { Ranks, Hosts };
+inline constexpr std::size_t kManyRanks = 64;
+LiveRun by_host(const LiveRun& run);
+/// Those of one host alone; none if there is no such host.
+LiveRun of_host(const LiveRun& run, std::size_t host);
+/// The host of a rank; empty if none is known.
+std::string host_of(const LiveRun& run, int rank);
+
+std::string to_text(const View& view, Rows rows);
+/// Corrupt for what is no such text.
+Result<View> parse_view(std::string_view text);
+
+}  // namespace cohort::watch

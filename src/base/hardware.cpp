@@ -1,0 +1,184 @@
+#include "base/hardware.h"
+
+#include "base/parse.h"
+
+#include <sched.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <tuple>
+
+namespace cohort::sys {
+namespace {
+
+std::optional<std::string> first_word(const std::string& path) {
+  std::ifstream file(path);
+  std::string word;
+  if (!(file >> word)) return std::nullopt;
+  return word;
+}
+
+/// This process's folder in the hierarchy of `controller` (empty: v2), walked upwards to the root by the caller.
+std::string group_path(const std::string& controller) {
+  std::ifstream file("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(file, line)) {
+    const auto first = line.find(':');
+    const auto second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    std::stringstream names(line.substr(first + 1, second - first - 1));
+    std::string name;
+    if (controller.empty() && second == first + 1) return line.substr(second + 1);
+    while (std::getline(names, name, ',')) {
+      if (!controller.empty() && name == controller) return line.substr(second + 1);
+    }
+  }
+  return "/";
+}
+
+/// Calls `look(folder)` from the process's group up to the hierarchy's root until it returns true.
+template <class Look>
+void walk_up(const std::string& mount, std::string group, Look look) {
+  while (!group.empty() && group != "/") {
+    if (look(mount + group)) return;
+    group.resize(group.rfind('/') == std::string::npos ? 0 : group.rfind('/'));
+  }
+  look(mount);
+}
+
+double quota_cores() {
+  double least = 1e9;
+  walk_up("/sys/fs/cgroup", group_path(""), [&](const std::string& folder) {
+    std::ifstream file(folder + "/cpu.max");
+    std::string quota;
+    double period = 0;
+    if (file >> quota >> period && quota != "max" && period > 0) {
+      if (const auto number = parse_integer<std::int64_t>(quota)) {
+        least = std::min(least, static_cast<double>(*number) / period);
+      }
+    }
+    return false;
+  });
+  walk_up("/sys/fs/cgroup/cpu", group_path("cpu"), [&](const std::string& folder) {
+    const auto quota = first_word(folder + "/cpu.cfs_quota_us");
+    const auto period = first_word(folder + "/cpu.cfs_period_us");
+    if (!quota || !period) return false;
+    const auto q = parse_integer<std::int64_t>(*quota);
+    const auto p = parse_integer<std::int64_t>(*period);
+    if (q && p && *q > 0 && *p > 0) least = std::min(least, static_cast<double>(*q) / static_cast<double>(*p));
+    return false;
+  });
+  return least;
+}
+
+std::optional<std::uint64_t> counter(const std::string& path) {
+  std::ifstream file(path);
+  std::string name;
+  std::uint64_t value = 0;
+  while (file >> name >> value) {
+    if (name == "oom_kill") return value;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+int usable_cores() {
+  cpu_set_t set;
+  int cores = 0;
+  // More than 1024 cores do not fit a cpu_set_t; then all of them are assumed.
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
+  if (cores <= 0) cores = static_cast<int>(std::thread::hardware_concurrency());
+  const double quota = quota_cores();
+  if (quota < cores) cores = static_cast<int>(quota + 0.999);
+  return std::max(cores, 1);
+}
+
+std::vector<std::vector<int>> cores_of_process() {
+  cpu_set_t set;
+  std::vector<std::tuple<int, int, int>> found;  // package, core, number
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return {};
+  for (int number = 0; number < CPU_SETSIZE; ++number) {
+    if (!CPU_ISSET(static_cast<std::size_t>(number), &set)) continue;
+    const std::string folder = "/sys/devices/system/cpu/cpu" + std::to_string(number) + "/topology/";
+    const auto place = [&folder](const char* file) {
+      return parse_integer<int>(first_word(folder + file).value_or("")).value_or(-1);
+    };
+    const int core = place("core_id");
+    // Where the kernel does not say, each processor counts as a core.
+    found.emplace_back(place("physical_package_id"), core < 0 ? number : core, number);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::vector<int>> cores;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const auto& [package, core, number] = found[i];
+    const bool same = i > 0 && std::get<0>(found[i - 1]) == package && std::get<1>(found[i - 1]) == core;
+    if (!same) cores.emplace_back();
+    cores.back().push_back(number);
+  }
+  return cores;
+}
+
+std::optional<std::uint64_t> out_of_memory_kills() {
+  std::optional<std::uint64_t> kills;
+  const auto look = [&kills](const std::string& path) {
+    kills = counter(path);
+    return kills.has_value();
+  };
+  walk_up("/sys/fs/cgroup", group_path(""), [&](const std::string& folder) { return look(folder + "/memory.events"); });
+  if (!kills) {
+    walk_up("/sys/fs/cgroup/memory", group_path("memory"),
+            [&](const std::string& folder) { return look(folder + "/memory.oom_control"); });
+  }
+  if (!kills) kills = counter("/proc/vmstat");
+  return kills;
+}
+
+std::string host_name() {
+  utsname name{};
+  if (::uname(&name) != 0) return "localhost";
+  const std::string node = name.nodename;
+  const std::string first = node.substr(0, node.find('.'));
+  return first.empty() ? "localhost" : first;
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_nvidia(const fs::path& device) {
+  const std::string name = device.filename();
+  constexpr std::string_view kName = "nvidia";
+  return name.starts_with(kName) && name.size() > kName.size() &&
+         name.find_first_not_of("0123456789", kName.size()) == std::string::npos;
+}
+
+/// Nodes of processors have the number 0.
+bool is_amd(const fs::path& node) {
+  std::ifstream file(node / "gpu_id");
+  long number = 0;
+  return (file >> number) && number != 0;
+}
+
+int count(const fs::path& folder, bool (*is_one)(const fs::path&)) {
+  std::error_code error;
+  int found = 0;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    found += is_one(entry->path()) ? 1 : 0;
+  return found;
+}
+
+}  // namespace
+
+int gpus_here(const std::string& root) {
+  const int nvidia = count(fs::path(root) / "dev", is_nvidia);
+  return nvidia > 0 ? nvidia : count(fs::path(root) / "sys/class/kfd/kfd/topology/nodes", is_amd);
+}
+
+}  // namespace cohort::sys

@@ -1,0 +1,282 @@
+#include "base/env.h"
+#include "base/log.h"
+#include "base/parse.h"
+#include "base/result.h"
+#include "base/signals.h"
+#include "comm/api/communicator_impl.h"
+#include "comm/transport/mpi/plugin.h"
+#include "net/store.h"
+#include "rendezvous/detect.h"
+#include "rendezvous/identity.h"
+#include "rendezvous/join_plan.h"
+#include "rendezvous/meeting.h"
+#include "rendezvous/place.h"
+#include "telemetry/last_words.h"
+#include "telemetry/status_page.h"
+
+#include <cohort/join.h>
+#include <cohort/preemption.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <span>
+#include <tuple>
+#include <utility>
+
+namespace cohort {
+namespace {
+
+using rendezvous::JoinPlan;
+using rendezvous::MeetingPlace;
+
+// A process may join again at the same place under the same name; every time is a meeting of its own. Ranks count
+// alike, because they join alike, and anew in each epoch of a job, so that who was in an earlier one and who has just
+// been started meet. (By rank, since ranks may be threads of one process.)
+std::string next_meeting(const JoinPlan& plan, const std::string& group, int epoch) {
+  static std::mutex mutex;
+  static std::map<std::tuple<std::string, std::string, int, int>, int> meetings;
+  const std::lock_guard lock(mutex);
+  const auto earlier = meetings.lower_bound({plan.place_name, group, plan.rank, 0});
+  const bool comes_again = earlier != meetings.end() && std::get<0>(earlier->first) == plan.place_name &&
+                           std::get<1>(earlier->first) == group && std::get<2>(earlier->first) == plan.rank;
+  const int started_in = env::number(env::kRestart).value_or(epoch);
+  if (!comes_again && plan.place == JoinPlan::Place::Job && started_in < epoch) {
+    raise(ErrorCode::Unavailable,
+          "rank {} cannot join: this process was started in attempt {} of the job, which is in attempt {} now -- it is "
+          "left over from then: end it",
+          plan.rank, started_in, epoch);
+  }
+  return fmt::format("{}#{}.{}", group, epoch, ++meetings[{plan.place_name, group, plan.rank, epoch}]);
+}
+
+// With what a person needs to know about this process.
+std::shared_ptr<MeetingPlace> reach(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline,
+                                    const std::string& host) {
+  try {
+    return rendezvous::go_to(plan, meeting, deadline);
+  } catch (const Error& error) {
+    ErrorContext context;
+    context.rank = plan.rank;
+    context.host = host;
+    context.operation = "join";
+    throw Error(error.code(),
+                fmt::format("rank {} of {} cannot join at {}: {}", plan.rank, plan.size, plan.place_name, error.what()),
+                std::move(context));
+  }
+}
+
+std::vector<rendezvous::BackendChoice> known_backends(std::vector<std::string>& available) {
+  std::vector<rendezvous::BackendChoice> known;
+  for (const comm::Backend& backend : comm::backends()) {
+    known.push_back({std::string(backend.name), backend.several_hosts});
+    const comm::Availability availability = backend.probe();
+    if (availability.available) {
+      available.emplace_back(backend.name);
+    } else {
+      log::info("comm", "backend {} is not available: {}", backend.name, availability.reason);
+    }
+  }
+  return known;
+}
+
+const comm::Backend& backend_named(std::string_view name) {
+  for (const comm::Backend& backend : comm::backends()) {
+    if (backend.name == name) return backend;
+  }
+  raise(ErrorCode::Mismatch,
+        "join: the ranks chose the backend '{}', which this process does not have -- use the same build everywhere",
+        name);
+}
+
+std::string make_nonce() {
+  const net::Secret random = value_or_throw(net::Secret::generate());
+  return {reinterpret_cast<const char*>(random.bytes().data()), 16};
+}
+
+Communicator form_alone(const JoinPlan& plan) {
+  std::vector<std::string> available;
+  (void)known_backends(available);
+  if (available.empty()) {
+    std::string reasons;
+    for (const comm::Backend& backend : comm::backends()) {
+      reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", backend.name, backend.probe().reason);
+    }
+    raise(ErrorCode::Unavailable, "join: no backend is available in this process -- {}", reasons);
+  }
+  comm::FormOptions form;
+  form.store = store::make_in_process_store();
+  form.placement.host = rendezvous::host_identity().name;
+  form.placement.source = plan.source;
+  form.join_timeout = plan.join_timeout;
+  form.timeout = plan.timeout;
+  return Communicator(backend_named(available.front()).create(form));
+}
+
+void compare_with_launcher(const JoinPlan& plan, const rendezvous::Placement& placement) {
+  const bool differs = (plan.local_rank && *plan.local_rank != placement.local_rank) ||
+                       (plan.local_size && *plan.local_size != placement.local_size);
+  if (!differs) return;
+  // Legitimate where one host plays several nodes; what is used is what was found.
+  log::warn("comm",
+            "rank {}: the launcher says local rank {} of {}, but on this host (by boot id, name and namespaces) it is "
+            "{} of {}; using the latter",
+            placement.rank, plan.local_rank.value_or(-1), plan.local_size.value_or(-1), placement.local_rank,
+            placement.local_size);
+}
+
+// What the launcher is to know: where a rank has ended that others wait for here, they wait in vain.
+class Joining {
+ public:
+  explicit Joining(int size) { status::StatusPage::own().begin_join(size); }
+  ~Joining() { status::StatusPage::own().end_join(formed_); }
+  Joining(const Joining&) = delete;
+  Joining& operator=(const Joining&) = delete;
+  void set_formed() { formed_ = true; }
+
+ private:
+  bool formed_ = false;
+};
+
+// Rank 0 says what the process's first world is, as `cohort run` has done where it has started the ranks.
+void say_what_was_formed(const JoinPlan& plan, std::string_view layout) {
+  static std::atomic<bool> said{false};
+  if (plan.rank != 0) return;
+  const auto detected = rendezvous::detect(rendezvous::current_environment());
+  const std::string launcher = detected ? detected->launcher : std::string();
+  if (launcher == "cohort run" || (plan.size == 1 && launcher.empty()) || said.exchange(true)) return;
+  log::info("world", "{} rank{} on {}{}", plan.size, plan.size == 1 ? "" : "s", layout,
+            launcher.empty() ? "" : ", started by " + launcher);
+}
+
+}  // namespace
+
+Communicator join(const JoinOptions& options) {
+  status::keep_last_words();
+  status::tell_stacks_when_asked();
+  status::show_lines_at_once();
+  const JoinPlan plan = value_or_throw(rendezvous::plan_join(options, rendezvous::current_environment()));
+  if (!plan.note.empty()) log::warn("comm", "{}", plan.note);
+  Joining joining(plan.size);
+  if (plan.place == JoinPlan::Place::None) {
+    if (!options.alone) say_what_was_formed(plan, "this host");
+    Communicator alone = form_alone(plan);
+    joining.set_formed();
+    return alone;
+  }
+  const net::Deadline deadline = net::deadline_in(plan.join_timeout);
+
+  rendezvous::HostIdentity host = rendezvous::host_identity();
+  const std::vector<int> fake = rendezvous::fake_hosts(plan.size);
+  if (!fake.empty()) {
+    const std::string number = fmt::format("#{}", fake[static_cast<std::size_t>(plan.rank)]);
+    host.id += number;
+    host.name += number;
+  }
+  rendezvous::MemberInfo info;
+  info.rank = plan.rank;
+  info.size = plan.size;
+  info.launcher_local_rank = plan.local_rank.value_or(-1);
+  info.launcher_local_size = plan.local_size.value_or(-1);
+  info.pid = ::getpid();
+  info.nonce = make_nonce();
+  info.host_id = host.id;
+  info.host = host.name;
+  info.build = rendezvous::this_build();
+  info.program = plan.program.empty() ? rendezvous::own_executable() : plan.program;
+  info.torch = rendezvous::loaded_torch();
+  info.source = plan.source;
+  info.transport = rendezvous::name_of(plan.transport);
+  if (plan.transport == rendezvous::TransportKind::Mpi) {
+    if (const auto plugin = mpi::plugin_of_process(); !plugin)
+      info.no_transport = std::string_view(plugin.error().what()).substr(0, 4000);
+  }
+  rendezvous::MeetingOptions meet;
+  meet.place = plan.place_name;
+  meet.backends = known_backends(info.backends);
+  meet.deadline = deadline;
+
+  const bool of_job = plan.place == JoinPlan::Place::Job;
+  std::string meeting = of_job ? std::string() : next_meeting(plan, options.group_name, 0);
+  const std::shared_ptr<MeetingPlace> place = reach(plan, meeting, deadline, host.name);
+  if (of_job) {
+    const auto epoch = place->store->try_get(store::kEpochKey);
+    meeting = next_meeting(plan, options.group_name, parse_integer<int>(epoch.value_or("")).value_or(0));
+  }
+  meet.prefix = "join/" + meeting;
+  meet.serves_store = place->server != nullptr;
+  const rendezvous::Membership membership = rendezvous::hold_meeting(*place->store, info, meet);
+
+  const rendezvous::MembershipEntry& entry = membership.entries[static_cast<std::size_t>(plan.rank)];
+  comm::FormOptions form;
+  form.store =
+      store::make_prefix_store(meet.prefix + "/comm", std::shared_ptr<store::Store>(place, place->store.get()));
+  form.placement = {plan.rank,        plan.size,        entry.local_rank, entry.local_size,
+                    entry.cross_rank, entry.cross_size, host.name,        plan.source};
+  form.join_timeout =
+      std::max(std::chrono::milliseconds(1),
+               std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
+  form.timeout = plan.timeout;
+  form.secret = plan.secret;
+  form.transport = plan.transport;
+  form.one_machine = !fake.empty();
+  if (entry.cross_size > 1) {
+    for (const rendezvous::MembershipEntry& each : membership.entries) form.hosts.push_back(each.cross_rank);
+  }
+  if (fake.empty()) compare_with_launcher(plan, form.placement);
+  Communicator communicator(backend_named(membership.backend).create(form));
+  rendezvous::leave_meeting(*place->store, info, meet);
+  if (place->server) place->server->close_listener();  // the world is complete
+  joining.set_formed();
+  say_what_was_formed(plan, membership.layout);
+  return communicator;
+}
+
+struct Preemption::State {
+  State(PreemptionOptions given, sys::SignalLatch signals) : options(std::move(given)), latch(std::move(signals)) {}
+  PreemptionOptions options;
+  sys::SignalLatch latch;
+  std::int64_t calls = 0;
+  int signal = 0;  ///< of the answer
+};
+
+Preemption::Preemption(PreemptionOptions options) {
+  if (options.every < 1) {
+    raise(ErrorCode::InvalidArgument, "Preemption: every is {} -- at every call is 1", options.every);
+  }
+  auto latch = sys::SignalLatch::create(options.signals);
+  if (!latch) raise(latch.error().code(), "Preemption: {}", latch.error().what());
+  state_ = std::make_unique<State>(std::move(options), *std::move(latch));
+  status::StatusPage::own().announce_saving();
+}
+
+Preemption::~Preemption() { status::StatusPage::own().withdraw_saving(); }
+
+bool Preemption::requested(Communicator& comm) {
+  State& state = *state_;
+  if (state.signal != 0) return true;
+  if (++state.calls % state.options.every != 0) return false;
+  std::int32_t signal = state.latch.received();
+  if (comm && comm.size() > 1) {
+    status::called("Preemption::requested", [&] {
+      comm.all_reduce(std::span(&signal, 1), {.op = ReduceOp::Max, .timeout = state.options.timeout}).wait();
+    });
+  }
+  if (signal == 0) return false;
+  state.signal = signal;
+  state.latch.keep_handlers();
+  status::StatusPage::own().note_preemption(signal);
+  return true;
+}
+
+int Preemption::signal() const noexcept { return state_->signal; }
+int Preemption::received() const noexcept {
+  const int signal = state_->latch.received();
+  if (signal != 0) state_->latch.keep_handlers();
+  return signal;
+}
+
+}  // namespace cohort

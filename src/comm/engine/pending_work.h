@@ -1,0 +1,193 @@
+// The Work of an operation that was not over at once, whoever carries it out: the queue of collectives, or one of the
+// places where sends and receives are matched. All of it but `done` belongs to the carrier's mutex; the outcome does
+// not change once it is done. Any thread may call.
+#pragma once
+
+#include "base/thread.h"
+#include "comm/api/work_state.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cohort::comm {
+
+class PendingWork;
+
+/// Who carries operations out, and lets threads wait for them.
+class Carrier {
+ public:
+  using Clock = std::chrono::steady_clock;
+  virtual ~Carrier() = default;
+  /// False if the work is not done by then. May carry out operations meanwhile.
+  virtual bool wait_until(PendingWork& work, Clock::time_point limit) = 0;
+  virtual void add_callback(PendingWork& work, std::function<void()> callback) = 0;
+  virtual bool in_child() const noexcept = 0;
+};
+
+class PendingWork : public WorkState {
+ public:
+  using Clock = Carrier::Clock;
+
+  void wait() final { carrier_.wait_until(*this, Clock::time_point::max()); }
+  bool wait_for(std::chrono::nanoseconds limit) final {
+    constexpr auto kLongest = std::chrono::hours(24 * 365);
+    return done() || carrier_.wait_until(*this, Clock::now() + std::min<std::chrono::nanoseconds>(limit, kLongest));
+  }
+  bool done() const noexcept final { return done_.load(std::memory_order_acquire); }
+  const std::optional<Error>& outcome() const noexcept final { return outcome_; }
+  void on_done(std::function<void()> callback) final { carrier_.add_callback(*this, std::move(callback)); }
+  bool at_home() const noexcept final { return !carrier_.in_child(); }
+
+  // For the carrier, which holds its mutex:
+  void set_outcome(std::optional<Error> outcome) noexcept { outcome_ = std::move(outcome); }
+  /// Its outcome has been set.
+  void set_done() noexcept { done_.store(true, std::memory_order_release); }
+  bool has_callbacks() const noexcept { return !callbacks_.empty(); }
+  std::vector<std::function<void()>> take_callbacks() noexcept { return std::exchange(callbacks_, {}); }
+  /// For the carrier, which does not hold it.
+  template <class Mutex>
+  void add_callback(Mutex& mutex, std::function<void()> callback) {
+    {
+      const std::lock_guard lock(mutex);
+      if (!done()) {
+        callbacks_.push_back(std::move(callback));
+        return;
+      }
+    }
+    callback();
+  }
+
+ protected:
+  /// `keep` keeps the carrier alive.
+  PendingWork(Carrier& carrier, std::shared_ptr<void> keep) noexcept : carrier_(carrier), keep_(std::move(keep)) {}
+
+ private:
+  Carrier& carrier_;
+  const std::shared_ptr<void> keep_;
+  std::atomic<bool> done_{false};
+  std::optional<Error> outcome_;  // written before done_
+  std::vector<std::function<void()>> callbacks_;
+};
+
+}  // namespace cohort::comm
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
+namespace cohort::comm {
+
+// Tells whether this is a forked child of the process that made the object: a page that the kernel clears in children.
+// Costs one load to ask. Any thread.
+class ForkGuard {
+ public:
+  ForkGuard() noexcept {
+    void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return;
+    ::madvise(page, kPage, MADV_WIPEONFORK);
+    word_ = static_cast<std::uint32_t*>(page);
+    *word_ = kHome;
+  }
+  ~ForkGuard() {
+    if (word_ != nullptr) ::munmap(word_, kPage);
+  }
+  ForkGuard(const ForkGuard&) = delete;
+  ForkGuard& operator=(const ForkGuard&) = delete;
+
+  bool in_child() const noexcept { return word_ != nullptr && *word_ != kHome; }
+
+ private:
+  static constexpr std::size_t kPage = 4096;
+  static constexpr std::uint32_t kHome = 1;
+  std::uint32_t* word_ = nullptr;
+};
+
+// Until when the running operation may wait for others, and what is said of those who do not come. Belongs to the
+// thread that runs operations; `limit` from any.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `called` zero: from `begin_now` on, since taking the time takes as long as a small operation.
+  void begin(Clock::time_point called, std::chrono::milliseconds timeout) noexcept {
+    called_ = called;
+    timeout_ = timeout;
+  }
+  void begin_now() noexcept {
+    if (called_ == Clock::time_point{}) called_ = Clock::now();
+  }
+  /// No wait may take longer than this: operations behind this one have deadlines too. Any thread.
+  void limit(Clock::time_point limit) noexcept {
+    limit_.store(limit.time_since_epoch().count(), std::memory_order_relaxed);
+  }
+  Clock::time_point when() const noexcept;
+  /// "after 300 ms".
+  std::string after() const;
+
+ private:
+  Clock::time_point limit() const noexcept {
+    return Clock::time_point(Clock::duration(limit_.load(std::memory_order_relaxed)));
+  }
+
+  Clock::time_point called_{};
+  std::chrono::milliseconds timeout_{0};
+  std::atomic<Clock::rep> limit_{std::numeric_limits<Clock::rep>::max()};
+};
+
+/// An operation and the rank that waits in it, as messages speak of them.
+struct RunningOperation {
+  std::string text;  ///< "all_reduce(float32[10], sum)"
+  std::uint64_t number = 0;
+  int rank = 0;
+  std::string_view host;
+};
+
+/// `described` of each rank that is missing; of many, some.
+std::string list_missing(const std::vector<int>& missing, const std::function<std::string(int)>& described);
+std::string timeout_text(const RunningOperation& operation, const Deadline& deadline, const std::string& missing);
+/// `pid`: "pid 12", or empty. `how`: what shows that the peer will not come.
+std::string lost_text(const RunningOperation& operation, int peer, std::string_view host, std::string_view pid,
+                      std::string_view how);
+
+// How many threads wait for what a communicator does, and until when: with none, ranks that wait for their peers leave
+// the core to whoever computes. Any thread, but for the deadline.
+struct Waiters {
+  std::atomic<int> attended{0};        ///< threads that wait for results
+  std::atomic<int> awaited{0};         ///< of these, the program's own
+  std::atomic<bool> in_caller{false};  ///< the caller runs an operation itself: the same, without the cost of a count
+  Deadline deadline;                   ///< of the running operation
+};
+
+/// Counts the caller among those who wait, as long as it lives.
+class WaiterCount {
+ public:
+  explicit WaiterCount(Waiters& waiters) : waiters_(waiters), of_program_(sys::in_service_thread() ? 0 : 1) {
+    waiters_.attended.fetch_add(1, std::memory_order_relaxed);
+    waiters_.awaited.fetch_add(of_program_, std::memory_order_relaxed);
+  }
+  ~WaiterCount() {
+    waiters_.attended.fetch_sub(1, std::memory_order_relaxed);
+    waiters_.awaited.fetch_sub(of_program_, std::memory_order_relaxed);
+  }
+  WaiterCount(const WaiterCount&) = delete;
+  WaiterCount& operator=(const WaiterCount&) = delete;
+
+ private:
+  Waiters& waiters_;
+  const int of_program_;
+};
+
+}  // namespace cohort::comm

@@ -1,0 +1,373 @@
+#include "comm/gpu/chunking.h"
+
+#include "comm/api/device_op.h"
+#include "comm/api/work_state.h"
+
+#include <cohort/error.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace cohort::comm::cuda {
+namespace {
+
+std::atomic<std::size_t> bytes_of_pieces{std::size_t{4} << 20};
+
+/// What of all parts a rank has in a buffer.
+enum class Share { Nothing, Own, All };
+
+Share input_of(Kind kind, bool is_root) noexcept {
+  switch (kind) {
+    case Kind::AllGather:
+    case Kind::AllGatherV:
+    case Kind::Gather:
+    case Kind::GatherV: return Share::Own;
+    case Kind::Scatter:
+    case Kind::ScatterV: return is_root ? Share::All : Share::Nothing;
+    default: return Share::All;
+  }
+}
+
+Share output_of(Kind kind, bool is_root) noexcept {
+  switch (kind) {
+    case Kind::Reduce:
+    case Kind::Gather:
+    case Kind::GatherV: return is_root ? Share::All : Share::Nothing;
+    case Kind::ReduceScatter:
+    case Kind::ReduceScatterV:
+    case Kind::Scatter:
+    case Kind::ScatterV: return Share::Own;
+    default: return Share::All;
+  }
+}
+
+std::vector<std::int64_t> parts_of(const Request& request, int size) {
+  const auto equal = [&](std::int64_t each) { return std::vector<std::int64_t>(static_cast<std::size_t>(size), each); };
+  switch (request.kind) {
+    case Kind::AllReduce:
+    case Kind::Broadcast: return {request.output_count};
+    case Kind::Reduce: return {request.input_count};
+    case Kind::ReduceScatter:
+    case Kind::Scatter: return equal(request.output_count);
+    case Kind::AllGather:
+    case Kind::Gather: return equal(request.input_count);
+    case Kind::AllToAll: return equal(request.input_count / size);
+    case Kind::ReduceScatterV:
+    case Kind::AllGatherV:
+    case Kind::GatherV:
+    case Kind::ScatterV: return request.counts->input;
+    default: return {};
+  }
+}
+
+std::size_t in_lines(std::size_t bytes) noexcept { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
+
+}  // namespace
+
+std::size_t piece_bytes() noexcept { return bytes_of_pieces.load(std::memory_order_relaxed); }
+void set_piece_bytes(std::size_t bytes) noexcept { bytes_of_pieces.store(bytes, std::memory_order_relaxed); }
+
+Chunking::Chunking(const Request& request, int rank, int size, std::size_t piece_bytes)
+    : request_(request),
+      kind_(request.kind),
+      rank_(rank),
+      element_(size_of(request.dtype)),
+      unit_(static_cast<std::int64_t>(kCacheLine / element_)),
+      parts_(parts_of(request, size)) {
+  const std::int64_t elements = std::accumulate(parts_.begin(), parts_.end(), std::int64_t{0});
+  const std::size_t all = static_cast<std::size_t>(elements) * element_ * sides();
+  if (all <= piece_bytes) return;
+  const std::size_t rounding = 2 * kCacheLine * parts_.size() * sides();  // of the parts, to lines
+  const std::size_t each = piece_bytes > 2 * rounding ? piece_bytes - rounding : std::max(piece_bytes / 2, kCacheLine);
+  pieces_ = (all + each - 1) / each;
+}
+
+/// Of a part of so many elements: where its share in a piece begins. Shares differ by one unit at most.
+std::int64_t Chunking::begin(std::int64_t part, std::size_t which) const noexcept {
+  const auto pieces = static_cast<std::int64_t>(pieces_), number = static_cast<std::int64_t>(which);
+  const std::int64_t units = (part + unit_ - 1) / unit_;
+  return std::min(part, (units / pieces * number + std::min(number, units % pieces)) * unit_);
+}
+
+std::size_t Chunking::room() const noexcept {
+  std::size_t bytes = 0;
+  for (const std::int64_t part : parts_) bytes += in_lines(static_cast<std::size_t>(begin(part, 1)) * element_);
+  return bytes * sides();
+}
+
+Piece Chunking::piece(std::size_t which, std::byte* room) const {
+  const auto bytes_of = [this](std::int64_t count) { return static_cast<std::size_t>(count) * element_; };
+  std::vector<ByteRange> all;
+  std::vector<std::int64_t> counts;
+  ByteRange own;
+  std::size_t part_at = 0, in_room = 0;
+  for (const std::int64_t part : parts_) {
+    const std::int64_t from = begin(part, which), count = begin(part, which + 1) - from;
+    if (static_cast<int>(counts.size()) == rank_) own = {bytes_of(from), in_room, bytes_of(count)};
+    all.push_back({part_at + bytes_of(from), in_room, bytes_of(count)});
+    counts.push_back(count);
+    part_at += bytes_of(part);
+    in_room += bytes_of(count);
+  }
+  Piece piece;
+  piece.request = request_;
+  piece.request.group = 0;
+  piece.request.finite_check = nullptr;
+  const auto share = [&](Share what, std::size_t offset,
+                         std::vector<ByteRange>& ranges) -> std::pair<void*, std::int64_t> {
+    if (what == Share::Nothing) return {nullptr, 0};
+    if (what == Share::Own) {
+      ranges = {own};
+      return {room + own.in_room, static_cast<std::int64_t>(own.bytes / element_)};
+    }
+    ranges = all;
+    for (ByteRange& range : ranges) range.in_room += offset;
+    return {room + offset, static_cast<std::int64_t>(in_room / element_)};
+  };
+  const bool is_root = rank_ == request_.root;
+  // In place, but where that is not allowed.
+  std::tie(piece.request.input, piece.request.input_count) = share(input_of(kind_, is_root), 0, piece.input);
+  std::tie(piece.request.output, piece.request.output_count) =
+      share(output_of(kind_, is_root), kind_ == Kind::AllToAll ? in_lines(in_room) : 0, piece.output);
+  for (auto* const ranges : {&piece.input, &piece.output})
+    std::erase_if(*ranges, [](const ByteRange& one) { return one.bytes == 0; });
+  if (request_.counts) piece.request.counts = std::make_shared<const Counts>(Counts{std::move(counts), {}});
+  return piece;
+}
+
+Staging::Clock::time_point end_of_patience() noexcept {
+  constexpr auto kLastWait = std::chrono::milliseconds(100);  // a stream may hang for good
+  return Staging::Clock::now() + kLastWait;
+}
+
+bool settled(Gpu& gpu, const MarkPtr& mark, Staging::Clock::time_point limit) noexcept {
+  try {
+    if (mark) gpu.wait(*mark, limit);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void keep_for_good(std::shared_ptr<const void> memory) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<const void>>();
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(memory));
+}
+
+Ring::Ring(Gpu& gpu, std::shared_ptr<std::byte> room, std::size_t slot_bytes)
+    : gpu_(gpu), room_(std::move(room)), slot_bytes_(slot_bytes) {
+  for (std::size_t i = 0; i < kSlots; ++i) slots_[i].data = room_.get() + i * slot_bytes;
+}
+
+Ring::~Ring() {
+  if (settle()) {
+    for (const auto& [mapping, peer] : peers_) {
+      if (peer.pinned) gpu_.unpin(mapping->data());
+    }
+    return;
+  }
+  keep_for_good(std::move(room_));
+  for (auto& [mapping, peer] : peers_) keep_for_good(std::move(peer.memory));
+}
+
+bool Ring::pin(const std::shared_ptr<const sys::Mapping>& memory) {
+  if (const auto found = peers_.find(memory.get()); found != peers_.end()) return found->second.pinned;
+  // What a peer has freed is kept by nobody else.
+  std::erase_if(peers_, [this](const auto& entry) {
+    const bool freed = entry.second.memory.use_count() == 1;
+    if (freed && entry.second.pinned) gpu_.unpin(entry.first->data());
+    return freed;
+  });
+  const bool pinned = gpu_.pin(memory->data(), memory->bytes());
+  peers_.emplace(memory.get(), Pinned{memory, pinned});
+  return pinned;
+}
+
+bool Ring::settle() noexcept {
+  const auto limit = end_of_patience();
+  bool all = true;
+  for (Slot& slot : slots_) {
+    for (MarkPtr* const mark : {&slot.arrived, &slot.departed}) {
+      if (settled(gpu_, *mark, limit)) {
+        *mark = nullptr;
+      } else {
+        all = false;
+      }
+    }
+  }
+  return all;
+}
+
+namespace {
+
+class InPieces final : public Pieces {
+ public:
+  InPieces(Gpu& gpu, const Request& request, StreamMarks marks, Chunking cut, std::shared_ptr<Ring> ring, int rank)
+      : gpu_(gpu),
+        request_(request),
+        marks_(std::move(marks)),
+        chunking_(std::move(cut)),
+        ring_(std::move(ring)),
+        rank_(rank) {}
+
+  void run(const Round& agreed, Clock::time_point deadline, Plane& plane) override {
+    std::size_t number = 0;
+    try {
+      go_through(agreed, deadline, plane, number);
+    } catch (const Error& error) {
+      ring_->settle();  // the caller's memory is used no longer, if that can be had
+      throw Error(error.code(),
+                  fmt::format("{} -- it is piece {} of {} of {}({}[{}]) of a GPU's memory", error.what(),
+                              std::min(number + 1, chunking_.pieces()), chunking_.pieces(), name_of(request_.kind),
+                              to_string(request_.dtype), std::max(request_.input_count, request_.output_count)),
+                  error.context());
+    } catch (...) {
+      ring_->settle();
+      throw;
+    }
+  }
+
+ private:
+  struct Turn {
+    Ring::Slot* slot;
+    Piece piece;
+  };
+
+  /// `number`: the piece that it is at.
+  void go_through(const Round& agreed, Clock::time_point deadline, Plane& plane, std::size_t& number) {
+    // Others than the root bring something if it has joined.
+    const bool brings = request_.kind != Kind::Broadcast || rank_ == request_.root || !agreed.everyone;
+    const auto wait = [&](MarkPtr& mark) {
+      if (mark) gpu_.wait(*mark, deadline, [&] { plane.attend(); });
+      mark = nullptr;
+    };
+    const std::size_t pieces = chunking_.pieces();
+    bool finite = true;
+    // What only moves goes to the GPU out of the slot of the rank that brought it. That rank has the fourth piece after
+    // it come there once all have come to the second after it; so nobody comes to that before it has read this one.
+    const bool borrows = !is_reduction(request_.kind) && agreed.everyone;
+    MarkPtr last, before_last;
+    Turn coming = begin(0, brings);
+    for (; number < pieces; ++number) {
+      Turn turn = std::move(coming);
+      if (number + 1 < pieces) coming = begin(number + 1, brings);
+      Piece& piece = turn.piece;
+      wait(turn.slot->departed);  // of an earlier piece, where nothing has come after it
+      wait(turn.slot->arrived);
+      wait(before_last);  // of the second before this one
+      borrowed_.clear();
+      if (borrows) piece.request.borrowed = &borrowed_;
+      if (request_.finite_check) {
+        piece.request.finite_check = std::make_shared<FiniteCheck>(
+            ConstBuffer(piece.request.output, piece.request.output_count, request_.dtype));
+      }
+      plane.carry_out(piece.request);
+      if (request_.finite_check) finite = finite && piece.request.finite_check->finite();
+      before_last = std::exchange(last, depart(turn, borrows && brings));
+      turn.slot->departed = last;
+    }
+    wait(before_last);
+    wait(last);
+    if (request_.finite_check) request_.finite_check->note(finite);
+  }
+
+  Turn begin(std::size_t number, bool brings) {
+    Ring::Slot& slot = ring_->next();
+    Turn turn{&slot, chunking_.piece(number, slot.data)};
+    if (!brings || turn.piece.input.empty()) return turn;
+    std::vector<Transfer> copies;
+    for (const ByteRange& one : turn.piece.input)
+      copies.push_back({slot.data + one.in_room, static_cast<const std::byte*>(request_.input) + one.at, one.bytes});
+    const MarkPtr after[] = {marks_.input, slot.departed};
+    slot.arrived = gpu_.copy_to_host(copies, after);
+    return turn;
+  }
+  /// Null: there is nothing to do. `stays`: what this rank has brought is in its place already, where that is the same.
+  MarkPtr depart(const Turn& turn, bool stays) {
+    std::vector<Transfer> copies;
+    const auto* const result = static_cast<const std::byte*>(turn.piece.request.output);
+    for (const ByteRange& one : turn.piece.output) {
+      std::byte* const to = static_cast<std::byte*>(request_.output) + one.at;
+      const auto brought = [&](const ByteRange& own) {
+        return to == static_cast<const std::byte*>(request_.input) + own.at;
+      };
+      if (stays && std::any_of(turn.piece.input.begin(), turn.piece.input.end(), brought)) continue;
+      const std::byte* from = turn.slot->data + one.in_room;
+      const auto at = static_cast<std::size_t>(from - result);
+      const auto borrowed =
+          std::find_if(borrowed_.begin(), borrowed_.end(), [at](const Borrowed& block) { return block.at == at; });
+      if (borrowed != borrowed_.end()) from = taken(*borrowed, turn.slot->data + one.in_room);
+      copies.push_back({to, from, one.bytes});
+    }
+    return copies.empty() ? nullptr : gpu_.copy_to_device(copies, {&marks_.output, 1});
+  }
+
+  /// Where the GPU reads it. What it could read only slowly is copied to `room` after all.
+  const std::byte* taken(const Borrowed& block, std::byte* room) {
+    if (!block.memory || ring_->pin(block.memory)) return block.data;
+    std::memcpy(room, block.data, block.bytes);
+    return room;
+  }
+
+  Gpu& gpu_;
+  const Request request_;
+  const StreamMarks marks_;
+  const Chunking chunking_;
+  const std::shared_ptr<Ring> ring_;
+  const int rank_;
+  std::vector<Borrowed> borrowed_;  // of the piece that is carried out
+};
+
+class Alone final : public Pieces {
+ public:
+  Alone(Gpu& gpu, const Request& request, StreamMarks marks) : gpu_(gpu), marks_(std::move(marks)) {
+    if (request.output == request.input || request.output_count == 0) return;
+    const MarkPtr after[] = {marks_.input, marks_.output};
+    copied_ = gpu.copy_on_gpu({request.output, request.input, request.output_bytes()}, after);
+  }
+  ~Alone() override { settled(gpu_, copied_, end_of_patience()); }
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
+
+  void run(const Round&, Clock::time_point deadline, Plane& plane) override {
+    plane.carry_out({});  // it counts
+    for (const MarkPtr& mark : {marks_.input, marks_.output, copied_}) {
+      if (mark) gpu_.wait(*mark, deadline, [&] { plane.attend(); });
+    }
+    copied_ = nullptr;
+  }
+
+ private:
+  Gpu& gpu_;
+  const StreamMarks marks_;
+  MarkPtr copied_;
+};
+
+}  // namespace
+
+std::shared_ptr<Pieces> in_pieces(Gpu& gpu, const Request& request, StreamMarks marks, Chunking cut,
+                                  std::shared_ptr<Ring> ring, int rank) {
+  return std::make_shared<InPieces>(gpu, request, std::move(marks), std::move(cut), std::move(ring), rank);
+}
+
+bool is_copy(const Request& request) noexcept {
+  const bool scaled = is_reduction(request.kind) && (request.prescale != 1 || request.postscale != 1);
+  return request.kind < Kind::Barrier && !scaled && !(request.weighted && request.weight == 0) && !request.finite_check;
+}
+
+std::shared_ptr<Pieces> copy_alone(Gpu& gpu, const Request& request, StreamMarks marks) {
+  return std::make_shared<Alone>(gpu, request, std::move(marks));
+}
+
+}  // namespace cohort::comm::cuda

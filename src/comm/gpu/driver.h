@@ -1,0 +1,121 @@
+// The CUDA driver, loaded at run time: nothing of it is needed to build, and a machine may lack it. A Gpu is one of
+// this process's GPUs as the host sees it: its memory, marks on its streams, copies. Any thread.
+#pragma once
+
+#include "base/result.h"
+#include "comm/api/device_op.h"
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace cohort::comm::cuda {
+
+/// A CUstream. Null: the default stream.
+using Stream = void*;
+
+/// A place in a stream: passed once all work before it is done.
+class Mark {
+ public:
+  explicit Mark(void* event, void* context) noexcept : event_(event), context_(context) {}
+  ~Mark();
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+  void* event() const noexcept { return event_; }
+
+ private:
+  void* event_;
+  void* context_;
+};
+using MarkPtr = std::shared_ptr<const Mark>;
+
+struct Transfer {
+  void* to = nullptr;
+  const void* from = nullptr;
+  std::size_t bytes = 0;
+};
+
+class Gpu {
+ public:
+  /// By CUDA's number among those that this process sees. The same object for the same number, until the process ends.
+  /// Throws Unavailable (there is no driver: how to get it), InvalidArgument (there is no such GPU).
+  static Gpu& at(int index);
+  /// How many this process sees; Unavailable where there is no driver.
+  static Result<int> count();
+  /// "CUDA 12.4, 2 GPUs", or why there are none.
+  static Result<std::string> look();
+
+  int index() const noexcept { return index_; }
+  /// Tells it from all others, whoever sees it by which number. Of a part of a GPU (MIG), the part's. Throws Internal.
+  std::array<unsigned char, 16> uuid() const;
+
+  /// Zeroed. Throws Unavailable.
+  void* allocate(std::size_t bytes);
+  void free(void* memory) noexcept;
+  /// Makes copies of this host memory fast, and asynchronous. False if the driver does not: they work all the same.
+  bool pin(void* host, std::size_t bytes) noexcept;
+  void unpin(void* host) noexcept;
+
+  MarkPtr mark(Stream stream);
+  /// On streams of the GPU's own, so that both ways go on at once; after `after`.
+  MarkPtr copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after);
+  MarkPtr copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after);
+  /// Several, after all of these marks; null ones do not count.
+  MarkPtr copy_to_host(std::span<const Transfer> copies, std::span<const MarkPtr> after);
+  MarkPtr copy_to_device(std::span<const Transfer> copies, std::span<const MarkPtr> after);
+  /// From this GPU's memory into this GPU's, on one of those streams.
+  MarkPtr copy_on_gpu(const Transfer& copy, std::span<const MarkPtr> after);
+  /// One that does not wait for the default stream.
+  Stream make_stream();
+  void end_stream(Stream stream) noexcept;
+  /// From this GPU's memory into this GPU's, in the stream.
+  void copy_within(void* to, const void* from, std::size_t bytes, Stream stream);
+  /// Makes the memory zero, in the stream.
+  void zero(void* memory, std::size_t bytes, Stream stream);
+  /// What the stream is given from now on comes after the mark.
+  void put_after(Stream stream, const Mark& mark);
+
+  /// Not zeroed, so that no stream is waited for. Throws Unavailable.
+  void* reserve(std::size_t bytes);
+  /// Kernels, from PTX, which the driver compiles for this GPU. They stay. Throws Unavailable: what it says of them.
+  void* load_kernels(const char* ptx);
+  void* find_kernel(void* kernels, const char* name);
+  /// With one argument by value, of which the driver knows the size; threads in blocks of so many.
+  void launch(void* kernel, unsigned blocks, unsigned per_block, const void* argument, Stream stream);
+  /// Multiprocessors.
+  unsigned processors() const noexcept { return processors_; }
+  /// Throws Internal: what the driver says of work before the mark.
+  bool passed(const Mark& mark) const;
+  /// Throws Timeout, Internal. `meanwhile` is called again and again, and may throw, too.
+  void wait(const Mark& mark, Staging::Clock::time_point deadline, const std::function<void()>& meanwhile = {});
+
+ private:
+  friend class InGpu;
+  explicit Gpu(int index);
+  MarkPtr new_mark();
+  /// Gives one of the GPU's own streams copies, by `copy(transfer)`, which returns the driver's status.
+  template <class Copy>
+  MarkPtr give(Stream stream, std::span<const Transfer> copies, std::span<const MarkPtr> after, const Copy& copy);
+
+  const int index_;
+  int device_ = 0;
+  unsigned processors_ = 1;
+  void* context_ = nullptr;
+  Stream to_host_ = nullptr;
+  Stream to_device_ = nullptr;
+};
+
+/// The GPU's context is this thread's while it lives: what libraries over CUDA then do is done there.
+class InGpu {
+ public:
+  /// Throws Internal.
+  explicit InGpu(const Gpu& gpu);
+  ~InGpu();
+  InGpu(const InGpu&) = delete;
+  InGpu& operator=(const InGpu&) = delete;
+};
+
+}  // namespace cohort::comm::cuda

@@ -1,0 +1,331 @@
+#include "comm/gpu/nccl_plane.h"
+
+#include "comm/api/device_op.h"
+#include "comm/api/work_state.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <functional>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace cohort::comm::cuda {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kGrace = 1s;       // after a deadline, for the rank whose stream hangs to say so itself
+constexpr auto kLooking = 500ms;  // after NCCL's error, for the ranks to find out which of them is lost
+
+std::string text_of(const Request& request) {
+  const std::int64_t count = std::max(request.input_count, request.output_count);
+  return fmt::format("{}({}[{}]) of a GPU's memory", name_of(request.kind), to_string(request.dtype), count);
+}
+
+/// A reduction whose elements are exchanged and folded by us: NCCL lacks it, or does it otherwise than the CPU.
+bool is_folded(const Request& request, const Round& round) noexcept {
+  return is_reduction(request.kind) && (!request.fast || (!round.shares.empty() && !has_shares(request.dtype)));
+}
+
+struct HeapBlock final : MemoryBlock {
+  static constexpr std::align_val_t kPage{4096};
+  explicit HeapBlock(std::size_t size) {
+    data = ::operator new(size, kPage);
+    bytes = size;
+  }
+  ~HeapBlock() override { ::operator delete(data, kPage); }
+  HeapBlock(const HeapBlock&) = delete;
+  HeapBlock& operator=(const HeapBlock&) = delete;
+};
+
+}  // namespace
+
+/// One request: what its streams had when it was asked for.
+class NcclPlane::Call final : public DeviceOp {
+ public:
+  Call(std::shared_ptr<NcclPlane> plane, Gpu& gpu, const Request& request)
+      : plane_(std::move(plane)), gpu_(gpu), marks_(marks_of(gpu, request)) {}
+  bool open() const noexcept override { return plane_->open(); }
+  bool ready() const noexcept override { return plane_->ready(); }
+  bool form(Ranks& ranks) override { return plane_->form(gpu_, ranks); }
+  std::shared_ptr<InFlight> run(std::span<const Request> together, const Round& round, Ranks& ranks) override {
+    return plane_->run(together, round, ranks);
+  }
+  void give_up() noexcept override { plane_->give_up(); }
+  Request staged(const Request& request) override {
+    Request host = request;
+    host.direct = nullptr;
+    const Place place{plane_->placement_.rank, plane_->placement_.size};
+    return stage(host, place, marks_, *plane_->rooms_,
+                 [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
+  }
+
+  Gpu& gpu() const noexcept { return gpu_; }
+  void put_before(Stream stream) const {
+    gpu_.put_after(stream, *marks_.output);
+    gpu_.put_after(stream, *marks_.input);
+  }
+  bool reached() const { return gpu_.passed(*marks_.output) && gpu_.passed(*marks_.input); }
+
+ private:
+  const std::shared_ptr<NcclPlane> plane_;
+  Gpu& gpu_;
+  const StreamMarks marks_;
+};
+
+const NcclPlane::Call& NcclPlane::call_of(const Request& request) { return static_cast<const Call&>(*request.direct); }
+
+bool NcclPlane::may_take(const Request& request) const noexcept {
+  if (placement_.size == 1) return false;
+  return is_reduction(request.kind) ? request.fast || ExactSums::has(request) : has_move(request.kind);
+}
+
+std::shared_ptr<DeviceOp> NcclPlane::call(const Request& request) {
+  Gpu& gpu = Gpu::at(request.device.index);
+  if (state_.load(std::memory_order_acquire) == State::Nccl && &gpu != gpu_) {
+    raise(
+        ErrorCode::InvalidArgument,
+        "{} failed -- {} -- its buffers are on cuda:{}, and NCCL uses cuda:{} for this communicator -- give it buffers "
+        "of one GPU, form a communicator for the other (split), or set COHORT_NCCL=off on all ranks",
+        text_of(request), where(), gpu.index(), gpu_->index());
+  }
+  return std::make_shared<Call>(shared_from_this(), gpu, request);
+}
+
+std::string NcclPlane::where() const {
+  return fmt::format("rank {} ({}{})", placement_.rank, placement_.host,
+                     gpu_ != nullptr ? fmt::format(", cuda:{}", gpu_->index()) : "");
+}
+
+void NcclPlane::check(NcclResult result, std::string_view what) const {
+  if (result == NcclResult::Success || result == NcclResult::InProgress) return;
+  raise(ErrorCode::Internal,
+        "{} failed -- {} -- {} -- NCCL_DEBUG=WARN tells more; COHORT_NCCL=off goes by the host's memory instead", what,
+        where(), nccl_->said(result, comm_));
+}
+
+std::optional<NcclResult> NcclPlane::state_of_comm() {
+  const std::lock_guard lock(calls_);
+  if (comm_ == nullptr) return std::nullopt;
+  NcclResult state = NcclResult::Success;
+  const NcclResult asked = nccl_->call.ncclCommGetAsyncError(comm_, &state);
+  return asked == NcclResult::Success ? state : asked;
+}
+
+/// What NCCL has been given, in its stream.
+class NcclPlane::Flight final : public DeviceOp::InFlight {
+ public:
+  Flight(std::shared_ptr<NcclPlane> plane, std::span<const Request> together, std::string what, MarkPtr made, Look look)
+      : plane_(std::move(plane)),
+        together_(together),
+        what_(std::move(what)),
+        made_(std::move(made)),
+        look_(std::move(look)) {}
+
+  bool over(Clock::time_point deadline) override {
+    const Gpu& gpu = *plane_->gpu_;
+    const bool there = gpu.passed(*made_) && std::all_of(look_.there.begin(), look_.there.end(),
+                                                         [&](const auto& mark) { return gpu.passed(*mark); });
+    // An abort lets the stream go on, without a result: so this is asked after that.
+    const auto state = plane_->state_of_comm();
+    if (!state) return false;
+    const bool well = *state == NcclResult::Success || *state == NcclResult::InProgress;
+    if (there && well) {
+      const auto* const flags = reinterpret_cast<const std::uint32_t*>(look_.flags.get());
+      for (std::size_t i = 0; i < look_.asked.size(); ++i) look_.asked[i]->note(flags[i] == 0);
+      return true;
+    }
+    if (!well) {
+      // NCCL sees that a connection is broken before it is known that a rank has died: then that rank is named.
+      const auto now = Clock::now();
+      if (!failing_) failing_ = now;
+      if (now - *failing_ < kLooking) return false;
+      const std::lock_guard lock(plane_->calls_);
+      plane_->check(*state, what_);
+    }
+    plane_->require_in_time(together_, what_, deadline);
+    return false;
+  }
+  void put_before(const Device& device) const override { Gpu::at(device.index).put_after(device.stream, *made_); }
+
+ private:
+  const std::shared_ptr<NcclPlane> plane_;
+  const std::span<const Request> together_;
+  const std::string what_;
+  const MarkPtr made_;
+  const Look look_;
+  std::optional<Clock::time_point> failing_;
+};
+
+std::shared_ptr<DeviceOp::InFlight> NcclPlane::run(std::span<const Request> together, const Round& round,
+                                                   DeviceOp::Ranks& ranks) {
+  if (state_.load(std::memory_order_relaxed) == State::Staging) return nullptr;
+  // NCCL does not authenticate what it sends between hosts.
+  const auto may_be_code = [](const Request& request) { return may_be_object(request.dtype); };
+  const bool several_hosts = placement_.local_size < placement_.size;
+  if (several_hosts && std::any_of(together.begin(), together.end(), may_be_code)) return nullptr;
+  std::vector<Request> sums;
+  for (const Request& request : together) {
+    if (is_folded(request, round)) sums.push_back(request);
+  }
+  if (!sums.empty() && !can_fold(sums, ranks)) return nullptr;
+  return give(together, round, ranks);
+}
+
+void NcclPlane::give_up() noexcept {
+  state_.store(State::Broken, std::memory_order_release);
+  end_comm(false);
+}
+
+/// What is given to NCCL at once.
+struct NcclPlane::Step {
+  std::span<const Request* const> operations;  // that are NCCL's own
+  std::optional<double> share;                 // of a weighted average
+  const ExactStep* exchange = nullptr;
+};
+
+std::shared_ptr<DeviceOp::InFlight> NcclPlane::give(std::span<const Request> together, const Round& round,
+                                                    DeviceOp::Ranks& ranks) {
+  const std::string what = text_of(together.front());
+  std::optional<double> share;
+  std::vector<const Request*> operations;
+  std::vector<Request> sums;
+  for (const Request& request : together) {
+    const Call& own = call_of(request);
+    if (&own.gpu() != gpu_)
+      raise(ErrorCode::InvalidArgument, "{} failed -- {} -- its buffers are on cuda:{}", what, where(),
+            own.gpu().index());
+    own.put_before(stream_);
+    if (is_folded(request, round)) {
+      sums.push_back(request);
+      continue;
+    }
+    operations.push_back(&request);
+    if (round.shares.empty()) continue;
+    share = round.shares[static_cast<std::size_t>(placement_.rank)];
+    // A rank of no weight: what it brings is not read.
+    if (share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
+  }
+  std::vector<ExactStep> exchanges;
+  if (!sums.empty()) {
+    void* const scratch = scratch_.memory;
+    exchanges = ExactSums(world_, round).plan(sums, static_cast<std::byte*>(scratch));
+  }
+  for (std::size_t number = 0; number < std::max<std::size_t>(exchanges.size(), 1); ++number) {
+    Step step;
+    if (number == 0) step = {operations, share};
+    if (number < exchanges.size()) step.exchange = &exchanges[number];
+    give_step(step, what);
+    wait_until_given(together, what, ranks);
+    if (step.exchange == nullptr) continue;
+    for (const ExactFold& fold : step.exchange->folds) folds_->fold(fold.bound(), stream_);
+  }
+  Look look = look_at_results(together);  // before anybody may change them
+  return std::make_shared<Flight>(shared_from_this(), together, what, gpu_->mark(stream_), std::move(look));
+}
+
+void NcclPlane::give_step(const Step& step, std::string_view what) {
+  const NcclFunctions& call = nccl_->call;
+  const std::lock_guard lock(calls_);
+  if (comm_ == nullptr) return;  // which is found out then
+  const InGpu here(*gpu_);
+  if (step.share && !(shares_ && shares_->share() == *step.share)) {
+    check(shares_.emplace(*nccl_, comm_, *step.share).result(), what);
+  }
+  check(call.ncclGroupStart(), what);
+  NcclResult given = NcclResult::Success;
+  const auto is_going = [&] { return given == NcclResult::Success || given == NcclResult::InProgress; };
+  const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, step.share ? &*shares_ : nullptr};
+  for (const Request* const request : step.operations) {
+    if (is_going()) given = launch(world, *request);
+  }
+  if (step.exchange != nullptr && is_going()) given = launch(world, *step.exchange);
+  const NcclResult ended = call.ncclGroupEnd();
+  check(given, what);
+  check(ended, what);
+}
+
+void NcclPlane::wait_until_given(std::span<const Request> together, std::string_view what, DeviceOp::Ranks& ranks) {
+  Patience patience(ranks);
+  std::optional<Clock::time_point> failing;
+  for (;;) {
+    const auto state = state_of_comm();
+    if (!state) {
+      ranks.attend();  // says why
+      raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
+    }
+    // What NCCL is given is in the stream once it is no longer in progress.
+    if (*state == NcclResult::Success) return;
+    if (*state != NcclResult::InProgress) {
+      const auto now = Clock::now();
+      if (!failing) failing = now;
+      const std::lock_guard lock(calls_);
+      if (now - *failing >= kLooking) check(*state, what);
+    }
+    require_in_time(together, what, ranks.deadline());
+    patience.step();
+  }
+}
+
+void NcclPlane::require_in_time(std::span<const Request> together, std::string_view what,
+                                Clock::time_point deadline) const {
+  const auto now = Clock::now();
+  if (now < deadline) return;
+  for (const Request& request : together) {
+    if (static_cast<const Call&>(*request.direct).reached()) continue;
+    raise(ErrorCode::Timeout,
+          "{} timed out -- {} -- its stream has not come to the operation by the deadline -- a kernel before it "
+          "hangs, or takes longer than the operation's timeout",
+          what, where());
+  }
+  if (now < deadline + kGrace) return;
+  raise(ErrorCode::Timeout,
+        "{} timed out -- {} -- NCCL has not carried it out by the deadline, although all ranks have come to it -- "
+        "a stream of another rank hangs, or NCCL does (NCCL_DEBUG=INFO, COHORT_NCCL=off)",
+        what, where());
+}
+
+/// Where somebody asks whether results are finite, a kernel looks, or the host where there are no kernels.
+NcclPlane::Look NcclPlane::look_at_results(std::span<const Request> together) {
+  std::vector<const Request*> asked;
+  for (const Request& request : together) {
+    if (request.finite_check && request.output_count > 0) asked.push_back(&request);
+  }
+  if (asked.empty()) return {};
+  const std::size_t bytes = asked.size() * sizeof(std::uint32_t);
+  const FoldLauncher* folds = nullptr;
+  try {
+    folds = &FoldLauncher::on(*gpu_);
+    if (flags_.bytes < bytes) flags_ = reserve(std::bit_ceil(bytes));
+  } catch (const Error&) {
+    return read_results(asked);
+  }
+  auto* const flags = static_cast<std::uint32_t*>(flags_.memory);
+  gpu_->zero(flags, bytes, stream_);
+  Look look;
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    folds->look({asked[i]->output, asked[i]->output_count, asked[i]->dtype}, flags + i, stream_);
+    look.asked.push_back(asked[i]->finite_check);
+  }
+  look.flags = rooms_->take(*gpu_, bytes, [](std::size_t most) { return std::make_shared<HeapBlock>(most); });
+  look.there.push_back(gpu_->copy_to_host(look.flags.get(), flags, bytes, *gpu_->mark(stream_)));
+  gpu_->put_after(stream_, *look.there.back());  // the next operation's flags lie there, too
+  return look;
+}
+
+NcclPlane::Look NcclPlane::read_results(std::span<const Request* const> asked) {
+  Look look;
+  for (const Request* const request : asked) {
+    const auto room = rooms_->take(*gpu_, request->output_bytes(),
+                                   [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
+    const MarkPtr made = gpu_->mark(stream_);
+    look.there.push_back(gpu_->copy_to_host(room.get(), request->output, request->output_bytes(), *made));
+    gpu_->put_after(stream_, *look.there.back());
+    request->finite_check->read_instead({room.get(), request->output_count, request->dtype}, room);
+  }
+  return look;
+}
+
+}  // namespace cohort::comm::cuda

@@ -1,0 +1,198 @@
+// Collectives of GPU memory over NCCL: whether it serves the ranks, which of them it has, and a communicator's own.
+#pragma once
+
+#include "comm/api/communicator_impl.h"
+#include "comm/api/device_op.h"
+#include "comm/api/request.h"
+#include "comm/gpu/driver.h"
+#include "comm/gpu/exact_sums.h"
+#include "comm/gpu/fold_launcher.h"
+#include "comm/gpu/nccl.h"
+#include "comm/gpu/staging.h"
+#include "rendezvous/identity.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::comm::cuda {
+
+// What the ranks of a world tell each other of their GPUs and their NCCL, and whether NCCL serves them: the same answer
+// on all of them. Plain values of one layout, which travel between the ranks of one build; pure, any thread.
+struct Card {
+  std::int32_t usable = 0;  ///< it has NCCL and a GPU
+  std::int32_t version = 0;
+  std::int32_t gpu = -1;
+  std::int32_t shares = 0;    ///< NCCL_MULTI_RANK_GPU_ENABLE
+  std::int32_t encrypts = 0;  ///< what it sends to other hosts, and there are any
+  std::array<unsigned char, 16> uuid{};
+  NcclId id{};         ///< rank 0's
+  char host[64] = {};  ///< its name for messages, cut; two hosts may have one
+  char why[256] = {};  ///< where it is not usable
+};
+
+/// Why NCCL does not serve these ranks; nullopt if it does.
+std::optional<std::string> obstacle(std::span<const Card> cards);
+
+/// How it went, on each rank, to make its communicator.
+struct Start {
+  std::int32_t made = 0;
+  char why[252] = {};
+};
+std::optional<std::string> obstacle(std::span<const Start> starts, std::span<const Card> cards);
+
+/// Copies as much of it as there is room for.
+template <std::size_t N>
+void put_text(char (&to)[N], std::string_view text) noexcept {
+  to[text.copy(to, N - 1)] = '\0';
+}
+
+// Which collectives NCCL carries out, and how each is given to it. Pure, but for the calls of NCCL; any thread.
+
+/// A reduction that NCCL has, but for the order in which elements are folded: not those of types it lacks, nor bit
+/// operations, factors, and weights but those of an all_reduce; nor the minimum of floats, which it does not make NaN
+/// where a rank brings NaN, nor the average of integers, whose rounding it does not promise.
+bool has_sum(const Request& request) noexcept;
+/// An operation that moves data, of whatever type.
+bool has_move(Kind kind) noexcept;
+
+/// Sums of what each rank brings times its share of a weighted average, on a communicator: made before a group of
+/// NCCL's operations, and there until NCCL has the group in its stream.
+class ShareSums {
+ public:
+  ShareSums(const Nccl& nccl, NcclComm comm, double share) noexcept;
+  ~ShareSums();
+  ShareSums(const ShareSums&) = delete;
+  ShareSums& operator=(const ShareSums&) = delete;
+
+  /// Of making them.
+  NcclResult result() const noexcept { return result_; }
+  /// The communicator has gone, and they with it.
+  void forget() noexcept { single_ = double_ = NcclOp::Sum; }
+  double share() const noexcept { return share_; }
+  /// Of a type that has_shares.
+  NcclOp of(NcclType type) const noexcept { return type == NcclType::Float32 ? single_ : double_; }
+
+ private:
+  const Nccl& nccl_;
+  const NcclComm comm_;
+  const double share_;
+  NcclOp single_ = NcclOp::Sum, double_ = NcclOp::Sum;
+  NcclResult result_;
+};
+
+struct NcclWorld {
+  const Nccl& nccl;
+  NcclComm comm = nullptr;
+  Stream stream = nullptr;
+  int rank = 0;
+  int size = 1;
+  /// Of a weighted average. Where this rank's share is 0, its output is zero already, and what it brings.
+  const ShareSums* shares = nullptr;
+};
+/// Gives it to NCCL; between ncclGroupStart and ncclGroupEnd.
+NcclResult launch(const NcclWorld& world, const Request& request);
+/// What is exchanged in the step, likewise.
+NcclResult launch(const NcclWorld& world, const ExactStep& step);
+/// Whether NCCL multiplies elements of this type by a share as precisely as is promised: it would be rounded to halves.
+bool has_shares(DType dtype) noexcept;
+
+// A communicator's collectives of GPU memory over NCCL, where all its ranks have it: one communicator of NCCL's, made
+// with the first operation that NCCL may carry out, and a stream of its own. What NCCL does not sum as the CPU does is
+// exchanged by it and folded by kernels of ours. `may_take` and `call` in the thread that calls the communicator,
+// `form` and `run` in the one that runs operations; another may look at what is in flight, and any may give up. Where
+// NCCL does not serve, all ranks go by staging.
+class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
+ public:
+  using Clock = DeviceOp::Clock;
+
+  /// `hosts`: by rank; empty: all are on one.
+  NcclPlane(rendezvous::Placement placement, std::vector<int> hosts)
+      : placement_(std::move(placement)), world_{placement_.rank, placement_.size, std::move(hosts)} {}
+  ~NcclPlane();
+  NcclPlane(const NcclPlane&) = delete;
+  NcclPlane& operator=(const NcclPlane&) = delete;
+
+  /// Whether NCCL may be what carries it out. The same on all ranks that ask for the same.
+  bool may_take(const Request& request) const noexcept;
+  /// Whether NCCL is, or is still to be, what carries operations out.
+  bool open() const noexcept { return state_.load(std::memory_order_acquire) != State::Staging; }
+  bool ready() const noexcept { return state_.load(std::memory_order_acquire) == State::Nccl; }
+  /// A request that it may take. It comes after what its streams have now. Throws Unavailable, InvalidArgument.
+  std::shared_ptr<DeviceOp> call(const Request& request);
+
+  /// As of DeviceOp.
+  void give_up() noexcept;
+  bool form(Gpu& gpu, DeviceOp::Ranks& ranks);
+  std::shared_ptr<DeviceOp::InFlight> run(std::span<const Request> together, const Round& round,
+                                          DeviceOp::Ranks& ranks);
+
+ private:
+  enum class State { Unknown, Nccl, Staging, Broken };
+  enum class Folding { Unknown, Known, None };
+  struct Scratch {
+    void* memory = nullptr;
+    std::size_t bytes = 0;
+  };
+  class Call;
+  class Flight;
+
+  Start start(const NcclId& id, DeviceOp::Ranks& ranks);
+  /// Kernels, and scratch memory for these sums. False: some rank lacks them.
+  bool can_fold(std::span<const Request> sums, DeviceOp::Ranks& ranks);
+  std::shared_ptr<DeviceOp::InFlight> give(std::span<const Request> together, const Round& round,
+                                           DeviceOp::Ranks& ranks);
+  struct Step;
+  /// One group of NCCL's.
+  void give_step(const Step& step, std::string_view what);
+  /// Returns once what NCCL was given is in the stream.
+  void wait_until_given(std::span<const Request> together, std::string_view what, DeviceOp::Ranks& ranks);
+  static const Call& call_of(const Request& request);
+  /// Of NCCL's functions, and of its communicator while `calls_` is held.
+  void check(NcclResult result, std::string_view what) const;
+  /// Throws Timeout if they should be over.
+  void require_in_time(std::span<const Request> together, std::string_view what, Clock::time_point deadline) const;
+  /// What becomes known of results once these marks are passed.
+  struct Look {
+    std::vector<MarkPtr> there;
+    std::vector<std::shared_ptr<FiniteCheck>> asked = {};
+    std::shared_ptr<std::byte> flags = {};  // by what is asked: not 0 if something is not finite
+  };
+  Look look_at_results(std::span<const Request> together);
+  Look read_results(std::span<const Request* const> asked);
+  Scratch reserve(std::size_t bytes);
+  /// Nullopt: it has been ended.
+  std::optional<NcclResult> state_of_comm();
+  void end_comm(bool healthy) noexcept;
+  std::string where() const;
+
+  const rendezvous::Placement placement_;
+  const ExactWorld world_;
+  const pid_t home_ = ::getpid();
+  std::atomic<State> state_{State::Unknown};
+  const Nccl* nccl_ = nullptr;
+  Gpu* gpu_ = nullptr;  // that NCCL uses
+  std::mutex calls_;    // of NCCL's functions of the communicator: one thread at a time
+  NcclComm comm_ = nullptr;
+  std::optional<ShareSums> shares_;  // that were last needed
+  Stream stream_ = nullptr;
+  Folding folding_ = Folding::Unknown;  // whether all have kernels
+  const FoldLauncher* folds_ = nullptr;
+  std::vector<void*> reserved_;  // memory of the GPU; given back after NCCL is
+  Scratch scratch_;
+  std::size_t agreed_scratch_ = 0;                                  // bytes that all have
+  bool told_of_memory_ = false;                                     // that it is not there
+  Scratch flags_;                                                   // of results that are not finite
+  const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
+};
+
+}  // namespace cohort::comm::cuda

@@ -1,0 +1,284 @@
+#include "base/env.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "comm/api/device_op.h"
+#include "comm/gpu/nccl_plane.h"
+
+#include <algorithm>
+#include <bit>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cohort::comm::cuda {
+namespace {
+
+/// NCCL's own switch, which it reads as a number.
+bool shares_gpus() {
+  const char* const text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return text != nullptr && std::atoi(text) != 0;
+}
+
+template <std::size_t N>
+std::string text_in(const char (&from)[N]) {
+  return std::string(from, ::strnlen(from, N));
+}
+
+std::string named(std::size_t rank, const Card& card) { return fmt::format("rank {} ({})", rank, text_in(card.host)); }
+
+/// This rank's. Rank 0 makes the id.
+Card card_of(const Gpu& gpu, const rendezvous::Placement& placement) {
+  Card card;
+  card.gpu = gpu.index();
+  put_text(card.host, placement.host);
+  const Result<Nccl>& nccl = Nccl::find();
+  if (!nccl) {
+    put_text(card.why, nccl.error().what());
+    return card;
+  }
+  card.version = nccl->version;
+  card.shares = shares_gpus() ? 1 : 0;
+  const bool several_hosts = placement.local_size < placement.size;
+  card.encrypts = several_hosts && env::flag(env::kEncrypt).value_or(false) ? 1 : 0;
+  try {
+    card.uuid = gpu.uuid();
+    const InGpu here(gpu);
+    if (placement.rank == 0) {
+      const NcclResult result = nccl->call.ncclGetUniqueId(&card.id);
+      if (result != NcclResult::Success) {
+        put_text(card.why, "ncclGetUniqueId: " + nccl->said(result, nullptr));
+        return card;
+      }
+    }
+  } catch (const Error& error) {
+    put_text(card.why, error.what());
+    return card;
+  }
+  card.usable = 1;
+  return card;
+}
+
+}  // namespace
+
+std::optional<std::string> obstacle(std::span<const Card> cards) {
+  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
+    if (cards[rank].usable == 0) return fmt::format("{}: {}", named(rank, cards[rank]), text_in(cards[rank].why));
+  }
+  for (std::size_t rank = 1; rank < cards.size(); ++rank) {
+    if (cards[rank].version == cards[0].version) continue;
+    return fmt::format("{} has NCCL {} and {} has {} -- install the same on all hosts", named(0, cards[0]),
+                       Nccl::text_of(cards[0].version), named(rank, cards[rank]), Nccl::text_of(cards[rank].version));
+  }
+  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
+    if (cards[rank].encrypts == 0) continue;
+    return fmt::format("{} is to encrypt what it sends to other hosts (COHORT_ENCRYPT=1), which NCCL does not",
+                       named(rank, cards[rank]));
+  }
+  std::map<std::array<unsigned char, 16>, std::size_t> known;
+  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
+    const Card& card = cards[rank];
+    const auto [found, fresh] = known.emplace(card.uuid, rank);
+    if (fresh) continue;
+    const Card& other = cards[found->second];
+    const bool new_enough = card.version >= Nccl::kSharesGpus;
+    if (new_enough && card.shares != 0 && other.shares != 0) continue;
+    return fmt::format(
+        "{} and {} share one GPU (cuda:{} and cuda:{} there), which NCCL {} refuses -- give each rank a GPU of its own "
+        "(cuda:LOCAL_RANK){}",
+        named(found->second, other), named(rank, card), other.gpu, card.gpu, Nccl::text_of(card.version),
+        new_enough ? ", or set NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks" : "");
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> obstacle(std::span<const Start> starts, std::span<const Card> cards) {
+  for (std::size_t rank = 0; rank < starts.size(); ++rank) {
+    if (starts[rank].made == 0)
+      return fmt::format("{}: NCCL does not start: {}", named(rank, cards[rank]), text_in(starts[rank].why));
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+// How a communicator of NCCL's is made, and how it is ended.
+
+using namespace std::chrono_literals;
+
+constexpr auto kMostToStart = 60s;     // for NCCL to connect the ranks; without it they go by staging
+constexpr auto kEnding = 2s;           // for NCCL to give back what it has
+constexpr auto kEndingBroken = 200ms;  // likewise in a world that has ended: the error is waited for
+constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
+constexpr std::int32_t kNoMemory = -1;  // on a rank that has kernels
+constexpr auto kTelling = 100ms;  // for other hosts to hear that it has, before kernels go on without this rank's data
+
+/// Runs what may hang on a thread of its own, and leaves it there if it does.
+template <class Body>
+bool within(std::chrono::milliseconds limit, Body body) noexcept {
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+  };
+  try {
+    const auto shared = std::make_shared<Shared>();
+    sys::start_without_signals([shared, body] {
+      body();
+      const std::lock_guard lock(shared->mutex);
+      shared->done = true;
+      shared->changed.notify_all();
+    }).detach();
+    std::unique_lock lock(shared->mutex);
+    return shared->changed.wait_for(lock, limit, [&] { return shared->done; });
+  } catch (const std::exception&) {  // no thread can be had
+    return false;
+  }
+}
+
+}  // namespace
+
+NcclPlane::~NcclPlane() {
+  if (::getpid() != home_) return;  // a forked child: it is the parent's
+  end_comm(state_.load(std::memory_order_relaxed) == State::Nccl);
+  if (stream_ != nullptr) gpu_->end_stream(stream_);
+}
+
+bool NcclPlane::form(Gpu& gpu, DeviceOp::Ranks& ranks) {
+  if (state_.load(std::memory_order_relaxed) != State::Unknown) return false;
+  std::vector<Card> cards(static_cast<std::size_t>(placement_.size));
+  const Card own = card_of(gpu, placement_);
+  ranks.exchange(&own, cards.data(), sizeof own);
+  auto why = obstacle(cards);
+  if (!why) {
+    gpu_ = &gpu;
+    nccl_ = &*Nccl::find();
+    const Start made = start(cards.front().id, ranks);
+    std::vector<Start> starts(cards.size());
+    ranks.exchange(&made, starts.data(), sizeof made);
+    why = obstacle(starts, cards);
+  }
+  if (why) {
+    const auto text = fmt::format("GPU memory is staged through host memory, without NCCL -- {}", *why);
+    if (placement_.rank == 0 && env::text(env::kNccl) == "off") {
+      log::info("comm", "{}", text);
+    } else if (placement_.rank == 0) {
+      log::warn("comm", "{}", text);
+    }
+    end_comm(false);
+    state_.store(State::Staging, std::memory_order_release);
+    return false;
+  }
+  stream_ = gpu.make_stream();
+  if (placement_.rank == 0) {
+    log::info("comm", "NCCL {} carries out what {} ranks do with memory of GPUs ({})", Nccl::text_of(nccl_->version),
+              placement_.size, nccl_->path);
+  }
+  state_.store(State::Nccl, std::memory_order_release);
+  return true;
+}
+
+Start NcclPlane::start(const NcclId& id, DeviceOp::Ranks& ranks) {
+  Start made;
+  NcclConfig config;
+  NcclResult state = NcclResult::Success;
+  {
+    const InGpu here(*gpu_);
+    state = nccl_->call.ncclCommInitRankConfig(&comm_, placement_.size, id, placement_.rank, &config);
+  }
+  // Ranks that fail meet the others in the exchange that follows: these must come to it within the operation's time.
+  const auto now = Clock::now();
+  const auto limit = now + std::min<Clock::duration>(kMostToStart, (ranks.deadline() - now) / 2);
+  Patience patience(ranks);
+  while (state == NcclResult::InProgress || (state == NcclResult::Success && comm_ != nullptr)) {
+    if (const auto next = state_of_comm(); next != NcclResult::InProgress) {
+      state = next.value_or(state);
+      break;
+    }
+    if (Clock::now() >= limit) break;
+    patience.step();
+  }
+  made.made = state == NcclResult::Success ? 1 : 0;
+  if (state == NcclResult::InProgress) {
+    put_text(made.why, "the ranks did not connect in time; NCCL_DEBUG=INFO tells which networks it tries");
+  } else if (made.made == 0) {
+    put_text(made.why, nccl_->said(state, comm_));
+  }
+  return made;
+}
+
+bool NcclPlane::can_fold(std::span<const Request> sums, DeviceOp::Ranks& ranks) {
+  if (folding_ == Folding::None || placement_.size > static_cast<int>(FoldLauncher::kMostInputs)) return false;
+  const std::size_t wanted = ExactSums::scratch_of(sums, world_);
+  if (wanted <= agreed_scratch_ && folding_ == Folding::Known) return true;
+  // A driver that compiles or finds memory may wait for all that is under way: that has been given to all ranks' GPUs,
+  // or is about to be.
+  const std::size_t bytes = std::bit_ceil(std::max(wanted, kLeastScratch));
+  Scratch outgrown;
+  Start own;
+  try {
+    folds_ = &FoldLauncher::on(*gpu_);
+    folding_ = Folding::Known;
+    if (scratch_.bytes < bytes) outgrown = std::exchange(scratch_, reserve(bytes));
+    own.made = 1;
+  } catch (const Error& error) {
+    put_text(own.why, error.what());
+    if (folding_ == Folding::Known) own.made = kNoMemory;
+  }
+  if (outgrown.memory != nullptr) {
+    gpu_->wait(*gpu_->mark(stream_), ranks.deadline(), [&] { ranks.attend(); });  // kernels use it until then
+    reserved_.erase(std::find(reserved_.begin(), reserved_.end(), outgrown.memory));
+    gpu_->free(outgrown.memory);
+  }
+  std::vector<Start> all(static_cast<std::size_t>(placement_.size));
+  ranks.exchange(&own, all.data(), sizeof own);
+  const auto failed = std::find_if(all.begin(), all.end(), [](const Start& one) { return one.made != 1; });
+  if (failed == all.end()) {
+    agreed_scratch_ = bytes;
+    return true;
+  }
+  if (std::any_of(all.begin(), all.end(), [](const Start& one) { return one.made == 0; })) folding_ = Folding::None;
+  if (placement_.rank == 0 && (folding_ == Folding::None || !told_of_memory_)) {
+    told_of_memory_ = true;
+    log::warn("comm", "{} are staged through host memory -- rank {} cannot fold on its GPU: {}",
+              folding_ == Folding::None ? "sums that are not NCCL's" : "some sums", failed - all.begin(), failed->why);
+  }
+  return false;
+}
+
+NcclPlane::Scratch NcclPlane::reserve(std::size_t bytes) {
+  reserved_.push_back(gpu_->reserve(bytes));
+  return {reserved_.back(), bytes};
+}
+
+void NcclPlane::end_comm(bool healthy) noexcept {
+  NcclComm comm = nullptr;
+  {
+    const std::lock_guard lock(calls_);
+    comm = std::exchange(comm_, nullptr);
+    if (shares_ && !healthy) shares_->forget();
+    shares_.reset();
+  }
+  if (comm == nullptr) return;
+  const auto end = healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
+  // Where NCCL may hang, something may still use the memory.
+  const auto reserved = healthy ? std::exchange(reserved_, {}) : std::vector<void*>();
+  const bool several_hosts = placement_.local_size < placement_.size;
+  const auto before = healthy || !several_hosts ? 0ms : kTelling;
+  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, before, gpu = gpu_, reserved] {
+    try {
+      std::this_thread::sleep_for(before);
+      const InGpu here(*gpu);
+      end(comm);
+      for (void* const memory : reserved) gpu->free(memory);
+    } catch (const Error&) {  // the GPU has failed: there is nothing to give back
+    }
+  });
+  if (!ended) log::info("comm", "NCCL still ends its communicator on cuda:{}", gpu_->index());
+}
+
+}  // namespace cohort::comm::cuda

@@ -1,0 +1,219 @@
+#include "comm/shm/local_communicator.h"
+
+#include "base/log.h"
+#include "base/result.h"
+#include "base/thread.h"
+#include "comm/engine/queue.h"
+#include "comm/engine/queue_communicator.h"
+#include "comm/shm/algorithms.h"
+#include "net/store.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+namespace cohort::comm::local {
+namespace {
+
+// How long the caller of a small operation waits for peers that are late before it goes on and leaves the rest to
+// others.
+constexpr auto kPatience = std::chrono::microseconds(100);
+
+// Who starts an operation mostly waits for it next, and then runs it itself; waking the thread for it would cost tens
+// of microseconds on virtual machines, and a core. So for a while after an operation that thread looks by itself, this
+// often, whether one has been left to it; only one that others are queued behind wakes it.
+constexpr auto kDoze = std::chrono::milliseconds(1);
+constexpr auto kDozeInCrowd = std::chrono::milliseconds(4);
+constexpr auto kAwake = std::chrono::milliseconds(20);
+
+}  // namespace
+
+Core::Core(const FormOptions& options, std::unique_ptr<Rendezvous> point)
+    : Queue(times::wanted() && !options.label),  // else the larger world's operations are measured
+      world_(options, std::move(point)),
+      context_(world_, waiters_, options) {
+  if (options.label || world_.size() == 1) return;
+  std::vector<int> all(static_cast<std::size_t>(world_.size()));
+  std::iota(all.begin(), all.end(), 0);
+  channels_.emplace(world_, std::move(all));
+  matcher_.emplace(
+      messages::Matcher::Owner{world_, {&*channels_}, *guard_, observer_, [this] { return shared_from_this(); }});
+}
+
+Work Core::submit(const Request& request) {
+  if (request.kind == Kind::Send || request.kind == Kind::Recv) return matcher_->submit(request);
+  if (pending_.load(std::memory_order_acquire) != 0 || !is_quick(request)) {
+    return enqueue({request}, Clock::now(), false);
+  }
+  std::atomic<bool>& in_caller = waiters_.in_caller;
+  if (in_caller.load(std::memory_order_relaxed)) {
+    raise(ErrorCode::InvalidArgument,
+          "{}: two threads call one communicator at the same time -- give each thread one of its own (split)",
+          name_of(request.kind));
+  }
+  in_caller.store(true, std::memory_order_relaxed);
+  waiters_.deadline.limit(Clock::time_point::max());
+  waiters_.deadline.begin({}, request.timeout);
+  bool late = false;
+  std::optional<times::Exposed> exposed;
+  if (timed_) exposed.emplace();
+  const auto& waited_ns = world_.collectives().waited_ns;  // the clock twice would be dear here
+  const std::uint64_t waited_before = waited_ns.load(std::memory_order_relaxed);
+  std::optional<Error> failed = guarded(request, {}, [&](CollectiveEvent* event) {
+    announce(context_, request);
+    late = !await_peers(context_, kPatience);
+    if (!late) complete(context_, request, event);
+    return !late;
+  });
+  in_caller.store(false, std::memory_order_relaxed);
+  exposed.reset();
+  if (!timed_) times::add_exposed(waited_ns.load(std::memory_order_relaxed) - waited_before);
+  if (failed) return Work(std::make_shared<FailedWork>(*std::move(failed)));
+  return late ? enqueue({request}, Clock::now() - kPatience, true) : Work();
+}
+
+bool Core::run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
+                   CollectiveEvent* event) {
+  waiters_.deadline.begin(called, request.timeout);
+  if (!announced) announce(context_, request);
+  announced = true;
+  if (limit != Clock::time_point::max() && !await_peers(context_, limit)) return false;
+  complete(context_, request, event);
+  return true;
+}
+
+std::byte* Core::fusing() {
+  if (!fusing_) {
+    std::uint32_t id = 0;
+    fusing_ = value_or_throw(world_.mesh()->create_segment(kFusedTotal, id));
+  }
+  return static_cast<std::byte*>(fusing_->data());
+}
+
+void Core::tell_over(std::uint64_t number) noexcept { world_.state(world_.rank()).over.store(number); }
+
+bool Core::are_over(std::uint64_t number) const noexcept { return world_.are_over(number); }
+
+void Core::stop() {
+  if (matcher_) matcher_->stop();
+  Queue::stop();
+}
+
+// --- the thread ---
+
+bool Core::wants_rousing() {
+  const bool rousing = !dozing_ || running_ || !queue_.empty();
+  if (thread_.joinable()) return rousing;
+  try {
+    thread_ =
+        sys::start_without_signals([self = std::static_pointer_cast<Core>(shared_from_this())] { self->progress(); });
+  } catch (const std::system_error& error) {  // then operations run when they are waited for
+    log::warn("comm", "no progress thread, operations run when they are waited for -- {}", error.what());
+  }
+  return rousing;
+}
+
+void Core::progress() {
+  ::pthread_setname_np(::pthread_self(), "cohort-comm");
+  times::leave_out_this_thread();
+  std::unique_lock lock(mutex_);
+  while (true) {
+    if (!queue_.empty() && !running_) {
+      run_front(lock);
+    } else if (is_finished()) {
+      return;
+    } else if (Clock::now() - active_ < kAwake) {
+      dozing_ = true;
+      work_to_do_.wait_for(lock, world_.crowded() ? kDozeInCrowd : kDoze);
+      dozing_ = false;
+    } else {
+      work_to_do_.wait(lock);
+    }
+  }
+}
+
+namespace {
+
+class LocalBlock final : public MemoryBlock {
+ public:
+  LocalBlock(std::shared_ptr<sys::Mapping> segment, std::size_t asked, std::uint32_t id,
+             const std::shared_ptr<Mesh>& mesh, std::shared_ptr<ForkGuard> guard)
+      : segment_(std::move(segment)), id_(id), mesh_(mesh), guard_(std::move(guard)) {
+    data = segment_->data();
+    bytes = asked;
+  }
+  ~LocalBlock() override {
+    if (guard_->in_child()) {
+      // The mesh belongs to the parent; this child's mapping goes when the child does.
+      static_cast<void>(new std::shared_ptr<sys::Mapping>(std::move(segment_)));
+      return;
+    }
+    if (const auto mesh = mesh_.lock()) mesh->free_segment(id_);
+  }
+
+ private:
+  std::shared_ptr<sys::Mapping> segment_;
+  const std::uint32_t id_;
+  const std::weak_ptr<Mesh> mesh_;
+  const std::shared_ptr<ForkGuard> guard_;
+};
+
+}  // namespace
+
+LocalCommunicator::LocalCommunicator(const FormOptions& options, std::unique_ptr<Rendezvous> point)
+    : QueueCommunicator(options.placement, options.timeout, std::make_shared<Core>(options, std::move(point))) {}
+
+std::shared_ptr<MemoryBlock> LocalCommunicator::allocate(std::size_t bytes) {
+  check_home();
+  std::uint32_t id = 0;
+  auto segment = core().world().mesh()->create_segment(std::max<std::size_t>(bytes, 1), id);
+  if (!segment) {
+    ErrorContext context;
+    const int own = core().world().name(placement_.rank);
+    context.rank = own;
+    context.host = placement_.host;
+    throw Error(
+        segment.error().code(),
+        fmt::format("allocate({}) failed -- rank {} ({}) -- {}", bytes, own, placement_.host, segment.error().what()),
+        std::move(context));
+  }
+  return std::make_shared<LocalBlock>(*std::move(segment), bytes, id, core().world().mesh(), core().guard());
+}
+
+std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int key, std::span<const int> listed,
+                                                                std::chrono::milliseconds timeout, bool background) {
+  std::unique_ptr<Rendezvous> point;
+  GroupInfoHead own;
+  own.color = color;
+  own.key = key;
+  prepare(own, [&] {
+    if (color == kNoColor) return;
+    point = std::make_unique<Rendezvous>(placement_.size);
+    own.set_entry(point->entry());
+  });
+  std::vector<GroupInfoHead> infos(static_cast<std::size_t>(placement_.size));
+  queue_->submit(exchange_of(own, infos, listed, timeout)).wait();
+  check_prepared(infos, [&](int rank) { return core().world().name(rank); });
+  if (color == kNoColor) return nullptr;
+
+  const std::vector<int> members = members_of(infos, color);
+  FormOptions form;
+  form.placement = placement_;
+  form.placement.size = form.placement.local_size = static_cast<int>(members.size());
+  form.join_timeout = timeout;
+  form.timeout = timeout_;
+  form.background = background;
+  std::vector<std::string> entries;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (members[i] == placement_.rank) form.placement.rank = form.placement.local_rank = static_cast<int>(i);
+    entries.emplace_back(infos[static_cast<std::size_t>(members[i])].entry_text());
+  }
+  form.store = store_of(entries);
+  return std::make_shared<LocalCommunicator>(form, std::move(point));
+}
+
+}  // namespace cohort::comm::local

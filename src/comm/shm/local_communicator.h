@@ -1,0 +1,88 @@
+// The backend of ranks on one host, and its queue.
+#pragma once
+
+#include "comm/api/communicator_impl.h"
+#include "comm/engine/matcher.h"
+#include "comm/engine/pending_work.h"
+#include "comm/engine/queue.h"
+#include "comm/engine/queue_communicator.h"
+#include "comm/shm/algorithms.h"
+#include "comm/shm/context.h"
+#include "comm/shm/rendezvous.h"
+#include "comm/shm/shm_channels.h"
+#include "comm/shm/world.h"
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace cohort::comm::local {
+
+// The operations of a world on one host: small ones are carried out by the caller at once, others by the queue, whose
+// thread is started when it is first needed. Lock order: the queue's mutex, then the mesh's.
+
+/// What the communicator, its Works and its threads share.
+class Core final : public Queue {
+ public:
+  Core(const FormOptions& options, std::unique_ptr<Rendezvous> point);
+
+  Work submit(const Request& request) override;
+  void abort(std::string_view reason) noexcept override { world_.abort(reason); }
+  void stop() override;
+  bool in_child() const noexcept override { return guard_->in_child(); }
+
+  World& world() noexcept { return world_; }
+  Context& context() noexcept { return context_; }
+  const std::shared_ptr<ForkGuard>& guard() const noexcept { return guard_; }
+
+ private:
+  // Once all ranks have come, such an operation takes no more than a few times as long as waking a thread for it (20 us
+  // on virtual machines, and the thread then takes a core from whoever computes).
+  static constexpr std::size_t kQuickBytes = std::size_t{256} << 10;
+
+  bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
+               CollectiveEvent* event) override;
+  int run_join(std::chrono::milliseconds patience) override { return local::join(context_, patience); }
+  std::byte* fusing() override;
+  bool is_quick(const Request& request) const noexcept override { return request.payload() <= kQuickBytes; }
+  bool wants_rousing() override;
+  void rouse() noexcept override { work_to_do_.notify_one(); }
+  void leave_to_thread() noexcept override {
+    if (dozing_) work_to_do_.notify_one();
+  }
+  int ranks() const noexcept override { return world_.size(); }
+  bool lends() const noexcept override { return true; }
+  void attend() override { context_.attend(); }
+  bool ended() noexcept override { return world_.ended(); }
+  Error recorded(const std::string& doing) const override { return world_.recorded(doing, 0); }
+  void tell_over(std::uint64_t number) noexcept override;
+  bool are_over(std::uint64_t number) const noexcept override;
+  void progress();
+
+  const std::shared_ptr<ForkGuard> guard_ = std::make_shared<ForkGuard>();
+  World world_;
+  Context context_;
+  // Not of a world of one, and not of part of a larger world, which has its own.
+  std::optional<ShmChannels> channels_;
+  std::optional<messages::Matcher> matcher_;
+  bool dozing_ = false;                   // the thread looks by itself before long
+  std::shared_ptr<sys::Mapping> fusing_;  // registered memory
+};
+
+// The backend of ranks on one host: a Communicator over shared memory. One thread at a time; `abort` from any.
+class LocalCommunicator final : public QueueCommunicator {
+ public:
+  /// `point`: of a group, whose members have told each other where they are; else the store tells.
+  explicit LocalCommunicator(const FormOptions& options, std::unique_ptr<Rendezvous> point = nullptr);
+
+  std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) override;
+  /// For a larger world that this one is part of.
+  Core& core() const noexcept { return static_cast<Core&>(*queue_); }
+
+ private:
+  std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
+                                               std::chrono::milliseconds timeout, bool background) override;
+};
+
+}  // namespace cohort::comm::local

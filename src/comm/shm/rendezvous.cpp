@@ -1,0 +1,482 @@
+#include "comm/shm/rendezvous.h"
+
+#include "base/result.h"
+#include "base/unique_fd.h"
+
+#include <fmt/ranges.h>
+
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <thread>
+
+namespace cohort::comm::local {
+
+Mesh::Mesh(int rank, std::vector<Peer> peers)
+    : rank_(rank), peers_(std::move(peers)), incoming_(peers_.size()), queues_(peers_.size()) {}
+
+Result<std::shared_ptr<sys::Mapping>> Mesh::create_segment(std::size_t bytes, std::uint32_t& id) {
+  auto made = sys::create_shared_segment("cohort", bytes);  // without the lock: it may take long
+  if (!made) return tl::unexpected(made.error());
+  auto mapping = std::make_shared<sys::Mapping>(std::move(made->mapping));
+  const std::lock_guard lock(mutex_);
+  id = ++last_segment_;
+  own_.emplace(reinterpret_cast<std::uintptr_t>(mapping->data()), std::make_pair(id, mapping));
+  send_locked({{Type::Segment, id, mapping->bytes()}, std::make_shared<sys::UniqueFd>(std::move(made->fd))});
+  return mapping;
+}
+
+void Mesh::free_segment(std::uint32_t id) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (auto entry = own_.begin(); entry != own_.end(); ++entry) {
+    if (entry->second.first != id) continue;
+    own_.erase(entry);
+    break;
+  }
+  send_locked({{Type::Freed, id, 0}, nullptr});
+}
+
+std::optional<Location> Mesh::locate(const void* data, std::size_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  auto entry = own_.upper_bound(address);
+  if (entry == own_.begin()) return std::nullopt;
+  --entry;
+  const std::uint64_t offset = address - entry->first;
+  const std::size_t whole = entry->second.second->bytes();
+  if (offset > whole || bytes > whole - offset) return std::nullopt;
+  return Location{entry->second.first, offset};
+}
+
+void Mesh::flush() noexcept {
+  if (!pending_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(mutex_);
+  bool rest = false;
+  for (std::size_t peer = 0; peer < queues_.size(); ++peer) {
+    flush_locked(peer);
+    rest = rest || !queues_[peer].empty();
+  }
+  pending_.store(rest, std::memory_order_relaxed);
+}
+
+void Mesh::close() noexcept {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  for (auto& queue : queues_) queue.clear();
+  for (Peer& peer : peers_) peer.socket.reset();
+}
+
+void Mesh::send_locked(Outgoing outgoing) {
+  if (closed_) return;
+  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+    if (static_cast<int>(peer) == rank_) continue;
+    queues_[peer].push_back(outgoing);
+    flush_locked(peer);
+    if (!queues_[peer].empty()) pending_.store(true, std::memory_order_relaxed);
+  }
+  announcements_.fetch_add(1, std::memory_order_release);
+}
+
+void Mesh::flush_locked(std::size_t peer) noexcept {
+  auto& queue = queues_[peer];
+  while (!queue.empty()) {
+    Outgoing& next = queue.front();
+    const ssize_t sent = sys::send_with_fd(peers_[peer].socket.get(), &next.message, sizeof next.message,
+                                           next.fd ? next.fd->get() : -1, MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    // No room, or too many descriptors under way: later. Any other failure means that the peer is gone, which is
+    // found out and named where it is waited for.
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS || errno == ENOBUFS)) return;
+    if (sent < 0) {
+      queue.clear();
+      return;
+    }
+    queue.pop_front();
+  }
+}
+
+Result<void> Mesh::receive(int rank, std::uint64_t announcements) {
+  Incoming& incoming = incoming_[static_cast<std::size_t>(rank)];
+  while (incoming.received < announcements && !incoming.ended) {
+    Message message{};
+    sys::UniqueFd fd;
+    const ssize_t length = sys::receive_with_fd(peers_[static_cast<std::size_t>(rank)].socket.get(), &message,
+                                                sizeof message, fd, MSG_DONTWAIT);
+    if (length < 0 && errno == EINTR) continue;
+    if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
+    if (length <= 0) {
+      incoming.ended = true;
+      return {};
+    }
+    if (length != sizeof message) return fail(ErrorCode::Corrupt, "rank {} sent a message of {} bytes", rank, length);
+    ++incoming.received;
+    if (message.type == Type::Segment) {
+      if (!fd) {
+        return fail(ErrorCode::Unavailable,
+                    "no descriptor left for memory of rank {} -- raise the limit of open files (ulimit -n)", rank);
+      }
+      Remote remote;
+      remote.bytes = message.bytes;
+      if (auto mapping = sys::map_shared_segment(fd.get(), message.bytes)) {
+        remote.mapping = std::make_shared<sys::Mapping>(*std::move(mapping));  // and no descriptor is held for it
+      } else {
+        remote.fd = std::move(fd);
+      }
+      incoming.segments.insert_or_assign(message.segment, std::move(remote));
+    } else if (message.type == Type::Freed) {
+      incoming.segments.erase(message.segment);
+    } else {
+      return fail(ErrorCode::Corrupt, "rank {} sent an unknown message", rank);
+    }
+  }
+  return {};
+}
+
+Result<std::optional<void*>> Mesh::address(int rank, const Location& location, std::size_t bytes) {
+  Incoming& incoming = incoming_[static_cast<std::size_t>(rank)];
+  const auto found = incoming.segments.find(location.segment);
+  if (found == incoming.segments.end()) return std::optional<void*>();
+  Remote& remote = found->second;
+  if (location.offset > remote.bytes || bytes > remote.bytes - location.offset) {
+    return fail(ErrorCode::Corrupt, "rank {} named {} bytes at {} of a segment of {}", rank, bytes, location.offset,
+                remote.bytes);
+  }
+  if (!remote.mapping) {
+    auto mapping = sys::map_shared_segment(remote.fd.get(), remote.bytes);
+    if (!mapping) return tl::unexpected(mapping.error());
+    remote.mapping = std::make_shared<sys::Mapping>(*std::move(mapping));
+    remote.fd.reset();
+  }
+  if (!remote.populated) {
+    sys::populate(*remote.mapping);
+    remote.populated = true;
+  }
+  return std::optional<void*>(static_cast<std::byte*>(remote.mapping->data()) + location.offset);
+}
+
+std::shared_ptr<const sys::Mapping> Mesh::mapping(int rank, std::uint32_t segment) const {
+  const auto& segments = incoming_[static_cast<std::size_t>(rank)].segments;
+  const auto found = segments.find(segment);
+  return found != segments.end() ? found->second.mapping : nullptr;
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t kMagic = 0x314f4c4548484f43;  // "COHHELO1"
+constexpr std::size_t kTokenBytes = 32;
+constexpr auto kSlice = 100ms;
+constexpr const char* kFailedKey = "local/failed";
+
+using Token = std::array<char, kTokenBytes>;
+
+struct Hello {
+  std::uint64_t magic = kMagic;
+  Token token{};  ///< the receiver's
+  std::int32_t rank = 0;
+  std::int32_t pid = 0;
+  std::uint64_t start_time = 0;
+};
+
+[[noreturn]] void throw_system(std::string_view what) {
+  raise(ErrorCode::Io, "cannot form the world on this host -- {}: {}", what, errno_text(errno));
+}
+
+std::uint64_t random_id() {
+  std::uint64_t id = 0;
+  if (::getrandom(&id, sizeof id, 0) != static_cast<ssize_t>(sizeof id)) throw_system("getrandom");
+  return id | 1;
+}
+
+/// The pid as this process sees it; nullopt for a process of another user.
+std::optional<pid_t> trusted_pid(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return std::nullopt;
+  if (credentials.uid != ::geteuid()) return std::nullopt;
+  return credentials.pid;
+}
+
+}  // namespace
+
+struct Rendezvous::Listener {
+  sys::UniqueFd socket;
+  std::string name;  // abstract, without the leading zero byte
+  Token token{};
+};
+
+Rendezvous::Rendezvous(int ranks) : listener_(std::make_unique<Listener>()) {
+  Listener& listener = *listener_;
+  if (::getrandom(listener.token.data(), kTokenBytes, 0) != static_cast<ssize_t>(kTokenBytes))
+    throw_system("getrandom");
+  listener.socket.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.socket) throw_system("socket");
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  // With the family alone the kernel picks a free abstract name: nothing appears in the file system.
+  if (::bind(listener.socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address.sun_family) != 0) {
+    throw_system("bind");
+  }
+  socklen_t length = sizeof address;
+  if (::getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    throw_system("getsockname");
+  }
+  listener.name.assign(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
+  // Its name is no secret: other users' processes may come as well, and wait in the queue until they are sent away.
+  if (::listen(listener.socket.get(), std::max(ranks, SOMAXCONN)) != 0) throw_system("listen");
+}
+
+Rendezvous::~Rendezvous() = default;
+
+std::string Rendezvous::entry() const { return listener_->name + std::string(listener_->token.data(), kTokenBytes); }
+
+namespace {
+
+/// Key of a rank's entry in the store.
+std::string meeting_key(int rank) { return fmt::format("local/rank/{}", rank); }
+
+}  // namespace
+
+std::shared_ptr<store::Store> store_of(std::span<const std::string> entries) {
+  std::shared_ptr<store::Store> store = store::make_in_process_store();
+  for (std::size_t i = 0; i < entries.size(); ++i) store->set(meeting_key(static_cast<int>(i)), entries[i]);
+  return store;
+}
+
+class Gathering {
+ public:
+  Gathering(const FormOptions& options, std::unique_ptr<Rendezvous> point)
+      : options_(options),
+        point_(std::move(point)),
+        rank_(options.placement.rank),
+        size_(options.placement.size),
+        deadline_(Clock::now() + options.join_timeout),
+        self_(sys::own_process()),
+        peers_(static_cast<std::size_t>(size_)),
+        met_(static_cast<std::size_t>(size_)) {}
+
+  Meeting run() {
+    if (!point_) {
+      point_ = std::make_unique<Rendezvous>(size_);
+      options_.store->set(meeting_key(rank_), point_->entry());
+    }
+    const Rendezvous::Listener& listener = *point_->listener_;
+    for (int rank = 0; rank < rank_; ++rank) connect_to(rank);
+    while (std::count(met_.begin(), met_.end(), true) < size_ - 1) accept_one(listener);
+    Meeting meeting;
+    meeting.control = rank_ == 0 ? give_control() : take_control();
+    meeting.mesh = std::make_unique<Mesh>(rank_, std::move(peers_));
+    return meeting;
+  }
+
+ private:
+  void check(std::string_view waiting_for) {
+    if (const auto failure = options_.store->try_get(kFailedKey)) {
+      raise(ErrorCode::Aborted, "rank {} could not form the world -- {}", rank_, *failure);
+    }
+    for (int rank = 0; rank < size_; ++rank) {
+      if (met_[static_cast<std::size_t>(rank)] && sys::PeerProcess(peer(rank).process).gone()) {
+        raise(
+            ErrorCode::PeerLost,
+            "cannot form the world -- rank {} on {} lost rank {} (pid {}) while the ranks met -- its process ended -- "
+            "see its output",
+            rank_, options_.placement.host, rank, peer(rank).process.pid);
+      }
+    }
+    if (Clock::now() < deadline_) return;
+    raise(ErrorCode::Timeout, "cannot form the world -- rank {} on {} waited {} ms for {} -- were all ranks started?",
+          rank_, options_.placement.host, options_.join_timeout.count(), waiting_for);
+  }
+
+  std::string get_key(int rank) {
+    while (true) {
+      if (auto value = options_.store->try_get(meeting_key(rank))) return *std::move(value);
+      check(fmt::format("rank {}", rank));
+      try {
+        return options_.store->get(meeting_key(rank), std::min(deadline_, Clock::now() + kSlice));
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::Timeout) throw;
+      }
+    }
+  }
+
+  void connect_to(int rank) {
+    const std::string entry = get_key(rank);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (entry.size() <= kTokenBytes || entry.size() - kTokenBytes >= sizeof address.sun_path) {
+      raise(ErrorCode::Corrupt, "cannot form the world -- rank {}'s entry in the store has {} bytes", rank,
+            entry.size());
+    }
+    const std::size_t name = entry.size() - kTokenBytes;
+    std::memcpy(address.sun_path + 1, entry.data(), name);
+    sys::UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket) throw_system("socket");
+    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name);
+    while (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
+      if (errno != EAGAIN && errno != EINTR) {
+        const std::string why = errno_text(errno);
+        check(fmt::format("rank {}", rank));
+        raise(ErrorCode::PeerLost,
+              "cannot form the world -- rank {} on {} cannot connect to rank {}: {} -- it may have ended, or be in "
+              "another network namespace",
+              rank_, options_.placement.host, rank, why);
+      }
+      check(fmt::format("rank {}", rank));  // its queue is full: it will accept
+      std::this_thread::sleep_for(1ms);
+    }
+    Hello hello;
+    std::memcpy(hello.token.data(), entry.data() + name, kTokenBytes);
+    hello.rank = rank_;
+    hello.pid = self_.pid;
+    hello.start_time = self_.start_time;
+    if (::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) throw_system("send");
+    // The answer proves that this is the rank and tells its process's start time.
+    await(socket.get(), fmt::format("rank {}", rank));
+    Hello answer;
+    const ssize_t got = ::recv(socket.get(), &answer, sizeof answer, 0);
+    const auto pid = trusted_pid(socket.get());
+    if (got != sizeof answer || answer.magic != kMagic || answer.rank != rank || answer.token != hello.token || !pid) {
+      check(fmt::format("rank {}", rank));
+      raise(ErrorCode::PeerLost,
+            "cannot form the world -- rank {} did not answer rank {} as it should -- it may have ended", rank, rank_);
+    }
+    admit(rank, std::move(socket), *pid, answer);
+  }
+
+  void accept_one(const Rendezvous::Listener& listener) {
+    await(listener.socket.get(), missing());
+    sys::UniqueFd socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
+      throw_system("accept");
+    }
+    const auto pid = trusted_pid(socket.get());
+    if (!pid) {  // another user's process
+      if (Clock::now() >= deadline_) check(missing());
+      return;
+    }
+    Hello hello;
+    pollfd event{socket.get(), POLLIN, 0};
+    if (::poll(&event, 1, 2000) <= 0) return;  // says nothing; the ranks speak at once
+    if (::recv(socket.get(), &hello, sizeof hello, 0) != sizeof hello || hello.magic != kMagic) return;
+    if (hello.token != listener.token || hello.rank <= rank_ || hello.rank >= size_) return;
+    if (met_[static_cast<std::size_t>(hello.rank)]) return;
+    Hello answer;
+    answer.token = listener.token;
+    answer.rank = rank_;
+    answer.pid = self_.pid;
+    answer.start_time = self_.start_time;
+    if (::send(socket.get(), &answer, sizeof answer, MSG_NOSIGNAL) != sizeof answer) return;
+    admit(hello.rank, std::move(socket), *pid, hello);
+  }
+
+  void admit(int rank, sys::UniqueFd socket, pid_t pid, const Hello& hello) {
+    // In another PID namespace the kernel's number is 0 or differs from the peer's own: then only the socket can tell.
+    sys::ProcessId process;
+    if (pid == hello.pid && pid != self_.pid) process = {pid, hello.start_time};
+    peers_[static_cast<std::size_t>(rank)] = Peer{std::move(socket), process, pid == self_.pid};
+    met_[static_cast<std::size_t>(rank)] = true;
+  }
+
+  void await(int fd, const std::string& whom) {
+    while (true) {
+      pollfd event{fd, POLLIN, 0};
+      if (::poll(&event, 1, static_cast<int>(std::chrono::milliseconds(kSlice).count())) > 0) return;
+      check(whom);
+    }
+  }
+
+  std::string missing() const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank != rank_ && !met_[static_cast<std::size_t>(rank)]) ranks.push_back(rank);
+    }
+    return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+  }
+
+  Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+
+  sys::Mapping give_control() {
+    const ControlLayout layout(size_);
+    auto segment = value_or_throw(sys::create_shared_segment("cohort-control", layout.bytes()));
+    void* const base = segment.mapping.data();
+    Header* const header = new (base) Header{};
+    header->magic = Header::kMagic;
+    header->id = random_id();
+    header->ranks = static_cast<std::uint32_t>(size_);
+    header->chunk_bytes = static_cast<std::uint32_t>(layout.chunk_bytes());
+    for (int rank = 0; rank < size_; ++rank) new (&layout.state(base, rank)) RankState{};
+    for (int rank = 1; rank < size_; ++rank) {
+      while (sys::send_with_fd(peer(rank).socket.get(), "C", 1, segment.fd.get()) < 0) {
+        if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) throw_system("sendmsg");
+        check(fmt::format("rank {}", rank));
+        std::this_thread::sleep_for(1ms);
+      }
+    }
+    return std::move(segment.mapping);
+  }
+
+  sys::Mapping take_control() {
+    const int socket = peer(0).socket.get();
+    await(socket, "rank 0");
+    char byte = 0;
+    sys::UniqueFd fd;
+    if (sys::receive_with_fd(socket, &byte, 1, fd) != 1 || !fd) {
+      check("rank 0");
+      raise(ErrorCode::PeerLost,
+            "cannot form the world -- rank {} on {} lost rank 0 while the ranks met -- see its output", rank_,
+            options_.placement.host);
+    }
+    const ControlLayout layout(size_);
+    sys::Mapping mapping = value_or_throw(sys::map_shared_segment(fd.get(), layout.bytes()));
+    sys::populate(mapping);
+    const Header& header = ControlLayout::header(mapping.data());
+    if (header.magic != Header::kMagic || header.ranks != static_cast<std::uint32_t>(size_) ||
+        header.chunk_bytes != layout.chunk_bytes()) {
+      raise(
+          ErrorCode::Mismatch,
+          "cannot form the world -- rank 0 made control memory for {} ranks and chunks of {} bytes, rank {} expects {} "
+          "and {} -- do all ranks run the same build?",
+          header.ranks, header.chunk_bytes, rank_, size_, layout.chunk_bytes());
+    }
+    return mapping;
+  }
+
+  const FormOptions& options_;
+  std::unique_ptr<Rendezvous> point_;
+  const int rank_;
+  const int size_;
+  const Clock::time_point deadline_;
+  const sys::ProcessId self_;
+  std::vector<Peer> peers_;
+  std::vector<bool> met_;
+};
+
+Meeting meet(const FormOptions& options, std::unique_ptr<Rendezvous> point) {
+  try {
+    return Gathering(options, std::move(point)).run();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::Aborted) {  // the first reason is everyone's
+      try {
+        options.store->compare_and_set(kFailedKey, std::nullopt,
+                                       fmt::format("rank {}: {}", options.placement.rank, error.what()));
+      } catch (const Error&) {  // the store may be gone with its host; the error itself matters more
+      }
+    }
+    throw;
+  }
+}
+
+}  // namespace cohort::comm::local

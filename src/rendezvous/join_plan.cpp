@@ -1,0 +1,452 @@
+#include "rendezvous/join_plan.h"
+
+#include "base/env.h"
+#include "net/mac.h"
+#include "net/secure_connection.h"
+#include "net/socket.h"
+#include "rendezvous/exchange.h"
+#include "rendezvous/init_method.h"
+#include "rendezvous/launchers.h"
+
+#include <cohort/join_options.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+namespace cohort::rendezvous {
+namespace {
+
+std::mutex kept_mutex;
+std::optional<net::Secret> kept;
+
+}  // namespace
+
+// Not the meeting's own secret: what one meeting was shown is no use for another.
+void keep_launchers_secret(const net::Secret& of_the_meeting) {
+  const net::Mac derived = net::hmac_sha256(of_the_meeting.bytes(), "worlds that are formed later");
+  const std::lock_guard lock(kept_mutex);
+  kept = net::Secret::from_bytes(derived);
+}
+
+namespace {
+
+std::optional<net::Secret> launchers_secret() {
+  const std::lock_guard lock(kept_mutex);
+  return kept;
+}
+
+}  // namespace
+}  // namespace cohort::rendezvous
+
+namespace cohort {
+
+RendezvousMethod rendezvous_method(int rank, int size) {
+  const rendezvous::Environment given = rendezvous::current_environment();
+  if (rendezvous::find(given, env::kInit) != nullptr) return RendezvousMethod::None;
+  const auto environment = rendezvous::with_pmix_keys(given);
+  if (!environment) return RendezvousMethod::None;
+  const auto said = rendezvous::detect(*environment);
+  const bool torchrun = said && said->launcher == "torchrun";
+  if (size < 0 && torchrun && said->size > 1 && said->local_size != said->size) return RendezvousMethod::TorchsStore;
+  if (const auto secret = rendezvous::find_secret({}, *environment, rendezvous::JoinPlan::Place::Shared);
+      secret && *secret) {
+    return RendezvousMethod::Secret;
+  }
+  const bool is_launchers = said && said->meeting == rendezvous::Meeting::Launcher && said->local_size != said->size &&
+                            (size < 0 || (said->rank == rank && said->size == size));
+  if (!is_launchers) return RendezvousMethod::None;
+  const auto exchange = rendezvous::find_exchange(*said, *environment);
+  return exchange && (*exchange)->rank() == said->rank && (*exchange)->size() == said->size ? RendezvousMethod::Launcher
+                                                                                            : RendezvousMethod::None;
+}
+
+}  // namespace cohort
+
+namespace cohort::rendezvous {
+namespace {
+
+using rendezvous::Environment;
+using rendezvous::InitMethod;
+using std::chrono::milliseconds;
+
+// For rank 0 to be there, which should hear that a rank has no secret.
+constexpr std::chrono::seconds kTellingTime{5};
+
+constexpr std::string_view kHowToGiveASecret =
+    "to meet over a network, give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or "
+    "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if "
+    "everybody on that network may join, COHORT_TRUST_NETWORK=1 says so. `cohort run` needs neither";
+
+// Where the ranks of one host meet without a port: a name that only the same place and run give; with a secret, which
+// nobody else can work out and take before them. (Without one another user's rank is to come here, and to be told.)
+std::string unix_name(const JoinPlan& plan, std::string all) {
+  if (plan.secret) {
+    const net::Mac mac = net::hmac_sha256(plan.secret->bytes(), all);
+    all.assign(mac.begin(), mac.end());
+  }
+  return "cohort-" + net::sha256_hex(all).substr(0, 24);
+}
+std::string unix_name(const JoinPlan& plan, std::string_view kind, const net::Address& address,
+                      const Environment& environment) {
+  const std::string host = net::is_loopback_name(address.host) ? "localhost" : address.host;
+  return unix_name(
+      plan, fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, env::text("TORCHELASTIC_RUN_ID", environment)));
+}
+
+// tcp:// and env://. With a secret, TCP at the address; what surely is one host meets on a Unix name, which needs no
+// port (under torchrun MASTER_PORT belongs to its agent).
+Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Address& address, bool surely_one_host,
+                          const Environment& environment, net::Deadline deadline) {
+  plan.place = JoinPlan::Place::Rank0;
+  plan.place_name = fmt::format("{}{}", kind, net::to_string(address));
+  if (!plan.secret && !surely_one_host && plan.trusts_network) {
+    // A secret that everybody can work out: all else stays as it is where there is a real one.
+    plan.secret = secret_of_trusted_network();
+    if (plan.rank == 0) {
+      plan.note = fmt::format("the network is trusted (COHORT_TRUST_NETWORK=1): whoever reaches {} can join this world",
+                              net::to_string(address));
+    }
+  }
+  if (!plan.secret && !surely_one_host) {
+    const auto local = net::is_local_host(address.host, deadline);
+    if (!local) return tl::unexpected(local.error());
+    if (!*local) {
+      // Rank 0 is told, too, where one of ours may serve there. (torchrun's agent has a place of its own.)
+      if (!env::get("TORCHELASTIC_USE_AGENT_STORE", environment) || kind != "env://")
+        net::tell_of_no_secret(address, std::min(deadline, net::deadline_in(kTellingTime)));
+      return fail(ErrorCode::Unavailable,
+                  "{}{}: without a secret only processes of the same user on the same host are let in, and '{}' is not "
+                  "this host -- {}",
+                  kind, net::to_string(address), address.host, kHowToGiveASecret);
+    }
+  }
+  if (!plan.secret || surely_one_host) {
+    plan.endpoint.unix_name = unix_name(plan, kind, address, environment);
+  } else {
+    plan.endpoint.tcp = address;
+  }
+  return {};
+}
+
+// unix://: a name of the program's own choice, for processes of one host and one user.
+void settle_name(JoinPlan& plan, const std::string& name) {
+  plan.place = JoinPlan::Place::Rank0;
+  plan.endpoint.unix_name = unix_name(plan, "unix://\n" + name);
+  plan.place_name = "unix://" + name;
+}
+
+Result<void> settle_master(JoinPlan& plan, const Environment& environment, net::Deadline deadline) {
+  const std::string host = env::text(env::kMasterAddr, environment);
+  if (host.empty() || !env::get(env::kMasterPort, environment)) {
+    return fail(ErrorCode::InvalidArgument,
+                "{} are set, but {} is not: ranks have to know where to meet -- set MASTER_ADDR and MASTER_PORT to the "
+                "same values for all",
+                plan.source, host.empty() ? "MASTER_ADDR" : "MASTER_PORT");
+  }
+  const auto port = env::number(env::kMasterPort, environment);
+  if (!port) return tl::unexpected(port.error());
+  const bool surely_one_host = net::is_loopback_name(host) || (plan.local_size && *plan.local_size == plan.size);
+  return settle_place(plan, "env://", {host, static_cast<std::uint16_t>(*port)}, surely_one_host, environment,
+                      deadline);
+}
+
+Result<void> settle_job(JoinPlan& plan, const Environment& environment) {
+  auto address = net::parse_address(env::text(env::kStore, environment));
+  if (!address) {
+    return fail(ErrorCode::InvalidArgument, "COHORT_STORE: {}", address.error().what());
+  }
+  if (!plan.secret) {
+    return fail(ErrorCode::Unavailable,
+                "COHORT_STORE is set but neither COHORT_SECRET_FD nor COHORT_SECRET_FILE: the job's store lets nobody "
+                "in without its secret -- "
+                "keep COHORT_SECRET_FD in the environment and its descriptor open, or start by `cohort run`");
+  }
+  plan.place = JoinPlan::Place::Job;
+  plan.place_name = fmt::format("the job's store {}", net::to_string(*address));
+  plan.endpoint.tcp = *std::move(address);
+  return {};
+}
+
+// Open MPI, PMI, Slurm and the like. On one host a name that only this job's ranks know to make; on several the
+// launcher's own meeting place.
+Result<void> settle_launcher(JoinPlan& plan, const rendezvous::Detected& said, const Environment& environment) {
+  if (said.local_size != said.size && said.nodes != 1) {
+    Environment usable = environment;
+    // Slurm lets a process begin PMI once, and here MPI has to: MUNGE carries the secret instead.
+    if (plan.transport == TransportKind::Mpi && said.launcher == "Slurm") usable.erase("PMI_FD");
+    auto exchange = find_exchange(said, usable);
+    if (!exchange) return tl::unexpected(exchange.error());
+    if ((*exchange)->rank() != said.rank || (*exchange)->size() != said.size) {
+      return fail(ErrorCode::InvalidArgument,
+                  "{} says rank {} of {}, but its {} says {} of {} -- they contradict each other", said.source,
+                  said.rank, said.size, (*exchange)->name(), (*exchange)->rank(), (*exchange)->size());
+    }
+    plan.place = JoinPlan::Place::Exchange;
+    plan.place_name = fmt::format("{}'s meeting place ({})", said.launcher, (*exchange)->name());
+    plan.exchange = *std::move(exchange);
+    return {};
+  }
+  std::string job = said.job;
+  if (job.empty()) job = rendezvous::launcher_process().value_or("");
+  if (job.empty()) {
+    return fail(ErrorCode::Unavailable,
+                "{}: nothing says which job this is, and other jobs of yours may run here -- set COHORT_INIT to "
+                "unix://NAME, with a new name for each job",
+                plan.source);
+  }
+  plan.place = JoinPlan::Place::Rank0;
+  plan.endpoint.unix_name = unix_name(plan, fmt::format("{}\n{}", said.launcher, job));
+  plan.place_name = fmt::format("{}'s job on this host", said.launcher);
+  return {};
+}
+
+// Rank and world size of an explicit address: the options, else its query, else the launcher.
+Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitMethod& method,
+                         const Environment& environment) {
+  const auto choose = [](int option, const std::optional<int>& query) {
+    return option >= 0 ? std::optional<int>(option) : query;
+  };
+  if (options.rank >= 0 && method.rank && *method.rank != options.rank) {
+    return fail(ErrorCode::InvalidArgument, "JoinOptions::rank is {} but init_method says rank={} -- give one of them",
+                options.rank, *method.rank);
+  }
+  if (options.world_size >= 0 && method.world_size && *method.world_size != options.world_size) {
+    return fail(ErrorCode::InvalidArgument,
+                "JoinOptions::world_size is {} but init_method says world_size={} -- give one of them",
+                options.world_size, *method.world_size);
+  }
+  const std::optional<int> rank = choose(options.rank, method.rank);
+  const std::optional<int> size = choose(options.world_size, method.world_size);
+  if (rank && size) {
+    plan.rank = *rank;
+    plan.size = *size;
+    plan.source = fmt::format("rank={}, world_size={} given by the program", *rank, *size);
+    return {};
+  }
+  auto detected = rendezvous::detect_rank(environment);
+  if (!detected) return tl::unexpected(detected.error());
+  if (detected->launcher.empty()) {
+    return fail(ErrorCode::InvalidArgument,
+                "'{}' needs rank and world_size, and {} is given -- set JoinOptions::rank and world_size, or write "
+                "?rank=R&world_size=N behind the address",
+                options.init_method.empty() ? env::text(env::kInit, environment) : options.init_method,
+                rank   ? "only the rank"
+                : size ? "only the world size"
+                       : "neither");
+  }
+  plan.rank = rank.value_or(detected->rank);
+  plan.size = size.value_or(detected->size);
+  plan.local_rank = detected->local_rank;
+  plan.local_size = detected->local_size;
+  plan.source = detected->source;
+  return {};
+}
+
+// What the program's own channel is, to the rest of a join.
+class SharedByTheProgram final : public Exchange {
+ public:
+  SharedByTheProgram(ShareFunction share, std::string name, int rank, int size)
+      : share_(std::move(share)), name_(std::move(name)), rank_(rank), size_(size) {}
+  std::string_view name() const override { return name_; }
+  std::size_t longest_value() const override { return 4000; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  Result<std::string> share(const std::string& key, const std::optional<std::string>& mine,
+                            net::Deadline deadline) override {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
+    return share_(key, mine, std::max(milliseconds(1), left));
+  }
+
+ private:
+  const ShareFunction share_;
+  const std::string name_;
+  const int rank_;
+  const int size_;
+};
+
+void settle_share(JoinPlan& plan, const JoinOptions& options) {
+  plan.place = JoinPlan::Place::Shared;
+  plan.exchange = std::make_shared<SharedByTheProgram>(options.share, options.share_name, plan.rank, plan.size);
+  plan.place_name = options.share_name;
+  if (plan.secret || plan.rank != 0) return;
+  static std::mutex mutex;
+  static std::set<std::string> said;  // once for all worlds
+  const std::lock_guard lock(mutex);
+  if (!said.insert(options.share_name).second) return;
+  plan.note = fmt::format(
+      "the secret of this world of {} ranks goes through {}: whoever can read that can join it. `cohort run` and "
+      "COHORT_SECRET_FILE have a safer way",
+      plan.size, options.share_name);
+}
+
+}  // namespace
+
+net::Secret secret_of_trusted_network() {
+  return *net::Secret::from_digits(net::sha256_hex("no secret: the network is trusted"));
+}
+
+Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const Environment& environment,
+                                               JoinPlan::Place place) {
+  // The job's store knows the launcher's secret and no other.
+  const bool inherited =
+      env::get(env::kSecretFd, environment) && (place == JoinPlan::Place::Job || options.secret_file.empty());
+  const std::string file =
+      !options.secret_file.empty() ? options.secret_file : env::text(env::kSecretFile, environment);
+  Result<net::Secret> secret = fail(ErrorCode::Unavailable, "no secret");
+  if (inherited && (place == JoinPlan::Place::Job || file.empty())) {
+    const auto descriptor = env::number(env::kSecretFd, environment);
+    if (!descriptor) return tl::unexpected(descriptor.error());
+    secret = net::Secret::from_sealed_memfd(*descriptor);
+    // Outside of its job the variable is only a leftover.
+    if (!secret && place != JoinPlan::Place::Job) return std::optional<net::Secret>();
+    if (!secret && env::get(env::kRank, environment)) {
+      return fail(
+          secret.error().code(),
+          "this process has the variables of rank {} of a job of `cohort run`, and not the rank's secret: it may "
+          "be a program that the rank has started -- if it is no rank, start it with COHORT_ALONE=1; {}",
+          env::text(env::kRank, environment), secret.error().what());
+    }
+  } else if (!file.empty()) {
+    secret = net::Secret::from_file(file);
+  } else {
+    return place == JoinPlan::Place::Shared ? launchers_secret() : std::nullopt;
+  }
+  if (!secret) return tl::unexpected(secret.error());
+  return std::optional<net::Secret>(*secret);
+}
+
+Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given) {
+  Environment environment = given;
+  JoinPlan plan;
+  plan.join_timeout = options.join_timeout;
+  if (options.join_timeout <= milliseconds(0) || options.timeout < milliseconds(0)) {
+    return fail(ErrorCode::InvalidArgument, "join: a timeout of {} ms has no meaning -- give one above 0",
+                options.join_timeout <= milliseconds(0) ? options.join_timeout.count() : options.timeout.count());
+  }
+  if (options.group_name.empty() || options.group_name.size() > 200) {
+    return fail(ErrorCode::InvalidArgument, "join: group_name has {} bytes; it takes 1 to 200",
+                options.group_name.size());
+  }
+  // Some are read where nothing can be refused any more; from here on none is wrong.
+  if (const auto good = env::check(environment); !good) return tl::unexpected(good.error());
+  const net::Deadline deadline = net::deadline_in(options.join_timeout);
+  plan.timeout = options.timeout == milliseconds(0) ? *env::seconds(env::kTimeout, environment) : options.timeout;
+  const auto transport =
+      parse_transport(options.transport.empty() ? env::text(env::kTransport, environment) : options.transport,
+                      "JoinOptions::transport");
+  if (!transport) return tl::unexpected(transport.error());
+  plan.transport = *transport;
+  plan.program = !options.program.empty() ? options.program : env::text(env::kProgram, environment);
+  plan.trusts_network = options.trust_network || *env::flag(env::kTrustNetwork, environment);
+  if (options.alone || *env::flag(env::kAlone, environment)) {
+    plan.source = options.alone ? "JoinOptions::alone" : "COHORT_ALONE=1";
+    return plan;
+  }
+  auto completed = with_pmix_keys(std::move(environment));
+  if (!completed) return tl::unexpected(completed.error());
+  environment = *std::move(completed);
+  const std::string init = !options.init_method.empty() ? options.init_method : env::text(env::kInit, environment);
+  std::optional<InitMethod> method;
+  if (!init.empty()) {
+    auto parsed = rendezvous::parse_init_method(init);
+    if (!parsed) return tl::unexpected(parsed.error());
+    method = *std::move(parsed);
+  }
+  if (options.share && !options.init_method.empty()) {
+    return fail(ErrorCode::InvalidArgument, "join: '{}' and JoinOptions::share both say where to meet -- give one",
+                options.init_method);
+  }
+  if (options.share && (options.rank < 0 || options.world_size < 0)) {
+    return fail(ErrorCode::InvalidArgument, "join: JoinOptions::share needs rank and world_size -- set both");
+  }
+  const bool from_launcher = !options.share && (!method || method->kind == InitMethod::Kind::Env);
+  rendezvous::Detected said;
+  const bool rank_is_given =
+      options.rank >= 0 || options.world_size >= 0 || (method && (method->rank || method->world_size));
+  if (!method && !options.share && rank_is_given) {
+    return fail(ErrorCode::InvalidArgument,
+                "join: rank or world_size is given without an init_method -- say where to meet, as in tcp://HOST:PORT");
+  }
+  if (options.share) {
+    plan.rank = options.rank;
+    plan.size = options.world_size;
+    plan.source = fmt::format("rank={}, world_size={} given by the program", plan.rank, plan.size);
+  } else if (from_launcher && !rank_is_given) {
+    auto detected = rendezvous::detect_rank(environment);
+    if (!detected) return tl::unexpected(detected.error());
+    said = *std::move(detected);
+    const bool named = env::get(env::kRank, environment) && env::get(env::kWorldSize, environment);
+    if (method && !named) {
+      return fail(ErrorCode::InvalidArgument,
+                  "env:// needs RANK and WORLD_SIZE, and neither is set{} -- start by `cohort run` or torchrun, set "
+                  "them for each process, or leave the init_method empty to go by the launcher",
+                  said.launcher.empty() ? "" : fmt::format(" ({} started this process)", said.launcher));
+    }
+    plan.rank = said.rank;
+    plan.size = said.size;
+    plan.local_rank = said.local_rank;
+    plan.local_size = said.local_size;
+    plan.source = said.source;
+    plan.note = said.note;
+  } else {
+    if (auto settled = settle_rank(plan, options, *method, environment); !settled)
+      return tl::unexpected(settled.error());
+    if (from_launcher) said.meeting = rendezvous::Meeting::Master;
+  }
+  if (plan.size < 1 || plan.rank < 0 || plan.rank >= plan.size) {
+    return fail(ErrorCode::InvalidArgument, "join: there is no rank {} in a world of {} ({}) -- ranks count from 0",
+                plan.rank, plan.size, plan.source);
+  }
+  if (auto meant = rendezvous::refuse_unmeant_world_of_one(environment, plan.size, plan.source); !meant) {
+    return tl::unexpected(meant.error());
+  }
+  if (plan.size == 1) return plan;
+  const bool job = from_launcher && said.meeting == rendezvous::Meeting::JobStore;
+  if (!options.share && !from_launcher && method->kind == InitMethod::Kind::File) {
+    plan.place = JoinPlan::Place::File;
+    plan.path = method->path;
+    plan.place_name = "file://" + plan.path;
+    return plan;  // the file's owner and mode say who may come
+  }
+  auto secret = find_secret(options, environment,
+                            job             ? JoinPlan::Place::Job
+                            : options.share ? JoinPlan::Place::Shared
+                                            : JoinPlan::Place::Rank0);
+  if (!secret) return tl::unexpected(secret.error());
+  plan.secret = *std::move(secret);
+  if (options.share) {
+    settle_share(plan, options);
+    return plan;
+  }
+  if (!from_launcher && method->kind == InitMethod::Kind::Unix) {
+    settle_name(plan, method->name);
+    return plan;
+  }
+  const auto settle = [&]() -> Result<void> {
+    if (!from_launcher) return settle_place(plan, "tcp://", method->address, false, environment, deadline);
+    switch (said.meeting) {
+      case rendezvous::Meeting::JobStore: return settle_job(plan, environment);
+      case rendezvous::Meeting::Launcher: {
+        auto settled = settle_launcher(plan, said, environment);
+        // Variables that repeat the launcher's name another place, which does where there is a secret.
+        const bool other_place = plan.secret && env::get(env::kMasterAddr, environment);
+        if (settled || settled.error().code() != ErrorCode::Unavailable || !other_place) return settled;
+        break;
+      }
+      case rendezvous::Meeting::Address:
+        return settle_place(plan, said.launcher + " at ", said.address, plan.local_size == plan.size, environment,
+                            deadline);
+      case rendezvous::Meeting::None:
+      case rendezvous::Meeting::Master: break;
+    }
+    return settle_master(plan, environment, deadline);
+  };
+  const auto settled = settle();
+  if (!settled) return tl::unexpected(settled.error());
+  return plan;
+}
+
+}  // namespace cohort::rendezvous

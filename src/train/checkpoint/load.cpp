@@ -1,0 +1,340 @@
+#include "train/checkpoint/checkpoint.h"
+
+#include "base/codec.h"
+#include "base/files.h"
+#include "base/result.h"
+#include "telemetry/timeline.h"
+#include "train/checkpoint/bundle.h"
+#include "train/checkpoint/exchange.h"
+#include "train/formats/checkpoint_folder.h"
+#include "train/formats/tensor.h"
+
+#include <cohort/communicator.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::checkpoint {
+namespace {
+
+// Who has which file of a checkpoint, and whose copy is whole. Collective.
+
+/// The saved rank that a part is of; -1 for files of all ranks.
+int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stored);
+
+class Holders {
+ public:
+  /// Asks all ranks which of `files` they see in the checkpoint's folder. Each rank gives its own path to it.
+  Holders(Communicator& comm, const SharedFolder& folder, const formats::StoredCheckpoint& stored,
+          const std::set<std::string>& files);
+
+  /// Lets one holder of each file read and compare it, another one where that finds damage; parts preferably by the
+  /// rank of the saved one's number, so that all read at once. `keep` is called where a sound file was read. Gives back
+  /// what is wrong with those that nobody has whole: empty if all are.
+  std::vector<std::string> verify(const std::function<void(const std::string& file, sys::FileBytes bytes)>& keep);
+
+  /// The rank that has found the file whole.
+  int owner(const std::string& file) const { return owners_.at(file); }
+
+ private:
+  void assign(const std::set<std::string>& files);
+  std::string missing(const std::string& file) const;
+
+  Communicator& comm_;
+  const SharedFolder& shared_folder_;
+  const formats::StoredCheckpoint& stored_;
+  std::map<std::string, std::vector<int>> holders_;  // ascending; those that have proved damaged are taken out
+  std::map<std::string, int> owners_;
+  std::map<std::string, std::string> problems_;
+};
+
+int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stored) {
+  if (!file.starts_with("rank-")) return -1;
+  for (int rank = 0; rank < stored.manifest.world_size; ++rank) {
+    if (file == part_file(rank)) return rank;
+  }
+  return -1;
+}
+
+Holders::Holders(Communicator& comm, const SharedFolder& folder, const formats::StoredCheckpoint& stored,
+                 const std::set<std::string>& files)
+    : comm_(comm), shared_folder_(folder), stored_(stored) {
+  std::string seen;
+  for (const std::string& file : files)
+    seen += folder.sees() && ::access(fmt::format("{}/{}", stored.folder, file).c_str(), F_OK) == 0 ? '1' : '0';
+  const auto all = gather(comm, seen);
+  std::size_t index = 0;
+  for (const std::string& file : files) {
+    auto& holders = holders_[file];
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].at(index) == '1') holders.push_back(static_cast<int>(rank));
+    }
+    ++index;
+  }
+}
+
+void Holders::assign(const std::set<std::string>& files) {
+  for (const std::string& file : files) {
+    const auto& holders = holders_.at(file);
+    if (holders.empty()) continue;
+    const int saved = saved_rank_of(file, stored_);
+    const bool own = std::find(holders.begin(), holders.end(), saved) != holders.end();
+    const std::size_t turn = saved < 0 ? 0 : static_cast<std::size_t>(saved) % holders.size();
+    owners_[file] = own ? saved : holders[turn];
+  }
+}
+
+std::string Holders::missing(const std::string& file) const {
+  const auto& hosts = stored_.manifest.hosts;
+  const int saved = saved_rank_of(file, stored_);
+  std::string text = fmt::format("{}/{}: missing", stored_.folder, file);
+  if (saved >= 0) text += fmt::format(" -- it is rank {}'s part", saved);
+  if (hosts.empty()) return text;
+  text += fmt::format(" -- host {} has had it on its own disk", hosts[static_cast<std::size_t>(std::max(0, saved))]);
+  return text + (shared_folder_.place == CheckpointPlace::Local ? ", and no host of this job has it"
+                                                                : " -- load it with the place local");
+}
+
+std::vector<std::string> Holders::verify(const std::function<void(const std::string&, sys::FileBytes)>& keep) {
+  std::set<std::string> open;
+  for (const auto& [file, holders] : holders_) open.insert(file);
+  while (!open.empty()) {
+    assign(open);
+    codec::Writer failures;
+    for (const std::string& file : open) {
+      if (holders_.at(file).empty() || owners_.at(file) != shared_folder_.rank) continue;
+      auto bytes = formats::read_checkpoint_file(stored_, file);
+      if (bytes)
+        keep(file, std::move(*bytes));
+      else
+        failures.text(file).text(bytes.error().what());
+    }
+    const auto all = gather(comm_, failures.take());
+    std::set<std::string> again;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      for (codec::Reader in(all[rank]); !in.at_end();) {
+        const std::string file(value_or_throw(in.text(all[rank].size())));
+        std::string& problem = problems_[file];
+        problem += fmt::format("{}{}", problem.empty() ? "" : "; ", value_or_throw(in.text(all[rank].size())));
+        // Whoever sees the same folder sees the same damage.
+        auto& holders = holders_.at(file);
+        const int place = shared_folder_.keeper_of(static_cast<int>(rank));
+        std::erase_if(holders, [&](int holder) { return shared_folder_.keeper_of(holder) == place; });
+        if (!holders.empty()) again.insert(file);
+      }
+    }
+    open = std::move(again);
+  }
+  std::vector<std::string> problems;
+  for (const auto& [file, holders] : holders_) {
+    if (!holders.empty()) continue;
+    const auto found = problems_.find(file);
+    problems.push_back(found != problems_.end() ? found->second : missing(file));
+  }
+  return problems;
+}
+
+/// A checkpoint that some rank sees, by the digest of its manifest: there may be others of the same generation.
+struct Candidate {
+  std::int64_t generation = 0;
+  std::string digest;
+  auto operator<=>(const Candidate&) const = default;
+};
+
+struct Listing {
+  std::map<Candidate, int> candidates;  ///< and the lowest rank that lists it
+  std::map<Candidate, formats::StoredCheckpoint> own;
+  std::vector<std::string> damaged;
+  std::int64_t newer = 0;  ///< generation of the newest one of a newer Cohort
+  std::string newer_text;
+};
+
+/// What the keepers see.
+Listing list_all(Communicator& comm, const FolderOptions& options, const SharedFolder& folder) {
+  Listing all;
+  codec::Writer mine;
+  agree(comm, attempt([&] {
+          if (!folder.keeps()) return;
+          auto list = value_or_throw(formats::list_checkpoints(options.path));
+          for (formats::StoredCheckpoint& one : list.sound) {
+            const std::string text = value_or_throw(formats::to_json(one.manifest));
+            const Candidate candidate{one.manifest.generation, formats::sha256(formats::as_bytes(text))};
+            mine.number('s').number(candidate.generation).text(candidate.digest);
+            all.own.emplace(candidate, std::move(one));
+          }
+          for (const Error& error : list.damaged) mine.number('d').number(std::int64_t{0}).text(error.what());
+          for (const auto& [generation, error] : list.newer) mine.number('n').number(generation).text(error.what());
+        }));
+  const auto texts = gather(comm, mine.take());
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    for (codec::Reader in(texts[rank]); !in.at_end();) {
+      const char kind = value_or_throw(in.number<char>());
+      const auto generation = value_or_throw(in.number<std::int64_t>());
+      const std::string text(value_or_throw(in.text(kLongestText)));
+      if (kind == 's') {
+        all.candidates.emplace(Candidate{generation, text}, static_cast<int>(rank));
+      } else if (kind == 'd') {
+        all.damaged.push_back(text);
+      } else if (generation > all.newer) {
+        all.newer = generation;
+        all.newer_text = text;
+      }
+    }
+  }
+  return all;
+}
+
+/// The candidate as this rank sees it: the manifest is the same on all, the path is its own.
+formats::StoredCheckpoint open_candidate(Communicator& comm, const FolderOptions& options, const Listing& listing,
+                                         const Candidate& candidate) {
+  const int lister = listing.candidates.at(candidate);
+  const auto own = listing.own.find(candidate);
+  std::string text, name;
+  if (own != listing.own.end()) {
+    text = value_or_throw(formats::to_json(own->second.manifest));
+    name = std::filesystem::path(own->second.folder).filename().string();
+  }
+  text = share(comm, text, lister);
+  name = share(comm, name, lister);
+  // Rank 0's folder is the one to speak of; in Local and Shared every rank has its own path to it.
+  std::string folder = fmt::format("{}/{}", options.path, name);
+  if (options.place == CheckpointPlace::Rank0) folder = share(comm, folder);
+  return {folder, value_or_throw(formats::parse_manifest(text, folder))};
+}
+
+std::set<std::string> names_of(const formats::StoredCheckpoint& stored) {
+  std::set<std::string> names;
+  for (const auto& [name, digest] : stored.manifest.files) names.insert(name);
+  return names;
+}
+
+/// A file from the rank that has it to those that want it. `at_hand`: the owner's bytes if it has kept them.
+void hand_over(Communicator& comm, const formats::StoredCheckpoint& stored, const std::string& file, int owner,
+               const std::vector<int>& wanted_by, std::optional<sys::FileBytes>& bytes) {
+  const int rank = rank_of(comm);
+  const bool wants = std::find(wanted_by.begin(), wanted_by.end(), rank) != wanted_by.end();
+  agree(comm, attempt([&] {
+          if (rank == owner && !bytes) bytes = value_or_throw(formats::read_checkpoint_file(stored, file));
+          if (rank != owner && wants)
+            bytes = sys::FileBytes(static_cast<std::size_t>(stored.manifest.files.at(file).bytes));
+        }));
+  for (const int to : wanted_by) {
+    if (to == owner) continue;
+    if (rank == owner) send_bytes(comm, bytes->bytes(), to);
+    if (rank == to) receive_bytes(comm, {bytes->data(), bytes->size()}, owner);
+  }
+  if (!wants) bytes.reset();
+}
+
+}  // namespace
+
+Found load_newest(Communicator& comm, const FolderOptions& options, const std::set<std::string>& unwanted,
+                  std::optional<std::int64_t> latest) {
+  const status::timeline::Scope event(status::TimelineKind::Checkpoint, "load");
+  const int rank = rank_of(comm);
+  const int ranks = size_of(comm);
+  const SharedFolder folder = probe_shared_folder(comm, options, IfMissing::Leave);
+  Found found;
+  Listing listing = list_all(comm, options, folder);
+  found.passed_over = listing.damaged;
+  for (auto next = listing.candidates.rbegin(); next != listing.candidates.rend(); ++next) {
+    if (listing.newer > next->first.generation) break;
+    if (latest && next->first.generation > *latest) continue;
+    const formats::StoredCheckpoint stored = open_candidate(comm, options, listing, next->first);
+    std::map<std::string, sys::FileBytes> kept;
+    Holders holders(comm, folder, stored, names_of(stored));
+    const auto problems = holders.verify([&](const std::string& file, sys::FileBytes bytes) {
+      const int saved = saved_rank_of(file, stored);
+      if (saved < 0 || saved == rank) kept.emplace(file, std::move(bytes));
+    });
+    if (!problems.empty()) {
+      found.passed_over.insert(found.passed_over.end(), problems.begin(), problems.end());
+      continue;
+    }
+    // The same bytes go to every rank: none can see other bytes than those that were compared.
+    for (const std::string& file : names_of(stored)) {
+      const int saved = saved_rank_of(file, stored);
+      if (saved >= 0) {
+        const int owner = holders.owner(file);
+        if (saved >= ranks) continue;
+        if (owner == saved) {
+          if (rank == saved) found.part = std::move(kept.at(file));
+          continue;
+        }
+        std::optional<sys::FileBytes> part;
+        hand_over(comm, stored, file, owner, {saved}, part);
+        if (rank == saved) found.part = std::move(part);
+        continue;
+      }
+      if (!any(comm, !unwanted.contains(file))) continue;
+      agree(comm, attempt([&] {
+              if (!kept.contains(file))
+                kept.emplace(file, sys::FileBytes(static_cast<std::size_t>(stored.manifest.files.at(file).bytes)));
+            }));
+      sys::FileBytes& bytes = kept.at(file);
+      share_bytes(comm, {bytes.data(), bytes.size()}, holders.owner(file));
+      found.files.emplace(file, std::move(bytes));
+    }
+    found.stored = stored;
+    return found;
+  }
+  if (listing.newer > 0) raise(ErrorCode::InvalidArgument, "{}", listing.newer_text);
+  return found;
+}
+
+Error all_damaged(const FolderOptions& options, const std::vector<std::string>& reasons) {
+  std::string text;
+  for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
+  return Error(
+      ErrorCode::Corrupt,
+      fmt::format("cannot load a checkpoint from {} -- all of them are damaged: {} -- restore one from a copy, or "
+                  "start anew in another folder",
+                  options.path, text));
+}
+
+std::map<int, sys::FileBytes> load_parts(Communicator& comm, const FolderOptions& options,
+                                         const formats::StoredCheckpoint& stored, const std::set<int>& ranks) {
+  // The name is the same everywhere, and the path to it each rank's own.
+  formats::StoredCheckpoint here = stored;
+  if (options.place != CheckpointPlace::Rank0)
+    here.folder = fmt::format("{}/{}", options.path, std::filesystem::path(stored.folder).filename().string());
+  codec::Writer mine;
+  for (const int rank : ranks) mine.number(rank);
+  const auto texts = gather(comm, mine.take());
+  std::map<std::string, std::vector<int>> wanted;
+  std::set<std::string> files;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    for (codec::Reader in(texts[rank]); !in.at_end();) {
+      const std::string file = part_file(value_or_throw(in.number<int>()));
+      if (!here.manifest.files.contains(file)) continue;
+      wanted[file].push_back(static_cast<int>(rank));
+      files.insert(file);
+    }
+  }
+  const SharedFolder folder = probe_shared_folder(comm, options, IfMissing::Leave);
+  Holders holders(comm, folder, here, files);
+  std::map<std::string, sys::FileBytes> kept;
+  const auto problems = holders.verify([&](const std::string& file, sys::FileBytes bytes) {
+    const auto& who = wanted.at(file);
+    if (std::find(who.begin(), who.end(), folder.rank) != who.end()) kept.emplace(file, std::move(bytes));
+  });
+  if (!problems.empty()) raise(ErrorCode::Corrupt, "cannot load parts of a checkpoint -- {}", problems.front());
+  std::map<int, sys::FileBytes> parts;
+  for (const auto& [file, who] : wanted) {
+    std::optional<sys::FileBytes> bytes;
+    if (const auto own = kept.find(file); own != kept.end()) bytes = std::move(own->second);
+    hand_over(comm, here, file, holders.owner(file), who, bytes);
+    if (bytes) parts.emplace(saved_rank_of(file, here), std::move(*bytes));
+  }
+  return parts;
+}
+
+}  // namespace cohort::checkpoint

@@ -1,0 +1,332 @@
+#include "train/checkpoint/checkpoint.h"
+
+#include "base/codec.h"
+#include "base/files.h"
+#include "telemetry/status_page.h"
+#include "telemetry/timeline.h"
+#include "train/checkpoint/bundle.h"
+#include "train/checkpoint/copies.h"
+#include "train/checkpoint/exchange.h"
+#include "train/formats/safetensors.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <thread>
+
+namespace cohort::checkpoint {
+namespace {
+
+using namespace std::chrono_literals;
+using formats::NamedTensor;
+
+/// Network file systems may show a new folder late.
+constexpr auto kSeenWithin = 5s;
+
+Result<void> put(const TensorFile& file, const formats::Sink& sink) {
+  return formats::write_safetensors(sink, file.tensors, file.metadata);
+}
+
+/// Its size; throws what would make it fail when it is written.
+std::uint64_t size_of(const TensorFile& file) {
+  std::uint64_t size = 0;
+  value_or_throw(put(file, [&](std::span<const std::byte> bytes) -> Result<void> {
+    size += bytes.size();
+    return {};
+  }));
+  return size;
+}
+
+formats::TensorView bytes_tensor(std::span<const std::byte> bytes) {
+  return {formats::ElementType::UInt8, {static_cast<std::int64_t>(bytes.size())}, bytes};
+}
+
+std::string encode(const std::vector<NamedTensor>& random) {
+  codec::Writer out;
+  for (const auto& [name, tensor] : random)
+    out.text(name).text({reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()});
+  return out.take();
+}
+
+std::string encode(const Digests& digests) {
+  codec::Writer out;
+  for (const auto& [name, digest] : digests) out.text(name).number(digest.bytes).text(digest.sha256).text(digest.crc32);
+  return out.take();
+}
+
+void decode(std::string_view text, Digests& digests) {
+  for (codec::Reader in(text); !in.at_end();) {
+    const std::string name(value_or_throw(in.text(kLongestText)));
+    formats::FileDigest& digest = digests[name];
+    digest.bytes = value_or_throw(in.number<std::uint64_t>());
+    digest.sha256 = value_or_throw(in.text(kLongestText));
+    digest.crc32 = value_or_throw(in.text(kLongestText));
+  }
+}
+
+class Save {
+ public:
+  Save(Communicator& comm, const FolderOptions& options, const Bundle& bundle)
+      : comm_(comm), options_(options), bundle_(bundle), rank_(rank_of(comm)), ranks_(checkpoint::size_of(comm)) {}
+
+  formats::StoredCheckpoint run() {
+    agree_on_content();
+    open();
+    if (options_.place == CheckpointPlace::Shared) require_shared();
+    write();
+    if (in_parts_ && options_.place == CheckpointPlace::Rank0) send_to_rank0();
+    for (const std::string& digests : gather(comm_, encode(digests_))) decode(digests, manifest_.files);
+    if (copies_) copies_->make(comm_, hidden_, manifest_.files);
+    seal();
+    return publish();
+  }
+
+ private:
+  bool shared_folder() const { return options_.place != CheckpointPlace::Local; }
+
+  /// Before anything is written: what cannot be saved should not cost a disk full of bytes.
+  void agree_on_content() {
+    in_parts_ = any(comm_, options_.place != CheckpointPlace::Rank0 || !bundle_.state.empty());
+    if (in_parts_) {
+      part_.name = part_file(rank_);
+      part_.metadata = {{"rank", std::to_string(rank_)}, {"world_size", std::to_string(ranks_)}};
+      for (const NamedTensor& one : bundle_.random) part_.tensors.push_back({kRandomPrefix + one.name, one.tensor});
+      for (const NamedTensor& one : bundle_.state) part_.tensors.push_back({kStatePrefix + one.name, one.tensor});
+    }
+    std::string text;
+    std::uint64_t size = 0;
+    agree(comm_, attempt([&] {
+            if (rank_ == 0) {
+              formats::Manifest manifest = bundle_.manifest;
+              manifest.generation = 1;  // not known yet
+              manifest.world_size = ranks_;
+              manifest.created = formats::utc_now();
+              manifest.place = to_string(options_.place);
+              text = value_or_throw(formats::to_json(manifest));
+              for (const TensorFile& file : bundle_.files) size_of(file);
+            }
+            if (in_parts_) size = size_of(part_);
+          }));
+    text = share(comm_, text);
+    manifest_ = value_or_throw(formats::parse_manifest(text, "rank 0's description of the checkpoint"));
+    // Ranks that were told different places would wait for each other in different steps.
+    agree(comm_, attempt([&] {
+            if (const std::string place = to_string(options_.place); place != manifest_.place) {
+              raise(ErrorCode::InvalidArgument,
+                    "cannot save a checkpoint -- this rank's place is {}, and rank 0's is {} -- give all the same",
+                    place, manifest_.place);
+            }
+          }));
+    if (!shared_folder()) agree_on_copies();
+    if (in_parts_ && options_.place == CheckpointPlace::Rank0) sizes_ = gather(comm_, std::to_string(size));
+  }
+
+  void agree_on_copies() {
+    const std::int64_t most = highest(comm_, options_.copies);
+    agree(comm_, attempt([&] {
+            if (options_.copies != most) {
+              raise(ErrorCode::InvalidArgument,
+                    "cannot save a checkpoint -- this rank has copies = {}, and another has {} -- give all the same",
+                    options_.copies, most);
+            }
+          }));
+  }
+
+  void open() {
+    shared_folder_ = probe_shared_folder(comm_, options_, IfMissing::Make);
+    if (!shared_folder()) {
+      manifest_.hosts = shared_folder_.hosts;
+      copies_.emplace(shared_folder_, options_.copies);
+    }
+    agree(comm_, attempt([&] {
+            if (shared_folder_.keeps()) writer_.emplace(value_or_throw(formats::CheckpointWriter::open(options_.path)));
+          }));
+    manifest_.generation = highest(comm_, writer_ ? writer_->newest() : 0) + 1;
+    agree(comm_, attempt([&] {
+            if (writer_) value_or_throw(writer_->begin(manifest_.generation, manifest_.step));
+          }));
+    const std::string own = writer_ ? std::filesystem::path(writer_->hidden()).filename().string() : std::string();
+    const auto names = gather(comm_, own);
+    hidden_ = fmt::format("{}/{}", options_.path, names[static_cast<std::size_t>(shared_folder_.keeper_of(rank_))]);
+  }
+
+  /// The hidden folder's name is random: who sees it sees rank 0's folder.
+  void require_shared() {
+    const auto deadline = std::chrono::steady_clock::now() + kSeenWithin;
+    struct stat status {};
+    bool seen = false;
+    while (!(seen = ::stat(hidden_.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) &&
+           std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(50ms);
+    }
+    const auto all = gather(comm_, seen ? "1" : "0");
+    std::vector<int> blind;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (all[static_cast<std::size_t>(rank)] != "1") blind.push_back(rank);
+    }
+    if (blind.empty()) return;
+    raise(
+        ErrorCode::InvalidArgument,
+        "cannot save a checkpoint in {} -- it is to be shared, but what rank 0 (host {}) makes there is not seen by {} "
+        "-- give a folder of a file system that all hosts mount, or let the place be rank0 or local",
+        options_.path, shared_folder_.hosts.front(), places_of(shared_folder_, blind));
+  }
+
+  void add(const TensorFile& file) {
+    digests_[file.name] = value_or_throw(
+        formats::write_checkpoint_file(hidden_, file.name, [&](const formats::Sink& sink) { return put(file, sink); }));
+  }
+
+  void write() {
+    std::vector<std::string> random_states;
+    if (!in_parts_) random_states = gather(comm_, encode(bundle_.random));
+    agree(comm_, attempt([&] {
+            if (rank_ == 0) {
+              for (const TensorFile& file : bundle_.files) add(file);
+              if (!in_parts_) add_random(random_states);
+            }
+            if (in_parts_ && (rank_ == 0 || options_.place != CheckpointPlace::Rank0)) add(part_);
+          }));
+  }
+
+  /// Without parts, the random states of all ranks are one small file.
+  void add_random(const std::vector<std::string>& states) {
+    TensorFile file{kRandomFile, {}, {}};
+    for (std::size_t rank = 0; rank < states.size(); ++rank) {
+      for (codec::Reader in(states[rank]); !in.at_end();) {
+        const std::string generator(value_or_throw(in.text(kLongestText)));
+        const auto state = formats::as_bytes(value_or_throw(in.text(kLongestText)));
+        file.tensors.push_back({random_name(static_cast<int>(rank), generator), bytes_tensor(state)});
+      }
+    }
+    add(file);
+  }
+
+  /// The other ranks' parts to rank 0's disk, one after the other.
+  void send_to_rank0() {
+    std::optional<Error> error;
+    for (int from = 1; from < ranks_; ++from) {
+      if (rank_ == from) {
+        PieceSender out(comm_, 0);
+        value_or_throw(put(part_, [&](std::span<const std::byte> bytes) -> Result<void> {
+          out.add(bytes);
+          return {};
+        }));
+        out.flush();
+      } else if (rank_ == 0) {
+        auto failed = attempt([&] { receive_part(from); });
+        if (failed && !error) error = std::move(failed);
+      }
+    }
+    agree(comm_, error);
+  }
+
+  void receive_part(int from) {
+    const std::uint64_t size = std::stoull(sizes_[static_cast<std::size_t>(from)]);
+    PieceReceiver in(comm_, from, size);
+    auto digest = formats::write_checkpoint_file(hidden_, part_file(from), [&](const formats::Sink& sink) {
+      Result<void> done;
+      while (done && !in.at_end()) done = sink(in.next());
+      return done;
+    });
+    while (!in.at_end()) static_cast<void>(in.next());  // the sender does not know that the disk is full
+    digests_[part_file(from)] = value_or_throw(std::move(digest));
+  }
+
+  void seal() {
+    agree(comm_, attempt([&] {
+            if (!writer_) return;
+            value_or_throw(
+                writer_->seal(manifest_, [&](const std::string& name) { return !copies_ || copies_->is_here(name); }));
+          }));
+  }
+
+  formats::StoredCheckpoint publish() {
+    // What writers killed between publishing and pruning left: else every such kill adds one.
+    prune();
+    formats::StoredCheckpoint stored;
+    const auto error = first_error(comm_, attempt([&] {
+                                     if (writer_) stored = value_or_throw(writer_->publish());
+                                   }));
+    if (error) {
+      if (writer_) writer_->withdraw();
+      throw *error;
+    }
+    prune();
+    // Rank 0's folder is the one to speak of, where others have not got it.
+    stored.folder = share(comm_, stored.folder);
+    stored.manifest = manifest_;
+    return stored;
+  }
+
+  /// On several disks only what all of them have is complete.
+  void prune() {
+    // Once rank 0 has logged a loss that is no number, what is saved may be lost: what was saved before stays.
+    const status::NotFiniteStatus& lost = status::StatusPage::own().layout().not_finite;
+    formats::Spared spared;
+    if (lost.state.load(std::memory_order_acquire) == status::NotFiniteStatus::Written) {
+      spared = {.below_step = lost.step, .count = options_.keep};
+    }
+    if (shared_folder()) {
+      if (writer_) formats::keep_newest_checkpoints(options_.path, options_.keep, spared);
+      return;
+    }
+    if (const std::string theirs = share(comm_, spared.count > 0 ? std::to_string(spared.below_step) : "");
+        !theirs.empty()) {
+      spared = {.below_step = std::stoll(theirs), .count = options_.keep};
+    }
+    codec::Writer own;
+    if (writer_) {
+      if (const auto list = formats::list_checkpoints(options_.path)) {
+        for (const auto& one : list->sound) {
+          const auto text = formats::to_json(one.manifest);
+          if (text) own.number(one.manifest.generation).text(formats::sha256(formats::as_bytes(*text)));
+        }
+      }
+    }
+    const auto lists = gather(comm_, own.take());
+    std::map<std::pair<std::int64_t, std::string>, std::size_t> held;
+    std::size_t keepers = 0;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (shared_folder_.keeper_of(rank) != rank) continue;
+      ++keepers;
+      for (codec::Reader in(lists[static_cast<std::size_t>(rank)]); !in.at_end();) {
+        const auto generation = value_or_throw(in.number<std::int64_t>());
+        ++held[{generation, std::string(value_or_throw(in.text(64)))}];
+      }
+    }
+    std::set<std::int64_t> complete;
+    for (const auto& [which, times] : held) {
+      if (times == keepers) complete.insert(which.first);
+    }
+    if (!writer_ || complete.size() < static_cast<std::size_t>(options_.keep)) return;
+    formats::remove_older_checkpoints(options_.path, *std::prev(complete.end(), options_.keep), spared);
+  }
+
+  Communicator& comm_;
+  const FolderOptions& options_;
+  const Bundle& bundle_;
+  const int rank_, ranks_;
+  bool in_parts_ = false;
+  TensorFile part_;
+  std::vector<std::string> sizes_;  // of the parts, by rank
+  SharedFolder shared_folder_;
+  std::optional<Copies> copies_;                     // where there are several disks
+  std::optional<formats::CheckpointWriter> writer_;  // of those who keep a folder
+  std::string hidden_;
+  formats::Manifest manifest_;
+  Digests digests_;  // of what this rank has written
+};
+
+}  // namespace
+
+formats::StoredCheckpoint save(Communicator& comm, const FolderOptions& options, const Bundle& bundle) {
+  const status::timeline::Scope event(status::TimelineKind::Checkpoint, "save");
+  return Save(comm, options, bundle).run();
+}
+
+}  // namespace cohort::checkpoint

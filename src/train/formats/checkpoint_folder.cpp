@@ -1,0 +1,325 @@
+#include "train/formats/checkpoint_folder.h"
+
+#include "base/log.h"
+#include "base/parse.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace cohort::formats {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::string_view kPrefix = "checkpoint-", kHidden = ".tmp-checkpoint-", kDoomed = ".old-checkpoint-";
+constexpr std::uint64_t kLongestManifest = 64 << 20;
+constexpr auto kLockPatience = 10s;
+
+/// Without the prefix.
+std::string name_of(std::int64_t generation, std::int64_t step) {
+  return fmt::format("{:06}-step-{}", generation, step);
+}
+
+/// "checkpoint-000007-step-1200" -> 7.
+std::optional<std::int64_t> generation_of(std::string_view name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  name.remove_prefix(kPrefix.size());
+  const auto generation = parse_integer<std::int64_t>(name.substr(0, name.find('-')));
+  if (!generation || *generation < 1 || *generation == std::numeric_limits<std::int64_t>::max()) return std::nullopt;
+  return generation;
+}
+
+/// "checkpoint-000007-step-1200" -> 1200.
+std::int64_t step_of(std::string_view name) {
+  return parse_integer<std::int64_t>(name.substr(name.rfind('-') + 1)).value_or(0);
+}
+
+/// The kernel lets go of the lock when its holder dies. Where a file system has no locks there is none.
+Result<sys::UniqueFd> lock_folder(const std::string& folder) {
+  sys::UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd)
+    return fail(ErrorCode::Io, "cannot open the folder {} -- {} -- check its permissions", folder, errno_text(errno));
+  const auto deadline = std::chrono::steady_clock::now() + kLockPatience;
+  while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK) {
+      log::info("checkpoint", "{}: no lock, {}; make sure that one job at a time saves there", folder,
+                errno_text(errno));
+      return fd;
+    }
+    if (std::chrono::steady_clock::now() > deadline) {
+      return fail(ErrorCode::Unavailable,
+                  "cannot save a checkpoint in {} -- another process has been saving there for {} s -- give each job "
+                  "its own folder",
+                  folder, kLockPatience.count());
+    }
+    std::this_thread::sleep_for(20ms);
+  }
+  return fd;
+}
+
+/// Removes a checkpoint so that a kill in the middle leaves none that looks like one.
+Result<void> discard(const std::string& folder, const std::string& name) {
+  const std::string doomed = fmt::format("{}/{}{}", folder, kDoomed, name.substr(kPrefix.size()));
+  if (auto renamed = sys::rename_path(folder + "/" + name, doomed); !renamed) return renamed;
+  return sys::remove_tree(doomed);
+}
+
+}  // namespace
+
+void remove_older_checkpoints(const std::string& folder, std::int64_t generation, Spared spared) {
+  const auto names = sys::list_folder(folder);
+  if (!names) return;
+  std::multimap<std::int64_t, std::string, std::greater<>> older;
+  for (const std::string& name : *names) {
+    if (const auto its = generation_of(name); its && *its < generation) older.emplace(*its, name);
+  }
+  for (const auto& [its, name] : older) {
+    if (spared.count > 0 && step_of(name) < spared.below_step) {
+      --spared.count;
+      continue;
+    }
+    if (auto gone = discard(folder, name); !gone)
+      log::warn("checkpoint", "cannot remove an old checkpoint: {}", gone.error().what());
+  }
+}
+
+void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared) {
+  const auto list = list_checkpoints(folder);
+  if (!list || list->sound.size() <= static_cast<std::size_t>(keep)) return;
+  remove_older_checkpoints(folder, list->sound[list->sound.size() - static_cast<std::size_t>(keep)].manifest.generation,
+                           spared);
+}
+
+Result<FileDigest> write_checkpoint_file(const std::string& hidden, const std::string& name,
+                                         const std::function<Result<void>(const Sink&)>& write) {
+  auto file = sys::FileWriter::create(hidden + "/" + name);
+  if (!file) return tl::unexpected(file.error());
+  FileDigester digester;
+  const auto written = write([&](std::span<const std::byte> bytes) {
+    digester.update(bytes);
+    return file->write(bytes);
+  });
+  if (!written) return tl::unexpected(written.error());
+  if (auto synced = file->sync(); !synced) return tl::unexpected(synced.error());
+  return digester.finish();
+}
+
+CheckpointWriter::CheckpointWriter(std::string folder, sys::UniqueFd lock)
+    : folder_(std::move(folder)), lock_(std::move(lock)) {}
+
+CheckpointWriter::CheckpointWriter(CheckpointWriter&& other) noexcept
+    : folder_(std::move(other.folder_)),
+      hidden_(std::exchange(other.hidden_, {})),
+      published_(std::move(other.published_)),
+      manifest_(std::move(other.manifest_)),
+      lock_(std::move(other.lock_)),
+      newest_(other.newest_) {}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (!hidden_.empty()) {
+    if (auto gone = sys::remove_tree(hidden_); !gone) log::warn("checkpoint", "{}", gone.error().what());
+  }
+  // A child forked meanwhile has the descriptor, too; closing ours would leave the folder locked.
+  if (lock_) ::flock(lock_.get(), LOCK_UN);
+}
+
+Result<CheckpointWriter> CheckpointWriter::open(const std::string& folder) {
+  if (auto made = sys::make_folders(folder); !made) return tl::unexpected(made.error());
+  auto lock = lock_folder(folder);
+  if (!lock) return tl::unexpected(lock.error());
+  CheckpointWriter writer(folder, std::move(*lock));
+  const auto names = sys::list_folder(folder);
+  if (!names) return tl::unexpected(names.error());
+  for (const std::string& name : *names) {
+    if (name.starts_with(kHidden) || name.starts_with(kDoomed)) {
+      if (auto gone = sys::remove_tree(folder + "/" + name); !gone) return tl::unexpected(gone.error());
+    }
+    writer.newest_ = std::max(writer.newest_, generation_of(name).value_or(0));
+  }
+  return writer;
+}
+
+Result<void> CheckpointWriter::begin(std::int64_t generation, std::int64_t step) {
+  const std::string hidden = fmt::format("{}/{}{}-{}", folder_, kHidden, name_of(generation, step), sys::random_hex(8));
+  if (auto made = sys::make_folders(hidden); !made) return made;
+  hidden_ = hidden;
+  return {};
+}
+
+Result<void> CheckpointWriter::seal(const Manifest& manifest, const std::function<bool(const std::string&)>& is_here) {
+  manifest_ = manifest;
+  const auto json = to_json(manifest_);
+  if (!json) return tl::unexpected(json.error());
+  for (const auto& [name, digest] : manifest_.files) {
+    if (!is_here(name)) continue;
+    // Where several processes write, on network file systems, this is what shows that their files have come.
+    const std::string path = fmt::format("{}/{}", hidden_, name);
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) {
+      return fail(ErrorCode::Io, "cannot find {} -- {} -- it was just written: check its file system", path,
+                  errno_text(errno));
+    }
+    if (static_cast<std::uint64_t>(status.st_size) != digest.bytes) {
+      return fail(ErrorCode::Io, "{} has {} bytes where {} were written -- check its file system", path, status.st_size,
+                  digest.bytes);
+    }
+  }
+  auto file = sys::FileWriter::create(hidden_ + "/" + kManifestFile);
+  if (!file) return tl::unexpected(file.error());
+  auto done = file->write(*json);
+  if (done) done = file->sync();
+  if (done) done = sys::sync_folder(hidden_);
+  return done;
+}
+
+Result<StoredCheckpoint> CheckpointWriter::publish() {
+  const std::string folder = fmt::format("{}/{}{}", folder_, kPrefix, name_of(manifest_.generation, manifest_.step));
+  if (auto done = sys::rename_path(hidden_, folder); !done) return tl::unexpected(done.error());
+  hidden_.clear();
+  published_ = folder;
+  if (auto done = sys::sync_folder(folder_); !done) {
+    withdraw();
+    return tl::unexpected(done.error());
+  }
+  return StoredCheckpoint{folder, manifest_};
+}
+
+void CheckpointWriter::withdraw() {
+  if (published_.empty()) return;
+  if (auto gone = discard(folder_, published_.substr(folder_.size() + 1)); !gone)
+    log::warn("checkpoint", "cannot take back a checkpoint: {}", gone.error().what());
+  published_.clear();
+}
+
+Result<StoredCheckpoint> read_checkpoint(const std::string& folder) {
+  const std::string path = fmt::format("{}/{}", folder, kManifestFile);
+  const auto text = sys::read_file(path, {.max_bytes = kLongestManifest});
+  if (!text) return tl::unexpected(text.error());
+  auto manifest = parse_manifest(text->text(), path);
+  if (!manifest) return tl::unexpected(manifest.error());
+  return StoredCheckpoint{folder, std::move(*manifest)};
+}
+
+Result<CheckpointList> list_checkpoints(const std::string& folder) {
+  CheckpointList list;
+  const auto names = sys::list_folder(folder);
+  if (!names) {
+    if (names.error().code() == ErrorCode::Unavailable) return list;
+    return tl::unexpected(names.error());
+  }
+  for (const std::string& name : *names) {
+    const auto generation = generation_of(name);
+    if (!generation) continue;
+    auto stored = read_checkpoint(folder + "/" + name);
+    if (stored && stored->manifest.generation != *generation) {
+      list.damaged.emplace_back(ErrorCode::Corrupt,
+                                fmt::format("{}/{}: its manifest is of checkpoint {} -- rename it back", folder, name,
+                                            stored->manifest.generation));
+    } else if (stored) {
+      list.sound.push_back(std::move(*stored));
+    } else if (stored.error().code() == ErrorCode::InvalidArgument) {
+      list.newer.emplace_back(*generation, stored.error());
+    } else {
+      list.damaged.push_back(stored.error());
+    }
+  }
+  std::sort(list.sound.begin(), list.sound.end(),
+            [](const auto& a, const auto& b) { return a.manifest.generation < b.manifest.generation; });
+  std::sort(list.newer.begin(), list.newer.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  return list;
+}
+
+Result<void> check_checkpoint_files(const StoredCheckpoint& checkpoint) {
+  for (const auto& [name, digest] : checkpoint.manifest.files) {
+    if (const auto sound = check_checkpoint_file(checkpoint, name); !sound) return sound;
+  }
+  return {};
+}
+
+namespace {
+
+struct Written {
+  std::string path;
+  const FileDigest& digest;
+};
+Result<Written> written_as(const StoredCheckpoint& checkpoint, const std::string& name) {
+  std::string path = fmt::format("{}/{}", checkpoint.folder, name);
+  const auto expected = checkpoint.manifest.files.find(name);
+  if (expected == checkpoint.manifest.files.end()) {
+    return fail(ErrorCode::Unavailable, "{}: the checkpoint was saved without it", path);
+  }
+  return Written{std::move(path), expected->second};
+}
+
+tl::unexpected<Error> unreadable(const Error& error) {
+  return fail(ErrorCode::Corrupt, "the checkpoint's file cannot be read: {}", error.what());
+}
+
+Result<void> compare(const Written& file, const FileDigest& found) {
+  const auto& [path, written] = file;
+  if (found.bytes != written.bytes) {
+    return fail(ErrorCode::Corrupt, "{}: damaged -- it has {} bytes where {} were written", path, found.bytes,
+                written.bytes);
+  }
+  if (found.sha256 != written.sha256) {
+    const std::string where = differing_bytes(written, found);
+    return fail(ErrorCode::Corrupt, "{}: damaged{}{} -- its SHA-256 is {} where {} was written", path,
+                where.empty() ? "" : " in ", where, found.sha256, written.sha256);
+  }
+  // They cannot differ but by damage to the manifest's writer: nothing is taken that is not as it was written.
+  if (!written.crc32.empty() && found.crc32 != written.crc32) {
+    return fail(ErrorCode::Corrupt, "{}: damaged in {} -- its CRC-32 is another than was written", path,
+                differing_bytes(written, found));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name) {
+  const auto file = written_as(checkpoint, name);
+  if (!file) return tl::unexpected(file.error());
+  auto bytes = sys::read_file(file->path);
+  if (!bytes) return unreadable(bytes.error());
+  const FileDigest found =
+      bytes->size() == file->digest.bytes ? digest_of(bytes->bytes()) : FileDigest{bytes->size(), {}, {}};
+  if (auto same = compare(*file, found); !same) return tl::unexpected(same.error());
+  return bytes;
+}
+
+Result<void> check_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name) {
+  const auto file = written_as(checkpoint, name);
+  if (!file) return tl::unexpected(file.error());
+  std::error_code none;
+  FileDigest found{std::filesystem::file_size(file->path, none), {}, {}};
+  auto reader = sys::FileReader::open(file->path);
+  if (none || !reader)
+    return unreadable(reader ? Error(ErrorCode::Io, file->path + ": " + none.message()) : reader.error());
+  if (found.bytes == file->digest.bytes) {
+    FileDigester digester;
+    std::vector<std::byte> piece(std::min<std::uint64_t>(found.bytes, kBlockBytes));
+    for (std::uint64_t left = found.bytes; left > 0; left -= piece.size()) {
+      piece.resize(std::min<std::uint64_t>(left, kBlockBytes));
+      if (auto read = reader->read(piece); !read) return unreadable(read.error());
+      digester.update(piece);
+    }
+    found = digester.finish();
+  }
+  return compare(*file, found);
+}
+
+}  // namespace cohort::formats

@@ -1,0 +1,153 @@
+#include "train/formats/pt.h"
+
+#include "base/files.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+namespace cohort::formats {
+namespace {
+
+constexpr std::string_view kRoot = "archive";
+
+tl::unexpected<Error> corrupt_pt(const std::string& name, std::string_view what) {
+  return fail(ErrorCode::Corrupt, "{}: not a .pt file that can be read -- {}", name, what);
+}
+
+std::string_view text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+bool PtTensor::is_contiguous() const noexcept {
+  std::int64_t expected = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    if (shape[i] == 0) return true;
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+std::span<const std::byte> PtTensor::bytes() const noexcept {
+  const auto size = static_cast<std::size_t>(byte_count(type, shape).value_or(0));
+  if (size == 0) return {};
+  return storage.subspan(static_cast<std::size_t>(offset) * info(type).bytes, size);
+}
+
+std::vector<std::byte> PtTensor::gather() const {
+  if (is_contiguous()) {
+    const auto view = bytes();
+    return {view.begin(), view.end()};
+  }
+  const std::size_t element = info(type).bytes;
+  std::vector<std::byte> out(static_cast<std::size_t>(byte_count(type, shape).value_or(0)));
+  std::vector<std::int64_t> position(shape.size(), 0);
+  std::int64_t from = offset;
+  for (std::size_t to = 0; to < out.size(); to += element) {
+    std::memcpy(out.data() + to, storage.data() + static_cast<std::size_t>(from) * element, element);
+    for (std::size_t i = shape.size(); i-- > 0;) {
+      from += strides[i];
+      if (++position[i] < shape[i]) break;
+      from -= strides[i] * shape[i];
+      position[i] = 0;
+    }
+  }
+  return out;
+}
+
+const PtValue* PtDict::find(std::string_view key) const noexcept {
+  for (const auto& [name, value] : items) {
+    const auto* text = std::get_if<std::string>(&name);
+    if (text != nullptr && *text == key) return &value;
+  }
+  return nullptr;
+}
+
+void PtDict::add(PtValue key, PtValue value) { items.emplace_back(std::move(key), std::move(value)); }
+
+PtValue pt_dict(PtDict dict) { return std::make_shared<const PtDict>(std::move(dict)); }
+
+PtValue pt_tensor(const TensorView& tensor) {
+  PtTensor value{tensor.type, tensor.shape, std::vector<std::int64_t>(tensor.shape.size(), 1), 0, tensor.bytes};
+  for (std::size_t i = tensor.shape.size(); i-- > 1;) {
+    value.strides[i - 1] = value.strides[i] * std::max<std::int64_t>(tensor.shape[i], 1);
+  }
+  return value;
+}
+
+Result<PtValue> parse_pt(std::span<const std::byte> bytes, const std::string& name, const PtLimits& limits) {
+  if (!text_of(bytes).starts_with("PK")) {
+    return corrupt_pt(name, text_of(bytes).starts_with("\x80\x02")
+                                ? "it is in the format from before torch 1.6: load it in Python and torch.save it again"
+                                : "it does not begin as a zip archive");
+  }
+  const auto archive = ZipReader::parse(bytes, name);
+  if (!archive) return tl::unexpected(archive.error());
+  std::string root;
+  for (const ZipEntry& entry : archive->entries()) {
+    const std::size_t slash = entry.name.find('/');
+    if (slash == std::string::npos || slash == 0)
+      return corrupt_pt(name, fmt::format("entry '{}' is in no folder", entry.name));
+    if (root.empty()) root = entry.name.substr(0, slash + 1);
+    if (!entry.name.starts_with(root)) return corrupt_pt(name, "its entries are not in one folder");
+  }
+  const auto* const program = archive->find(root + "data.pkl");
+  if (program == nullptr) return corrupt_pt(name, "it has no data.pkl");
+  if (archive->find(root + "constants.pkl") != nullptr) {
+    return corrupt_pt(
+        name,
+        "it is a TorchScript archive (torch.jit.save, or torch::save in C++), which holds a program: load it in "
+        "torch and save its state_dict()");
+  }
+  if (const auto* order = archive->find(root + "byteorder")) {
+    const auto content = archive->read(*order);
+    if (!content) return tl::unexpected(content.error());
+    if (text_of(*content) != "little")
+      return corrupt_pt(name, "its numbers are not little-endian: save it on another machine");
+  }
+  // What is not used is checked, too: a damaged file should not pass because of luck.
+  std::map<std::string, std::span<const std::byte>, std::less<>> contents;
+  for (const ZipEntry& entry : archive->entries()) {
+    auto content = archive->read(entry);
+    if (!content) return tl::unexpected(content.error());
+    contents.emplace(entry.name, *content);
+  }
+  if (program->size > limits.pickle_bytes)
+    return corrupt_pt(name, fmt::format("its data.pkl has {} bytes", program->size));
+  return unpickle(contents.at(program->name), name, limits,
+                  [&](const std::string& key) -> Result<std::span<const std::byte>> {
+                    const auto found = contents.find(root + "data/" + key);
+                    if (found == contents.end()) return corrupt_pt(name, fmt::format("storage '{}' is missing", key));
+                    return found->second;
+                  });
+}
+
+Result<void> write_pt(const Sink& sink, const PtValue& value, const PtWriteOptions& options) {
+  const auto pickled = pickle(value, options.floats);
+  if (!pickled) return tl::unexpected(pickled.error());
+  ZipWriter zip(sink, options.zip64);
+  const auto add = [&](std::string_view entry, std::span<const std::byte> bytes) {
+    return zip.add(fmt::format("{}/{}", kRoot, entry), bytes);
+  };
+  if (auto done = add("data.pkl", as_bytes(pickled->bytes)); !done) return done;
+  if (auto done = add("byteorder", as_bytes("little")); !done) return done;
+  for (std::size_t i = 0; i < pickled->storages.size(); ++i) {
+    if (auto done = add(fmt::format("data/{}", i), pickled->storages[i]); !done) return done;
+  }
+  if (auto done = add("version", as_bytes("3\n")); !done) return done;
+  return zip.finish();
+}
+
+Result<void> write_pt(const std::string& path, const PtValue& value, const PtWriteOptions& options) {
+  auto file = sys::AtomicFile::create(path);
+  if (!file) return tl::unexpected(file.error());
+  auto written =
+      write_pt([&](std::span<const std::byte> bytes) { return file->writer().write(bytes); }, value, options);
+  if (!written) return written;
+  return file->commit();
+}
+
+}  // namespace cohort::formats

@@ -1,0 +1,79 @@
+// For tests of this room: bytes, folders, and the pythons that have a torch.
+#pragma once
+
+#include "base/files.h"
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace cohort::formats {
+
+/// A folder of its own, removed at the end.
+class TestFolder {
+ public:
+  TestFolder() {
+    std::string name = ::testing::TempDir() + "cohort_XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) std::abort();
+    path_ = name;
+  }
+  TestFolder(const TestFolder&) = delete;
+  TestFolder& operator=(const TestFolder&) = delete;
+  ~TestFolder() { static_cast<void>(sys::remove_tree(path_)); }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline std::vector<std::byte> random_bytes(std::size_t size, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<std::byte> bytes(size);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+inline std::vector<std::byte> copy_of(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
+
+/// Interpreters on this machine, the active one and Debian's, that can import torch.
+inline std::vector<std::string> pythons_with_torch() {
+  static const std::vector<std::string> kFound = [] {
+    std::vector<std::string> found;
+    std::string first_version;
+    for (const std::string python : {"python3", "/usr/bin/python3"}) {
+      std::FILE* const pipe =
+          ::popen((python + " -c 'import torch; print(torch.__version__)' 2>/dev/null").c_str(), "r");
+      char text[64] = {};
+      const bool answered = pipe != nullptr && std::fgets(text, sizeof text, pipe) != nullptr;
+      if (pipe != nullptr) ::pclose(pipe);
+      if (!answered || first_version == text) continue;
+      first_version = text;
+      found.push_back(python);
+    }
+    return found;
+  }();
+  return kFound;
+}
+
+/// Runs a script with `arguments`; its output is part of the failure.
+inline ::testing::AssertionResult run_python(const std::string& python, const std::string& script,
+                                             const std::string& arguments) {
+  TestFolder folder;
+  const std::string path = folder / "script.py", log = folder / "log.txt";
+  if (!sys::write_file_atomically(path, script)) return ::testing::AssertionFailure() << "no script";
+  const int status = std::system((python + " " + path + " " + arguments + " > " + log + " 2>&1").c_str());
+  if (status == 0) return ::testing::AssertionSuccess();
+  const auto output = sys::read_file(log);
+  return ::testing::AssertionFailure() << python << ": status " << status << "\n"
+                                       << (output ? std::string(output->text()) : "");
+}
+
+}  // namespace cohort::formats

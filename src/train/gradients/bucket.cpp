@@ -1,0 +1,72 @@
+#include "train/gradients/bucket.h"
+
+#include "comm/api/communicator_impl.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::gradients {
+
+namespace {
+
+// Gradients begin on cache lines: kernels of torch and of the reduction run on whole vectors.
+constexpr std::size_t kAlignment = 64;
+
+// From here on an operation of its own, and the waits that come with it, cost less than the copy that it saves (at 1
+// MiB already where gradients are few, but not in convolutional networks).
+constexpr std::size_t kLargeBytes = std::size_t{8} << 20;
+
+struct OwnedBlock final : comm::MemoryBlock {
+  std::shared_ptr<const void> owner;
+};
+
+}  // namespace
+
+Memory memory_of(void* data, std::size_t bytes, std::shared_ptr<const void> owner) {
+  auto block = std::make_shared<OwnedBlock>();
+  block->data = data;
+  block->bytes = bytes;
+  block->owner = std::move(owner);
+  return Memory(std::move(block));
+}
+
+Bucket::Bucket(std::span<const Parameter> parameters, std::vector<int> members)
+    : dtype_(parameters[static_cast<std::size_t>(members.front())].dtype),
+      device_(parameters[static_cast<std::size_t>(members.front())].device),
+      members_(std::move(members)),
+      offsets_(members_.size()) {
+  for (const int member : members_) counts_.push_back(parameters[static_cast<std::size_t>(member)].count());
+  const auto lay_out = [&](bool large) {
+    for (std::size_t position = 0; position < members_.size(); ++position) {
+      const std::size_t size = static_cast<std::size_t>(counts_[position]) * size_of(dtype_);
+      if ((size >= kLargeBytes) != large) continue;
+      if (large) large_.push_back(position);
+      offsets_[position] = bytes_;
+      bytes_ += (size + kAlignment - 1) / kAlignment * kAlignment;
+    }
+  };
+  lay_out(true);
+  small_begin_ = bytes_;
+  lay_out(false);
+}
+
+Buffer Bucket::place(std::size_t position) const {
+  return {static_cast<std::byte*>(memory_.data()) + offsets_[position], counts_[position], dtype_, device_};
+}
+
+Buffer Bucket::small() const {
+  return {static_cast<std::byte*>(memory_.data()) + small_begin_,
+          static_cast<std::int64_t>((bytes_ - small_begin_) / size_of(dtype_)), dtype_, device_};
+}
+
+std::size_t Bucket::position_of(std::int64_t element) const {
+  const std::size_t at = small_begin_ + static_cast<std::size_t>(element) * size_of(dtype_);
+  std::size_t found = 0;
+  for (std::size_t position = 0; position < offsets_.size(); ++position) {
+    const std::size_t size = static_cast<std::size_t>(counts_[position]) * size_of(dtype_);
+    if (at >= offsets_[position] && at < offsets_[position] + size) found = position;
+  }
+  return found;
+}
+
+}  // namespace cohort::gradients

@@ -1,0 +1,59 @@
+// Where gradients lie: buckets of several gradients each, in communicator memory, or in a GPU's. A bucket is [large
+// gradients | small ones], all of one type and device, each gradient aligned. A large gradient is a reduction of its
+// own, which reads it where autograd made it and writes the average to its place here, so that most of it is never
+// copied. The small ones are written to their places first, and are reduced together. A bucket shares its memory with
+// whoever keeps tensors over it. One thread at a time.
+#pragma once
+
+#include "train/gradients/plan.h"
+
+#include <cohort/communicator.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace cohort::gradients {
+
+/// Memory that a framework has, for as long as `owner` lives.
+Memory memory_of(void* data, std::size_t bytes, std::shared_ptr<const void> owner);
+
+class Bucket {
+ public:
+  /// `members`: the numbers of those of this bucket, in order.
+  Bucket(std::span<const Parameter> parameters, std::vector<int> members);
+  /// Its memory, once; to be done before anything else.
+  void use(Memory memory) { memory_ = std::move(memory); }
+
+  const std::vector<int>& members() const noexcept { return members_; }
+  const Memory& memory() const noexcept { return memory_; }
+  DType dtype() const noexcept { return dtype_; }
+  const Device& device() const noexcept { return device_; }
+  bool on_gpu() const noexcept { return device_.type != DeviceType::CPU; }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+  /// In bytes, of the gradient at a position.
+  std::size_t offset(std::size_t position) const { return offsets_[position]; }
+  Buffer place(std::size_t position) const;
+  /// Positions of the large gradients, in the order of their reductions.
+  const std::vector<std::size_t>& large() const noexcept { return large_; }
+  bool is_large(std::size_t position) const { return offsets_[position] < small_begin_; }
+  /// The small gradients with what lies between them, which is zero. Empty if there are none.
+  Buffer small() const;
+  /// The position of the small gradient that holds this element of `small()`.
+  std::size_t position_of(std::int64_t element) const;
+
+ private:
+  Memory memory_;
+  DType dtype_;
+  Device device_;
+  std::vector<int> members_;
+  std::vector<std::size_t> large_;
+  std::vector<std::int64_t> counts_;
+  std::vector<std::size_t> offsets_;
+  std::size_t small_begin_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace cohort::gradients

@@ -1,0 +1,155 @@
+#include "train/gradients/non_finite.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace cohort::gradients {
+
+namespace {
+
+struct Record {
+  std::int64_t parameter = 0;
+  std::int64_t index = 0;
+  double value = 0;
+  std::array<char, 256> host = {};  // the end of a longer name is left out
+};
+
+template <class T>
+T load(const void* data, std::int64_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const std::byte*>(data) + static_cast<std::size_t>(index) * sizeof(T), sizeof(T));
+  return value;
+}
+
+// Of an element that is not finite, or, as float32, infinite as bfloat16.
+double value_at(const void* data, std::int64_t index, DType dtype) {
+  switch (dtype) {
+    case DType::Float64: return load<double>(data, index);
+    case DType::BFloat16:
+      return std::bit_cast<float>(static_cast<std::uint32_t>(load<std::uint16_t>(data, index)) << 16);
+    case DType::Float16: {
+      const auto bits = load<std::uint16_t>(data, index);
+      if ((bits & 0x3FF) != 0) return std::numeric_limits<double>::quiet_NaN();
+      return (bits & 0x8000) != 0 ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
+    }
+    default: return load<float>(data, index);
+  }
+}
+
+/// A dimension of more than one element: how far apart these lie in memory, and in the order of the dimensions.
+struct Stride {
+  std::int64_t in_memory = 1;
+  std::int64_t in_order = 1;
+};
+
+/// The widest in memory first.
+std::vector<Stride> strides_of(const Parameter& parameter) {
+  std::vector<Stride> strides;
+  std::int64_t in_order = 1;
+  for (std::size_t d = parameter.sizes.size(); d-- > 0; in_order *= parameter.sizes[d]) {
+    if (parameter.sizes[d] != 1) strides.push_back({parameter.strides[d], in_order});
+  }
+  std::stable_sort(strides.begin(), strides.end(),
+                   [](const Stride& a, const Stride& b) { return a.in_memory > b.in_memory; });
+  return strides;
+}
+
+/// The number, in the order of the dimensions, of the element that lies there.
+std::int64_t index_of(std::int64_t offset, std::span<const Stride> strides) {
+  std::int64_t index = 0;
+  for (const Stride& stride : strides) {
+    index += offset / stride.in_memory * stride.in_order;
+    offset %= stride.in_memory;
+  }
+  return index;
+}
+
+}  // namespace
+
+std::optional<NonFiniteElement> first_in(const void* gradient, const Parameter& parameter,
+                                         const FiniteOptions& options) {
+  const std::int64_t count = parameter.count();
+  const std::vector<Stride> strides = strides_of(parameter);
+  const bool in_order = std::all_of(strides.begin(), strides.end(),
+                                    [](const Stride& stride) { return stride.in_memory == stride.in_order; });
+  std::optional<std::int64_t> first;
+  std::int64_t lies_at = 0;
+  for (std::int64_t begin = 0; begin < count;) {
+    const void* const rest =
+        static_cast<const std::byte*>(gradient) + static_cast<std::size_t>(begin) * size_of(parameter.dtype);
+    const auto found = first_non_finite(ConstBuffer(rest, count - begin, parameter.dtype), options);
+    if (!found) break;
+    const std::int64_t offset = begin + *found;
+    const std::int64_t index = index_of(offset, strides);
+    if (!first || index < *first) {
+      first = index;
+      lies_at = offset;
+    }
+    if (in_order || index == 0) break;  // nothing is before it; else all have to be seen
+    begin = offset + 1;
+  }
+  if (!first) return std::nullopt;
+  return NonFiniteElement{.index = *first,
+                          .position = position_of(*first, parameter.sizes),
+                          .value = value_at(gradient, lies_at, parameter.dtype)};
+}
+
+std::vector<std::int64_t> position_of(std::int64_t index, std::span<const std::int64_t> sizes) {
+  std::vector<std::int64_t> position(sizes.size());
+  for (std::size_t d = sizes.size(); d-- > 0; index /= sizes[d]) position[d] = index % sizes[d];
+  return position;
+}
+
+// By a minimum and a broadcast: in those, ranks that have joined take part without a word.
+std::optional<NonFiniteGradient> first_of_all_ranks(Ranks& ranks, std::span<const Parameter> parameters,
+                                                    const std::optional<LocalNonFinite>& mine, std::int64_t step) {
+  constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+  std::vector<std::int64_t> first = {mine ? static_cast<std::int64_t>(mine->bucket) * ranks.size() + ranks.rank()
+                                          : kNone};
+  ranks.run("all_reduce", first,
+            [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::Min}); });
+  if (first[0] == kNone) return std::nullopt;
+  const int root = static_cast<int>(first[0] % ranks.size());
+
+  std::vector<Record> records(1);
+  Record& record = records[0];
+  if (root == ranks.rank()) {
+    record.parameter = mine->parameter;
+    record.index = mine->element.index;
+    record.value = mine->element.value;
+    const std::string& host = ranks.host();
+    std::memcpy(record.host.data(), host.data(), std::min(host.size(), record.host.size() - 1));
+  }
+  ranks.run("broadcast", records, [&](Communicator& comm, std::span<Record> span) {
+    return comm.broadcast(Buffer(span.data(), static_cast<std::int64_t>(span.size_bytes()), DType::UInt8),
+                          {.root = root});
+  });
+  const Parameter& parameter = parameters[static_cast<std::size_t>(record.parameter)];
+  return NonFiniteGradient{
+      .rank = root,
+      .host = record.host.data(),
+      .parameter = parameter.name,
+      .element = {.index = record.index, .position = position_of(record.index, parameter.sizes), .value = record.value},
+      .step = step};
+}
+
+std::string text_of(const NonFiniteGradient& gradient, std::span<const std::int64_t> sizes) {
+  const double value = gradient.element.value;
+  std::string what = std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+  if (std::isfinite(value)) what = fmt::format("{:g}, which is infinite as the type that it is sent as", value);
+  return fmt::format(
+      "the gradients of step {0} are not finite -- rank {1} ({2}), parameter '{3}' of [{4}], element {5} at [{6}] -- "
+      "it is {7}, the first one found -- go on with the next batch (gradients are undefined (None) now, on all ranks), "
+      "or look at rank {1}'s batch and loss and at the learning rate",
+      gradient.step, gradient.rank, gradient.host, gradient.parameter, fmt::join(sizes, ", "), gradient.element.index,
+      fmt::join(gradient.element.position, ", "), what);
+}
+
+}  // namespace cohort::gradients

@@ -1,0 +1,456 @@
+#include "train/gradients/reducer.h"
+
+#include "base/result.h"
+#include "telemetry/status_page.h"
+#include "telemetry/timeline.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+namespace cohort::gradients {
+
+Work reduce_by_average(Communicator& comm, const BucketView& view) {
+  return comm.all_reduce(view.values, view.result,
+                         {.op = ReduceOp::Average,
+                          .weight = view.weight,
+                          .wire_dtype = view.wire_dtype,
+                          .check_finite = view.check_finite,
+                          .tag = view.tag});
+}
+
+Reducer::Reducer(std::shared_ptr<Ranks> ranks, std::vector<Parameter> parameters,
+                 const nn::DistributedDataParallelOptions& options, Autograd& autograd, Reduce reduce)
+    : ranks_(std::move(ranks)),
+      options_(options),
+      parameters_(std::move(parameters)),
+      autograd_(autograd),
+      reduce_(std::move(reduce)),
+      states_(parameters_.size()) {}
+
+void Reducer::lay_out() {
+  // Rank 0's number holds for all, who are as many as then, and tells this reducer's operations from those of others.
+  static std::atomic<std::uint32_t> reducers{0};
+  std::vector<std::int64_t> number{++reducers & 0xFFFF};
+  ranks_->run("broadcast", number, [](Communicator& comm, auto span) { return comm.broadcast(span); });
+  number_ = static_cast<std::uint32_t>(number.front());
+  // Until the first backward has shown better: the last layers' gradients come first.
+  std::vector<int> order(parameters_.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  build_buckets(std::move(order));
+}
+
+// ---------------------------------------------------------------------------------------------------- buckets
+
+void Reducer::build_buckets(std::vector<int> order) {
+  order_ = std::move(order);
+  BucketPlan plan = plan_buckets(
+      parameters_, order_, {.first_bucket_bytes = options_.first_bucket_bytes, .bucket_bytes = options_.bucket_bytes});
+  if (plan != plan_) use_plan(std::move(plan), *ranks_);
+}
+
+// Changes nothing where there is no memory.
+void Reducer::use_plan(BucketPlan plan, Ranks& ranks) {
+  std::vector<Bucket> fresh;
+  for (const std::vector<int>& members : plan) {
+    Bucket& bucket = fresh.emplace_back(parameters_, members);
+    const std::size_t bytes = std::max<std::size_t>(bucket.bytes(), 1);
+    bucket.use(bucket.on_gpu() ? autograd_.allocate(bucket.device(), bytes) : ranks.allocate(bytes));
+  }
+  plan_ = std::move(plan);
+  buckets_ = std::move(fresh);
+  stats_.buckets = static_cast<int>(buckets_.size());
+  stats_.bucket_bytes = 0;
+  for (std::size_t number = 0; number < buckets_.size(); ++number) {
+    stats_.bucket_bytes += buckets_[number].bytes();
+    for (std::size_t position = 0; position < plan_[number].size(); ++position) {
+      State& state = states_[static_cast<std::size_t>(plan_[number][position])];
+      state.bucket = number;
+      state.position = position;
+    }
+  }
+  // Values that live gradients have in their old places, or had before the model was wrapped, go on living.
+  autograd_.take_places();
+}
+
+void Reducer::prepare_synchronising_pass() {
+  require_whole();
+  if (reordered_ || progress_ == 0) return;
+  reordered_ = true;
+  if (parameters_.size() == 1) return;
+  // Rank 0's order holds for all (the lowest active rank's, if 0 has joined). Parameters that got no gradient go last.
+  std::vector<std::int64_t> order(arrivals_.begin(), arrivals_.end());
+  std::vector<bool> seen(parameters_.size(), false);
+  for (const int index : arrivals_) seen[static_cast<std::size_t>(index)] = true;
+  for (std::size_t i = parameters_.size(); i-- > 0;) {
+    if (!seen[i]) order.push_back(static_cast<std::int64_t>(i));
+  }
+  ranks_->run("broadcast", order, [](Communicator& comm, auto span) { return comm.broadcast(span); });
+  build_buckets(std::vector<int>(order.begin(), order.end()));
+}
+
+void Reducer::go_on_from(std::int64_t progress, const nn::ReducerStats& stats) {
+  progress_ = progress;
+  const nn::ReducerStats own = std::exchange(stats_, stats);
+  stats_.buckets = own.buckets;
+  stats_.bucket_bytes = own.bucket_bytes;
+}
+
+std::pair<int, std::optional<std::int64_t>> Reducer::most_advanced() {
+  std::vector<std::int64_t> steps(static_cast<std::size_t>(ranks_->size()) + 1, progress_);
+  ranks_->run("all_gather", steps, [](Communicator& comm, auto span) {
+    return comm.all_gather(ConstBuffer(span.template first<1>()), span.subspan(1));
+  });
+  steps.erase(steps.begin());
+  // Not the rank that joined last: which one that is depends on timing.
+  const auto most = std::max_element(steps.begin(), steps.end());
+  const bool all_equal = std::all_of(steps.begin(), steps.end(), [&](std::int64_t n) { return n == *most; });
+  return {static_cast<int>(most - steps.begin()), all_equal ? std::nullopt : std::optional(*most)};
+}
+
+void Reducer::take_plan_of(int source, std::int64_t progress) {
+  std::vector<std::int64_t> message(order_.begin(), order_.end());
+  message.push_back(number_);
+  message.push_back(reordered_ ? 1 : 0);
+  ranks_->run("broadcast", message,
+              [&](Communicator& comm, auto span) { return comm.broadcast(span, {.root = source}); });
+  reordered_ = message.back() != 0;
+  message.pop_back();
+  number_ = static_cast<std::uint32_t>(message.back());
+  message.pop_back();
+  build_buckets(std::vector<int>(message.begin(), message.end()));
+  progress_ = progress;
+}
+
+void Reducer::rebind(std::shared_ptr<Ranks> ranks) {
+  works_.clear();
+  use_plan(plan_, *ranks);
+  ranks_ = std::move(ranks);
+  forget_pass();
+  in_backward_ = false;
+}
+
+Buffer Reducer::place_of(std::size_t parameter) const {
+  const State& state = states_[parameter];
+  return buckets_[state.bucket].place(state.position);
+}
+
+nn::BucketSlot Reducer::slot_of(const std::string& name) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].name != name) continue;
+    const Bucket& bucket = buckets_[states_[i].bucket];
+    return {.bucket = static_cast<int>(states_[i].bucket),
+            .begin = bucket.memory().data(),
+            .bytes = bucket.bytes(),
+            .offset = bucket.offset(states_[i].position)};
+  }
+  raise(ErrorCode::InvalidArgument, "the model has no parameter '{}' that requires a gradient", name);
+}
+
+// ---------------------------------------------------------------------------------------------------- backward
+
+void Reducer::add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows) {
+  // Later in the step a rank may have moved its parameters, to move them back before the optimizer's step.
+  if (!accumulation_.has_forward()) sample_values();
+  accumulation_.add_forward(declared);
+  rows_ = rows;
+  shown_samples_ += declared && *declared >= 0 ? *declared : rows.value_or(0);
+}
+
+void Reducer::begin_backward() {
+  if (pass_.expired()) require_whole();
+  if (in_backward_) return;
+  accumulation_.begin();
+  start_pass();
+  in_backward_ = true;
+  auto pass = std::make_shared<char>();
+  pass_ = pass;
+  autograd_.call_at_end(std::move(pass));
+}
+
+void Reducer::start_pass() {
+  for (State& state : states_) {
+    state.received = state.ready = false;
+    state.unread = nullptr;
+    state.keep.reset();
+  }
+  non_finite_.reset();
+  pending_.clear();
+  for (const std::vector<int>& members : plan_) pending_.push_back(members.size());
+  next_bucket_ = 0;
+}
+
+// What was accumulated stays used: to be kept as it is, a gradient has to be the same on all ranks.
+void Reducer::forget_pass() {
+  autograd_.drop_kept();
+  for (State& state : states_) {
+    state.kept = false;
+    state.unread = nullptr;
+    state.keep.reset();
+    state.ready = state.received = false;
+  }
+  non_finite_.reset();
+}
+
+bool Reducer::receive(std::size_t parameter) {
+  begin_backward();
+  if (accumulation_.discards()) return false;
+  State& state = states_[parameter];
+  if (state.ready) {
+    raise(ErrorCode::InvalidArgument,
+          "parameter '{}' got a second gradient in one backward (rank {}) after it was handed to its reduction -- "
+          "re-entrant backward (activation checkpointing) over shared parameters is not supported; Python's "
+          "torch.utils.checkpoint with use_reentrant=False is",
+          parameters_[parameter].name, ranks_->rank());
+  }
+  state.received = true;
+  return true;
+}
+
+bool Reducer::can_read(std::size_t parameter) const {
+  const State& state = states_[parameter];
+  const Bucket& bucket = buckets_[state.bucket];
+  // A GPU's memory is looked at in its place.
+  const bool looked_at = bucket.on_gpu() && options_.non_finite == nn::NonFinite::Raise;
+  return accumulation_.sync() && bucket.is_large(state.position) && !looked_at;
+}
+
+void Reducer::read_from(std::size_t parameter, const void* gradient, std::shared_ptr<const void> keep) {
+  states_[parameter].unread = gradient;
+  states_[parameter].keep = std::move(keep);
+}
+
+void Reducer::arrive(std::size_t parameter) {
+  State& state = states_[parameter];
+  state.used = true;
+  if (!accumulation_.sync()) return;
+  if (progress_ == 0) arrivals_.push_back(static_cast<int>(parameter));
+  state.ready = true;
+  --pending_[state.bucket];
+  if (pending_[state.bucket] == 0) tell_bucket_ready(state.bucket);
+  launch_ready();
+}
+
+void Reducer::tell_bucket_ready(std::size_t bucket) {
+  if (status::timeline::on()) {
+    ready_at_.resize(buckets_.size());
+    ready_at_[bucket] = std::chrono::steady_clock::now();
+  }
+  if (options_.observer == nullptr) return;
+  options_.observer->on_bucket_ready({.index = static_cast<int>(bucket),
+                                      .bytes = buckets_[bucket].bytes(),
+                                      .ready = std::chrono::steady_clock::now()});
+}
+
+// All ranks launch in the order of the plan, whatever the order in which buckets happen to fill.
+void Reducer::launch_ready() {
+  while (next_bucket_ < buckets_.size() && pending_[next_bucket_] == 0) launch_next();
+}
+
+void Reducer::launch_next() {
+  const std::size_t number = next_bucket_;
+  const Bucket& bucket = buckets_[number];
+  look_for_non_finite(number);
+  ++next_bucket_;
+  BucketView view{.bucket = number,
+                  .values = {},
+                  .result = {},
+                  .weight = accumulation_.weight(),
+                  .tag = number_ << 16 | static_cast<std::uint32_t>(number + 1),
+                  .check_finite = looks_at_averages() &&
+                                  !bucket.on_gpu()};  // also where this rank has nothing unread: all learn the same
+  if (bucket.dtype() == DType::Float32) view.wire_dtype = options_.wire_dtype;
+  void* const stream = bucket.on_gpu() ? autograd_.stream_of(bucket.device()) : nullptr;
+  for (const std::size_t position : bucket.large()) {
+    const State& state = states_[static_cast<std::size_t>(bucket.members()[position])];
+    view.result = bucket.place(position);
+    view.result.device.stream = stream;
+    view.values = view.result;
+    if (state.unread != nullptr) view.values.data = state.unread;
+    launch(view, state.keep);
+  }
+  view.check_finite = false;
+  view.result = bucket.small();
+  view.result.device.stream = stream;
+  view.values = view.result;
+  if (view.result.count > 0) launch(view, nullptr);
+}
+
+void Reducer::launch(BucketView view, std::shared_ptr<const void> keep) {
+  using Kept = std::pair<Memory, std::shared_ptr<const void>>;
+  auto work = ranks_->start(
+      "all_reduce",
+      [&](Communicator& comm) {
+        Work started = reduce_(comm, view);
+        if (view.bucket < ready_at_.size()) tell_when_reduced(started, view);
+        return started;
+      },
+      std::make_shared<const Kept>(buckets_[view.bucket].memory(), std::move(keep)));
+  works_.push_back({std::move(work), view.result.device});
+}
+
+void Reducer::tell_when_reduced(Work& work, const BucketView& view) const {
+  status::timeline::Event event;
+  event.kind = status::TimelineKind::Bucket;
+  event.name = "bucket";
+  event.begun = ready_at_[view.bucket];
+  event.number = view.bucket;
+  event.bytes = view.result.bytes();
+  work.on_done([event]() mutable {
+    event.ended = std::chrono::steady_clock::now();
+    status::timeline::add(event);
+  });
+}
+
+// No gradient came for it in this backward. What it accumulated before still counts; a gradient that it merely has is
+// the same on all ranks, and averages to itself.
+void Reducer::complete_unused(std::size_t parameter) {
+  State& state = states_[parameter];
+  const bool has_gradient = autograd_.put_in_place(parameter);
+  if (!has_gradient) {
+    state.used = false;
+    if (accumulation_.weight() > 0) autograd_.clear(parameter);
+    return;
+  }
+  // The average of equal values may differ from them in the last bit: if nobody uses the parameter it gets these back.
+  if (state.used) return;
+  autograd_.keep(parameter);
+  state.kept = true;
+}
+
+void Reducer::launch_rest() {
+  while (next_bucket_ < buckets_.size()) {
+    for (const int index : plan_[next_bucket_]) {
+      const auto parameter = static_cast<std::size_t>(index);
+      if (!states_[parameter].ready) complete_unused(parameter);
+    }
+    if (pending_[next_bucket_] > 0) tell_bucket_ready(next_bucket_);
+    launch_next();
+  }
+}
+
+// Whether all averages are finite, as far as they were looked at.
+bool Reducer::wait_for_all() {
+  try {
+    for (const auto& [work, device] : works_) {
+      // What looks for values that are not finite has the host wait for them in any case.
+      if (device.type == DeviceType::CPU || options_.non_finite == nn::NonFinite::Raise) {
+        work->wait();
+      } else {
+        work->synchronize({device.type, device.index, autograd_.stream_of(device)});
+      }
+    }
+    exchange_flags();  // not before: after an error nothing more is started
+  } catch (const Error&) {
+    in_backward_ = false;  // of a collective: the others have it, too
+    throw;
+  }
+  const bool finite = std::all_of(works_.begin(), works_.end(),
+                                  [](const auto& launched) { return launched.work->finite().value_or(true); });
+  works_.clear();
+  return finite;
+}
+
+void Reducer::exchange_flags() {
+  flags_.assign(flag_words() + 2 * std::size_t{kWords}, 0);
+  const auto set = [&](std::size_t number) { flags_[number / 64] |= std::uint64_t{1} << (number % 64); };
+  const auto set_flag = [&](Flag which) { set(parameters_.size() + which); };
+  const auto set_word = [&](Word word, std::uint64_t value) {
+    flags_[flag_words() + 2 * std::size_t{word}] = value;
+    flags_[flag_words() + 2 * std::size_t{word} + 1] = ~value;
+  };
+  if (accumulation_.weight() > 0) {
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      if (states_[i].used) set(i);
+    }
+    set_flag(Flag::Samples);
+    if (non_finite_) set_flag(Flag::NonFinite);
+    set_flag(accumulation_.declared() ? Flag::Declared : Flag::Undeclared);
+    set_flag(accumulation_.has_forward() ? Flag::AfterForward : Flag::WithoutForward);
+    if (rows_) set_word(Word::Rows, static_cast<std::uint64_t>(*rows_));
+  }
+  if (accumulation_.is_mixed()) set_flag(Flag::Mixed);
+  if (!digest_) sample_values();
+  set_word(Word::Values, *std::exchange(digest_, std::nullopt));
+  ranks_->run("all_reduce", flags_,
+              [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::BitOr}); });
+}
+
+void Reducer::settle_unused() {
+  const bool mine = accumulation_.weight() > 0;
+  for (std::size_t i = 0; i < states_.size(); ++i) {
+    State& state = states_[i];
+    if (!(state.used && mine)) {
+      if (flag(i)) {
+        autograd_.give(i);
+      } else if (state.kept) {
+        autograd_.put_back(i);
+      }
+    }
+    state.kept = state.used = state.ready = state.received = false;
+  }
+  autograd_.drop_kept();
+  any_samples_ = flag(Flag::Samples);
+}
+
+void Reducer::finish() {
+  pass_.reset();
+  const auto begin = std::chrono::steady_clock::now();
+  // From here until it has ended well a synchronising pass owes the others its reductions: `require_whole` says so.
+  in_backward_ = accumulation_.sync();
+  if (!in_backward_) return;
+  bool averages_finite = true;
+  try {
+    launch_rest();
+    averages_finite = wait_for_all();
+  } catch (...) {
+    works_.clear();
+    forget_pass();
+    accumulation_.end();
+    throw;
+  }
+  const bool may_raise = !averages_finite || flag(Flag::NonFinite);
+  if (!averages_finite) look_for_non_finite_again();
+  for (State& state : states_) {
+    state.unread = nullptr;
+    state.keep.reset();
+  }
+  settle_unused();
+  in_backward_ = false;
+  ++stats_.steps;
+  status::StatusPage::own().count_step(std::exchange(shown_samples_, 0));
+  ++progress_;
+  stats_.exposed_communication_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  stats_.exposed_communication_seconds_total += stats_.exposed_communication_seconds;
+  const Accumulation reduced = accumulation_;
+  accumulation_.end();
+  check_step(reduced);
+  if (may_raise) raise_non_finite();
+}
+
+bool Reducer::reduce_without_backward() {
+  accumulation_.begin_without();
+  start_pass();
+  finish();
+  return any_samples_;
+}
+
+void Reducer::require_whole() {
+  if (!in_backward_) return;
+  if (!accumulation_.sync()) {
+    in_backward_ = false;  // a failed local pass concerns nobody else
+    return;
+  }
+  throw Error(
+      ErrorCode::Aborted,
+      fmt::format("DistributedDataParallel: rank {} is out of step with the others -- its last backward ended in an "
+                  "exception before its reductions were complete -- abort the communicator and form a new one, or end "
+                  "this process",
+                  ranks_->rank()),
+      ranks_->where("DistributedDataParallel"));
+}
+
+}  // namespace cohort::gradients

@@ -1,0 +1,234 @@
+// The journey of a gradient, whatever the framework: autograd makes it, it is written once into its bucket, a full
+// bucket is reduced while backward goes on, and the end of backward waits for the rest. The design follows PyTorch's
+// c10d Reducer (Li et al. 2020, arXiv 2006.15704); buckets in communicator memory, writing before AccumulateGrad and
+// declared weights are ours. An Autograd is what a language has to add: hooks that call this, and gradients as it knows
+// them. One thread per rank calls it.
+#pragma once
+
+#include "train/gradients/accumulation.h"
+#include "train/gradients/bucket.h"
+#include "train/gradients/non_finite.h"
+#include "train/gradients/ranks.h"
+
+#include <cohort/gradients.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::gradients {
+
+/// What the core asks of the framework. Called from within the core's functions only; may throw.
+class Autograd {
+ public:
+  virtual ~Autograd() = default;
+  /// There are new buckets: gradients that exist are put into their places.
+  virtual void take_places() = 0;
+  /// Puts the gradient into its place, if there is one and it lies elsewhere. False: there is none.
+  virtual bool put_in_place(std::size_t parameter) = 0;
+  /// The parameter's gradient is what lies in its place.
+  virtual void give(std::size_t parameter) = 0;
+  /// No parameter has a gradient any more.
+  virtual void drop_all() = 0;
+  /// What lies in its place is zero.
+  virtual void clear(std::size_t parameter) = 0;
+  /// Remembers what lies in its place, for `put_back`, until `drop_kept`.
+  virtual void keep(std::size_t parameter) = 0;
+  virtual void put_back(std::size_t parameter) = 0;
+  virtual void drop_kept() = 0;
+  /// Calls Reducer::finish at the end of the backward under way. `pass` is let go then, or where the backward fails.
+  virtual void call_at_end(std::shared_ptr<void> pass) = 0;
+
+  // Of the parameters' values, which are compared over the ranks.
+
+  /// The values of these, each in one piece of memory; empty where the host cannot read them so.
+  virtual std::vector<std::span<const std::byte>> values_of(std::span<const int> parameters) = 0;
+  /// Collective: throws Mismatch on every rank if the values of these differ, as `require_same_parameters`.
+  virtual void compare(std::span<const int> parameters, std::int64_t step) = 0;
+
+  // Of a GPU's memory.
+
+  /// Zeroed.
+  virtual Memory allocate(const Device& gpu, std::size_t bytes) = 0;
+  /// What is called from here has its work in this stream.
+  virtual void* stream_of(const Device& gpu) = 0;
+  /// Whether what lies in these places is.
+  virtual bool are_finite(std::span<const int> parameters) = 0;
+  /// What lies in its place, as it lies.
+  virtual std::vector<std::byte> copy_to_host(std::size_t parameter) = 0;
+};
+
+/// What is reduced as one: the small gradients of a bucket, or one large gradient of it.
+struct BucketView {
+  std::size_t bucket = 0;  ///< its number in the plan, the same on all ranks
+  ConstBuffer values;      ///< this rank's; `result`, or where autograd made it
+  Buffer result;           ///< gets the average over ranks
+  double weight = 0;       ///< of this rank's values. 0: they are not to be read
+  std::uint32_t tag = 0;   ///< of this bucket of this reducer, the same on all ranks
+  std::optional<DType> wire_dtype = {};
+  bool check_finite = false;  ///< whether Work::finite of the reduction is to say
+};
+
+/// How gradients are reduced: the one place for hooks (compression, local steps) and for other devices. Starts, and
+/// does not wait. Called in the same order on all ranks.
+using Reduce = std::function<Work(Communicator&, const BucketView&)>;
+/// The exact average by weights.
+Work reduce_by_average(Communicator& comm, const BucketView& view);
+
+class Reducer {
+ public:
+  /// `autograd` outlives this. `lay_out` has to follow.
+  Reducer(std::shared_ptr<Ranks> ranks, std::vector<Parameter> parameters,
+          const nn::DistributedDataParallelOptions& options, Autograd& autograd, Reduce reduce = reduce_by_average);
+
+  /// Makes the buckets.
+  void lay_out();
+  const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
+  nn::BucketSlot slot_of(const std::string& name) const;
+  Buffer place_of(std::size_t parameter) const;
+
+  Accumulation& accumulation() noexcept { return accumulation_; }
+  /// A forward with gradients on: see Accumulation::add_forward. `rows`: the first dimension of its first tensor, if it
+  /// has one. It is shown, and compared for a warning; it is no weight.
+  void add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows);
+  /// A backward is under way. A forward within it (of checkpointing) is a part of it.
+  bool in_backward() const noexcept { return in_backward_ && !pass_.expired(); }
+  /// Collective: brings the buckets into the order in which gradients came, once.
+  void prepare_synchronising_pass();
+  /// Throws Aborted if a synchronising backward began and did not end.
+  void require_whole();
+
+  // --- a backward, as the hooks see it ---
+
+  /// It has come to an output of the wrapped module, or to a parameter. Nothing if that is known.
+  void begin_backward();
+  /// It brings a gradient. False: it is to be dropped, since its rank has declared that it has no samples.
+  bool receive(std::size_t parameter);
+  /// Whether the reduction may take a gradient that lies as its place does from where it is.
+  bool can_read(std::size_t parameter) const;
+  /// It does: from `gradient`, which lives as long as `keep`.
+  void read_from(std::size_t parameter, const void* gradient, std::shared_ptr<const void> keep);
+  /// Whether this backward has brought one.
+  bool received(std::size_t parameter) const { return in_backward_ && states_[parameter].received; }
+  /// It has been accumulated, and is in its place or where `read_from` said.
+  void arrive(std::size_t parameter);
+  /// Its end: reduces what is left and waits, for a GPU's averages in the stream that autograd's work is in then.
+  /// Throws NonFiniteError on all ranks if that was asked for, Mismatch on all ranks if they are at different places or
+  /// their parameters have drifted apart (step_checks.cpp).
+  void finish();
+
+  /// Instead of a backward: takes part with weight 0, or with what was accumulated. False if no rank had samples.
+  bool reduce_without_backward();
+
+  // --- members ---
+
+  /// This takes the place of another one over the same model, which has taken so many steps.
+  void go_on_from(std::int64_t progress, const nn::ReducerStats& stats);
+
+  /// Synchronised steps of the world, as far as this rank has taken part or been told.
+  std::int64_t progress() const noexcept { return progress_; }
+  /// Collective, when all have joined: the lowest rank of those with the most steps, if there are differences.
+  std::pair<int, std::optional<std::int64_t>> most_advanced();
+  /// Collective: all ranks take over the order of `source`, whose progress was `progress`.
+  void take_plan_of(int source, std::int64_t progress);
+  /// From now on with these ranks, in buckets of their memory: also after a failure, since nobody of them is owed
+  /// anything. Gradients stay as they are. New members take over a plan then: `take_plan_of`.
+  void rebind(std::shared_ptr<Ranks> ranks);
+  void rebind(Communicator comm) { rebind(ranks_of(std::move(comm))); }
+
+  nn::ReducerStats& stats() noexcept { return stats_; }
+
+ private:
+  struct State {
+    std::size_t bucket = 0;
+    std::size_t position = 0;
+    bool received = false;             // in this backward: a gradient has come
+    bool ready = false;                // in this backward: nothing more will come
+    bool used = false;                 // since the last reduction
+    const void* unread = nullptr;      // the gradient, if the reduction reads it instead of what lies at its place
+    std::shared_ptr<const void> keep;  // it
+    bool kept = false;                 // the gradient that it had is, for if nobody uses it
+  };
+
+  void build_buckets(std::vector<int> order);
+  void use_plan(BucketPlan plan, Ranks& ranks);
+  void start_pass();
+  void forget_pass();
+  void tell_bucket_ready(std::size_t bucket);
+  /// The timeline.
+  void tell_when_reduced(Work& work, const BucketView& view) const;
+  void launch_ready();
+  void launch_next();
+  void launch(BucketView view, std::shared_ptr<const void> keep);
+  void launch_rest();
+  void complete_unused(std::size_t parameter);
+  bool wait_for_all();
+  void exchange_flags();
+  void settle_unused();
+
+  // The message beside the gradients: a bit for each parameter that a rank with samples used, then these; then words
+  // that are the same on all ranks, each with its complement, so that the ranks' bitwise "or" shows a difference.
+  enum Flag : std::size_t { Samples, NonFinite, Declared, Undeclared, Mixed, AfterForward, WithoutForward, kFlags };
+  enum Word : std::size_t { Rows, Values, kWords };
+  bool flag(std::size_t number) const { return (flags_[number / 64] >> (number % 64) & 1U) != 0; }
+  bool flag(Flag which) const { return flag(parameters_.size() + which); }
+  std::size_t flag_words() const { return (parameters_.size() + kFlags + 63) / 64; }
+  bool differs(Word word) const;
+  void check_step(const Accumulation& reduced);
+  void raise_different(const Accumulation& reduced);
+  void tell_of_rows();
+  void sample_values();
+  std::size_t compared_bytes(std::size_t sample, std::size_t bytes) const;
+  void compare_values();
+
+  bool looks_at_averages() const;
+  FiniteOptions finite_options() const;
+  const void* gradient_of(std::size_t parameter) const;
+  void look_for_non_finite(std::size_t bucket);
+  void look_on_gpu(std::size_t bucket);
+  void look_for_non_finite_again();
+  void note_non_finite(std::size_t bucket, std::size_t parameter);
+  void note_non_finite(std::size_t bucket, std::size_t parameter, NonFiniteElement element);
+  void raise_non_finite();
+
+  std::shared_ptr<Ranks> ranks_;
+  const nn::DistributedDataParallelOptions options_;
+  const std::vector<Parameter> parameters_;
+  Autograd& autograd_;
+  const Reduce reduce_;
+  std::vector<State> states_;  // of the parameters
+  std::vector<Bucket> buckets_;
+  BucketPlan plan_;
+  std::vector<int> order_;     // that the plan was made from
+  std::vector<int> arrivals_;  // parameters in the order of their gradients in the first synchronising backward
+  bool reordered_ = false;
+  std::int64_t progress_ = 0;
+  Accumulation accumulation_;
+  std::uint32_t number_ = 0;          // among the reducers of these ranks
+  std::optional<std::int64_t> rows_;  // of the last forward
+  std::int64_t shown_samples_ = 0;    // of what is reduced next
+  bool told_of_rows_ = false;
+  std::vector<int> sampled_;              // parameters of which values are compared in this step,
+  std::vector<std::uint64_t> pieces_;     // some bytes of each, as many words for each, then how many it has,
+  std::optional<std::uint64_t> digest_;   // and the digest of these; of a step's first forward
+  std::int64_t compare_values_from_ = 0;  // this step on; later where differences are of rounding alone
+  bool in_backward_ = false;
+  std::weak_ptr<void> pass_;          // the backward under way; expired while in_backward_: it failed
+  std::vector<std::size_t> pending_;  // per bucket
+  std::size_t next_bucket_ = 0;
+  std::vector<std::uint64_t> flags_;
+  std::vector<std::chrono::steady_clock::time_point> ready_at_;  // by bucket; empty without a timeline
+  struct Launched {
+    std::unique_ptr<Pending> work;
+    Device device;  // of the result
+  };
+  std::vector<Launched> works_;
+  bool any_samples_ = false;
+  std::optional<LocalNonFinite> non_finite_;  // the first of this rank, in this step
+  nn::ReducerStats stats_;
+};
+
+}  // namespace cohort::gradients

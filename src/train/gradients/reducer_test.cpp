@@ -1,0 +1,325 @@
+// The core without a framework, on ranks that are threads: the one exit, flags as a message of their own, new members.
+#include "train/gradients/reducer.h"
+
+#include "base/result.h"
+
+#include <cohort/error.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+namespace cohort::gradients {
+namespace {
+
+Parameter vector_of(const std::string& name, std::int64_t count) {
+  return {.name = name, .dtype = DType::Float32, .sizes = {count}, .strides = {1}};
+}
+
+/// Gradients that are there or not; a backward is made of calls.
+class Fake final : public Autograd {
+ public:
+  Fake(Communicator comm, std::vector<Parameter> parameters, const nn::DistributedDataParallelOptions& options = {},
+       Reduce reduce = reduce_by_average)
+      : defined(parameters.size()),
+        values(parameters.size(), std::vector<float>(100, 1)),
+        core(ranks_of(std::move(comm)), std::move(parameters), options, *this, std::move(reduce)) {
+    core.lay_out();
+  }
+
+  void take_places() override { ++places_taken; }
+  bool put_in_place(std::size_t parameter) override { return defined.at(parameter); }
+  void give(std::size_t parameter) override { defined.at(parameter) = true; }
+  void drop_all() override { defined.assign(defined.size(), false); }
+  void clear(std::size_t parameter) override { std::ranges::fill(gradient(parameter), 0.0F); }
+  void keep(std::size_t parameter) override {
+    kept_[parameter].assign(gradient(parameter).begin(), gradient(parameter).end());
+  }
+  void put_back(std::size_t parameter) override { std::ranges::copy(kept_.at(parameter), gradient(parameter).begin()); }
+  void drop_kept() override { kept_.clear(); }
+  // All is in the host's memory here.
+  Memory allocate(const Device& /*gpu*/, std::size_t /*bytes*/) override { return {}; }
+  void* stream_of(const Device& /*gpu*/) override { return nullptr; }
+  bool are_finite(std::span<const int> /*parameters*/) override { return true; }
+  std::vector<std::byte> copy_to_host(std::size_t /*parameter*/) override { return {}; }
+  std::vector<std::span<const std::byte>> values_of(std::span<const int> parameters) override {
+    std::vector<std::span<const std::byte>> all;
+    for (const int index : parameters) all.push_back(std::as_bytes(std::span(values[static_cast<std::size_t>(index)])));
+    return all;
+  }
+  void compare(std::span<const int> /*parameters*/, std::int64_t step) override {
+    raise(ErrorCode::Mismatch, "after {} steps", step);
+  }
+  void call_at_end(std::shared_ptr<void> pass) override { pass_ = std::move(pass); }
+
+  std::span<float> gradient(std::size_t parameter) {
+    const Buffer place = core.place_of(parameter);
+    return {static_cast<float*>(place.data), static_cast<std::size_t>(place.count)};
+  }
+  void begin(std::optional<std::int64_t> samples) {
+    core.prepare_synchronising_pass();
+    core.add_forward(samples, std::nullopt);
+    core.begin_backward();
+  }
+  void bring(std::size_t parameter, float value) {
+    if (!core.receive(parameter)) return;
+    for (float& element : gradient(parameter)) element = value;
+    defined.at(parameter) = true;
+    core.arrive(parameter);
+  }
+  void end() {
+    pass_.reset();
+    core.finish();
+  }
+
+  std::vector<bool> defined;
+  std::vector<std::vector<float>> values;  // of the parameters
+  int places_taken = 0;
+  Reducer core;
+
+ private:
+  std::shared_ptr<void> pass_;
+  std::map<std::size_t, std::vector<float>> kept_;
+};
+
+const nn::DistributedDataParallelOptions kSmall = {.bucket_bytes = 1, .first_bucket_bytes = 1};  // one gradient each
+
+TEST(GradientReducer, AveragesBySamplesAndSaysWhoWasUsed) {
+  run_on_threads(3, [](Communicator comm) {
+    Fake model(comm, {vector_of("a", 5), vector_of("b", 70), vector_of("never", 2)}, kSmall);
+    for (int step = 0; step < 3; ++step) {
+      model.drop_all();
+      model.begin(comm.rank());  // 0, 1, 2
+      model.bring(1, comm.rank() == 0 ? std::nanf("") : 3.0F * static_cast<float>(comm.rank()));
+      if (comm.rank() == 2) model.bring(0, 1.5F);
+      model.end();
+      EXPECT_EQ(model.defined, (std::vector<bool>{true, true, false}));
+      for (const float value : model.gradient(1)) EXPECT_FLOAT_EQ(value, (1 * 3.0F + 2 * 6.0F) / 3);
+      for (const float value : model.gradient(0)) EXPECT_FLOAT_EQ(value, 1.0F);
+    }
+    EXPECT_EQ(model.core.stats().steps, 3);
+    EXPECT_FALSE(model.core.reduce_without_backward());
+  });
+}
+
+TEST(GradientReducer, AHookIsTheOneExitAndFlagsDoNotPassThroughIt) {
+  run_on_threads(2, [](Communicator comm) {
+    std::vector<std::size_t> seen;
+    const Reduce halving = [&](Communicator& ranks, const BucketView& view) {
+      seen.push_back(view.bucket);
+      auto* const values = static_cast<float*>(view.result.data);
+      for (std::int64_t i = 0; i < view.result.count; ++i) values[i] /= 2;
+      return reduce_by_average(ranks, view);
+    };
+    Fake model(comm, {vector_of("a", 5), vector_of("b", 7)}, kSmall, halving);
+    model.begin(1);
+    if (comm.rank() == 1) model.bring(1, 8);
+    model.end();
+    EXPECT_EQ(seen, (std::vector<std::size_t>{0, 1}));
+    EXPECT_EQ(model.defined, (std::vector<bool>{false, true}));
+    EXPECT_FLOAT_EQ(model.gradient(1)[6], 2);
+  });
+}
+
+TEST(GradientReducer, ALargeGradientIsReadWhereItWasMade) {
+  run_on_threads(2, [](Communicator comm) {
+    constexpr std::int64_t kCount = (std::int64_t{8} << 20) / 4;
+    nn::DistributedDataParallelOptions options;
+    options.non_finite = nn::NonFinite::Raise;
+    Fake model(comm, {vector_of("large", kCount), vector_of("small", 3)}, options);
+    const auto made = std::make_shared<std::vector<float>>(kCount, static_cast<float>(comm.rank()));
+    const auto step = [&] {
+      model.begin(1);
+      model.bring(1, 1);
+      ASSERT_TRUE(model.core.receive(0));
+      ASSERT_TRUE(model.core.can_read(0));
+      ASSERT_FALSE(model.core.can_read(1));
+      model.core.read_from(0, made->data(), made);
+      model.defined[0] = true;
+      model.core.arrive(0);
+      model.end();
+    };
+    step();
+    EXPECT_FLOAT_EQ(model.gradient(0)[kCount - 1], 0.5F);
+    EXPECT_EQ(made.use_count(), 1);
+    if (comm.rank() == 1) (*made)[77] = std::numeric_limits<float>::infinity();
+    try {
+      step();
+      ADD_FAILURE() << "no NonFiniteError";
+    } catch (const NonFiniteError& error) {
+      EXPECT_EQ(error.gradient().rank, 1);
+      EXPECT_EQ(error.gradient().parameter, "large");
+      EXPECT_EQ(error.gradient().element.index, 77);
+      EXPECT_EQ(error.gradient().step, 1);
+    }
+    EXPECT_EQ(model.defined, (std::vector<bool>{false, false}));
+  });
+}
+
+TEST(GradientReducer, GoesOnWithOtherRanksAfterAFailure) {
+  run_on_threads(3, [](Communicator comm) {
+    Communicator fewer = comm.split({.color = comm.rank() < 2 ? 0 : 1});
+    Fake model(comm, {vector_of("a", 5)});
+    model.begin(1);
+    model.bring(0, 1);
+    model.end();
+    model.begin(1);
+    if (comm.rank() == 2) model.bring(0, 1);
+    if (comm.rank() < 2) model.defined[0] = false;
+    model.core.rebind(fewer);  // the backward was given up
+    EXPECT_EQ(model.places_taken, 2);
+    model.drop_all();
+    model.begin(1);
+    model.bring(0, static_cast<float>(2 * comm.rank()));
+    model.end();
+    EXPECT_FLOAT_EQ(model.gradient(0)[4], comm.rank() < 2 ? 1 : 4);
+  });
+}
+
+TEST(GradientReducer, WhatWasAccumulatedCountsWithOtherRanksToo) {
+  run_on_threads(2, [](Communicator comm) {
+    Fake model(comm, {vector_of("a", 5), vector_of("b", 3)}, kSmall);
+    const auto mine = static_cast<float>(comm.rank());
+    model.core.accumulation().enter_no_sync();
+    model.begin(1);
+    model.bring(1, mine);
+    model.end();
+    model.core.accumulation().leave_no_sync();
+    model.core.rebind(comm.split({}));
+    std::ranges::fill(model.gradient(1), mine);  // as a framework moves it to its new place
+    model.begin(1);
+    model.bring(0, 1);
+    model.end();
+    EXPECT_FLOAT_EQ(model.gradient(1)[0], 0.5F);
+  });
+}
+
+// Runs steps on two ranks until one throws; the step, and the error of this rank.
+std::pair<int, std::string> first_error(Fake& model, int steps, const std::function<void(int)>& before) {
+  for (int step = 0; step < steps; ++step) {
+    try {
+      before(step);
+      model.begin(std::nullopt);
+      model.bring(0, 1);
+      model.end();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::Mismatch);
+      return {step, error.what()};
+    }
+  }
+  return {steps, ""};
+}
+
+TEST(GradientReducer, ReplicasThatDriftApartAreNamedWhenTheirParameterComesByTurn) {
+  run_on_threads(2, [](Communicator comm) {
+    std::vector<Parameter> parameters;
+    for (int i = 0; i < 20; ++i) parameters.push_back(vector_of(std::to_string(i), 100));
+    const auto changes = [&](std::size_t which, float change) {
+      return [&comm, which, change](Fake& model) {
+        return [&, which, change](int step) {
+          if (step == 3 && comm.rank() == 1) std::ranges::fill(model.values[which], 1 + change);
+        };
+      };
+    };
+    for (const std::size_t which : {0U, 7U, 19U}) {
+      Fake model(comm, parameters);
+      const auto [step, text] = first_error(model, 20, changes(which, 0.01F)(model));
+      EXPECT_GE(step, 3);
+      EXPECT_LT(step, 3 + 3) << "three turns of 8 parameters";
+    }
+    // One that one rank cannot read is passed over, and the others are compared on. Another size on one rank is drift.
+    for (const std::size_t left : {0U, 1U}) {
+      Fake resized(comm, parameters);
+      const auto change = [&](int step) {
+        if (step == 1 && comm.rank() == 1) resized.values[3].resize(left);
+        if (step == 9 && comm.rank() == 1) std::ranges::fill(resized.values[9], 2.0F);
+      };
+      const int found = first_error(resized, 20, change).first, from = left == 0 ? 9 : 1;
+      EXPECT_GE(found, from);
+      EXPECT_LT(found, from + 3);
+    }
+    // In the last digits: told in the log, and no error. Not at all where it is switched off.
+    Fake rounding(comm, parameters);
+    EXPECT_EQ(first_error(rounding, 20, changes(0, 1e-6F)(rounding)).first, 20);
+    nn::DistributedDataParallelOptions off;
+    off.check_replicas = false;
+    Fake unchecked(comm, parameters, off);
+    EXPECT_EQ(first_error(unchecked, 20, changes(0, 0.01F)(unchecked)).first, 20);
+  });
+}
+
+TEST(GradientReducer, RanksAtDifferentPlacesOfTheirProgramAreNamed) {
+  using Step = std::function<void(Fake&)>;
+  const Step declared = [](Fake& model) { model.begin(7); };
+  const Step undeclared = [](Fake& model) { model.begin(std::nullopt); };
+  const Step no_forward = [](Fake& model) { model.core.begin_backward(); };
+  const Step mixed = [](Fake& model) {
+    model.core.accumulation().enter_no_sync();
+    model.begin(3);
+    model.end();
+    model.core.accumulation().leave_no_sync();
+    model.begin(std::nullopt);
+  };
+  const std::vector<std::tuple<Step, Step, std::string>> cases = {
+      {declared, undeclared, "rank 0 has said of how many samples its backward is (7), and rank 1 has not"},
+      {mixed, mixed, "rank 0 brings gradients whose number of samples is not known"},
+      {undeclared, no_forward, "and rank 1's follows none since its last step"},
+      {undeclared, undeclared, ""},
+      {no_forward, no_forward, ""},  // a second backward through one graph
+  };
+  run_on_threads(2, [&](Communicator comm) {
+    for (const auto& [first, second, words] : cases) {
+      Fake model(comm, {vector_of("a", 5)});
+      model.begin(std::nullopt);
+      model.bring(0, 1);
+      model.end();
+      (comm.rank() == 0 ? first : second)(model);
+      model.bring(0, 2 * static_cast<float>(comm.rank()));
+      std::string text;
+      try {
+        model.end();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Mismatch);
+        text = error.what();
+      }
+      if (words.empty()) {
+        EXPECT_EQ(text, "");
+        EXPECT_FLOAT_EQ(model.gradient(0)[0], 1);
+      } else {
+        EXPECT_NE(text.find(words), std::string::npos) << text;
+        EXPECT_EQ(model.defined, (std::vector<bool>{false}));
+      }
+    }
+  });
+}
+
+// Two models of one shape, trained in an order that differs by rank.
+TEST(GradientReducer, OperationsOfTwoReducersAreNotTakenForOneAnother) {
+  run_on_threads(2, [](Communicator comm) {
+    Fake one(comm, {vector_of("a", 500000)}), other(comm, {vector_of("a", 500000)});
+    Fake& first = comm.rank() == 0 ? one : other;
+    first.begin(std::nullopt);
+    first.bring(0, 1);
+    EXPECT_THROW(first.end(), Error);
+  });
+}
+
+TEST(NonFinite, TheFirstIsThatOfTheDimensionsAndNotOfTheMemory) {
+  std::vector<float> values(6, 1);
+  const Parameter columns = {.name = "t", .dtype = DType::Float32, .sizes = {2, 3}, .strides = {1, 2}};
+  EXPECT_FALSE(first_in(values.data(), columns, {}));
+  values[1] = std::nanf("");                            // [1, 0]
+  values[4] = -std::numeric_limits<float>::infinity();  // [0, 2]
+  const auto found = first_in(values.data(), columns, {});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->index, 2);
+  EXPECT_EQ(found->position, (std::vector<std::int64_t>{0, 2}));
+  EXPECT_LT(found->value, 0);
+}
+
+}  // namespace
+}  // namespace cohort::gradients

@@ -1,0 +1,229 @@
+// What the reducer finds in the message that goes beside the gradients of a step: ranks at different places of their
+// program, batches that differ though nobody has said how many samples they hold, and parameters that have drifted
+// apart. A look at the message costs nothing; only what it finds is exchanged.
+#include "train/gradients/reducer.h"
+
+#include "base/log.h"
+#include "base/result.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace cohort::gradients {
+
+namespace {
+
+// Of a step: so many parameters, and so many bytes of each. All parameters are come to in turn.
+constexpr std::size_t kComparedAtOnce = 8;
+constexpr std::size_t kComparedBytes = 256;
+constexpr std::size_t kComparedWords = kComparedBytes / sizeof(std::uint64_t);
+// After a difference that may be of rounding, which will be there again.
+constexpr std::int64_t kStepsBetweenRoundings = 100;
+
+template <class T>
+T load(std::span<const std::byte> bytes, std::size_t index) {
+  T value;
+  std::memcpy(&value, bytes.data() + index * sizeof(T), sizeof(T));
+  return value;
+}
+
+double half_to_double(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 0x1F;
+  const double fraction = bits & 0x3FF;
+  double value = exponent == 0      ? std::ldexp(fraction, -24)
+                 : exponent == 0x1F ? (fraction == 0 ? std::numeric_limits<double>::infinity()
+                                                     : std::numeric_limits<double>::quiet_NaN())
+                                    : std::ldexp(1024 + fraction, exponent - 25);
+  return (bits & 0x8000) != 0 ? -value : value;
+}
+
+double value_at(std::span<const std::byte> bytes, std::size_t index, DType dtype) {
+  switch (dtype) {
+    case DType::Float64: return load<double>(bytes, index);
+    case DType::Float16: return half_to_double(load<std::uint16_t>(bytes, index));
+    case DType::BFloat16:
+      return std::bit_cast<float>(static_cast<std::uint32_t>(load<std::uint16_t>(bytes, index)) << 16);
+    default: return load<float>(bytes, index);
+  }
+}
+
+// Half of the digits that the type has. Processors and numbers of threads that differ round differently, and replicas
+// then differ in their last digits; what one rank does alone soon shows in the first ones.
+double tolerance_of(DType dtype) {
+  switch (dtype) {
+    case DType::Float64: return 0x1p-26;
+    case DType::Float16: return 0x1p-5;
+    case DType::BFloat16: return 0x1p-4;
+    default: return 0x1p-12;
+  }
+}
+
+bool differ_by_more_than_rounding(std::span<const std::byte> a, std::span<const std::byte> b, DType dtype) {
+  double most = 0;
+  double scale = 0;
+  for (std::size_t i = 0; i < a.size() / size_of(dtype); ++i) {
+    const double left = value_at(a, i, dtype);
+    const double right = value_at(b, i, dtype);
+    if (left == right || (std::isnan(left) && std::isnan(right))) continue;
+    if (!std::isfinite(left) || !std::isfinite(right)) return true;
+    most = std::max(most, std::abs(left - right));
+  }
+  if (most == 0) return false;
+  for (std::size_t i = 0; i < a.size() / size_of(dtype); ++i) {
+    for (const double value : {value_at(a, i, dtype), value_at(b, i, dtype)}) {
+      if (std::isfinite(value)) scale = std::max(scale, std::abs(value));
+    }
+  }
+  return most > tolerance_of(dtype) * scale;
+}
+
+}  // namespace
+
+bool Reducer::differs(Word word) const {
+  const std::size_t at = flag_words() + 2 * std::size_t{word};
+  return (flags_[at] & flags_[at + 1]) != 0;
+}
+
+// All ranks have come here, with the same message.
+void Reducer::check_step(const Accumulation& reduced) {
+  if (flag(Flag::Mixed) || (flag(Flag::Declared) && flag(Flag::Undeclared)) ||
+      (flag(Flag::AfterForward) && flag(Flag::WithoutForward))) {
+    raise_different(reduced);
+  }
+  if (differs(Word::Rows) && flag(Flag::Undeclared) && !std::exchange(told_of_rows_, true)) tell_of_rows();
+  if (differs(Word::Values)) compare_values();
+}
+
+void Reducer::raise_different(const Accumulation& reduced) {
+  enum Said : std::uint64_t { kNoSamples, kNumber, kNothing, kBoth };
+  const std::uint64_t said = reduced.is_mixed()      ? kBoth
+                             : reduced.weight() == 0 ? kNoSamples
+                             : reduced.declared()    ? kNumber
+                                                     : kNothing;
+  const auto rows =
+      gather_rows(*ranks_, {said, static_cast<std::uint64_t>(reduced.weight()), reduced.has_forward() ? 1U : 0U});
+  autograd_.drop_all();
+  const auto first = [&](const auto& is) {
+    return std::find_if(rows.begin(), rows.end(),
+                        [&](const auto& row) { return !row.empty() && row[0] != kNoSamples && is(row); }) -
+           rows.begin();
+  };
+  const auto who_said = [&](Said which) { return first([&](const auto& row) { return row[0] == which; }); };
+  ErrorContext where = ranks_->where("DistributedDataParallel");
+  const auto refuse = [&](std::ptrdiff_t rank, const std::string& text) {
+    where.peer = static_cast<int>(rank);
+    throw Error(ErrorCode::Mismatch, fmt::format("step {}: {}", progress_ - 1, text), where);
+  };
+  if (const auto mixed = who_said(kBoth); mixed < ranks_->size()) {
+    refuse(mixed,
+           fmt::format(
+               "rank {} brings gradients whose number of samples is not known: some of its forwards since the last "
+               "step had one and others had none, forwards before one backward had different ones, or the sampler "
+               "had no batch drawn -- say it for all (sampler, samples, set_sample_count before each forward), one "
+               "number for the forwards of a backward; run what is not trained on in no_grad mode",
+               mixed));
+  }
+  if (flag(Flag::Declared) && flag(Flag::Undeclared)) {
+    const auto declared = who_said(kNumber);
+    refuse(who_said(kNothing),
+           fmt::format("rank {} has said of how many samples its backward is ({}), and rank {} has not -- say it on "
+                       "all ranks, or on none",
+                       declared, rows[static_cast<std::size_t>(declared)][1], who_said(kNothing)));
+  }
+  const auto with = first([](const auto& row) { return row[2] != 0; });
+  const auto without = first([](const auto& row) { return row[2] == 0; });
+  refuse(without, fmt::format("rank {}'s backward follows a forward through DistributedDataParallel, and rank {}'s "
+                              "follows none since its last step -- the ranks are at different places of the program; "
+                              "do the same on all ranks, or this one in no_sync()",
+                              with, without));
+}
+
+void Reducer::tell_of_rows() {
+  const auto rows = gather_rows(*ranks_, {rows_ ? static_cast<std::uint64_t>(*rows_) + 1 : 0});
+  const auto has = [](const auto& row) { return !row.empty() && row[0] != 0; };
+  const auto first = std::find_if(rows.begin(), rows.end(), has);
+  const auto other =
+      std::find_if(rows.begin(), rows.end(), [&](const auto& row) { return has(row) && row[0] != (*first)[0]; });
+  if (other == rows.end() || first - rows.begin() != ranks_->rank()) return;
+  log::warn("train",
+            "the first dimension of the batch differs (rank {}: {}, rank {}: {}), and nothing says how many samples it "
+            "holds: every rank weighs the same, as in torch's DistributedDataParallel. For the average over all "
+            "samples, give DistributedDataParallel the sampler or a function (sampler, samples), or call "
+            "set_sample_count before each forward",
+            first - rows.begin(), (*first)[0] - 1, other - rows.begin(), (*other)[0] - 1);
+}
+
+// What is read is the same on all ranks, since progress is. Passed over: values that the host cannot read, and those
+// that have another size than the parameter had, on all ranks (a module that was made half after it was wrapped).
+void Reducer::sample_values() {
+  sampled_.clear();
+  pieces_.clear();
+  digest_ = 0;
+  if (!options_.check_replicas || ranks_->size() == 1 || progress_ < compare_values_from_) return;
+  const std::size_t turns = (parameters_.size() + kComparedAtOnce - 1) / kComparedAtOnce;
+  const auto step = static_cast<std::size_t>(progress_);
+  for (std::size_t i = step % turns * kComparedAtOnce; i < parameters_.size() && sampled_.size() < kComparedAtOnce; ++i)
+    sampled_.push_back(static_cast<int>(i));
+  const std::vector<std::span<const std::byte>> values = autograd_.values_of(sampled_);
+  pieces_.assign(sampled_.size() * kComparedWords, 0);
+  for (std::size_t i = 0; i < sampled_.size(); ++i) {
+    const std::size_t bytes = values[i].size();
+    const std::size_t length = compared_bytes(i, bytes);
+    const std::size_t pieces = (bytes + kComparedBytes - 1) / kComparedBytes;
+    const std::size_t begin = pieces < 2 ? 0 : std::min(step / turns % pieces * kComparedBytes, bytes - kComparedBytes);
+    if (length > 0) std::memcpy(&pieces_[i * kComparedWords], values[i].data() + begin, length);
+    pieces_.push_back(bytes);
+  }
+  for (const std::uint64_t word : pieces_) *digest_ = (std::rotl(*digest_, 5) ^ word) * 0x9E3779B97F4A7C15ULL;
+}
+
+/// Of a sampled parameter whose values have so many bytes.
+std::size_t Reducer::compared_bytes(std::size_t sample, std::size_t bytes) const {
+  const bool as_before = bytes == parameters_[static_cast<std::size_t>(sampled_[sample])].bytes();
+  return as_before ? std::min(bytes, kComparedBytes) : 0;
+}
+
+void Reducer::compare_values() {
+  const auto rows = gather_rows(*ranks_, pieces_);
+  const auto bytes_of = [&](std::size_t rank, std::size_t i) {
+    return rows[rank][sampled_.size() * kComparedWords + i];
+  };
+  const auto piece_of = [&](std::size_t rank, std::size_t i) {
+    return std::span(reinterpret_cast<const std::byte*>(&rows[rank][i * kComparedWords]),
+                     compared_bytes(i, bytes_of(rank, i)));
+  };
+  std::size_t reference = 0;
+  while (rows[reference].empty()) ++reference;
+  const bool tells = static_cast<int>(reference) == ranks_->rank();
+  bool rounded = false;
+  for (std::size_t rank = reference + 1; rank < rows.size(); ++rank) {
+    for (std::size_t i = 0; i < sampled_.size() && !rows[rank].empty(); ++i) {
+      const DType dtype = parameters_[static_cast<std::size_t>(sampled_[i])].dtype;
+      if (bytes_of(reference, i) == 0 || bytes_of(rank, i) == 0) continue;  // one of them cannot be read
+      const auto one = piece_of(reference, i), other = piece_of(rank, i);
+      rounded = rounded || !std::ranges::equal(one, other);
+      if (bytes_of(reference, i) == bytes_of(rank, i) && !differ_by_more_than_rounding(one, other, dtype)) continue;
+      autograd_.drop_all();
+      if (tells) {
+        log::warn("train",
+                  "step {}: the ranks' parameters have drifted apart; check_replicas = false where they are meant "
+                  "to differ when a step begins",
+                  progress_ - 1);
+      }
+      autograd_.compare(sampled_, progress_);
+    }
+  }
+  if (!rounded) return;
+  if (compare_values_from_ == 0 && tells) {
+    log::warn("train",
+              "step {}: the ranks' parameters differ in their last digits, as processors or numbers of threads that "
+              "differ make them; compare_parameters_every compares all of them to the bit",
+              progress_ - 1);
+  }
+  compare_values_from_ = progress_ + kStepsBetweenRoundings;
+}
+
+}  // namespace cohort::gradients

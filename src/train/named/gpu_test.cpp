@@ -1,0 +1,109 @@
+// Engines on memory of GPUs, of the fake driver, over the fake NCCL: what Python's do not do. What they do:
+// python.torch_on_gpus, python.torch_training_on_gpus.
+#include "comm/testing/gpus.h"
+#include "train/named/engine.h"
+#include "train/named/testing.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::named {
+namespace {
+
+using comm::testing::Floats;
+using comm::testing::function_of;
+using testing::error_of;
+
+int operations_of_nccl() {
+  auto* const count = function_of<int()>("libnccl.so.2", "fake_nccl_operations");
+  return count != nullptr ? count() : 0;
+}
+
+Request request_of(Kind kind, std::string name, const Floats& input) {
+  Request request;
+  request.name = std::move(name);
+  request.kind = kind;
+  request.op = ReduceOp::Sum;
+  request.input = input.buffer();
+  request.shape = {request.input.count};
+  return request;
+}
+
+std::vector<float> floats_of(const Outcome& outcome, int gpu) {
+  std::vector<float> values(static_cast<std::size_t>(outcome.shape[0]));
+  comm::cuda::Gpu& on = comm::cuda::Gpu::at(gpu);
+  on.wait(*on.copy_to_host(values.data(), outcome.data, values.size() * sizeof(float), *on.mark(nullptr)),
+          comm::Staging::Clock::time_point::max());
+  return values;
+}
+
+/// Each rank has two floats, rank + 1 and 5, on a GPU of its own, and room for two.
+void with_engines_on_gpus(const std::function<void(Engine&, const Floats& mine, const Floats& room)>& body) {
+  run_on_threads(2, [&](Communicator comm) {
+    const Floats mine(comm, {static_cast<float>(comm.rank() + 1), 5}, comm.rank());
+    const Floats room(comm, {0, 0}, comm.rank());
+    Engine engine(std::move(comm));
+    body(engine, mine, room);
+    engine.submit(testing::barrier("end of the test")).wait();
+  });
+}
+
+TEST(NamedOnGpus, ResultsThatTheEngineAllocatesAreOnTheGpu) {
+  const int before = operations_of_nccl();
+  with_engines_on_gpus([](Engine& engine, const Floats& mine, const Floats& room) {
+    const int rank = engine.rank();
+    const auto result = [&](Kind kind) {
+      return floats_of(engine.submit(request_of(kind, std::string(name_of(kind)), mine)).outcome(), rank);
+    };
+    EXPECT_EQ(result(Kind::AllGather), (std::vector<float>{1, 5, 2, 5}));
+    EXPECT_EQ(result(Kind::ReduceScatter), (std::vector<float>{rank == 0 ? 3.f : 10.f}));
+    EXPECT_EQ(result(Kind::AllToAll), rank == 0 ? (std::vector<float>{1, 2}) : (std::vector<float>{5, 5}));
+    Request spread = request_of(Kind::Broadcast, "spread", mine);
+    spread.output = room.buffer();
+    spread.root = 1;
+    engine.submit(spread).wait();
+    EXPECT_EQ(room.values(), (std::vector<float>{2, 5}));
+    EXPECT_EQ(mine.values()[0], static_cast<float>(rank + 1));
+  });
+  EXPECT_EQ(operations_of_nccl() - before, 2 * 4);
+}
+
+TEST(NamedOnGpus, RanksThatHaveJoinedAreServedByTheHost) {
+  const int before = operations_of_nccl();
+  with_engines_on_gpus([](Engine& engine, const Floats& mine, const Floats& room) {
+    if (engine.rank() == 0) {
+      EXPECT_EQ(floats_of(engine.submit(request_of(Kind::AllGather, "gather", mine)).outcome(), 0),
+                (std::vector<float>{1, 5}));
+      Request spread = request_of(Kind::Broadcast, "spread", mine);
+      spread.output = room.buffer();
+      engine.submit(spread).wait();
+      EXPECT_EQ(room.values(), (std::vector<float>{1, 5}));
+      Request sum = request_of(Kind::AllReduce, "sum", mine);
+      sum.output = room.buffer();
+      sum.postscale = 2;
+      engine.submit(sum).wait();
+      EXPECT_EQ(room.values(), (std::vector<float>{2, 10}));
+      EXPECT_EQ(error_of(engine.submit(request_of(Kind::AllToAll, "exchange", mine))).code(), ErrorCode::Mismatch);
+    }
+    engine.join();
+  });
+  EXPECT_EQ(operations_of_nccl() - before, 0);
+}
+
+TEST(NamedOnGpus, InputAndOutputAreOnOneDevice) {
+  with_engines_on_gpus([](Engine& engine, const Floats& mine, const Floats& room) {
+    Request sum = request_of(Kind::AllReduce, "sum", mine);
+    sum.output = room.buffer();
+    sum.output.device = {};
+    EXPECT_THROW(engine.submit(sum), Error);
+    sum.output.device = {DeviceType::CUDA, 1 - engine.rank()};
+    EXPECT_THROW(engine.submit(sum), Error);
+  });
+}
+
+}  // namespace
+}  // namespace cohort::named

@@ -1,0 +1,257 @@
+#include <cohort/track.h>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/result.h"
+#include "base/unique_fd.h"
+#include "telemetry/record.h"
+#include "telemetry/status_page.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <map>
+#include <mutex>
+
+namespace cohort::track {
+namespace {
+
+// ordered_json, so that "event" and "time" come first: people read these lines too.
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr int kSchema = 1;
+
+double unix_seconds(std::chrono::system_clock::time_point time = std::chrono::system_clock::now()) {
+  const auto now = time.time_since_epoch();
+  return static_cast<double>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count()) / 1000.0;
+}
+
+double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+OrderedJson to_json(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
+  return value;
+}
+
+OrderedJson to_json(const Value& value) {
+  return std::visit(
+      [](const auto& held) -> OrderedJson {
+        if constexpr (std::is_same_v<std::decay_t<decltype(held)>, double>)
+          return to_json(held);
+        else
+          return held;
+      },
+      value.get());
+}
+
+void add(OrderedJson& line, const Fields& fields) {
+  for (const auto& [name, value] : fields) line[name] = to_json(value);
+}
+
+std::string line_of(const OrderedJson& line) {
+  // Text that is not UTF-8 must not stop a training run: replaced.
+  return line.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+}
+
+/// The launcher warns of a loss that is no number: the rank's page has the first.
+void look_at_loss(std::string_view name, double value, std::int64_t step) {
+  const bool is_loss = name.find("loss") != name.npos || name.find("Loss") != name.npos;
+  if (std::isfinite(value) || !is_loss) return;
+  status::StatusPage::own().note_not_finite(fmt::format("{} is {}", name,
+                                                        std::isnan(value) ? "NaN"
+                                                        : value > 0       ? "infinite"
+                                                                          : "-infinite"),
+                                            step);
+}
+
+void look_at_losses(const Fields& fields) {
+  std::int64_t step = 0;
+  for (const auto& [name, value] : fields) {
+    if (const auto* const number = std::get_if<std::int64_t>(&value.get()); number != nullptr && name == "step")
+      step = *number;
+  }
+  for (const auto& [name, value] : fields) {
+    if (const auto* const number = std::get_if<double>(&value.get())) look_at_loss(name, *number, step);
+  }
+}
+
+struct OperationTotals {
+  std::int64_t count = 0, failed = 0, zero_copy = 0;
+  std::uint64_t bytes = 0;
+  std::chrono::nanoseconds time{0}, waited{0};
+};
+
+struct Totals {
+  std::map<std::string, OperationTotals, std::less<>> operations;
+  std::int64_t steps = 0, samples = 0, buckets = 0;
+  double step_seconds = 0, exposed_seconds = 0;
+};
+
+/// Where the last whole line ends.
+off_t end_of_last_line(int fd, off_t size) {
+  char bytes[4096];
+  while (size > 0) {
+    const off_t begin = size > static_cast<off_t>(sizeof bytes) ? size - static_cast<off_t>(sizeof bytes) : 0;
+    const ssize_t got = ::pread(fd, bytes, static_cast<std::size_t>(size - begin), begin);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return -1;
+    for (ssize_t i = got; i > 0; --i) {
+      if (bytes[i - 1] == '\n') return begin + i;
+    }
+    size = begin;
+  }
+  return 0;
+}
+
+}  // namespace
+
+struct RunRecord::Impl {
+  std::filesystem::path file;
+  std::mutex write_mutex;
+  sys::UniqueFd fd;
+
+  // Apart from write_mutex, so that a progress thread never waits for the disk.
+  std::mutex totals_mutex;
+  Totals totals;
+
+  [[noreturn]] void fail_with(std::string_view what, int error) const { raise_io({-1, file, what}, error); }
+
+  void open() {
+    if (file.has_parent_path()) {
+      std::error_code error;
+      std::filesystem::create_directories(file.parent_path(), error);
+      if (error) fail_with("making the folder of the run record", error.value());
+    }
+    fd.reset(::open(file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    if (!fd) fail_with("opening the run record", errno);
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      raise(ErrorCode::Unavailable,
+            "opening the run record failed -- {} -- another process is writing to it -- give this run a folder of its "
+            "own",
+            file.string());
+    }
+    struct stat status {};
+    if (::fstat(fd.get(), &status) != 0) fail_with("opening the run record", errno);
+    if (!S_ISREG(status.st_mode)) return;
+    const off_t whole = end_of_last_line(fd.get(), status.st_size);
+    if (whole < 0) fail_with("reading the run record", errno);
+    if (whole < status.st_size) {
+      log::warn("track", "{}: its last line is torn (an earlier process was killed while writing); cut off {} bytes",
+                file.string(), static_cast<std::int64_t>(status.st_size - whole));
+      if (::ftruncate(fd.get(), whole) != 0) fail_with("cutting off the run record's torn line", errno);
+    }
+  }
+
+  void append(const OrderedJson& line) { append(line_of(line)); }
+  void append(const std::string& text) {
+    const std::scoped_lock lock(write_mutex);
+    append_all({fd.get(), file, "writing to the run record"}, text);
+  }
+};
+
+std::filesystem::path run_folder() { return env::get(env::kRunDir).value_or(""); }
+
+RunRecord::RunRecord(const std::filesystem::path& file, const RunRecordOptions& options)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->file = file;
+  impl_->open();
+  OrderedJson line = {{"event", "start"},           {"time", unix_seconds()},           {"schema", kSchema},
+                      {"program", options.program}, {"world_size", options.world_size}, {"pid", ::getpid()}};
+  char host[256] = {};
+  if (::gethostname(host, sizeof host - 1) == 0) line["host"] = host;
+  if (const auto job = env::get(env::kJobId)) line["job"] = *job;
+  OrderedJson parameters = OrderedJson::object();
+  add(parameters, options.parameters);
+  line["parameters"] = std::move(parameters);
+  impl_->append(line);
+}
+
+RunRecord::~RunRecord() = default;
+
+const std::filesystem::path& RunRecord::file() const noexcept { return impl_->file; }
+
+void RunRecord::write(std::string_view event, const Fields& fields) {
+  OrderedJson line = {{"event", event}, {"time", unix_seconds()}};
+  add(line, fields);
+  look_at_losses(fields);
+  impl_->append(line);
+}
+
+void RunRecord::write_communication() {
+  Totals totals;
+  {
+    const std::scoped_lock lock(impl_->totals_mutex);
+    totals = std::exchange(impl_->totals, Totals());
+  }
+  if (totals.operations.empty() && totals.steps == 0) return;
+  OrderedJson line = {{"event", "communication"},
+                      {"time", unix_seconds()},
+                      {"steps", totals.steps},
+                      {"samples", totals.samples},
+                      {"step_seconds", totals.step_seconds},
+                      {"exposed_seconds", totals.exposed_seconds},
+                      {"buckets", totals.buckets}};
+  OrderedJson operations = OrderedJson::object();
+  for (const auto& [name, operation] : totals.operations) {
+    operations[name] = {{"count", operation.count},           {"bytes", operation.bytes},
+                        {"seconds", seconds(operation.time)}, {"waited_seconds", seconds(operation.waited)},
+                        {"zero_copy", operation.zero_copy},   {"failed", operation.failed}};
+  }
+  line["operations"] = std::move(operations);
+  impl_->append(line);
+}
+
+void RunRecord::write_metrics(std::span<const MetricLine> lines) {
+  std::string text;
+  for (const MetricLine& metric : lines) {
+    OrderedJson line = {{"event", "metric"}, {"time", unix_seconds(metric.time)}, {"step", metric.step}};
+    if (metric.rank) line["rank"] = *metric.rank;
+    OrderedJson values = OrderedJson::object();
+    for (const auto& [name, value] : metric.values) {
+      values[name] = to_json(value);
+      look_at_loss(name, value, metric.step);
+    }
+    line["values"] = std::move(values);
+    text += line_of(line);
+  }
+  if (!text.empty()) impl_->append(text);
+}
+
+void RunRecord::on_collective(const CollectiveEvent& event) {
+  const std::scoped_lock lock(impl_->totals_mutex);
+  auto found = impl_->totals.operations.find(event.operation);
+  if (found == impl_->totals.operations.end()) {
+    found = impl_->totals.operations.emplace(std::string(event.operation), OperationTotals()).first;
+  }
+  OperationTotals& totals = found->second;
+  ++totals.count;
+  totals.failed += event.failed ? 1 : 0;
+  totals.zero_copy += event.zero_copy ? 1 : 0;
+  totals.bytes += event.bytes;
+  totals.time += event.ended - event.called;
+  totals.waited += event.waited;
+}
+
+void RunRecord::on_bucket_ready(const BucketEvent&) {
+  const std::scoped_lock lock(impl_->totals_mutex);
+  ++impl_->totals.buckets;
+}
+
+void RunRecord::on_step(const StepEvent& event) {
+  const std::scoped_lock lock(impl_->totals_mutex);
+  ++impl_->totals.steps;
+  impl_->totals.samples += event.samples;
+  impl_->totals.step_seconds += event.seconds;
+  impl_->totals.exposed_seconds += event.exposed_communication_seconds;
+}
+
+}  // namespace cohort::track
