@@ -10,7 +10,8 @@ set(core_components ${components})
 list(REMOVE_ITEM core_components cohort_launch cohort_doctor cohort_export cohort_trace cohort_watch cohort_torch)
 
 # `cmake --build BUILD --target to_install` builds what is installed; without it, nothing is (and not the half of it).
-set(to_install ${core_components} cohort)
+set(programs cohort cohort-bench cohort-doctor cohort-export cohort-trace cohort-watch)
+set(to_install ${core_components} ${programs})
 if(TARGET cohort_torch)
   list(APPEND to_install cohort_torch)
 endif()
@@ -48,9 +49,13 @@ if(TARGET cohort_torch)
   set(COHORT_BUILT_WITH_TORCH ${Torch_VERSION})
 endif()
 
-install(TARGETS cohort RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(FILES ${PROJECT_BINARY_DIR}/programs/cohort/cohort.bash RENAME cohort
-        DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+# Made by what has been installed, which knows the options of all commands.
+install(CODE "
+set(completions \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATADIR}/bash-completion/completions\")
+file(MAKE_DIRECTORY \${completions})
+execute_process(COMMAND \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}/cohort\" completion bash
+                OUTPUT_FILE \${completions}/cohort COMMAND_ERROR_IS_FATAL ANY)")
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/cohort)
 
 configure_package_config_file(cmake/cohortConfig.cmake.in ${PROJECT_BINARY_DIR}/package/cohortConfig.cmake

@@ -7,6 +7,7 @@
 #include "bench/bound.h"
 #include "bench/machine.h"
 #include "bench/operation.h"
+#include "launch/start/starter.h"
 #include "rendezvous/detect.h"
 #include "shared/child_job.h"
 
@@ -304,9 +305,10 @@ constexpr std::chrono::hours kLongEnough(24 * 365);
 void run_on_processes(int ranks, const Emit& emit) {
   JobRequest request;
   request.options = {"--standalone"};
-  request.program = sys::own_arguments();  // cohort bench WORDS
-  request.program.front() = value_or_throw(sys::own_executable());
-  request.program.insert(request.program.begin() + 2, kAsRank);
+  request.program = {value_or_throw(launch::own_command()), "bench", kAsRank};
+  const std::vector<std::string> own = sys::own_arguments();  // cohort bench WORDS, or cohort-bench WORDS
+  const auto words = own.begin() + (own.size() > 1 && own[1] == "bench" ? 2 : 1);
+  request.program.insert(request.program.end(), words, own.end());
   request.processes = ranks;
   request.timeout = kLongEnough;
   request.on_output = [&emit](const std::string& line) {

@@ -4,7 +4,7 @@
 // Never include torch: the command starts in milliseconds.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "shared/program.h"
 
 #include <string>
 #include <string_view>
@@ -14,22 +14,13 @@ namespace cohort::app {
 
 void add_run(CLI::App& app, int& exit_status);
 void add_agent(CLI::App& app, int& exit_status);
-void add_doctor(CLI::App& app, int& exit_status);
 void add_version(CLI::App& app, int& exit_status);
-void add_export(CLI::App& app, int& exit_status);
-void add_plot(CLI::App& app, int& exit_status);
-void add_watch(CLI::App& app, int& exit_status);
-void add_trace(CLI::App& app, int& exit_status);
 void add_secret(CLI::App& app, int& exit_status);
 void add_build_mpi(CLI::App& app, int& exit_status);
 void add_env(CLI::App& app, int& exit_status);
-void add_bench(CLI::App& app, int& exit_status);
 void add_check_build(CLI::App& app, int& exit_status);
 void add_help(CLI::App& app, int& exit_status);
 void add_completion(CLI::App& app, int& exit_status);
-
-/// trace.pftrace of what a job's hosts have recorded; says on stderr how that went.
-void merge_trace_of(const std::string& run_folder, bool quiet);
 
 /// What `cohort check-build` and `cohort env` print.
 void print_build();
@@ -40,8 +31,6 @@ std::string environment_reference();
 /// The words that `cohort help` takes besides commands.
 std::vector<std::string> help_topics();
 
-/// The option that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
-std::string closest(std::string_view word, const std::vector<std::string>& candidates);
 /// "torchrun's; here: -np N" for an option that `cohort run` has by another name, or not at all; empty if nobody's.
 std::string foreign_option(std::string_view word);
 
@@ -50,8 +39,5 @@ void run(const std::vector<std::string>& words, int& exit_status);
 
 /// What `cohort run --help` and --help-all show around the options, and how they break lines.
 void set_run_help(CLI::App& command);
-
-/// The names of the options and sub-commands that `app` knows.
-std::vector<std::string> option_names(const CLI::App& app);
 
 }  // namespace cohort::app

@@ -8,6 +8,7 @@
 #include "launch/plan/program.h"
 #include "launch/processes.h"
 #include "launch/start/hosts.h"
+#include "launch/start/starter.h"
 #include "launch/supervise/supervisor.h"
 #include "rendezvous/detect.h"
 #include "shared/run_options.h"
@@ -595,6 +596,23 @@ void add_run(CLI::App& app, int&) {
   command->add_option("PROGRAM", unread, "Program or .py file, and its arguments")->type_name("");
   set_run_help(*command);
 }
+
+namespace {
+
+/// trace.pftrace of what a job's hosts have recorded.
+void merge_trace_of(const std::string& run_folder, bool quiet) {
+  const auto merged =
+      launch::capture({value_or_throw(launch::own_command()), "trace", "merge", run_folder}, std::chrono::hours(1));
+  std::string text = merged ? merged->text : merged.error().what();
+  while (text.ends_with('\n')) text.pop_back();
+  if (!merged || merged->status != 0)
+    fmt::print(stderr, "cohort: the ranks' traces could not be merged: {}\n",
+               text.substr(text.starts_with("cohort: ") ? 8 : 0));
+  else if (!quiet)
+    fmt::print(stderr, "cohort: {} -- open it in ui.perfetto.dev\n", text);
+}
+
+}  // namespace
 
 void run(const std::vector<std::string>& words, int& exit_status) {
   const RunSettings settings = read_settings(words);

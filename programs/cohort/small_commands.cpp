@@ -79,57 +79,19 @@ namespace {
 // `cohort completion bash`: a script that completes commands, options and their values, made from what the command
 // itself knows of them.
 
-/// "none rank full" from the type name "STYLE:{none,rank,full}"; empty if any text may be the value.
-std::string choices(const CLI::Option& option) {
-  const std::string type = option.get_type_name();
-  const auto begin = type.find('{');
-  const auto end = type.find('}', begin);
-  if (begin == std::string::npos || end == std::string::npos) return {};
-  std::string words = type.substr(begin + 1, end - begin - 1);
-  for (char& c : words) {
-    if (c == ',') c = ' ';
-  }
-  return words;
-}
-
-std::string names_of(const CLI::Option& option, const std::string& between) {
-  std::string names;
-  const auto add = [&names, &between](const std::string& name) { names += (names.empty() ? "" : between) + name; };
-  for (const std::string& name : option.get_snames()) add("-" + name);
-  for (const std::string& name : option.get_lnames()) add("--" + name);
-  if (option.check_lname("np")) add("-np");
-  return names;
-}
-
 std::string script(const CLI::App& app) {
-  std::string commands;
-  std::string cases;
+  std::vector<std::string> commands;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    if (command->get_group().empty()) continue;
-    commands += (commands.empty() ? "" : " ") + command->get_name();
-    std::string options;
-    std::string valued;
-    std::string values;
-    for (const CLI::Option* option : command->get_options()) {
-      const std::string names = names_of(*option, " ");
-      if (names.empty()) continue;
-      options += (options.empty() ? "" : " ") + names;
-      if (option->get_items_expected_min() == 0) continue;
-      valued += (valued.empty() ? "" : " ") + names;
-      if (const std::string words = choices(*option); !words.empty()) {
-        values += fmt::format("        {}) choices='{}' ;;\n", names_of(*option, "|"), words);
-      }
-    }
-    std::string words;
-    if (command->get_name() == "help") words = fmt::format("{} {}", fmt::join(help_topics(), " "), "COMMANDS");
-    if (command->get_name() == "completion") words = "bash";
-    cases += fmt::format("    {})\n      options='{}'\n      valued=' {} '\n      words='{}'\n", command->get_name(),
-                         options, valued, words);
-    if (!values.empty()) cases += fmt::format("      case $before in\n{}      esac\n", values);
-    cases += "      ;;\n";
+    if (!command->get_group().empty()) commands.push_back(command->get_name());
   }
-  const auto place = cases.find("COMMANDS");
-  if (place != std::string::npos) cases.replace(place, 8, commands);
+  const std::string all = fmt::format("{}", fmt::join(commands, " "));
+  std::string cases;
+  std::string_view last;
+  for (const CommandProgram& program : programs()) {  // before the empty ones of the same names
+    if (std::exchange(last, program.program) != program.program) cases += completion_cases_of(program.program);
+  }
+  cases += completion_cases(
+      app, {{"help", fmt::format("{} {}", fmt::join(help_topics(), " "), all)}, {"completion", "bash"}});
   return fmt::format(R"(# Completion of `cohort` for bash; made by `cohort completion bash`.
 _cohort() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
@@ -169,7 +131,7 @@ _cohort() {{
 }}
 complete -F _cohort cohort
 )",
-                     commands, cases);
+                     all, cases);
 }
 
 }  // namespace

@@ -322,7 +322,7 @@ SoftwareFacts probe_software(const launch::Environment& environment, std::chrono
   SoftwareFacts facts;
   facts.version = launch::kVersion;
   facts.build = launch::own_announcement().build;
-  facts.path = sys::own_executable().value_or("?");
+  facts.path = launch::own_command().value_or("?");
   facts.commit = rendezvous::own_executable();
   ask_python(facts, environment, limit);
   if (launch::find_command("mpirun", environment)) {

@@ -11,6 +11,7 @@
 #include "export/sink.h"
 #include "export/tensorboard.h"
 #include "net/http.h"
+#include "shared/destination.h"
 #include "telemetry/record.h"
 
 #include <fmt/format.h>
@@ -258,22 +259,6 @@ std::unique_ptr<Sink> make_prometheus(const std::string& where, const SinkOption
   return port;
 }
 
-/// What the environment has for MLflow.
-std::optional<std::string> variable(std::string_view name) { return env::get(name); }
-
-/// "csv:FILE" is csv, and FILE. Throws InvalidArgument for what is no destination.
-std::pair<std::string, std::string> parts_of(const std::string& destination) {
-  const std::size_t colon = destination.find(':');
-  const std::string kind = destination.substr(0, colon);
-  const std::string where = colon == std::string::npos ? "" : destination.substr(colon + 1);
-  const bool is_file = kind == "tensorboard" || kind == "csv" || kind == "prometheus";
-  if ((is_file && !where.empty()) || kind == "mlflow" || destination == "kubeflow") return {kind, where};
-  raise(ErrorCode::InvalidArgument,
-        "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT, "
-        "mlflow:URI, kubeflow",
-        destination);
-}
-
 }  // namespace
 
 std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options) {
@@ -283,7 +268,7 @@ std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOption
   if (kind == "prometheus") return make_prometheus(where, options);
   if (kind == "kubeflow") return std::make_unique<KubeflowSink>(kubeflow_place({}), options.say);
   MlflowServerOptions server;
-  server.place = mlflow_place(where, variable);
+  server.place = mlflow_place(where, [](std::string_view name) { return env::get(name); });
   server.wait = options.wait ? options.wait : [](std::chrono::milliseconds time) {
     std::this_thread::sleep_for(time);
     return false;
@@ -291,22 +276,6 @@ std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOption
   server.say = options.say ? options.say : [](const std::string&) {};
   server.patience = options.patience;
   return std::make_unique<MlflowSink>(MlflowSinkOptions{options.record, std::move(server), kBatchInterval});
-}
-
-void check_destination(const std::string& destination, bool token) {
-  const auto [kind, where] = parts_of(destination);
-  if (kind == "mlflow") (void)mlflow_place(where, variable);
-  if (kind == "kubeflow") (void)kubeflow_place({});
-  if (kind == "prometheus") {
-    const auto at = port_of(where);
-    if (at && !net::is_loopback_name(at->host) && !token) {
-      raise(ErrorCode::InvalidArgument,
-            "'{}': whoever reaches this host could read it -- give a token (a file of one line, named by {}), or serve "
-            "at :{} and "
-            "reach it by `ssh -L`",
-            destination, env::kMetricsTokenFile, at->port);
-    }
-  }
 }
 
 ExportSummary export_record(const ExportRequest& request) { return Export(request).run(); }

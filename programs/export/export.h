@@ -27,8 +27,6 @@ struct SinkOptions {
 /// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "prometheus:HOST:PORT", "mlflow:URI", "kubeflow". Throws
 /// InvalidArgument, with those that there are, Io, and Unavailable.
 std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options = {});
-/// Throws what make_sink would throw without looking at files or servers. `token`: clients have to show one.
-void check_destination(const std::string& destination, bool token);
 
 struct ExportRequest {
   std::filesystem::path record;

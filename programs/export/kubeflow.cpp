@@ -41,22 +41,6 @@ std::string kubeflow_status(const RunProgress& progress, double now) {
       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-KubeflowPlace kubeflow_place(const env::Source& variables) {
-  const std::string address = env::text(env::kKubeflowServer, variables);
-  const std::size_t scheme = address.find("://");
-  const std::size_t slash = scheme == std::string::npos ? scheme : address.find('/', scheme + 3);
-  if (slash == std::string::npos || (!address.starts_with("https://") && !address.starts_with("http://"))) {
-    raise(ErrorCode::InvalidArgument,
-          "telling Kubeflow of the run failed -- {} is '{}' -- the address that its trainer sets (2.2, with the gate "
-          "TrainJobStatus) is wanted: https://HOST:PORT/PATH",
-          env::kKubeflowServer, address);
-  }
-  return {.server = address.substr(0, slash),
-          .path = address.substr(slash),
-          .certificates = env::text(env::kKubeflowCertificates, variables),
-          .token_file = env::text(env::kKubeflowToken, variables)};
-}
-
 struct KubeflowSink::Client {
   explicit Client(KubeflowPlace at) : place(std::move(at)), http(place.server) {
     http.set_connection_timeout(kControllerTime);

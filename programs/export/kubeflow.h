@@ -3,8 +3,8 @@
 // there, or refuses, is named once; the run goes on. One thread.
 #pragma once
 
-#include "base/env.h"
 #include "export/sink.h"
+#include "shared/destination.h"
 #include "telemetry/run_progress.h"
 
 #include <chrono>
@@ -16,16 +16,6 @@ namespace cohort::track {
 
 /// The body of a request. `now`: seconds since 1970.
 std::string kubeflow_status(const RunProgress& progress, double now);
-
-struct KubeflowPlace {
-  std::string server;        ///< "https://service.namespace.svc:port"
-  std::string path;          ///< on it
-  std::string certificates;  ///< a file of those that are trusted; empty: the system's
-  std::string token_file;    ///< read anew each time, since the token is replaced each hour; empty: none
-};
-
-/// As the variables KUBEFLOW_TRAINER_SERVER_* say. Throws InvalidArgument where the address is missing or none.
-KubeflowPlace kubeflow_place(const env::Source& variables);
 
 class KubeflowSink final : public Sink {
  public:

@@ -7,7 +7,8 @@
 
 #include "base/process.h"
 #include "base/unique_fd.h"
-#include "export/mlflow_place.h"
+#include "export/mlflow_state.h"
+#include "shared/destination.h"
 
 #include <nlohmann/json_fwd.hpp>
 

@@ -249,14 +249,4 @@ void PrometheusPort::publish() {
 
 const net::Address& PrometheusPort::address() const noexcept { return page_->server->address(); }
 
-std::optional<net::Address> port_of(std::string_view where) {
-  const std::size_t colon = where.rfind(':');
-  if (colon == std::string_view::npos) return std::nullopt;
-  const auto port = parse_integer<std::uint16_t>(where.substr(colon + 1));
-  if (!port) return std::nullopt;
-  if (colon == 0) return net::Address{"127.0.0.1", *port};
-  const auto address = net::parse_address(where);
-  return address ? std::optional(*address) : std::nullopt;
-}
-
 }  // namespace cohort::track

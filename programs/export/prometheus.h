@@ -11,7 +11,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 namespace cohort::track {
@@ -89,8 +88,5 @@ class PrometheusPort final : public PrometheusSink {
   struct Page;
   std::unique_ptr<Page> page_;
 };
-
-/// "HOST:PORT" or ":PORT", which is one on loopback: a place to serve at; nullopt: a file.
-std::optional<net::Address> port_of(std::string_view where);
 
 }  // namespace cohort::track

@@ -5,6 +5,7 @@
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "launch/processes.h"
+#include "launch/start/starter.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -201,7 +202,7 @@ JobOutcome JobReader::finish() && {
 JobOutcome run_job(const JobRequest& request) {
   const Folder folder;
   sys::SpawnOptions spawn;
-  spawn.path = value_or_throw(sys::own_executable());
+  spawn.path = value_or_throw(launch::own_command());
   spawn.arguments = {"cohort", "run", "--json", "--no-logs", "--run-dir", folder.path() + "/run",
                      // Whatever ends this process ends the job, and nobody else can remove its folder then.
                      "--owner", std::to_string(::getpid()), "--owner-folder", folder.path(), "--max-restarts", "0",

@@ -4,8 +4,9 @@
 #include "base/parse.h"
 #include "base/process.h"
 #include "base/result.h"
-#include "export/export.h"
+#include "launch/start/starter.h"
 #include "net/interfaces.h"
+#include "shared/destination.h"
 
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
@@ -94,7 +95,7 @@ int servers_of(Text text) {
 ProgramRequest program_request(Text text) {
   std::vector<std::string> words = words_of_command(text);
   ProgramRequest request;
-  request.program = words.front() == "cohort" ? value_or_throw(sys::own_executable()) : words.front();
+  request.program = words.front() == "cohort" ? value_or_throw(launch::own_command()) : words.front();
   request.arguments.assign(words.begin() + 1, words.end());
   return request;
 }

@@ -42,9 +42,6 @@ class Source {
   virtual std::string trouble() const = 0;
 };
 
-/// The folder of a run: as given, or the newest in ./runs. Throws Unavailable where there is none.
-std::filesystem::path find_run(const std::filesystem::path& given);
-
 class RunFiles final : public Source {
  public:
   explicit RunFiles(std::filesystem::path folder);

@@ -4,9 +4,9 @@
     pip install --editable .           the package of the build folder, wherever it is edited
 
 Without a network it needs Debian's pybind11-dev; where that is not, pip fetches pybind11 (and CMake, Ninja). The build
-folder is build/wheel-PYTHON; a second build takes seconds. The wheel holds the package, the command `cohort` and the
-shared libraries that they need beyond those of the C and C++ run-time (OpenSSL and zlib are linked statically). Its tag
-names the glibc that it needs at least: that of the machine it was built on, mostly.
+folder is build/wheel-PYTHON; a second build takes seconds. The wheel holds the package, the command `cohort` with the
+programs beside it, and the shared libraries that they need beyond those of the C and C++ run-time (OpenSSL and zlib are
+linked statically). Its tag names the glibc that it needs at least: that of the machine it was built on, mostly.
 """
 
 import base64
@@ -146,11 +146,11 @@ def _build():
     _run("cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", *options)
     if not list((BUILD / "python/cohort").glob("_core*.so")):
         _tell(f"cohort: compiling, some minutes ({os.cpu_count()} cores); the next time it takes seconds")
-    _run("cmake", "--build", str(BUILD), "--target", "cohort_python", "cohort")
+    _run("cmake", "--build", str(BUILD), "--target", "cohort_python", "programs")
     installed = BUILD / "installed"
     shutil.rmtree(installed, ignore_errors=True)
     _run("cmake", "--install", str(BUILD), "--component", "python", "--strip", "--prefix", str(installed))
-    programs = [installed / "command/cohort", *(installed / "cohort").glob("*.so")]
+    programs = [*(installed / "command").iterdir(), *(installed / "cohort").glob("*.so")]
     needed = dict(found for program in programs for found in _needed(program))  # before there is a place to find them in
     libraries = installed / "cohort.libs"
     libraries.mkdir()
@@ -192,8 +192,8 @@ class _Wheel:
 def _make(folder, package):
     installed = _build()
     programs = [file for file in sorted(installed.rglob("*")) if file.is_file() and "so" in file.name.split(".")]
-    command = installed / "command/cohort"
-    wheel = _Wheel(folder, _tag(_glibc([command, *programs])))
+    commands = sorted((installed / "command").iterdir())
+    wheel = _Wheel(folder, _tag(_glibc([*commands, *programs])))
     for part in ("cohort", "cohort.libs") if package else ("cohort.libs",):
         for file in sorted(path for path in (installed / part).rglob("*") if path.is_file()):
             wheel.add(file.relative_to(installed).as_posix(), file.read_bytes(), 0o755 if file in programs else 0o644)
@@ -202,8 +202,9 @@ def _make(folder, package):
     # The command finds this in the environment's share/.
     for file in sorted((installed / "as-horovod").rglob("*.py")):
         wheel.add(f"cohort-{_version()}.data/data/share/cohort/{file.relative_to(installed)}", file.read_bytes())
-    # Installers put this into the environment's bin/ as it is.
-    wheel.add(f"cohort-{_version()}.data/scripts/cohort", command.read_bytes(), 0o755)
+    # Installers put these into the environment's bin/ as they are.
+    for command in commands:
+        wheel.add(f"cohort-{_version()}.data/scripts/{command.name}", command.read_bytes(), 0o755)
     return wheel.close()
 
 

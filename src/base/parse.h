@@ -40,6 +40,13 @@ inline std::optional<bool> parse_truth(std::string_view text) noexcept {
   return std::nullopt;
 }
 
+/// Takes what stands before the first of `marks`, and the mark; all where there is none.
+inline std::string_view take_until(std::string_view& text, std::string_view marks) noexcept {
+  const std::string_view taken = text.substr(0, text.find_first_of(marks));
+  text.remove_prefix(taken.size() == text.size() ? taken.size() : taken.size() + 1);
+  return taken;
+}
+
 /// FNV-1a (Fowler, Noll, Vo): for names and to tell texts apart, nothing that has to withstand anybody.
 constexpr std::uint64_t fnv1a(std::string_view text) noexcept {
   std::uint64_t hash = 0xcbf29ce484222325U;

@@ -273,7 +273,7 @@ TEST(MemberInfoTest, TravelsWhole) {
 }
 
 TEST(ProgramIdentityTest, ThisProgramHasAName) {
-  EXPECT_TRUE(rendezvous::own_executable().starts_with("meet_tests (")) << rendezvous::own_executable();
+  EXPECT_TRUE(rendezvous::own_executable().starts_with("rendezvous_tests (")) << rendezvous::own_executable();
   EXPECT_EQ(rendezvous::own_executable(), rendezvous::own_executable());
   EXPECT_EQ(rendezvous::loaded_torch(), "") << "no test of this room links it";
 }

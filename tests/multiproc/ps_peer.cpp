@@ -28,6 +28,7 @@
 #include <deque>
 #include <optional>
 #include <random>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -88,9 +89,9 @@ class Saver {
 }
 
 /// Breaks a connection of this process about every 20 ms, as a network would.
-void break_connections(const std::atomic<bool>& ended) {
+void break_connections(const std::stop_token& ended) {
   std::mt19937 random(std::random_device{}());
-  while (!ended) {
+  while (!ended.stop_requested()) {
     ::usleep(20'000);
     ps::testing::break_a_connection(random);
   }
@@ -112,11 +113,10 @@ int work(int argc, char** argv) {
   for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
   const std::vector<float> ones(20, -1);
   std::vector<float> counts(keys.size());
-  std::atomic<bool> ended{false};
   std::optional<Saver> saver;
   if (options.worker == 0) saver.emplace(client);
-  std::thread breaker;
-  if (resets) breaker = std::thread([&] { break_connections(ended); });
+  std::jthread breaker;  // which ends with an error of ours, too
+  if (resets) breaker = std::jthread(break_connections);
   std::printf("works from clock %lld\n", static_cast<long long>(client.now()));
   std::fflush(stdout);
   for (int done = 0; (backup ? client.now() : done) < clocks; ++done) {
@@ -130,8 +130,7 @@ int work(int argc, char** argv) {
     std::printf("ended %d, %lld counted\n", done + 1, static_cast<long long>(done + 1 - client.late_clocks()));
     std::fflush(stdout);
   }
-  ended = true;
-  if (resets) breaker.join();
+  breaker = {};
   saver.reset();
   client.barrier();
   table.pull(keys, counts).wait();

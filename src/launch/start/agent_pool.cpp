@@ -283,7 +283,7 @@ FailedStart AgentPool::failed_start(const AgentHandle& member) const {
   failed.method = options_.remote.method;
   failed.host = member.host.name;
   failed.command =
-      options_.remote.remote_cohort.empty() ? sys::own_executable().value_or("cohort") : options_.remote.remote_cohort;
+      options_.remote.remote_cohort.empty() ? own_command().value_or("cohort") : options_.remote.remote_cohort;
   failed.ssh.clear();
   for (const std::string& word : options_.remote.ssh)
     failed.ssh += (failed.ssh.empty() ? "" : " ") + shell_quoted(word);

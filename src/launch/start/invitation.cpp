@@ -53,7 +53,7 @@ Announcement own_announcement() {
   out.build = fmt::format("{}, {}{}", kCompiler, kBuildType,
                           kTorchVersion.empty() ? std::string() : fmt::format(", libtorch {}", kTorchVersion));
   out.host = sys::host_name();
-  out.path = sys::own_executable().value_or("?");
+  out.path = own_command().value_or("?");
   return out;
 }
 

@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
+#include <filesystem>
 #include <utility>
 
 namespace cohort::launch {
@@ -136,13 +137,20 @@ Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::str
 
 }  // namespace
 
+Result<std::string> own_command() {
+  auto own = sys::own_executable();
+  if (!own) return own;
+  const std::filesystem::path path = *own;
+  return path.filename().string().starts_with("cohort-") ? (path.parent_path() / "cohort").string() : *own;
+}
+
 Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,
                                        const net::Secret& secret, int input_fd) {
   constexpr int kSecretFd = 3;
   constexpr int kInputFd = 4;
   auto secret_file = secret.to_sealed_memfd();
   if (!secret_file) return tl::unexpected(secret_file.error());
-  auto executable = sys::own_executable();
+  auto executable = own_command();
   if (!executable) return tl::unexpected(executable.error());
   auto lifeline = make_pipe();
   if (!lifeline) return tl::unexpected(lifeline.error());
@@ -151,7 +159,7 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
 
   sys::SpawnOptions options;
   // By the link, since the file may have been replaced by a newer one (an upgrade, a rebuild) while we run.
-  options.path = "/proc/self/exe";
+  options.path = *executable == sys::own_executable().value_or("") ? "/proc/self/exe" : *executable;
   options.arguments = {*executable,    "agent",
                        "--connect",    net::to_string(supervisor.tcp),
                        "--secret-fd",  std::to_string(kSecretFd),
@@ -219,7 +227,7 @@ std::vector<std::string> remote_command(const RemoteOptions& options, const std:
 }
 
 Result<AgentProcess> start_remote_agent(const RemoteOptions& remote, const PlannedHost& host) {
-  auto executable = sys::own_executable();
+  auto executable = own_command();
   if (!executable) return tl::unexpected(executable.error());
   const auto words =
       remote_command(remote, host.name, remote.remote_cohort.empty() ? *executable : remote.remote_cohort);

@@ -34,6 +34,9 @@ struct Captured {
 /// there or cannot be started, with Timeout if it has not ended within `limit`.
 Result<Captured> capture(const std::vector<std::string>& command, std::chrono::milliseconds limit);
 
+/// The command `cohort`: this program, or the one beside it that this is a program of (cohort-doctor).
+Result<std::string> own_command();
+
 struct AgentProcess {
   sys::ChildProcess process;
   sys::UniqueFd lifeline;  ///< write end; over a command an invitation is written, and nothing after it

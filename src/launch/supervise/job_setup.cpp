@@ -342,7 +342,7 @@ std::string describe_job(const RunOptions& options) {
   if (known.elsewhere) {
     text += "\n\nagents of other hosts";
     const std::string path =
-        options.remote.remote_cohort.empty() ? value_or_throw(sys::own_executable()) : options.remote.remote_cohort;
+        options.remote.remote_cohort.empty() ? value_or_throw(own_command()) : options.remote.remote_cohort;
     for (const PlannedHost& host : setup.plan.hosts) {
       if (host.local) continue;
       text += "\n ";

@@ -3,9 +3,10 @@
 #include "base/hardware.h"
 #include "base/result.h"
 #include "base/signals.h"
-#include "cohort/commands.h"
 #include "net/address.h"
 #include "net/socket.h"
+#include "shared/find_run.h"
+#include "shared/program.h"
 #include "watch/page_server.h"
 #include "watch/screen.h"
 #include "watch/source.h"
@@ -63,7 +64,7 @@ net::Secret token_of_page(const std::string& file) {
 
 void serve(const WatchArguments& arguments) {
   sys::SignalFd signals = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
-  watch::RunFiles run(watch::find_run(arguments.run));
+  watch::RunFiles run(find_run(arguments.run));
   const net::Secret token = value_or_throw(arguments.token_file.empty() ? net::Secret::generate()
                                                                         : net::Secret::from_file(arguments.token_file));
   watch::PageServer server(run, {arguments.address, arguments.port}, token);
@@ -81,10 +82,9 @@ void serve(const WatchArguments& arguments) {
 
 }  // namespace
 
-void add_watch(CLI::App& app, int& exit_status) {
+static void add_watch(CLI::App& app, int& exit_status) {
   const auto arguments = std::make_shared<WatchArguments>();
-  CLI::App* command =
-      app.add_subcommand("watch", "Show a run's progress: steps, speed, waiting and last line of each rank");
+  CLI::App* command = app.add_subcommand("watch", std::string(program_of("watch")->about));
   command->add_option(
       "RUN", arguments->run,
       "Folder of a run, or HOST:PORT of the page that another `cohort watch` serves [the newest in ./runs]");
@@ -113,10 +113,12 @@ void add_watch(CLI::App& app, int& exit_status) {
     } else {
       if (!arguments->token_file.empty())
         raise(ErrorCode::InvalidArgument, "--token-file is for --page and HOST:PORT, and neither is given");
-      source = std::make_unique<watch::RunFiles>(watch::find_run(arguments->run));
+      source = std::make_unique<watch::RunFiles>(find_run(arguments->run));
     }
     exit_status = watch::watch(*source, arguments->options);
   });
 }
 
 }  // namespace cohort::app
+
+int main(int argc, char** argv) { return cohort::app::program_main(argc, argv, {cohort::app::add_watch}); }

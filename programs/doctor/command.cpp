@@ -3,7 +3,7 @@
 #include "doctor/examination.h"
 #include "launch/start/hosts.h"
 
-#include "cohort/commands.h"
+#include "shared/program.h"
 #include "shared/run_options.h"
 
 #include <unistd.h>
@@ -77,9 +77,9 @@ void add_host(CLI::App& app) {
 
 }  // namespace
 
-void add_doctor(CLI::App& app, int& exit_status) {
+static void add_doctor(CLI::App& app, int& exit_status) {
   auto options = std::make_shared<DoctorOptions>();
-  CLI::App* command = app.add_subcommand("doctor", "Look for what would hinder a job, on this host or on several");
+  CLI::App* command = app.add_subcommand("doctor", std::string(program_of("doctor")->about));
   command->footer(kDoctorFooter);
   add_shared_options(
       *command,
@@ -94,3 +94,5 @@ void add_doctor(CLI::App& app, int& exit_status) {
 }
 
 }  // namespace cohort::app
+
+int main(int argc, char** argv) { return cohort::app::program_main(argc, argv, {cohort::app::add_doctor}); }

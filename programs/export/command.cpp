@@ -1,22 +1,19 @@
 // `cohort export`: a checkpoint as a file of weights, or a run's record for those who show runs.
 // `cohort plot`: the curves of a run, or of several, drawn from their records.
-// `cohort trace`: what ranks did, event by event, of a run that was started with --trace.
 
-#include "export/export.h"
 #include "base/env.h"
 #include "base/files.h"
-#include "base/parse.h"
 #include "base/result.h"
 #include "base/signals.h"
 #include "base/terminal.h"
-#include "cohort/commands.h"
+#include "export/export.h"
 #include "export/prometheus.h"
+#include "shared/destination.h"
+#include "shared/find_run.h"
+#include "shared/program.h"
 #include "telemetry/record.h"
-#include "trace/merge.h"
-#include "trace/report.h"
 #include "train/formats/weights.h"
 #include "train/track/curves.h"
-#include "watch/source.h"
 
 #include <fmt/core.h>
 #include <fmt/format.h>
@@ -184,11 +181,9 @@ void export_run(ExportArguments& arguments) {
 
 }  // namespace
 
-void add_export(CLI::App& app, int&) {
+static void add_export(CLI::App& app, int&) {
   auto arguments = std::make_shared<ExportArguments>();
-  CLI::App* command = app.add_subcommand(
-      "export",
-      "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, Prometheus, a CSV file");
+  CLI::App* command = app.add_subcommand("export", std::string(program_of("export")->about));
   command
       ->add_option("FROM", arguments->options.from,
                    "A checkpoint, a folder of them (its newest), a .safetensors or a .pt; with --to a run's folder, or "
@@ -275,10 +270,9 @@ void plot(const PlotArguments& arguments) {
 
 }  // namespace
 
-void add_plot(CLI::App& app, int& /*exit_status*/) {
+static void add_plot(CLI::App& app, int& /*exit_status*/) {
   const auto arguments = std::make_shared<PlotArguments>();
-  CLI::App* command =
-      app.add_subcommand("plot", "Draw the curves of a run, or of several to compare them, as an SVG picture");
+  CLI::App* command = app.add_subcommand("plot", std::string(program_of("plot")->about));
   command->add_option("RUN", arguments->runs, "folders of runs, or their run.jsonl [the newest in ./runs]");
   command->add_option("-o,--output", arguments->output,
                       "the picture [curves.svg beside the record; of several runs compare.svg]");
@@ -290,98 +284,13 @@ void add_plot(CLI::App& app, int& /*exit_status*/) {
               {"epoch", track::Over::Epoch}, {"step", track::Over::Step}, {"time", track::Over::Time}},
           CLI::ignore_case));
   command->callback([arguments] {
-    if (arguments->runs.empty()) arguments->runs.push_back(watch::find_run({}));
+    if (arguments->runs.empty()) arguments->runs.push_back(find_run({}));
     plot(*arguments);
   });
 }
 
-namespace {
-
-struct MergeArguments {
-  fs::path run, output;
-  std::vector<std::string> others;
-  bool json = false;
-};
-
-/// "3=trace.json" names the rank of a trace that does not say it.
-track::ChromeTrace read_other(const std::string& word) {
-  const auto equals = word.find('=');
-  const auto rank = equals == std::string::npos ? std::nullopt : parse_integer<std::uint32_t>(word.substr(0, equals));
-  track::ChromeTrace trace = track::read_chrome_trace(rank ? word.substr(equals + 1) : word);
-  if (rank) trace.rank = *rank;
-  return trace;
-}
-
-std::string summary_of(const track::MergeSummary& summary) {
-  std::string text = fmt::format("{} events of {} ranks", summary.events, summary.ranks);
-  for (const std::string& remark : summary.remarks) text += "; " + remark;
-  return text;
-}
-
-void merge(const MergeArguments& arguments) {
-  const track::TraceSet set = track::open_traces(arguments.run);
-  std::vector<track::ChromeTrace> others;
-  for (const std::string& word : arguments.others) others.push_back(read_other(word));
-  fs::path output = arguments.output;
-  if (output.empty()) {
-    if (!fs::is_directory(arguments.run))
-      raise(ErrorCode::InvalidArgument, "{}: this is no folder of a run: give the output with -o",
-            arguments.run.string());
-    output = arguments.run / (arguments.json ? "trace.json" : "trace.pftrace");
-  }
-  const auto summary =
-      arguments.json ? track::merge_as_json(set, others, output) : track::merge_traces(set, others, output);
-  fmt::print("{}: {}\n", output.string(), summary_of(summary));
-}
-
-}  // namespace
-
-void merge_trace_of(const std::string& run_folder, bool quiet) {
-  try {
-    const fs::path output = fs::path(run_folder) / "trace.pftrace";
-    const auto summary = track::merge_traces(track::open_traces(run_folder), {}, output);
-    if (!quiet)
-      fmt::print(stderr, "cohort: {}: {} -- open it in ui.perfetto.dev\n", output.string(), summary_of(summary));
-  } catch (const Error& error) {
-    fmt::print(stderr, "cohort: the ranks' traces could not be merged: {}\n", error.what());
-  }
-}
-
-void add_trace(CLI::App& app, int& /*exit_status*/) {
-  CLI::App* trace =
-      app.add_subcommand("trace", "What the ranks of a run did, event by event: `cohort run --trace` first");
-  trace->require_subcommand(1);
-
-  const auto arguments = std::make_shared<MergeArguments>();
-  CLI::App* merging = trace->add_subcommand("merge", "One trace of all ranks, with other programs' traces beside them");
-  merging->add_option("run", arguments->run, "Folder of a run, or one host's trace/host-N.pftrace")->required();
-  merging->add_option("other", arguments->others,
-                      "Traces of torch's profiler (Kineto), or of Horovod's timeline; 3=FILE for one that does not say "
-                      "that it is rank 3's");
-  merging->add_option("-o,--output", arguments->output,
-                      "The trace (default: trace.pftrace or trace.json in the run's folder); with --json a folder gets "
-                      "a file of each rank");
-  merging->add_flag("--json", arguments->json,
-                    "Chrome's JSON, as torch's profiler writes it, instead of Perfetto's format");
-  merging->callback([arguments] { merge(*arguments); });
-
-  struct ReportArguments {
-    fs::path run;
-    bool json = false;
-  };
-  const auto wanted = std::make_shared<ReportArguments>();
-  CLI::App* report =
-      trace->add_subcommand("report", "Which rank is late, what communication costs, which operations take longest");
-  report->add_option("run", wanted->run, "Folder of a run, or one host's trace/host-N.pftrace")->required();
-  report->add_flag("--json", wanted->json, "Everything, as JSON");
-  report->callback([wanted] {
-    const track::TraceReport made = track::make_report(track::open_traces(wanted->run));
-    std::fputs((wanted->json ? track::to_json(made) : track::to_text(made)).c_str(), stdout);
-  });
-  trace->footer(
-      "Examples: cohort run --trace -np 4 ./train\n"
-      "          cohort trace report runs/latest\n"
-      "          cohort trace merge runs/latest -o all.pftrace profile-0.json profile-1.json");
-}
-
 }  // namespace cohort::app
+
+int main(int argc, char** argv) {
+  return cohort::app::program_main(argc, argv, {cohort::app::add_export, cohort::app::add_plot});
+}

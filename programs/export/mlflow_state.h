@@ -1,4 +1,3 @@
-// Where an MLflow sink writes: the server, the experiment, the run, and what lets it in. Plain data.
 // How far a record has got into an MLflow server, in a file beside the record: a sink that was killed goes on there.
 // One process at a time has it (it is locked). One thread.
 #pragma once
@@ -7,36 +6,10 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 
 namespace cohort::track {
-
-struct MlflowPlace {
-  std::string server;  ///< "https://host:5000", without a path
-  std::string prefix;  ///< of paths: "/mlflow", or empty
-  std::string store;  ///< without a server (MlflowStore): "sqlite:////abs/mlflow.db", or a folder, "file:///abs/mlruns"
-  std::string experiment, experiment_id;
-  std::string run;       ///< of somebody else, who ends it; empty: one of the sink's own
-  std::string run_name;  ///< for one of its own
-  // These are never shown.
-  std::string token, user, password;
-  std::string certificates, own_certificate;  ///< paths
-  bool checks_certificate = true;
-  bool databricks = false;
-
-  std::string shown() const { return store.empty() ? server + prefix : store; }
-};
-
-/// Reads an environment variable; nullopt: it is not set, or empty.
-using Lookup = std::function<std::optional<std::string>(std::string_view name)>;
-
-/// `uri`: "http://HOST:PORT[?experiment=NAME&run=ID]", "databricks", "sqlite:///FILE", a folder ("/...", "./..." or
-/// "file:..."), or empty, which is MLFLOW_TRACKING_URI; the rest is from MLflow's own variables. Throws InvalidArgument
-/// for what it cannot be, with what to type instead.
-MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable);
 
 /// A name that MLflow takes for a metric or a parameter: other characters are '_', and it has at most 250 bytes.
 std::string mlflow_key(std::string_view name);

@@ -4,7 +4,7 @@
 #include "bench/options.h"
 #include "bench/table.h"
 #include "bench/training/training.h"
-#include "cohort/commands.h"
+#include "shared/program.h"
 
 #include "base/files.h"
 #include "base/hardware.h"
@@ -165,9 +165,9 @@ void run_bench(const BenchOptions& options, int& exit_status) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, int& exit_status) {
+static void add_bench(CLI::App& app, int& exit_status) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* command = app.add_subcommand("bench", "Measure collectives on this machine");
+  CLI::App* command = app.add_subcommand("bench", std::string(program_of("bench")->about));
   command->footer(kBenchFooter);
   bench::Words& words = options->words;
   command->add_option("COLLECTIVES", words.collectives, "What to measure [all_reduce]")->type_name("");
@@ -223,3 +223,13 @@ void add_bench(CLI::App& app, int& exit_status) {
 }
 
 }  // namespace cohort::app
+
+int main(int argc, char** argv) {
+  return cohort::app::program_main(argc, argv, {cohort::app::add_bench}, [](std::vector<std::string>& words) {
+    // -np is one word to everyone who comes from MPI; CLI11 would read -n p.
+    for (std::string& word : words) {
+      if (word == "--") break;  // a command's own
+      if (word == "-np" || word == "-nproc" || word.starts_with("-np=")) word = "-" + word;
+    }
+  });
+}

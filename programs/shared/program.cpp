@@ -1,0 +1,292 @@
+#include "shared/program.h"
+
+#include "base/files.h"
+#include "base/process.h"
+#include "base/result.h"
+#include "launch/start/starter.h"
+
+#include <cohort/error.h>
+
+#include <fmt/format.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+namespace cohort::app {
+namespace {
+
+constexpr int kUsageStatus = 2;
+
+/// What a program is asked for its part of the completion.
+constexpr const char* kCompletion = "--completion";
+
+constexpr std::array kPrograms{
+    CommandProgram{
+        "export", "cohort-export",
+        "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, Prometheus, a CSV file"},
+    CommandProgram{"plot", "cohort-export",
+                   "Draw the curves of a run, or of several to compare them, as an SVG picture"},
+    CommandProgram{"watch", "cohort-watch", "Show a run's progress: steps, speed, waiting and last line of each rank"},
+    CommandProgram{"trace", "cohort-trace", "What the ranks of a run did, event by event: `cohort run --trace` first"},
+    CommandProgram{"bench", "cohort-bench", "Measure collectives on this machine"},
+    CommandProgram{"doctor", "cohort-doctor", "Look for what would hinder a job, on this host or on several"},
+    CommandProgram{"doctor-host", "cohort-doctor", ""},  // which `cohort doctor` starts
+};
+
+/// Of the process that this command belongs to (--owner-folder); empty: none.
+std::string owner_folder;
+
+/// Why the command ends: on stderr; and for its owner, since there may be no record, in the file `refused`.
+void complain(const std::string& why) {
+  std::fprintf(stderr, "cohort: %s\n", why.c_str());
+  if (!owner_folder.empty()) (void)sys::write_file_atomically(owner_folder + "/refused", why);
+}
+
+/// The sub-command that the words chose, for help texts.
+std::string chosen_command(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? "cohort" : "cohort " + chosen.front()->get_name();
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  return names;
+}
+
+/// "; did you mean --json?" for an option that the chosen command does not have.
+std::string meant_option(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  if (chosen.empty()) return {};
+  for (const std::string& word : app.remaining(true)) {
+    if (!word.starts_with('-')) continue;
+    const std::string meant = closest(word.substr(0, word.find('=')), option_names(*chosen.front()));
+    if (!meant.empty()) return "; did you mean " + meant + "?";
+  }
+  return {};
+}
+
+/// Where a daemon has closed them (`cohort run <&- >&-`), a socket would get the number of stdin or stdout otherwise.
+void open_standard_descriptors() {
+  int fd = -1;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= 2);
+  if (fd >= 0) ::close(fd);
+}
+
+// "Did you mean": edit distance with transpositions (Damerau 1964, restricted form).
+
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<std::size_t>> cost(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) cost[i][0] = i;
+  for (std::size_t j = 0; j <= b.size(); ++j) cost[0][j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = cost[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1, replaced});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return cost[a.size()][b.size()];
+}
+
+std::string_view without_dashes(std::string_view word) {
+  word.remove_prefix(std::min(word.find_first_not_of('-'), word.size()));
+  return word;
+}
+
+/// "none rank full" from the type name "STYLE:{none,rank,full}"; empty if any text may be the value.
+std::string choices(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  const auto begin = type.find('{');
+  const auto end = type.find('}', begin);
+  if (begin == std::string::npos || end == std::string::npos) return {};
+  std::string words = type.substr(begin + 1, end - begin - 1);
+  for (char& c : words) {
+    if (c == ',') c = ' ';
+  }
+  return words;
+}
+
+std::string names_of(const CLI::Option& option, const std::string& between) {
+  std::string names;
+  const auto add = [&names, &between](const std::string& name) { names += (names.empty() ? "" : between) + name; };
+  for (const std::string& name : option.get_snames()) add("-" + name);
+  for (const std::string& name : option.get_lnames()) add("--" + name);
+  if (option.check_lname("np")) add("-np");
+  return names;
+}
+
+}  // namespace
+
+std::string closest(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::string_view wanted = without_dashes(word);
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(1, wanted.size() / 3) + 1;
+  for (const std::string& candidate : candidates) {
+    const std::string_view name = without_dashes(candidate);
+    std::size_t d = distance(wanted, name);
+    // A word cut short or run on ("--time" for "--timeout") is close too.
+    if (wanted.size() >= 3 && name.starts_with(wanted)) d = std::min<std::size_t>(d, 1);
+    if (d < best_distance) {
+      best_distance = d;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::span<const CommandProgram> programs() noexcept { return kPrograms; }
+
+const CommandProgram* program_of(std::string_view command) noexcept {
+  const auto* const found = std::find_if(kPrograms.begin(), kPrograms.end(), [command](const CommandProgram& program) {
+    return program.command == command;
+  });
+  return found == kPrograms.end() ? nullptr : found;
+}
+
+bool has_command(const CLI::App& app, std::string_view name) {
+  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
+  return std::any_of(commands.begin(), commands.end(), [&](const CLI::App* one) { return one->get_name() == name; });
+}
+
+int fail_usage(const std::string& message, const std::string& command) {
+  complain(message);
+  std::fprintf(stderr, "(try `%s --help`)\n", command.c_str());
+  return kUsageStatus;
+}
+
+void run_program(const CommandProgram& program, const std::vector<std::string>& words) {
+  const std::filesystem::path own = value_or_throw(sys::own_executable());
+  const std::string path = (own.parent_path() / program.program).string();
+  std::vector<std::string> all = {own.string()};
+  all.insert(all.end(), words.begin(), words.end());
+  std::vector<char*> arguments;
+  for (std::string& word : all) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::execv(path.c_str(), arguments.data());
+  raise(
+      ErrorCode::Unavailable,
+      "`cohort {}` is the program {}, which cannot be started: {} -- it is installed with the command (tools/install, "
+      "pip); in a build folder: cmake --build BUILD --target programs",
+      program.command, path, errno_text(errno));
+}
+
+void set_up(CLI::App& app) {
+  app.require_subcommand(1);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) { return std::string(error.what()) + "\n"; });
+}
+
+void parse_words(CLI::App& app, std::vector<std::string> words) {
+  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+  app.parse(words);
+}
+
+int parse_and_run(CLI::App& app, int& exit_status, const std::function<void()>& parse) {
+  try {
+    parse();
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ExtrasError& error) {
+    return fail_usage(error.what() + meant_option(app), chosen_command(app));
+  } catch (const CLI::ParseError& error) {
+    return fail_usage(error.what(), chosen_command(app));
+  } catch (const Error& error) {
+    complain(error.what());
+    if (exit_status != 0) return exit_status;
+    return error.code() == ErrorCode::InvalidArgument ? kUsageStatus : 1;
+  }
+  return exit_status;
+}
+
+int guarded_main(int argc, char** argv, const std::function<int(const std::vector<std::string>&)>& body) {
+  std::signal(SIGCHLD, SIG_DFL);  // where the caller ignores it, no child could be waited for
+  open_standard_descriptors();
+  for (int i = 1; i + 1 < argc && std::string_view(argv[i]) != "--"; ++i) {
+    if (std::string_view(argv[i]) == "--owner-folder") owner_folder = argv[i + 1];
+  }
+  try {
+    return body({argv + std::min(argc, 1), argv + argc});
+  } catch (const Error& error) {
+    complain(error.what());
+    return error.code() == ErrorCode::InvalidArgument ? kUsageStatus : 1;
+  } catch (const std::system_error& error) {  // of a thread that cannot be started
+    const bool limited = error.code() == std::errc::resource_unavailable_try_again;
+    complain(error.what() + (limited ? "; " + sys::limit_of_processes() : ""));
+    return 1;
+  } catch (const std::exception& error) {
+    complain(error.what());
+    return 1;
+  }
+}
+
+std::string completion_cases(const CLI::App& app, const std::map<std::string, std::string>& behind) {
+  std::string cases;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_group().empty()) continue;
+    std::string options;
+    std::string valued;
+    std::string values;
+    for (const CLI::Option* option : command->get_options()) {
+      const std::string names = names_of(*option, " ");
+      if (names.empty()) continue;
+      options += (options.empty() ? "" : " ") + names;
+      if (option->get_items_expected_min() == 0) continue;
+      valued += (valued.empty() ? "" : " ") + names;
+      if (const std::string words = choices(*option); !words.empty()) {
+        values += fmt::format("        {}) choices='{}' ;;\n", names_of(*option, "|"), words);
+      }
+    }
+    const auto words = behind.find(command->get_name());
+    cases += fmt::format("    {})\n      options='{}'\n      valued=' {} '\n      words='{}'\n", command->get_name(),
+                         options, valued, words == behind.end() ? "" : words->second);
+    if (!values.empty()) cases += fmt::format("      case $before in\n{}      esac\n", values);
+    cases += "      ;;\n";
+  }
+  return cases;
+}
+
+std::string completion_cases_of(std::string_view program) {
+  const std::string path =
+      (std::filesystem::path(value_or_throw(sys::own_executable())).parent_path() / program).string();
+  const auto cases = launch::capture({path, kCompletion}, std::chrono::seconds(10));
+  return cases && cases->status == 0 ? cases->text : "";
+}
+
+int program_main(int argc, char** argv, std::initializer_list<AddCommand> commands,
+                 void (*prepare)(std::vector<std::string>& words)) {
+  return guarded_main(argc, argv, [commands, prepare](std::vector<std::string> words) {
+    CLI::App app(std::string(kAbout), "cohort");
+    set_up(app);
+    int exit_status = 0;
+    for (const AddCommand add : commands) add(app, exit_status);
+    if (words == std::vector<std::string>{kCompletion}) {
+      std::fputs(completion_cases(app).c_str(), stdout);
+      return 0;
+    }
+    // By its own name it is its first command.
+    if (words.empty() || !has_command(app, words.front()))
+      words.insert(words.begin(), app.get_subcommands([](const CLI::App*) { return true; }).front()->get_name());
+    if (prepare != nullptr) prepare(words);
+    return parse_and_run(app, exit_status, [&] { parse_words(app, words); });
+  });
+}
+
+}  // namespace cohort::app

@@ -1,0 +1,64 @@
+// A command of `cohort`, whether it is in the program `cohort` or in one of its own beside it, as git has them: `cohort
+// doctor` runs `cohort-doctor`. Parses words, runs what they name, and is the one place that prints errors. Main
+// thread.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::app {
+
+/// Adds a sub-command: its options, and a callback that does the work, sets `exit_status` where it is not 0, and throws
+/// cohort::Error for what the user has to be told.
+using AddCommand = void (*)(CLI::App& app, int& exit_status);
+
+/// A command in a program of its own.
+struct CommandProgram {
+  std::string_view command, program, about;
+};
+std::span<const CommandProgram> programs() noexcept;
+/// nullptr: it is none of these.
+const CommandProgram* program_of(std::string_view command) noexcept;
+
+/// The `main` of such a program. It takes the words of `cohort COMMAND ...` as well as those behind COMMAND, which is
+/// the first one then. `prepare` may change them before they are parsed.
+int program_main(int argc, char** argv, std::initializer_list<AddCommand> commands,
+                 void (*prepare)(std::vector<std::string>& words) = nullptr);
+
+inline constexpr std::string_view kAbout = "Makes a training program run on N processes as if it were one program.";
+
+/// What every `main` does around `body`: descriptors, signals, exit statuses, the text of an error that it throws.
+int guarded_main(int argc, char** argv, const std::function<int(const std::vector<std::string>& words)>& body);
+/// As all commands of `cohort` are: one sub-command, and its errors as they are printed.
+void set_up(CLI::App& app);
+/// Has `parse` parse into `app`, which runs the command; the status of the process.
+int parse_and_run(CLI::App& app, int& exit_status, const std::function<void()>& parse);
+void parse_words(CLI::App& app, std::vector<std::string> words);
+
+/// Becomes the program of `command`, with these words as they are (the first one is `command`). Throws Unavailable,
+/// with how to build it, where it is not beside this one.
+[[noreturn]] void run_program(const CommandProgram& program, const std::vector<std::string>& words);
+
+/// Whether it is one of the sub-commands, those included that no help shows.
+bool has_command(const CLI::App& app, std::string_view name);
+
+/// On stderr; the status of a wrong use.
+int fail_usage(const std::string& message, const std::string& command);
+
+/// The option or command that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
+std::string closest(std::string_view word, const std::vector<std::string>& candidates);
+
+/// What bash has to know of the commands of `app` to complete their words: parts of a `case`. `behind`: what may stand
+/// behind a command besides options.
+std::string completion_cases(const CLI::App& app, const std::map<std::string, std::string>& behind = {});
+/// The same of a program; empty where it is not there.
+std::string completion_cases_of(std::string_view program);
+
+}  // namespace cohort::app
