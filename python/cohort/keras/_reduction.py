@@ -9,8 +9,8 @@ import threading
 import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
-from cohort._horovod.process_sets import ProcessSet
-from cohort._horovod.reduce_ops import Average
+from cohort.hvd.process_sets import ProcessSet
+from cohort.hvd.operations import Average
 from cohort.keras import _flavor, _step
 
 

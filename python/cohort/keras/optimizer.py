@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any, Optional, Sequence, Union
 
-from cohort._horovod.process_sets import ProcessSet, global_process_set, require_world
-from cohort._horovod.reduce_ops import Average, Sum
+from cohort.hvd.process_sets import ProcessSet, global_process_set, require_world
+from cohort.hvd.operations import Average, Sum
 from cohort.keras import _flavor, _hooks, _reduction, _training
 from cohort.keras._reduction import Reduction, Settings
 from cohort.keras.compression import Compression

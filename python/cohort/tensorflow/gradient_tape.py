@@ -8,8 +8,8 @@ from typing import Any, Dict, Iterable, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from cohort._horovod.process_sets import ProcessSet, global_process_set
-from cohort._horovod.reduce_ops import Average
+from cohort.hvd.process_sets import ProcessSet, global_process_set
+from cohort.hvd.operations import Average
 from cohort.tensorflow._collectives import size_of
 from cohort.tensorflow._execution import as_it_is, outermost_graph
 from cohort.tensorflow._gradients import alike, reduce_gradients

@@ -6,8 +6,8 @@ import warnings
 from typing import Iterable, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
-from cohort._horovod.process_sets import ProcessSet, global_process_set, require_world
-from cohort._horovod.reduce_ops import Adasum, Average
+from cohort.hvd.process_sets import ProcessSet, global_process_set, require_world
+from cohort.hvd.operations import Adasum, Average
 from cohort.torch._adasum_optimizer import AdasumOptimizer
 from cohort.torch._gradients import Reducer
 from cohort.torch._reduced_optimizer import ReducedOptimizer

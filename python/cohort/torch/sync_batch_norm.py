@@ -8,8 +8,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import torch
 from cohort._batch_norm import Normalize, Ranks
-from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set
-from cohort._horovod.reduce_ops import Sum
+from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set
+from cohort.hvd.operations import Sum
 from cohort.torch import _collectives as start
 from cohort.torch._handles import synchronize
 from torch import Tensor

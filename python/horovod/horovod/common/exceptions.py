@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cohort._horovod.exceptions import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
+from cohort.hvd.exceptions import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
