@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from horovod._missing import getattr_of
+from horovod._names import getattr_of
 
 
 class _Settings:

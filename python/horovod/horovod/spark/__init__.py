@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from horovod._missing import getattr_of
+from horovod._names import getattr_of
 
 # Of Horovod's part for Spark.
 _NOT_HERE = {
