@@ -51,11 +51,7 @@ class Moves:
             return other._allgather_base(output, input, *([opts] if opts is not None else []))
         return for_caller(self._all_gather([output], [input], opts))
 
-    def all_gather_single(self: Any, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        other = self._elsewhere(output)
-        if other is not None:
-            return other._allgather_base(output, input, *([opts] if opts is not None else []))
-        return for_caller(self._all_gather([output], [input], opts))
+    all_gather_single = _allgather_base
 
     def allgather_into_tensor_coalesced(
         self: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None

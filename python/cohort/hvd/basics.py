@@ -219,49 +219,33 @@ def mpi_threads_supported() -> bool:
     raise ValueError("mpi_threads_supported: MPI is not in use")
 
 
-def mpi_enabled() -> bool:
-    """False: processes meet without MPI."""
-    return False
-
-
 def mpi_built() -> bool:
     """False: processes meet without MPI."""
     return False
 
 
-def gloo_enabled() -> bool:
+def gloo_built() -> bool:
     """True: programs ask this to know whether they run without MPI, and may call `init` again after `shutdown`."""
     return True
-
-
-def gloo_built() -> bool:
-    """True, as `gloo_enabled`."""
-    return True
-
-
-def nccl_built() -> int:
-    """0: operations on tensors of TensorFlow and Keras work in the host's memory."""
-    return 0
-
-
-def ddl_built() -> bool:
-    """False."""
-    return False
-
-
-def ccl_built() -> bool:
-    """False."""
-    return False
-
-
-def cuda_built() -> bool:
-    """False: operations on tensors of TensorFlow and Keras work in the host's memory."""
-    return False
 
 
 def rocm_built() -> bool:
     """False."""
     return False
+
+
+def cuda_built() -> bool:
+    """False: operations on tensors of TensorFlow, Keras and JAX work in the host's memory."""
+    return False
+
+
+def nccl_built() -> int:
+    """0, as `cuda_built`."""
+    return 0
+
+
+mpi_enabled, gloo_enabled = mpi_built, gloo_built
+ccl_built = ddl_built = rocm_built
 
 
 def _after_fork() -> None:
