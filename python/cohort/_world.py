@@ -87,21 +87,8 @@ def join(
 
             share, share_name, rank, world_size = _torchrun.meeting(join_timeout)
             init_method = ""
-    return _core.join(
-        init_method=init_method,
-        rank=rank,
-        world_size=world_size,
-        secret_file=os.fspath(secret_file),
-        group_name=group_name,
-        program=program or _own_program(),
-        join_timeout=join_timeout,
-        timeout=timeout,
-        transport=transport,
-        alone=alone,
-        trust_network=trust_network,
-        share=share,
-        share_name=share_name,
-    )
+    return _core.join(init_method, rank, world_size, os.fspath(secret_file), group_name, program or _own_program(),
+                      join_timeout, timeout, transport, alone, trust_network, share, share_name)  # fmt: skip
 
 
 def _refuse_child_that_imports_main() -> None:

@@ -44,6 +44,23 @@ def resolve(op: Optional[int], average: Optional[bool]) -> int:
     return op
 
 
+def check_options(op: int, predivide: float, passes: int) -> None:
+    """Raises ValueError for arguments of a DistributedOptimizer's that have no meaning."""
+    if predivide != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor goes with op=hvd.Average alone")
+    if predivide <= 0:
+        raise ValueError(f"gradient_predivide_factor={predivide}: it has to be positive")
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes}: at least 1 is needed")
+
+
+def parts_of(items: List[Any], count: int) -> List[List[Any]]:
+    """The list in so many parts, or as many as it has items, of about the same length."""
+    count = min(count, len(items))
+    bounds = [len(items) * i // count for i in range(count + 1)] if count else [0]
+    return [items[begin:end] for begin, end in zip(bounds, bounds[1:])]
+
+
 class NotSupported(HorovodInternalError, NotImplementedError):
     """Horovod's core refuses it; its frameworks, where they know, are not implemented."""
 

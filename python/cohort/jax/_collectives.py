@@ -11,7 +11,7 @@ where ranks disagree, and where one is lost; what fails in a compiled program is
 from __future__ import annotations
 
 import functools
-from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple, Union
 
 import jax
 import jax.numpy as jnp
@@ -194,24 +194,28 @@ def allgather(tensor: Any, name: Optional[str] = None, process_set: ProcessSet =
 # --- broadcast ---
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _broadcast(call: Call, array: jax.Array) -> jax.Array:
-    return _run(call, [array])[0]
+def _with_gradient(backward: Callable[[Call, jax.Array], jax.Array]) -> Callable[[Call, jax.Array], jax.Array]:
+    """An operation on one array, whose gradient is made of what comes back alone."""
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def operation(call: Call, array: jax.Array) -> jax.Array:
+        return _run(call, [array])[0]
+
+    def forward(call: Call, array: jax.Array) -> Any:
+        return operation(call, array), None
+
+    def back(call: Call, _: None, cotangent: jax.Array) -> Any:
+        return (None if _is_none(cotangent) else backward(call, cotangent),)
+
+    operation.defvjp(forward, back)
+    return operation
 
 
-def _broadcast_forward(call: Call, array: jax.Array) -> Any:
-    return _broadcast(call, array), None
-
-
-def _broadcast_backward(call: Call, _: None, cotangent: jax.Array) -> Any:
-    if _is_none(cotangent):
-        return (None,)
+@_with_gradient
+def _broadcast(call: Call, cotangent: jax.Array) -> jax.Array:
     mean = _run(_gradient_of(call, kind="allreduce", op=Average), [cotangent])[0]
     # A value that was dropped here would be an operation less than on the root.
-    return (jnp.where(rank() == call.root, mean, jnp.zeros_like(mean)),)
-
-
-_broadcast.defvjp(_broadcast_forward, _broadcast_backward)
+    return jnp.where(rank() == call.root, mean, jnp.zeros_like(mean))
 
 
 def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None,
@@ -294,24 +298,11 @@ def alltoall(tensor: Any, splits: Optional[Iterable[int]] = None, name: Optional
 # --- reducescatter ---
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _reduce_scatter(call: Call, array: jax.Array) -> jax.Array:
-    return _run(call, [array])[0]
-
-
-def _reduce_scatter_forward(call: Call, array: jax.Array) -> Any:
-    return _reduce_scatter(call, array), None
-
-
-def _reduce_scatter_backward(call: Call, _: None, cotangent: jax.Array) -> Any:
-    if _is_none(cotangent):
-        return (None,)
+@_with_gradient
+def _reduce_scatter(call: Call, cotangent: jax.Array) -> jax.Array:
     factor = call.prescale * call.postscale * (engine_of(call.process_set).size() if call.op == Sum else 1)
     given = cotangent if factor == 1 else cotangent * factor
-    return (_run(_gradient_of(call, kind="allgather", prescale=1.0, postscale=1.0), [given])[0],)
-
-
-_reduce_scatter.defvjp(_reduce_scatter_forward, _reduce_scatter_backward)
+    return _run(_gradient_of(call, kind="allgather", prescale=1.0, postscale=1.0), [given])[0]
 
 
 def reducescatter(tensor: Any, name: Optional[str] = None, op: int = Average,

@@ -7,7 +7,7 @@ product have true gradients: what comes back is added up, and goes to the ranks 
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set
@@ -96,8 +96,8 @@ def allreduce(tensor: Tensor, average: Optional[bool] = None, name: Optional[str
 
     compression  what the tensor travels as: hvd.Compression.none, fp16 or bf16
     """
-    return _allreduce([tensor], name, compression, resolve(op, average), prescale_factor, postscale_factor, process_set,
-                      grouped=False)[0]  # fmt: skip
+    options = (resolve(op, average), prescale_factor, postscale_factor, process_set)
+    return _compressed([tensor], name, compression, options, False, _AllReduce, _reduced)[0]
 
 
 def grouped_allreduce(tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,
@@ -106,19 +106,18 @@ def grouped_allreduce(tensors: Sequence[Tensor], average: Optional[bool] = None,
                       process_set: ProcessSet = global_process_set) -> List[Tensor]:  # fmt: skip
     """As `allreduce` for several tensors: none is carried out before all ranks have asked for all."""
     tensors = check_list(tensors, "grouped_allreduce")
-    return _allreduce(tensors, name, compression, resolve(op, average), prescale_factor, postscale_factor, process_set,
-                      grouped=True)  # fmt: skip
+    options = (resolve(op, average), prescale_factor, postscale_factor, process_set)
+    return _compressed(tensors, name, compression, options, True, _AllReduce, _reduced)
 
 
-def _allreduce(tensors: List[Tensor], name: Optional[str], compression: Compressors, op: int, prescale: float,
-               postscale: float, process_set: ProcessSet, grouped: bool) -> List[Tensor]:  # fmt: skip
-    options = (op, prescale, postscale, process_set)
+def _compressed(tensors: List[Tensor], name: Optional[str], compression: Compressors, options: Tuple[Any, ...],
+                grouped: bool, function: Any, plain: Callable[..., List[Tensor]]) -> List[Tensor]:  # fmt: skip
+    """What autograd's function makes of tensors that are compressed on their way, or the plain one where no gradient is
+    wanted."""
     compressed = [compression.compress(tensor) for tensor in tensors]
     sent = [one for one, _ in compressed]
-    if _wants_gradient(*sent):
-        results: Sequence[Tensor] = _AllReduce.apply(options, name, grouped, *sent)
-    else:
-        results = _reduced(sent, name, grouped, options)
+    wanted = _wants_gradient(*sent)
+    results = function.apply(options, name, grouped, *sent) if wanted else plain(sent, name, grouped, options)
     return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
 
 
@@ -260,7 +259,8 @@ def reducescatter(tensor: Tensor, name: Optional[str] = None, compression: Compr
                   op: int = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> Tensor:  # fmt: skip
     """Reduces a tensor and returns this rank's rows of the result; see `reducescatter_async`."""
-    return _reducescatter([tensor], name, compression, (op, prescale_factor, postscale_factor, process_set), False)[0]
+    options = (op, prescale_factor, postscale_factor, process_set)
+    return _compressed([tensor], name, compression, options, False, _ReduceScatter, _scattered)[0]
 
 
 def grouped_reducescatter(tensors: Sequence[Tensor], name: Optional[str] = None,
@@ -269,15 +269,5 @@ def grouped_reducescatter(tensors: Sequence[Tensor], name: Optional[str] = None,
                           postscale_factor: float = 1.0) -> List[Tensor]:  # fmt: skip
     """As `reducescatter` for several tensors: none is carried out before all ranks have asked for all."""
     tensors = check_list(tensors, "grouped_reducescatter")
-    return _reducescatter(tensors, name, compression, (op, prescale_factor, postscale_factor, process_set), True)
-
-
-def _reducescatter(tensors: List[Tensor], name: Optional[str], compression: Compressors, options: Tuple[Any, ...],
-                   grouped: bool) -> List[Tensor]:  # fmt: skip
-    compressed = [compression.compress(tensor) for tensor in tensors]
-    sent = [one for one, _ in compressed]
-    if _wants_gradient(*sent):
-        results: Sequence[Tensor] = _ReduceScatter.apply(options, name, grouped, *sent)
-    else:
-        results = _scattered(sent, name, grouped, options)
-    return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
+    options = (op, prescale_factor, postscale_factor, process_set)
+    return _compressed(tensors, name, compression, options, True, _ReduceScatter, _scattered)

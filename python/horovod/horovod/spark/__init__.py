@@ -11,9 +11,8 @@ from horovod._names import getattr_of
 # Of Horovod's part for Spark.
 _NOT_HERE = {
     "run_elastic": "cohort.run(on=\"spark\", options=[\"--max-restarts\", \"3\"]) starts all ranks again when one fails",
-    "keras": "train on files, or on a DataFrame with cohort.Distributor(local_mode=False).run_on_dataframe",
-    "lightning": "train on files, or on a DataFrame with cohort.Distributor(local_mode=False).run_on_dataframe",
-    "torch": "train on files, or on a DataFrame with cohort.Distributor(local_mode=False).run_on_dataframe",
+    **dict.fromkeys(("keras", "lightning", "torch"), "train on files, or on a DataFrame with "
+                    "cohort.Distributor(local_mode=False).run_on_dataframe"),
     "common": "its stores and estimators are not",
 }
 
@@ -63,19 +62,9 @@ def run(
             stack.enter_context(contextlib.redirect_stdout(stdout))
         if stderr is not None:
             stack.enter_context(contextlib.redirect_stderr(stderr))
-        return cohort.run(
-            fn,
-            args,
-            kwargs,
-            np="auto" if num_proc is None else num_proc,
-            on="spark",
-            env=env,
-            start_timeout=start_timeout,
-            prefix="full" if prefix_output_with_timestamp else "rank",
-            quiet=verbose < 1,
-            executable=executable,
-            options=options,
-        )
+        return cohort.run(fn, args, kwargs, np="auto" if num_proc is None else num_proc, on="spark", env=env,
+                          start_timeout=start_timeout, prefix="full" if prefix_output_with_timestamp else "rank",
+                          quiet=verbose < 1, executable=executable, options=options)  # fmt: skip
 
 
 __getattr__ = getattr_of(__name__, _NOT_HERE)
