@@ -33,22 +33,11 @@ before_shutdown: list[Callable[[], None]] = []
 _GRACE_AT_EXIT = 5.0
 
 
-def join(
-    init_method: str = "",
-    *,
-    rank: int = -1,
-    world_size: int = -1,
-    secret_file: str = "",
-    group_name: str = "world",
-    program: str = "",
-    join_timeout: Seconds | None = None,
-    timeout: Seconds | None = None,
-    transport: str = "",
-    alone: bool = False,
-    trust_network: bool = False,
-    share: Callable[[str, Optional[str], float], str] | None = None,
-    share_name: str = "",
-) -> Communicator:
+def join(init_method: str = "", *, rank: int = -1, world_size: int = -1, secret_file: str = "",
+         group_name: str = "world", program: str = "", join_timeout: Seconds | None = None,
+         timeout: Seconds | None = None, transport: str = "", alone: bool = False, trust_network: bool = False,
+         share: Callable[[str, Optional[str], float], str] | None = None,
+         share_name: str = "") -> Communicator:  # fmt: skip
     """Meets the other ranks and returns a Communicator; each call forms a world of its own.
 
     init_method   where to meet. "": COHORT_INIT, else what the launcher set up (`cohort run`, torchrun, mpirun, srun

@@ -51,19 +51,10 @@ class MultiNodeBatchNormalization(OverRanks):
                               name
     """
 
-    def __init__(
-        self,
-        size: int,
-        comm: CommunicatorBase,
-        decay: float = 0.9,
-        eps: float = 2e-5,
-        dtype: Optional[torch.dtype] = None,
-        use_gamma: bool = True,
-        use_beta: bool = True,
-        initial_gamma: Any = None,
-        initial_beta: Any = None,
-        communication_backend: str = "auto",
-    ) -> None:
+    def __init__(self, size: int, comm: CommunicatorBase, decay: float = 0.9, eps: float = 2e-5,
+                 dtype: Optional[torch.dtype] = None, use_gamma: bool = True, use_beta: bool = True,
+                 initial_gamma: Any = None, initial_beta: Any = None,
+                 communication_backend: str = "auto") -> None:  # fmt: skip
         super().__init__(size, eps, 1.0 - decay, dtype=dtype)
         if communication_backend not in _BACKENDS or (communication_backend == "nccl" and comm.name != "pure_nccl"):
             raise InvalidArgument(

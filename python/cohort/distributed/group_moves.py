@@ -113,14 +113,8 @@ class Moves:
         call, how = self.communicator.scatter, {"root": opts.rootRank, "timeout": self._limit(opts)}
         return for_caller(self._start("scatter", brought, outputs, [written], call, [parts, memory], how))
 
-    def alltoall_base(
-        self: Any,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_splits: Optional[list[int]] = None,
-        input_splits: Optional[list[int]] = None,
-        opts: Any = None,
-    ) -> Any:
+    def alltoall_base(self: Any, output: torch.Tensor, input: torch.Tensor, output_splits: Optional[list[int]] = None,
+                      input_splits: Optional[list[int]] = None, opts: Any = None) -> Any:  # fmt: skip
         other = self._elsewhere(output)
         if other is not None:
             return other.alltoall_base(output, input, output_splits or [], input_splits or [], opts or c10d.AllToAllOptions())

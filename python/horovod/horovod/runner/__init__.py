@@ -6,35 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
-def run(
-    func: Callable[..., Any],
-    args: Iterable[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    num_proc: int | None = None,
-    min_num_proc: int | None = None,
-    max_num_proc: int | None = None,
-    slots: int | None = None,
-    reset_limit: int | None = None,
-    cooldown_range: Sequence[int] | None = None,
-    hosts: str | None = None,
-    hostfile: str | None = None,
-    host_discovery_script: str | None = None,
-    start_timeout: float | None = None,
-    ssh_port: int | None = None,
-    ssh_identity_file: str | None = None,
-    disable_cache: bool | None = None,
-    output_filename: str | None = None,
-    verbose: bool | None = None,
-    use_gloo: bool | None = None,
-    use_mpi: bool | None = None,
-    mpi_args: str | None = None,
-    network_interface: str | None = None,
-    network_interfaces: str | None = None,
-    executable: str | None = None,
-    np: int | None = None,
-    min_np: int | None = None,
-    max_np: int | None = None,
-) -> list[Any]:
+def run(func: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        num_proc: int | None = None, min_num_proc: int | None = None, max_num_proc: int | None = None,
+        slots: int | None = None, reset_limit: int | None = None, cooldown_range: Sequence[int] | None = None,
+        hosts: str | None = None, hostfile: str | None = None, host_discovery_script: str | None = None,
+        start_timeout: float | None = None, ssh_port: int | None = None, ssh_identity_file: str | None = None,
+        disable_cache: bool | None = None, output_filename: str | None = None, verbose: bool | None = None,
+        use_gloo: bool | None = None, use_mpi: bool | None = None, mpi_args: str | None = None,
+        network_interface: str | None = None, network_interfaces: str | None = None, executable: str | None = None,
+        np: int | None = None, min_np: int | None = None, max_np: int | None = None) -> list[Any]:  # fmt: skip
     """Calls `func(*args, **kwargs)` on `num_proc` (1) processes; returns what each returned, by rank.
 
     hosts               "a:4,b:4": hosts and their slots, the first of which are filled first; default: this host, or those

@@ -58,9 +58,7 @@ def tell(notes: Iterable[str], who: str) -> None:
         print(f"{who}: {note}", file=sys.stderr)
 
 
-def plan_of(
-    processes: int, wishes: Mapping[str, Any], spelled: Callable[[str], str] = lambda wish: wish
-) -> Plan:
+def plan_of(processes: int, wishes: Mapping[str, Any], spelled: Callable[[str], str] = lambda wish: wish) -> Plan:
     """The plan for horovodrun's options, by their names with "_"; None is not given.
 
     `spelled` gives a wish's name as the user wrote it. Raises ValueError for what is wrong or cannot be done.

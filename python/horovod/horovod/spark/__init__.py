@@ -17,23 +17,11 @@ _NOT_HERE = {
 }
 
 
-def run(
-    fn: Callable[..., Any],
-    args: Iterable[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    num_proc: int | None = None,
-    start_timeout: float | None = None,
-    use_mpi: bool | None = None,
-    use_gloo: bool | None = None,
-    extra_mpi_args: str | None = None,
-    env: Mapping[str, str] | None = None,
-    stdout: Any = None,
-    stderr: Any = None,
-    verbose: int = 1,
-    nics: Iterable[str] | None = None,
-    prefix_output_with_timestamp: bool = False,
-    executable: str | None = None,
-) -> list[Any]:
+def run(fn: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        num_proc: int | None = None, start_timeout: float | None = None, use_mpi: bool | None = None,
+        use_gloo: bool | None = None, extra_mpi_args: str | None = None, env: Mapping[str, str] | None = None,
+        stdout: Any = None, stderr: Any = None, verbose: int = 1, nics: Iterable[str] | None = None,
+        prefix_output_with_timestamp: bool = False, executable: str | None = None) -> list[Any]:  # fmt: skip
     """Calls `fn(*args, **kwargs)` on `num_proc` processes, one for each task; returns what each returned, by rank.
 
     num_proc       default: as many as Spark runs tasks at a time
