@@ -4,7 +4,9 @@ share.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
+
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import torch
 from torch import Tensor
@@ -81,3 +83,25 @@ class Normalize(torch.autograd.Function):
         by_weight = by_weight.to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
         by_bias = by_bias.to(weight.dtype) if weight is not None and ctx.needs_input_grad[2] else None
         return by_input, by_weight, by_bias, None, None, None, None, None
+
+
+class OverRanks(_BatchNorm):
+    """The base of layers that are normalized so."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"{type(self).__name__}: at least 2 dimensions are needed, (N, C, ...), not {input.dim()}")
+
+
+def replaced(module: torch.nn.Module, kind: type, make: Callable[[_BatchNorm], OverRanks]) -> torch.nn.Module:
+    """The module with what `make` makes, of this kind, in the place of each batch normalization in it, with its parameters and
+    statistics."""
+    result = module
+    if isinstance(module, _BatchNorm) and not isinstance(module, kind):
+        result = make(module)
+        result._parameters.update(module._parameters)
+        result._buffers.update(module._buffers)
+        result.training = module.training
+    for name, child in module.named_children():
+        result.add_module(name, replaced(child, kind, make))
+    return result

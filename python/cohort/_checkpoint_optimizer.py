@@ -267,13 +267,8 @@ class _Loader:
         return self.number(name, _NUMBERS[kind])
 
 
-def restore(
-    optimizer: torch.optim.Optimizer,
-    module: torch.nn.Module,
-    entries: Iterable[Entry],
-    metadata: Mapping[str, str],
-    source: str,
-) -> Callable[[], None]:
+def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: Iterable[Entry],
+            metadata: Mapping[str, str], source: str) -> Callable[[], None]:  # fmt: skip
     """What sets the optimizer to the state in the file, once called; it cannot fail any more.
 
     Raises InvalidArgument if the file is of another type of optimizer or of other parameters, Corrupt if something is

@@ -1,13 +1,19 @@
 import datetime
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Callable, Literal, Optional, TypeVar, Union, overload
+from typing import Any, Final, Literal, Optional, TypedDict, TypeVar, Union, overload
+
+from typing_extensions import Unpack
 
 # A torch tensor, a NumPy array, or anything with the buffer protocol or DLPack: contiguous, in the host's memory.
 Array = Any
 Arrays = Union[list[Any], tuple[Any, ...]]
 Seconds = Union[float, datetime.timedelta]
+Limit = Optional[Seconds]  # None: COHORT_TIMEOUT
+Counts = Sequence[int]
 Op = Union["ReduceOp", str]
 _T = TypeVar("_T")
+_Now = Literal[False]
+_Later = Literal[True]
 
 __version__: str
 
@@ -20,27 +26,39 @@ class ReduceOp:
     BitAnd: ReduceOp
     BitOr: ReduceOp
     BitXor: ReduceOp
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> int: ...
+    name: Final[str]
+    value: Final[int]
 
 class Memory:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
-    @property
-    def nbytes(self) -> int: ...
+    nbytes: Final[int]
     def data_ptr(self) -> int: ...
-    def as_numpy(self, dtype: Any, shape: Union[None, int, Sequence[int]] = None) -> Any: ...
-    def as_torch(self, dtype: Any, shape: Union[None, int, Sequence[int]] = None) -> Any: ...
+    def as_numpy(self, dtype: Any, shape: Union[None, int, Counts] = None) -> Any: ...
+    def as_torch(self, dtype: Any, shape: Union[None, int, Counts] = None) -> Any: ...
 
 class Work:
-    def wait(self, timeout: Optional[Seconds] = None) -> bool: ...
+    def wait(self, timeout: Limit = None) -> bool: ...
     def synchronize(self, stream: Any = None) -> None: ...
     def done(self) -> bool: ...
     def error(self) -> Optional[Exception]: ...
     def finite(self) -> Optional[bool]: ...
     def source(self) -> Optional[int]: ...
+
+# Arguments that several operations have. Defaults: "sum", 1.0, 1.0, None, None; None; None, 0.
+class _Scales(TypedDict, total=False):
+    op: Op
+    prescale: float
+    postscale: float
+    gpu_sums: Optional[Literal["fast", "exact"]]
+    timeout: Limit
+
+class _Reduce(_Scales, total=False):
+    weight: Optional[float]
+
+class _AllReduce(_Reduce, total=False):
+    wire_dtype: Any
+    tag: int
 
 class Communicator:
     def rank(self) -> int: ...
@@ -51,415 +69,116 @@ class Communicator:
     def cross_size(self) -> int: ...
     def host(self) -> str: ...
     def timeout(self) -> float: ...
-    @property
-    def has_left(self) -> bool: ...
-    def split(self, color: Optional[int] = 0, key: int = 0, *, timeout: Optional[Seconds] = None) -> Optional[Communicator]: ...
-    def group(self, ranks: Sequence[int], *, timeout: Optional[Seconds] = None) -> Optional[Communicator]: ...
-    def join(self, *, timeout: Optional[Seconds] = None) -> int: ...
+    has_left: Final[bool]
+    def split(self, color: Optional[int] = 0, key: int = 0, *, timeout: Limit = None) -> Optional[Communicator]: ...
+    def group(self, ranks: Counts, *, timeout: Limit = None) -> Optional[Communicator]: ...
+    def join(self, *, timeout: Limit = None) -> int: ...
     def allocate(self, bytes: int) -> Memory: ...
     def abort(self, reason: str) -> None: ...
-    def leave(self, *, grace: Optional[Seconds] = None, reason: str = ...) -> None: ...
+    def leave(self, *, grace: Limit = None, reason: str = ...) -> None: ...
     @overload
-    def all_reduce(
-        self,
-        data: Array,
-        output: None = None,
-        *,
-        op: Op = "sum",
-        weight: Optional[float] = None,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        wire_dtype: Any = None,
-        tag: int = 0,
-        gpu_sums: Optional[Literal["fast", "exact"]] = None,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
+    def all_reduce(self, data: Array, output: None = None, *, async_op: _Now = False,
+                   **how: Unpack[_AllReduce]) -> None: ...
     @overload
-    def all_reduce(
-        self,
-        data: Array,
-        output: _T,
-        *,
-        op: Op = "sum",
-        weight: Optional[float] = None,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        wire_dtype: Any = None,
-        tag: int = 0,
-        gpu_sums: Optional[Literal["fast", "exact"]] = None,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> _T: ...
+    def all_reduce(self, data: Array, output: _T, *, async_op: _Now = False, **how: Unpack[_AllReduce]) -> _T: ...
     @overload
-    def all_reduce(
-        self,
-        data: Array,
-        output: Array = None,
-        *,
-        op: Op = "sum",
-        weight: Optional[float] = None,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        wire_dtype: Any = None,
-        check_finite: bool = False,
-        tag: int = 0,
-        gpu_sums: Optional[Literal["fast", "exact"]] = None,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def all_reduce(self, data: Array, output: Array = None, *, check_finite: bool = False, async_op: _Later,
+                   **how: Unpack[_AllReduce]) -> Work: ...
     @overload
-    def reduce(
-        self,
-        data: Array,
-        output: None = None,
-        *,
-        root: int = 0,
-        op: Op = "sum",
-        weight: Optional[float] = None,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        gpu_sums: Optional[Literal["fast", "exact"]] = None,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
+    def reduce(self, data: Array, output: None = None, *, root: int = 0, async_op: _Now = False,
+               **how: Unpack[_Reduce]) -> None: ...
     @overload
-    def reduce(
-        self,
-        data: Array,
-        output: _T,
-        *,
-        root: int = 0,
-        op: Op = "sum",
-        weight: Optional[float] = None,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        gpu_sums: Optional[Literal["fast", "exact"]] = None,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> _T: ...
+    def reduce(self, data: Array, output: _T, *, root: int = 0, async_op: _Now = False,
+               **how: Unpack[_Reduce]) -> _T: ...
     @overload
-    def reduce(
-        self,
-        data: Array,
-        output: Array = None,
-        *,
-        root: int = 0,
-        op: Op = "sum",
-        weight: Optional[float] = None,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        gpu_sums: Optional[Literal["fast", "exact"]] = None,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def reduce(self, data: Array, output: Array = None, *, root: int = 0, async_op: _Later,
+               **how: Unpack[_Reduce]) -> Work: ...
     @overload
-    def reduce_scatter(
-        self,
-        input: Array,
-        output: _T,
-        *,
-        op: Op = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        gpu_sums: Optional[Literal["fast", "exact"]] = None,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> _T: ...
+    def reduce_scatter(self, input: Array, output: _T, *, async_op: _Now = False, **how: Unpack[_Scales]) -> _T: ...
     @overload
-    def reduce_scatter(
-        self,
-        input: Array,
-        output: Array,
-        *,
-        op: Op = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        gpu_sums: Optional[Literal["fast", "exact"]] = None,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def reduce_scatter(self, input: Array, output: Array, *, async_op: _Later, **how: Unpack[_Scales]) -> Work: ...
     @overload
-    def reduce_scatter_v(
-        self,
-        input: Array,
-        output: _T,
-        counts: Sequence[int],
-        *,
-        op: Op = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        gpu_sums: Optional[Literal["fast", "exact"]] = None,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> _T: ...
+    def reduce_scatter_v(self, input: Array, output: _T, counts: Counts, *, async_op: _Now = False,
+                         **how: Unpack[_Scales]) -> _T: ...
     @overload
-    def reduce_scatter_v(
-        self,
-        input: Array,
-        output: Array,
-        counts: Sequence[int],
-        *,
-        op: Op = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        gpu_sums: Optional[Literal["fast", "exact"]] = None,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def reduce_scatter_v(self, input: Array, output: Array, counts: Counts, *, async_op: _Later,
+                         **how: Unpack[_Scales]) -> Work: ...
     @overload
-    def broadcast(
-        self,
-        data: Array,
-        *,
-        root: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
+    def broadcast(self, data: Array, *, root: int = 0, timeout: Limit = None, async_op: _Now = False) -> None: ...
     @overload
-    def broadcast(
-        self,
-        data: Array,
-        *,
-        root: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def broadcast(self, data: Array, *, root: int = 0, timeout: Limit = None, async_op: _Later) -> Work: ...
     @overload
-    def all_gather(
-        self,
-        input: Array,
-        output: _T,
-        *,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> _T: ...
+    def all_gather(self, input: Array, output: _T, *, timeout: Limit = None, async_op: _Now = False) -> _T: ...
     @overload
-    def all_gather(
-        self,
-        input: Array,
-        output: Array,
-        *,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def all_gather(self, input: Array, output: Array, *, timeout: Limit = None, async_op: _Later) -> Work: ...
     @overload
-    def all_gather_v(
-        self,
-        input: Array,
-        output: _T,
-        counts: Sequence[int],
-        *,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> _T: ...
+    def all_gather_v(self, input: Array, output: _T, counts: Counts, *, timeout: Limit = None,
+                     async_op: _Now = False) -> _T: ...
     @overload
-    def all_gather_v(
-        self,
-        input: Array,
-        output: Array,
-        counts: Sequence[int],
-        *,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def all_gather_v(self, input: Array, output: Array, counts: Counts, *, timeout: Limit = None,
+                     async_op: _Later) -> Work: ...
     @overload
-    def gather(
-        self,
-        input: Array,
-        output: Array = None,
-        *,
-        root: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> Any: ...
+    def gather(self, input: Array, output: Array = None, *, root: int = 0, timeout: Limit = None,
+               async_op: _Now = False) -> Any: ...
     @overload
-    def gather(
-        self,
-        input: Array,
-        output: Array = None,
-        *,
-        root: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def gather(self, input: Array, output: Array = None, *, root: int = 0, timeout: Limit = None,
+               async_op: _Later) -> Work: ...
     @overload
-    def scatter(
-        self,
-        input: Array,
-        output: _T,
-        *,
-        root: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> _T: ...
+    def scatter(self, input: Array, output: _T, *, root: int = 0, timeout: Limit = None,
+                async_op: _Now = False) -> _T: ...
     @overload
-    def scatter(
-        self,
-        input: Array,
-        output: Array,
-        *,
-        root: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def scatter(self, input: Array, output: Array, *, root: int = 0, timeout: Limit = None,
+                async_op: _Later) -> Work: ...
     @overload
-    def gather_v(
-        self,
-        input: Array,
-        output: Array,
-        counts: Sequence[int],
-        *,
-        root: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> Any: ...
+    def gather_v(self, input: Array, output: Array, counts: Counts, *, root: int = 0, timeout: Limit = None,
+                 async_op: _Now = False) -> Any: ...
     @overload
-    def gather_v(
-        self,
-        input: Array,
-        output: Array,
-        counts: Sequence[int],
-        *,
-        root: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def gather_v(self, input: Array, output: Array, counts: Counts, *, root: int = 0, timeout: Limit = None,
+                 async_op: _Later) -> Work: ...
     @overload
-    def scatter_v(
-        self,
-        input: Array,
-        output: _T,
-        counts: Sequence[int],
-        *,
-        root: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> _T: ...
+    def scatter_v(self, input: Array, output: _T, counts: Counts, *, root: int = 0, timeout: Limit = None,
+                  async_op: _Now = False) -> _T: ...
     @overload
-    def scatter_v(
-        self,
-        input: Array,
-        output: Array,
-        counts: Sequence[int],
-        *,
-        root: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def scatter_v(self, input: Array, output: Array, counts: Counts, *, root: int = 0, timeout: Limit = None,
+                  async_op: _Later) -> Work: ...
     @overload
-    def all_to_all(
-        self,
-        input: Array,
-        output: _T,
-        *,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> _T: ...
+    def all_to_all(self, input: Array, output: _T, *, timeout: Limit = None, async_op: _Now = False) -> _T: ...
     @overload
-    def all_to_all(
-        self,
-        input: Array,
-        output: Array,
-        *,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def all_to_all(self, input: Array, output: Array, *, timeout: Limit = None, async_op: _Later) -> Work: ...
     @overload
-    def all_to_all_v(
-        self,
-        input: Array,
-        input_counts: Sequence[int],
-        output: _T,
-        output_counts: Sequence[int],
-        *,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> _T: ...
+    def all_to_all_v(self, input: Array, input_counts: Counts, output: _T, output_counts: Counts, *,
+                     timeout: Limit = None, async_op: _Now = False) -> _T: ...
     @overload
-    def all_to_all_v(
-        self,
-        input: Array,
-        input_counts: Sequence[int],
-        output: Array,
-        output_counts: Sequence[int],
-        *,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def all_to_all_v(self, input: Array, input_counts: Counts, output: Array, output_counts: Counts, *,
+                     timeout: Limit = None, async_op: _Later) -> Work: ...
     @overload
-    def barrier(self, *, timeout: Optional[Seconds] = None, async_op: Literal[False] = False) -> None: ...
+    def barrier(self, *, timeout: Limit = None, async_op: _Now = False) -> None: ...
     @overload
-    def barrier(self, *, timeout: Optional[Seconds] = None, async_op: Literal[True]) -> Work: ...
+    def barrier(self, *, timeout: Limit = None, async_op: _Later) -> Work: ...
     @overload
-    def send(
-        self,
-        data: Array,
-        peer: int,
-        *,
-        tag: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
+    def send(self, data: Array, peer: int, *, tag: int = 0, timeout: Limit = None, async_op: _Now = False) -> None: ...
     @overload
-    def send(
-        self,
-        data: Array,
-        peer: int,
-        *,
-        tag: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def send(self, data: Array, peer: int, *, tag: int = 0, timeout: Limit = None, async_op: _Later) -> Work: ...
     @overload
-    def recv(
-        self,
-        data: Array,
-        peer: Optional[int] = None,
-        *,
-        tag: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[False] = False,
-    ) -> Optional[int]: ...
+    def recv(self, data: Array, peer: Optional[int] = None, *, tag: int = 0, timeout: Limit = None,
+             async_op: _Now = False) -> Optional[int]: ...
     @overload
-    def recv(
-        self,
-        data: Array,
-        peer: Optional[int] = None,
-        *,
-        tag: int = 0,
-        timeout: Optional[Seconds] = None,
-        async_op: Literal[True],
-    ) -> Work: ...
+    def recv(self, data: Array, peer: Optional[int] = None, *, tag: int = 0, timeout: Limit = None,
+             async_op: _Later) -> Work: ...
 
 def environment_value(name: str) -> Union[None, bool, int, float, str]: ...
 def supports(dtype: Any, op: Op) -> bool: ...
-def join(
-    *,
-    init_method: str,
-    rank: int,
-    world_size: int,
-    secret_file: str,
-    group_name: str,
-    program: str,
-    join_timeout: Optional[Seconds],
-    timeout: Optional[Seconds],
-    transport: str,
-    alone: bool,
-    trust_network: bool,
-    share: Optional[Callable[[str, Optional[str], float], str]],
-    share_name: str,
-) -> Communicator: ...
+def join(init_method: str, rank: int, world_size: int, secret_file: str, group_name: str, program: str,
+         join_timeout: Limit, timeout: Limit, transport: str, alone: bool, trust_network: bool,
+         share: Optional[Callable[[str, Optional[str], float], str]], share_name: str) -> Communicator: ...
 class RunRecord:
-    def __init__(
-        self, file: Any, *, program: str = "", world_size: int = 1, parameters: dict[str, Any] = {}
-    ) -> None: ...
+    def __init__(self, file: Any, *, program: str = "", world_size: int = 1,
+                 parameters: dict[str, Any] = {}) -> None: ...
     def write(self, event: str, **fields: Any) -> None: ...
     def write_communication(self) -> None: ...
     def step(self, step: int, samples: int, seconds: float, exposed_communication_seconds: float = 0.0) -> None: ...
     def observe(self, world: Communicator) -> None: ...
-    @property
-    def file(self) -> Any: ...
+    file: Final[Any]
 
 class Metrics:
     def __init__(self, record: RunRecord | None, world: Communicator | None = None) -> None: ...
@@ -468,17 +187,9 @@ class Metrics:
     def close(self, patience: float | None = None) -> None: ...
 
 class Progress:
-    def __init__(
-        self,
-        *,
-        steps_per_epoch: int = 0,
-        epochs: int = 0,
-        first_step: int = 0,
-        first_epoch: int = 0,
-        steps_left_in_first_epoch: Optional[int] = None,
-        terminal: Optional[bool] = None,
-        interval: Optional[Seconds] = None,
-    ) -> None: ...
+    def __init__(self, *, steps_per_epoch: int = 0, epochs: int = 0, first_step: int = 0, first_epoch: int = 0,
+                 steps_left_in_first_epoch: Optional[int] = None, terminal: Optional[bool] = None,
+                 interval: Limit = None) -> None: ...
     def update(self, step: int, loss: float, samples: int) -> None: ...
     def skip_time(self) -> None: ...
     def line(self, text: str) -> None: ...
@@ -488,8 +199,8 @@ def plot(record_file: Any, svg_file: Any) -> None: ...
 def has_launcher() -> bool: ...
 def offered_addresses() -> list[str]: ...
 def rendezvous_method(rank: int, world_size: int) -> str: ...
-def form_thread_world(size: int, timeout: Optional[Seconds], across: Optional[Communicator]) -> list[Communicator]: ...
-def leave_all(*, grace: Optional[Seconds], reason: str, failed: bool) -> None: ...
+def form_thread_world(size: int, timeout: Limit, across: Optional[Communicator]) -> list[Communicator]: ...
+def leave_all(grace: Limit, reason: str, failed: bool) -> None: ...
 
 # For the package itself: files of tensors, and folders of checkpoints. A tensor is (name, type as torch calls it, shape,
 # bytes); what is written are arrays of uint8.
@@ -502,49 +213,31 @@ class Bytes:
 
 class StoredCheckpoint:
     def require_whole(self) -> None: ...
-    @property
-    def folder(self) -> str: ...
-    @property
-    def generation(self) -> int: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def created(self) -> str: ...
-    @property
-    def program(self) -> str: ...
-    @property
-    def values(self) -> dict[str, Union[bool, int, float, str]]: ...
-    @property
-    def sampler(self) -> Optional[tuple[int, int, int, int]]: ...
+    folder: Final[str]
+    generation: Final[int]
+    step: Final[int]
+    epoch: Final[int]
+    world_size: Final[int]
+    created: Final[str]
+    program: Final[str]
+    values: Final[dict[str, Union[bool, int, float, str]]]
+    sampler: Final[Optional[tuple[int, int, int, int]]]
 
 def list_checkpoints(folder: str) -> list[StoredCheckpoint]: ...
 
 class CheckpointFollower:
     def __init__(self, folder: str, after_generation: int, look_every: float, timeout: Optional[float]) -> None: ...
     def next_within(self, seconds: float) -> tuple[bool, Optional[int]]: ...
-    @property
-    def training_is_over(self) -> bool: ...
+    training_is_over: Final[bool]
 
 
-_TensorsToWrite = list[tuple[str, str, Sequence[int], Array]]
+_TensorsToWrite = list[tuple[str, str, Counts, Array]]
 
 class CheckpointBundle:
-    def __init__(
-        self,
-        *,
-        step: int,
-        epoch: int,
-        program: str,
-        sampler: Optional[tuple[int, int, int, int]],
-        values: dict[str, Union[bool, int, float, str]],
-        files: list[tuple[str, _TensorsToWrite, dict[str, str]]],
-        random: _TensorsToWrite,
-        state: _TensorsToWrite,
-    ) -> None: ...
+    def __init__(self, *, step: int, epoch: int, program: str, sampler: Optional[tuple[int, int, int, int]],
+                 values: dict[str, Union[bool, int, float, str]],
+                 files: list[tuple[str, _TensorsToWrite, dict[str, str]]], random: _TensorsToWrite,
+                 state: _TensorsToWrite) -> None: ...
 
 class PendingSave:
     def done(self) -> bool: ...
@@ -556,14 +249,14 @@ class Checkpoints:
     def save_async(self, comm: Optional[Communicator], bundle: CheckpointBundle) -> PendingSave: ...
     def settle(self, comm: Optional[Communicator]) -> None: ...
     def close(self) -> None: ...
-    def load_newest(
-        self, comm: Optional[Communicator], unwanted: set[str], latest: Optional[int]
-    ) -> tuple[Optional[StoredCheckpoint], dict[str, Bytes], Optional[Bytes], list[str], Optional[Exception]]: ...
+    def load_newest(self, comm: Optional[Communicator], unwanted: set[str],
+                    latest: Optional[int]) -> tuple[Optional[StoredCheckpoint], dict[str, Bytes], Optional[Bytes], list[str],
+                                                    Optional[Exception]]: ...
     def load_parts(self, comm: Optional[Communicator], stored: StoredCheckpoint, ranks: set[int]) -> dict[int, Bytes]: ...
 
 def parse_safetensors(bytes: Bytes, name: str) -> tuple[list[_NamedBytes], dict[str, str]]: ...
 def read_weights(path: str, key: str) -> tuple[list[_NamedBytes], dict[str, str]]: ...
-def write_weights(path: str, tensors: list[tuple[str, str, Sequence[int], Array]], pt: bool) -> None: ...
+def write_weights(path: str, tensors: list[tuple[str, str, Counts, Array]], pt: bool) -> None: ...
 def status_fd() -> int: ...
 def traced() -> bool: ...
 def add_span(name: str, begun_ns: int) -> None: ...
@@ -588,60 +281,29 @@ def named_calls() -> Any: ...
 def named_records_keep(on: bool) -> None: ...
 def named_records_take() -> list[tuple[str, str, float, float, float, str]]: ...
 class PsSgd:
-    def __init__(
-        self,
-        lr: float,
-        momentum: float,
-        dampening: float,
-        weight_decay: float,
-        nesterov: bool,
-    ) -> None: ...
-    @property
-    def lr(self) -> float: ...
+    def __init__(self, lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool) -> None: ...
+    lr: Final[float]
 
 class PsAdagrad:
-    def __init__(
-        self,
-        lr: float,
-        lr_decay: float,
-        weight_decay: float,
-        initial_accumulator_value: float,
-        eps: float,
-    ) -> None: ...
-    @property
-    def lr(self) -> float: ...
+    def __init__(self, lr: float, lr_decay: float, weight_decay: float, initial_accumulator_value: float,
+                 eps: float) -> None: ...
+    lr: Final[float]
 
 class PsRowAdagrad:
     def __init__(self, lr: float, initial_accumulator_value: float, eps: float) -> None: ...
-    @property
-    def lr(self) -> float: ...
+    lr: Final[float]
 
 class PsAdam:
-    def __init__(
-        self,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-    ) -> None: ...
-    @property
-    def lr(self) -> float: ...
+    def __init__(self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None: ...
+    lr: Final[float]
 
 class PsAdamW:
-    def __init__(
-        self,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-    ) -> None: ...
-    @property
-    def lr(self) -> float: ...
+    def __init__(self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None: ...
+    lr: Final[float]
 
 class PsFtrl:
     def __init__(self, lr: float, beta: float, l1: float, l2: float) -> None: ...
-    @property
-    def lr(self) -> float: ...
+    lr: Final[float]
 
 class PsInitializer:
     @staticmethod
@@ -658,17 +320,14 @@ class PsConsistency:
     def bounded(staleness: int) -> PsConsistency: ...
     @staticmethod
     def asynchronous() -> PsConsistency: ...
-    @property
-    def adds_workers(self) -> bool: ...
-    @property
-    def backup_workers(self) -> int: ...
+    adds_workers: Final[bool]
+    backup_workers: Final[int]
 
 class PsWork:
     def wait(self) -> tuple[int, int, int]: ...
 
 class PsTable:
-    @property
-    def dim(self) -> int: ...
+    dim: Final[int]
     def pull(self, keys: Array, out: Array) -> PsWork: ...
     def push(self, keys: Array, gradients: Array, lr: Optional[float]) -> PsWork: ...
     def push_pull(self, keys: Array, gradients: Array, out: Array, lr: Optional[float]) -> PsWork: ...
@@ -677,52 +336,25 @@ class PsTable:
     def stats(self) -> dict[str, Any]: ...
 
 class PsVariable:
-    @property
-    def elements(self) -> int: ...
+    elements: Final[int]
     def pull(self, out: Array) -> PsWork: ...
     def push(self, gradients: Array, lr: Optional[float]) -> PsWork: ...
     def push_pull(self, gradients: Array, out: Array, lr: Optional[float]) -> PsWork: ...
     def assign(self, values: Array) -> PsWork: ...
 
 class PsClient:
-    def __init__(
-        self,
-        servers: list[str],
-        worker: int,
-        workers: int,
-        secret_file: str,
-        connect_timeout: float,
-        timeout: float,
-    ) -> None: ...
-    @property
-    def worker(self) -> int: ...
-    @property
-    def workers(self) -> int: ...
-    @property
-    def now(self) -> int: ...
-    @property
-    def late_clocks(self) -> int: ...
-    def table(
-        self,
-        name: str,
-        dim: int,
-        initializer: PsInitializer,
-        optimizer: Union[PsSgd, PsAdagrad, PsRowAdagrad, PsAdam, PsAdamW, PsFtrl],
-        consistency: PsConsistency,
-        admission: int,
-        max_age: int,
-        max_rows: int,
-        victim: str,
-        seed: int,
-    ) -> PsTable: ...
-    def variable(
-        self,
-        name: str,
-        elements: int,
-        initial: float,
-        optimizer: Union[PsSgd, PsAdagrad, PsRowAdagrad, PsAdam, PsAdamW, PsFtrl],
-        consistency: PsConsistency,
-    ) -> PsVariable: ...
+    def __init__(self, servers: list[str], worker: int, workers: int, secret_file: str, connect_timeout: float,
+                 timeout: float) -> None: ...
+    worker: Final[int]
+    workers: Final[int]
+    now: Final[int]
+    late_clocks: Final[int]
+    def table(self, name: str, dim: int, initializer: PsInitializer,
+              optimizer: Union[PsSgd, PsAdagrad, PsRowAdagrad, PsAdam, PsAdamW, PsFtrl], consistency: PsConsistency,
+              admission: int, max_age: int, max_rows: int, victim: str, seed: int) -> PsTable: ...
+    def variable(self, name: str, elements: int, initial: float,
+                 optimizer: Union[PsSgd, PsAdagrad, PsRowAdagrad, PsAdam, PsAdamW, PsFtrl],
+                 consistency: PsConsistency) -> PsVariable: ...
     def clock(self) -> int: ...
     def barrier(self) -> None: ...
     def snapshot(self, folder: str, keep: int) -> str: ...
@@ -730,42 +362,24 @@ class PsClient:
     def leave(self) -> None: ...
 
 class PsServer:
-    def __init__(
-        self,
-        endpoint: str,
-        secret_file: str,
-        memory: int,
-        patience: float,
-        journal: str,
-        replicas: Optional[int],
-        of_job: bool,
-    ) -> None: ...
-    @property
-    def endpoint(self) -> str: ...
-    @property
-    def workers_gone(self) -> bool: ...
+    def __init__(self, endpoint: str, secret_file: str, memory: int, patience: float, journal: str,
+                 replicas: Optional[int], of_job: bool) -> None: ...
+    endpoint: Final[str]
+    workers_gone: Final[bool]
 
 def first_non_finite(data: Array, wire_dtype: Any = None) -> Optional[int]: ...
 
 class GradientReducer:
-    def __init__(
-        self,
-        comm: Communicator,
-        parameters: list[tuple[str, str, list[int], list[int], int]],
-        options: Any,
-        hooks: Any,
-    ) -> None: ...
+    def __init__(self, comm: Communicator, parameters: list[tuple[str, str, list[int], list[int], int]], options: Any,
+                 hooks: Any) -> None: ...
     def lay_out(self) -> None: ...
     def buckets(self) -> list[tuple[Memory, list[int], list[int]]]: ...
     def slot_of(self, name: str) -> tuple[int, int, int, int]: ...
-    @property
-    def in_no_sync(self) -> bool: ...
+    in_no_sync: Final[bool]
     def enter_no_sync(self) -> None: ...
     def leave_no_sync(self) -> None: ...
-    @property
-    def has_forward(self) -> bool: ...
-    @property
-    def in_backward(self) -> bool: ...
+    has_forward: Final[bool]
+    in_backward: Final[bool]
     def add_forward(self, declared: Optional[int], rows: Optional[int]) -> None: ...
     def prepare_synchronising_pass(self) -> None: ...
     def require_whole(self) -> None: ...
@@ -777,8 +391,7 @@ class GradientReducer:
     def arrive(self, parameter: int) -> None: ...
     def finish(self) -> None: ...
     def reduce_without_backward(self) -> bool: ...
-    @property
-    def progress(self) -> int: ...
+    progress: Final[int]
     def most_advanced(self) -> tuple[int, Optional[int]]: ...
     def take_plan_of(self, source: int, progress: int) -> None: ...
     def go_on_from(self, before: GradientReducer) -> None: ...
@@ -788,17 +401,16 @@ class GradientReducer:
     def stats(self) -> dict[str, Any]: ...
 
 def require_same_on_all_ranks(comm: Communicator, lines: Sequence[str], who: str) -> None: ...
-def require_same_parameters(
-    comm: Communicator, named: Sequence[tuple[str, Sequence[int], int, Array, Callable[[int], str]]], step: int
-) -> None: ...
-def non_finite_text(
-    rank: int, host: str, parameter: str, sizes: Sequence[int], index: int, value: float, step: int
-) -> str: ...
+def require_same_parameters(comm: Communicator,
+                            named: Sequence[tuple[str, Counts, int, Array, Callable[[int], str]]],
+                            step: int) -> None: ...
+def non_finite_text(rank: int, host: str, parameter: str, sizes: Counts, index: int, value: float,
+                    step: int) -> str: ...
 
 REQUEUE_STATUS: int
 
 class PreemptionSignals:
-    def __init__(self, signals: Sequence[int]) -> None: ...
+    def __init__(self, signals: Counts) -> None: ...
     def received(self) -> int: ...
     def say_yes(self, signal: int) -> None: ...
 
@@ -812,78 +424,49 @@ class NamedResult:
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def nbytes(self) -> int: ...
+    shape: Final[tuple[int, ...]]
+    dtype: Final[str]
+    nbytes: Final[int]
     def as_numpy(self) -> Any: ...
     def as_torch(self) -> Any: ...
 
 class NamedWork:
-    def wait(self, timeout: Optional[Seconds] = None) -> bool: ...
+    def wait(self, timeout: Limit = None) -> bool: ...
     def done(self) -> bool: ...
     def error(self) -> Optional[Exception]: ...
     def add_done_callback(self, fn: Callable[[NamedWork], object]) -> None: ...
-    @property
-    def result(self) -> Any: ...
-    @property
-    def received_splits(self) -> list[int]: ...
-    @property
-    def last_joined(self) -> int: ...
-    @property
-    def agreed_at(self) -> Optional[float]: ...
-    @property
-    def ended_at(self) -> Optional[float]: ...
+    result: Final[Any]
+    received_splits: Final[list[int]]
+    last_joined: Final[int]
+    agreed_at: Final[Optional[float]]
+    ended_at: Final[Optional[float]]
 
 class NamedEngine:
-    def __init__(
-        self,
-        comm: Communicator,
-        *,
-        fusion_threshold: int = ...,
-        cache_capacity: int = 4096,
-        joined_average: str = "all",
-        stall_after: Optional[Seconds] = 60.0,
-        timeout: Optional[Seconds] = None,
-        shutdown_timeout: Optional[Seconds] = 30.0,
-    ) -> None: ...
+    def __init__(self, comm: Communicator, *, fusion_threshold: int = ..., cache_capacity: int = 4096,
+                 joined_average: str = "all", stall_after: Limit = 60.0, timeout: Limit = None,
+                 shutdown_timeout: Limit = 30.0) -> None: ...
     def rank(self) -> int: ...
     def size(self) -> int: ...
     def publish(self, number: int) -> None: ...
     def allocate(self, bytes: int) -> Memory: ...
-    def all_reduce(
-        self, name: str, input: Array, output: Array = None, *, op: Op = "average", prescale: float = 1.0, postscale: float = 1.0
-    ) -> NamedWork: ...
-    def all_reduce_group(
-        self,
-        names: Sequence[str],
-        inputs: Sequence[Array],
-        outputs: Optional[Sequence[Array]] = None,
-        *,
-        op: Op = "average",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> list[NamedWork]: ...
+    def all_reduce(self, name: str, input: Array, output: Array = None, *, op: Op = "average", prescale: float = 1.0,
+                   postscale: float = 1.0) -> NamedWork: ...
+    def all_reduce_group(self, names: Sequence[str], inputs: Sequence[Array], outputs: Optional[Sequence[Array]] = None,
+                         *, op: Op = "average", prescale: float = 1.0, postscale: float = 1.0) -> list[NamedWork]: ...
     def all_gather(self, name: str, input: Array) -> NamedWork: ...
-    def all_gather_group(
-        self, names: Sequence[str], inputs: Sequence[Array], *, needs_all_ranks: bool = False
-    ) -> list[NamedWork]: ...
+    def all_gather_group(self, names: Sequence[str], inputs: Sequence[Array], *,
+                         needs_all_ranks: bool = False) -> list[NamedWork]: ...
     def broadcast(self, name: str, data: Array, root: int = 0) -> NamedWork: ...
-    def broadcast_group(
-        self, names: Sequence[str], data: Sequence[Array], root: int = 0, *, needs_all_ranks: bool = False
-    ) -> list[NamedWork]: ...
-    def reduce_scatter(
-        self, name: str, input: Array, *, op: Op = "sum", prescale: float = 1.0, postscale: float = 1.0
-    ) -> NamedWork: ...
-    def reduce_scatter_group(
-        self, names: Sequence[str], inputs: Sequence[Array], *, op: Op = "sum", prescale: float = 1.0, postscale: float = 1.0
-    ) -> list[NamedWork]: ...
+    def broadcast_group(self, names: Sequence[str], data: Sequence[Array], root: int = 0, *,
+                        needs_all_ranks: bool = False) -> list[NamedWork]: ...
+    def reduce_scatter(self, name: str, input: Array, *, op: Op = "sum", prescale: float = 1.0,
+                       postscale: float = 1.0) -> NamedWork: ...
+    def reduce_scatter_group(self, names: Sequence[str], inputs: Sequence[Array], *, op: Op = "sum",
+                             prescale: float = 1.0, postscale: float = 1.0) -> list[NamedWork]: ...
     def all_to_all(self, name: str, input: Array, splits: Optional[Iterable[int]] = None) -> NamedWork: ...
     def barrier(self, name: str) -> NamedWork: ...
     def join(self) -> NamedWork: ...
-    def form_group(self, ranks: Sequence[int], timeout: Optional[Seconds] = None) -> Optional[Communicator]: ...
+    def form_group(self, ranks: Counts, timeout: Limit = None) -> Optional[Communicator]: ...
     def shutdown(self) -> None: ...
     def statistics(self) -> dict[str, int]: ...
 
@@ -899,8 +482,7 @@ class ClusterSpec:
     @staticmethod
     def from_tf_config(text: str) -> ClusterSpec: ...
     def to_tf_config(self, task_type: str, task_index: int) -> str: ...
-    @property
-    def jobs(self) -> list[str]: ...
+    jobs: Final[list[str]]
     def num_tasks(self, job_name: str) -> int: ...
     def task_indices(self, job_name: str) -> list[int]: ...
     def task_address(self, job_name: str, task_index: int) -> str: ...

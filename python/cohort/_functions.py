@@ -50,24 +50,11 @@ if __name__ == "__main__":
 """
 
 
-def run(
-    fn: Callable[..., Any],
-    args: Iterable[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    np: Processes = "auto",
-    *,
-    hosts: Hosts | None = None,
-    hostfile: str | os.PathLike[str] | None = None,
-    env: Mapping[str, str] | None = None,
-    timeout: float | None = None,
-    start_timeout: float | None = None,
-    prefix: str = "rank",
-    quiet: bool = False,
-    run_dir: str | os.PathLike[str] | None = None,
-    executable: str | None = None,
-    options: Sequence[str] = (),
-    on: str | None = None,
-) -> list[Any]:
+def run(fn: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        np: Processes = "auto", *, hosts: Hosts | None = None, hostfile: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None, timeout: float | None = None, start_timeout: float | None = None,
+        prefix: str = "rank", quiet: bool = False, run_dir: str | os.PathLike[str] | None = None,
+        executable: str | None = None, options: Sequence[str] = (), on: str | None = None) -> list[Any]:  # fmt: skip
     """Calls `fn(*args, **kwargs)` on `np` new processes and returns what each returned, by rank.
 
     fn             any function: of a module, of `__main__`, of a notebook, a lambda. With cloudpickle installed it is sent
@@ -139,17 +126,9 @@ def _stage_for(
     return Stage(np, use_gpu=True, as_horovod="--as-horovod" in options)
 
 
-def call_on_stage(
-    stage: Stage,
-    fn: Callable[..., Any],
-    args: Iterable[Any],
-    kwargs: dict[str, Any],
-    *,
-    words: Sequence[str],
-    env: Mapping[str, str] | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    all_values: bool,
-) -> list[Outcome]:
+def call_on_stage(stage: Stage, fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any], *,
+                  words: Sequence[str], env: Mapping[str, str] | None = None,
+                  run_dir: str | os.PathLike[str] | None = None, all_values: bool) -> list[Outcome]:  # fmt: skip
     """As `call_on_ranks`, for ranks on Spark's workers, whose number the stage knows."""
     stage.wait_for_slots()
     try:
@@ -189,12 +168,8 @@ def host_words(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None) -> 
     return ["-H", text]
 
 
-def may_travel(
-    hosts: Hosts | None,
-    hostfile: str | os.PathLike[str] | None,
-    options: Sequence[str],
-    environment: Mapping[str, str],
-) -> bool:
+def may_travel(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, options: Sequence[str],
+               environment: Mapping[str, str]) -> bool:  # fmt: skip
     """Whether ranks may be on other hosts: by the arguments, by options, by a file of them, or in a Slurm allocation.
     `environment`: the one that the command gets."""
     return (
@@ -233,14 +208,8 @@ def _number_of(np: Processes) -> Processes:
     return number
 
 
-def job_words(
-    np: Processes | None = None,
-    timeout: float | None = None,
-    start_timeout: float | None = None,
-    prefix: str = "rank",
-    quiet: bool = False,
-    options: Sequence[str] = (),
-) -> list[str]:
+def job_words(np: Processes | None = None, timeout: float | None = None, start_timeout: float | None = None,
+              prefix: str = "rank", quiet: bool = False, options: Sequence[str] = ()) -> list[str]:  # fmt: skip
     """The options of `cohort run`; `np` None: without that. Raises InvalidArgument for wrong ones that it could only complain
     of later."""
     if np is not None:
@@ -267,19 +236,10 @@ def environment_of(more: Mapping[str, str] | None) -> dict[str, str]:
     return environment
 
 
-def call_on_ranks(
-    fn: Callable[..., Any],
-    args: Iterable[Any],
-    kwargs: dict[str, Any],
-    *,
-    words: Sequence[str],
-    environment: Mapping[str, str],
-    run_dir: str | os.PathLike[str] | None = None,
-    executable: str | None = None,
-    all_values: bool,
-    travels: bool = False,
-    stage: Stage | None = None,
-) -> list[Outcome]:
+def call_on_ranks(fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any], *, words: Sequence[str],
+                  environment: Mapping[str, str], run_dir: str | os.PathLike[str] | None = None,
+                  executable: str | None = None, all_values: bool, travels: bool = False,
+                  stage: Stage | None = None) -> list[Outcome]:  # fmt: skip
     """The ranks' outcomes, all of them good; `all_values` False: only rank 0's has a value. `travels`: the ranks may be on
     other hosts, which cannot read the folder. `stage`: they are on those. Raises as `run`."""
     environment = dict(environment)

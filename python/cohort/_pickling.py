@@ -125,9 +125,7 @@ def load_call(data: bytes) -> Any:
     return pickle.loads(data)
 
 
-def _culprit(
-    function: object, args: tuple[object, ...], kwargs: dict[str, object]
-) -> tuple[str, Exception] | None:
+def _culprit(function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[str, Exception] | None:
     name = getattr(function, "__name__", type(function).__name__)
     parts = [(f"the function {name} or something that it refers to", function)]
     parts += [(f"argument {i} of {name}", value) for i, value in enumerate(args)]

@@ -40,13 +40,8 @@ class Preemption:
     named a signal, they stay, since a rank that ends may be told once more: SIGTERM does not end such a process any more.
     """
 
-    def __init__(
-        self,
-        signals: Sequence[int] = (signal.SIGUSR1, signal.SIGTERM),
-        *,
-        every: int = 1,
-        timeout: Optional[Seconds] = None,
-    ) -> None:
+    def __init__(self, signals: Sequence[int] = (signal.SIGUSR1, signal.SIGTERM), *, every: int = 1,
+                 timeout: Optional[Seconds] = None) -> None:  # fmt: skip
         if every < 1:
             raise InvalidArgument(f"Preemption: every is {every} -- at every call is 1")
         self._signals = _core.PreemptionSignals([int(number) for number in signals])

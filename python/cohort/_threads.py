@@ -11,15 +11,9 @@ from cohort._core import Communicator
 from cohort.errors import InvalidArgument
 
 
-def run_on_threads(
-    function: Callable[..., Any],
-    threads: int,
-    args: Sequence[Any] = (),
-    kwargs: Optional[Mapping[str, Any]] = None,
-    *,
-    across: Optional[Communicator] = None,
-    timeout: Any = None,
-) -> list[Any]:
+def run_on_threads(function: Callable[..., Any], threads: int, args: Sequence[Any] = (),
+                   kwargs: Optional[Mapping[str, Any]] = None, *, across: Optional[Communicator] = None,
+                   timeout: Any = None) -> list[Any]:  # fmt: skip
     """Calls `function(world, *args, **kwargs)` on so many threads, each of them a rank; returns what each returned, by
     rank of this process.
 

@@ -33,22 +33,11 @@ before_shutdown: list[Callable[[], None]] = []
 _GRACE_AT_EXIT = 5.0
 
 
-def join(
-    init_method: str = "",
-    *,
-    rank: int = -1,
-    world_size: int = -1,
-    secret_file: str = "",
-    group_name: str = "world",
-    program: str = "",
-    join_timeout: Seconds | None = None,
-    timeout: Seconds | None = None,
-    transport: str = "",
-    alone: bool = False,
-    trust_network: bool = False,
-    share: Callable[[str, Optional[str], float], str] | None = None,
-    share_name: str = "",
-) -> Communicator:
+def join(init_method: str = "", *, rank: int = -1, world_size: int = -1, secret_file: str = "",
+         group_name: str = "world", program: str = "", join_timeout: Seconds | None = None,
+         timeout: Seconds | None = None, transport: str = "", alone: bool = False, trust_network: bool = False,
+         share: Callable[[str, Optional[str], float], str] | None = None,
+         share_name: str = "") -> Communicator:  # fmt: skip
     """Meets the other ranks and returns a Communicator; each call forms a world of its own.
 
     init_method   where to meet. "": COHORT_INIT, else what the launcher set up (`cohort run`, torchrun, mpirun, srun
@@ -87,21 +76,8 @@ def join(
 
             share, share_name, rank, world_size = _torchrun.meeting(join_timeout)
             init_method = ""
-    return _core.join(
-        init_method=init_method,
-        rank=rank,
-        world_size=world_size,
-        secret_file=os.fspath(secret_file),
-        group_name=group_name,
-        program=program or _own_program(),
-        join_timeout=join_timeout,
-        timeout=timeout,
-        transport=transport,
-        alone=alone,
-        trust_network=trust_network,
-        share=share,
-        share_name=share_name,
-    )
+    return _core.join(init_method, rank, world_size, os.fspath(secret_file), group_name, program or _own_program(),
+                      join_timeout, timeout, transport, alone, trust_network, share, share_name)  # fmt: skip
 
 
 def _refuse_child_that_imports_main() -> None:

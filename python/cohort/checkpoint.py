@@ -135,15 +135,8 @@ class CheckpointFolder:
     error and the next save the folder holds what it held before.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        keep: int = 3,
-        comm: Optional[Communicator] = None,
-        *,
-        place: str = "rank0",
-        copies: int = 2,
-    ) -> None:
+    def __init__(self, folder: Path, keep: int = 3, comm: Optional[Communicator] = None, *, place: str = "rank0",
+                 copies: int = 2) -> None:  # fmt: skip
         """Not collective, touches nothing.
 
         folder  made if it does not exist
@@ -179,18 +172,10 @@ class CheckpointFolder:
             return self._given
         return _world.world() if _world.is_initialized() else None
 
-    def save(
-        self,
-        module: torch.nn.Module,
-        optimizer: Optional[torch.optim.Optimizer] = None,
-        progress: Optional[TrainingProgress] = None,
-        *,
-        step: int = 0,
-        epoch: int = 0,
-        sampler: Union[DistributedSampler, SamplerState, None] = None,
-        values: Optional[Mapping[str, Any]] = None,
-        state: Optional[Mapping[str, torch.Tensor]] = None,
-    ) -> CheckpointInfo:
+    def save(self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None,
+             progress: Optional[TrainingProgress] = None, *, step: int = 0, epoch: int = 0,
+             sampler: Union[DistributedSampler, SamplerState, None] = None, values: Optional[Mapping[str, Any]] = None,
+             state: Optional[Mapping[str, torch.Tensor]] = None) -> CheckpointInfo:  # fmt: skip
         """Saves; collective, and returns on every rank once the checkpoint is on the disk.
 
         Model, optimizer and progress (or step, epoch, sampler and values) are rank 0's; the random state, of torch's CPU
@@ -206,18 +191,11 @@ class CheckpointFolder:
         bundle = self._bundle(comm, module, optimizer, progress or _progress(step, epoch, sampler, values), state)
         return _info_of(self._checkpoints.save(comm, bundle))
 
-    def save_async(
-        self,
-        module: torch.nn.Module,
-        optimizer: Optional[torch.optim.Optimizer] = None,
-        progress: Optional[TrainingProgress] = None,
-        *,
-        step: int = 0,
-        epoch: int = 0,
-        sampler: Union[DistributedSampler, SamplerState, None] = None,
-        values: Optional[Mapping[str, Any]] = None,
-        state: Optional[Mapping[str, torch.Tensor]] = None,
-    ) -> CheckpointSave:
+    def save_async(self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None,
+                   progress: Optional[TrainingProgress] = None, *, step: int = 0, epoch: int = 0,
+                   sampler: Union[DistributedSampler, SamplerState, None] = None,
+                   values: Optional[Mapping[str, Any]] = None,
+                   state: Optional[Mapping[str, torch.Tensor]] = None) -> CheckpointSave:  # fmt: skip
         """As save, but returns once everything has been copied (into the host's memory that the next save uses again: twice
         the state's size is needed in all, of what is on a GPU that much of the host's).
 
@@ -236,14 +214,8 @@ class CheckpointFolder:
         """Waits for the save in the background, and raises its error unless its handle has. Not collective."""
         self._checkpoints.close()
 
-    def _bundle(
-        self,
-        comm: Optional[Communicator],
-        module: torch.nn.Module,
-        optimizer: Optional[torch.optim.Optimizer],
-        progress: TrainingProgress,
-        state: Optional[Mapping[str, torch.Tensor]],
-    ) -> Any:
+    def _bundle(self, comm: Optional[Communicator], module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
+                progress: TrainingProgress, state: Optional[Mapping[str, torch.Tensor]]) -> Any:  # fmt: skip
         """What this rank brings; raises on all ranks if one cannot."""
         brought: list[Any] = []
 
@@ -315,15 +287,9 @@ class CheckpointFolder:
         self._loaded, self._rank_state = stored, state
         return _info_of(stored)
 
-    def _prepared(
-        self,
-        stored: Any,
-        files: Mapping[str, Any],
-        part: Any,
-        module: torch.nn.Module,
-        optimizer: Optional[torch.optim.Optimizer],
-        state: dict[str, torch.Tensor],
-    ) -> list[Callable[[], None]]:
+    def _prepared(self, stored: Any, files: Mapping[str, Any], part: Any, module: torch.nn.Module,
+                  optimizer: Optional[torch.optim.Optimizer],
+                  state: dict[str, torch.Tensor]) -> list[Callable[[], None]]:  # fmt: skip
         def parse(name: str) -> Any:
             path = f"{stored.folder}/{name}"
             if name not in files:
@@ -427,32 +393,17 @@ def _tensors_of(part: Any, path: str, prefix: str) -> dict[str, torch.Tensor]:
     return {entry[0][len(prefix) :]: to_tensor(entry) for entry in entries if entry[0].startswith(prefix)}
 
 
-def save(
-    folder: Path,
-    module: torch.nn.Module,
-    optimizer: Optional[torch.optim.Optimizer] = None,
-    progress: Optional[TrainingProgress] = None,
-    *,
-    keep: int = 3,
-    comm: Optional[Communicator] = None,
-    place: str = "rank0",
-    copies: int = 2,
-    **standing: Any,
-) -> CheckpointInfo:
+def save(folder: Path, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None,
+         progress: Optional[TrainingProgress] = None, *, keep: int = 3, comm: Optional[Communicator] = None,
+         place: str = "rank0", copies: int = 2, **standing: Any) -> CheckpointInfo:  # fmt: skip
     """CheckpointFolder(folder, keep, comm, place=place, copies=copies).save(module, optimizer, progress, **standing)."""
     checkpoints = CheckpointFolder(folder, keep, comm, place=place, copies=copies)
     return checkpoints.save(module, optimizer, progress, **standing)
 
 
-def resume(
-    folder: Path,
-    module: torch.nn.Module,
-    optimizer: Optional[torch.optim.Optimizer] = None,
-    sampler: Optional[DistributedSampler] = None,
-    *,
-    comm: Optional[Communicator] = None,
-    place: str = "rank0",
-) -> Optional[CheckpointInfo]:
+def resume(folder: Path, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None,
+           sampler: Optional[DistributedSampler] = None, *, comm: Optional[Communicator] = None,
+           place: str = "rank0") -> Optional[CheckpointInfo]:  # fmt: skip
     """Loads the newest whole checkpoint, the sampler's position too if it has one; None if there is none. Collective."""
     info = CheckpointFolder(folder, comm=comm, place=place).load_latest(module, optimizer)
     if info is not None and sampler is not None and info.progress.sampler is not None:

@@ -80,19 +80,10 @@ class DistributedSampler:
     With "keep", a rank may get an empty list in the last step of an epoch; see EmptyBatches.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        num_replicas: Optional[int] = None,
-        rank: Optional[int] = None,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-        *,
-        batch_size: Optional[int] = None,
-        remainder: Union[Remainder, str, None] = None,
-        comm: Optional[Communicator] = None,
-    ) -> None:
+    def __init__(self, dataset: Any, num_replicas: Optional[int] = None, rank: Optional[int] = None,
+                 shuffle: bool = True, seed: int = 0, drop_last: bool = False, *, batch_size: Optional[int] = None,
+                 remainder: Union[Remainder, str, None] = None,
+                 comm: Optional[Communicator] = None) -> None:  # fmt: skip
         """Raises InvalidArgument for negative sizes, batch sizes below 1, a rank outside the world."""
         size = dataset if isinstance(dataset, int) else len(dataset)
         if comm is None and _world.is_initialized():

@@ -58,15 +58,8 @@ class Distributor:
     Raises InvalidArgument (a ValueError) for a number of processes below 1.
     """
 
-    def __init__(
-        self,
-        num_processes: int = 1,
-        local_mode: bool = True,
-        use_gpu: bool = True,
-        *,
-        hosts: Hosts | None = None,
-        hostfile: str | os.PathLike[str] | None = None,
-    ) -> None:
+    def __init__(self, num_processes: int = 1, local_mode: bool = True, use_gpu: bool = True, *,
+                 hosts: Hosts | None = None, hostfile: str | os.PathLike[str] | None = None) -> None:  # fmt: skip
         try:
             asked = operator.index(num_processes)
         except TypeError:

@@ -42,65 +42,49 @@ class Error(RuntimeError):
     cause: str | None = None
     system_error: int | None = None
 
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__:  # others' are of the code that they derive from
+            cls.code = cls.__name__
+
 
 class InvalidArgument(Error, ValueError):
     """The caller asked for something that has no meaning; nothing was done."""
-
-    code = "InvalidArgument"
 
 
 class Unavailable(Error):
     """A resource or a service is not there (memory, a port, a file, a backend)."""
 
-    code = "Unavailable"
-
 
 class Timeout(Error, TimeoutError):
     """A deadline passed; the communicator is unusable afterwards."""
-
-    code = "Timeout"
 
 
 class PeerLost(Error, ConnectionError):
     """A peer died or left; the communicator is unusable afterwards."""
 
-    code = "PeerLost"
-
 
 class Mismatch(Error):
     """Ranks asked for different things; refused on all, the communicator stays usable."""
-
-    code = "Mismatch"
 
 
 class Aborted(Error):
     """Another rank failed first or `abort` was called; unusable afterwards."""
 
-    code = "Aborted"
-
 
 class Io(Error, OSError):
     """The operating system refused to read or write."""
-
-    code = "Io"
 
 
 class Corrupt(Error):
     """Bytes from outside are damaged or not of the expected format."""
 
-    code = "Corrupt"
-
 
 class NonFinite(Error, ArithmeticError):
     """A value is NaN or infinite that must not be; refused on all, the communicator stays usable."""
 
-    code = "NonFinite"
-
 
 class Internal(Error):
     """A bug in Cohort."""
-
-    code = "Internal"
 
 
 class RankFailed(Error):
@@ -112,21 +96,10 @@ class RankFailed(Error):
     traceback  the rank's traceback as text; None where it ended without one
     """
 
-    code = "RankFailed"
     status: int | None = None
     traceback: str | None = None
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        rank: int | None = None,
-        host: str | None = None,
-        status: int | None = None,
-        traceback: str | None = None,
-    ) -> None:
+    def __init__(self, message: str = "", *, rank: int | None = None, host: str | None = None,
+                 status: int | None = None, traceback: str | None = None) -> None:  # fmt: skip
         super().__init__(message)
-        self.rank = rank
-        self.host = host
-        self.status = status
-        self.traceback = traceback
+        self.rank, self.host, self.status, self.traceback = rank, host, status, traceback

@@ -46,15 +46,9 @@ class WarmupScheduler(LambdaLR):
     decay         a further factor for each step from 0; default: 1
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        world_size: Optional[int] = None,
-        scaling: Union[Scaling, str] = Scaling.LINEAR,
-        warmup_steps: int = 0,
-        decay: Optional[Callable[[int], float]] = None,
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, *, world_size: Optional[int] = None,
+                 scaling: Union[Scaling, str] = Scaling.LINEAR, warmup_steps: int = 0,
+                 decay: Optional[Callable[[int], float]] = None) -> None:  # fmt: skip
         """Raises InvalidArgument for a world below 1 or negative warm-up."""
         if world_size is None:
             world_size = _world.size() if _world.is_initialized() else 1

@@ -113,7 +113,7 @@ class Surface(unittest.TestCase):
         self.assertTrue(hvd.gloo_built() and hvd.gloo_enabled())
 
     def test_errors(self):
-        from cohort._horovod.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
+        from cohort.hvd.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
 
         self.assertTrue(issubclass(hvd.HorovodInternalError, RuntimeError))
         self.assertTrue(HostsUpdatedInterrupt(True).skip_sync)

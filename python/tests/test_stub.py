@@ -16,7 +16,8 @@ GIVEN_TO_ENUMS = {"__entries", "__members__", "__int__", "__index__"}
 
 
 def stubs(body):
-    """By name: the functions of that name (several if overloaded), a class, or None for a value."""
+    """By name: the functions of that name (several if overloaded), a class, or, of a value, whether it is a property, which
+    the stub calls Final."""
     found = {}
     for node in body:
         if isinstance(node, ast.FunctionDef):
@@ -24,17 +25,28 @@ def stubs(body):
         elif isinstance(node, ast.ClassDef):
             found[node.name] = node
         elif isinstance(node, ast.AnnAssign):
-            found[node.target.id] = None
+            found[node.target.id] = ast.unparse(node.annotation).startswith("Final[")
     return found
 
 
-def arguments_of(node):
-    every = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-    return [one.arg for one in every if one.arg not in ("self", "cls")]
+def fields_of(name, options):
+    """Of a TypedDict, and those that it derives from."""
+    node = options[name]
+    inherited = [one for base in node.bases if base.id in options for one in fields_of(base.id, options)]
+    return [*inherited, *(one.target.id for one in node.body)]
+
+
+def arguments_of(node, options):
+    """The names of arguments in order, and those that have no order: `**how: Unpack[X]` stands for X's."""
+    ordered = [one.arg for one in node.args.posonlyargs + node.args.args if one.arg not in ("self", "cls")]
+    named = [one.arg for one in node.args.kwonlyargs]
+    if node.args.kwarg is not None and isinstance(node.args.kwarg.annotation, ast.Subscript):
+        named += fields_of(node.args.kwarg.annotation.slice.id, options)
+    return ordered, sorted(named)
 
 
 def arguments_said(function):
-    """Of a compiled function's docstring, one list for each overload; None where it has no such line."""
+    """The same of a compiled function's docstring, for each overload; nothing where it has no such line."""
     name = re.escape(function.__name__)
     lines = re.findall(rf"^(?:\d+\. )?{name}\((.*)\) -> ", function.__doc__ or "", re.MULTILINE)
     lists = []
@@ -47,13 +59,16 @@ def arguments_said(function):
                 word = ""
             else:
                 word += letter
-        lists.append([one for one in words if one not in ("", "self", "*", "/", "*args", "**kwargs")])
+        star = words.index("*") if "*" in words else len(words)
+        ordered = [one for one in words[:star] if one not in ("", "self", "/", "*args", "**kwargs")]
+        lists.append((ordered, sorted(words[star + 1 :])))
     return lists
 
 
 class Stub(unittest.TestCase):
     def setUp(self):
         self.stubs = stubs(ast.parse(STUB.read_text()).body)
+        self.options = {name: self.stubs.pop(name) for name in list(self.stubs) if name.startswith("_") and name[1].isupper()}
 
     def test_the_module_has_what_the_stub_says(self):
         for name, node in self.stubs.items():
@@ -82,28 +97,25 @@ class Stub(unittest.TestCase):
                     memoryview_of = "__buffer__" in dir(found) or not hasattr(bytes, "__buffer__")
                     self.assertTrue(memoryview_of)
                     continue
-                if member is None:  # a value: the module's, or one that Python adds to its objects
+                if member is False:  # a value: the module's, or one that Python adds to its objects
                     self.assertTrue(hasattr(found, name) or "__dict__" in vars(found), f"{node.name} has no {name}")
                     continue
                 self.assertTrue(hasattr(found, name), f"{node.name} has no {name}")
                 compiled = inspect.getattr_static(found, name)
-                is_property = any(
-                    isinstance(one, ast.Name) and one.id == "property" for one in member[0].decorator_list
-                )
-                self.assertEqual(is_property, isinstance(compiled, property), f"{node.name}.{name}: property?")
-                if not is_property:
+                self.assertEqual(member is True, isinstance(compiled, property), f"{node.name}.{name}: property?")
+                if member is not True:
                     self.compare_function(name, member, getattr(found, name))
 
     def compare_function(self, name, nodes, compiled):
         said = arguments_said(compiled)
         if not said:  # of Python's own, or with a signature of arguments that are looked at by hand
             return
-        expected = [arguments_of(node) for node in nodes]
-        for arguments in said:
-            if all(re.fullmatch(r"arg\d+", one) for one in arguments):  # without names: only how many
-                self.assertIn(len(arguments), [len(one) for one in expected], name)
+        expected = [arguments_of(node, self.options) for node in nodes]
+        for ordered, named in said:
+            if all(re.fullmatch(r"arg\d+", one) for one in ordered + named):  # without names: only how many
+                self.assertIn(len(ordered + named), [len(sum(one, [])) for one in expected], name)
             else:
-                self.assertIn(arguments, expected, name)
+                self.assertIn((ordered, named), expected, name)
 
 
 if __name__ == "__main__":

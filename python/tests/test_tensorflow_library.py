@@ -9,7 +9,7 @@ import tensorflow as tf
 from support_tensorflow import Case, setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort.tensorflow as hvd
-from cohort._horovod.process_sets import global_process_set
+from cohort.hvd.process_sets import global_process_set
 from cohort.tensorflow import _library
 from cohort.tensorflow._gradients import reduce_gradients
 

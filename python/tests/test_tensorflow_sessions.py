@@ -9,7 +9,7 @@ from support_tensorflow import Case, setUpModule, tearDownModule  # noqa: F401 -
 from tensorflow.core.protobuf import rewriter_config_pb2
 
 import cohort.tensorflow as hvd
-from cohort._horovod.process_sets import global_process_set
+from cohort.hvd.process_sets import global_process_set
 from cohort.tensorflow import _library
 
 v1 = tf.compat.v1

@@ -7,9 +7,8 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from cohort._batch_norm import Normalize, Ranks
+from cohort._batch_norm import Normalize, OverRanks, Ranks, replaced
 from cohort.chainermn.communicators import CommunicatorBase
 from cohort.errors import InvalidArgument
 
@@ -33,7 +32,7 @@ class _RanksOf(Ranks):
         return total
 
 
-class MultiNodeBatchNormalization(_BatchNorm):
+class MultiNodeBatchNormalization(OverRanks):
     """As torch.nn.BatchNorm1d to 3d over the batches of all ranks, which may be of different sizes.
 
     Input: (N, C, ...) of any floating type. In training all ranks take part in forward and backward; in evaluation,
@@ -52,19 +51,10 @@ class MultiNodeBatchNormalization(_BatchNorm):
                               name
     """
 
-    def __init__(
-        self,
-        size: int,
-        comm: CommunicatorBase,
-        decay: float = 0.9,
-        eps: float = 2e-5,
-        dtype: Optional[torch.dtype] = None,
-        use_gamma: bool = True,
-        use_beta: bool = True,
-        initial_gamma: Any = None,
-        initial_beta: Any = None,
-        communication_backend: str = "auto",
-    ) -> None:
+    def __init__(self, size: int, comm: CommunicatorBase, decay: float = 0.9, eps: float = 2e-5,
+                 dtype: Optional[torch.dtype] = None, use_gamma: bool = True, use_beta: bool = True,
+                 initial_gamma: Any = None, initial_beta: Any = None,
+                 communication_backend: str = "auto") -> None:  # fmt: skip
         super().__init__(size, eps, 1.0 - decay, dtype=dtype)
         if communication_backend not in _BACKENDS or (communication_backend == "nccl" and comm.name != "pure_nccl"):
             raise InvalidArgument(
@@ -78,12 +68,6 @@ class MultiNodeBatchNormalization(_BatchNorm):
             elif initial is not None:
                 with torch.no_grad():
                     getattr(self, name).copy_(torch.as_tensor(initial))
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(
-                f"MultiNodeBatchNormalization: at least 2 dimensions are needed, (N, C, ...), not {input.dim()}"
-            )
 
     def start_finetuning(self) -> None:
         """The next forward with finetune=True begins the running statistics anew, as means over the batches from then
@@ -118,23 +102,14 @@ def create_mnbn_model(
     Each takes over parameters, statistics and settings. Raises InvalidArgument for one that keeps no running
     statistics, or averages them over all batches (momentum None).
     """
-    return _replaced(copy.deepcopy(link), comm, communication_backend)
 
-
-def _replaced(module: torch.nn.Module, comm: CommunicatorBase, backend: str) -> torch.nn.Module:
-    if isinstance(module, _BatchNorm) and not isinstance(module, MultiNodeBatchNormalization):
+    def made(module: Any) -> MultiNodeBatchNormalization:
         if module.momentum is None or module.running_mean is None:
             raise InvalidArgument(
                 "create_mnbn_model: a batch normalization without running statistics, or with momentum=None, has no counterpart "
                 "-- give it a momentum and track_running_stats=True"
             )
-        made = MultiNodeBatchNormalization(
-            module.num_features, comm, 1.0 - module.momentum, module.eps, communication_backend=backend
-        )
-        made._parameters.update(module._parameters)
-        made._buffers.update(module._buffers)
-        made.training = module.training
-        return made
-    for name, child in module.named_children():
-        setattr(module, name, _replaced(child, comm, backend))
-    return module
+        return MultiNodeBatchNormalization(module.num_features, comm, 1.0 - module.momentum, module.eps,
+                                           communication_backend=communication_backend)  # fmt: skip
+
+    return replaced(copy.deepcopy(link), MultiNodeBatchNormalization, made)

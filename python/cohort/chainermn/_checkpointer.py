@@ -23,15 +23,9 @@ from cohort.errors import InvalidArgument
 _OUTLINE = "outline"
 
 
-def create_multi_node_checkpointer(
-    name: str,
-    comm: CommunicatorBase,
-    cp_interval: int = 5,
-    gc_interval: int = 5,
-    path: Union[str, os.PathLike[str], None] = None,
-    *,
-    place: str = "rank0",
-) -> MultiNodeCheckpointer:
+def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interval: int = 5, gc_interval: int = 5,
+                                   path: Union[str, os.PathLike[str], None] = None, *,
+                                   place: str = "rank0") -> MultiNodeCheckpointer:  # fmt: skip
     """What saves every rank's state, and finds the newest set that is whole on all ranks.
 
     name         of the folder for its checkpoints, within `path`
@@ -52,15 +46,8 @@ class MultiNodeCheckpointer:
     before is taken. The random state, of torch's CPU generator, is saved and restored too. One thread per rank.
     """
 
-    def __init__(
-        self,
-        name: str,
-        comm: CommunicatorBase,
-        cp_interval: int,
-        gc_interval: int,
-        path: Union[str, os.PathLike[str], None],
-        place: str,
-    ) -> None:
+    def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,
+                 path: Union[str, os.PathLike[str], None], place: str) -> None:  # fmt: skip
         if cp_interval < 1 or gc_interval < 1:
             raise InvalidArgument(
                 f"create_multi_node_checkpointer: cp_interval {cp_interval}, gc_interval {gc_interval}: at least 1 each"

@@ -38,16 +38,9 @@ class SubDataset(torch.utils.data.Dataset):
         return self.dataset[self._indices[index]]
 
 
-def scatter_dataset(
-    dataset: Any,
-    comm: CommunicatorBase,
-    root: int = 0,
-    shuffle: bool = False,
-    seed: Optional[int] = None,
-    max_buf_len: Optional[int] = None,
-    *,
-    force_equal_length: bool = True,
-) -> SubDataset:
+def scatter_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0, shuffle: bool = False,
+                    seed: Optional[int] = None, max_buf_len: Optional[int] = None, *,
+                    force_equal_length: bool = True) -> SubDataset:  # fmt: skip
     """This rank's part of the root's data set, which is pickled and sent to all. Collective.
 
     dataset             looked at on the root only

@@ -114,13 +114,8 @@ class _Recv(torch.autograd.Function):
         return (None, None, None, torch.zeros(()), *[None for _ in grads])
 
 
-def recv(
-    communicator: CommunicatorBase,
-    rank: int,
-    delegate_variable: Optional[Tensor] = None,
-    tag: int = 0,
-    force_tuple: bool = False,
-) -> Tensors:
+def recv(communicator: CommunicatorBase, rank: int, delegate_variable: Optional[Tensor] = None, tag: int = 0,
+         force_tuple: bool = False) -> Tensors:  # fmt: skip
     """What `rank` sends: a tensor, or a tuple of them if that was sent or `force_tuple` is set.
 
     delegate_variable  of what this rank has sent before: the backward comes to that once it has sent the gradients of

@@ -19,13 +19,9 @@ from cohort.torch._wrapping import Wrapped, derived
 __all__ = ["create_multi_node_optimizer"]
 
 
-def create_multi_node_optimizer(
-    actual_optimizer: torch.optim.Optimizer,
-    communicator: CommunicatorBase,
-    double_buffering: bool = False,
-    zero_fill: bool = True,
-    compare_ranks: bool = True,
-) -> Any:
+def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communicator: CommunicatorBase,
+                                double_buffering: bool = False, zero_fill: bool = True,
+                                compare_ranks: bool = True) -> Any:  # fmt: skip
     """An optimizer with the class, the groups and the state of `actual_optimizer`, which is not to be used any more.
     Collective.
 

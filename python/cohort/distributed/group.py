@@ -31,13 +31,8 @@ _GRACE_SECONDS = 30.0
 class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
     """One rank's handle of a group. Use it through torch.distributed."""
 
-    def __init__(
-        self,
-        store: Any,
-        communicator: cohort.Communicator,
-        ranks: Sequence[int] = (),
-        others: Collection[str] = (),
-    ) -> None:
+    def __init__(self, store: Any, communicator: cohort.Communicator, ranks: Sequence[int] = (),
+                 others: Collection[str] = ()) -> None:  # fmt: skip
         """
         ranks   of the world's that are the group's, in its order; none: it is the world itself
         others  devices whose tensors are for other backends
@@ -137,18 +132,9 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         timeout = getattr(opts, "timeout", _UNSET)
         return self._timeout if timeout <= _ZERO else timeout.total_seconds()
 
-    def _start(
-        self,
-        name: str,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        written: Sequence[Any],
-        call: Any,
-        arguments: Sequence[Any],
-        how: dict[str, Any],
-        line: Any = None,
-        source: Optional[int] = -1,
-    ) -> Work:
+    def _start(self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], written: Sequence[Any],
+               call: Any, arguments: Sequence[Any], how: dict[str, Any], line: Any = None,
+               source: Optional[int] = -1) -> Work:  # fmt: skip
         """Starts the core's operation `call(*arguments, **how)`. What ranks do to each other is told by the Work, however
         early it is known; wrong arguments are told at once.
 
@@ -174,16 +160,8 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         by_stream = on_gpu and not any(one.copies for one in written)
         return self._work(name, core, outputs, written, line, source, by_stream)
 
-    def _work(
-        self,
-        name: str,
-        core: Any,
-        outputs: Sequence[Any],
-        written: Sequence[Any] = (),
-        line: Any = None,
-        source: Optional[int] = -1,
-        by_stream: bool = False,
-    ) -> Work:
+    def _work(self, name: str, core: Any, outputs: Sequence[Any], written: Sequence[Any] = (), line: Any = None,
+              source: Optional[int] = -1, by_stream: bool = False) -> Work:  # fmt: skip
         self._started += 1
 
         def deliver() -> None:

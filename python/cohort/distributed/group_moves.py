@@ -51,11 +51,7 @@ class Moves:
             return other._allgather_base(output, input, *([opts] if opts is not None else []))
         return for_caller(self._all_gather([output], [input], opts))
 
-    def all_gather_single(self: Any, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        other = self._elsewhere(output)
-        if other is not None:
-            return other._allgather_base(output, input, *([opts] if opts is not None else []))
-        return for_caller(self._all_gather([output], [input], opts))
+    all_gather_single = _allgather_base
 
     def allgather_into_tensor_coalesced(
         self: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
@@ -117,14 +113,8 @@ class Moves:
         call, how = self.communicator.scatter, {"root": opts.rootRank, "timeout": self._limit(opts)}
         return for_caller(self._start("scatter", brought, outputs, [written], call, [parts, memory], how))
 
-    def alltoall_base(
-        self: Any,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_splits: Optional[list[int]] = None,
-        input_splits: Optional[list[int]] = None,
-        opts: Any = None,
-    ) -> Any:
+    def alltoall_base(self: Any, output: torch.Tensor, input: torch.Tensor, output_splits: Optional[list[int]] = None,
+                      input_splits: Optional[list[int]] = None, opts: Any = None) -> Any:  # fmt: skip
         other = self._elsewhere(output)
         if other is not None:
             return other.alltoall_base(output, input, output_splits or [], input_splits or [], opts or c10d.AllToAllOptions())

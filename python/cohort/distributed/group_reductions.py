@@ -84,12 +84,7 @@ class Reductions:
             return other._reduce_scatter_base(output, input, opts)
         return for_caller(self._reduce_scatter([output], [input], opts))
 
-    def reduce_scatter_single(self: Any, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        opts = opts or c10d.ReduceScatterOptions()
-        other = self._elsewhere(output)
-        if other is not None:
-            return other._reduce_scatter_base(output, input, opts)
-        return for_caller(self._reduce_scatter([output], [input], opts))
+    reduce_scatter_single = _reduce_scatter_base
 
     def reduce_scatter_tensor_coalesced(
         self: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None

@@ -31,16 +31,9 @@ class Work(_distributed_c10d.Work):
     `is_completed` has said so, or the future has its value. Of a GPU's memory, `wait` and the future say, as torch's NCCL
     does, that what the current stream is given from then on comes after the result; `is_completed`, that it is there."""
 
-    def __init__(
-        self,
-        name: str,
-        line: Hashable,
-        core: Sequence[Any],
-        outputs: Sequence[torch.Tensor],
-        deliver: Optional[Callable[[], None]] = None,
-        source: Optional[int] = -1,
-        by_stream: bool = False,
-    ) -> None:
+    def __init__(self, name: str, line: Hashable, core: Sequence[Any], outputs: Sequence[torch.Tensor],
+                 deliver: Optional[Callable[[], None]] = None, source: Optional[int] = -1,
+                 by_stream: bool = False) -> None:  # fmt: skip
         """
         name     of the operation, for messages
         line     operations of the same line end in their order (completion.py)

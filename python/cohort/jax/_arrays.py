@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-# JAX takes over memory that begins so, without a copy.
-_ALIGNMENT = 64
-
-# Below, a copy costs less than to hand the memory over.
-_LEAST_TO_HAND_OVER = 64 << 10
+from cohort.hvd.arrays import LEAST_TO_HAND_OVER
 
 
 def checked(value: Any, what: str) -> jax.Array:
@@ -59,25 +53,6 @@ def view(array: Any) -> np.ndarray:
     return host if host.flags.c_contiguous else np.ascontiguousarray(host)
 
 
-def empty(shape: Tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Memory for a result, such as JAX takes over."""
-    dtype = np.dtype(dtype)
-    size = math.prod(shape) * dtype.itemsize
-    if size < _LEAST_TO_HAND_OVER:
-        return np.empty(shape, dtype)
-    whole = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -whole.ctypes.data % _ALIGNMENT
-    return whole[start : start + size].view(dtype).reshape(shape)
-
-
-def made_by(work: Any, dtype: Any) -> np.ndarray:
-    """What an operation has made, in elements of `dtype`."""
-    result = work.result
-    if result.nbytes == 0:
-        return np.empty(result.shape, dtype)
-    return np.frombuffer(result, np.uint8).view(np.dtype(dtype)).reshape(result.shape)
-
-
 def handed_over(array: np.ndarray) -> jax.Array:
     """An array of JAX over the memory, which nobody writes to any more."""
-    return jax.device_put(array) if array.nbytes >= _LEAST_TO_HAND_OVER else jnp.asarray(array)
+    return jax.device_put(array) if array.nbytes >= LEAST_TO_HAND_OVER else jnp.asarray(array)

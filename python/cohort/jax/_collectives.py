@@ -11,15 +11,18 @@ where ranks disagree, and where one is lost; what fails in a compiled program is
 from __future__ import annotations
 
 import functools
-from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple, Union
 
 import jax
 import jax.numpy as jnp
-from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in
-from cohort._horovod.reduce_ops import Adasum, Average, Max, Min, Product, Sum, resolve
-from cohort._horovod.submit import Pending, group_names, named, started
+from cohort.hvd.arrays import Call
+from cohort.hvd.basics import rank
+from cohort.hvd.operations import Adasum, Average, Max, Min, Product, Sum, group_names, named, resolve, shares_of_winners
+from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, root_in
 from cohort.jax._arrays import checked, checked_list, is_traced
-from cohort.jax._operations import Call, at_once, in_program
+from cohort.jax._operations import at_once, in_program
+
+__all__ = ["allgather", "allreduce", "alltoall", "broadcast", "grouped_allreduce", "reducescatter"]
 
 
 def _names(kind: str, name: Optional[str], process_set: ProcessSet, arrays: Sequence[Any]) -> Tuple[str, ...]:
@@ -87,13 +90,10 @@ def _suffixed(call: Call, suffix: str) -> Tuple[str, ...]:
 
 
 def _shares_of_winners(call: Call, values: List[jax.Array]) -> List[jax.Array]:
-    """1 where this rank's value is the minimum or maximum, shared among the ranks that have it; else 0."""
-    op = call.op if call.prescale >= 0 else (Max if call.op == Min else Min)
-    plain = call._replace(prescale=1.0, postscale=1.0)
-    best = _run(plain._replace(names=_suffixed(call, "best"), op=op), values)
-    wins = [(value == one).astype(value.dtype) for value, one in zip(values, best)]
-    counts = _run(plain._replace(names=_suffixed(call, "winners"), op=Sum), wins)
-    return [won / count for won, count in zip(wins, counts)]
+    def reduce(values: List[jax.Array], op: int, what: str) -> List[jax.Array]:
+        return _run(call._replace(prescale=1.0, postscale=1.0, names=_suffixed(call, what), op=op), values)
+
+    return shares_of_winners(values, call.op, call.prescale, reduce, lambda a, b: (a == b).astype(a.dtype))
 
 
 def _factors(call: Call, values: List[jax.Array]) -> List[jax.Array]:
@@ -194,24 +194,28 @@ def allgather(tensor: Any, name: Optional[str] = None, process_set: ProcessSet =
 # --- broadcast ---
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _broadcast(call: Call, array: jax.Array) -> jax.Array:
-    return _run(call, [array])[0]
+def _with_gradient(backward: Callable[[Call, jax.Array], jax.Array]) -> Callable[[Call, jax.Array], jax.Array]:
+    """An operation on one array, whose gradient is made of what comes back alone."""
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def operation(call: Call, array: jax.Array) -> jax.Array:
+        return _run(call, [array])[0]
+
+    def forward(call: Call, array: jax.Array) -> Any:
+        return operation(call, array), None
+
+    def back(call: Call, _: None, cotangent: jax.Array) -> Any:
+        return (None if _is_none(cotangent) else backward(call, cotangent),)
+
+    operation.defvjp(forward, back)
+    return operation
 
 
-def _broadcast_forward(call: Call, array: jax.Array) -> Any:
-    return _broadcast(call, array), None
-
-
-def _broadcast_backward(call: Call, _: None, cotangent: jax.Array) -> Any:
-    if _is_none(cotangent):
-        return (None,)
+@_with_gradient
+def _broadcast(call: Call, cotangent: jax.Array) -> jax.Array:
     mean = _run(_gradient_of(call, kind="allreduce", op=Average), [cotangent])[0]
     # A value that was dropped here would be an operation less than on the root.
-    return (jnp.where(engine_of(call.process_set).rank() == call.root, mean, jnp.zeros_like(mean)),)
-
-
-_broadcast.defvjp(_broadcast_forward, _broadcast_backward)
+    return jnp.where(rank() == call.root, mean, jnp.zeros_like(mean))
 
 
 def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None,
@@ -219,8 +223,8 @@ def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None,
     """Returns rank `root_rank`'s array (a rank of the world, also for process sets) on every rank. The others' have to
     have its shape and type."""
     array = checked(tensor, "broadcast")
-    call = Call("broadcast", _name("broadcast", name, process_set, array), process_set,
-                root=root_in(process_set, root_rank))  # fmt: skip
+    root_in(process_set, root_rank)  # says now what is wrong
+    call = Call("broadcast", _name("broadcast", name, process_set, array), process_set, root=root_rank)
     return _broadcast(call, array) if is_traced([array]) else _run(call, [array])[0]
 
 
@@ -294,24 +298,11 @@ def alltoall(tensor: Any, splits: Optional[Iterable[int]] = None, name: Optional
 # --- reducescatter ---
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _reduce_scatter(call: Call, array: jax.Array) -> jax.Array:
-    return _run(call, [array])[0]
-
-
-def _reduce_scatter_forward(call: Call, array: jax.Array) -> Any:
-    return _reduce_scatter(call, array), None
-
-
-def _reduce_scatter_backward(call: Call, _: None, cotangent: jax.Array) -> Any:
-    if _is_none(cotangent):
-        return (None,)
+@_with_gradient
+def _reduce_scatter(call: Call, cotangent: jax.Array) -> jax.Array:
     factor = call.prescale * call.postscale * (engine_of(call.process_set).size() if call.op == Sum else 1)
     given = cotangent if factor == 1 else cotangent * factor
-    return (_run(_gradient_of(call, kind="allgather", prescale=1.0, postscale=1.0), [given])[0],)
-
-
-_reduce_scatter.defvjp(_reduce_scatter_forward, _reduce_scatter_backward)
+    return _run(_gradient_of(call, kind="allgather", prescale=1.0, postscale=1.0), [given])[0]
 
 
 def reducescatter(tensor: Any, name: Optional[str] = None, op: int = Average,
@@ -330,26 +321,3 @@ def reducescatter(tensor: Any, name: Optional[str] = None, op: int = Average,
     call = Call("reducescatter", _name("reducescatter", name, process_set, array), process_set, op, prescale_factor,
                 postscale_factor, rows=rows)  # fmt: skip
     return _reduce_scatter(call, array) if is_traced([array]) else _run(call, [array])[0]
-
-
-# --- control ---
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until all ranks of the set have called it. Not a part of compiled programs, which have no order."""
-    full = named("barrier", None, process_set)
-    Pending(started("BARRIER", [full], engine_of(process_set).barrier, full), lambda: None).wait()
-
-
-def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
-    """Says that this rank has no more data, and waits until all ranks of the set have said so.
-
-    Until then this rank takes part in the others' reductions without changing them: it adds nothing to sums (averages
-    are still divided by all ranks), nothing to minima, maxima and products. Allgather, broadcast, reducescatter and
-    alltoall fail on the others meanwhile. `device` means nothing here. Returns the rank of the world that joined last,
-    the same on all ranks.
-    """
-    works = started("JOIN", ["join"], engine_of(process_set).join)
-    Pending(works, lambda: None).wait()
-    process_set._renumber()  # ranks have had different numbers of unnamed operations
-    return (process_set.ranks or [])[works[0].last_joined]

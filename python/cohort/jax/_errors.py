@@ -7,7 +7,7 @@ from typing import Optional
 
 import jax
 
-from cohort._horovod.exceptions import HorovodInternalError, retold
+from cohort.hvd.exceptions import HorovodInternalError, retold
 
 # XLA's name of the kind, then the text of a cohort.Error, which says on which rank. Where a program calls back into Python,
 # that is the last line of a traceback.

@@ -11,7 +11,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 import jax
 import numpy as np
 from cohort import _core
-from cohort._horovod.reduce_ops import ENGINE_OPS
+from cohort.hvd.operations import ENGINE_OPS
+from cohort.hvd.process_sets import root_in
 
 _TARGET = "cohort_named"
 _LIBRARY = pathlib.Path(_core.__file__).with_name("_jax_ffi.so")
@@ -58,7 +59,7 @@ def lowered(ctx: Any, operands: Sequence[Any], call: Any) -> Any:
         "op": np.int64(ENGINE_OPS[call.op].value),
         "postscale": np.float64(call.postscale),
         "prescale": np.float64(call.prescale),
-        "root": np.int64(call.root),
+        "root": np.int64(root_in(call.process_set, call.root) if call.kind == "broadcast" else 0),
         "rows": np.array([count for rows in call.rows for count in rows], np.int64),
     }
     return rule(ctx, *operands, **attributes)

@@ -6,12 +6,14 @@ import functools
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import jax
-from cohort._horovod.process_sets import ProcessSet, global_process_set
-from cohort._horovod.reduce_ops import Average
+from cohort.hvd.process_sets import ProcessSet, global_process_set
+from cohort.hvd.arrays import Call
+from cohort.hvd.operations import Average
 from cohort.jax._arrays import checked_list
 from cohort.jax._collectives import _reduced
-from cohort.jax._operations import Call
 from cohort.jax.compression import Compression, compressed
+
+__all__ = ["grad", "reduce_gradients", "reduce_tree", "value_and_grad"]
 
 
 def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int = Average, prescale: float = 1.0,

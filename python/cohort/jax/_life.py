@@ -8,7 +8,7 @@ from typing import Optional, Tuple
 
 import jax
 import jax.numpy as jnp
-from cohort._horovod import runtime
+from cohort.hvd import basics
 
 _last: Optional[Tuple[int, int]] = None
 
@@ -16,14 +16,14 @@ _last: Optional[Tuple[int, int]] = None
 def watch() -> None:
     """Called once, as this package is imported: after `cohort`, so that its end comes before that of the worlds."""
     atexit.register(_finish)
-    runtime.when_formed.append(_formed)
+    basics.when_formed.append(_formed)
 
 
 def _finish() -> None:
     # Programs run behind Python's back, and their operations need a world until they are done. JAX runs those of a thread
     # one after the other, so that one more waits for all that this one has started; results tell of other threads'.
     # What failed has nobody to be told any more. After an exception nothing is waited for: the world's end tells others.
-    if not runtime.is_initialized() or getattr(sys, "last_value", None) is not None:
+    if not basics.is_initialized() or getattr(sys, "last_value", None) is not None:
         return
     try:
         (jnp.zeros(()) + 1).block_until_ready()
@@ -36,7 +36,7 @@ def _finish() -> None:
 def _formed() -> None:
     # Programs have the rank and the size of the world in their shapes.
     global _last
-    place = runtime._place
+    place = basics._place
     now = None if place is None else (place.rank, place.size)
     if _last is not None and now != _last:
         jax.clear_caches()

@@ -7,83 +7,24 @@ result that nothing uses is dropped by JAX together with the operation, on all r
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cohort._horovod.process_sets import ProcessSet, engine_of
-from cohort._horovod.reduce_ops import ENGINE_OPS, Average
-from cohort._horovod.submit import Pending, started
+from cohort.hvd.arrays import Call, carry_out
+from cohort.hvd.process_sets import engine_of
 from cohort.jax import _ffi
-from cohort.jax._arrays import empty, handed_over, made_by, view
+from cohort.jax._arrays import handed_over, view
 from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 
-class Call(NamedTuple):
-    """What is asked for, but for the arrays. `names` has one for each array.
-
-    root   a number in the set
-    rows   of what makes its result under jit: the rows of each rank, which the others have to have brought
-    splits of alltoall, at once: rows for each rank
-    """
-
-    kind: str
-    names: Tuple[str, ...]
-    process_set: ProcessSet
-    op: int = Average
-    prescale: float = 1.0
-    postscale: float = 1.0
-    root: int = 0
-    rows: Tuple[Tuple[int, ...], ...] = ()
-    splits: Optional[Tuple[int, ...]] = None
-
-
-class Done(NamedTuple):
-    """Results, and the rows that came from each rank, of each array (or nothing)."""
-
-    arrays: List[np.ndarray]
-    received: List[List[int]]
-
-
-def execute(call: Call, arrays: Sequence[np.ndarray]) -> Done:
-    """Carries the operations out and waits for them. Raises as hvd's operations do."""
-    engine, names = engine_of(call.process_set), list(call.names)
-    scales = {"op": ENGINE_OPS[call.op], "prescale": call.prescale, "postscale": call.postscale}
-    made: Optional[List[np.ndarray]] = None
-    if not names:
-        return Done([], [])
-    if call.kind == "allreduce":
-        made = [empty(array.shape, array.dtype) for array in arrays]
-        works = started("ALLREDUCE", names, engine.all_reduce_group, names, arrays, made, **scales)
-    elif call.kind == "broadcast":
-        made = [_copy(array) for array in arrays]
-        works = started("BROADCAST", names, engine.broadcast_group, names, made, call.root, needs_all_ranks=True)
-    elif call.kind == "allgather":
-        works = started("ALLGATHER", names, engine.all_gather_group, names, arrays, needs_all_ranks=True)
-    elif call.kind == "reducescatter":
-        works = started("REDUCESCATTER", names, engine.reduce_scatter_group, names, arrays, **scales)
-    else:
-        works = started("ALLTOALL", names, engine.all_to_all, names[0], arrays[0], call.splits)
-    Pending(works, lambda: None).wait()
-    if made is not None:
-        return Done(made, [])
-    results = [made_by(work, array.dtype) for work, array in zip(works, arrays)]
-    return Done(results, [list(work.received_splits) for work in works])
-
-
-def _copy(array: np.ndarray) -> np.ndarray:
-    copied = empty(array.shape, array.dtype)
-    np.copyto(copied, array)
-    return copied
-
-
 def at_once(call: Call, arrays: Sequence[jax.Array]) -> Tuple[List[jax.Array], List[List[int]]]:
-    """The same with JAX's arrays, whose elements are there."""
-    done = execute(call, [view(array) for array in arrays])
-    return [handed_over(array) for array in done.arrays], done.received
+    """Carries the operations out and waits for them, with arrays whose elements are there. Raises as hvd's operations do."""
+    results, received = carry_out(call, [view(array) for array in arrays])
+    return [handed_over(array) for array in results], received
 
 
 # --- as a part of a program ---
@@ -157,10 +98,10 @@ def _called_back(call: Call, arrays: Sequence[Any]) -> List[Any]:
     shapes = [jax.ShapeDtypeStruct(_result_shape(call, i, one.shape), one.dtype) for i, one in enumerate(arrays)]
 
     def run(*values: Any) -> Tuple[np.ndarray, ...]:
-        done = execute(call, [view(value) for value in values])
-        for name, shape, result in zip(call.names, shapes, done.arrays):
+        results = carry_out(call, [view(value) for value in values])[0]
+        for name, shape, result in zip(call.names, shapes, results):
             if result.shape != shape.shape:
                 raise ValueError(_ffi.rows_differ(name, [len(result)], (shape.shape[0],)))
-        return tuple(done.arrays)
+        return tuple(results)
 
     return list(io_callback(run, tuple(shapes), *arrays))

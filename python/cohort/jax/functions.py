@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, List
 
 import jax
-from cohort._horovod.process_sets import ProcessSet, global_process_set, root_in
+from cohort.hvd.arrays import Call
+from cohort.hvd.process_sets import ProcessSet, global_process_set
 from cohort.jax._arrays import checked, is_traced
 from cohort.jax._gradients import named_leaves
-from cohort.jax._operations import Call, at_once
+from cohort.jax._operations import at_once
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
@@ -25,7 +26,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     arrays = [checked(leaves[i], "broadcast_parameters") for i in sent]
     full = tuple(f"parameter.{names[i]}" for i in sent)
     results: List[Any] = list(leaves)
-    call = Call("broadcast", full, process_set, root=root_in(process_set, root_rank))
+    call = Call("broadcast", full, process_set, root=root_rank)
     for i, result in zip(sent, at_once(call, arrays)[0]):
         results[i] = result
     return jax.tree_util.tree_unflatten(structure, results)

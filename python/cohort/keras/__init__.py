@@ -10,37 +10,13 @@ For Keras 3 with TensorFlow, torch or JAX behind it, and for Keras 2 (tf_keras).
 
 from __future__ import annotations
 
-from cohort._horovod.exceptions import HorovodInternalError
-from cohort._horovod.objects import allgather_object, broadcast_object
-from cohort._horovod.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from cohort._horovod.reduce_ops import Average, Max, Min, Product, Sum
-from cohort._horovod.runtime import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from cohort.keras import _flavor, _training, callbacks, elastic
+from cohort.hvd import names
+from cohort.hvd.basics import cuda_built, nccl_built
+from cohort.hvd.names import *  # noqa: F403
+from cohort.hvd.objects import allgather_object, broadcast_object
+from cohort.keras import _flavor, _training, _values, callbacks, elastic
 from cohort.keras._models import load_model
-from cohort.keras._values import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
+from cohort.keras._values import *  # noqa: F403
 from cohort.keras.compression import Compression
 from cohort.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
@@ -48,49 +24,16 @@ from cohort.keras.optimizer import DistributedOptimizer, PartialDistributedOptim
 _training.install(_flavor.name())
 
 __all__ = [
-    "Average",
+    *names.__all__,
+    *_values.__all__,
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
     "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "broadcast",
-    "broadcast_global_variables",
     "broadcast_object",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
     "nccl_built",
-    "rank",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]

@@ -6,8 +6,8 @@ from typing import Any, List, Sequence
 
 import jax
 import jax.numpy as jnp
-from cohort._horovod.process_sets import ProcessSet
-from cohort._horovod.reduce_ops import Min, Sum
+from cohort.hvd.process_sets import ProcessSet
+from cohort.hvd.operations import Min, Sum
 
 from cohort.jax import _gradients
 from cohort.jax.compression import Compression

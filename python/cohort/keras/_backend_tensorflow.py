@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from cohort._horovod.process_sets import ProcessSet
-from cohort._horovod.reduce_ops import Min, Sum
+from cohort.hvd.process_sets import ProcessSet
+from cohort.hvd.operations import Min, Sum
 
 from cohort.tensorflow._gradients import alike, reduce_gradients
 from cohort.tensorflow.compression import Compression

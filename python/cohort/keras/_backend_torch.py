@@ -6,9 +6,8 @@ from typing import Any, List, Sequence
 
 import torch
 from cohort._core import ReduceOp
-from cohort._horovod.process_sets import ProcessSet, engine_of
-from cohort._horovod.reduce_ops import ENGINE_OPS
-from cohort._horovod.submit import Pending, named, started
+from cohort.hvd.process_sets import ProcessSet, engine_of
+from cohort.hvd.operations import ENGINE_OPS, finished, named
 from cohort.torch._tensors import copy_back, dense
 from cohort.torch.compression import Compression
 
@@ -24,9 +23,8 @@ def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int,
     used = [dense(sent, _WHAT) for sent, _ in compressed]
     full = [named("allreduce", name, process_set) for name in names]
     engine = engine_of(process_set)
-    works = started("ALLREDUCE", full, engine.all_reduce_group, full, used, op=ENGINE_OPS[op], prescale=prescale,
-                    postscale=postscale)  # fmt: skip
-    Pending(works, lambda: None).wait()
+    finished("ALLREDUCE", full, engine.all_reduce_group, full, used, op=ENGINE_OPS[op], prescale=prescale,
+             postscale=postscale)  # fmt: skip
     return [
         compression.decompress(copy_back(sent, tensor), context) for (sent, context), tensor in zip(compressed, used)
     ]
@@ -44,7 +42,7 @@ def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
 
 def _reduced(tensor: torch.Tensor, name: str, process_set: ProcessSet, op: Any) -> torch.Tensor:
     full = named("allreduce", name, process_set)
-    Pending(started("ALLREDUCE", [full], engine_of(process_set).all_reduce, full, tensor, op=op), lambda: None).wait()
+    finished("ALLREDUCE", [full], engine_of(process_set).all_reduce, full, tensor, op=op)
     return tensor
 
 

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import Iterator, Optional
 
-from cohort._horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt, retold
+from cohort.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt, retold
 from cohort.errors import Error
 
 

@@ -9,8 +9,8 @@ import threading
 import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
-from cohort._horovod.process_sets import ProcessSet
-from cohort._horovod.reduce_ops import Average
+from cohort.hvd.process_sets import ProcessSet
+from cohort.hvd.operations import Average, parts_of
 from cohort.keras import _flavor, _step
 
 
@@ -185,9 +185,7 @@ class Reduction:
         if not groups:
             return self._buckets(wanted, variables) if self.backend.OVERLAPS else [wanted]
         if isinstance(groups, int):
-            count = min(groups, len(wanted))
-            bounds = [len(wanted) * i // count for i in range(count + 1)]
-            return [wanted[begin:end] for begin, end in zip(bounds, bounds[1:])]
+            return parts_of(wanted, groups)
         keys = [set().union(*(self._keys(one) for one in group)) for group in groups]
         found: Dict[int, List[int]] = {}
         for i in wanted:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from typing import Any, Callable, Iterator, List, Optional, Set, Tuple
 
-from cohort._horovod.process_sets import ProcessSet
+from cohort.hvd.process_sets import ProcessSet
 
 
 class Step:

@@ -14,8 +14,8 @@ import warnings
 import zlib
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from cohort._horovod import runtime
-from cohort._horovod.objects import allgather_object
+from cohort.hvd import basics
+from cohort.hvd.objects import allgather_object
 from cohort.keras import _errors, _flavor, _hooks, _reduction, _step
 from cohort.keras._reduction import Reduction
 from cohort.keras._variables import broadcast_variables
@@ -49,7 +49,7 @@ def _compile(original: Callable[..., Any], package: str) -> Any:
             dropped = [name for name in _OLD_ARGUMENTS if name in kwargs and name not in known]
             for name in dropped:
                 del kwargs[name]
-            if dropped and runtime.is_initialized() and runtime.rank() == 0:
+            if dropped and basics.is_initialized() and basics.rank() == 0:
                 print(f"horovod: compile({', '.join(dropped)}=...) means nothing to Keras 3 and is left out", file=sys.stderr)
         bound = parameters.bind_partial(self, *args, **kwargs)
         optimizer = bound.arguments.get("optimizer")

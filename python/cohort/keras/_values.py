@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in
-from cohort._horovod.reduce_ops import ENGINE_OPS, Average, Sum, resolve
-from cohort._horovod.submit import Pending, named, started
+from cohort.hvd.arrays import Call, carry_out
+from cohort.hvd.operations import Average, Sum, named, resolve
+from cohort.hvd.process_sets import ProcessSet, global_process_set
 from cohort.keras import _flavor
 from cohort.keras.compression import Compression
+
+__all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "reducescatter"]
 
 
 def _array(value: Any) -> Any:
@@ -32,13 +34,11 @@ def _numpy_of(value: Any) -> Any:
     return value.numpy() if hasattr(value, "numpy") else value
 
 
-def _result(work: Any, like: Any) -> Any:
-    import numpy
-
-    result = work.result
-    if result.nbytes == 0:
-        return numpy.empty(result.shape, like.dtype)
-    return numpy.array(memoryview(result)).view(like.dtype).reshape(result.shape)
+def _result(kind: str, array: Any, name: Optional[str], process_set: ProcessSet, **how: Any) -> Any:
+    call = Call(kind, [named(kind, name, process_set)], process_set, needs_all_ranks=False, **how)
+    if kind in ("allreduce", "broadcast"):
+        return carry_out(call, [array.reshape(-1)])[0][0].reshape(array.shape)[()]
+    return carry_out(call, [array])[0][0].copy()
 
 
 def allreduce(value: Any, name: Optional[str] = None, average: Optional[bool] = None, prescale_factor: float = 1.0,
@@ -46,34 +46,19 @@ def allreduce(value: Any, name: Optional[str] = None, average: Optional[bool] = 
               process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
     """The reduction of a value over ranks, of its shape. op: hvd.Average (default), Sum, Min, Max, Product; averages of
     integers are truncated. Factors are applied before and after. `compression` means nothing for values."""
-    array = _array(value)
-    used = array.reshape(-1)
-    full = named("allreduce", name, process_set)
-    works = started("ALLREDUCE", [full], engine_of(process_set).all_reduce, full, used, op=ENGINE_OPS[resolve(op, average)],
-                    prescale=prescale_factor, postscale=postscale_factor)  # fmt: skip
-    Pending(works, lambda: None).wait()
-    return used.reshape(array.shape)[()]
+    return _result("allreduce", _array(value), name, process_set, op=resolve(op, average), prescale=prescale_factor,
+                   postscale=postscale_factor)  # fmt: skip
 
 
 def allgather(value: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> Any:
     """The values of all ranks, one behind the other along dimension 0, which may differ; a number counts as one row."""
     array = _array(value)
-    array = array.reshape(1) if array.ndim == 0 else array
-    full = named("allgather", name, process_set)
-    pending = Pending(started("ALLGATHER", [full], engine_of(process_set).all_gather, full, array), lambda: None)
-    pending.wait()
-    return _result(pending.works[0], array)
+    return _result("allgather", array.reshape(1) if array.ndim == 0 else array, name, process_set)
 
 
 def broadcast(value: Any, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> Any:
     """The value of `root_rank`; all ranks' have its shape and type."""
-    array = _array(value)
-    used = array.reshape(-1)
-    full = named("broadcast", name, process_set)
-    root = root_in(process_set, root_rank)
-    works = started("BROADCAST", [full], engine_of(process_set).broadcast, full, used, root)
-    Pending(works, lambda: None).wait()
-    return used.reshape(array.shape)[()]
+    return _result("broadcast", _array(value), name, process_set, root=root_rank)
 
 
 def reducescatter(value: Any, name: Optional[str] = None, op: int = Average,
@@ -85,11 +70,7 @@ def reducescatter(value: Any, name: Optional[str] = None, op: int = Average,
     array = _array(value)
     if array.ndim == 0:
         raise ValueError("reducescatter: a number has no rows")
-    full = named("reducescatter", name, process_set)
-    works = started("REDUCESCATTER", [full], engine_of(process_set).reduce_scatter, full, array, op=ENGINE_OPS[op])
-    pending = Pending(works, lambda: None)
-    pending.wait()
-    return _result(pending.works[0], array)
+    return _result("reducescatter", array, name, process_set, op=op)
 
 
 def broadcast_global_variables(root_rank: int) -> None:

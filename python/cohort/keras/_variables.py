@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, List, Sequence, Tuple
 
-from cohort._horovod.objects import broadcast_object
-from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in
-from cohort._horovod.submit import Pending, named, started
+from cohort.hvd.objects import broadcast_object
+from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, root_in
+from cohort.hvd.operations import finished, named
 from cohort.keras import _flavor
 
 
@@ -32,9 +32,8 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, name: str,
     flat = [numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8) for value in values]
     names = [named("broadcast", f"keras.{name}.{i}.{one[0]}", process_set) for i, one in enumerate(theirs)]
     full = [i for i, one in enumerate(flat) if one.size]
-    works = started("BROADCAST", [names[i] for i in full], engine.broadcast_group, [names[i] for i in full],
-                    [flat[i] for i in full], root, needs_all_ranks=True)  # fmt: skip
-    Pending(works, lambda: None).wait()
+    sent = [names[i] for i in full]
+    finished("BROADCAST", sent, engine.broadcast_group, sent, [flat[i] for i in full], root, needs_all_ranks=True)
     if engine.rank() != root:
         for variable, value, data in zip(variables, values, flat):
             variable.assign(data.view(value.dtype).reshape(value.shape))

@@ -6,8 +6,8 @@ import sys
 import warnings
 from typing import Any, Callable, Dict, Optional, Tuple, Union
 
-from cohort._horovod import runtime
-from cohort._horovod.objects import allgather_object
+from cohort.hvd import basics
+from cohort.hvd.objects import allgather_object
 from cohort.keras import _flavor, _reduction
 from cohort.keras._variables import broadcast_variables
 
@@ -99,7 +99,7 @@ class MetricAverageCallback(_Callback):
             self._trained = _samples_seen(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        if logs is None or runtime.size() == 1:
+        if logs is None or basics.size() == 1:
             return
         seen = _samples_seen(self.model)
         trained = seen if self._trained is None else self._trained
@@ -251,14 +251,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         def multiplier(epoch: float) -> float:
             # As of the end of the batch, so that epochs end with round numbers.
             epoch += 1.0 / (self.steps_per_epoch or 1)
-            return 1.0 / runtime.size() * (epoch * (runtime.size() - 1) / warmup_epochs + 1)
+            return 1.0 / basics.size() * (epoch * (basics.size() - 1) / warmup_epochs + 1)
 
         super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and runtime.rank() == 0:
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and basics.rank() == 0:
             print(f"\nEpoch {epoch + 1}: the learning rate has grown to {_flavor.learning_rate(self.model.optimizer):g}.", file=sys.stdout)
 
 
@@ -274,7 +274,7 @@ class BestModelCheckpoint(_callbacks.ModelCheckpoint):
                          mode=mode, save_freq=save_freq)  # fmt: skip
 
     def _save_model(self, *args: Any, **kwargs: Any) -> None:
-        if not runtime.is_initialized() or runtime.rank() == 0:
+        if not basics.is_initialized() or basics.rank() == 0:
             super()._save_model(*args, **kwargs)
 
 

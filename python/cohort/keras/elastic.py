@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional
 
-from cohort._horovod.elastic_run import run
-from cohort._horovod.elastic_state import ObjectState, State
-from cohort._horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from cohort.hvd.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
 from cohort.keras import _flavor
 from cohort.keras._variables import broadcast_variables
 from cohort.keras.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any, Optional, Sequence, Union
 
-from cohort._horovod.process_sets import ProcessSet, global_process_set, require_world
-from cohort._horovod.reduce_ops import Average, Sum
+from cohort.hvd.process_sets import ProcessSet, global_process_set, require_world
+from cohort.hvd.operations import Average, Sum, check_options
 from cohort.keras import _flavor, _hooks, _reduction, _training
 from cohort.keras._reduction import Reduction, Settings
 from cohort.keras.compression import Compression
@@ -51,12 +51,7 @@ def DistributedOptimizer(optimizer: Any, name: Optional[str] = None, device_dens
         groups = num_groups if groups is None else groups
     if op not in (Average, Sum):
         raise ValueError(f"DistributedOptimizer: op={op!r} -- hvd.Average and hvd.Sum are possible")
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor goes with op=hvd.Average alone")
-    if gradient_predivide_factor <= 0:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: it has to be positive")
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1 is needed")
+    check_options(op, gradient_predivide_factor, backward_passes_per_step)
     if average_by not in ("samples", "ranks"):
         raise ValueError(f"average_by={average_by!r}: 'samples' and 'ranks' are possible")
     if isinstance(groups, int):

@@ -63,12 +63,8 @@ def _assign(place: torch.Tensor, value: torch.Tensor) -> None:
 
 
 class Reducer:
-    def __init__(
-        self,
-        comm: Communicator,
-        parameters: Sequence[tuple[str, torch.Tensor]],
-        options: DistributedDataParallelOptions,
-    ) -> None:
+    def __init__(self, comm: Communicator, parameters: Sequence[tuple[str, torch.Tensor]],
+                 options: DistributedDataParallelOptions) -> None:  # fmt: skip
         for name, tensor in parameters:
             if id(tensor) in _owners:
                 raise InvalidArgument(

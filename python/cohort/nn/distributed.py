@@ -230,23 +230,13 @@ class DistributedDataParallel(torch.nn.Module):
     rank calls it.
     """
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        comm: Optional[Communicator] = None,
-        *,
-        bucket_bytes: int = 25 << 20,
-        first_bucket_bytes: int = 1 << 20,
-        broadcast_buffers: bool = True,
-        observer: Optional[Callable[[int, int], None]] = None,
-        wire_dtype: Union[torch.dtype, str, None] = None,
-        non_finite: str = "ignore",
-        compare_parameters_every: int = 0,
-        sampler: Optional[DistributedSampler] = None,
-        samples: Optional[Callable[..., int]] = None,
-        check_replicas: bool = True,
-        process_group: Any = None,
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, comm: Optional[Communicator] = None, *, bucket_bytes: int = 25 << 20,
+                 first_bucket_bytes: int = 1 << 20, broadcast_buffers: bool = True,
+                 observer: Optional[Callable[[int, int], None]] = None,
+                 wire_dtype: Union[torch.dtype, str, None] = None, non_finite: str = "ignore",
+                 compare_parameters_every: int = 0, sampler: Optional[DistributedSampler] = None,
+                 samples: Optional[Callable[..., int]] = None, check_replicas: bool = True,
+                 process_group: Any = None) -> None:  # fmt: skip
         super().__init__()
         if not isinstance(module, torch.nn.Module):
             raise InvalidArgument(f"DistributedDataParallel: a torch.nn.Module is wanted, not a {type(module).__name__}")

@@ -274,20 +274,9 @@ class Client:
         """How many of its clocks had ended without this worker (backup workers): what it had pushed for them was dropped."""
         return self._client.late_clocks
 
-    def table(
-        self,
-        name: str,
-        dim: int,
-        *,
-        optimizer: Optional[Optimizer] = None,
-        initializer: Union[float, _core.PsInitializer] = 0.0,
-        consistency: Consistency = None,
-        admission: int = 1,
-        max_age: int = 0,
-        max_rows: int = 0,
-        victim: str = "least_recent",
-        seed: int = 0,
-    ) -> Table:
+    def table(self, name: str, dim: int, *, optimizer: Optional[Optimizer] = None,
+              initializer: Union[float, _core.PsInitializer] = 0.0, consistency: Consistency = None, admission: int = 1,
+              max_age: int = 0, max_rows: int = 0, victim: str = "least_recent", seed: int = 0) -> Table:  # fmt: skip
         """The table of this name, made by whoever comes first; the same options at all workers.
 
         optimizer     Sgd() unless said otherwise
@@ -318,15 +307,8 @@ class Client:
         self._tables.add(table)
         return table
 
-    def variable(
-        self,
-        name: str,
-        shape: Union[int, Sequence[int]],
-        *,
-        initial: float = 0.0,
-        optimizer: Optional[Optimizer] = None,
-        consistency: Consistency = None,
-    ) -> Variable:
+    def variable(self, name: str, shape: Union[int, Sequence[int]], *, initial: float = 0.0,
+                 optimizer: Optional[Optimizer] = None, consistency: Consistency = None) -> Variable:  # fmt: skip
         """The variable of this name, made by whoever comes first; options as a table's. RowAdagrad is refused: it is for
         rows."""
         text("variable", "name", name)
@@ -391,17 +373,9 @@ class Server:
                   (--server-restarts, --lost-servers) and there is no journal, else 0
     """
 
-    def __init__(
-        self,
-        endpoint: str = "",
-        *,
-        secret_file: Union[str, os.PathLike[str]] = "",
-        memory: Union[int, str] = 0,
-        patience: float = 3.0,
-        journal: Union[str, os.PathLike[str]] = "",
-        replicas: Optional[int] = None,
-        _of_job: bool = False,
-    ) -> None:
+    def __init__(self, endpoint: str = "", *, secret_file: Union[str, os.PathLike[str]] = "",
+                 memory: Union[int, str] = 0, patience: float = 3.0, journal: Union[str, os.PathLike[str]] = "",
+                 replicas: Optional[int] = None, _of_job: bool = False) -> None:  # fmt: skip
         self._server: Optional[_core.PsServer] = _core.PsServer(
             text("Server", "endpoint", endpoint, 'pass "HOST:PORT" or "@NAME", or nothing'),
             path("Server", "secret_file", secret_file),
@@ -439,15 +413,9 @@ def serve(endpoint: str = "", **options: Any) -> None:
             time.sleep(0.05)
 
 
-def connect(
-    servers: Union[Sequence[str], str, None] = None,
-    worker: Optional[int] = None,
-    workers: Optional[int] = None,
-    *,
-    secret_file: Union[str, os.PathLike[str]] = "",
-    connect_timeout: float = 60.0,
-    timeout: float = 60.0,
-) -> Client:
+def connect(servers: Union[Sequence[str], str, None] = None, worker: Optional[int] = None,
+            workers: Optional[int] = None, *, secret_file: Union[str, os.PathLike[str]] = "",
+            connect_timeout: float = 60.0, timeout: float = 60.0) -> Client:  # fmt: skip
     """Connects a worker to all servers.
 
     servers           their endpoints, in the same order at all workers, or that of the only one; default: those of this

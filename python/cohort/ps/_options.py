@@ -21,14 +21,8 @@ def _betas(what: str, betas: Any) -> tuple[float, float]:
 class Sgd(_core.PsSgd):
     """torch.optim.SGD. Without momentum it needs no memory per row."""
 
-    def __init__(
-        self,
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-    ) -> None:
+    def __init__(self, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
+                 nesterov: bool = False) -> None:  # fmt: skip
         lr, momentum, dampening, weight_decay = _numbers(
             "Sgd", lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay
         )
@@ -40,14 +34,8 @@ class Sgd(_core.PsSgd):
 class Adagrad(_core.PsAdagrad):
     """torch.optim.Adagrad; its `lr_decay` goes by the row's own steps."""
 
-    def __init__(
-        self,
-        lr: float = 1e-2,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
-    ) -> None:
+    def __init__(self, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
+                 initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> None:  # fmt: skip
         super().__init__(
             *_numbers(
                 "Adagrad",

@@ -308,14 +308,8 @@ class ClusterCoordinator:
             self._finish(worker, call, *_outcome_of(call, outcome))
         return False
 
-    def _finish(
-        self,
-        worker: int,
-        call: _Call,
-        value: Any,
-        error: Optional[BaseException],
-        lost: Optional[BaseException] = None,
-    ) -> None:
+    def _finish(self, worker: int, call: _Call, value: Any, error: Optional[BaseException],
+                lost: Optional[BaseException] = None) -> None:  # fmt: skip
         """`lost`: why there is no value, though it is no failure."""
         call.value._set(value, error or lost)
         with self._changed:

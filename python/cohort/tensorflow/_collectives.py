@@ -14,15 +14,23 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from cohort._horovod import runtime
-from cohort._horovod.exceptions import HorovodInternalError
-from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set
-from cohort._horovod.process_sets import get_process_set_ids_and_ranks, require_world
-from cohort._horovod.reduce_ops import Adasum, Average, Max, Min, Product, Sum, resolve
-from cohort._horovod.submit import Pending, named, started
-from cohort.tensorflow._execution import Call, Tensor, as_it_is, outermost_graph, run
+from cohort.hvd import basics, operations
+from cohort.hvd.arrays import Call
+from cohort.hvd.operations import Adasum, Average, Max, Min, Product, Sum, named, require_scattering, resolve, shares_of_winners
+from cohort.hvd.process_sets import (
+    ProcessSet,
+    engine_of,
+    get_process_set_ids_and_ranks,
+    global_process_set,
+    require_world,
+)
+from cohort.tensorflow._execution import Tensor, as_it_is, outermost_graph, run
 from cohort.tensorflow._gradients import gather_slices
 from cohort.tensorflow.compression import Compression
+
+__all__ = ["allgather", "allreduce", "alltoall", "broadcast", "broadcast_", "grouped_allgather", "grouped_allreduce",
+           "grouped_reducescatter", "join", "local_rank_op", "local_size_op", "process_set_included_op", "rank_op",
+           "reducescatter", "size_op"]  # fmt: skip
 
 try:
     from tensorflow.python.eager.record import could_possibly_record as _could_record
@@ -68,7 +76,7 @@ def _tensors(values: Any, what: str) -> List[Tensor]:
 @as_it_is
 def rank_op(name: Optional[str] = None) -> Tensor:
     """`rank()`, asked for when the graph runs. A scalar of int32, as those below."""
-    return _asked(runtime.rank, name)
+    return _asked(basics.rank, name)
 
 
 @as_it_is
@@ -80,19 +88,19 @@ def size_op(process_set_id: int = 0, name: Optional[str] = None) -> Tensor:
 @as_it_is
 def local_rank_op(name: Optional[str] = None) -> Tensor:
     """`local_rank()`, asked for when the graph runs."""
-    return _asked(runtime.local_rank, name)
+    return _asked(basics.local_rank, name)
 
 
 @as_it_is
 def local_size_op(name: Optional[str] = None) -> Tensor:
     """`local_size()`, asked for when the graph runs."""
-    return _asked(runtime.local_size, name)
+    return _asked(basics.local_size, name)
 
 
 @as_it_is
 def process_set_included_op(process_set_id: int = 0, name: Optional[str] = None) -> Tensor:
     """1 if this rank is in a process set, else 0; asked for when the graph runs."""
-    return _asked(lambda: int(runtime.rank() in _ranks_of(process_set_id, "process_set_included_op")), name)
+    return _asked(lambda: int(basics.rank() in _ranks_of(process_set_id, "process_set_included_op")), name)
 
 
 def _ranks_of(process_set_id: int, what: str) -> List[int]:
@@ -143,7 +151,7 @@ def _differentiable(forward: Callable[..., Tuple[List[Tensor], Any]], tensors: L
     return list(whole(*tensors))
 
 
-def _grad_name(names: List[str]) -> List[str]:
+def _grad_name(names: Sequence[str]) -> List[str]:
     """Of the operation that computes gradients. In a graph there may be several for one that has made results."""
     names = [f"{name}.grad" for name in names]
     return names if tf.executing_eagerly() else [outermost_graph().unique_name(name) for name in names]
@@ -199,7 +207,7 @@ def _allreduce(tensors: List[Tensor], names: List[str], compression: Any, op: in
     if op == Adasum and not all(tensor.dtype.is_floating for tensor in tensors):
         raise ValueError(f"op=hvd.Adasum needs floating-point tensors, not {[one.dtype.name for one in tensors]}")
     compressed = [compression.compress(tensor) for tensor in tensors]
-    call = Call("ADASUM" if op == Adasum else "ALLREDUCE", names, process_set, op, prescale, postscale)
+    call = Call("allreduce", names, process_set, op, prescale, postscale)
     results = _reduced([one for one, _ in compressed], call)
     return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
 
@@ -216,26 +224,27 @@ def _reduce_back(grads: List[Tensor], values: Sequence[Tensor], call: Call) -> L
     if call.op not in (Min, Max, Product):
         return _reduced(grads, back)
     totals = _reduced(grads, back._replace(op=Sum, prescale=1.0, postscale=1.0))
-    share = _product_of_others if call.op == Product else _share_of_winner
     factor = call.prescale * call.postscale
-    return [
-        total * tf.cast(factor, total.dtype) * share(value, name, call)
-        for total, value, name in zip(totals, values, back.names)
-    ]
+    if call.op == Product:
+        shares = [_product_of_others(value, name, call) for value, name in zip(values, back.names)]
+    else:
+        shares = _shares_of_winners(list(values), back)
+    return [total * tf.cast(factor, total.dtype) * share for total, share in zip(totals, shares)]
 
 
-def _share_of_winner(value: Tensor, name: str, call: Call) -> Tensor:
-    """1 where this rank's value is the minimum or maximum, shared among the ranks that have it; else 0."""
-    op = call.op if call.prescale >= 0 else Max if call.op == Min else Min
-    ask = Call("ALLREDUCE", [f"{name}.best"], call.process_set, op)
-    best = run(ask, [value])[0][0]
-    wins = tf.cast(tf.equal(value, best), value.dtype)
-    return wins / run(ask._replace(names=[f"{name}.wins"], op=Sum), [wins])[0][0]
+def _shares_of_winners(values: List[Tensor], call: Call) -> List[Tensor]:
+    def reduce(values: List[Tensor], op: int, what: str) -> List[Tensor]:
+        return run(Call("allreduce", [f"{name}.{what}" for name in call.names], call.process_set, op), values)[0]
+
+    def equal(a: Tensor, b: Tensor) -> Tensor:
+        return tf.cast(tf.equal(a, b), a.dtype)
+
+    return shares_of_winners(values, call.op, call.prescale, reduce, equal)
 
 
 def _product_of_others(value: Tensor, name: str, call: Call) -> Tensor:
     """The product of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros."""
-    ask = Call("ALLGATHER", [f"{name}.others"], call.process_set, needs_all_ranks=False)
+    ask = Call("allgather", [f"{name}.others"], call.process_set, needs_all_ranks=False)
     (rows,), (received,) = run(ask, [value[tf.newaxis]])
     own = tf.reduce_sum(received[: _own_rank(call.process_set)])
     others = tf.concat([rows[:own], rows[own + 1 :]], 0) * tf.cast(call.prescale, rows.dtype)
@@ -251,7 +260,7 @@ def allgather(tensor: Any, name: Optional[str] = None, ignore_name_scope: bool =
               process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
     """Concatenates the ranks' tensors along dimension 0, which may differ. Returns a new tensor."""
     names = _names("allgather", name, ignore_name_scope, process_set)
-    return _gathered([_tensor(tensor)], Call("ALLGATHER", names, process_set))[0]
+    return _gathered([_tensor(tensor)], Call("allgather", names, process_set))[0]
 
 
 @as_it_is
@@ -260,7 +269,7 @@ def grouped_allgather(tensors: Sequence[Any], name: Optional[str] = None, ignore
     """As `allgather` for several tensors: none is carried out before all ranks have asked for all."""
     given = _tensors(tensors, "grouped_allgather")
     names = _names("allgather", name, ignore_name_scope, process_set, len(given))
-    return _gathered(given, Call("ALLGATHER", names, process_set))
+    return _gathered(given, Call("allgather", names, process_set))
 
 
 def _gathered(tensors: List[Tensor], call: Call) -> List[Tensor]:
@@ -279,7 +288,7 @@ def _need_dimensions(tensors: List[Tensor], what: str) -> None:
 
 
 def _gather_back(grads: List[Tensor], received: List[Tensor], call: Call) -> List[Tensor]:
-    means = _reduced(grads, Call("ALLREDUCE", _grad_name(call.names), call.process_set, Average))
+    means = _reduced(grads, Call("allreduce", _grad_name(call.names), call.process_set, Average))
     rank = _own_rank(call.process_set)
     return [mean[tf.reduce_sum(rows[:rank]) : tf.reduce_sum(rows[: rank + 1])] for mean, rows in zip(means, received)]
 
@@ -292,7 +301,7 @@ def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None, ignore_na
               process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
     """Returns rank `root_rank`'s tensor (a rank of the world, also for process sets), a new one, on every rank."""
     names = _names("broadcast", name, ignore_name_scope, process_set)
-    call = Call("BROADCAST", names, process_set, root=root_rank)
+    call = Call("broadcast", names, process_set, root=root_rank)
 
     def forward(*given: Tensor) -> Any:
         return run(call, given)[0], lambda grads: _broadcast_back(grads, call)
@@ -301,7 +310,7 @@ def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None, ignore_na
 
 
 def _broadcast_back(grads: List[Tensor], call: Call) -> List[Tensor]:
-    means = _reduced(grads, Call("ALLREDUCE", _grad_name(call.names), call.process_set, Average))
+    means = _reduced(grads, Call("allreduce", _grad_name(call.names), call.process_set, Average))
     is_root = tf.equal(rank_op(), call.root)
     return [tf.where(is_root, mean, tf.zeros_like(mean)) for mean in means]
 
@@ -321,7 +330,7 @@ def broadcast_(variables: Sequence[Any], root_rank: int, name: Optional[str] = N
 def assign_broadcast(variables: Sequence[Any], root_rank: int, names: List[str], process_set: ProcessSet) -> List[Any]:
     """Assigns to TensorFlow's or Keras's variables what the root has in them; what the assignments give."""
     values = [tf.convert_to_tensor(_value_of(variable)) for variable in variables]
-    results, _ = run(Call("BROADCAST", names, process_set, root=root_rank), values)
+    results, _ = run(Call("broadcast", names, process_set, root=root_rank), values)
     return [variable.assign(result) for variable, result in zip(variables, results)]
 
 
@@ -352,7 +361,7 @@ def alltoall(tensor: Any, splits: Any = None, name: Optional[str] = None, ignore
         if not counts.dtype.is_integer or counts.shape.rank not in (None, 1):
             raise ValueError("alltoall: splits have to be integers, one for each rank")
     names = _names("alltoall", name, ignore_name_scope, process_set)
-    result, received = _exchanged(given, counts, Call("ALLTOALL", names, process_set))
+    result, received = _exchanged(given, counts, Call("alltoall", names, process_set))
     return result if splits is None else (result, tf.cast(received, tf.int32))
 
 
@@ -376,10 +385,6 @@ def _exchange_back(grad: Tensor, received: Tensor, rows: Tensor, call: Call) -> 
 # --- reducescatter ---
 
 
-class _NotSupported(HorovodInternalError, NotImplementedError):
-    """Horovod's core refuses it; its frameworks, where they know, are not implemented."""
-
-
 @as_it_is
 def reducescatter(tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: int = Average,
                   name: Optional[str] = None, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
@@ -389,7 +394,7 @@ def reducescatter(tensor: Any, device_dense: str = "", compression: Any = Compre
     if isinstance(tensor, tf.IndexedSlices):
         raise NotImplementedError("reducescatter: tf.IndexedSlices -- tf.convert_to_tensor makes them dense")
     names = _names("reducescatter", name, ignore_name_scope, process_set)
-    call = Call("REDUCESCATTER", names, process_set, op, prescale_factor, postscale_factor)
+    call = Call("reducescatter", names, process_set, op, prescale_factor, postscale_factor)
     return _reducescatter([_tensor(tensor)], compression, call)[0]
 
 
@@ -401,13 +406,12 @@ def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "", compre
     """As `reducescatter` for several tensors: none is carried out before all ranks have asked for all."""
     given = _tensors(tensors, "grouped_reducescatter")
     names = _names("reducescatter", name, ignore_name_scope, process_set, len(given))
-    call = Call("REDUCESCATTER", names, process_set, op, prescale_factor, postscale_factor)
+    call = Call("reducescatter", names, process_set, op, prescale_factor, postscale_factor)
     return _reducescatter(given, compression, call)
 
 
 def _reducescatter(tensors: List[Tensor], compression: Any, call: Call) -> List[Tensor]:
-    if call.op not in (Average, Sum):
-        raise _NotSupported(f"reducescatter: op={call.op!r} -- hvd.Average and hvd.Sum are supported")
+    require_scattering(call.op)
     _need_dimensions(tensors, "reducescatter")
     compressed = [compression.compress(tensor) for tensor in tensors]
 
@@ -422,33 +426,18 @@ def _scatter_back(grads: List[Tensor], call: Call) -> List[Tensor]:
     factor = tf.constant(call.prescale * call.postscale, tf.float64)
     if call.op == Sum:
         factor *= tf.cast(size_of(call.process_set), tf.float64)
-    gather = Call("ALLGATHER", _grad_name(call.names), call.process_set)
+    gather = Call("allgather", _grad_name(call.names), call.process_set)
     return _gathered([grad * tf.cast(factor, grad.dtype) for grad in grads], gather)
 
 
 # --- control ---
 
 
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until all ranks of the set have called it. Not for graphs."""
-    full = named("barrier", None, process_set)
-    Pending(started("BARRIER", [full], engine_of(process_set).barrier, full), lambda: None).wait()
-
-
 @as_it_is
 def join(process_set: ProcessSet = global_process_set) -> Tensor:
-    """Says that this rank has no more data, and waits until all ranks of the set have said so.
-
-    Until then this rank takes part in the others' reductions without changing them: it adds nothing to sums (averages
-    are still divided by all ranks), nothing to minima, maxima and products. Allgather, broadcast, reducescatter and
-    alltoall fail on the others meanwhile. Returns the rank of the world that joined last, the same on all ranks, a scalar
-    of int32.
+    """As `join` of all frameworks, asked for when the graph runs: says that this rank has no more data, and waits until all
+    ranks of the set have said so. Meanwhile it takes part in the others' reductions without changing them; allgather,
+    broadcast, reducescatter and alltoall fail on the others. Returns the rank of the world that joined last, the same on all
+    ranks, a scalar of int32.
     """
-    return _asked(lambda: _join(process_set), None)
-
-
-def _join(process_set: ProcessSet) -> int:
-    works = started("JOIN", ["join"], engine_of(process_set).join)
-    Pending(works, lambda: None).wait()
-    process_set._renumber()  # ranks have had different numbers of unnamed operations
-    return (process_set.ranks or [])[works[0].last_joined]
+    return _asked(lambda: operations.join(process_set=process_set), None)

@@ -8,7 +8,7 @@ from typing import Iterator, Optional
 
 import tensorflow as tf
 
-from cohort._horovod.exceptions import HorovodInternalError
+from cohort.hvd.exceptions import HorovodInternalError
 from cohort.errors import Error, InvalidArgument
 
 # How ops say it; TensorFlow puts its own words before and after.

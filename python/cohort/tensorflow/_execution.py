@@ -6,15 +6,15 @@ A `Call` says what is asked for; `run` gives the results. Nothing here is differ
 from __future__ import annotations
 
 import functools
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from cohort._horovod.process_sets import ProcessSet, engine_of, root_in
-from cohort._horovod.reduce_ops import ENGINE_OPS, Sum
-from cohort._horovod.submit import Pending, started
-from cohort.tensorflow import _adasum, _library
+from cohort.hvd.arrays import LEAST_TO_HAND_OVER, Call, carry_out
+from cohort.hvd.operations import ENGINE_OPS, Adasum
+from cohort.hvd.process_sets import engine_of, root_in
+from cohort.tensorflow import _library
 from cohort.tensorflow._errors import as_of_tensorflow
 
 # There is nothing for AutoGraph to convert in functions that are called while a graph is made; it would take long.
@@ -24,8 +24,6 @@ Tensor = Any  # a tf.Tensor, eager or of a graph
 
 # Of these, larger results are handed to TensorFlow where they lie; it takes longer for small ones than a copy.
 _HANDED_OVER = frozenset(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
-_LEAST_BYTES = 64 << 10
-_ALIGNMENT = 64  # TensorFlow's kernels count on it
 
 
 def outermost_graph() -> Any:
@@ -36,31 +34,17 @@ def outermost_graph() -> Any:
     return graph
 
 
-class Call(NamedTuple):
-    """An operation on some tensors, each under a name of its own, which all ranks of the set ask for."""
-
-    kind: str  # ALLREDUCE, ADASUM, BROADCAST, ALLGATHER, REDUCESCATTER or ALLTOALL
-    names: List[str]
-    process_set: ProcessSet
-    op: int = Sum
-    prescale: float = 1.0
-    postscale: float = 1.0
-    root: int = 0  # a rank of the world
-    needs_all_ranks: bool = True  # of BROADCAST and ALLGATHER: fails while some ranks have joined
-    once: bool = False  # in a graph each name is asked for once at a time, however functions call each other
-
-
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
          "bool", "complex64", "complex128")  # fmt: skip
 
 # What keeps the tensors' shapes. The others change dimension 0, and tell how many rows came from each rank.
-_SAME_SHAPES = frozenset(["ALLREDUCE", "ADASUM", "BROADCAST"])
+_SAME_SHAPES = frozenset(["allreduce", "broadcast"])
 
 
 def run(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor] = None) -> Tuple[List[Tensor], List[Tensor]]:
-    """The results, and of ALLGATHER and ALLTOALL for each the rows that came from each rank (int64).
+    """The results, and of allgather and alltoall for each the rows that came from each rank (int64).
 
-    splits  of ALLTOALL, which takes one tensor: rows for each rank
+    splits  of alltoall, which takes one tensor: rows for each rank
     """
     if not tensors:
         return [], []
@@ -74,7 +58,7 @@ def run(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor] = None) 
             return _now(call, tensors, splits)
     engine_of(call.process_set)  # or the reason why this rank has none; a graph may be used in later worlds, too
     library = _library.loaded()
-    if library is None or call.kind not in _KINDS:
+    if library is None or (call.op == Adasum and call.kind == "allreduce"):
         return _by_python(call, tensors, splits)
     return _by_library(library, call, tensors, splits)
 
@@ -83,80 +67,29 @@ def run(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor] = None) 
 
 
 def _now(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor]) -> Tuple[List[Tensor], List[Tensor]]:
-    engine = engine_of(call.process_set)
     arrays = [np.asarray(tensor) for tensor in tensors]  # where they lie, if in the host's memory
-    names = call.names
-    if call.kind == "ALLREDUCE":
-        outputs = [_room_for(array) for array in arrays]
-        scales = {"op": ENGINE_OPS[call.op], "prescale": call.prescale, "postscale": call.postscale}
-        _wait(started("ALLREDUCE", names, engine.all_reduce_group, names, arrays, outputs, **scales))
-        return [_tensor_over(output) for output in outputs], []
-    if call.kind == "BROADCAST":
-        outputs = [_room_for(array) for array in arrays]
-        root = root_in(call.process_set, call.root)
-        if engine.rank() == root:
-            for output, array in zip(outputs, arrays):
-                output[...] = array
-        _wait(started("BROADCAST", names, engine.broadcast_group, names, outputs, root,
-                      needs_all_ranks=call.needs_all_ranks))  # fmt: skip
-        return [_tensor_over(output) for output in outputs], []
-    if call.kind == "ADASUM":
-        rows = [array.reshape(1, -1) for array in arrays]
-        works = _wait(started("ADASUM", names, engine.all_gather_group, names, rows, needs_all_ranks=True))
-        combined = [
-            _adasum.combine(list(_array_from(work.result, array.dtype)), call.prescale) * call.postscale
-            for work, array in zip(works, arrays)
-        ]
-        results = [one.astype(array.dtype).reshape(array.shape) for one, array in zip(combined, arrays)]
-        return [tf.convert_to_tensor(result) for result in results], []
-    if call.kind == "ALLGATHER":
-        works = started("ALLGATHER", names, engine.all_gather_group, names, arrays,
-                        needs_all_ranks=call.needs_all_ranks)  # fmt: skip
-    elif call.kind == "REDUCESCATTER":
-        scales = {"op": ENGINE_OPS[call.op], "prescale": call.prescale, "postscale": call.postscale}
-        works = started("REDUCESCATTER", names, engine.reduce_scatter_group, names, arrays, **scales)
-    else:
-        counts = None if splits is None else [int(count) for count in np.asarray(splits)]
-        if counts is not None and arrays[0].ndim > 0 and min(counts, default=0) >= 0:
+    if splits is not None:
+        counts = tuple(int(count) for count in np.asarray(splits))
+        call = call._replace(splits=counts)
+        if arrays[0].ndim > 0 and min(counts, default=0) >= 0:
             arrays[0] = arrays[0][: sum(counts)]  # those beyond are not sent
-        works = started("ALLTOALL", names, engine.all_to_all, names[0], arrays[0], counts)
-    _wait(works)
-    results = [tf.convert_to_tensor(_array_from(work.result, array.dtype)) for work, array in zip(works, arrays)]
-    if call.kind == "REDUCESCATTER":
-        return results, []
-    return results, [tf.constant(work.received_splits, tf.int64) for work in works]
-
-
-def _wait(works: List[Any]) -> List[Any]:
-    Pending(works, lambda: None).wait()
-    return works
-
-
-def _room_for(array: Any) -> Any:
-    """A new array of the same kind, at an address that TensorFlow can use."""
-    everything = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
-    begin = -everything.ctypes.data % _ALIGNMENT
-    return everything[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    results, received = carry_out(call, arrays)
+    hand_over = call.kind in _SAME_SHAPES and call.op != Adasum  # then nobody else uses them
+    tensors = [_tensor_over(one) if hand_over else tf.convert_to_tensor(one) for one in results]
+    return tensors, [tf.constant(rows, tf.int64) for rows in received]
 
 
 def _tensor_over(array: Any) -> Tensor:
-    """A tensor of an array that `_room_for` made and nobody else uses."""
-    if array.nbytes >= _LEAST_BYTES and array.dtype in _HANDED_OVER:
+    """A tensor of an array that nobody else uses."""
+    if array.nbytes >= LEAST_TO_HAND_OVER and array.dtype in _HANDED_OVER:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     return tf.convert_to_tensor(array)
-
-
-def _array_from(result: Any, dtype: Any) -> Any:
-    """What an operation made, as an array of the type that it was made of."""
-    if result.nbytes == 0:
-        return np.empty(result.shape, dtype)
-    return np.asarray(result).view(dtype)  # the buffer protocol shows bfloat16 as uint16
 
 
 # --- in a graph ---
 
 # Numbers of python::NamedKind. Adasum is not among them: what ranks have sent is combined in Python.
-_KINDS = {"ALLREDUCE": 0, "ALLGATHER": 1, "BROADCAST": 2, "REDUCESCATTER": 3, "ALLTOALL": 4}
+_KINDS = {"allreduce": 0, "allgather": 1, "broadcast": 2, "reducescatter": 3, "alltoall": 4}
 
 
 def _by_library(library: Any, call: Call, tensors: Sequence[Tensor],
@@ -167,7 +100,7 @@ def _by_library(library: Any, call: Call, tensors: Sequence[Tensor],
         "kind": _KINDS[call.kind],
         "engine": call.process_set._key,
         "op": ENGINE_OPS[call.op].value,
-        "root": root_in(call.process_set, call.root) if call.kind == "BROADCAST" else 0,
+        "root": root_in(call.process_set, call.root) if call.kind == "broadcast" else 0,
         "prescale": float(call.prescale).hex(),
         "postscale": float(call.postscale).hex(),
         "needs_all_ranks": int(call.needs_all_ranks),
@@ -185,7 +118,7 @@ def _by_library(library: Any, call: Call, tensors: Sequence[Tensor],
         collective = library.cohort_collective_in_order if in_order else library.cohort_collective
         made = collective(tensors=tensors, splits=rows, changing=_changing(), count=len(tensors), **asked)
     set_shapes(call, tensors, made.results, made.received)
-    return made.results, [] if call.kind == "REDUCESCATTER" else made.received
+    return made.results, [] if call.kind == "reducescatter" else made.received
 
 
 def _changing() -> Tensor:
@@ -215,15 +148,16 @@ def _has_an_order() -> bool:
 def _by_python(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor]) -> Tuple[List[Tensor], List[Tensor]]:
     """One op that calls Python for all tensors."""
     if not _has_an_order():
+        kind = "adasum" if call.op == Adasum else call.kind
         raise RuntimeError(
-            f"{call.kind.lower()} {call.names[0]!r} -- in a graph of TensorFlow 1 -- by a call back into Python it holds one of "
+            f"{kind} {call.names[0]!r} -- in a graph of TensorFlow 1 -- by a call back into Python it holds one of "
             "TensorFlow's threads until it is done, and such a graph has no order that is the same on all ranks: they would "
             "wait for each other -- call it within a tf.function of that graph, or use the op library (not Adasum; "
             "COHORT_TENSORFLOW_OP unset)"
         )
     tensors = list(tensors)
     given = tensors if splits is None else [*tensors, splits]
-    counted = call.kind in ("ALLGATHER", "ALLTOALL")
+    counted = call.kind in ("allgather", "alltoall")
 
     def carry_out(*values: Tensor) -> List[Tensor]:
         with as_of_tensorflow():

@@ -7,10 +7,11 @@ from typing import Any, List, Sequence
 import numpy as np
 import tensorflow as tf
 
-from cohort._horovod.process_sets import ProcessSet, global_process_set
-from cohort._horovod.reduce_ops import Adasum, Average, Max, Sum
+from cohort.hvd.process_sets import ProcessSet, global_process_set
+from cohort.hvd.arrays import Call
+from cohort.hvd.operations import Adasum, Average, Max, Sum
 from cohort.tensorflow._errors import MARK
-from cohort.tensorflow._execution import Call, as_it_is, run
+from cohort.tensorflow._execution import as_it_is, run
 from cohort.tensorflow.compression import Compression
 
 _BUCKET_BYTES = 1 << 20
@@ -42,9 +43,9 @@ def reduce_gradients(gradients: Sequence[Gradient], names: Sequence[str], *, op:
     sparse = [i for i, one in enumerate(results) if isinstance(one, tf.IndexedSlices)]
     dense = [i for i, one in enumerate(results) if one is not None and i not in set(sparse)]
     compressed = [compression.compress(tf.convert_to_tensor(results[i])) for i in dense]
-    kind = "ADASUM" if op == Adasum else "ALLREDUCE"
+    kind = "adasum" if op == Adasum else "allreduce"
     for bucket in _buckets([one for one, _ in compressed]):
-        call = Call(kind, [f"{kind.lower()}.{names[dense[j]]}" for j in bucket], process_set, op, prescale, postscale,
+        call = Call("allreduce", [f"{kind}.{names[dense[j]]}" for j in bucket], process_set, op, prescale, postscale,
                     once=True)  # fmt: skip
         for j, reduced in zip(bucket, run(call, [compressed[j][0] for j in bucket])[0]):
             results[dense[j]] = compression.decompress(reduced, compressed[j][1])
@@ -79,7 +80,7 @@ def alike(gradients: Sequence[Gradient], names: Sequence[str], sources: Sequence
     after = [] if eager or last is None else [last.values if isinstance(last, tf.IndexedSlices) else last]
     with tf.control_dependencies(after):
         kinds = tf.identity(tf.constant(own))
-    ((any_of,), _) = run(Call("ALLREDUCE", [f"allreduce.kinds.{names[0]}"], process_set, Max, once=True), [kinds])
+    ((any_of,), _) = run(Call("allreduce", [f"allreduce.kinds.{names[0]}"], process_set, Max, once=True), [kinds])
     if eager:
         dense, sparse, _ = any_of.numpy()
         return [_as_others(*one) for one in zip(gradients, dense, sparse, sources)]
@@ -133,7 +134,7 @@ def gather_slices(slices: List[Any], names: List[str], op: int, prescale: float,
         parts += [one.values, one.indices]
         full += [f"allgather.{name}.values", f"allgather.{name}.indices"]
     # Ranks that have joined bring no entries.
-    gathered, received = run(Call("ALLGATHER", full, process_set, needs_all_ranks=False, once=once), parts)
+    gathered, received = run(Call("allgather", full, process_set, needs_all_ranks=False, once=once), parts)
     results = []
     for i, one in enumerate(slices):
         values = gathered[2 * i]

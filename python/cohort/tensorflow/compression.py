@@ -2,58 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any
 
 import tensorflow as tf
 
+from cohort.hvd.compression import Compressor, FloatCompressor, NoneCompressor
 
-class Compressor:
-    """Makes a tensor smaller for the journey. Subclasses have these two static methods."""
-
-    @staticmethod
-    def compress(tensor: Any) -> Tuple[Any, Any]:
-        """The tensor to send, and what `decompress` needs to know."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """What arrived, as it was before `compress`."""
-        raise NotImplementedError
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+class _OfTensorFlow(FloatCompressor):
+    cast = tf.cast
 
     @staticmethod
-    def compress(tensor: Any) -> Tuple[Any, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
+    def is_floating(tensor: Any) -> bool:
+        return bool(tensor.dtype.is_floating)
 
 
-class _FloatCompressor(Compressor):
-    dtype: Any
-
-    @classmethod
-    def compress(cls, tensor: Any) -> Tuple[Any, Any]:
-        if not tensor.dtype.is_floating or tensor.dtype == cls.dtype:
-            return tensor, None
-        return tf.cast(tensor, cls.dtype), tensor.dtype
-
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else tf.cast(tensor, ctx)
-
-
-class FP16Compressor(_FloatCompressor):
+class FP16Compressor(_OfTensorFlow):
     """Sends floating-point tensors as float16: half of float32, up to 65504."""
 
     dtype = tf.float16
 
 
-class BF16Compressor(_FloatCompressor):
+class BF16Compressor(_OfTensorFlow):
     """Sends floating-point tensors as bfloat16: half of float32 with its range, 8 bits of precision."""
 
     dtype = tf.bfloat16

@@ -12,9 +12,8 @@ from typing import Any, Callable, List, Optional, Sequence
 import numpy as np
 import tensorflow as tf
 
-from cohort._horovod import elastic_run
-from cohort._horovod.elastic_state import ObjectState, State
-from cohort._horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from cohort.hvd import elastic
+from cohort.hvd.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State
 from cohort.tensorflow._errors import as_internal_error
 from cohort.tensorflow.functions import broadcast_variables
 
@@ -42,7 +41,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             raise internal from error
 
-    return elastic_run.run(with_internal_errors)
+    return elastic.run(with_internal_errors)
 
 
 class _VariablesState(ObjectState):

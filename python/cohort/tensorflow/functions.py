@@ -6,8 +6,8 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import tensorflow as tf
 
-from cohort._horovod import objects
-from cohort._horovod.process_sets import ProcessSet, global_process_set
+from cohort.hvd import objects
+from cohort.hvd.process_sets import ProcessSet, global_process_set
 from cohort.tensorflow._collectives import assign_broadcast
 
 

@@ -8,8 +8,8 @@ from typing import Any, Dict, Iterable, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from cohort._horovod.process_sets import ProcessSet, global_process_set
-from cohort._horovod.reduce_ops import Average
+from cohort.hvd.process_sets import ProcessSet, global_process_set
+from cohort.hvd.operations import Average, parts_of
 from cohort.tensorflow._collectives import size_of
 from cohort.tensorflow._execution import as_it_is, outermost_graph
 from cohort.tensorflow._gradients import alike, reduce_gradients
@@ -106,8 +106,7 @@ def _grouped(groups: Groups, sources: List[Any]) -> List[List[int]]:
     if groups is None or not everything:
         return [everything]
     if isinstance(groups, int):
-        count = min(groups, len(sources))
-        return [everything[len(sources) * i // count : len(sources) * (i + 1) // count] for i in range(count)]
+        return parts_of(everything, groups)
     of = {_key(source): i for i, group in enumerate(groups) for source in group}
     parts: Dict[Any, List[int]] = {}
     for i, source in enumerate(sources):

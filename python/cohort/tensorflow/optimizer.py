@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from cohort._horovod.process_sets import ProcessSet, global_process_set
-from cohort._horovod.reduce_ops import Average
+from cohort.hvd.process_sets import ProcessSet, global_process_set
+from cohort.hvd.operations import Average
 from cohort.tensorflow.compression import Compression
 
 

@@ -6,8 +6,8 @@ from typing import Any, Tuple
 
 import tensorflow as tf
 
-from cohort._horovod.process_sets import ProcessSet, global_process_set
-from cohort._horovod.reduce_ops import Sum
+from cohort.hvd.process_sets import ProcessSet, global_process_set
+from cohort.hvd.operations import Sum
 from cohort.tensorflow._collectives import allreduce
 
 

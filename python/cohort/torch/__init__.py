@@ -10,7 +10,7 @@ What differs from Horovod is listed in docs/reference/horovod.md. Tensors are on
 
 from __future__ import annotations
 
-from cohort._horovod.objects import allgather_object, broadcast_object
+from cohort.hvd.objects import allgather_object, broadcast_object
 from cohort.torch import elastic, mpi_ops
 from cohort.torch.compression import Compression
 from cohort.torch.functions import broadcast_optimizer_state, broadcast_parameters

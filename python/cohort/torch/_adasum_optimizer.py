@@ -7,8 +7,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import torch
 from cohort._core import count_step
-from cohort._horovod.process_sets import ProcessSet
-from cohort._horovod.reduce_ops import Adasum
+from cohort.hvd.process_sets import ProcessSet
+from cohort.hvd.operations import Adasum
 from cohort.torch import _collectives as start
 from cohort.torch._comparison import Comparison
 from cohort.torch._handles import synchronize

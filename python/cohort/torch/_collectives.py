@@ -10,17 +10,21 @@ from __future__ import annotations
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
-from cohort._core import NamedEngine, NamedWork
-from cohort._horovod import timeline
-from cohort._horovod.exceptions import HorovodInternalError, translated
-from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, require_world, root_in
-from cohort._horovod.reduce_ops import ENGINE_OPS, Adasum, Average, Sum, resolve
-from cohort._horovod.submit import group_names, named, started
+from cohort._core import NamedWork
 from cohort.errors import Error
+from cohort.hvd import timeline
+from cohort.hvd.exceptions import translated
+from cohort.hvd.operations import ENGINE_OPS, Adasum, Average, group_names, named, require_scattering, resolve, started
+from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, require_world, root_in
 from cohort.torch import _adasum, _handles
 from cohort.torch._handles import synchronize
 from cohort.torch._tensors import check_list, copy_back, dense, result_of
 from torch import Tensor
+
+__all__ = ["allgather_async", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall_async", "broadcast_",
+           "broadcast_async", "broadcast_async_", "grouped_allgather_async", "grouped_allreduce_",
+           "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter_async", "reducescatter_async",
+           "sparse_allreduce_async"]  # fmt: skip
 
 # What ranks have made of valid tensors is valid; torch 2.x wants to be told.
 UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
@@ -106,30 +110,28 @@ def grouped_allreduce_async(tensors: Sequence[Tensor], average: Optional[bool] =
                             op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                             process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
     """As `allreduce_async` for several tensors: none is carried out before all ranks have asked for all."""
-    op = resolve(op, average)
-    tensors = check_list(tensors, "grouped_allreduce")
-    if op == Adasum:
-        return _adasum.start(tensors, None, group_names("adasum", name, process_set, len(tensors)), prescale_factor,
-                             postscale_factor, process_set)  # fmt: skip
-    used = [dense(tensor, "grouped_allreduce") for tensor in tensors]
-    outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in used]
-    names = group_names("allreduce", name, process_set, len(tensors))
-    works = _reduce_group(used, outputs, names, op, prescale_factor, postscale_factor, process_set)
-    return _handles.add(works, lambda: outputs)
+    return _grouped(tensors, "grouped_allreduce", resolve(op, average), name, prescale_factor, postscale_factor, process_set)
 
 
 def grouped_allreduce_async_(tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,
                              op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                              process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
     """As `grouped_allreduce_async`, in place."""
-    op = resolve(op, average)
-    tensors = check_list(tensors, "grouped_allreduce_")
+    return _grouped(tensors, "grouped_allreduce_", resolve(op, average), name, prescale_factor, postscale_factor, process_set)
+
+
+def _grouped(given: Sequence[Tensor], what: str, op: int, name: Optional[str], prescale: float, postscale: float,
+             process_set: ProcessSet) -> int:  # fmt: skip
+    tensors, in_place = check_list(given, what), what.endswith("_")
     if op == Adasum:
-        return _adasum.start(tensors, tensors, group_names("adasum", name, process_set, len(tensors)), prescale_factor,
-                             postscale_factor, process_set)  # fmt: skip
-    used = [dense(tensor, "grouped_allreduce_") for tensor in tensors]
+        names = group_names("adasum", name, process_set, len(tensors))
+        return _adasum.start(tensors, tensors if in_place else None, names, prescale, postscale, process_set)
+    used = [dense(tensor, what) for tensor in tensors]
+    outputs = None if in_place else [torch.empty_like(tensor, requires_grad=False) for tensor in used]
     names = group_names("allreduce", name, process_set, len(tensors))
-    works = _reduce_group(used, None, names, op, prescale_factor, postscale_factor, process_set)
+    works = _reduce_group(used, outputs, names, op, prescale, postscale, process_set)
+    if outputs is not None:
+        return _handles.add(works, lambda: outputs)
     return _handles.add(works, lambda: [copy_back(to, of) for to, of in zip(tensors, used)])
 
 
@@ -210,8 +212,7 @@ def _gather(tensors: List[Tensor], names: List[str], process_set: ProcessSet, pi
     used = [dense(tensor, "allgather") for tensor in tensors]
     if any(tensor.dim() == 0 for tensor in used):
         raise ValueError("allgather: a tensor without dimensions cannot be concatenated -- pass tensor.reshape(1)")
-    engine = engine_of(process_set)
-    gather = engine.all_gather_group
+    gather = engine_of(process_set).all_gather_group
     works = started("ALLGATHER", names, gather, names, used, needs_all_ranks=needs_all_ranks) if used else []
     return _handles.add(works, lambda: pick([result_of(work) for work in works]))
 
@@ -260,9 +261,7 @@ def broadcast_group_async_(tensors: List[Tensor], root_rank: int, names: List[Op
 
 def _broadcast(used: List[Tensor], names: List[str], root_rank: int, process_set: ProcessSet,
                finish: Callable[[], Any], needs_all_ranks: bool = True) -> int:  # fmt: skip
-    engine = engine_of(process_set)
-    root = root_in(process_set, root_rank)
-    send = engine.broadcast_group
+    send, root = engine_of(process_set).broadcast_group, root_in(process_set, root_rank)
     works = started("BROADCAST", names, send, names, used, root, needs_all_ranks=needs_all_ranks) if used else []
     return _handles.add(works, finish)
 
@@ -288,18 +287,13 @@ def alltoall_async(tensor: Tensor, splits: Splits = None, name: Optional[str] = 
         if used.dim() > 0 and min(counts, default=0) >= 0 and sum(counts) < used.size(0):
             used = used[: sum(counts)]
     full = named("alltoall", name, process_set)
-    engine: NamedEngine = engine_of(process_set)
-    works = started("ALLTOALL", [full], engine.all_to_all, full, used, counts)
+    works = started("ALLTOALL", [full], engine_of(process_set).all_to_all, full, used, counts)
     device = splits.device if isinstance(splits, Tensor) else None
 
     def finish() -> Tuple[Tensor, Tensor]:
         return result_of(works[0]), torch.tensor(works[0].received_splits, dtype=kind, device=device)
 
     return _handles.add(works, finish)
-
-
-class _NotSupported(HorovodInternalError, NotImplementedError):
-    """Horovod's core refuses it; its frameworks, where they know, are not implemented."""
 
 
 def reducescatter_async(tensor: Tensor, name: Optional[str] = None, op: int = Average,
@@ -323,35 +317,10 @@ def grouped_reducescatter_async(tensors: Sequence[Tensor], name: Optional[str] =
 
 def _scatter(tensors: List[Tensor], names: List[str], op: int, process_set: ProcessSet, prescale: float,
              postscale: float, pick: Callable[[List[Tensor]], Any]) -> int:  # fmt: skip
-    if op not in (Average, Sum):
-        raise _NotSupported(f"reducescatter: op={op!r} -- hvd.Average and hvd.Sum are supported")
+    require_scattering(op)
     used = [dense(tensor, "reducescatter") for tensor in tensors]
     if any(tensor.dim() == 0 for tensor in used):
         raise ValueError("reducescatter: a tensor without dimensions cannot be scattered")
-    engine = engine_of(process_set)
-    scales = {"op": ENGINE_OPS[op], "prescale": prescale, "postscale": postscale}
-    works = started("REDUCESCATTER", names, engine.reduce_scatter_group, names, used, **scales) if used else []
+    scatter, scales = engine_of(process_set).reduce_scatter_group, {"prescale": prescale, "postscale": postscale}
+    works = started("REDUCESCATTER", names, scatter, names, used, op=ENGINE_OPS[op], **scales) if used else []
     return _handles.add(works, lambda: pick([result_of(work) for work in works]))
-
-
-# --- control ---
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until all ranks of the set have called it."""
-    full = named("barrier", None, process_set)
-    synchronize(_handles.add(started("BARRIER", [full], engine_of(process_set).barrier, full), lambda: None))
-
-
-def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
-    """Says that this rank has no more data, and waits until all ranks of the set have said so.
-
-    Until then this rank takes part in the others' reductions without changing them: it adds nothing to sums (averages
-    are still divided by all ranks), nothing to minima, maxima and products. Allgather, broadcast, reducescatter and
-    alltoall fail on the others meanwhile. `device` means nothing here: a rank that has joined needs no GPU. Returns the
-    rank of the world that joined last, the same on all ranks.
-    """
-    works = started("JOIN", ["join"], engine_of(process_set).join)
-    synchronize(_handles.add(works, lambda: None))
-    process_set._renumber()  # ranks have had different numbers of unnamed operations
-    return (process_set.ranks or [])[works[0].last_joined]

@@ -11,10 +11,10 @@ import zlib
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
-from cohort._horovod.exceptions import HorovodInternalError
-from cohort._horovod.objects import allgather_object
-from cohort._horovod.process_sets import ProcessSet
-from cohort._horovod.reduce_ops import Max
+from cohort.hvd.exceptions import HorovodInternalError
+from cohort.hvd.objects import allgather_object
+from cohort.hvd.process_sets import ProcessSet
+from cohort.hvd.operations import Max
 from cohort.errors import Mismatch
 from cohort.torch import _collectives as start
 from cohort.torch import _handles

@@ -7,11 +7,11 @@ product have true gradients: what comes back is added up, and goes to the ranks 
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
-from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set
-from cohort._horovod.reduce_ops import Average, Max, Min, Product, Sum, resolve
+from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set
+from cohort.hvd.operations import Average, Max, Min, Product, Sum, resolve, shares_of_winners
 from cohort.torch import _collectives as start
 from cohort.torch import _handles
 from cohort.torch._collectives import Splits
@@ -19,6 +19,9 @@ from cohort.torch._handles import synchronize
 from cohort.torch._tensors import check_list
 from cohort.torch.compression import Compression, Compressor
 from torch import Tensor
+
+__all__ = ["allgather", "allreduce", "alltoall", "broadcast", "grouped_allgather", "grouped_allreduce",
+           "grouped_reducescatter", "reducescatter"]  # fmt: skip
 
 Compressors = Union[Type[Compressor], Compressor]
 
@@ -49,32 +52,32 @@ class _AllReduce(torch.autograd.Function):
         if op not in (Min, Max, Product):
             return (None, None, None, *_reduced(list(grads), name, ctx.grouped, ctx.options))
         total = _reduced(list(grads), name, ctx.grouped, (Sum, 1.0, 1.0, process_set))
-        share = _product_of_others if op == Product else _share_of_winner
-        own = []
-        for i, (value, grad) in enumerate(zip(ctx.saved_tensors, total)):
-            part = None if name is None else f"{name}.{i}"
-            own.append(grad * (prescale * postscale) * share(value, part, op, prescale, process_set))
-        return (None, None, None, *own)
+        values = list(ctx.saved_tensors)
+
+        def reduce(values: List[Tensor], op: int, what: str) -> List[Tensor]:
+            part = None if name is None else f"{name}.{what}"
+            return _reduced(values, part, ctx.grouped, (op, 1.0, 1.0, process_set))
+
+        if op == Product:
+            shares = _products_of_others(values, name, prescale, process_set)
+        else:
+            shares = shares_of_winners(values, op, prescale, reduce, lambda a, b: (a == b).to(a.dtype))
+        return (None, None, None, *(grad * (prescale * postscale) * share for grad, share in zip(total, shares)))
 
 
-def _share_of_winner(value: Tensor, name: Optional[str], op: int, prescale: float, process_set: ProcessSet) -> Tensor:
-    """1 where this rank's value is the minimum or maximum, shared among the ranks that have it; else 0."""
-    if prescale < 0:
-        op = Max if op == Min else Min
-    best = synchronize(start.allreduce_async(value, None, name, op, 1.0, 1.0, process_set))
-    wins = (value == best).to(value.dtype)
-    return wins / synchronize(start.allreduce_async(wins, None, name, Sum, 1.0, 1.0, process_set))
-
-
-def _product_of_others(value: Tensor, name: Optional[str], op: int, prescale: float, process_set: ProcessSet) -> Tensor:
-    """The product of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros."""
-    handle = start.allgather_active_async(value.detach().unsqueeze(0), name, process_set)
-    work = _handles.works_of(handle)[0]
-    rows = synchronize(handle)
-    own = sum(work.received_splits[: engine_of(process_set).rank()])
-    others = torch.cat([rows[:own], rows[own + 1 :]]) * prescale
-    product = others.prod(0)
-    return product.conj() if product.is_complex() else product
+def _products_of_others(values: List[Tensor], name: Optional[str], prescale: float,
+                        process_set: ProcessSet) -> List[Tensor]:  # fmt: skip
+    """The products of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros."""
+    products = []
+    for i, value in enumerate(values):
+        part = None if name is None else f"{name}.{i}"
+        handle = start.allgather_active_async(value.detach().unsqueeze(0), part, process_set)
+        work = _handles.works_of(handle)[0]
+        rows = synchronize(handle)
+        own = sum(work.received_splits[: engine_of(process_set).rank()])
+        product = (torch.cat([rows[:own], rows[own + 1 :]]) * prescale).prod(0)
+        products.append(product.conj() if product.is_complex() else product)
+    return products
 
 
 def _reduced(tensors: List[Tensor], name: Optional[str], grouped: bool, options: Tuple[Any, ...]) -> List[Tensor]:
@@ -93,8 +96,8 @@ def allreduce(tensor: Tensor, average: Optional[bool] = None, name: Optional[str
 
     compression  what the tensor travels as: hvd.Compression.none, fp16 or bf16
     """
-    return _allreduce([tensor], name, compression, resolve(op, average), prescale_factor, postscale_factor, process_set,
-                      grouped=False)[0]  # fmt: skip
+    options = (resolve(op, average), prescale_factor, postscale_factor, process_set)
+    return _compressed([tensor], name, compression, options, False, _AllReduce, _reduced)[0]
 
 
 def grouped_allreduce(tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,
@@ -103,19 +106,18 @@ def grouped_allreduce(tensors: Sequence[Tensor], average: Optional[bool] = None,
                       process_set: ProcessSet = global_process_set) -> List[Tensor]:  # fmt: skip
     """As `allreduce` for several tensors: none is carried out before all ranks have asked for all."""
     tensors = check_list(tensors, "grouped_allreduce")
-    return _allreduce(tensors, name, compression, resolve(op, average), prescale_factor, postscale_factor, process_set,
-                      grouped=True)  # fmt: skip
+    options = (resolve(op, average), prescale_factor, postscale_factor, process_set)
+    return _compressed(tensors, name, compression, options, True, _AllReduce, _reduced)
 
 
-def _allreduce(tensors: List[Tensor], name: Optional[str], compression: Compressors, op: int, prescale: float,
-               postscale: float, process_set: ProcessSet, grouped: bool) -> List[Tensor]:  # fmt: skip
-    options = (op, prescale, postscale, process_set)
+def _compressed(tensors: List[Tensor], name: Optional[str], compression: Compressors, options: Tuple[Any, ...],
+                grouped: bool, function: Any, plain: Callable[..., List[Tensor]]) -> List[Tensor]:  # fmt: skip
+    """What autograd's function makes of tensors that are compressed on their way, or the plain one where no gradient is
+    wanted."""
     compressed = [compression.compress(tensor) for tensor in tensors]
     sent = [one for one, _ in compressed]
-    if _wants_gradient(*sent):
-        results: Sequence[Tensor] = _AllReduce.apply(options, name, grouped, *sent)
-    else:
-        results = _reduced(sent, name, grouped, options)
+    wanted = _wants_gradient(*sent)
+    results = function.apply(options, name, grouped, *sent) if wanted else plain(sent, name, grouped, options)
     return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
 
 
@@ -257,7 +259,8 @@ def reducescatter(tensor: Tensor, name: Optional[str] = None, compression: Compr
                   op: int = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> Tensor:  # fmt: skip
     """Reduces a tensor and returns this rank's rows of the result; see `reducescatter_async`."""
-    return _reducescatter([tensor], name, compression, (op, prescale_factor, postscale_factor, process_set), False)[0]
+    options = (op, prescale_factor, postscale_factor, process_set)
+    return _compressed([tensor], name, compression, options, False, _ReduceScatter, _scattered)[0]
 
 
 def grouped_reducescatter(tensors: Sequence[Tensor], name: Optional[str] = None,
@@ -266,15 +269,5 @@ def grouped_reducescatter(tensors: Sequence[Tensor], name: Optional[str] = None,
                           postscale_factor: float = 1.0) -> List[Tensor]:  # fmt: skip
     """As `reducescatter` for several tensors: none is carried out before all ranks have asked for all."""
     tensors = check_list(tensors, "grouped_reducescatter")
-    return _reducescatter(tensors, name, compression, (op, prescale_factor, postscale_factor, process_set), True)
-
-
-def _reducescatter(tensors: List[Tensor], name: Optional[str], compression: Compressors, options: Tuple[Any, ...],
-                   grouped: bool) -> List[Tensor]:  # fmt: skip
-    compressed = [compression.compress(tensor) for tensor in tensors]
-    sent = [one for one, _ in compressed]
-    if _wants_gradient(*sent):
-        results: Sequence[Tensor] = _ReduceScatter.apply(options, name, grouped, *sent)
-    else:
-        results = _scattered(sent, name, grouped, options)
-    return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
+    options = (op, prescale_factor, postscale_factor, process_set)
+    return _compressed(tensors, name, compression, options, True, _ReduceScatter, _scattered)

@@ -10,8 +10,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, U
 import cohort
 import torch
 from cohort import _core
-from cohort._horovod.process_sets import ProcessSet
-from cohort._horovod.reduce_ops import Average, Max, Sum
+from cohort.hvd.process_sets import ProcessSet
+from cohort.hvd.operations import Average, Max, Sum
 from cohort.nn._non_finite import NonFiniteElement, error_of, first_non_finite
 from cohort.errors import Mismatch
 from cohort.torch import _collectives as start

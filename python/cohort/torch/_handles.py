@@ -9,15 +9,32 @@ import itertools
 from typing import Any, Callable, Dict, List, Union
 
 from cohort._core import NamedWork
-from cohort._horovod import runtime
-from cohort._horovod.exceptions import translated
-from cohort._horovod.submit import Pending
+from cohort.hvd import basics
+from cohort.hvd.exceptions import translated
+from cohort.hvd.operations import wait_for
 from cohort.errors import Error
 from cohort.torch._tensors import copy_back
 from torch import Tensor
 
 _numbers = itertools.count()
-_pending: Dict[int, Union[Pending, "_One"]] = {}
+_pending: Dict[int, Union["_Several", "_One"]] = {}
+
+
+class _Several:
+    """Operations that have one handle, and what makes the caller's result of them once they are done."""
+
+    __slots__ = ("finish", "works")
+
+    def __init__(self, works: List[NamedWork], finish: Callable[[], Any]) -> None:
+        self.works = works
+        self.finish = finish
+
+    def done(self) -> bool:
+        return all(work.done() for work in self.works)
+
+    def wait(self) -> Any:
+        wait_for(self.works)
+        return self.finish()
 
 
 class _One:
@@ -55,7 +72,7 @@ def add_one(work: NamedWork, tensor: Tensor, used: Tensor) -> int:
 def add(works: List[NamedWork], finish: Callable[[], Any]) -> int:
     """A handle for operations under way."""
     handle = next(_numbers)
-    _pending[handle] = Pending(works, finish)
+    _pending[handle] = _Several(works, finish)
     return handle
 
 
@@ -64,7 +81,7 @@ def clear() -> None:
     _pending.clear()
 
 
-runtime.when_formed.append(clear)
+basics.when_formed.append(clear)
 
 
 def is_done(handle: int) -> bool:

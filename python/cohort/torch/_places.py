@@ -18,7 +18,7 @@ from typing import Dict, Iterable, List, Optional
 
 import torch
 from cohort._core import NamedEngine
-from cohort._horovod.process_sets import ProcessSet
+from cohort.hvd.process_sets import ProcessSet
 from cohort.errors import Error, Unavailable
 from cohort.torch._tensors import dense
 from torch import Tensor

@@ -8,8 +8,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
 from cohort._core import count_step
-from cohort._horovod import settings
-from cohort._horovod.reduce_ops import Average
+from cohort.hvd import basics
+from cohort.hvd.operations import Average
 from cohort.torch import _collectives as start
 from cohort.torch._comparison import Comparison
 from cohort.torch._gradients import Reducer
@@ -35,7 +35,7 @@ class ReducedOptimizer(Wrapped):
         self._should_synchronize = True
         self._reading = False
         alone = (reducer._process_set.size() or 1) == 1
-        if included and (not alone or reducer.raises_non_finite or settings.is_on("HOROVOD_ELASTIC")):
+        if included and (not alone or reducer.raises_non_finite or basics.is_on("HOROVOD_ELASTIC")):
             reducer.attach()
             if compare and not alone:
                 reducer.comparison = Comparison(optimizer, reducer.names, reducer._process_set)

@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
-
 import torch
-from torch import Tensor
+from cohort.hvd.compression import Compressor, FloatCompressor, NoneCompressor
+
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class Compressor:
-    """Makes a tensor smaller for the journey. Subclasses have these two static methods."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> Tuple[Tensor, Any]:
-        """The tensor to send, and what `decompress` needs to know."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """What arrived, as it was before `compress`."""
-        raise NotImplementedError
+class _OfTorch(FloatCompressor):
+    is_floating = torch.is_floating_point
+    cast = torch.Tensor.to
 
 
-class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> Tuple[Tensor, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        return tensor
-
-
-class _FloatCompressor(Compressor):
-    dtype: torch.dtype
-
-    @classmethod
-    def compress(cls, tensor: Tensor) -> Tuple[Tensor, Optional[torch.dtype]]:
-        if not tensor.is_floating_point() or tensor.dtype == cls.dtype:
-            return tensor, None
-        return tensor.to(cls.dtype), tensor.dtype
-
-    @classmethod
-    def decompress(cls, tensor: Tensor, ctx: Optional[torch.dtype]) -> Tensor:
-        return tensor if ctx is None else tensor.to(ctx)
-
-
-class FP16Compressor(_FloatCompressor):
+class FP16Compressor(_OfTorch):
     """Sends floating-point tensors as float16: half of float32, up to 65504."""
 
     dtype = torch.float16
 
 
-class BF16Compressor(_FloatCompressor):
+class BF16Compressor(_OfTorch):
     """Sends floating-point tensors as bfloat16: half of float32 with its range, 8 bits of precision."""
 
     dtype = torch.bfloat16

@@ -8,8 +8,8 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 
 import torch
 from cohort import _optimizer_state
-from cohort._horovod.objects import broadcast_object, pickler
-from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in
+from cohort.hvd.objects import broadcast_object, pickler
+from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, root_in
 from cohort.torch import _collectives as start
 from cohort.torch._handles import synchronize
 from cohort.torch._tensors import DEVICES

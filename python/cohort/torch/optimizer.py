@@ -6,8 +6,8 @@ import warnings
 from typing import Iterable, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
-from cohort._horovod.process_sets import ProcessSet, global_process_set, require_world
-from cohort._horovod.reduce_ops import Adasum, Average
+from cohort.hvd.process_sets import ProcessSet, global_process_set, require_world
+from cohort.hvd.operations import Adasum, Average, check_options, parts_of
 from cohort.torch._adasum_optimizer import AdasumOptimizer
 from cohort.torch._gradients import Reducer
 from cohort.torch._reduced_optimizer import ReducedOptimizer
@@ -59,12 +59,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     if num_groups:
         warnings.warn("num_groups is deprecated -- give groups=N", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor goes with op=hvd.Average alone")
-    if gradient_predivide_factor <= 0:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: it has to be positive")
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1 is needed")
+    check_options(op, gradient_predivide_factor, backward_passes_per_step)
     if non_finite not in ("ignore", "raise"):
         raise ValueError(f"non_finite={non_finite!r}: 'ignore' and 'raise' are possible")
     if non_finite == "raise" and op == Adasum:
@@ -130,11 +125,7 @@ def _groups(optimizer: torch.optim.Optimizer, groups: Groups) -> List[List[Tenso
     if isinstance(groups, int):
         if groups < 0:
             raise ValueError(f"groups={groups}: a number of groups, or lists of parameters")
-        if groups == 0:
-            return []
-        count = min(groups, len(ours))
-        bounds = [len(ours) * i // count for i in range(count + 1)] if count else [0]
-        return [ours[begin:end] for begin, end in zip(bounds, bounds[1:])]
+        return parts_of(ours, groups)
     if not isinstance(groups, (list, tuple)) or any(not isinstance(group, (list, tuple)) for group in groups):
         raise ValueError("groups: a number of groups, or a list of lists of parameters")
     seen = set()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Optional
 
-from torch.nn.modules.batchnorm import _BatchNorm
-
 import torch
-from cohort._batch_norm import Normalize, Ranks
-from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set
-from cohort._horovod.reduce_ops import Sum
+from cohort._batch_norm import Normalize, OverRanks, Ranks, replaced
+from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set
+from cohort.hvd.operations import Sum
 from cohort.torch import _collectives as start
 from cohort.torch._handles import synchronize
 from torch import Tensor
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(OverRanks):
     """As torch.nn.BatchNorm1d to 3d, over the batches of all ranks of a set, which may be of different sizes.
 
     Input: (N, C, ...) of any floating type; statistics are in float32, or float64 of such input. In evaluation, and in a
@@ -26,10 +24,6 @@ class SyncBatchNorm(_BatchNorm):
                  track_running_stats: bool = True, process_set: ProcessSet = global_process_set) -> None:  # fmt: skip
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_set = process_set
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"SyncBatchNorm: at least 2 dimensions are needed, (N, C, ...), not {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
@@ -59,16 +53,8 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(cls, module: torch.nn.Module,
                                process_set: ProcessSet = global_process_set) -> torch.nn.Module:  # fmt: skip
         """The module with every batch normalization in it replaced by this one, with its parameters and statistics."""
-        result = module
-        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
-            result = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
-                         process_set)  # fmt: skip
-            result._parameters.update(module._parameters)
-            result._buffers.update(module._buffers)
-            result.training = module.training
-        for name, child in module.named_children():
-            result.add_module(name, cls.convert_sync_batchnorm(child, process_set))
-        return result
+        return replaced(module, SyncBatchNorm, lambda one: cls(one.num_features, one.eps, one.momentum, one.affine,
+                                                               one.track_running_stats, process_set))  # fmt: skip
 
 
 class _Ranks(Ranks):

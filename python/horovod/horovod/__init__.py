@@ -1,10 +1,12 @@
 """The package `horovod`, over Cohort: programs that say `import horovod.torch as hvd` run as they are.
 
-What is here: `horovod.torch`, `horovod.run`, the exceptions and small utilities of `horovod.common`, and the command
-`horovodrun`. What is not (TensorFlow, Keras, MXNet, Spark, Ray) says so when it is imported.
+What is here: `horovod.{torch,tensorflow,keras,spark,ray}`, `horovod.run`, the exceptions and small utilities of
+`horovod.common`, and the command `horovodrun`. What is not (MXNet, `horovod.data`) says so when it is imported.
 """
 
 from __future__ import annotations
+
+from horovod import _names  # noqa: F401 -- it knows the modules that have no file here
 
 # The release whose API this is; "+cohort" is a local version, which compares as newer than the release itself.
 __version__ = "0.28.1+cohort"

@@ -4,32 +4,10 @@
 the launcher's part.
 """
 
-from cohort._horovod.elastic_run import run
-from cohort._horovod.elastic_state import ObjectState, State
-from cohort._horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from cohort.torch.elastic.handlers import (
-    ModelStateHandler,
-    OptimizerStateHandler,
-    SamplerStateHandler,
-    StateHandler,
-    get_handler_registry,
-    set_handler_registry,
-)
+from cohort.hvd import elastic
+from cohort.hvd.elastic import *  # noqa: F403
+from cohort.torch.elastic import state
 from cohort.torch.elastic.sampler import ElasticSampler
-from cohort.torch.elastic.state import TorchState
+from cohort.torch.elastic.state import *  # noqa: F403
 
-__all__ = [
-    "ElasticSampler",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "ModelStateHandler",
-    "ObjectState",
-    "OptimizerStateHandler",
-    "SamplerStateHandler",
-    "State",
-    "StateHandler",
-    "TorchState",
-    "get_handler_registry",
-    "run",
-    "set_handler_registry",
-]
+__all__ = [*elastic.__all__, *state.__all__, "ElasticSampler"]

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, Sized
 
 from torch.utils.data import Sampler
 
-from cohort._horovod import runtime
+from cohort.hvd import basics
 
 
 class ElasticSampler(Sampler):
@@ -50,8 +50,8 @@ class ElasticSampler(Sampler):
 
     def reset(self) -> None:
         """Shares out what is left among the ranks there are now."""
-        self.num_replicas = runtime.size()
-        self.rank = runtime.rank()
+        self.num_replicas = basics.size()
+        self.rank = basics.rank()
         indices = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(indices)

@@ -43,15 +43,8 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
     clocks is in it (save after a step). The optimizer may be a HybridOptimizer.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        client: Client,
-        keep: int = 3,
-        comm: Optional[Communicator] = None,
-        *,
-        place: str = "rank0",
-    ) -> None:
+    def __init__(self, folder: Path, client: Client, keep: int = 3, comm: Optional[Communicator] = None, *,
+                 place: str = "rank0") -> None:  # fmt: skip
         if not isinstance(client, Client):
             refuse("CheckpointFolder", "client", client, "pass this rank's, as ps.connect() returns it, after the folder")
         if place == "local":
@@ -60,15 +53,9 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
         self._client = client
         self._lock: Optional[int] = None
 
-    def save(
-        self,
-        module: torch.nn.Module,
-        optimizer: Optional[torch.optim.Optimizer] = None,
-        progress: Optional[TrainingProgress] = None,
-        *,
-        state: Optional[Mapping[str, torch.Tensor]] = None,
-        **standing: Any,
-    ) -> CheckpointInfo:
+    def save(self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None,
+             progress: Optional[TrainingProgress] = None, *, state: Optional[Mapping[str, torch.Tensor]] = None,
+             **standing: Any) -> CheckpointInfo:  # fmt: skip
         """Collective; as the base class says. Servers go on serving while they write."""
         try:
             dense, progress = self._with_tables(optimizer, progress, standing)
@@ -78,15 +65,9 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
         self._remove_old()
         return info
 
-    def save_async(
-        self,
-        module: torch.nn.Module,
-        optimizer: Optional[torch.optim.Optimizer] = None,
-        progress: Optional[TrainingProgress] = None,
-        *,
-        state: Optional[Mapping[str, torch.Tensor]] = None,
-        **standing: Any,
-    ) -> CheckpointSave:
+    def save_async(self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None,
+                   progress: Optional[TrainingProgress] = None, *, state: Optional[Mapping[str, torch.Tensor]] = None,
+                   **standing: Any) -> CheckpointSave:  # fmt: skip
         """The tables are written before it returns, the dense part in the background."""
         self._checkpoints.settle(self._comm)
         self._unlock()

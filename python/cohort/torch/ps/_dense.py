@@ -31,15 +31,9 @@ class DistributedOptimizer:
     Buffers (running means of a batch normalization) stay each worker's own.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        named_parameters: Optional[Iterable[tuple[str, torch.nn.Parameter]]] = None,
-        *,
-        optimizer: Optional[Optimizer] = None,
-        consistency: Consistency = None,
-        prefix: str = "",
-    ) -> None:
+    def __init__(self, client: Client, named_parameters: Optional[Iterable[tuple[str, torch.nn.Parameter]]] = None, *,
+                 optimizer: Optional[Optimizer] = None, consistency: Consistency = None,
+                 prefix: str = "") -> None:  # fmt: skip
         if not isinstance(client, Client):
             refuse(_NAME, "client", client, "pass this worker's first, as ps.connect() returns it, then module.named_parameters()")
         named = _named(named_parameters)

@@ -80,25 +80,16 @@ class Embedding(Rows):
 class EmbeddingBag(Rows):
     """As torch.nn.EmbeddingBag, over any 64-bit ids: sums, means or maxima of the rows of each bag."""
 
-    def __init__(
-        self,
-        table: Table,
-        mode: str = "mean",
-        include_last_offset: bool = False,
-        padding_idx: Optional[int] = None,
-    ) -> None:
+    def __init__(self, table: Table, mode: str = "mean", include_last_offset: bool = False,
+                 padding_idx: Optional[int] = None) -> None:  # fmt: skip
         super().__init__(table, padding_idx)
         if mode not in ("sum", "mean", "max"):
             refuse("EmbeddingBag", "mode", mode, 'pass "sum", "mean" or "max"')
         self.mode = mode
         self.include_last_offset = include_last_offset
 
-    def forward(
-        self,
-        input: torch.Tensor,
-        offsets: Optional[torch.Tensor] = None,
-        per_sample_weights: Optional[torch.Tensor] = None,
-    ) -> torch.Tensor:
+    def forward(self, input: torch.Tensor, offsets: Optional[torch.Tensor] = None,
+                per_sample_weights: Optional[torch.Tensor] = None) -> torch.Tensor:  # fmt: skip
         rows, places, padding = self.fetch(input, self.padding_idx)
         options: dict[str, Any] = {} if padding is None else {"padding_idx": padding}
         return torch.nn.functional.embedding_bag(

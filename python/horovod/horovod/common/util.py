@@ -52,12 +52,12 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 def _query(name: str) -> Callable[..., bool]:
     def ask(verbose: bool = False) -> bool:
         from cohort import _core
-        from cohort._horovod import runtime
+        from cohort.hvd import basics
 
-        if name == "nccl_built":  # as --check-build has it; runtime's is of frameworks whose tensors are on the CPU
+        if name == "nccl_built":  # as --check-build has it; that of `basics` is of frameworks whose tensors are on the CPU
             answer = _core.nccl_version() > 0
         else:
-            answer = bool(getattr(runtime, name)())
+            answer = bool(getattr(basics, name)())
         if verbose:
             print(f"{name}: {answer}")
         return answer

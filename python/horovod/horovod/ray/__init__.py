@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from horovod._missing import getattr_of
+from horovod._names import getattr_of
 
 
 class _Settings:
@@ -93,20 +93,10 @@ class RayExecutor:
     def create_settings(cls, timeout_s: float = 30, ssh_identity_file: str | None = None, ssh_str: str | None = None, **kwargs: Any) -> Any:
         return _Settings(timeout_s)
 
-    def __init__(
-        self,
-        settings: Any = None,
-        num_workers: int | None = None,
-        num_hosts: int | None = None,
-        num_workers_per_host: int = 1,
-        cpus_per_worker: int = 1,
-        use_gpu: bool = False,
-        gpus_per_worker: int | None = None,
-        use_current_placement_group: bool = True,
-        min_workers: int | None = None,
-        max_workers: int | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, settings: Any = None, num_workers: int | None = None, num_hosts: int | None = None,
+                 num_workers_per_host: int = 1, cpus_per_worker: int = 1, use_gpu: bool = False,
+                 gpus_per_worker: int | None = None, use_current_placement_group: bool = True,
+                 min_workers: int | None = None, max_workers: int | None = None, **kwargs: Any) -> None:  # fmt: skip
         if min_workers is not None or max_workers is not None:
             raise ValueError("RayExecutor: min_workers and max_workers ask for an elastic job, which is not here")
         if num_workers is None:
@@ -119,13 +109,9 @@ class RayExecutor:
         self._gpus = (gpus_per_worker or 1) if use_gpu else 0
         self._workers: list[Any] = []
 
-    def start(
-        self,
-        executable_cls: type | None = None,
-        executable_args: Iterable[Any] | None = None,
-        executable_kwargs: Mapping[str, Any] | None = None,
-        extra_env_vars: Mapping[str, str] | None = None,
-    ) -> None:
+    def start(self, executable_cls: type | None = None, executable_args: Iterable[Any] | None = None,
+              executable_kwargs: Mapping[str, Any] | None = None,
+              extra_env_vars: Mapping[str, str] | None = None) -> None:  # fmt: skip
         import ray
 
         mailbox = ray.remote(num_cpus=0)(_Mailbox).remote()
@@ -156,13 +142,8 @@ class RayExecutor:
         """Object references of the results."""
         return [worker.call.remote(fn, tuple(args or ()), dict(kwargs or {})) for worker in self._started()]
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Iterable[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        callbacks: Any = None,
-    ) -> list[Any]:
+    def run(self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None,
+            callbacks: Any = None) -> list[Any]:  # fmt: skip
         if callbacks:
             raise ValueError("RayExecutor.run: callbacks are not here -- return what they would be told")
         import ray

@@ -4,36 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from horovod.runner._launching import AUTOTUNE
+
+_PARAMS = ("fusion_threshold_mb", "cycle_time_ms", "cache_capacity", "hierarchical_allreduce", "hierarchical_allgather",
+           "torus_allreduce")  # fmt: skip
+_LIBRARIES = ("mpi_threads_disable", "num_nccl_streams", "thread_affinity", "gloo_timeout_seconds")
 # section -> key -> the option's name
 _SECTIONS = {
-    "params": {
-        name: name
-        for name in (
-            "fusion_threshold_mb",
-            "cycle_time_ms",
-            "cache_capacity",
-            "hierarchical_allreduce",
-            "hierarchical_allgather",
-            "torus_allreduce",
-        )
-    },
-    "autotune": {
-        "enabled": "autotune",
-        "log_file": "autotune_log_file",
-        "warmup_samples": "autotune_warmup_samples",
-        "steps_per_sample": "autotune_steps_per_sample",
-        "bayes_opt_max_samples": "autotune_bayes_opt_max_samples",
-        "gaussian_process_noise": "autotune_gaussian_process_noise",
-    },
-    "timeline": {"filename": "timeline_filename", "mark_cycles": "timeline_mark_cycles"},
+    "params": {name: name for name in _PARAMS},
+    "autotune": {"enabled": "autotune", **{name: f"autotune_{name}" for name in AUTOTUNE}},
+    "timeline": {name: f"timeline_{name}" for name in ("filename", "mark_cycles")},
     "stall_check": {
         "enabled": "stall_check",
-        "warning_time_seconds": "stall_check_warning_time_seconds",
-        "shutdown_time_seconds": "stall_check_shutdown_time_seconds",
+        **{name: f"stall_check_{name}" for name in ("warning_time_seconds", "shutdown_time_seconds")},
     },
-    "library_options": {
-        name: name for name in ("mpi_threads_disable", "num_nccl_streams", "thread_affinity", "gloo_timeout_seconds")
-    },
+    "library_options": {name: name for name in _LIBRARIES},
     "logging": {"level": "log_level", "with_timestamp": "log_with_timestamp"},
 }
 _CONTROLLERS = ("gloo", "mpi", "jsrun")

@@ -12,18 +12,14 @@ from typing import Any
 
 _LOG_LEVELS = {"TRACE": "debug", "DEBUG": "debug", "INFO": "info", "WARNING": "warn", "ERROR": "error", "FATAL": "error"}
 
+AUTOTUNE = ("log_file", "warmup_samples", "steps_per_sample", "bayes_opt_max_samples", "gaussian_process_noise")
 # Options that change nothing here, and why.
 NO_MEANING = {
     "cycle_time_ms": "there is no polling cycle: an operation starts as soon as all ranks have asked for it",
-    "hierarchical_allreduce": "how a reduction goes is measured at start",
+    **dict.fromkeys(("hierarchical_allreduce", "torus_allreduce"), "how a reduction goes is measured at start"),
     "hierarchical_allgather": "how a gather goes is measured at start",
-    "torus_allreduce": "how a reduction goes is measured at start",
     "autotune": "what the autotuner looks for is measured at start",
-    "autotune_log_file": "there is no autotuner",
-    "autotune_warmup_samples": "there is no autotuner",
-    "autotune_steps_per_sample": "there is no autotuner",
-    "autotune_bayes_opt_max_samples": "there is no autotuner",
-    "autotune_gaussian_process_noise": "there is no autotuner",
+    **{f"autotune_{name}": "there is no autotuner" for name in AUTOTUNE},
     "mpi": "no mpirun is used: Cohort starts the ranks and carries their data itself",
     "jsrun": "no jsrun is used: Cohort starts the ranks itself",
     "mpi_args": "no mpirun is used; variables for the ranks: set them in this shell, all but a host's own (HOME) are passed on",
@@ -35,15 +31,10 @@ NO_MEANING = {
     "log_with_timestamp": "lines of the log have no time; -prefix-timestamp puts one before each line",
 }
 # Options without which it would not be the job that was meant.
-NOT_YET = {
-    "min_num_proc": "elastic jobs are not there yet; -np alone starts a job of fixed size",
-    "max_num_proc": "elastic jobs are not there yet; -np alone starts a job of fixed size",
-    "slots_per_host": "elastic jobs are not there yet; -np alone starts a job of fixed size",
-    "elastic_timeout": "elastic jobs are not there yet; -np alone starts a job of fixed size",
-    "reset_limit": "elastic jobs are not there yet; -np alone starts a job of fixed size",
-    "blacklist_cooldown_range": "elastic jobs are not there yet; -np alone starts a job of fixed size",
-    "host_discovery_script": "elastic jobs are not there yet; -np alone starts a job of fixed size",
-}
+NOT_YET = dict.fromkeys(
+    ("min_num_proc", "max_num_proc", "slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range",
+     "host_discovery_script"), "elastic jobs are not there yet; -np alone starts a job of fixed size"
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -67,9 +58,7 @@ def tell(notes: Iterable[str], who: str) -> None:
         print(f"{who}: {note}", file=sys.stderr)
 
 
-def plan_of(
-    processes: int, wishes: Mapping[str, Any], spelled: Callable[[str], str] = lambda wish: wish
-) -> Plan:
+def plan_of(processes: int, wishes: Mapping[str, Any], spelled: Callable[[str], str] = lambda wish: wish) -> Plan:
     """The plan for horovodrun's options, by their names with "_"; None is not given.
 
     `spelled` gives a wish's name as the user wrote it. Raises ValueError for what is wrong or cannot be done.

@@ -6,35 +6,22 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from horovod._missing import getattr_of
+from horovod._names import getattr_of
 
 # Of Horovod's part for Spark.
 _NOT_HERE = {
     "run_elastic": "cohort.run(on=\"spark\", options=[\"--max-restarts\", \"3\"]) starts all ranks again when one fails",
-    "keras": "train on files, or on a DataFrame with cohort.Distributor(local_mode=False).run_on_dataframe",
-    "lightning": "train on files, or on a DataFrame with cohort.Distributor(local_mode=False).run_on_dataframe",
-    "torch": "train on files, or on a DataFrame with cohort.Distributor(local_mode=False).run_on_dataframe",
+    **dict.fromkeys(("keras", "lightning", "torch"), "train on files, or on a DataFrame with "
+                    "cohort.Distributor(local_mode=False).run_on_dataframe"),
     "common": "its stores and estimators are not",
 }
 
 
-def run(
-    fn: Callable[..., Any],
-    args: Iterable[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    num_proc: int | None = None,
-    start_timeout: float | None = None,
-    use_mpi: bool | None = None,
-    use_gloo: bool | None = None,
-    extra_mpi_args: str | None = None,
-    env: Mapping[str, str] | None = None,
-    stdout: Any = None,
-    stderr: Any = None,
-    verbose: int = 1,
-    nics: Iterable[str] | None = None,
-    prefix_output_with_timestamp: bool = False,
-    executable: str | None = None,
-) -> list[Any]:
+def run(fn: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        num_proc: int | None = None, start_timeout: float | None = None, use_mpi: bool | None = None,
+        use_gloo: bool | None = None, extra_mpi_args: str | None = None, env: Mapping[str, str] | None = None,
+        stdout: Any = None, stderr: Any = None, verbose: int = 1, nics: Iterable[str] | None = None,
+        prefix_output_with_timestamp: bool = False, executable: str | None = None) -> list[Any]:  # fmt: skip
     """Calls `fn(*args, **kwargs)` on `num_proc` processes, one for each task; returns what each returned, by rank.
 
     num_proc       default: as many as Spark runs tasks at a time
@@ -63,19 +50,9 @@ def run(
             stack.enter_context(contextlib.redirect_stdout(stdout))
         if stderr is not None:
             stack.enter_context(contextlib.redirect_stderr(stderr))
-        return cohort.run(
-            fn,
-            args,
-            kwargs,
-            np="auto" if num_proc is None else num_proc,
-            on="spark",
-            env=env,
-            start_timeout=start_timeout,
-            prefix="full" if prefix_output_with_timestamp else "rank",
-            quiet=verbose < 1,
-            executable=executable,
-            options=options,
-        )
+        return cohort.run(fn, args, kwargs, np="auto" if num_proc is None else num_proc, on="spark", env=env,
+                          start_timeout=start_timeout, prefix="full" if prefix_output_with_timestamp else "rank",
+                          quiet=verbose < 1, executable=executable, options=options)  # fmt: skip
 
 
 __getattr__ = getattr_of(__name__, _NOT_HERE)

@@ -10,12 +10,12 @@ import numbers
 from collections import defaultdict
 from typing import Any, DefaultDict, Dict, Iterable, Iterator, List, Optional, Sequence, Union
 
-from cohort._core import NamedEngine
-from cohort._horovod import settings
-from cohort._horovod.exceptions import HorovodInternalError, translated
+from cohort._core import NamedEngine, environment_value
 from cohort.errors import Error
+from cohort.hvd.exceptions import HorovodInternalError, translated
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+__all__ = ["ProcessSet", "add_process_set", "get_process_set_ids_and_ranks", "global_process_set",
+           "is_process_set_registered", "remove_process_set"]  # fmt: skip
 
 _keys = itertools.count()
 
@@ -190,7 +190,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
             raise ValueError(f"add_process_set({ranks}): there is a set of the same ranks already -- {other}")
     try:
         communicator = engine.form_group(ranks)
-        own = None if communicator is None else NamedEngine(communicator, **settings.engine_options())
+        own = None if communicator is None else NamedEngine(communicator, **engine_options())
     except Error as error:
         raise translated(error) from error
     number = next(number for number in itertools.count(1) if number not in _sets)
@@ -228,6 +228,23 @@ def get_process_set_ids_and_ranks() -> Dict[int, List[int]]:
     """The sets there are: {process_set_id: ranks}, with the global one."""
     sets = {0: global_process_set, **_sets} if global_process_set.process_set_id is not None else {}
     return {number: list(one.ranks or []) for number, one in sets.items()}
+
+
+def engine_options() -> Dict[str, Any]:
+    """Arguments for `NamedEngine`, of HOROVOD_* variables; those that have no meaning here are ignored. Raises InvalidArgument for a variable whose value has no meaning."""
+    stall = environment_value("HOROVOD_STALL_CHECK_TIME_SECONDS")
+    options: Dict[str, Any] = {
+        "fusion_threshold": environment_value("HOROVOD_FUSION_THRESHOLD"),
+        "cache_capacity": environment_value("HOROVOD_CACHE_CAPACITY"),
+    }
+    if environment_value("HOROVOD_STALL_CHECK_DISABLE") is True:
+        options["stall_after"] = None
+    elif stall:
+        options["stall_after"] = stall
+    limit = environment_value("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+    if limit:
+        options["timeout"] = limit
+    return options
 
 
 def open_world(engine: NamedEngine) -> None:

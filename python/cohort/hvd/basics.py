@@ -12,11 +12,15 @@ import threading
 from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Union
 
 import cohort
-from cohort._core import Communicator, NamedEngine
-from cohort._horovod import process_sets, settings, timeline
-from cohort._horovod.exceptions import HorovodInitError
-from cohort._horovod.process_sets import ProcessSet
+from cohort._core import Communicator, NamedEngine, environment_value
 from cohort.errors import Error
+from cohort.hvd import process_sets, timeline
+from cohort.hvd.exceptions import HorovodInitError
+from cohort.hvd.process_sets import ProcessSet, engine_options
+
+__all__ = ["ccl_built", "cross_rank", "cross_size", "ddl_built", "gloo_built", "gloo_enabled", "init", "is_homogeneous",
+           "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "rank",
+           "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline"]  # fmt: skip
 
 
 class _Place(NamedTuple):
@@ -56,7 +60,7 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
     with _lock:
         if is_initialized():
             return
-        options = settings.engine_options()
+        options = engine_options()
         try:
             if not cohort.is_initialized():
                 cohort.init()
@@ -69,10 +73,14 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
             if isinstance(error, Error) and not isinstance(error, ValueError):
                 raise HorovodInitError(f"init failed -- {error}") from error
             raise
-        path = settings.timeline_file()
-        if path is not None:
-            start_timeline(path, settings.is_on("HOROVOD_TIMELINE_MARK_CYCLES"),
-                           all_ranks=settings.is_on("HOROVOD_TIMELINE_ALL_RANKS"))
+        path = str(environment_value("HOROVOD_TIMELINE") or "")
+        if path not in ("", "DYNAMIC"):
+            start_timeline(path, is_on("HOROVOD_TIMELINE_MARK_CYCLES"), is_on("HOROVOD_TIMELINE_ALL_RANKS"))
+
+
+def is_on(name: str) -> bool:
+    """Whether a variable is set to something that means yes."""
+    return environment_value(name) is True
 
 
 def _open(engine: NamedEngine, wanted: List[ProcessSet]) -> None:
@@ -211,49 +219,33 @@ def mpi_threads_supported() -> bool:
     raise ValueError("mpi_threads_supported: MPI is not in use")
 
 
-def mpi_enabled() -> bool:
-    """False: processes meet without MPI."""
-    return False
-
-
 def mpi_built() -> bool:
     """False: processes meet without MPI."""
     return False
 
 
-def gloo_enabled() -> bool:
+def gloo_built() -> bool:
     """True: programs ask this to know whether they run without MPI, and may call `init` again after `shutdown`."""
     return True
-
-
-def gloo_built() -> bool:
-    """True, as `gloo_enabled`."""
-    return True
-
-
-def nccl_built() -> int:
-    """0: operations on tensors of TensorFlow and Keras work in the host's memory."""
-    return 0
-
-
-def ddl_built() -> bool:
-    """False."""
-    return False
-
-
-def ccl_built() -> bool:
-    """False."""
-    return False
-
-
-def cuda_built() -> bool:
-    """False: operations on tensors of TensorFlow and Keras work in the host's memory."""
-    return False
 
 
 def rocm_built() -> bool:
     """False."""
     return False
+
+
+def cuda_built() -> bool:
+    """False: operations on tensors of TensorFlow, Keras and JAX work in the host's memory."""
+    return False
+
+
+def nccl_built() -> int:
+    """0, as `cuda_built`."""
+    return 0
+
+
+mpi_enabled, gloo_enabled = mpi_built, gloo_built
+ccl_built = ddl_built = rocm_built
 
 
 def _after_fork() -> None:

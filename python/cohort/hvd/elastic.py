@@ -1,14 +1,21 @@
-"""What a training keeps: saved at each commit, restored after a failure, sent from rank 0 to those who are new."""
+"""Training that survives failures: what it keeps, saved at each commit, restored after a failure, sent from rank 0 to those
+who are new; and `run`, which calls a function until it ends without a failure or a change of hosts."""
 
 from __future__ import annotations
 
 import array
+import functools
 import queue
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from cohort._horovod import runtime
-from cohort._horovod.exceptions import HostsUpdatedInterrupt
-from cohort._horovod.objects import broadcast_array, broadcast_object
+from cohort.hvd import basics
+from cohort.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from cohort.hvd.objects import broadcast_array, broadcast_object
+
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "run"]
+
+# A program's own mistake fails again and again at the same place: then it is no failure to be survived.
+_MOST_WITHOUT_COMMIT = 3
 
 
 class State:
@@ -86,7 +93,7 @@ class ObjectState(State):
     def __init__(self, bcast_object: Optional[Callable[..., Any]] = None, get_rank: Optional[Callable[[], int]] = None,
                  **kwargs: Any) -> None:  # fmt: skip
         self._bcast_object = bcast_object or broadcast_object
-        self._rank = get_rank or runtime.rank
+        self._rank = get_rank or basics.rank
         self._saved_state: Dict[str, Any] = kwargs
         for name, value in kwargs.items():
             setattr(self, name, value)
@@ -104,3 +111,37 @@ class ObjectState(State):
             current = {name: getattr(self, name) for name in self._saved_state}
             self._saved_state = self._bcast_object(current, root_rank=0)
             self.restore()
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates func(state, ...): the state is sent from rank 0 to all, then the function is called.
+
+    HorovodInternalError: the state goes back to its last commit. HostsUpdatedInterrupt: it stays as it is (and is not
+    sent again if hosts only went). In both cases the world is left and formed anew, `state.on_reset()` is called, and
+    then all of this again. After three failures with no commit between them the last is raised.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        skip_sync = False
+        failures, commits = 0, state._commits
+        while True:
+            try:
+                if not skip_sync:
+                    state.sync()
+                return func(state, *args, **kwargs)
+            except HorovodInternalError:
+                failures = failures + 1 if state._commits == commits else 1
+                commits = state._commits
+                if failures >= _MOST_WITHOUT_COMMIT:
+                    raise
+                state.restore()
+                skip_sync = False
+            except HostsUpdatedInterrupt as change:
+                skip_sync = change.skip_sync
+            basics.shutdown()
+            basics.init()
+            state.on_reset()
+
+    return wrapper
+

@@ -6,9 +6,9 @@ import array
 import pickle
 from typing import Any, List, Optional, Tuple
 
-from cohort._horovod.exceptions import HorovodInternalError
-from cohort._horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in
-from cohort._horovod.submit import Pending, named, started
+from cohort.hvd.exceptions import HorovodInternalError
+from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, root_in
+from cohort.hvd.operations import finished, named
 
 
 def _pickled(value: Any) -> bytearray:
@@ -35,8 +35,7 @@ def broadcast_array(data: Any, root_rank: int, name: str, process_set: ProcessSe
     engine = engine_of(process_set)
     root = root_in(process_set, root_rank)
     full = named("broadcast", name, process_set)
-    works = started("BROADCAST", [full], engine.broadcast_group, [full], [data], root, needs_all_ranks=True)
-    Pending(works, lambda: None).wait()
+    finished("BROADCAST", [full], engine.broadcast_group, [full], [data], root, needs_all_ranks=True)
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
@@ -80,12 +79,9 @@ def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessS
         data = _pickled((f"{type(error).__name__}: {error}", None))
     engine = engine_of(process_set)
     full = named("object", name, process_set)
-    pending = Pending(started("ALLGATHER", [full], engine.all_gather_group, [full], [data], needs_all_ranks=True),
-                      lambda: None)
-    pending.wait()
+    work = finished("ALLGATHER", [full], engine.all_gather_group, [full], [data], needs_all_ranks=True)[0]
     if failure is not None:
         raise failure
-    work = pending.works[0]
     everything = memoryview(work.result)  # it has one: all have brought theirs
     parts: List[Tuple[Optional[str], Any]] = []
     at = 0
