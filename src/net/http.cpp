@@ -222,15 +222,6 @@ std::string to_bytes(const HttpResponse& response) {
   return out += "\r\n" + response.body;
 }
 
-Result<HttpHead> parse_response_head(std::string_view bytes) {
-  const auto end = head_end(bytes);
-  if (!end || !bytes.starts_with("HTTP/1.") || bytes.size() < 12)
-    return fail(ErrorCode::Corrupt, "what answers there is no page of `cohort watch`");
-  const auto status = parse_integer<int>(bytes.substr(9, 3));
-  if (!status || *status < 100) return fail(ErrorCode::Corrupt, "what answers there is no page of `cohort watch`");
-  return HttpHead{*status, *end};
-}
-
 std::string as_line(std::string_view answer) {
   constexpr std::size_t kLongest = 500;
   std::string line(answer.substr(0, kLongest));
