@@ -10,6 +10,8 @@
 #include "sys/files.h"
 #include "sys/hardware.h"
 
+#include <nlohmann/json.hpp>
+
 #include <cmath>
 #include <cstdio>
 #include <fstream>

@@ -1,6 +1,7 @@
 #include "bench/measure.h"
 
 #include "base/env.h"
+#include "base/json.h"
 #include "base/result.h"
 #include "bench/bound.h"
 #include "bench/machine.h"
@@ -11,6 +12,7 @@
 #include "sys/process.h"
 
 #include <cohort/join.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
@@ -310,7 +312,7 @@ void run_on_processes(int ranks, const Emit& emit) {
   request.processes = ranks;
   request.timeout = kLongEnough;
   request.on_output = [&emit](const std::string& line) {
-    const auto event = nlohmann::json::parse(line, nullptr, false);
+    const auto event = parse_json_or_discard(line);
     if (event.is_object() && event.contains("event")) emit(event);
   };
   run_job(request);
@@ -332,7 +334,7 @@ void run_in_job(const Plan& plan, const Emit& emit) {
 
 void be_rank(const Plan& plan) {
   run_in_job(plan, [](const nlohmann::json& event) {
-    std::printf("%s\n", event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    std::printf("%s\n", json_text(event).c_str());
     if (std::fflush(stdout) != 0) raise(ErrorCode::Io, "bench: a rank cannot report: {}", errno_text(errno));
   });
 }

@@ -1,6 +1,7 @@
 // `cohort bench training`: a training timed over processes and hosts, and why more of them do or do not help.
 
 #include "base/env.h"
+#include "base/json.h"
 #include "base/result.h"
 #include "run_options.h"
 #include "sys/files.h"
@@ -307,10 +308,10 @@ void show(const Options& options, const Experiment& experiment) {
   std::fflush(stdout);  // what may fail now comes after it
   if (!options.json.empty()) {
     std::string lines;
-    for (const Point& point : points) lines += to_json(point).dump() + '\n';
+    for (const Point& point : points) lines += json_text(to_json(point)) + '\n';
     nlohmann::ordered_json last = {{"event", failure.empty() ? "verdict" : "failure"},
                                    {"text", failure.empty() ? verdict : failure}};
-    lines += last.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
+    lines += json_text(last) + '\n';
     value_or_throw(sys::write_file_atomically(options.json, lines));
   }
   if (!options.svg.empty())
