@@ -1,5 +1,6 @@
 // The example as a user runs it: alone and under `cohort run`, on the shipped digits and on files of MNIST's kind.
 #include "formats/idx.h"
+#include "formats/testing.h"
 #include "sys/files.h"
 #include "track/record.h"
 
@@ -140,10 +141,10 @@ class DigitsTest : public ::testing::Test {
       }
       labels.shape = {count};
       labels.data.resize(static_cast<std::size_t>(count));
-      value_or_throw(
-          formats::write_idx((to / (part + "-images-idx3-ubyte.gz")).string(), large, formats::IdxPacking::Gzip));
-      value_or_throw(
-          formats::write_idx((to / (part + "-labels-idx1-ubyte.gz")).string(), labels, formats::IdxPacking::Gzip));
+      for (const auto& [name, array] :
+           {std::pair("-images-idx3-ubyte.gz", &large), std::pair("-labels-idx1-ubyte.gz", &labels)})
+        value_or_throw(
+            sys::write_file_atomically((to / (part + name)).string(), formats::gzip(formats::idx_bytes(*array))));
     }
     return to;
   }
