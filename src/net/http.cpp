@@ -44,37 +44,6 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-/// Takes what stands before `end`, and that; all if it is not there.
-std::string_view take_until(std::string_view& text, char end) {
-  const auto at = text.find(end);
-  const std::string_view taken = text.substr(0, at);
-  text.remove_prefix(at == std::string_view::npos ? text.size() : at + 1);
-  return taken;
-}
-
-std::optional<int> digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return std::nullopt;
-}
-
-std::optional<std::string> decoded(std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
-      out += text[i];
-      continue;
-    }
-    if (i + 2 >= text.size()) return std::nullopt;
-    const auto high = digit(text[i + 1]), low = digit(text[i + 2]);
-    if (!high || !low) return std::nullopt;
-    out += static_cast<char>(*high * 16 + *low);
-    i += 2;
-  }
-  return out;
-}
-
 /// A name of a header or method.
 bool is_token(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
@@ -121,6 +90,30 @@ std::string_view reason_of(int status) {
 
 }  // namespace
 
+std::string_view take_until(std::string_view& text, std::string_view marks) noexcept {
+  const std::size_t end = std::min(text.find_first_of(marks), text.size());
+  const std::string_view taken = text.substr(0, end);
+  text.remove_prefix(std::min(end + 1, text.size()));
+  return taken;
+}
+
+std::optional<std::string> percent_decoded(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      out += text[i];
+      continue;
+    }
+    std::uint8_t byte = 0;
+    const std::string_view digits = text.substr(i + 1, 2);
+    const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
+    if (digits.size() < 2 || read.ptr != digits.data() + 2) return std::nullopt;
+    out += static_cast<char>(byte);
+    i += 2;
+  }
+  return out;
+}
+
 std::optional<std::size_t> head_end(std::string_view bytes) noexcept {
   const auto at = bytes.find("\r\n\r\n");
   if (at == std::string_view::npos) return std::nullopt;
@@ -136,33 +129,33 @@ tl::expected<HttpRequest, HttpRefusal> parse_request(std::string_view head) {
       return refuse(400, "the head of a request is ASCII");
   }
   HttpRequest request;
-  std::string_view line = take_until(head, '\n');
+  std::string_view line = take_until(head, "\n");
   if (!line.ends_with('\r')) return refuse(400, "a line ends with CR LF");
   line.remove_suffix(1);
-  const std::string_view method = take_until(line, ' ');
-  std::string_view target = take_until(line, ' ');
+  const std::string_view method = take_until(line, " ");
+  std::string_view target = take_until(line, " ");
   if (!is_token(method) || !target.starts_with('/') || (line != "HTTP/1.1" && line != "HTTP/1.0"))
     return refuse(400, "that is no request of HTTP/1.1");
   if (method != "GET" && method != "HEAD") return refuse(405, "GET and HEAD are answered here");
   request.method = method;
-  const auto path = decoded(take_until(target, '?'));
+  const auto path = percent_decoded(take_until(target, "?"));
   if (!path) return refuse(400, "the path has a wrong escape");
   request.path = *path;
   while (!target.empty()) {
-    std::string_view value = take_until(target, '&');
-    const auto name = decoded(take_until(value, '='));
-    const auto text = decoded(value);
+    std::string_view value = take_until(target, "&");
+    const auto name = percent_decoded(take_until(value, "="));
+    const auto text = percent_decoded(value);
     if (!name || !text) return refuse(400, "the query has a wrong escape");
     request.query.emplace(*name, *text);
   }
   bool has_host = false, has_authorization = false;
   while (!head.empty()) {
-    std::string_view field = take_until(head, '\n');
+    std::string_view field = take_until(head, "\n");
     if (!field.ends_with('\r')) return refuse(400, "a line ends with CR LF");
     field.remove_suffix(1);
     if (field.find('\r') != std::string_view::npos) return refuse(400, "CR stands alone");
     const bool has_name = field.find(':') != std::string_view::npos;
-    const std::string_view spelling = take_until(field, ':');
+    const std::string_view spelling = take_until(field, ":");
     if (!has_name || !is_token(spelling)) return refuse(400, "that is no header");
     const std::string name = lower(spelling);
     const std::string_view value = trimmed(field);
@@ -172,14 +165,14 @@ tl::expected<HttpRequest, HttpRefusal> parse_request(std::string_view head) {
       request.host = *host;
     } else if (name == "cookie") {
       for (std::string_view rest = value; !rest.empty();) {
-        std::string_view text = take_until(rest, ';');
-        const std::string_view cookie = trimmed(take_until(text, '='));
+        std::string_view text = take_until(rest, ";");
+        const std::string_view cookie = trimmed(take_until(text, "="));
         request.cookies.emplace(cookie, trimmed(text));
       }
     } else if (name == "authorization") {
       if (std::exchange(has_authorization, true)) return refuse(400, "there is one Authorization");
       std::string_view shown = value;
-      if (lower(take_until(shown, ' ')) == "bearer") request.bearer = trimmed(shown);
+      if (lower(take_until(shown, " ")) == "bearer") request.bearer = trimmed(shown);
     } else if (name == "accept") {
       request.accept += fmt::format("{}{}", request.accept.empty() ? "" : ",", value);
     } else if (name == "transfer-encoding" || (name == "content-length" && value != "0")) {
@@ -193,11 +186,11 @@ tl::expected<HttpRequest, HttpRefusal> parse_request(std::string_view head) {
 std::size_t preferred_type(std::string_view accept, std::string_view first, std::string_view second) {
   double weights[2] = {-1, -1};
   while (!accept.empty()) {
-    std::string_view range = take_until(accept, ',');
-    const std::string type = lower(trimmed(take_until(range, ';')));
+    std::string_view range = take_until(accept, ",");
+    const std::string type = lower(trimmed(take_until(range, ";")));
     double weight = 1;
     while (!range.empty()) {
-      const std::string_view parameter = trimmed(take_until(range, ';'));
+      const std::string_view parameter = trimmed(take_until(range, ";"));
       if (!parameter.starts_with("q=")) continue;
       const auto read = std::from_chars(parameter.data() + 2, parameter.data() + parameter.size(), weight);
       if (read.ec != std::errc() || !(weight >= 0 && weight <= 1)) weight = 0;

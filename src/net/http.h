@@ -34,6 +34,10 @@ struct HttpRefusal {
   std::string why;
 };
 
+/// The part before the first of `marks`, which `text` loses with the mark; all if there is none.
+std::string_view take_until(std::string_view& text, std::string_view marks) noexcept;
+/// "a%20b" as "a b"; nullopt for an escape that is none.
+std::optional<std::string> percent_decoded(std::string_view text);
 /// Where the head in `bytes` ends, which is behind an empty line; nullopt: it is not all there.
 std::optional<std::size_t> head_end(std::string_view bytes) noexcept;
 /// `head`: up to its end.

@@ -4,6 +4,7 @@
 #include "base/json.h"
 #include "base/parse.h"
 #include "base/result.h"
+#include "net/http.h"
 
 #include <nlohmann/json.hpp>
 
@@ -28,32 +29,13 @@ constexpr std::size_t kLongestKey = 250;
   raise(ErrorCode::InvalidArgument, "exporting to 'mlflow:{}' failed -- {}", uri, why);
 }
 
-std::string decoded(std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size() && std::isxdigit(static_cast<unsigned char>(text[i + 1])) != 0 &&
-        std::isxdigit(static_cast<unsigned char>(text[i + 2])) != 0) {
-      out += static_cast<char>(std::stoi(std::string(text.substr(i + 1, 2)), nullptr, 16));
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
-/// The part before the first of `marks`, which `text` loses with the mark.
-std::string_view take_until(std::string_view& text, std::string_view marks) {
-  const auto end = std::min(text.find_first_of(marks), text.size());
-  const std::string_view part = text.substr(0, end);
-  text.remove_prefix(std::min(end + 1, text.size()));
-  return part;
-}
+/// What is no escape stands for itself.
+std::string decoded(std::string_view text) { return net::percent_decoded(text).value_or(std::string(text)); }
 
 void read_options(MlflowPlace& place, std::string_view uri, std::string_view options) {
   while (!options.empty()) {
-    std::string_view value = take_until(options, "&");
-    const std::string_view name = take_until(value, "=");
+    std::string_view value = net::take_until(options, "&");
+    const std::string_view name = net::take_until(value, "=");
     std::string* const to = name == "experiment"      ? &place.experiment
                             : name == "experiment_id" ? &place.experiment_id
                             : name == "run"           ? &place.run
@@ -111,7 +93,7 @@ void read_server(MlflowPlace& place, std::string_view server, std::string_view s
              "MLFLOW_TRACKING_PASSWORD");
     }
     std::string_view who = authority.substr(0, at);
-    place.user = decoded(take_until(who, ":"));
+    place.user = decoded(net::take_until(who, ":"));
     place.password = decoded(who);
     authority.remove_prefix(at + 1);
   }
@@ -134,7 +116,7 @@ void read_server(MlflowPlace& place, std::string_view server, std::string_view s
 MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable) {
   MlflowPlace place;
   std::string_view options = uri;
-  std::string server(take_until(options, "?"));
+  std::string server(net::take_until(options, "?"));
   read_options(place, uri.substr(0, uri.find('?')), options);
 
   const bool from_variable = server.empty();
@@ -184,7 +166,7 @@ std::string mlflow_key(std::string_view name) {
   std::string key;
   // A path as it would be written plainly: no empty parts, none that are dots alone.
   while (!name.empty()) {
-    const std::string_view part = take_until(name, "/");
+    const std::string_view part = net::take_until(name, "/");
     if (part.empty()) continue;
     if (!key.empty()) key += '/';
     const bool dots = part == "." || part == "..";
