@@ -6,7 +6,6 @@
 #include "comm/cuda/staging.h"
 #include "comm/work_state.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace cohort {
