@@ -48,16 +48,16 @@ void Reducer::build_buckets(std::vector<int> order) {
   order_ = std::move(order);
   BucketPlan plan = plan_buckets(
       parameters_, order_, {.first_bucket_bytes = options_.first_bucket_bytes, .bucket_bytes = options_.bucket_bytes});
-  if (plan != plan_) use_plan(std::move(plan));
+  if (plan != plan_) use_plan(std::move(plan), *ranks_);
 }
 
 // Changes nothing where there is no memory.
-void Reducer::use_plan(BucketPlan plan) {
+void Reducer::use_plan(BucketPlan plan, Ranks& ranks) {
   std::vector<Bucket> fresh;
   for (const std::vector<int>& members : plan) {
     Bucket& bucket = fresh.emplace_back(parameters_, members);
     const std::size_t bytes = std::max<std::size_t>(bucket.bytes(), 1);
-    bucket.use(bucket.on_gpu() ? autograd_.allocate(bucket.device(), bytes) : ranks_->allocate(bytes));
+    bucket.use(bucket.on_gpu() ? autograd_.allocate(bucket.device(), bytes) : ranks.allocate(bytes));
   }
   plan_ = std::move(plan);
   buckets_ = std::move(fresh);
@@ -122,6 +122,14 @@ void Reducer::take_plan_of(int source, std::int64_t progress) {
   message.pop_back();
   build_buckets(std::vector<int>(message.begin(), message.end()));
   progress_ = progress;
+}
+
+void Reducer::rebind(std::shared_ptr<Ranks> ranks) {
+  works_.clear();
+  use_plan(plan_, *ranks);
+  ranks_ = std::move(ranks);
+  forget_pass();
+  in_backward_ = false;
 }
 
 Buffer Reducer::place_of(std::size_t parameter) const {

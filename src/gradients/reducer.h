@@ -134,6 +134,10 @@ class Reducer {
   std::pair<int, std::optional<std::int64_t>> most_advanced();
   /// Collective: all ranks take over the order of `source`, whose progress was `progress`.
   void take_plan_of(int source, std::int64_t progress);
+  /// From now on with these ranks, in buckets of their memory: also after a failure, since nobody of them is owed
+  /// anything. Gradients stay as they are. New members take over a plan then: `take_plan_of`.
+  void rebind(std::shared_ptr<Ranks> ranks);
+  void rebind(Communicator comm) { rebind(ranks_of(std::move(comm))); }
 
   nn::ReducerStats& stats() noexcept { return stats_; }
 
@@ -150,7 +154,7 @@ class Reducer {
   };
 
   void build_buckets(std::vector<int> order);
-  void use_plan(BucketPlan plan);
+  void use_plan(BucketPlan plan, Ranks& ranks);
   void start_pass();
   void forget_pass();
   void tell_bucket_ready(std::size_t bucket);

@@ -29,7 +29,7 @@ class Fake final : public Autograd {
     core.lay_out();
   }
 
-  void take_places() override {}
+  void take_places() override { ++places_taken; }
   bool put_in_place(std::size_t parameter) override { return defined.at(parameter); }
   void give(std::size_t parameter) override { defined.at(parameter) = true; }
   void drop_all() override { defined.assign(defined.size(), false); }
@@ -76,6 +76,7 @@ class Fake final : public Autograd {
 
   std::vector<bool> defined;
   std::vector<std::vector<float>> values;  // of the parameters
+  int places_taken = 0;
   Reducer core;
 
  private:
@@ -154,6 +155,44 @@ TEST(GradientReducer, ALargeGradientIsReadWhereItWasMade) {
       EXPECT_EQ(error.gradient().step, 1);
     }
     EXPECT_EQ(model.defined, (std::vector<bool>{false, false}));
+  });
+}
+
+TEST(GradientReducer, GoesOnWithOtherRanksAfterAFailure) {
+  run_on_threads(3, [](Communicator comm) {
+    Communicator fewer = comm.split({.color = comm.rank() < 2 ? 0 : 1});
+    Fake model(comm, {vector_of("a", 5)});
+    model.begin(1);
+    model.bring(0, 1);
+    model.end();
+    model.begin(1);
+    if (comm.rank() == 2) model.bring(0, 1);
+    if (comm.rank() < 2) model.defined[0] = false;
+    model.core.rebind(fewer);  // the backward was given up
+    EXPECT_EQ(model.places_taken, 2);
+    model.drop_all();
+    model.begin(1);
+    model.bring(0, static_cast<float>(2 * comm.rank()));
+    model.end();
+    EXPECT_FLOAT_EQ(model.gradient(0)[4], comm.rank() < 2 ? 1 : 4);
+  });
+}
+
+TEST(GradientReducer, WhatWasAccumulatedCountsWithOtherRanksToo) {
+  run_on_threads(2, [](Communicator comm) {
+    Fake model(comm, {vector_of("a", 5), vector_of("b", 3)}, kSmall);
+    const auto mine = static_cast<float>(comm.rank());
+    model.core.accumulation().enter_no_sync();
+    model.begin(1);
+    model.bring(1, mine);
+    model.end();
+    model.core.accumulation().leave_no_sync();
+    model.core.rebind(comm.split({}));
+    std::ranges::fill(model.gradient(1), mine);  // as a framework moves it to its new place
+    model.begin(1);
+    model.bring(0, 1);
+    model.end();
+    EXPECT_FLOAT_EQ(model.gradient(1)[0], 0.5F);
   });
 }
 
