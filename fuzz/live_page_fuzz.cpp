@@ -1,5 +1,4 @@
 // What a page answers to `cohort watch HOST:PORT`: any bytes are refused or read, and what is read can be drawn.
-#include "net/http.h"
 #include "watch/screen.h"
 
 #include <cstdint>
@@ -9,8 +8,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace cohort::watch;
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  const auto head = cohort::net::parse_response_head(bytes);
-  const auto view = parse_view(head ? bytes.substr(head->body) : bytes);
+  const auto view = parse_view(bytes);
   if (!view) return 0;
   Look look;
   for (look.columns = 20; look.columns < 200; look.columns += 60) {

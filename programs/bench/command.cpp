@@ -10,6 +10,8 @@
 #include "base/hardware.h"
 #include "base/result.h"
 
+#include <nlohmann/json.hpp>
+
 #include <cmath>
 #include <cstdio>
 #include <fstream>

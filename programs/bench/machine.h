@@ -4,7 +4,7 @@
 
 #include <cohort/communicator.h>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <array>
 #include <chrono>

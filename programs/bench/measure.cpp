@@ -2,6 +2,7 @@
 
 #include "base/env.h"
 #include "base/hardware.h"
+#include "base/json.h"
 #include "base/process.h"
 #include "base/result.h"
 #include "bench/bound.h"
@@ -12,13 +13,13 @@
 #include "shared/child_job.h"
 
 #include <cohort/join.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <span>
 
 namespace cohort::app::bench {
@@ -312,7 +313,7 @@ void run_on_processes(int ranks, const Emit& emit) {
   request.processes = ranks;
   request.timeout = kLongEnough;
   request.on_output = [&emit](const std::string& line) {
-    const auto event = nlohmann::json::parse(line, nullptr, false);
+    const auto event = parse_json_or_discard(line);
     if (event.is_object() && event.contains("event")) emit(event);
   };
   run_job(request);
@@ -334,7 +335,7 @@ void run_in_job(const Plan& plan, const Emit& emit) {
 
 void be_rank(const Plan& plan) {
   run_in_job(plan, [](const nlohmann::json& event) {
-    std::printf("%s\n", event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    std::printf("%s\n", json_text(event).c_str());
     if (std::fflush(stdout) != 0) raise(ErrorCode::Io, "bench: a rank cannot report: {}", errno_text(errno));
   });
 }

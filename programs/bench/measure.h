@@ -9,7 +9,7 @@
 
 #include <cohort/communicator.h>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
 #include <functional>

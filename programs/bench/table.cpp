@@ -4,6 +4,7 @@
 #include "train/track/figure.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <functional>

@@ -4,7 +4,7 @@
 
 #include "bench/measure.h"
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <cstdio>
 #include <string>

@@ -1,6 +1,7 @@
 // `cohort check-build`: what this build and this machine have, with versions; else why not and what to install.
 
 #include "base/files.h"
+#include "base/json.h"
 #include "base/process.h"
 #include "base/result.h"
 #include "cohort/commands.h"
@@ -28,7 +29,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -137,10 +137,9 @@ void check_python() {
   const auto answer = launch::capture(command, kPythonLimit);
   if (!answer) return row("python", fmt::format("no: {}", answer.error().what()));
   const auto mark = answer->text.rfind(std::string("\n") + std::string(kMark));
-  const nlohmann::json found =
-      mark == std::string::npos
-          ? nlohmann::json()
-          : nlohmann::json::parse(answer->text.substr(mark + 1 + kMark.size()), nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json found = mark == std::string::npos
+                                   ? nlohmann::json()
+                                   : parse_json_or_discard(answer->text.substr(mark + 1 + kMark.size()));
   if (!found.is_object()) {
     return row("python",
                fmt::format("no: it ended with status {} while it imported what is asked for below", answer->status));

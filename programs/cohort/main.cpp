@@ -2,6 +2,8 @@
 #include "cohort/commands.h"
 
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 

@@ -5,6 +5,7 @@
 #include "base/env.h"
 #include "base/files.h"
 #include "base/hardware.h"
+#include "base/json.h"
 #include "base/process.h"
 #include "base/signals.h"
 #include "base/unique_fd.h"
@@ -509,7 +510,7 @@ void Examination::compare_clocks() {
     for (const std::size_t at : all_ready()) {
       if (state(at).here) continue;
       ask(at, {{"do", "clock"}}, [this, at](const std::string& data) {
-        const json said = json::parse(data, nullptr, false);
+        const json said = parse_json_or_discard(data);
         if (!said.is_number()) return;
         const double now = wall_clock();
         const double error = (now - examined_[at].asked_at) / 2;

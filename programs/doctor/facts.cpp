@@ -1,4 +1,5 @@
 #include "doctor/facts.h"
+#include "base/json.h"
 
 #include <nlohmann/json.hpp>
 
@@ -79,11 +80,12 @@ bool was_understood(const nlohmann::json& said, const nlohmann::json& understood
 template <class T>
 Result<T> parsed(std::string_view text, const char* what) {
   if (text.size() > kLongest) return fail(ErrorCode::Corrupt, "{}: {} bytes are too many", what, text.size());
+  const auto said = parse_json(text);
+  if (!said) return fail(ErrorCode::Corrupt, "{}: {}", what, said.error().what());
   try {
-    const auto said = nlohmann::json::parse(text);
-    if (!numbers_are_whole(said)) return fail(ErrorCode::Corrupt, "{}: a number should be whole", what);
-    auto value = said.get<T>();
-    if (!was_understood(said, value)) return fail(ErrorCode::Corrupt, "{}: a number is too large", what);
+    if (!numbers_are_whole(*said)) return fail(ErrorCode::Corrupt, "{}: a number should be whole", what);
+    auto value = said->get<T>();
+    if (!was_understood(*said, value)) return fail(ErrorCode::Corrupt, "{}: a number is too large", what);
     return value;
   } catch (const nlohmann::json::exception& error) {
     return fail(ErrorCode::Corrupt, "{}: {}", what, error.what());

@@ -3,6 +3,7 @@
 #include "base/env.h"
 #include "base/files.h"
 #include "base/hardware.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "doctor/facts.h"
 #include "doctor/peers.h"
@@ -150,7 +151,7 @@ int run_doctor_host() {
   std::string rest;
   std::chrono::seconds idle = kIdleLimit;
   while (const auto line = read_line(rest, idle)) {
-    const json order = json::parse(*line, nullptr, false);
+    const json order = parse_json_or_discard(*line);
     try {
       if (order.is_object() && order.contains("stay"))
         idle = std::clamp(std::chrono::seconds(order.at("stay").get<std::int64_t>()), kIdleLimit, kLongestIdle);

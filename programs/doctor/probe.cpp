@@ -2,6 +2,7 @@
 
 #include "base/env.h"
 #include "base/hardware.h"
+#include "base/json.h"
 #include "base/parse.h"
 #include "base/process.h"
 #include "base/unique_fd.h"
@@ -279,7 +280,7 @@ void ask_python(SoftwareFacts& facts, const launch::Environment& environment, st
     facts.python_error = fmt::format("{} ended with status {}: {}", *python, answer->status, first_line(answer->text));
     return;
   }
-  const auto said = nlohmann::json::parse(first_line(answer->text.substr(at + kMark.size())), nullptr, false);
+  const auto said = parse_json_or_discard(first_line(answer->text.substr(at + kMark.size())));
   const auto text = [&said](const char* name) {
     return said.is_object() && said.contains(name) && said[name].is_string() ? said[name].get<std::string>()
                                                                              : std::string();

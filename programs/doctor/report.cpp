@@ -1,5 +1,6 @@
 #include "doctor/examination.h"
 
+#include "base/json.h"
 #include "launch/version.h"
 
 #include <nlohmann/json.hpp>
@@ -217,7 +218,7 @@ std::string to_json_report(const Checkup& checkup, const std::vector<Finding>& f
                        {"checks", checks},
                        {"ways", ways},
                        {"speeds", speeds}};
-  return report.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+  return json_text(report, 1) + "\n";
 }
 
 }  // namespace cohort::doctor

@@ -1,6 +1,7 @@
 #include "export/kubeflow.h"
 
 #include "base/files.h"
+#include "base/json.h"
 #include "base/result.h"
 #include "net/http.h"
 
@@ -37,8 +38,7 @@ std::string kubeflow_status(const RunProgress& progress, double now) {
   for (const auto& [name, value] : progress.values()) metrics.push_back({{"name", name}, {"value", text_of(value)}});
   status["metrics"] = std::move(metrics);
   status["lastUpdatedTime"] = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(static_cast<std::time_t>(now)));
-  return nlohmann::ordered_json{{"trainerStatus", std::move(status)}}.dump(
-      -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return json_text(nlohmann::ordered_json{{"trainerStatus", std::move(status)}});
 }
 
 struct KubeflowSink::Client {

@@ -1,6 +1,7 @@
 #include "export/mlflow.h"
 
 #include "base/files.h"
+#include "base/json.h"
 #include "base/result.h"
 
 #include <cohort/track.h>
@@ -29,8 +30,6 @@ constexpr std::string_view kParameters = "parameters/";
 constexpr auto kNever = std::chrono::steady_clock::time_point::min();
 
 std::int64_t milliseconds_of(double seconds) { return static_cast<std::int64_t>(std::llround(seconds * 1000)); }
-
-std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 std::string url_encoded(std::string_view text) {
   std::string out;
@@ -109,7 +108,7 @@ std::string MlflowSink::find_experiment() {
       return found_text(body, {"experiment", "experiment_id"});
     }
     if (found.status != 404 && found.code != "RESOURCE_DOES_NOT_EXIST") server_.refused(what, found);
-    const auto made = server_.post("mlflow/experiments/create", text_of({{"name", place.experiment}}));
+    const auto made = server_.post("mlflow/experiments/create", json_text(Json{{"name", place.experiment}}));
     if (made.good()) {
       if (std::string id = found_text(body_of(made), {"experiment_id"}); !id.empty()) return id;
     }
@@ -144,7 +143,7 @@ bool MlflowSink::find_made_run() {
   MlflowProgress& progress = state_->progress;
   const std::string filter = fmt::format("tags.`{}` = '{}'", kIntent, progress.intent);
   const auto answer = server_.post(
-      "mlflow/runs/search", text_of({{"experiment_ids", {experiment_}}, {"filter", filter}, {"max_results", 1}}));
+      "mlflow/runs/search", json_text(Json{{"experiment_ids", {experiment_}}, {"filter", filter}, {"max_results", 1}}));
   if (!answer.good()) server_.refused("searching the runs of MLflow", answer);
   const auto body = body_of(answer);
   if (!body.contains("runs") || !body["runs"].is_array() || body["runs"].empty()) return false;
@@ -168,7 +167,7 @@ void MlflowSink::make_run(const RecordLine& line) {
                         {"start_time", milliseconds_of(line.time.value_or(0))},
                         {"tags", key_values(tags, 0)}};
   // An answer that was lost on its way must not mean two runs.
-  const auto answer = server_.post("mlflow/runs/create", text_of(request), [this] { return find_made_run(); });
+  const auto answer = server_.post("mlflow/runs/create", json_text(request), [this] { return find_made_run(); });
   if (!answer.good()) server_.refused("making a run of MLflow", answer);
   if (progress.run.empty()) progress.run = found_text(body_of(answer), {"run", "info", "run_id"});
   if (progress.run.empty()) server_.refused("making a run of MLflow", answer);
@@ -177,7 +176,7 @@ void MlflowSink::make_run(const RecordLine& line) {
 void MlflowSink::set_status(std::string_view status, std::optional<std::int64_t> end) {
   Json request = {{"run_id", state_->progress.run}, {"status", status}};
   if (end) request["end_time"] = *end;
-  const auto answer = server_.post("mlflow/runs/update", text_of(request));
+  const auto answer = server_.post("mlflow/runs/update", json_text(request));
   if (!answer.good()) server_.refused("setting the state of a run of MLflow", answer);
 }
 
@@ -232,7 +231,7 @@ void MlflowSink::take_start(const RecordLine& line, bool is_new) {
 void MlflowSink::set_parameters(const Pairs& parameters) {
   for (std::size_t begin = 0; begin < parameters.size(); begin += kMostPairs) {
     const auto set = [this](const Json& some) {
-      return server_.post("mlflow/runs/log-batch", text_of({{"run_id", state_->progress.run}, {"params", some}}));
+      return server_.post("mlflow/runs/log-batch", json_text(Json{{"run_id", state_->progress.run}, {"params", some}}));
     };
     const Json some = key_values(parameters, begin);
     auto answer = set(some);
@@ -254,7 +253,7 @@ void MlflowSink::set_tags(const Pairs& tags) {
       one["value"] = shortened(one["value"], kLongestTag);
     }
     const auto answer =
-        server_.post("mlflow/runs/log-batch", text_of({{"run_id", state_->progress.run}, {"tags", some}}));
+        server_.post("mlflow/runs/log-batch", json_text(Json{{"run_id", state_->progress.run}, {"tags", some}}));
     if (!answer.good()) server_.refused("setting tags of a run of MLflow", answer);
   }
 }
@@ -264,7 +263,7 @@ const std::string& MlflowSink::key_of(const MetricPoint& point) {
   if (is_new) {
     std::string name(point.name);
     if (point.rank) fmt::format_to(std::back_inserter(name), "/rank{}", *point.rank);
-    found->second = text_of(Json(mlflow_key(name)));
+    found->second = json_text(Json(mlflow_key(name)));
   }
   return found->second;
 }
@@ -290,8 +289,9 @@ void MlflowSink::send_if_due() {
 
 void MlflowSink::send() {
   if (in_batch_ > 0) {
-    const auto answer = server_.post("mlflow/runs/log-batch", fmt::format(R"({{"run_id":{},"metrics":[{}]}})",
-                                                                          text_of(Json(state_->progress.run)), batch_));
+    const auto answer =
+        server_.post("mlflow/runs/log-batch",
+                     fmt::format(R"({{"run_id":{},"metrics":[{}]}})", json_text(Json(state_->progress.run)), batch_));
     if (!answer.good()) server_.refused("sending metrics to MLflow", answer);
   }
   batch_.clear();

@@ -86,7 +86,7 @@ std::string MlflowProgress::text() const {
   const nlohmann::ordered_json json = {{"to", to},       {"record", record},         {"intent", intent},
                                        {"run", run},     {"experiment", experiment}, {"offset", offset},
                                        {"ended", ended}, {"artifacts", artifacts}};
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return json_text(json);
 }
 
 MlflowState::MlflowState(const std::filesystem::path& record, const std::string& to)

@@ -1,6 +1,7 @@
 #include "shared/child_job.h"
 
 #include "base/env.h"
+#include "base/json.h"
 #include "base/process.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
@@ -167,7 +168,7 @@ bool read_lines(int fd, JobReader& reader, Clock::time_point deadline) {
 }  // namespace
 
 void JobReader::take(const std::string& said) {
-  const Json event = Json::parse(said, nullptr, false);
+  const Json event = parse_json_or_discard(said);
   if (!event.is_object()) return;
   const std::string kind = text(event, "event");
   if (kind == "rank_ended") outcome_.ranks.push_back(rank_of(event));

@@ -3,6 +3,7 @@
 #include "base/env.h"
 #include "base/parse.h"
 #include "base/result.h"
+#include "net/http.h"
 
 #include <algorithm>
 #include <cctype>

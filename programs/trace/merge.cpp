@@ -1,5 +1,6 @@
 #include "trace/merge.h"
 
+#include "base/json.h"
 #include "base/result.h"
 #include "trace/trace_set.h"
 
@@ -229,10 +230,6 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-std::string text_of(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
-}
-
 std::string_view category_of(TraceTrack kind) {
   switch (kind) {
     case TraceTrack::Steps: return "step";
@@ -248,14 +245,14 @@ std::string_view category_of(TraceTrack kind) {
 class File {
  public:
   File(const fs::path& path, const OrderedJson& head) : file_(value_or_throw(sys::AtomicFile::create(path.string()))) {
-    text_ = text_of(head);
+    text_ = json_text(head);
     text_.back() = ',';
     text_ += "\"traceEvents\":[";
   }
   void add(const OrderedJson& event) {
     text_ += first_ ? "\n" : ",\n";
     first_ = false;
-    text_ += text_of(event);
+    text_ += json_text(event);
     if (text_.size() < kMergeBuffer) return;
     value_or_throw(file_.writer().write(text_));
     text_.clear();

@@ -1,5 +1,6 @@
 #include "trace/report.h"
 
+#include "base/json.h"
 #include "base/result.h"
 #include "trace/trace_set.h"
 
@@ -276,7 +277,7 @@ std::string to_json(const TraceReport& report) {
                             {"offset_ns", host.offset_ns},
                             {"uncertainty_ns", host.uncertainty_ns}});
   }
-  return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(out, 2) + "\n";
 }
 
 }  // namespace cohort::track

@@ -3,7 +3,6 @@
 #include "telemetry/trace_encoder.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <map>

@@ -25,7 +25,6 @@ using status::HostTrace;
 using status::RankTrace;
 using status::TimelineEntry;
 using status::TimelineKind;
-using status::TraceTrack;
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 constexpr std::int64_t kMillisecond = 1'000'000;

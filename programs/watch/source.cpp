@@ -4,18 +4,20 @@
 #include "base/unique_fd.h"
 #include "launch/show/text.h"
 #include "net/http.h"
-#include "net/socket.h"
 
 #include <fmt/format.h>
 
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/socket.h>
+#include <httplib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
+#include <mutex>
+#include <stop_token>
+#include <thread>
 #include <utility>
 
 namespace cohort::watch {
@@ -126,7 +128,7 @@ LogTail RunFiles::log(int rank, launch::Stream stream, std::size_t lines) {
 namespace {
 
 constexpr std::size_t kLongestAnswer = std::size_t{256} << 20;
-constexpr auto kPatience = std::chrono::seconds(3);
+constexpr auto kTimeout = std::chrono::seconds(3);
 constexpr auto kAskEvery = std::chrono::milliseconds(400);
 
 }  // namespace
@@ -138,49 +140,33 @@ RemotePage::RemotePage(net::Address address, const net::Secret& token) : address
 }
 
 Result<std::string> RemotePage::get(const std::string& target) const {
-  const net::Deadline deadline = net::deadline_in(kPatience);
-  auto connected = net::connect_once({address_, {}}, deadline);
-  if (!connected) return tl::unexpected(connected.error().error);
-  const int fd = connected->get();
-  std::string digits;
-  digits.reserve(2 * net::Secret::kBytes);
-  token_.append_digits(digits);
-  const std::string request =
-      fmt::format("GET {} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nConnection: close\r\n\r\n", target,
-                  net::to_string(address_), digits);
-  std::string_view rest(request);
-  while (!rest.empty()) {
-    const ssize_t put = ::send(fd, rest.data(), rest.size(), MSG_NOSIGNAL);
-    if (put > 0) {
-      rest.remove_prefix(static_cast<std::size_t>(put));
-      continue;
-    }
-    if (put < 0 && errno != EAGAIN && errno != EINTR) return fail(ErrorCode::Io, "sending: {}", errno_text(errno));
-    const auto ready = net::wait_ready(fd, POLLOUT, deadline);
-    if (!ready) return tl::unexpected(ready.error());
-    if (!*ready) return fail(ErrorCode::Timeout, "it does not answer");
-  }
-  std::string answer;
-  while (true) {
-    char bytes[65536];
-    const ssize_t got = ::recv(fd, bytes, sizeof bytes, 0);
-    if (got == 0) break;
-    if (got > 0) {
-      answer.append(bytes, static_cast<std::size_t>(got));
-      if (answer.size() > kLongestAnswer) return fail(ErrorCode::Corrupt, "its answer has no end");
-      continue;
-    }
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN) return fail(ErrorCode::Io, "receiving: {}", errno_text(errno));
-    const auto ready = net::wait_ready(fd, POLLIN, deadline);
-    if (!ready) return tl::unexpected(ready.error());
-    if (!*ready) return fail(ErrorCode::Timeout, "it does not answer");
-  }
-  const auto head = net::parse_response_head(answer);
-  if (!head) return tl::unexpected(head.error());
-  const std::string_view body = std::string_view(answer).substr(head->body);
-  if (head->status == 200) return std::string(body);
-  return fail(ErrorCode::Unavailable, "it answers {}: {}", head->status, net::as_line(body));
+  httplib::Client http(address_.host, address_.port);
+  http.set_connection_timeout(kTimeout);
+  http.set_read_timeout(kTimeout);
+  http.set_write_timeout(kTimeout);
+  // Those are of each call of the system; whoever answers byte by byte is not waited for longer than that, either.
+  std::mutex mutex;
+  std::condition_variable_any ended;
+  const std::jthread timer([&](const std::stop_token& stop) {
+    std::unique_lock lock(mutex);
+    ended.wait_for(lock, stop, kTimeout, [] { return false; });
+    if (!stop.stop_requested()) http.stop();
+  });
+  std::string token;
+  token_.append_digits(token);
+  std::string body;
+  const httplib::Result answer =
+      http.Get(target, {{"Host", net::to_string(address_)}, {"Authorization", "Bearer " + token}},
+               [&body](const char* bytes, std::size_t size) {
+                 body.append(bytes, size);
+                 return body.size() <= kLongestAnswer;
+               });
+  if (!answer && body.size() > kLongestAnswer) return fail(ErrorCode::Corrupt, "its answer has no end");
+  if (!answer && answer.error() == httplib::Error::Connection)
+    return fail(ErrorCode::Unavailable, "it cannot be reached");
+  if (!answer) return fail(ErrorCode::Timeout, "it does not answer as a page of `cohort watch`");
+  if (answer->status == 200) return body;
+  return fail(ErrorCode::Unavailable, "it answers {}: {}", answer->status, net::as_line(body));
 }
 
 bool RemotePage::poll() {

@@ -1,4 +1,5 @@
 #include "watch/view.h"
+#include "base/json.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -213,15 +214,13 @@ std::string to_text(const View& view, Rows rows) {
   // JSON has no NaN, and that is what one wants to see.
   if (progress.loss)
     head["loss"] = std::isfinite(*progress.loss) ? Json(*progress.loss) : Json(fmt::format("{}", *progress.loss));
-  return head.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n" +
-         launch::to_json(rows == Rows::Hosts ? by_host(view.run) : view.run);
+  return json_text(head) + "\n" + launch::to_json(rows == Rows::Hosts ? by_host(view.run) : view.run);
 }
 
 Result<View> parse_view(std::string_view text) {
   const auto end = text.find('\n');
   if (end == std::string_view::npos) return fail(ErrorCode::Corrupt, "it is no view of a run");
-  const auto shallow = [](int depth, nlohmann::json::parse_event_t, Json&) { return depth <= 4; };
-  const Json head = Json::parse(text.substr(0, end), shallow, false);
+  const Json head = parse_json_or_discard<Json>(text.substr(0, end));
   if (!head.is_object()) return fail(ErrorCode::Corrupt, "it is no view of a run");
   auto run = launch::parse_live_run(text.substr(end + 1));
   if (!run) return tl::unexpected(run.error());

@@ -7,7 +7,6 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
-#include <cstring>
 
 namespace cohort::python {
 namespace py = pybind11;

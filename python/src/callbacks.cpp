@@ -1,11 +1,6 @@
-// The thread that tells Python of finished operations, so that the engine's need not wait for the GIL.
+// What Python is told of finished operations, on a thread of its own.
+#include "completion_thread.h"
 #include "named.h"
-
-#include <condition_variable>
-#include <deque>
-#include <mutex>
-#include <thread>
-#include <utility>
 
 namespace cohort::python {
 namespace {
@@ -25,52 +20,9 @@ void make(const Callback& call) {
   Py_DECREF(call.work);
 }
 
-/// What is shared with the thread. One that was abandoned by a fork is never touched again.
-struct Queue {
-  const std::uint64_t home = fork_generation();
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Callback> calls;
-  bool stopping = false;
-  std::thread thread;
-
-  void push(const Callback& call) {
-    {
-      const std::lock_guard lock(mutex);
-      calls.push_back(call);
-    }
-    changed.notify_one();
-  }
-
-  void run() {
-    std::unique_lock lock(mutex);
-    while (true) {
-      changed.wait(lock, [&] { return stopping || !calls.empty(); });
-      if (calls.empty()) return;
-      const std::deque<Callback> taken = std::exchange(calls, {});
-      lock.unlock();
-      {
-        const py::gil_scoped_acquire gil;
-        for (const Callback& call : taken) make(call);
-      }
-      lock.lock();
-    }
-  }
-};
-
-Queue* current = nullptr;  // with the GIL
-
-Queue& queue() {
-  if (current == nullptr || current->home != fork_generation()) {
-    current = new Queue();
-    try {
-      current->thread = sys::start_without_signals([own = current] { own->run(); });
-    } catch (...) {
-      delete std::exchange(current, nullptr);
-      throw;
-    }
-  }
-  return *current;
+void tell(const std::deque<Callback>& done) {
+  const py::gil_scoped_acquire gil;
+  for (const Callback& call : done) make(call);
 }
 
 }  // namespace
@@ -84,21 +36,13 @@ void Callbacks::add(const py::object& work, NamedOperation& operation, const py:
     return;
   }
   // The engine's thread calls it, or this one, which does not wait for what the queue does.
-  Queue& to = queue();
+  auto& to = CompletionThread<Callback>::get();
   operation.handle().on_done([&to, call] { to.push(call); });
 }
 
 void Callbacks::stop() {
-  if (current == nullptr || current->home != fork_generation()) return;
-  Queue* const ending = std::exchange(current, nullptr);
   const py::gil_scoped_release release;
-  {
-    const std::lock_guard lock(ending->mutex);
-    ending->stopping = true;
-  }
-  ending->changed.notify_one();
-  ending->thread.join();
-  // An operation of another engine may still refer to the queue, so it stays; nobody reads it any more.
+  CompletionThread<Callback>::stop();
 }
 
 }  // namespace cohort::python

@@ -48,6 +48,36 @@ Array write(const char* operation, const py::object& array, const char* name = "
   return Array(array, Access::Write, {operation, name}, Where::HostOrGpu);
 }
 
+/// Of one array, in place: `body(world, buffer)`.
+template <class Body>
+py::object start_with(const CollectiveCall& call, Array array, const Body& body) {
+  const Buffer buffer = array.buffer();
+  return start(call, keep(std::move(array)), [&](Communicator& world) { return body(world, buffer); });
+}
+
+/// From one array to another: `body(world, input, output)`.
+template <class Body>
+py::object start_between(const CollectiveCall& call, const py::object& input, const py::object& output,
+                         const Body& body) {
+  Array from = read(call.name, input);
+  Array to = write(call.name, output);
+  const ConstBuffer in = from.const_buffer();
+  const Buffer out = to.buffer();
+  return start(call, keep(std::move(from), std::move(to)), [&](Communicator& world) { return body(world, in, out); });
+}
+
+/// Likewise, of two lists.
+template <class Body>
+py::object start_group(const CollectiveCall& call, const py::object& input, const py::object& output,
+                       const Body& body) {
+  std::vector<Array> arrays = arrays_of(input, Access::Read, {call.name, "the input", "input"}, Where::HostOrGpu);
+  const std::vector<ConstBuffer> inputs = const_buffers_of(arrays);
+  std::vector<Array> written = arrays_of(output, Access::Write, {call.name, "the output", "output"}, Where::HostOrGpu);
+  const std::vector<Buffer> outputs = buffers_of(written);
+  std::move(written.begin(), written.end(), std::back_inserter(arrays));
+  return start(call, std::move(arrays), [&](Communicator& world) { return body(world, inputs, outputs); });
+}
+
 template <class Options>
 Options reduction_of(const char* name, const py::object& op, double prescale, double postscale,
                      const py::object& gpu_sums, const py::object& timeout) {
@@ -86,16 +116,11 @@ py::object all_reduce(const PyCommunicator& self, const py::object& data, const 
     return start(call, std::move(arrays), [&](Communicator& world) { return world.all_reduce(buffers, options); });
   }
   if (output.is_none()) {
-    Array array = write(kName, data, "the array");
-    const Buffer buffer = array.buffer();
-    return start(call, keep(std::move(array)), [&](Communicator& world) { return world.all_reduce(buffer, options); });
+    return start_with(call, write(kName, data, "the array"),
+                      [&](auto& world, auto buffer) { return world.all_reduce(buffer, options); });
   }
-  Array from = read(kName, data);
-  Array to = write(kName, output);
-  const ConstBuffer input = from.const_buffer();
-  const Buffer result = to.buffer();
-  return start(call, keep(std::move(from), std::move(to)),
-               [&](Communicator& world) { return world.all_reduce(input, result, options); });
+  return start_between(call, data, output,
+                       [&](auto& world, auto from, auto to) { return world.all_reduce(from, to, options); });
 }
 
 py::object reduce(const PyCommunicator& self, const py::object& data, const py::object& output, int root,
@@ -107,17 +132,12 @@ py::object reduce(const PyCommunicator& self, const py::object& data, const py::
   options.root = root;
   const CollectiveCall call{self, kName, async_op, output};
   if (!output.is_none()) {
-    Array from = read(kName, data);
-    Array to = write(kName, output);
-    const ConstBuffer input = from.const_buffer();
-    const Buffer result = to.buffer();
-    return start(call, keep(std::move(from), std::move(to)),
-                 [&](Communicator& world) { return world.reduce(input, result, options); });
+    return start_between(call, data, output,
+                         [&](auto& world, auto from, auto to) { return world.reduce(from, to, options); });
   }
   // Only the root's array is written: the others may be read-only.
-  Array array = self.member().rank == root ? write(kName, data, "the array") : read(kName, data);
-  const Buffer buffer = array.buffer();
-  return start(call, keep(std::move(array)), [&](Communicator& world) { return world.reduce(buffer, options); });
+  return start_with(call, self.member().rank == root ? write(kName, data, "the array") : read(kName, data),
+                    [&](auto& world, auto buffer) { return world.reduce(buffer, options); });
 }
 
 py::object reduce_scatter(const PyCommunicator& self, const py::object& input, const py::object& output,
@@ -127,20 +147,12 @@ py::object reduce_scatter(const PyCommunicator& self, const py::object& input, c
   const auto options = reduction_of<ReduceScatterOptions>(kName, op, prescale, postscale, gpu_sums, timeout);
   const CollectiveCall call{self, kName, async_op, output};
   if (is_group(input)) {
-    std::vector<Array> arrays = arrays_of(input, Access::Read, {kName, "the input", "input"}, Where::HostOrGpu);
-    const std::vector<ConstBuffer> inputs = const_buffers_of(arrays);
-    std::vector<Array> written = arrays_of(output, Access::Write, {kName, "the output", "output"}, Where::HostOrGpu);
-    const std::vector<Buffer> outputs = buffers_of(written);
-    std::move(written.begin(), written.end(), std::back_inserter(arrays));
-    return start(call, std::move(arrays),
-                 [&](Communicator& world) { return world.reduce_scatter(inputs, outputs, options); });
+    return start_group(call, input, output, [&](auto& world, auto& inputs, auto& outputs) {
+      return world.reduce_scatter(inputs, outputs, options);
+    });
   }
-  Array from = read(kName, input);
-  Array to = write(kName, output);
-  const ConstBuffer parts = from.const_buffer();
-  const Buffer part = to.buffer();
-  return start(call, keep(std::move(from), std::move(to)),
-               [&](Communicator& world) { return world.reduce_scatter(parts, part, options); });
+  return start_between(call, input, output,
+                       [&](auto& world, auto from, auto to) { return world.reduce_scatter(from, to, options); });
 }
 
 py::object reduce_scatter_v(const PyCommunicator& self, const py::object& input, const py::object& output,
@@ -148,12 +160,9 @@ py::object reduce_scatter_v(const PyCommunicator& self, const py::object& input,
                             const py::object& gpu_sums, const py::object& timeout, bool async_op) {
   constexpr auto* kName = "reduce_scatter_v";
   const auto options = reduction_of<ReduceScatterOptions>(kName, op, prescale, postscale, gpu_sums, timeout);
-  Array from = read(kName, input);
-  Array to = write(kName, output);
-  const ConstBuffer parts = from.const_buffer();
-  const Buffer part = to.buffer();
-  return start({self, kName, async_op, output}, keep(std::move(from), std::move(to)),
-               [&](Communicator& world) { return world.reduce_scatter_v(parts, part, counts, options); });
+  return start_between({self, kName, async_op, output}, input, output, [&](auto& world, auto from, auto to) {
+    return world.reduce_scatter_v(from, to, counts, options);
+  });
 }
 
 py::object broadcast(const PyCommunicator& self, const py::object& data, int root, const py::object& timeout,
@@ -168,9 +177,8 @@ py::object broadcast(const PyCommunicator& self, const py::object& data, int roo
     const std::vector<Buffer> buffers = buffers_of(arrays);
     return start(call, std::move(arrays), [&](Communicator& world) { return world.broadcast(buffers, options); });
   }
-  Array array(data, access, {kName, "the array"}, Where::HostOrGpu);
-  const Buffer buffer = array.buffer();
-  return start(call, keep(std::move(array)), [&](Communicator& world) { return world.broadcast(buffer, options); });
+  return start_with(call, Array(data, access, {kName, "the array"}, Where::HostOrGpu),
+                    [&](auto& world, auto buffer) { return world.broadcast(buffer, options); });
 }
 
 py::object all_gather(const PyCommunicator& self, const py::object& input, const py::object& output,
@@ -179,32 +187,20 @@ py::object all_gather(const PyCommunicator& self, const py::object& input, const
   const AllGatherOptions options{milliseconds_of(timeout, kName)};
   const CollectiveCall call{self, kName, async_op, output};
   if (is_group(input)) {
-    std::vector<Array> arrays = arrays_of(input, Access::Read, {kName, "the input", "input"}, Where::HostOrGpu);
-    const std::vector<ConstBuffer> inputs = const_buffers_of(arrays);
-    std::vector<Array> written = arrays_of(output, Access::Write, {kName, "the output", "output"}, Where::HostOrGpu);
-    const std::vector<Buffer> outputs = buffers_of(written);
-    std::move(written.begin(), written.end(), std::back_inserter(arrays));
-    return start(call, std::move(arrays),
-                 [&](Communicator& world) { return world.all_gather(inputs, outputs, options); });
+    return start_group(call, input, output, [&](auto& world, auto& inputs, auto& outputs) {
+      return world.all_gather(inputs, outputs, options);
+    });
   }
-  Array from = read(kName, input);
-  Array to = write(kName, output);
-  const ConstBuffer part = from.const_buffer();
-  const Buffer parts = to.buffer();
-  return start(call, keep(std::move(from), std::move(to)),
-               [&](Communicator& world) { return world.all_gather(part, parts, options); });
+  return start_between(call, input, output,
+                       [&](auto& world, auto from, auto to) { return world.all_gather(from, to, options); });
 }
 
 py::object all_gather_v(const PyCommunicator& self, const py::object& input, const py::object& output,
                         const Counts& counts, const py::object& timeout, bool async_op) {
   constexpr auto* kName = "all_gather_v";
   const AllGatherOptions options{milliseconds_of(timeout, kName)};
-  Array from = read(kName, input);
-  Array to = write(kName, output);
-  const ConstBuffer part = from.const_buffer();
-  const Buffer parts = to.buffer();
-  return start({self, kName, async_op, output}, keep(std::move(from), std::move(to)),
-               [&](Communicator& world) { return world.all_gather_v(part, parts, counts, options); });
+  return start_between({self, kName, async_op, output}, input, output,
+                       [&](auto& world, auto from, auto to) { return world.all_gather_v(from, to, counts, options); });
 }
 
 /// What gather and gather_v take: a part of every rank, and of the root where all of them go.
@@ -291,12 +287,8 @@ py::object all_to_all(const PyCommunicator& self, const py::object& input, const
                       const py::object& timeout, bool async_op) {
   constexpr auto* kName = "all_to_all";
   const AllToAllOptions options{milliseconds_of(timeout, kName)};
-  Array from = read(kName, input);
-  Array to = write(kName, output);
-  const ConstBuffer sent = from.const_buffer();
-  const Buffer received = to.buffer();
-  return start({self, kName, async_op, output}, keep(std::move(from), std::move(to)),
-               [&](Communicator& world) { return world.all_to_all(sent, received, options); });
+  return start_between({self, kName, async_op, output}, input, output,
+                       [&](auto& world, auto from, auto to) { return world.all_to_all(from, to, options); });
 }
 
 py::object all_to_all_v(const PyCommunicator& self, const py::object& input, const Counts& input_counts,
@@ -304,12 +296,8 @@ py::object all_to_all_v(const PyCommunicator& self, const py::object& input, con
                         bool async_op) {
   constexpr auto* kName = "all_to_all_v";
   const AllToAllOptions options{milliseconds_of(timeout, kName)};
-  Array from = read(kName, input);
-  Array to = write(kName, output);
-  const ConstBuffer sent = from.const_buffer();
-  const Buffer received = to.buffer();
-  return start({self, kName, async_op, output}, keep(std::move(from), std::move(to)), [&](Communicator& world) {
-    return world.all_to_all_v(sent, input_counts, received, output_counts, options);
+  return start_between({self, kName, async_op, output}, input, output, [&](auto& world, auto from, auto to) {
+    return world.all_to_all_v(from, input_counts, to, output_counts, options);
   });
 }
 
@@ -322,19 +310,15 @@ py::object barrier(const PyCommunicator& self, const py::object& timeout, bool a
 py::object send(const PyCommunicator& self, const py::object& data, int peer, int tag, const py::object& timeout,
                 bool async_op) {
   const SendOptions options{tag, milliseconds_of(timeout, "send")};
-  Array array = read("send", data, "the array");
-  const ConstBuffer buffer = array.const_buffer();
-  return start({self, "send", async_op, py::none()}, keep(std::move(array)),
-               [&](Communicator& world) { return world.send(buffer, peer, options); });
+  return start_with({self, "send", async_op, py::none()}, read("send", data, "the array"),
+                    [&](auto& world, auto buffer) { return world.send(buffer, peer, options); });
 }
 
 py::object recv(const PyCommunicator& self, const py::object& data, std::optional<int> peer, int tag,
                 const py::object& timeout, bool async_op) {
   const RecvOptions options{tag, milliseconds_of(timeout, "recv")};
-  Array array = write("recv", data, "the array");
-  const Buffer buffer = array.buffer();
-  return start({self, "recv", async_op, py::none()}, keep(std::move(array)),
-               [&](Communicator& world) { return world.recv(buffer, peer.value_or(kAnySource), options); });
+  return start_with({self, "recv", async_op, py::none()}, write("recv", data, "the array"),
+                    [&](auto& world, auto buffer) { return world.recv(buffer, peer.value_or(kAnySource), options); });
 }
 
 }  // namespace

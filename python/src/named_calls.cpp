@@ -1,15 +1,13 @@
 // cohort._core.named_calls: engines by number, for callers that are not Python. What is done is told by a thread of
 // its own, since those who are told go on to compute, or ask for more, which the engine's thread must not.
 #include "named_calls.h"
+#include "completion_thread.h"
 #include "errors.h"
 #include "named.h"
 #include "named_records.h"
 
-#include "base/thread.h"
-
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -70,71 +68,10 @@ struct Running {
   }
 };
 
-/// The thread that tells. Never destroyed: an engine of a world that was given up may still refer to it. One of a
-/// parent is not touched in its forked child.
-class CompletionThread {
- public:
-  static CompletionThread& get() {
-    const std::lock_guard lock(guard());
-    if (current() == nullptr || current()->home_ != fork_generation()) current() = new CompletionThread();
-    return *current();
-  }
-
-  /// Ends the thread, once it has told what is done. It starts anew when it is needed.
-  static void stop() {
-    CompletionThread* ending = nullptr;
-    {
-      const std::lock_guard lock(guard());
-      if (current() == nullptr || current()->home_ != fork_generation()) return;
-      ending = std::exchange(current(), nullptr);
-    }
-    {
-      const std::lock_guard lock(ending->mutex_);
-      ending->stopping_ = true;
-    }
-    ending->changed_.notify_one();
-    ending->thread_.join();
-  }
-
-  void push(std::shared_ptr<Running> done) {
-    {
-      const std::lock_guard lock(mutex_);
-      queue_.push_back(std::move(done));
-    }
-    changed_.notify_one();
-  }
-
- private:
-  CompletionThread() : thread_(sys::start_without_signals([this] { run(); })) {}
-
-  static std::mutex& guard() {
-    static auto* const mutex = new std::mutex();
-    return *mutex;
-  }
-  static CompletionThread*& current() {
-    static CompletionThread* one = nullptr;
-    return one;
-  }
-
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      const std::deque<std::shared_ptr<Running>> taken = std::exchange(queue_, {});
-      lock.unlock();
-      for (const auto& one : taken) one->tell();
-      lock.lock();
-    }
-  }
-
-  const std::uint64_t home_ = fork_generation();
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::shared_ptr<Running>> queue_;
-  bool stopping_ = false;
-  std::thread thread_;
-};
+void tell(const std::deque<std::shared_ptr<Running>>& done) {
+  for (const auto& one : done) one->tell();
+}
+using Completions = CompletionThread<std::shared_ptr<Running>>;
 
 /// Engines by their numbers.
 struct Published {
@@ -230,13 +167,13 @@ void give_back(const NamedGroup& group) noexcept {
 
 void submit(const NamedGroup& group) noexcept {
   const auto running = std::make_shared<Running>(group);
-  CompletionThread* completions = nullptr;
+  Completions* completions = nullptr;
   try {
     if (is_alone(group)) {
       if (running->record.kept()) running->record.end({});
       return give_back(group);
     }
-    completions = &CompletionThread::get();
+    completions = &Completions::get();
     begin(group, running);
   } catch (const Error& error) {
     running->fail(error);
@@ -271,7 +208,7 @@ void publish(std::uint64_t number, const std::shared_ptr<named::Engine>& engine)
   all.engines[number] = {engine, fork_generation()};
 }
 
-void stop_completions() { CompletionThread::stop(); }
+void stop_completions() { Completions::stop(); }
 
 void bind_named_calls(py::module_& module) {
   module.def(

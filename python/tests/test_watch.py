@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 import unittest
 
@@ -374,6 +375,24 @@ class Page(Watched):
             )
             self.assertNotEqual(watch.returncode, 0)
             self.assertIn(said, watch.stderr)
+
+    def test_a_page_that_answers_byte_by_byte_is_not_waited_for(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+
+            def drip() -> None:
+                client = server.accept()[0]
+                with contextlib.suppress(OSError):
+                    while True:
+                        client.sendall(b"H")
+                        time.sleep(0.1)
+
+            threading.Thread(target=drip, daemon=True).start()
+            watch = subprocess.run(
+                [COMMAND, "watch", f"127.0.0.1:{server.getsockname()[1]}", "--once"],
+                input="0" * 64 + "\n", capture_output=True, text=True, timeout=SECONDS,
+            )  # fmt: skip
+        self.assertNotEqual(watch.returncode, 0)
+        self.assertIn("does not answer as a page", watch.stderr)
 
     def test_a_token_of_ones_own(self):
         secret = self.folder / "token"

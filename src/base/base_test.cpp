@@ -1,5 +1,6 @@
 #include "base/codec.h"
 #include "base/env.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/parse.h"
 #include "base/result.h"
@@ -8,6 +9,7 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <rapidcheck.h>
 
@@ -24,6 +26,18 @@ TEST(Parse, TakesTheWholeTextOrNothing) {
     EXPECT_EQ(parse_integer<int>(bad), std::nullopt) << bad;
   }
 }
+
+TEST(Json, IsNoDeeperThanWhatReadsItCanBear) {
+  const auto nested = [](std::size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  EXPECT_TRUE(parse_json(nested(kDeepestJson)));
+  EXPECT_EQ(std::string(parse_json(nested(kDeepestJson + 1)).error().what()), "more than 64 levels");
+  EXPECT_TRUE(parse_json_or_discard(std::string(300'000, '[')).is_discarded());
+  EXPECT_TRUE(parse_json("{\"[[[\\\"" + std::string(100, '[') + "\": [1]}")) << "in a text";
+  EXPECT_EQ(std::string(parse_json("{\"a\": 1,}").error().what()), "no JSON, from character 9 on");
+  EXPECT_TRUE(parse_json_or_discard("[1e999]").is_discarded());
+}
+
+TEST(Json, BytesThatAreNoTextAreReplaced) { EXPECT_EQ(json_text(nlohmann::json("a\xFF\n")), "\"a\xEF\xBF\xBD\\n\""); }
 
 TEST(Parse, TakesTheWordsForYesAndNo) {
   for (const char* yes : {"1", "true", "Yes", "ON"}) EXPECT_EQ(parse_truth(yes), true) << yes;

@@ -1,43 +1,29 @@
-// JSON that somebody else has written: no deeper than what reads it, by recursion, can bear. For those that link
-// nlohmann_json. Pure; any thread.
+// JSON read with limits, and written: nlohmann's parser and writer are compiled once, in json.cpp. Whoever looks into a
+// value includes <nlohmann/json.hpp> in its .cpp file. Pure; any thread.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include "base/result.h"
 
-#include <cstddef>
+#include <nlohmann/json_fwd.hpp>
+
+#include <string>
 #include <string_view>
 
 namespace cohort {
 
+/// What reads it, by recursion, can bear so many levels.
 inline constexpr int kDeepestJson = 64;
 
-/// Whether lists and objects are within each other deeper than that. `text` need not be JSON.
-inline bool is_too_deep(std::string_view text) noexcept {
-  int depth = 0;
-  bool quoted = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (quoted) {
-      if (text[i] == '\\') {
-        ++i;
-      } else {
-        quoted = text[i] != '"';
-      }
-    } else if (text[i] == '"') {
-      quoted = true;
-    } else if (text[i] == '[' || text[i] == '{') {
-      if (++depth > kDeepestJson) return true;
-    } else if (text[i] == ']' || text[i] == '}') {
-      --depth;
-    }
-  }
-  return false;
-}
-
-/// The text as one value; discarded (`is_discarded`) if it is none, or too deep.
+/// JSON that somebody else has written: the text as one value. Corrupt: "more than 64 levels", "no JSON, from character
+/// 12 on".
 template <class Json = nlohmann::json>
-Json parse_json_or_discard(std::string_view text) {
-  if (is_too_deep(text)) return Json(Json::value_t::discarded);
-  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
-}
+Result<Json> parse_json(std::string_view text);
+/// Likewise; discarded (`is_discarded`) if it is none, or too deep.
+template <class Json = nlohmann::json>
+Json parse_json_or_discard(std::string_view text);
+
+/// On one line, or with `indent` on many. Bytes that are no UTF-8 become U+FFFD, as is right for names and output.
+std::string json_text(const nlohmann::json& value, int indent = -1);
+std::string json_text(const nlohmann::ordered_json& value, int indent = -1);
 
 }  // namespace cohort

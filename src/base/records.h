@@ -1,5 +1,5 @@
 // Records as bytes and back. A record names its fields once, in order, for both directions:
-//   template <class M, class A> void visit_fields(M& m, A& archive, const Record*) { archive(m.a, m.b); }
+//   void visit_fields(auto& m, auto& archive, const Record*) { archive(m.a, m.b); }
 // beside the record, where its namespace finds it. Fields: numbers, bool, enums (by `below`), texts, records, and
 // vectors, optionals and variants of them. Decoding checks every length before it takes memory and remembers the first
 // thing that is wrong, so bytes from outside do no harm. Pure; any thread.

@@ -20,10 +20,7 @@ struct Address {
   bool operator==(const Address&) const = default;
 };
 /// For base/records.h.
-template <class M, class A>
-void visit_fields(M& m, A& a, const Address*) {
-  a(m.host, m.port);
-}
+void visit_fields(auto& m, auto& a, const Address*) { a(m.host, m.port); }
 
 /// "host:port" or "[v6]:port". Fails with InvalidArgument, naming the text.
 Result<Address> parse_address(std::string_view text);

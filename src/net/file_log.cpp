@@ -53,13 +53,11 @@ tl::unexpected<Error> malformed() { return fail(ErrorCode::Corrupt, "a record is
 
 }  // namespace
 
-template <class M, class A>
-void visit_fields(M& m, A& a, const FileHeader*) {
+void visit_fields(auto& m, auto& a, const FileHeader*) {
   a(codec::longest(m.nonce, 64), codec::longest(m.boot_id, 256), codec::longest(m.host, 256), m.pid, m.created, m.size,
     codec::longest(m.meeting, 1024));
 }
-template <class M, class A>
-void visit_fields(M& m, A& a, const FileRecord*) {
+void visit_fields(auto& m, auto& a, const FileRecord*) {
   a(codec::below(m.kind, kRecordKinds, "of no kind"), m.slot, codec::longest(m.key, kLongestKey),
     codec::longest(m.value, kLongestValue));
 }

@@ -44,29 +44,6 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-std::optional<int> digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return std::nullopt;
-}
-
-std::optional<std::string> decoded(std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
-      out += text[i];
-      continue;
-    }
-    if (i + 2 >= text.size()) return std::nullopt;
-    const auto high = digit(text[i + 1]), low = digit(text[i + 2]);
-    if (!high || !low) return std::nullopt;
-    out += static_cast<char>(*high * 16 + *low);
-    i += 2;
-  }
-  return out;
-}
-
 /// A name of a header or method.
 bool is_token(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
@@ -113,6 +90,23 @@ std::string_view reason_of(int status) {
 
 }  // namespace
 
+std::optional<std::string> percent_decoded(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      out += text[i];
+      continue;
+    }
+    std::uint8_t byte = 0;
+    const std::string_view digits = text.substr(i + 1, 2);
+    const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
+    if (digits.size() < 2 || read.ptr != digits.data() + 2) return std::nullopt;
+    out += static_cast<char>(byte);
+    i += 2;
+  }
+  return out;
+}
+
 std::optional<std::size_t> head_end(std::string_view bytes) noexcept {
   const auto at = bytes.find("\r\n\r\n");
   if (at == std::string_view::npos) return std::nullopt;
@@ -137,13 +131,13 @@ tl::expected<HttpRequest, HttpRefusal> parse_request(std::string_view head) {
     return refuse(400, "that is no request of HTTP/1.1");
   if (method != "GET" && method != "HEAD") return refuse(405, "GET and HEAD are answered here");
   request.method = method;
-  const auto path = decoded(take_until(target, "?"));
+  const auto path = percent_decoded(take_until(target, "?"));
   if (!path) return refuse(400, "the path has a wrong escape");
   request.path = *path;
   while (!target.empty()) {
     std::string_view value = take_until(target, "&");
-    const auto name = decoded(take_until(value, "="));
-    const auto text = decoded(value);
+    const auto name = percent_decoded(take_until(value, "="));
+    const auto text = percent_decoded(value);
     if (!name || !text) return refuse(400, "the query has a wrong escape");
     request.query.emplace(*name, *text);
   }
@@ -212,15 +206,6 @@ std::string to_bytes(const HttpResponse& response) {
   if (!response.headers.contains("Content-Security-Policy"))
     out += "Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\n";
   return out += "\r\n" + response.body;
-}
-
-Result<HttpHead> parse_response_head(std::string_view bytes) {
-  const auto end = head_end(bytes);
-  if (!end || !bytes.starts_with("HTTP/1.") || bytes.size() < 12)
-    return fail(ErrorCode::Corrupt, "what answers there is no page of `cohort watch`");
-  const auto status = parse_integer<int>(bytes.substr(9, 3));
-  if (!status || *status < 100) return fail(ErrorCode::Corrupt, "what answers there is no page of `cohort watch`");
-  return HttpHead{*status, *end};
 }
 
 std::string as_line(std::string_view answer) {

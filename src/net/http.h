@@ -1,7 +1,6 @@
 // HTTP/1.1, the head of messages and a small server.
-// As much of HTTP/1.1 as pages of our own and their readers need: the head of a GET or HEAD request, the head of a
-// response. What a stranger sends is read strictly: what two readers could see differently is refused. Pure; any
-// thread.
+// As much of HTTP/1.1 as pages of our own need: the head of a GET or HEAD request. What a stranger sends is read
+// strictly: what two readers could see differently is refused. Pure; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -35,6 +34,8 @@ struct HttpRefusal {
   std::string why;
 };
 
+/// "a%20b" as "a b"; nullopt for an escape that is none.
+std::optional<std::string> percent_decoded(std::string_view text);
 /// Where the head in `bytes` ends, which is behind an empty line; nullopt: it is not all there.
 std::optional<std::size_t> head_end(std::string_view bytes) noexcept;
 /// `head`: up to its end.
@@ -51,12 +52,6 @@ struct HttpResponse {
 /// With the headers that keep a browser from doing with it what nobody wants. The connection ends after it.
 std::string to_bytes(const HttpResponse& response);
 
-/// Of another server: the status and where the body begins. Corrupt for what is no such head.
-struct HttpHead {
-  int status = 0;
-  std::size_t body = 0;
-};
-Result<HttpHead> parse_response_head(std::string_view bytes);
 /// What a server has answered, for a line of ours: without control characters, and not long.
 std::string as_line(std::string_view answer);
 

@@ -90,17 +90,11 @@ TEST(Http, WhatAServerSaysIsOnePlainLine) {
       << "CSI as one character";
 }
 
-TEST(Http, AResponseIsReadBack) {
+TEST(Http, AResponseHasALengthAndLetsNothingBeLoaded) {
   const std::string bytes = to_bytes({404, "text/plain; charset=utf-8", "no\n"});
-  const auto head = parse_response_head(bytes);
-  ASSERT_TRUE(head);
-  EXPECT_EQ(head->status, 404);
-  EXPECT_EQ(bytes.substr(head->body), "no\n");
+  EXPECT_TRUE(bytes.starts_with("HTTP/1.1 404 ") && bytes.ends_with("\r\n\r\nno\n")) << bytes;
   EXPECT_NE(bytes.find("Content-Length: 3\r\n"), std::string::npos);
   EXPECT_NE(bytes.find("default-src 'none'"), std::string::npos);
-  EXPECT_FALSE(parse_response_head("SSH-2.0-OpenSSH\r\n\r\n"));
-  EXPECT_FALSE(parse_response_head("HTTP/1.1 x\r\n\r\n"));
-  EXPECT_FALSE(parse_response_head("HTTP/1.1 200 OK\r\n"));
 }
 
 constexpr auto kPatience = std::chrono::seconds(20);

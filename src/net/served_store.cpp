@@ -18,14 +18,12 @@ constexpr codec::Limits kLimits{.longest_text = kLongestValue, .what = "store me
 
 }  // namespace
 
-template <class M, class A>
-void visit_fields(M& m, A& a, const Request*) {
+void visit_fields(auto& m, auto& a, const Request*) {
   a(m.amount, m.timeout_ms, codec::most(m.keys, kMostKeys, kLongestKey), m.value, m.expected);
   const bool needs_key = m.op != Op::Hello && m.op != Op::GoodBye && m.op != Op::Wait;
   a.demand(!needs_key || !m.keys.empty(), "an operation without a key");
 }
-template <class M, class A>
-void visit_fields(M& m, A& a, const Reply*) {
+void visit_fields(auto& m, auto& a, const Reply*) {
   a(m.error, m.number, m.value, codec::most(m.keys, kMostKeys, kLongestKey));
 }
 

@@ -168,10 +168,7 @@ struct SharedMemory {
   std::string host = {};
   std::string unix_name = {};
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const SharedMemory*) {
-  a(m.refused, m.host, codec::longest(m.unix_name, 100));
-}
+void visit_fields(auto& m, auto& a, const SharedMemory*) { a(m.refused, m.host, codec::longest(m.unix_name, 100)); }
 
 // Calls in shared memory are told from others by the numbers that they have here.
 

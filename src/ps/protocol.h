@@ -18,51 +18,32 @@
 namespace cohort::ps {
 
 namespace optim {
-template <class M, class A>
-void visit_fields(M& m, A& a, const Sgd*) {
-  a(m.lr, m.momentum, m.dampening, m.weight_decay, m.nesterov);
-}
-template <class M, class A>
-void visit_fields(M& m, A& a, const Adagrad*) {
+void visit_fields(auto& m, auto& a, const Sgd*) { a(m.lr, m.momentum, m.dampening, m.weight_decay, m.nesterov); }
+void visit_fields(auto& m, auto& a, const Adagrad*) {
   a(m.lr, m.lr_decay, m.weight_decay, m.initial_accumulator_value, m.eps);
 }
-template <class M, class A>
-void visit_fields(M& m, A& a, const RowAdagrad*) {
-  a(m.lr, m.initial_accumulator_value, m.eps);
-}
-template <class M, class A>
-void visit_fields(M& m, A& a, const Adam*) {
-  a(m.lr, m.beta1, m.beta2, m.eps, m.weight_decay);
-}
-template <class M, class A>
-void visit_fields(M& m, A& a, const AdamW*) {
-  a(m.lr, m.beta1, m.beta2, m.eps, m.weight_decay);
-}
-template <class M, class A>
-void visit_fields(M& m, A& a, const Ftrl*) {
-  a(m.lr, m.beta, m.l1, m.l2);
-}
+void visit_fields(auto& m, auto& a, const RowAdagrad*) { a(m.lr, m.initial_accumulator_value, m.eps); }
+void visit_fields(auto& m, auto& a, const Adam*) { a(m.lr, m.beta1, m.beta2, m.eps, m.weight_decay); }
+void visit_fields(auto& m, auto& a, const AdamW*) { a(m.lr, m.beta1, m.beta2, m.eps, m.weight_decay); }
+void visit_fields(auto& m, auto& a, const Ftrl*) { a(m.lr, m.beta, m.l1, m.l2); }
 }  // namespace optim
 
-template <class M, class A>
-void visit_fields(M& m, A& a, const Initializer*) {
+void visit_fields(auto& m, auto& a, const Initializer*) {
   a(codec::below(m.kind, 3, "an initializer of an unknown kind"), m.a, m.b);
 }
-template <class M, class A>
-void visit_fields(M& m, A& a, const Consistency*) {
+void visit_fields(auto& m, auto& a, const Consistency*) {
   // One number, of what it is depends on the mode: so do messages and snapshots of before backup workers.
   std::int64_t number = m.mode == Mode::Sync ? m.backup_workers : m.staleness;
   a(codec::below(m.mode, 3, "an unknown consistency"), number);
-  if constexpr (!std::is_const_v<M>) (m.mode == Mode::Sync ? m.backup_workers : m.staleness) = number;
+  if constexpr (!std::is_const_v<std::remove_reference_t<decltype(m)>>)
+    (m.mode == Mode::Sync ? m.backup_workers : m.staleness) = number;
 }
-template <class M, class A>
-void visit_fields(M& m, A& a, const Eviction*) {
+void visit_fields(auto& m, auto& a, const Eviction*) {
   std::int64_t age = m.age.count();
   a(age, m.rows, codec::below(m.victim, 2, "an unknown way to evict"));
-  if constexpr (!std::is_const_v<M>) m.age = std::chrono::seconds(age);
+  if constexpr (!std::is_const_v<std::remove_reference_t<decltype(m)>>) m.age = std::chrono::seconds(age);
 }
-template <class M, class A>
-void visit_fields(M& m, A& a, const TableOptions*) {
+void visit_fields(auto& m, auto& a, const TableOptions*) {
   a(m.dim, m.initializer, m.optimizer, m.admission, m.eviction, m.seed, m.consistency);
 }
 
@@ -127,8 +108,7 @@ struct Hello {
   std::vector<std::string> servers;  ///< all of them, as the client reaches them
   std::string host;                  ///< of the worker, for messages
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Hello*) {
+void visit_fields(auto& m, auto& a, const Hello*) {
   a(codec::below(m.worker, kMostWorkers, "a worker beyond 65536"), m.workers, m.incarnation, m.nonce,
     codec::below(m.server, kMostServers, "a server beyond 1024"), m.placement, m.epoch,
     codec::most(m.servers, kMostServers, 300), codec::longest(m.host, 300));
@@ -143,18 +123,14 @@ struct Welcome {
   std::uint64_t barrier = 0;      ///< the latest to which any worker has come
   std::uint64_t epoch = 0;        ///< of the server's rows; 0: nobody takes its place if it dies
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Welcome*) {
-  a(m.incarnation, m.mark, m.clock, m.barrier, m.epoch);
-}
+void visit_fields(auto& m, auto& a, const Welcome*) { a(m.incarnation, m.mark, m.clock, m.barrier, m.epoch); }
 
 /// Where a change stands in the order of the worker's changes on this server.
 struct Order {
   std::uint64_t sequence = 0;      ///< from 1, without gaps
   std::uint64_t acknowledged = 0;  ///< up to here the worker has had the answers
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Order*) {
+void visit_fields(auto& m, auto& a, const Order*) {
   a(m.sequence, m.acknowledged);
   a.demand(m.sequence > m.acknowledged, "a change that has been acknowledged before it came");
 }
@@ -163,8 +139,7 @@ struct Start {
   Order order;
   std::int64_t clock = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Start*) {
+void visit_fields(auto& m, auto& a, const Start*) {
   a(m.order, m.clock);
   a.demand(m.clock >= 0 && m.clock < (std::int64_t{1} << 62), "a clock that nobody reaches");
 }
@@ -175,8 +150,7 @@ struct Open {
   TableOptions options;
   std::int64_t elements = 0;  ///< of a dense variable; 0: a sparse table
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Open*) {
+void visit_fields(auto& m, auto& a, const Open*) {
   a(m.order, codec::longest(m.name, 512), m.options, m.elements);
   a.demand(m.elements >= 0, "a variable of fewer than no elements");
 }
@@ -188,8 +162,7 @@ struct Change {
   std::uint32_t count = 0;
   std::optional<double> lr = {};
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Change*) {
+void visit_fields(auto& m, auto& a, const Change*) {
   a(m.order, m.table, m.count, m.lr);
   a.demand(m.count <= kMostKeys, "more keys than a message may have");
   a.demand(!m.lr || (*m.lr >= 0 && std::isfinite(*m.lr)), "a learning rate that is none");
@@ -200,18 +173,14 @@ struct Commit {
   Order order;
   std::int64_t clock = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Commit*) {
-  a(m.order, m.clock);
-}
+void visit_fields(auto& m, auto& a, const Commit*) { a(m.order, m.clock); }
 
 /// With backup workers: whose pushes count, as the first server has decided once enough had ended the clock.
 struct Quorum {
   std::int64_t clocks = 0;                  ///< that have ended
   std::vector<std::uint32_t> workers = {};  ///< whose pushes of the last of these count, ascending
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Quorum*) {
+void visit_fields(auto& m, auto& a, const Quorum*) {
   a(m.clocks, codec::most(m.workers, kMostWorkers));
   a.demand(m.clocks >= 0 && m.clocks < (std::int64_t{1} << 62) && m.workers.empty() == (m.clocks == 0),
            "a clock that has not ended");
@@ -224,20 +193,14 @@ struct Await {
   std::int64_t clock = 0;  ///< below 0: at once
   std::uint32_t wait_ms = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Await*) {
-  a(m.clock, m.wait_ms);
-}
+void visit_fields(auto& m, auto& a, const Await*) { a(m.clock, m.wait_ms); }
 /// Its answer.
 struct Concluded {
   Quorum quorum;
   std::int64_t clock = 0;  ///< at which the worker goes on
   bool late = false;       ///< whether its latest pushes have been dropped
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Concluded*) {
-  a(m.quorum, m.clock, m.late);
-}
+void visit_fields(auto& m, auto& a, const Concluded*) { a(m.quorum, m.clock, m.late); }
 
 /// What a worker tells a server of the first one's decision, before anything of the clock at which it goes on.
 struct Conclude {
@@ -245,8 +208,7 @@ struct Conclude {
   std::int64_t clock = 0;  ///< at which it goes on
   Quorum quorum;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Conclude*) {
+void visit_fields(auto& m, auto& a, const Conclude*) {
   a(m.order, m.clock, m.quorum);
   a.demand(m.clock >= 0 && m.clock <= m.quorum.clocks, "a clock beyond those that have ended");
 }
@@ -256,10 +218,7 @@ struct Restore {
   Order order;
   std::string folder;  ///< a checkpoint, as the server sees it
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Restore*) {
-  a(m.order, m.folder);
-}
+void visit_fields(auto& m, auto& a, const Restore*) { a(m.order, m.folder); }
 
 /// Rows and counters of a table, as they lie in a snapshot; they follow the record.
 struct Adopt {
@@ -269,8 +228,7 @@ struct Adopt {
   std::uint64_t rows = 0;
   std::uint64_t seen = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Adopt*) {
+void visit_fields(auto& m, auto& a, const Adopt*) {
   a(codec::longest(m.name, 512), m.options, m.elements, m.rows, m.seen);
   a.demand(!m.name.empty() && m.elements >= 0, "a table without a name");
 }
@@ -278,10 +236,7 @@ void visit_fields(M& m, A& a, const Adopt*) {
 struct Leave {
   Order order;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Leave*) {
-  a(m.order);
-}
+void visit_fields(auto& m, auto& a, const Leave*) { a(m.order); }
 
 /// Keys follow the record.
 struct Pull {
@@ -290,8 +245,7 @@ struct Pull {
   std::int64_t clock = 0;     ///< the worker's
   std::uint32_t wait_ms = 0;  ///< how long the answer may have to wait for other workers
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Pull*) {
+void visit_fields(auto& m, auto& a, const Pull*) {
   a(m.table, m.count, m.clock, m.wait_ms);
   a.demand(m.count <= kMostKeys, "more keys than a message may have");
 }
@@ -300,28 +254,21 @@ struct Barrier {
   std::uint64_t number = 0;
   std::uint32_t wait_ms = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Barrier*) {
-  a(m.number, m.wait_ms);
-}
+void visit_fields(auto& m, auto& a, const Barrier*) { a(m.number, m.wait_ms); }
 
 struct Settle {
   std::uint32_t worker = 0;
   std::uint64_t incarnation = 0;
   std::uint32_t server = 0;  ///< who is asked: a process may serve several
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Settle*) {
+void visit_fields(auto& m, auto& a, const Settle*) {
   a(m.worker, m.incarnation, codec::below(m.server, kMostServers, "a server beyond 1024"));
 }
 /// What a server has of a worker from which it takes nothing any more.
 struct Settled {
   std::int64_t committed = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Settled*) {
-  a(m.committed);
-}
+void visit_fields(auto& m, auto& a, const Settled*) { a(m.committed); }
 
 /// The server's part, as a file in a folder that it sees, once all clocks before `clock` have been made.
 struct Snapshot {
@@ -330,10 +277,7 @@ struct Snapshot {
   std::int64_t clock = 0;
   std::uint32_t wait_ms = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Snapshot*) {
-  a(m.folder, codec::longest(m.file, 200), m.clock, m.wait_ms);
-}
+void visit_fields(auto& m, auto& a, const Snapshot*) { a(m.folder, codec::longest(m.file, 200), m.clock, m.wait_ms); }
 /// Its answer.
 struct Written {
   std::string file;  ///< another name, where the server is not the first that serves the rows
@@ -341,8 +285,7 @@ struct Written {
   std::string sha256;
   std::string crc32;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Written*) {
+void visit_fields(auto& m, auto& a, const Written*) {
   a(codec::longest(m.file, 300), m.bytes, m.sha256, codec::longest(m.crc32, std::size_t{8} << 20));
 }
 
@@ -350,18 +293,12 @@ void visit_fields(M& m, A& a, const Written*) {
 struct Locate {
   std::uint32_t server = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Locate*) {
-  a(codec::below(m.server, kMostServers, "a server beyond 1024"));
-}
+void visit_fields(auto& m, auto& a, const Locate*) { a(codec::below(m.server, kMostServers, "a server beyond 1024")); }
 struct Located {
   std::uint64_t epoch = 0;
   std::string endpoint;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Located*) {
-  a(m.epoch, codec::longest(m.endpoint, 300));
-}
+void visit_fields(auto& m, auto& a, const Located*) { a(m.epoch, codec::longest(m.endpoint, 300)); }
 
 /// A process is about to have a copy of a server's state, from now on until its connection ends.
 struct Follow {
@@ -370,8 +307,7 @@ struct Follow {
   std::uint64_t life = 0;  ///< which process of that number
   std::uint64_t copy = 0;  ///< which of its copies: a later one has a higher number
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Follow*) {
+void visit_fields(auto& m, auto& a, const Follow*) {
   a(codec::below(m.server, kMostServers, "a server beyond 1024"),
     codec::below(m.by, kMostServers, "a server beyond 1024"), m.life, m.copy);
 }
@@ -385,17 +321,13 @@ struct Fetch {
   std::uint64_t room = 0;                  ///< bytes that the copy may still grow by
   std::uint64_t most = ~std::uint64_t{0};  ///< bytes of records to be sent now, about; 0: none
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Fetch*) {
+void visit_fields(auto& m, auto& a, const Fetch*) {
   a(codec::below(m.server, kMostServers, "a server beyond 1024"), m.life, m.copy, m.position, m.room, m.most);
 }
 struct Fetched {
   std::uint64_t count = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Fetched*) {
-  a(m.count);
-}
+void visit_fields(auto& m, auto& a, const Fetched*) { a(m.count); }
 
 /// A digest of some rows of a table, by their places.
 struct Verify {
@@ -404,27 +336,18 @@ struct Verify {
   std::uint32_t count = 0;
   std::uint64_t digest = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Verify*) {
-  a(m.table, m.first, m.count, m.digest);
-}
+void visit_fields(auto& m, auto& a, const Verify*) { a(m.table, m.first, m.count, m.digest); }
 
 /// The answer to Open.
 struct Opened {
   std::uint32_t table = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Opened*) {
-  a(m.table);
-}
+void visit_fields(auto& m, auto& a, const Opened*) { a(m.table); }
 
 struct Stats {
   std::uint32_t table = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Stats*) {
-  a(m.table);
-}
+void visit_fields(auto& m, auto& a, const Stats*) { a(m.table); }
 
 /// The answer to Stats; what a table has gone through.
 struct TableCounts {
@@ -435,8 +358,7 @@ struct TableCounts {
   std::uint64_t dropped = 0;  ///< gradients of keys that were not admitted
   std::uint64_t steps = 0;    ///< of rows
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const TableCounts*) {
+void visit_fields(auto& m, auto& a, const TableCounts*) {
   a(m.rows, m.bytes, m.created, m.evicted, m.dropped, m.steps);
 }
 
@@ -446,10 +368,7 @@ struct Answer {
   std::int64_t clock = 0;     ///< of what was read: every push of earlier clocks is in it
   std::uint64_t version = 0;  ///< of the table on this server: steps so far
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Answer*) {
-  a(m.error, m.clock, m.version);
-}
+void visit_fields(auto& m, auto& a, const Answer*) { a(m.error, m.clock, m.version); }
 
 /// Of a change: every one begins with it.
 inline Result<Order> order_of(std::string_view body) {

@@ -9,7 +9,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <optional>
 #include <random>
 #include <string>
 #include <utility>

@@ -25,8 +25,7 @@ struct Holder {
   std::uint64_t life = 0;  ///< 0: nobody
   bool operator==(const Holder&) const = default;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Holder*) {
+void visit_fields(auto& m, auto& a, const Holder*) {
   a(codec::below(m.server, kMostServers, "a server beyond 1024"), m.life);
 }
 
@@ -35,8 +34,7 @@ struct Member {
   std::string endpoint;
   std::string host;  ///< to be compared
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Member*) {
+void visit_fields(auto& m, auto& a, const Member*) {
   a(m.life, codec::longest(m.endpoint, 300), codec::longest(m.host, 1024));
 }
 
@@ -45,10 +43,7 @@ struct Serving {
   Holder primary;
   Holder backup;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Serving*) {
-  a(m.epoch, m.primary, m.backup);
-}
+void visit_fields(auto& m, auto& a, const Serving*) { a(m.epoch, m.primary, m.backup); }
 
 struct ServerMap {
   std::uint64_t version = 0;  ///< counts all changes
@@ -61,8 +56,7 @@ struct ServerMap {
   bool lives(const Holder& holder) const noexcept;
   const std::string& endpoint_of(const Holder& holder) const noexcept { return members[holder.server].endpoint; }
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const ServerMap*) {
+void visit_fields(auto& m, auto& a, const ServerMap*) {
   a(m.version, codec::below(m.replicas, 2, "more than one replica"), codec::most(m.members, kMostServers, 1024),
     codec::most(m.rows, kMostServers));
   a.demand(m.rows.empty() || m.rows.size() == m.members.size(), "a map of other servers");

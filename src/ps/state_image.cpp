@@ -21,8 +21,7 @@ struct Beginning {
   std::int64_t settled = 0;
   std::vector<std::uint32_t> quorum = {};
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Beginning*) {
+void visit_fields(auto& m, auto& a, const Beginning*) {
   a(m.introduced, m.workers, m.settled, codec::most(m.quorum, kMostWorkers));
   a.demand(m.workers <= kMostWorkers, "more workers than there may be");
 }
@@ -31,10 +30,7 @@ struct Earlier {
   std::uint64_t incarnation = 0;
   std::int64_t ended = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Earlier*) {
-  a(m.incarnation, m.ended);
-}
+void visit_fields(auto& m, auto& a, const Earlier*) { a(m.incarnation, m.ended); }
 struct OfWorker {
   std::uint32_t number = 0;
   Worker::Phase phase = Worker::Phase::Expected;
@@ -49,8 +45,7 @@ struct OfWorker {
   std::vector<Earlier> earlier = {};
   std::string host = {};
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const OfWorker*) {
+void visit_fields(auto& m, auto& a, const OfWorker*) {
   a(m.number, codec::below(m.phase, 4, "a worker in an unknown phase"), m.fenced, m.incarnation, m.nonce, m.mark,
     m.committed, m.late, m.barrier, m.banned, m.earlier, codec::longest(m.host, 300));
 }
@@ -61,18 +56,14 @@ struct OfRefused {
   std::uint64_t sequence = 0;
   std::optional<Error> error = {};
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const OfRefused*) {
-  a(m.worker, m.sequence, m.error);
-}
+void visit_fields(auto& m, auto& a, const OfRefused*) { a(m.worker, m.sequence, m.error); }
 
 struct OfTable {
   std::string name;
   TableOptions options;
   std::int64_t elements = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const OfTable*) {
+void visit_fields(auto& m, auto& a, const OfTable*) {
   a(codec::longest(m.name, 512), m.options, m.elements);
   a.demand(!m.name.empty() && m.elements >= 0, "a table without a name");
 }
@@ -81,10 +72,7 @@ void visit_fields(M& m, A& a, const OfTable*) {
 struct Some {
   std::uint64_t count = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Some*) {
-  a(m.count);
-}
+void visit_fields(auto& m, auto& a, const Some*) { a(m.count); }
 
 struct OfStaged {
   std::uint32_t worker = 0;
@@ -93,18 +81,12 @@ struct OfStaged {
   std::optional<double> lr = {};
   std::uint64_t count = 0;
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const OfStaged*) {
-  a(m.worker, m.clock, m.table, m.lr, m.count);
-}
+void visit_fields(auto& m, auto& a, const OfStaged*) { a(m.worker, m.clock, m.table, m.lr, m.count); }
 
 struct Shapes {
   std::vector<TableShape> shapes = {};
 };
-template <class M, class A>
-void visit_fields(M& m, A& a, const Shapes*) {
-  a(m.shapes);
-}
+void visit_fields(auto& m, auto& a, const Shapes*) { a(m.shapes); }
 
 template <class T>
 std::string piece_of(Kind kind, const T& record) {
@@ -127,10 +109,7 @@ Worker loaded(OfWorker&& of) {
 
 }  // namespace
 
-template <class M, class A>
-void visit_fields(M& m, A& a, const TableShape*) {
-  a(m.end, m.first_free, m.hand, m.seen, m.counts);
-}
+void visit_fields(auto& m, auto& a, const TableShape*) { a(m.end, m.first_free, m.hand, m.seen, m.counts); }
 
 FrozenState::FrozenState(std::optional<Hello> introduced_by, Workers of_workers, std::int64_t clocks,
                          std::vector<std::uint32_t> of_quorum, std::vector<Table> of_tables, std::deque<Staged> pushes,

@@ -55,14 +55,9 @@ tl::unexpected<Error> json_error(std::string_view what, std::string_view where, 
 
 Result<json> parse_json(std::string_view text, std::string_view what) {
   if (text.size() > kLongestText) return json_error(what, "", "a text of more than 4 MiB");
-  if (is_too_deep(text)) return json_error(what, "", fmt::format("more than {} levels", kDeepestJson));
-  try {
-    return json::parse(text);
-  } catch (const json::parse_error& error) {
-    return json_error(what, "", fmt::format("no JSON, from character {} on", error.byte));
-  } catch (const json::exception& error) {  // e.g. a number out of range
-    return json_error(what, "", fmt::format("no JSON: {}", error.what()));
-  }
+  auto value = cohort::parse_json(text);
+  if (!value) return json_error(what, "", value.error().what());
+  return value;
 }
 
 Result<std::optional<std::string>> json_string(const json& object, std::string_view key, std::string_view what) {

@@ -22,8 +22,7 @@ struct Decision {
   Membership membership;
 };
 
-template <class M, class A>
-void visit_fields(M& m, A& a, const Decision*) {
+void visit_fields(auto& m, auto& a, const Decision*) {
   a(codec::constant(kDecisionMagic, "not a decision in this version of Cohort"), m.error);
   if (m.error) {
     a(m.peer);
@@ -53,15 +52,13 @@ Hosts group_by_host(const std::vector<MemberInfo>& infos) {
 
 }  // namespace
 
-template <class M, class A>
-void visit_fields(M& m, A& a, const MemberInfo*) {
+void visit_fields(auto& m, auto& a, const MemberInfo*) {
   a(codec::constant(kInfoMagic, "not a description of a rank in this version of Cohort"), m.rank, m.size);
   a.demand(m.size >= 1 && m.rank >= 0 && m.rank < m.size, "a rank outside of its world");
   a(m.launcher_local_rank, m.launcher_local_size, m.pid, m.nonce, m.host_id, m.host, m.build, m.source, m.program,
     m.torch, m.transport, m.no_transport, codec::most(m.backends, kMostBackends));
 }
-template <class M, class A>
-void visit_fields(M& m, A& a, const MembershipEntry*) {
+void visit_fields(auto& m, auto& a, const MembershipEntry*) {
   a(m.local_rank, m.local_size, m.cross_rank, m.cross_size);
 }
 

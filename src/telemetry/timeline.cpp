@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <new>
 
 namespace cohort::status {
 namespace {

@@ -7,7 +7,6 @@
 #include "train/formats/weights.h"
 
 #include <cstring>
-#include <optional>
 
 namespace cohort::checkpoint {
 namespace {

@@ -5,9 +5,7 @@
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 
-#include <filesystem>
 #include <functional>
-#include <limits>
 #include <mutex>
 
 // clang-format off

@@ -10,7 +10,6 @@
 #include "torch/test_models.h"
 
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <map>

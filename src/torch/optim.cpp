@@ -2,7 +2,6 @@
 
 #include "base/result.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace cohort::optim {

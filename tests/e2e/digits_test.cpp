@@ -2,6 +2,7 @@
 #include "base/files.h"
 #include "telemetry/record.h"
 #include "train/formats/idx.h"
+#include "train/formats/testing.h"
 
 #include <cohort/preemption.h>
 
@@ -14,7 +15,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -140,10 +140,10 @@ class DigitsTest : public ::testing::Test {
       }
       labels.shape = {count};
       labels.data.resize(static_cast<std::size_t>(count));
-      value_or_throw(
-          formats::write_idx((to / (part + "-images-idx3-ubyte.gz")).string(), large, formats::IdxPacking::Gzip));
-      value_or_throw(
-          formats::write_idx((to / (part + "-labels-idx1-ubyte.gz")).string(), labels, formats::IdxPacking::Gzip));
+      for (const auto& [name, array] :
+           {std::pair("-images-idx3-ubyte.gz", &large), std::pair("-labels-idx1-ubyte.gz", &labels)})
+        value_or_throw(
+            sys::write_file_atomically((to / (part + name)).string(), formats::gzip(formats::idx_bytes(*array))));
     }
     return to;
   }

@@ -23,10 +23,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>

@@ -21,9 +21,7 @@
 
 #include <fmt/format.h>
 
-#include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <stdexcept>
 #include <string>

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
-#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <string>

@@ -3,10 +3,13 @@
 #include "base/env.h"
 #include "base/files.h"
 #include "base/hardware.h"
+#include "base/json.h"
 #include "base/result.h"
-#include "bench/training/network.h"
+#include "bench/training/trainee.h"
 #include "bench/training/training.h"
 #include "shared/run_options.h"
+
+#include <cohort/join.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -160,9 +163,9 @@ constexpr const char* kFooter = R"(Examples:
   cohort bench training                                     on this host, 1, 2, 4, ... processes
   cohort bench training -H a:4,b:4 --processes 1,2,4,8 --hosts 1,2 --svg scaling.svg
   salloc -N 2 cohort bench training --processes 1,2,4       the hosts are the allocation's
-  cohort bench training -H a:4,b:4 --batch 64 -- python train.py --epochs 1
+  cohort bench training -H a:4,b:4 --batch 64 -- digits --batch-per-process 64 --threads 1 --epochs 2
 
-Without a command it trains a network of its own (--layers, on generated images; the gradients are averaged over all ranks while
+Without a command it trains layers in plain loops (--layers, on generated images; the gradients are averaged over all ranks while
 the next ones are computed). A command of yours should print little and take a minute or so. Where its steps are Cohort's
 (cohort.nn, cohort.torch, cohort::DistributedDataParallel) they are timed from the third to the last one; else its whole time counts.
 Where hosts are and how they are reached is also taken from the variables of `cohort run` (COHORT_RUN_HOSTS, COHORT_RUN_SSH, ...).
@@ -305,10 +308,10 @@ void show(const Options& options, const Experiment& experiment) {
   std::fflush(stdout);  // what may fail now comes after it
   if (!options.json.empty()) {
     std::string lines;
-    for (const Point& point : points) lines += to_json(point).dump() + '\n';
+    for (const Point& point : points) lines += json_text(to_json(point)) + '\n';
     nlohmann::ordered_json last = {{"event", failure.empty() ? "verdict" : "failure"},
                                    {"text", failure.empty() ? verdict : failure}};
-    lines += last.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
+    lines += json_text(last) + '\n';
     value_or_throw(sys::write_file_atomically(options.json, lines));
   }
   if (!options.svg.empty())
@@ -434,7 +437,10 @@ void add_training(CLI::App& bench) {
   rank->add_option("--batch", trainee->batch);
   rank->add_option("--seconds", trainee->seconds);
   rank->add_flag("--bf16-wire", trainee->bf16_wire);
-  rank->callback([trainee] { train(trainee_of(*trainee)); });
+  rank->callback([trainee] {
+    Communicator world = join();
+    train(world, trainee_of(*trainee));
+  });
 }
 
 }  // namespace cohort::app::training

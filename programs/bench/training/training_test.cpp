@@ -1,12 +1,10 @@
 #include "bench/training/training.h"
-#include "bench/training/network.h"
+#include "bench/training/trainee.h"
 
 #include <cohort/communicator.h>
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <numeric>
 #include <thread>
 
 namespace cohort::app::training {
@@ -368,54 +366,6 @@ TEST(TrainingReport, TableBarsAndPicture) {
 }
 
 // --- what is trained ---
-
-TEST(TrainingNetwork, ProductsOfEveryShape) {
-  for (const std::size_t rows : {1U, 5U, 6U, 13U}) {
-    for (const std::size_t inner : {1U, 7U, 64U}) {
-      for (const std::size_t columns : {1U, 10U, 16U, 33U, 100U}) {
-        std::vector<float> left(rows * inner), right(inner * columns), out(rows * columns, -1);
-        for (std::size_t i = 0; i < left.size(); ++i) left[i] = static_cast<float>(i % 7) - 3;
-        for (std::size_t i = 0; i < right.size(); ++i) right[i] = static_cast<float>(i % 5) - 2;
-        for (const bool turned : {false, true}) {  // small whole numbers: exact in any order
-          multiply(
-              {{left.data(), turned ? 1 : inner, turned ? rows : 1}, right.data(), out.data(), rows, inner, columns});
-          for (std::size_t r = 0; r < rows; ++r) {
-            for (std::size_t c = 0; c < columns; ++c) {
-              float sum = 0;
-              for (std::size_t k = 0; k < inner; ++k) {
-                sum += left[turned ? k * rows + r : r * inner + k] * right[k * columns + c];
-              }
-              ASSERT_EQ(out[r * columns + c], sum) << rows << " " << inner << " " << columns << " " << turned;
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST(TrainingNetwork, GradientsAreTheSlopesOfTheLoss) {
-  Network network({5, 8, 6, 3}, 4, 1);
-  const Batch batch = make_batch(5, 3, 4, 9);
-  std::vector<float> gradients(network.parameters());
-  std::vector<std::size_t> order;
-  std::vector<float> ignored(network.parameters());
-  network.differentiate(batch, gradients, [&](std::size_t layer) { order.push_back(layer); });
-  EXPECT_EQ(order, (std::vector<std::size_t>{2, 1, 0}));
-  int checked = 0;
-  for (std::size_t i = 0; i < network.parameters(); i += 7) {
-    constexpr float kStep = 1e-3F;
-    const float kept = network.weights()[i];
-    network.weights()[i] = kept + kStep;
-    const double above = network.differentiate(batch, ignored, [](std::size_t) {});
-    network.weights()[i] = kept - kStep;
-    const double below = network.differentiate(batch, ignored, [](std::size_t) {});
-    network.weights()[i] = kept;
-    EXPECT_NEAR(gradients[i], (above - below) / (2 * static_cast<double>(kStep)), 5e-3) << i;
-    checked += std::abs(gradients[i]) > 1e-3F ? 1 : 0;
-  }
-  EXPECT_GT(checked, 5);
-}
 
 TEST(TrainingNetwork, RanksLearnAndStayTheSame) {
   std::vector<Communicator> world = form_thread_world(3);

@@ -6,7 +6,6 @@
 #include "comm/api/work_state.h"
 #include "comm/gpu/staging.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace cohort {

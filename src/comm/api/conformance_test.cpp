@@ -14,7 +14,6 @@
 #include <complex>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <numeric>
 #include <random>
 #include <string>

@@ -14,7 +14,6 @@
 #include <cstdlib>
 #include <mutex>
 #include <numeric>
-#include <set>
 #include <string>
 #include <vector>
 

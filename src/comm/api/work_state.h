@@ -11,8 +11,10 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace cohort::comm {
 
@@ -49,6 +51,38 @@ class WorkState {
 
   /// Somebody has been given the error.
   std::atomic<bool> reported{false};
+};
+
+/// One that ends later, and what it calls then. Belongs to a mutex of whoever ends it, but for `done` and, once it is
+/// done, the outcome.
+class UnfinishedWork : public WorkState {
+ public:
+  bool done() const noexcept final { return done_.load(std::memory_order_acquire); }
+  const std::optional<Error>& outcome() const noexcept final { return outcome_; }
+
+  void set_outcome(std::optional<Error> outcome) noexcept { outcome_ = std::move(outcome); }
+  /// Its outcome has been set.
+  void set_done() noexcept { done_.store(true, std::memory_order_release); }
+  bool has_callbacks() const noexcept { return !callbacks_.empty(); }
+  std::vector<std::function<void()>> take_callbacks() noexcept { return std::exchange(callbacks_, {}); }
+  /// Takes the mutex. Calls at once where it is done: false.
+  template <class Mutex>
+  bool add_callback(Mutex& mutex, std::function<void()> callback) {
+    {
+      const std::lock_guard lock(mutex);
+      if (!done()) {
+        callbacks_.push_back(std::move(callback));
+        return true;
+      }
+    }
+    callback();
+    return false;
+  }
+
+ private:
+  std::atomic<bool> done_{false};
+  std::optional<Error> outcome_;  // written before done_
+  std::vector<std::function<void()>> callbacks_;
 };
 
 /// An operation that failed before it was started, or in the caller.

@@ -78,8 +78,7 @@ struct MessageHeader {
 };
 
 /// Between processes that share no memory: all but the address.
-template <class M, class A>
-void visit_fields(M& m, A& archive, const MessageHeader*) {
+void visit_fields(auto& m, auto& archive, const MessageHeader*) {
   archive(codec::below(m.kind, kHeaderKinds, "a message header of unknown kind"),
           codec::below(m.dtype, kDTypeCount, "a type that does not exist"),
           codec::below(m.expected, kDTypeCount, "a type that does not exist"), m.tag, m.count, m.expected_count,

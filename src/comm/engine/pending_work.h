@@ -37,7 +37,7 @@ class Carrier {
   virtual bool in_child() const noexcept = 0;
 };
 
-class PendingWork : public WorkState {
+class PendingWork : public UnfinishedWork {
  public:
   using Clock = Carrier::Clock;
 
@@ -46,29 +46,8 @@ class PendingWork : public WorkState {
     constexpr auto kLongest = std::chrono::hours(24 * 365);
     return done() || carrier_.wait_until(*this, Clock::now() + std::min<std::chrono::nanoseconds>(limit, kLongest));
   }
-  bool done() const noexcept final { return done_.load(std::memory_order_acquire); }
-  const std::optional<Error>& outcome() const noexcept final { return outcome_; }
   void on_done(std::function<void()> callback) final { carrier_.add_callback(*this, std::move(callback)); }
   bool at_home() const noexcept final { return !carrier_.in_child(); }
-
-  // For the carrier, which holds its mutex:
-  void set_outcome(std::optional<Error> outcome) noexcept { outcome_ = std::move(outcome); }
-  /// Its outcome has been set.
-  void set_done() noexcept { done_.store(true, std::memory_order_release); }
-  bool has_callbacks() const noexcept { return !callbacks_.empty(); }
-  std::vector<std::function<void()>> take_callbacks() noexcept { return std::exchange(callbacks_, {}); }
-  /// For the carrier, which does not hold it.
-  template <class Mutex>
-  void add_callback(Mutex& mutex, std::function<void()> callback) {
-    {
-      const std::lock_guard lock(mutex);
-      if (!done()) {
-        callbacks_.push_back(std::move(callback));
-        return;
-      }
-    }
-    callback();
-  }
 
  protected:
   /// `keep` keeps the carrier alive.
@@ -77,9 +56,6 @@ class PendingWork : public WorkState {
  private:
   Carrier& carrier_;
   const std::shared_ptr<void> keep_;
-  std::atomic<bool> done_{false};
-  std::optional<Error> outcome_;  // written before done_
-  std::vector<std::function<void()>> callbacks_;
 };
 
 }  // namespace cohort::comm

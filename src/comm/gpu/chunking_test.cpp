@@ -16,7 +16,6 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <map>

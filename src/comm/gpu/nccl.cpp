@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <set>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 namespace cohort::comm::cuda {

@@ -81,7 +81,7 @@ class Copies final : public Staging {
 
 /// Done once the message is in the GPU's memory. Its copy begins where the message comes, in a thread that is needed
 /// for others; whether it is over, those look who wait, and a thread for all that nobody waits for.
-class Delivery final : public WorkState, public std::enable_shared_from_this<Delivery> {
+class Delivery final : public UnfinishedWork, public std::enable_shared_from_this<Delivery> {
  public:
   using WhyEnded = std::function<std::optional<Error>()>;
 
@@ -122,30 +122,19 @@ class Delivery final : public WorkState, public std::enable_shared_from_this<Del
     }
     return true;
   }
-  bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
-  const std::optional<Error>& outcome() const noexcept override { return outcome_; }
-  void on_done(std::function<void()> callback) override {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!done()) {
-        callbacks_.push_back(std::move(callback));
-        return;
-      }
-    }
-    callback();
-  }
+  void on_done(std::function<void()> callback) override { add_callback(mutex_, std::move(callback)); }
   std::optional<int> source() const noexcept override { return work_.source(); }
   bool at_home() const noexcept override { return ::getpid() == home_; }
 
  private:
   void depart();
   void end(std::optional<Error> failed) {
-    outcome_ = std::move(failed);
+    set_outcome(std::move(failed));
     std::vector<std::function<void()>> callbacks;
     {
       const std::lock_guard lock(mutex_);
-      done_.store(true, std::memory_order_release);
-      callbacks.swap(callbacks_);
+      set_done();
+      callbacks = take_callbacks();
     }
     for (const auto& callback : callbacks) callback();
   }
@@ -158,9 +147,6 @@ class Delivery final : public WorkState, public std::enable_shared_from_this<Del
   std::mutex looking_;  // at the copy; before mutex_
   std::mutex mutex_;
   std::atomic<bool> departed_{false};
-  std::atomic<bool> done_{false};
-  std::optional<Error> outcome_;  // written before done_
-  std::vector<std::function<void()>> callbacks_;
 };
 
 /// The thread that looks at deliveries of this process. It goes once there have been none for a while.

@@ -5,7 +5,6 @@
 #include "comm/kernels/bfloat16.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace cohort::comm::hosts {

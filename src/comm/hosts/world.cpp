@@ -12,7 +12,6 @@
 #include "net/mac.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <thread>
 #include <utility>

@@ -11,7 +11,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 #include <vector>

@@ -17,7 +17,6 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <map>

@@ -11,7 +11,6 @@
 
 #include <array>
 #include <filesystem>
-#include <mutex>
 
 namespace cohort::checkpoint {
 namespace {

@@ -1,5 +1,6 @@
 #include "train/formats/weights.h"
 
+#include "base/json.h"
 #include "base/log.h"
 #include "base/result.h"
 #include "train/formats/checkpoint_folder.h"
@@ -94,7 +95,7 @@ Result<PtValue> torch_optimizer(const Weights& optimizer, const std::string& nam
     const auto found = optimizer.metadata.find(key);
     return found == optimizer.metadata.end() ? std::string() : found->second;
   };
-  const auto groups = nlohmann::json::parse(text("groups"), nullptr, false);
+  const auto groups = parse_json_or_discard(text("groups"));
   std::map<std::string, std::int64_t, std::less<>> numbers;
   std::vector<std::vector<std::int64_t>> members;
   for (const auto& group : groups.is_array() ? groups : nlohmann::json::array()) {

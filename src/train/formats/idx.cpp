@@ -71,34 +71,6 @@ Result<std::vector<std::byte>> gunzip(std::span<const std::byte> bytes, std::uin
   }
 }
 
-}  // namespace
-
-std::vector<std::byte> gzip(std::span<const std::byte> bytes) {
-  z_stream stream{};
-  if (deflateInit2(&stream, Z_BEST_COMPRESSION, Z_DEFLATED, kGzipWindow, 9, Z_DEFAULT_STRATEGY) != Z_OK) {
-    throw std::bad_alloc();
-  }
-  const std::unique_ptr<z_stream, int (*)(z_stream*)> guard(&stream, deflateEnd);
-  std::vector<std::byte> packed;
-  std::array<std::byte, kChunk> chunk;
-  std::span<const std::byte> rest = bytes;
-  int status = Z_OK;
-  while (status != Z_STREAM_END) {
-    stream.next_in = zlib_pointer(rest);
-    stream.avail_in = zlib_size(rest.size());
-    const uInt offered = stream.avail_in;
-    stream.next_out = reinterpret_cast<Bytef*>(chunk.data());
-    stream.avail_out = static_cast<uInt>(chunk.size());
-    status = deflate(&stream, offered == rest.size() ? Z_FINISH : Z_NO_FLUSH);
-    rest = rest.subspan(offered - stream.avail_in);
-    const auto made = static_cast<std::ptrdiff_t>(chunk.size() - stream.avail_out);
-    packed.insert(packed.end(), chunk.begin(), chunk.begin() + made);
-  }
-  return packed;
-}
-
-namespace {
-
 struct IdxType {
   std::uint8_t code;
   DType dtype;
@@ -189,35 +161,6 @@ Result<IdxArray> read_idx(const std::string& path, const ReadIdxOptions& options
   auto bytes = sys::read_file(path, {.max_bytes = options.max_bytes});
   if (!bytes) return tl::unexpected(bytes.error());
   return parse_idx(bytes->bytes(), path, options);
-}
-
-Result<void> write_idx(const std::string& path, const IdxArray& array, IdxPacking packing) {
-  const auto* const type =
-      std::find_if(kIdxTypes.begin(), kIdxTypes.end(), [&](const IdxType& row) { return row.dtype == array.dtype; });
-  if (type == kIdxTypes.end()) {
-    return fail(ErrorCode::InvalidArgument, "cannot write {} -- IDX has no type for {} -- convert it first", path,
-                to_string(array.dtype));
-  }
-  const auto elements = element_count(array.shape);
-  const bool dimensions_fit = array.shape.size() <= kMostIdxDimensions &&
-                              std::all_of(array.shape.begin(), array.shape.end(), [](std::int64_t d) {
-                                return d <= std::int64_t{std::numeric_limits<std::uint32_t>::max()};
-                              });
-  if (!elements || !dimensions_fit ||
-      static_cast<std::uint64_t>(*elements) != array.data.size() / size_of(array.dtype) ||
-      array.data.size() % size_of(array.dtype) != 0) {
-    return fail(ErrorCode::InvalidArgument, "cannot write {} -- {} elements of {} are not {} bytes", path,
-                dimensions_text(array.shape), to_string(array.dtype), array.data.size());
-  }
-  std::vector<std::byte> bytes = {std::byte{0}, std::byte{0}, std::byte{type->code},
-                                  static_cast<std::byte>(array.shape.size())};
-  for (const std::int64_t dimension : array.shape) {
-    for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<std::byte>(dimension >> shift & 0xff));
-  }
-  const std::size_t header = bytes.size();
-  bytes.insert(bytes.end(), array.data.begin(), array.data.end());
-  swap_bytes(std::span(bytes).subspan(header), size_of(array.dtype));
-  return sys::write_file_atomically(path, packing == IdxPacking::Gzip ? gzip(bytes) : bytes);
 }
 
 }  // namespace cohort::formats

@@ -1,7 +1,6 @@
 // IDX, the format of MNIST's files: two zero bytes, a type, the number of dimensions, the dimensions as big-endian
 // 32-bit numbers, then the elements, big-endian, row-major; often inside gzip. Format: Yann LeCun's page on MNIST.
 // Pure functions over values: any thread may call.
-// gzip members in memory, over zlib. Pure functions: any thread may call.
 #pragma once
 
 #include "base/result.h"
@@ -35,13 +34,5 @@ Result<IdxArray> read_idx(const std::string& path, const ReadIdxOptions& options
 /// The same from memory; `name` is for messages.
 Result<IdxArray> parse_idx(std::span<const std::byte> bytes, const std::string& name,
                            const ReadIdxOptions& options = {});
-
-enum class IdxPacking : std::uint8_t { Plain, Gzip };
-
-/// Replaces the file as a whole. InvalidArgument if the dtype has no IDX type or shape and data do not agree.
-Result<void> write_idx(const std::string& path, const IdxArray& array, IdxPacking packing = IdxPacking::Plain);
-
-/// One member without a time stamp: the same bytes for the same input.
-std::vector<std::byte> gzip(std::span<const std::byte> bytes);
 
 }  // namespace cohort::formats

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "base/files.h"
+#include "train/formats/idx.h"
 
 #include <gtest/gtest.h>
 
 #include <unistd.h>
+#include <zlib.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +44,34 @@ inline std::vector<std::byte> random_bytes(std::size_t size, unsigned seed) {
 }
 
 inline std::vector<std::byte> copy_of(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
+
+/// One member.
+inline std::vector<std::byte> gzip(std::span<const std::byte> bytes) {
+  z_stream stream{};
+  if (deflateInit2(&stream, Z_BEST_COMPRESSION, Z_DEFLATED, 15 + 16, 9, Z_DEFAULT_STRATEGY) != Z_OK) std::abort();
+  std::vector<std::byte> packed(deflateBound(&stream, bytes.size()));
+  stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(bytes.data()));
+  stream.avail_in = static_cast<uInt>(bytes.size());
+  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
+  stream.avail_out = static_cast<uInt>(packed.size());
+  if (deflate(&stream, Z_FINISH) != Z_STREAM_END) std::abort();
+  packed.resize(stream.total_out);
+  deflateEnd(&stream);
+  return packed;
+}
+
+/// The file of an array whose elements have the code `type`, with their bytes turned around.
+inline std::vector<std::byte> idx_bytes(const IdxArray& array, int type = 0x08) {
+  std::vector<std::byte> bytes = {std::byte{0}, std::byte{0}, static_cast<std::byte>(type),
+                                  static_cast<std::byte>(array.shape.size())};
+  for (const std::int64_t dimension : array.shape) {
+    for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<std::byte>(dimension >> shift & 0xff));
+  }
+  const auto element = static_cast<std::ptrdiff_t>(size_of(array.dtype));
+  for (auto at = array.data.begin(); at != array.data.end(); at += element)
+    bytes.insert(bytes.end(), std::make_reverse_iterator(at + element), std::make_reverse_iterator(at));
+  return bytes;
+}
 
 /// Interpreters on this machine, the active one and Debian's, that can import torch.
 inline std::vector<std::string> pythons_with_torch() {

@@ -2,7 +2,6 @@
 
 #include "comm/api/communicator_impl.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace cohort::gradients {

@@ -1,5 +1,6 @@
 #include "train/gradients/same_model.h"
 
+#include "base/parse.h"
 #include "base/result.h"
 
 #include <algorithm>
@@ -10,13 +11,6 @@
 namespace cohort::gradients {
 
 namespace {
-
-// FNV-1a (Fowler, Noll, Vo): enough to tell honest models apart; the texts are compared in full if it differs.
-std::uint64_t digest_of(const std::string& text) {
-  std::uint64_t digest = 14695981039346656037ULL;
-  for (const char c : text) digest = (digest ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  return digest;
-}
 
 std::vector<std::string> split_lines(const std::string& text) {
   std::vector<std::string> lines;
@@ -46,7 +40,7 @@ void require_same_on_all_ranks(Ranks& ranks, const std::vector<std::string>& lin
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
 
-  const auto all = all_gather(ranks, std::vector<std::uint64_t>{digest_of(text), text.size()});
+  const auto all = all_gather(ranks, std::vector<std::uint64_t>{fnv1a(text), text.size()});
   std::uint64_t longest = 0;
   bool same = true;
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks.size()); ++rank) {

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <complex>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <new>
 #include <numeric>

@@ -42,8 +42,9 @@ State::State(std::shared_ptr<Wakeup> engine, std::string name)
       name_(std::move(name)) {}
 
 State::~State() {
-  if (!error_ || error_->code() == ErrorCode::Aborted || reported || !at_home()) return;
-  log::warn("named", "an operation failed and nobody waited for it: {}", error_->what());
+  const std::optional<Error>& error = outcome();
+  if (!error || error->code() == ErrorCode::Aborted || reported || !at_home()) return;
+  log::warn("named", "an operation failed and nobody waited for it: {}", error->what());
 }
 
 bool State::at_home() const noexcept { return process_ == ::getpid(); }
@@ -65,15 +66,9 @@ bool State::wait_for(std::chrono::nanoseconds limit) {
 }
 
 void State::on_done(std::function<void()> callback) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!done()) {
-      callbacks_.push_back(std::move(callback));
-      engine_->urge();  // until `end`
-      return;
-    }
-  }
-  callback();
+  if (done()) return callback();
+  engine_->urge();  // until `end`
+  if (!add_callback(mutex_, std::move(callback))) engine_->relax();
 }
 
 void State::tell_timeline() const noexcept {
@@ -93,12 +88,12 @@ void State::end(std::optional<Error> error) {
   {
     const std::lock_guard lock(mutex_);
     if (done()) return;
-    error_ = std::move(error);
+    set_outcome(std::move(error));
     ended_at = std::chrono::steady_clock::now();
-    done_.store(true, std::memory_order_release);
+    set_done();
     status::StatusPage::own().count_named();
     tell_timeline();
-    callbacks.swap(callbacks_);
+    callbacks = take_callbacks();
     ended_.notify_all();
   }
   for (const auto& callback : callbacks) {

@@ -35,7 +35,7 @@ struct Outcome {
 class Wakeup;
 
 /// Shared by Handles and the engine, which ends it once. Who waits for it urges the engine.
-class State final : public comm::WorkState {
+class State final : public comm::UnfinishedWork {
  public:
   /// `name`: for messages.
   State(std::shared_ptr<Wakeup> engine, std::string name);
@@ -45,8 +45,6 @@ class State final : public comm::WorkState {
   State& operator=(const State&) = delete;
   void wait() override;
   bool wait_for(std::chrono::nanoseconds limit) override;
-  bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
-  const std::optional<Error>& outcome() const noexcept override { return error_; }
   void on_done(std::function<void()> callback) override;
   bool at_home() const noexcept override;
 
@@ -66,9 +64,6 @@ class State final : public comm::WorkState {
   const std::string name_;
   std::mutex mutex_;
   std::condition_variable ended_;
-  std::atomic<bool> done_{false};
-  std::optional<Error> error_;  // written before done_
-  std::vector<std::function<void()>> callbacks_;
 };
 
 class Handle {

@@ -11,7 +11,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <complex>
 #include <cstdint>
 #include <cstring>
 #include <limits>

@@ -92,8 +92,7 @@ inline constexpr std::size_t kMostDimensions = 64;
 inline constexpr std::size_t kMostSplits = std::size_t{1} << 20;
 
 /// For base/records.h. Of bytes from a peer: Corrupt if they are no signature.
-template <class M, class A>
-void visit_fields(M& m, A& a, const Signature*) {
+void visit_fields(auto& m, auto& a, const Signature*) {
   constexpr std::string_view kNone = "a description of an operation that does not exist";
   a(codec::below(m.kind, kKindCount, kNone), codec::below(m.dtype, kDTypeCount, kNone),
     codec::below(m.op, kReduceOpCount, kNone), m.needs_all_ranks, codec::below(m.device, 2, kNone), m.root, m.prescale,

@@ -145,10 +145,7 @@ void MessageRoundAnnouncer::close(std::chrono::milliseconds limit) {
   }
 }
 
-template <class M, class A>
-void visit_fields(M& m, A& a, const Stalled*) {
-  a(m.name, m.milliseconds, m.expired);
-}
+void visit_fields(auto& m, auto& a, const Stalled*) { a(m.name, m.milliseconds, m.expired); }
 
 namespace {
 
@@ -176,18 +173,9 @@ struct Census {
   std::vector<Stalled> stalled;
 };
 
-template <class M, class A>
-void visit_fields(M& m, A& a, const Description*) {
-  a(m.name, m.signature);
-}
-template <class M, class A>
-void visit_fields(M& m, A& a, const Descriptions*) {
-  a(m.joins, m.all);
-}
-template <class M, class A>
-void visit_fields(M& m, A& a, const Census*) {
-  a(m.words, m.stalled);
-}
+void visit_fields(auto& m, auto& a, const Description*) { a(m.name, m.signature); }
+void visit_fields(auto& m, auto& a, const Descriptions*) { a(m.joins, m.all); }
+void visit_fields(auto& m, auto& a, const Census*) { a(m.words, m.stalled); }
 
 std::size_t words_for(std::size_t slots) noexcept { return (slots + kWordBits - 1) / kWordBits; }
 

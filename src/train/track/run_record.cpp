@@ -1,6 +1,7 @@
 #include <cohort/track.h>
 
 #include "base/env.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
@@ -59,7 +60,7 @@ void add(OrderedJson& line, const Fields& fields) {
 
 std::string line_of(const OrderedJson& line) {
   // Text that is not UTF-8 must not stop a training run: replaced.
-  return line.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+  return json_text(line) + "\n";
 }
 
 /// The launcher warns of a loss that is no number: the rank's page has the first.

@@ -50,10 +50,7 @@ std::uint64_t world_number(const net::Secret& of_world) {
 
 net::SecureOptions between_ranks() { return {.purpose = "ranks", .longest_message = 256, .detachable = true}; }
 
-template <class M, class A>
-void visit_fields(M& m, A& a, const Hello*) {
-  a(m.from, m.to, m.lane);
-}
+void visit_fields(auto& m, auto& a, const Hello*) { a(m.from, m.to, m.lane); }
 
 std::string encode(const Hello& hello) { return codec::encode(hello); }
 Result<Hello> decode_hello(std::string_view bytes) { return codec::decode<Hello>(bytes); }
@@ -81,8 +78,7 @@ Bytes32 random_bytes() {
   return bytes;
 }
 
-template <class M, class A>
-void visit_fields(M& m, A& a, const PeerInfo*) {
+void visit_fields(auto& m, auto& a, const PeerInfo*) {
   a(codec::constant(kPeerInfoMagic,
                     "these bytes are no description of a rank -- do all ranks run the same build of Cohort?"),
     m.host, m.machine, m.pid,

@@ -12,10 +12,8 @@
 #include <sys/socket.h>
 
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
