@@ -63,6 +63,7 @@ Result<void> place_servers(Plan& plan, const OtherRoles& others) {
       planned.index = static_cast<int>(plan.hosts.size());
       planned.first_rank = plan.world_size;
       planned.machine = plan.hosts.back().machine + 1;
+      planned.component = host.component;
       known = plan.hosts.insert(known, std::move(planned));
     }
     known->first_server = plan.servers;
@@ -95,6 +96,7 @@ Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const
     PlannedHost planned;
     planned.name = host.name;
     planned.local = host.local;
+    planned.component = host.component;
     planned.index = static_cast<int>(plan.hosts.size());
     planned.first_rank = next;
     planned.ranks = std::min(host.slots, processes - next);
@@ -135,6 +137,18 @@ std::vector<int> processes_of(const Plan& plan, const PlannedHost& host) {
   for (int i = 0; i < host.servers; ++i) processes.push_back(plan.world_size + host.first_server + i);
   if (host.evaluator) processes.push_back(plan.world_size + plan.servers);
   return processes;
+}
+
+OtherRoles other_roles(const JobSpec& spec) { return {spec.servers, spec.colocated, {}, spec.evaluator.has_value()}; }
+
+bool goes_elsewhere(const Plan& plan) {
+  return std::any_of(plan.hosts.begin(), plan.hosts.end(), [](const PlannedHost& host) { return !host.local; });
+}
+
+std::chrono::milliseconds start_timeout_of(const JobSpec& spec, const Plan& plan) {
+  // People start the launchers of a job one after the other.
+  const bool by_hand = plan.node && !plan.node->step;
+  return spec.start_timeout.value_or(std::chrono::seconds(by_hand ? 300 : 30));
 }
 
 std::vector<std::string> hosts_of_processes(const Plan& plan) {
@@ -184,7 +198,7 @@ struct Words {
   Word count, rank, master, master_addr, master_port, endpoint, backend, id;
 };
 
-Words words_of(const NodeOptions& options, const cluster::Environment& environment) {
+Words words_of(const JobSpec& spec, const cluster::Environment& environment) {
   const bool a_rank = find(environment, env::kLocalRank) != nullptr;  // torchrun's options were for what started it
   const auto word = [&](const std::string& typed, std::string option, const char* variable) {
     const bool looks = typed.empty() && variable != nullptr && !a_rank;
@@ -192,17 +206,17 @@ Words words_of(const NodeOptions& options, const cluster::Environment& environme
     return value != nullptr ? Word{*value, variable} : Word{typed, std::move(option)};
   };
   // A place that was typed counts before all places that a variable names.
-  const bool whole = !options.master.empty() || !options.endpoint.empty();
+  const bool whole = !spec.master.empty() || !spec.rdzv_endpoint.empty();
   Words words;
-  words.count = word(options.count, "--nnodes", "PET_NNODES");
-  words.rank = word(options.rank, "--node-rank", "PET_NODE_RANK");
-  words.master = word(options.master, "--master", nullptr);
-  words.master_addr = word(options.master_addr, "--master-addr", whole ? nullptr : "PET_MASTER_ADDR");
-  words.master_port = word(options.master_port, "--master-port", whole ? nullptr : "PET_MASTER_PORT");
+  words.count = word(spec.nnodes, "--nnodes", "PET_NNODES");
+  words.rank = word(spec.node_rank, "--node-rank", "PET_NODE_RANK");
+  words.master = word(spec.master, "--master", nullptr);
+  words.master_addr = word(spec.master_addr, "--master-addr", whole ? nullptr : "PET_MASTER_ADDR");
+  words.master_port = word(spec.master_port, "--master-port", whole ? nullptr : "PET_MASTER_PORT");
   words.endpoint =
-      word(options.endpoint, "--rdzv-endpoint", whole || !options.master_addr.empty() ? nullptr : "PET_RDZV_ENDPOINT");
-  words.backend = word(options.backend, "--rdzv-backend", "PET_RDZV_BACKEND");
-  words.id = word(options.id, "--rdzv-id", "PET_RDZV_ID");
+      word(spec.rdzv_endpoint, "--rdzv-endpoint", whole || !spec.master_addr.empty() ? nullptr : "PET_RDZV_ENDPOINT");
+  words.backend = word(spec.rdzv_backend, "--rdzv-backend", "PET_RDZV_BACKEND");
+  words.id = word(spec.rdzv_id, "--rdzv-id", "PET_RDZV_ID");
   return words;
 }
 
@@ -416,11 +430,12 @@ Result<NodeRole> role_by_variables(bool has_secret, const cluster::Environment& 
 
 }  // namespace
 
-Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const cluster::Environment& environment) {
+Result<std::optional<NodeRole>> choose_node(const JobSpec& spec, const cluster::Environment& environment) {
   using Role = std::optional<NodeRole>;
-  const auto taken = [&options](Result<NodeRole> role) -> Result<Role> {
+  const bool has_secret = !spec.secret_file.empty() || find(environment, env::kSecretFile) != nullptr;
+  const auto taken = [&spec](Result<NodeRole> role) -> Result<Role> {
     if (!role) return tl::unexpected(role.error());
-    if (role->count > 1 && options.has_hosts) {
+    if (role->count > 1 && spec.names_hosts()) {
       return fail(ErrorCode::InvalidArgument,
                   "{}: the hosts are those on which it is started; leave out -H, --hostfile and --nodes, or "
                   "start it once, with them and without --nnodes",
@@ -428,29 +443,29 @@ Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const cl
     }
     return Role(*std::move(role));
   };
-  const Words words = words_of(options, environment);
+  const Words words = words_of(spec, environment);
   const auto standing = has_torchrun_variables(environment) ? env::flag("PET_STANDALONE", environment) : false;
   if (!standing) return tl::unexpected(standing.error());
-  if (options.standalone || *standing) {
+  if (spec.standalone || *standing) {
     // torchrun's does not look at the other words of a rendezvous then.
     const bool several = !words.count.empty() && words.count.text != "1" && words.count.text != "1:1";
-    if (several || options.has_hosts) {
+    if (several || spec.names_hosts()) {
       return fail(ErrorCode::InvalidArgument, "{} and {}: the job is on this host alone, or on several; give one",
-                  options.standalone ? "--standalone" : "PET_STANDALONE",
+                  spec.standalone ? "--standalone" : "PET_STANDALONE",
                   several ? words.count.shown() : "hosts by -H, --hostfile or --nodes");
     }
     return Role(NodeRole());
   }
-  if (!options.count.empty()) return taken(role_by_hand(words, options.has_secret, environment));
-  if (auto fine = check_backend({options.backend, "--rdzv-backend"}); !fine) return tl::unexpected(fine.error());
+  if (!spec.nnodes.empty()) return taken(role_by_hand(words, has_secret, environment));
+  if (auto fine = check_backend({spec.rdzv_backend, "--rdzv-backend"}); !fine) return tl::unexpected(fine.error());
   // torchrun's own default is one node; one that means it names itself.
-  const bool endpoint_here =
-      !options.endpoint.empty() && net::is_loopback_name(words.endpoint.text.substr(0, words.endpoint.text.rfind(':')));
+  const bool endpoint_here = !spec.rdzv_endpoint.empty() &&
+                             net::is_loopback_name(words.endpoint.text.substr(0, words.endpoint.text.rfind(':')));
   for (const Word& word :
-       {Word{options.rank, "--node-rank"}, Word{options.master, "--master"}, Word{options.master_addr, "--master-addr"},
-        Word{options.master_port, "--master-port"}, Word{endpoint_here ? "" : options.endpoint, "--rdzv-endpoint"}}) {
+       {Word{spec.node_rank, "--node-rank"}, Word{spec.master, "--master"}, Word{spec.master_addr, "--master-addr"},
+        Word{spec.master_port, "--master-port"}, Word{endpoint_here ? "" : spec.rdzv_endpoint, "--rdzv-endpoint"}}) {
     if (word.empty()) continue;
-    if (!words.count.empty()) return taken(role_by_hand(words, options.has_secret, environment));
+    if (!words.count.empty()) return taken(role_by_hand(words, has_secret, environment));
     return fail(ErrorCode::InvalidArgument, "{}: --nnodes is wanted, too: on how many hosts it is started",
                 word.shown());
   }
@@ -460,7 +475,7 @@ Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const cl
   const auto step = slurm_task(environment);
   for (const cluster::Launcher& row : cluster::launchers()) {
     if (!cluster::recognised(environment, row)) continue;
-    if (row.name == "Kubeflow") return taken(role_by_variables(options.has_secret, environment));
+    if (row.name == "Kubeflow") return taken(role_by_variables(has_secret, environment));
     const auto said = cluster::read(environment, row);
     if (!said) {
       if (row.name == "Slurm") return tl::unexpected(said.error());
@@ -479,7 +494,7 @@ Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const cl
     // Scripts set RANK and WORLD_SIZE to what Slurm says.
     const bool slurm = row.name == "Slurm" || (row.name == "env://" && step && *step && (*step)->rank == said->rank &&
                                                (*step)->size == said->size);
-    if (slurm && one_on_each_node(**step) && !options.has_hosts) {
+    if (slurm && one_on_each_node(**step) && !spec.names_hosts()) {
       NodeRole role;
       role.rank = (*step)->rank;
       role.count = (*step)->size;
@@ -488,12 +503,12 @@ Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const cl
       return Role(std::move(role));
     }
     if (slurm) return refused(**step);
-    if (!options.has_hosts) {
+    if (!spec.names_hosts()) {
       if (auto role = role_in_pod(*said)) return Role(*std::move(role));
     }
     return refused(*said);
   }
-  if (!words.count.empty()) return taken(role_by_variables(options.has_secret, environment));
+  if (!words.count.empty()) return taken(role_by_variables(has_secret, environment));
   return Role();
 }
 

@@ -2,6 +2,7 @@
 #include "launch/plan/program.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/record/job_record.h"
+#include "launch/start/starter.h"
 #include "launch/supervise/supervisor.h"
 #include "launch/watch/verdict.h"
 #include "sys/hardware.h"

@@ -1,6 +1,9 @@
 #include "launch/start/hosts.h"
 
+#include "base/env.h"
 #include "base/parse.h"
+#include "base/result.h"
+#include "cluster/detect.h"
 #include "cluster/host_list.h"
 #include "net/address.h"
 #include "net/interfaces.h"
@@ -10,8 +13,11 @@
 #include <cstddef>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <optional>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 namespace cohort::launch {
 namespace {
@@ -141,15 +147,15 @@ Result<Allocation> from_slurm(const Environment& environment) {
 }
 
 /// This host may have several names: in all lists it gets the first, and in each the slots of all.
-void mark_local(HostChoice& choice, HostOptions::Starter starter) {
+void mark_local(HostChoice& choice, Starter starter) {
   std::string first;
   for (std::vector<HostSlots>* const hosts : {&choice.hosts, &choice.server_hosts}) {
     HostSlots* here = nullptr;
     std::vector<HostSlots> once;
     once.reserve(hosts->size());
     for (HostSlots& host : *hosts) {
-      host.local = starter == HostOptions::Starter::Local || is_this_host(host.name);
-      if (host.local && starter != HostOptions::Starter::Local) {
+      host.local = starter == Starter::Local || is_this_host(host.name);
+      if (host.local && starter != Starter::Local) {
         if (first.empty()) first = host.name;
         if (here != nullptr) {
           here->slots += host.slots;
@@ -217,21 +223,20 @@ bool is_this_host(const std::string& name) {
   return !listed.empty() && std::all_of(listed.begin(), listed.end(), is_own);
 }
 
-Result<HostChoice> choose_hosts(const HostOptions& options, const Environment& environment) {
-  using Starter = HostOptions::Starter;
-  if (!options.list.empty() && !options.file.empty())
+Result<HostChoice> choose_hosts(const JobSpec& spec, const Environment& environment) {
+  if (!spec.hosts.empty() && !spec.host_file.empty())
     return fail(ErrorCode::InvalidArgument, "-H and --hostfile: one of them says which hosts there are");
   auto slurm = from_slurm(environment);
   if (!slurm) return tl::unexpected(slurm.error());
   HostChoice choice;
-  if (!options.servers.empty()) {
-    auto servers = hosts_of_servers(options.servers, *slurm);
+  if (!spec.server_hosts.empty()) {
+    auto servers = hosts_of_servers(spec.server_hosts, *slurm);
     if (!servers) return tl::unexpected(servers.error());
     choice.server_hosts = *std::move(servers);
   }
-  if (!options.list.empty() || !options.file.empty()) {
-    auto named = options.file.empty() ? from(cluster::parse_host_slots(options.list), "-H " + options.list)
-                                      : from_file(options.file);
+  if (!spec.hosts.empty() || !spec.host_file.empty()) {
+    auto named = spec.host_file.empty() ? from(cluster::parse_host_slots(spec.hosts), "-H " + spec.hosts)
+                                        : from_file(spec.host_file);
     if (!named) return tl::unexpected(named.error());
     choice.hosts = *std::move(named);
   } else {
@@ -241,32 +246,32 @@ Result<HostChoice> choose_hosts(const HostOptions& options, const Environment& e
       return fail(ErrorCode::InvalidArgument,
                   "--server-hosts {}: these are all nodes of the allocation, and none is "
                   "left for ranks -- name those of the ranks, too, by -H",
-                  options.servers);
+                  spec.server_hosts);
     }
     // A single node is used as any host is, with no limit but the cores.
     const bool here = slurm->hosts.size() == 1 && is_this_host(slurm->hosts.front().name);
-    if (here && options.per_node == 0) choice.hosts.clear();
+    if (here && spec.per_node == 0) choice.hosts.clear();
   }
   if (choice.hosts.empty()) {
-    if (options.nodes > 1)
+    if (spec.nodes > 1)
       return fail(ErrorCode::InvalidArgument, "--nodes {}: which? name them with -H a,b or --hostfile FILE",
-                  options.nodes);
-    if (options.per_node > 0) choice.hosts = {{sys::host_name(), options.per_node, true}};
+                  spec.nodes);
+    if (spec.per_node > 0) choice.hosts = {{sys::host_name(), spec.per_node, true}};
     if (choice.server_hosts.empty()) return choice;
     for (HostSlots& host : choice.server_hosts) {
       if (is_this_host(host.name)) host.name = sys::host_name();  // which ranks are on, and under this name
     }
   }
-  mark_local(choice, options.starter);
-  const auto count = static_cast<std::size_t>(options.nodes);
+  mark_local(choice, spec.starter);
+  const auto count = static_cast<std::size_t>(spec.nodes);
   if (count > choice.hosts.size() && count > 1) {
     return fail(ErrorCode::InvalidArgument, "--nodes {}: there are only {} hosts", count, choice.hosts.size());
   }
   if (count > 0 && count < choice.hosts.size()) choice.hosts.resize(count);
-  if (options.per_node > 0) {
-    for (HostSlots& host : choice.hosts) host.slots = options.per_node;
+  if (spec.per_node > 0) {
+    for (HostSlots& host : choice.hosts) host.slots = spec.per_node;
   }
-  switch (options.starter) {
+  switch (spec.starter) {
     case Starter::Auto:
       choice.method =
           !slurm->hosts.empty() && all_among(choice.hosts, slurm->hosts) && all_among(choice.server_hosts, slurm->hosts)
@@ -285,11 +290,180 @@ Result<HostChoice> choose_hosts(const HostOptions& options, const Environment& e
   }
   if (choice.method == StartMethod::Slurm) {
     // On this node, too, what the allocation has is given to a step: its GPUs, its cores, its limits.
-    for (HostSlots& host : choice.hosts) host.local = false;
-    for (HostSlots& host : choice.server_hosts) host.local = false;
-    choice.components = std::move(slurm->components);
+    for (auto* const hosts : {&choice.hosts, &choice.server_hosts}) {
+      for (HostSlots& host : *hosts) {
+        host.local = false;
+        if (const auto found = slurm->components.find(host.name); found != slurm->components.end())
+          host.component = found->second;
+      }
+    }
   }
   return choice;
+}
+
+int parse_processes(const std::string& text) {
+  if (text == "auto") return 0;
+  const auto number = parse_integer<long long>(text);
+  if (!number) raise(ErrorCode::InvalidArgument, "a number or 'auto' (one process per core) is wanted");
+  if (*number < 1) raise(ErrorCode::InvalidArgument, "at least one process is needed");
+  if (*number > kMostProcesses)
+    raise(ErrorCode::InvalidArgument, "more than {} processes are not started at once", kMostProcesses);
+  return static_cast<int>(*number);
+}
+
+namespace {
+
+/// -np, or what torchrun calls it: a number, `cpu`, `gpu`, or `auto`, which are GPUs where there are any.
+int processes_wanted(const JobSpec& spec) {
+  if (spec.processes && !spec.nproc_per_node.empty()) {
+    raise(ErrorCode::InvalidArgument, "-np {} and --nproc-per-node {}: give one",
+          *spec.processes == 0 ? "auto" : std::to_string(*spec.processes), spec.nproc_per_node);
+  }
+  const bool hosts = !spec.hosts.empty() || !spec.host_file.empty();
+  const bool a_rank = env::get(env::kLocalRank).has_value();  // torchrun's variables were for what started it
+  std::string wanted = spec.nproc_per_node;
+  if (wanted.empty() && !spec.processes && !hosts && !a_rank) wanted = env::text("PET_NPROC_PER_NODE");
+  if (wanted.empty()) return spec.processes.value_or(0);
+  const std::string shown = spec.nproc_per_node.empty() ? "PET_NPROC_PER_NODE=" + wanted : "--nproc-per-node " + wanted;
+  if (hosts) raise(ErrorCode::InvalidArgument, "{}: with -H or --hostfile it is --per-node {}", shown, wanted);
+  if (wanted == "cpu") return 0;
+  if (wanted != "gpu" && wanted != "auto") {
+    try {
+      return parse_processes(wanted);
+    } catch (const Error& error) {
+      raise(ErrorCode::InvalidArgument, "{}: {}", shown, error.what());
+    }
+  }
+  const cluster::GpuClaim said = cluster::gpus_claimed(cluster::current_environment());
+  if (const int gpus = said.claim.empty() ? sys::gpus_here() : said.gpus; gpus > 0) return gpus;
+  if (wanted == "auto") return 0;
+  raise(ErrorCode::InvalidArgument,
+        "{}: there is no GPU here (CUDA_VISIBLE_DEVICES, /dev/nvidia0, /sys/class/kfd) -- give a number, or cpu",
+        shown);
+}
+
+/// Options that go only together, or not at all.
+void check_servers(const JobSpec& spec) {
+  const bool hosts = !spec.server_hosts.empty();
+  if (hosts && spec.colocated)
+    raise(ErrorCode::InvalidArgument, "--servers colocated and --server-hosts: one of them says where servers run{}{}",
+          spec.origin_of("--servers"), spec.origin_of("--server-hosts"));
+  const bool servers = spec.colocated || spec.servers > 0 || hosts;
+  if (spec.server_program && !servers)
+    raise(ErrorCode::InvalidArgument,
+          "--server-program: how many servers? --servers N or colocated, or --server-hosts, says it{}",
+          spec.origin_of("--server-program"));
+  if ((spec.server_restarts > 0 || spec.lost_servers > 0) && !servers) {
+    const char* const option = spec.server_restarts > 0 ? "--server-restarts" : "--lost-servers";
+    raise(ErrorCode::InvalidArgument,
+          "{}: there are no servers -- --servers N or colocated, or --server-hosts, says how many{}", option,
+          spec.origin_of(option));
+  }
+  if (spec.agents > 0 && (servers || spec.evaluator))
+    raise(ErrorCode::InvalidArgument,
+          "--agents: --servers and --evaluator are not for jobs whose agents the owner starts");
+}
+
+void check_by_hand(const JobSpec& spec) {
+  if (spec.starter != Starter::Hand) {
+    if (spec.secret_file.empty() && spec.listen == 0) return;
+    raise(ErrorCode::InvalidArgument, "--secret-file and --listen are for --starter hand and --nnodes{}{}",
+          spec.origin_of("--secret-file"), spec.origin_of("--listen"));
+  }
+  if (spec.secret_file.empty()) {
+    raise(ErrorCode::InvalidArgument, "--starter hand: --secret-file FILE is wanted; `cohort secret FILE` makes one{}",
+          spec.origin_of("--starter"));
+  }
+  if (spec.max_restarts > 0) {
+    raise(ErrorCode::InvalidArgument, "--starter hand: --max-restarts has nobody who starts the agents again{}{}",
+          spec.origin_of("--starter"), spec.origin_of("--max-restarts"));
+  }
+}
+
+/// Of launchers that are several: with so many ranks on each.
+std::vector<HostSlots> hosts_of_nodes(const JobSpec& spec, const NodeRole& node, int ranks) {
+  if (spec.owner_pid) {
+    raise(
+        ErrorCode::InvalidArgument,
+        "{}: the process that starts this job for itself is one of several, each of which would start one -- start it "
+        "once, or as ranks without a launcher; COHORT_ALONE=1 if each job is meant to be its own",
+        node.source);
+  }
+  if (spec.starter != Starter::Auto || spec.listen != 0 || spec.per_node != 0) {
+    raise(ErrorCode::InvalidArgument,
+          "{}: this command is started on each host itself: --starter, --listen and --per-node have no meaning there",
+          node.source);
+  }
+  if (static_cast<long long>(ranks) * node.count > kMostProcesses) {
+    raise(ErrorCode::InvalidArgument, "-np {} on {} nodes: more than {} processes are not started at once", ranks,
+          node.count, kMostProcesses);
+  }
+  if (!spec.server_hosts.empty())
+    raise(
+        ErrorCode::InvalidArgument,
+        "--server-hosts: a launcher on each node starts servers on these nodes -- leave it out, or start the job from "
+        "one of them by -H{}",
+        spec.origin_of("--server-hosts"));
+  std::vector<HostSlots> hosts;
+  for (int index = 0; index < node.count; ++index) {
+    const bool here = index == std::max(0, node.rank);
+    hosts.push_back({here ? sys::host_name() : fmt::format("node {}", index), ranks, here});
+  }
+  return hosts;
+}
+
+}  // namespace
+
+Plan plan_of(const JobSpec& spec) {
+  int processes = processes_wanted(spec);
+  check_servers(spec);
+  OtherRoles others = other_roles(spec);
+  HostChoice choice;
+  std::optional<NodeRole> node;
+  if (spec.agents > 0) {
+    if (!spec.invitation_fd || spec.names_hosts() || spec.processes)
+      raise(ErrorCode::InvalidArgument,
+            "--agents: --invitation-fd is wanted, and neither hosts nor a number of processes");
+    choice.method = StartMethod::Owner;
+    for (int agent = 0; agent < spec.agents; ++agent)
+      choice.hosts.push_back({fmt::format("agent {}", agent), 1, false});
+    processes = 0;  // as many as they take
+  } else {
+    node = value_or_throw(choose_node(spec, cluster::current_environment()));
+    if (node && node->count > 1) {
+      node->secret_file = !spec.secret_file.empty() ? spec.secret_file : env::text(env::kSecretFile);
+      choice.hosts = hosts_of_nodes(spec, *node, processes != 0 ? processes : sys::usable_cores());
+      choice.method = StartMethod::Launcher;
+      processes = 0;  // as many as the nodes have
+    } else {
+      // One that is to be the only one is that in an allocation of several nodes, too.
+      const bool asks_for_hosts =
+          spec.names_hosts() || !spec.server_hosts.empty() || spec.per_node != 0 || spec.starter != Starter::Auto;
+      if (!node || asks_for_hosts) {
+        choice = value_or_throw(choose_hosts(spec, Environment::current()));
+        check_by_hand(spec);
+      }
+      node.reset();
+    }
+  }
+  // MPI connects only what its own launcher has started, and here `cohort run` starts the ranks.
+  if (choice.hosts.size() > 1 && spec.agents == 0 && env::text(env::kTransport) == "mpi") {
+    raise(ErrorCode::InvalidArgument,
+          "COHORT_TRANSPORT=mpi: `cohort run` starts the ranks itself, and MPI knows only those of its own launcher -- "
+          "start them by it, without `cohort run`: COHORT_TRANSPORT=mpi mpirun -np 4 ./train, or srun");
+  }
+  others.server_hosts = std::move(choice.server_hosts);
+  if (choice.hosts.empty()) {
+    choice.hosts = {{sys::host_name(), kMostProcesses}};
+    if (processes == 0) processes = sys::usable_cores();
+  } else if (processes == 0) {
+    for (const HostSlots& host : choice.hosts) processes += host.slots;
+  }
+  Plan plan = value_or_throw(make_plan(choice.hosts, processes, others));
+  plan.method = choice.method;
+  plan.node = std::move(node);
+  plan.note = std::move(choice.note);
+  return plan;
 }
 
 }  // namespace cohort::launch

@@ -1,6 +1,7 @@
 #include "launch/start/starter.h"
 
 #include "base/log.h"
+#include "base/result.h"
 #include "launch/plan/program.h"
 #include "launch/processes.h"
 #include "sys/process.h"
@@ -183,34 +184,45 @@ std::string_view start_method_name(StartMethod method) {
   return "?";
 }
 
-std::vector<std::string> remote_command(const RemoteOptions& options, const std::string& host,
-                                        const std::string& cohort_path) {
+std::string remote_cohort(const JobSpec& spec) {
+  return spec.remote_cohort.empty() ? value_or_throw(sys::own_executable()) : spec.remote_cohort;
+}
+
+std::vector<std::string> remote_command(const JobSpec& spec, StartMethod method, const PlannedHost& host) {
+  const std::string cohort_path = remote_cohort(spec);
   std::vector<std::string> words;
-  switch (options.method) {
+  switch (method) {
     case StartMethod::Ssh:
-      words = options.ssh;
+      words = spec.ssh;
       // Nobody can answer a question. Ours to know: a master connection of the user's is used, but we are none, since
       // it would stay behind with our pipes.
       for (const char* option : {"BatchMode=yes", "ConnectTimeout=15", "ControlMaster=no", "ForwardX11=no",
                                  "ForwardAgent=no", "ClearAllForwardings=yes", "RequestTTY=no", "EscapeChar=none"}) {
         words.insert(words.end(), {"-o", option});
       }
-      words.insert(words.end(), {"--", host});
+      words.insert(words.end(), {"--", host.name});
       // One word for the login shell there, whichever it is; `exec` so that no shell stands in between.
       words.push_back(fmt::format("exec {} agent --invited", shell_quoted(cohort_path)));
       return words;
     case StartMethod::Slurm:
       // All that the job has on the host, next to other steps; the shell's variables of this task are not the agent's.
-      words = {
-          "srun",       "--nodes=1",       "--ntasks=1",   "--ntasks-per-node=1",  "--nodelist=" + host, "--overlap",
-          "--mpi=none", "--cpu-bind=none", "--unbuffered", "--kill-on-bad-exit=0", "--quit-on-interrupt"};
-      if (const auto found = options.components.find(host); found != options.components.end())
-        words.push_back(fmt::format("--het-group={}", found->second));
+      words = {"srun",
+               "--nodes=1",
+               "--ntasks=1",
+               "--ntasks-per-node=1",
+               "--nodelist=" + host.name,
+               "--overlap",
+               "--mpi=none",
+               "--cpu-bind=none",
+               "--unbuffered",
+               "--kill-on-bad-exit=0",
+               "--quit-on-interrupt"};
+      if (host.component >= 0) words.push_back(fmt::format("--het-group={}", host.component));
       break;
-    case StartMethod::Mpi: words = {"mpirun", "-np", "1", "-host", host}; break;
+    case StartMethod::Mpi: words = {"mpirun", "-np", "1", "-host", host.name}; break;
     case StartMethod::Hand:
-      return {cohort_path,         "agent",  "--join", fmt::format("ADDRESS:{}", options.port), "--secret-file",
-              options.secret_file, "--name", host};
+      return {cohort_path,     "agent",          "--join", fmt::format("ADDRESS:{}", spec.listen),
+              "--secret-file", spec.secret_file, "--name", host.name};
     case StartMethod::Launcher: return {cohort_path, "run", "..."};
     case StartMethod::Owner: break;
   }
@@ -218,11 +230,8 @@ std::vector<std::string> remote_command(const RemoteOptions& options, const std:
   return words;
 }
 
-Result<AgentProcess> start_remote_agent(const RemoteOptions& remote, const PlannedHost& host) {
-  auto executable = sys::own_executable();
-  if (!executable) return tl::unexpected(executable.error());
-  const auto words =
-      remote_command(remote, host.name, remote.remote_cohort.empty() ? *executable : remote.remote_cohort);
+Result<AgentProcess> start_remote_agent(const JobSpec& spec, StartMethod method, const PlannedHost& host) {
+  const auto words = remote_command(spec, method, host);
   const Environment environment = Environment::current();
   auto path = find_command(words.front(), environment);
   if (!path) {

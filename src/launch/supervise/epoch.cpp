@@ -32,7 +32,7 @@ int crowded_cores(const Plan& plan) {
 
 }  // namespace
 
-Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, options_.grace, stopping_events()) {
+Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, spec_.grace, stopping_events()) {
   JobRecord& record = job_.record_;
   record.start = utc_now();
   record.end.clear();
@@ -40,12 +40,12 @@ Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, 
   record.reason.clear();
   record.output_lost.clear();
   record.failure.reset();
-  if (options_.keep_logs) record.log_folder = absolute_path(job_.logs_below(job_.folder_.path));
-  start_limit_ = Timer(job_.loop_, options_.start_timeout, [this] {
+  if (spec_.keep_logs) record.log_folder = absolute_path(job_.logs_below(job_.folder_.path));
+  start_limit_ = Timer(job_.loop_, start_timeout_, [this] {
     const Plan& plan = job_.setup_.plan;
     const int cores = crowded_cores(plan);
     fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s{}", agents_.missing(),
-                           std::chrono::duration<double>(options_.start_timeout).count(),
+                           std::chrono::duration<double>(start_timeout_).count(),
                            cores == 0 ? std::string()
                                       : fmt::format(": {} processes share the {} core{} here -- start fewer, or give "
                                                     "them more time (--start-timeout)",
@@ -56,13 +56,13 @@ Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, 
 void Epoch::look_at_plan() {
   const Plan& plan = job_.setup_.plan;
   hosts_ = hosts_of_processes(plan);
-  health_.emplace(job_.loop_, hosts_, plan.roles(), options_.watch,
+  health_.emplace(job_.loop_, hosts_, plan.roles(), spec_,
                   HealthWatch::Events{[this](const std::string& text) { say(text); },
                                       [this](const Warning& warning) { job_.warnings_->tell(warning); },
                                       [this](const std::string& why) { on_stuck(why); }});
   job_.live_->begin_epoch(plan, job_.restarts_.done(), job_.record_.log_folder);
   job_.record_.pids.assign(static_cast<std::size_t>(plan.roles().all()), 0);
-  if (options_.keep_logs && goes_elsewhere(plan))
+  if (spec_.keep_logs && goes_elsewhere(plan))
     remote_logs_.emplace(job_.record_.log_folder, plan.roles(), [this](const std::string& text) { say(text); });
 }
 
@@ -140,8 +140,8 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   start_limit_ = Timer();
   started_at_ = Clock::now();
   job_.announcer_.started(
-      {job_.setup_.plan, job_.record_.threads, job_.setup_.bind == Binding::Core, crowded_cores(job_.setup_.plan),
-       options_.keep_logs ? job_.folder_.shown : std::string(), job_.has_launchers()},
+      {job_.setup_.plan, job_.record_.threads, spec_.bind == Binding::Core, crowded_cores(job_.setup_.plan),
+       spec_.keep_logs ? job_.folder_.shown : std::string(), job_.has_launchers()},
       job_.record_, job_.folder_.path);
   log::info("launch", "job {} is not contained: {}", job_.id_, kNotContained);
   health_->start();
@@ -149,11 +149,11 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   job_.start_page();
   job_.write_record();
   job_.start_trackers();
-  if (options_.timeout) {
-    if (!job_.limit_) job_.limit_ = Clock::now() + *options_.timeout;
+  if (spec_.timeout) {
+    if (!job_.limit_) job_.limit_ = Clock::now() + *spec_.timeout;
     job_limit_ = Timer(job_.loop_, *job_.limit_ - Clock::now(), [this] {
       if (!stop_status_) stop_status_ = kTimeoutStatus;
-      stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*options_.timeout).count()),
+      stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*spec_.timeout).count()),
            SIGTERM, grace_after(SIGTERM));
     });
   }
@@ -171,7 +171,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
 void Epoch::keep_words(const Ending& ending) const {
   const bool stack = ending.words.find(status::kThrowStack) != std::string::npos ||
                      ending.words.find(status::kNativeStack) != std::string::npos;
-  if (!stack || !options_.keep_logs) return;
+  if (!stack || !spec_.keep_logs) return;
   const auto folder = open_folder(job_.record_.log_folder);
   if (!folder) return;
   const std::string name = log_name(ending.role, ending.rank, Stream::Stderr);
@@ -227,10 +227,10 @@ void Epoch::on_exited(const Exited& exited) {
 
 // What ParameterServerStrategy's workers run never ends by itself.
 void Epoch::look_for_chief(const Exited& exited) {
-  const bool chief = options_.tf_config && job_.setup_.plan.servers > 0 && exited.rank == 0;
+  const bool chief = spec_.tf_config && job_.setup_.plan.servers > 0 && exited.rank == 0;
   if (!chief || !exited.status.success() || stage_ != Stage::Running || running_ranks() == 0) return;
   workers_asked_ = true;
-  stopping_.begin({}, SIGTERM, {options_.grace});
+  stopping_.begin({}, SIGTERM, {spec_.grace});
 }
 
 void Epoch::ask_next_role() {
@@ -239,19 +239,19 @@ void Epoch::ask_next_role() {
   // Where all has gone well it has the last checkpoint to look at.
   const bool evaluates = next == Role::Evaluator && stage_ == Stage::Running;
   asked_ = next;
-  stopping_.begin({}, SIGTERM, {evaluates ? options_.evaluator_grace : options_.grace});
+  stopping_.begin({}, SIGTERM, {evaluates ? spec_.evaluator_grace : spec_.grace});
 }
 
 // Ranks that save do so together. One that neither ends nor fails then has missed the question, or hangs.
 void Epoch::look_for_requeue() {
   const auto saved = std::find_if(endings_.begin(), endings_.end(), asks_for_requeue);
   if (saved == endings_.end() || requeue_limit_ || stage_ != Stage::Running) return;
-  requeue_limit_ = Timer(job_.loop_, options_.preempt_grace, [this, rank = saved->rank] {
+  requeue_limit_ = Timer(job_.loop_, spec_.preempt_grace, [this, rank = saved->rank] {
     on_stuck(fmt::format(
         "rank {} has saved and ended (exit status {}), and {} {} still running {:g} s later -- do all ranks ask "
         "Preemption::requested, at every step?",
         rank, kRequeueStatus, running_ranks(), running_ranks() == 1 ? "other rank is" : "other ranks are",
-        std::chrono::duration<double>(options_.preempt_grace).count()));
+        std::chrono::duration<double>(spec_.preempt_grace).count()));
   });
 }
 
@@ -287,9 +287,9 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
   if (!may) return Fate::Failed;
   const std::string lost =
       fmt::format("{} on {} is lost ({})", ending.name(), ending.host, sys::to_string(ending.status));
-  if (job_.server_restarts_ < options_.server_restarts) {
+  if (job_.server_restarts_ < spec_.server_restarts) {
     say(fmt::format("{}; it is started again ({} of {} times, --server-restarts)", lost, ++job_.server_restarts_,
-                    options_.server_restarts));
+                    spec_.server_restarts));
     agent_of(process).channel->send(
         StartAgain{process, {fmt::format("{}={}", env::kServerRestart, ending.restarts + 1)}});
     awaited_.insert(process);
@@ -302,11 +302,11 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
     again_.insert_or_assign(process, std::move(ending));
     return Fate::Again;
   }
-  if (lost_servers_ < options_.lost_servers && running(Role::Server) > 1) {
+  if (lost_servers_ < spec_.lost_servers && running(Role::Server) > 1) {
     ending.spared = true;
     say(fmt::format("{}; the job goes on without it ({} of {} that may be, --lost-servers)", lost, ++lost_servers_,
-                    options_.lost_servers));
-    if (options_.server_restarts > 0) agent_of(process).channel->send(GoOnWithout{process});
+                    spec_.lost_servers));
+    if (spec_.server_restarts > 0) agent_of(process).channel->send(GoOnWithout{process});
     return Fate::Without;
   }
   return Fate::Failed;
@@ -325,7 +325,7 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
     if (!ended) lost.push_back(process);
   }
   const int count = static_cast<int>(lost.size());
-  if (lost_servers_ + count > options_.lost_servers || running(Role::Server) <= count) return false;
+  if (lost_servers_ + count > spec_.lost_servers || running(Role::Server) <= count) return false;
   lost_servers_ += count;
   agent.all_gone = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
@@ -335,7 +335,7 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
     say(fmt::format(
         "{} on {} {} lost with {} host ({}); the job goes on without ({} of {} that may be, --lost-servers)",
         roles.names_of(lost), agent.host.name, count == 1 ? "is" : "are", count == 1 ? "its" : "their", why,
-        lost_servers_, options_.lost_servers));
+        lost_servers_, spec_.lost_servers));
   }
   for (const int process : lost) {
     awaited_.erase(process);

@@ -35,7 +35,7 @@ void Epoch::wait_for_cause() {
 
 void Epoch::stop_for_failure() {
   const auto first = first_failure(endings_);
-  stop(fmt::format("{} failed: {}", first->name(), sys::to_string(first->status)), SIGTERM, {options_.grace});
+  stop(fmt::format("{} failed: {}", first->name(), sys::to_string(first->status)), SIGTERM, {spec_.grace});
   // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: nobody has to wait for that.
   // (Where there may be a restart, its line says what has failed.)
   if (job_.restarts_.most() == 0) tell_limit_ = Timer(job_.loop_, kTellTime, [this] { tell_failure(); });
@@ -51,7 +51,7 @@ void Epoch::tell_failure() {
 void Epoch::on_stuck(const std::string& why) {
   stuck_ = !stop_status_ && stage_ == Stage::Running;
   if (!stop_status_) stop_status_ = kTimeoutStatus;
-  stop(why, SIGTERM, {options_.grace});
+  stop(why, SIGTERM, {spec_.grace});
 }
 
 Stopping::Events Epoch::stopping_events() {
@@ -242,25 +242,24 @@ void Epoch::on_told(int signal, const std::string& reason) {
 }
 
 Stopping::Grace Epoch::grace_after(int signal) const {
-  return {options_.grace, signal == SIGTERM ? options_.preempt_grace : Milliseconds(0)};
+  return {spec_.grace, signal == SIGTERM ? spec_.preempt_grace : Milliseconds(0)};
 }
 
 void Epoch::on_reader_gone() {
   if (stage_ != Stage::Running) return;
   quiet_end_ = true;
   stop_status_ = 128 + SIGPIPE;
-  stop("nobody reads stdout any more", SIGTERM, {options_.grace});
+  stop("nobody reads stdout any more", SIGTERM, {spec_.grace});
 }
 
 void Epoch::on_owner_gone() {
   quiet_end_ = true;
   if (stage_ == Stage::Ended) {
-    if (!options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+    if (!spec_.owner_folder.empty()) remove_private_folder(spec_.owner_folder);
     return job_.loop_.stop();
   }
   if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
-  stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM,
-       {options_.grace});
+  stop(fmt::format("the process that it belongs to (pid {}) has ended", *spec_.owner_pid), SIGTERM, {spec_.grace});
 }
 
 int Epoch::running(Role role) const {
@@ -348,7 +347,7 @@ void Epoch::finish() {
 
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);
-  if (const std::string doubt = doubt_about(end, verdict); !doubt.empty() && !options_.quiet && !options_.tf_config)
+  if (const std::string doubt = doubt_about(end, verdict); !doubt.empty() && !spec_.quiet && !spec_.tf_config)
     say(doubt);
   job_.announcer_.ended(end, verdict, restart);
   stop_status_ = verdict.status;

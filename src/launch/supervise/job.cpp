@@ -31,17 +31,18 @@ int tasks_of(const PlannedHost& host) { return host.ranks + host.servers; }
 
 }  // namespace
 
-Job::Job(const RunOptions& options)
-    : options_(options),
-      setup_(set_up_job(options)),
-      restarts_(options.max_restarts),
+Job::Job(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace)
+    : spec_(spec),
+      on_trace_(on_trace),
+      setup_(set_up_job(spec, std::move(plan))),
+      restarts_(spec.max_restarts),
       display_(loop_, {[this](std::size_t source, std::uint64_t bytes) {
                          agents_->members()[source]->channel->send(OutputTaken{bytes});
                        },
                        [this] { epoch_->on_reader_gone(); }, [this](int fd, int error) { on_no_room(fd, error); }}),
-      announcer_(display_, options.json    ? Announcer::Form::Json
-                           : options.quiet ? Announcer::Form::QuietText
-                                           : Announcer::Form::Text) {}
+      announcer_(display_, spec.json    ? Announcer::Form::Json
+                           : spec.quiet ? Announcer::Form::QuietText
+                                        : Announcer::Form::Text) {}
 
 Job::~Job() = default;
 
@@ -55,9 +56,9 @@ int Job::run() {
     throw;
   }
   loop_.run();
-  if (tracing_ && options_.on_trace) {
+  if (tracing_ && on_trace_) {
     tracing_.reset();
-    options_.on_trace(folder_.path);
+    on_trace_(folder_.path);
   }
   return status_;
 }
@@ -68,33 +69,29 @@ void Job::prepare() {
   value_or_throw(sys::become_subreaper());
   spared_ = sys::descendants(::getpid());  // of a shell that became us with `exec`
   signals_.emplace(value_or_throw(sys::SignalFd::create(kJobSignals)));
-  secret_ = options_.remote.secret;
-  if (!secret_) {
-    secret_ = value_or_throw(options_.remote.secret_file.empty() ? net::Secret::generate()
-                                                                 : net::Secret::from_file(options_.remote.secret_file));
-  }
-  AgentPool::Options agents;
-  agents.remote = options_.remote;
-  agents.elsewhere = goes_elsewhere(setup_.plan);
-  agents.host_timeout = options_.host_timeout;
-  if (InputReader::may_be_given(0)) agents.input_fd = 0;
-  agents_.emplace(loop_, *secret_, agents, agent_events());
+  const Plan& plan = setup_.plan;
+  if (plan.node)
+    secret_ = plan.node->secret;
+  else
+    secret_ = value_or_throw(plan.method == StartMethod::Hand ? net::Secret::from_file(spec_.secret_file)
+                                                              : net::Secret::generate());
+  agents_.emplace(loop_, *secret_, spec_, plan, InputReader::may_be_given(0) ? 0 : -1, agent_events());
   const std::string id = random_hex(6);
   id_ = fmt::format("{}-{}", setup_.program.name, id);
-  if (!settles_late()) shown_ranks(options_, setup_.plan);  // what is wrong with them is told before anything starts
+  if (!settles_late()) shown_ranks(spec_, setup_.plan);  // what is wrong with them is told before anything starts
 
   signal_watch_ = Watch(loop_, signals_->fd());
   signal_watch_.on_readable([this] {
     while (const auto signal = signals_->next()) on_signal(*signal);
   });
 
-  if (options_.owner_pid)
-    owner_.emplace(loop_, *options_.owner_pid, [this] {
+  if (spec_.owner_pid)
+    owner_.emplace(loop_, *spec_.owner_pid, [this] {
       if (next_) begin_next();
       epoch_->on_owner_gone();
     });
   make_folders(id.substr(0, 4));
-  if (options_.trace) tracing_.emplace(loop_, folder_.path, [this](const std::string& text) { say(text); });
+  if (spec_.trace) tracing_.emplace(loop_, folder_.path, [this](const std::string& text) { say(text); });
   epoch_ = std::make_unique<Epoch>(*this);
 
   start_agents();  // its process starts while we go on
@@ -103,23 +100,23 @@ void Job::prepare() {
   store_options.secret = *secret_;
   if (goes_elsewhere(setup_.plan)) store_options.endpoint = agents_->open_endpoint();
   store_ = std::make_unique<store::StoreServer>(store_options);
-  if (has_payloads(options_.owner_folder)) {
-    payload_transfer_ = PayloadTransferOptions{options_.owner_folder, store_->endpoint().tcp.port, *secret_};
+  if (has_payloads(spec_.owner_folder)) {
+    payload_transfer_ = PayloadTransferOptions{spec_.owner_folder, store_->endpoint().tcp.port, *secret_};
     value_or_throw(bring_to_ranks(*payload_transfer_));
   }
 
   record_.job_id = id_;
-  record_.command_line = options_.command_line;
+  record_.command_line = spec_.command_line;
   record_.program = setup_.program;
   record_.master_port = port_->port();
-  record_.max_restarts = options_.max_restarts;
+  record_.max_restarts = spec_.max_restarts;
   if (!settles_late()) look_at_plan();
-  if (options_.remote.method == StartMethod::Owner) leave_invitation();
+  if (plan.method == StartMethod::Owner) leave_invitation();
 }
 
 void Job::leave_invitation() const {
   std::string text = to_line(own_announcement()) + "\n" + to_text(agents_->invitation_for_owner());
-  const sys::UniqueFd pipe(*options_.invitation_fd);
+  const sys::UniqueFd pipe(*spec_.invitation_fd);
   const ssize_t written = ::write(pipe.get(), text.data(), text.size());  // less than a pipe takes at once
   const int error = errno;
   const bool whole = written == static_cast<ssize_t>(text.size());
@@ -135,7 +132,7 @@ void Job::say(const std::string& text) {
 
 void Job::make_folders(const std::string& id) {
   RunFolderRequest request;
-  request.path = options_.run_folder;
+  request.path = spec_.run_folder;
   request.program_name = setup_.program.name;
   request.id = id;
   folder_ = value_or_throw(make_run_folder(request));
@@ -144,11 +141,11 @@ void Job::make_folders(const std::string& id) {
                                say(fmt::format("{}; the job goes on, but nobody can watch it", why));
                              },
                              [this](std::string summary) {
-                               if (options_.status && !options_.quiet) display_.set_status(std::move(summary));
+                               if (spec_.status && !spec_.quiet) display_.set_status(std::move(summary));
                              }});
   live_->begin(id_, setup_.program.name);
   warnings_.emplace(loop_, folder_,
-                    WarningsOptions{.on_warning = options_.on_warning,
+                    WarningsOptions{.on_warning = spec_.on_warning,
                                     .job_id = id_,
                                     .show =
                                         [this](const Warning& warning) {
@@ -156,24 +153,24 @@ void Job::make_folders(const std::string& id) {
                                           live_->note(warning.text);
                                         },
                                     .say = [this](const std::string& text) { say(text); }});
-  if (!folder_.earlier.empty() && !options_.quiet)
+  if (!folder_.earlier.empty() && !spec_.quiet)
     say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
                     folder_.earlier));
-  if (!options_.keep_logs || options_.output_folder.empty()) return;
-  auto taken = make_log_folder(options_.output_folder, folder_);
-  if (!taken) raise(taken.error().code(), "--output-dir {}: {}", options_.output_folder, taken.error().what());
+  if (!spec_.keep_logs || spec_.output_folder.empty()) return;
+  auto taken = make_log_folder(spec_.output_folder, folder_);
+  if (!taken) raise(taken.error().code(), "--output-dir {}: {}", spec_.output_folder, taken.error().what());
   logs_ = *std::move(taken);
-  if (!logs_.earlier.empty() && !options_.quiet)
-    say(fmt::format("{} has logs of a run before this one; they are now in {}", options_.output_folder, logs_.earlier));
+  if (!logs_.earlier.empty() && !spec_.quiet)
+    say(fmt::format("{} has logs of a run before this one; they are now in {}", spec_.output_folder, logs_.earlier));
 }
 
 void Job::look_at_plan() {
-  Display::Look look{options_.json ? PrefixStyle::Json : options_.prefix,
-                     options_.collapse,
+  Display::Look look{spec_.json ? PrefixStyle::Json : spec_.prefix,
+                     spec_.collapse,
                      hosts_of_processes(setup_.plan),
                      {},
                      setup_.plan.roles()};
-  look.ranks = shown_ranks(options_, setup_.plan);
+  look.ranks = shown_ranks(spec_, setup_.plan);
   display_.set_up(std::move(look));
   record_.plan = setup_.plan;
   epoch_->look_at_plan();
@@ -187,8 +184,10 @@ Result<void> Job::settle_nodes() {
     hosts.push_back({member->host.name, member->host.ranks, member->host.local, member->machine, member->devices});
     ranks += member->host.ranks;
   }
-  auto plan = make_plan(hosts, ranks, options_.others);
+  auto plan = make_plan(hosts, ranks, other_roles(spec_));
   if (!plan) return tl::unexpected(plan.error());
+  plan->method = setup_.plan.method;
+  plan->node = setup_.plan.node;
   setup_.plan = *std::move(plan);
   for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) agents_->members()[i]->host = setup_.plan.hosts[i];
   try {
@@ -200,9 +199,9 @@ Result<void> Job::settle_nodes() {
 }
 
 void Job::start_trackers() {
-  if (options_.track.empty() || trackers_) return;
+  if (spec_.track.empty() || trackers_) return;
   Trackers::Options trackers;
-  trackers.destinations = options_.track;
+  trackers.destinations = spec_.track;
   trackers.run_folder = folder_.shown;
   trackers.say = [this](const std::string& text) { say(text); };
   trackers_.emplace(loop_, std::move(trackers));
@@ -250,7 +249,7 @@ void Job::on_joined(AgentHandle& agent) {
 }
 
 bool Job::have_ports() {
-  if (!options_.tf_config) return true;
+  if (!spec_.tf_config) return true;
   for (const auto& member : agents_->members()) member->channel->send(LeasePorts{tasks_of(member->host)});
   return false;
 }
@@ -291,9 +290,9 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
   facts.log_folder = record_.log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
-  facts.servers_may_die = options_.server_restarts > 0 || options_.lost_servers > 0;
-  if (options_.host_timeout != RunOptions().host_timeout) {
-    facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(options_.host_timeout);
+  facts.servers_may_die = spec_.server_restarts > 0 || spec_.lost_servers > 0;
+  if (spec_.host_timeout != kHostTimeout) {
+    facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(spec_.host_timeout);
   }
   return facts;
 }
@@ -358,7 +357,7 @@ void Job::tell_how_server_ended(int number, const std::string& how) {
 }
 
 void Job::start_page() {
-  if (page_ || !options_.page) return;
+  if (page_ || !spec_.page) return;
   // Its address lets in whoever has it: it is for a terminal. What a batch system keeps may be read by others.
   SideCommand::Options page;
   page.arguments = {"watch", folder_.path, "--page"};
@@ -381,18 +380,18 @@ void Job::end(int status) {
   ::unlinkat(folder_.fd.get(), kPageFile, 0);
   if (tracing_) tracing_->finish();
   agents_->send_exit_status(status);
-  if (owner_gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+  if (owner_gone() && !spec_.owner_folder.empty()) remove_private_folder(spec_.owner_folder);
   const auto drain = [this] {
-    const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), shown_logs()};
-    display_.drain(options_.output_timeout, to_string(unread), [this] { loop_.stop(); });
+    const UnreadNotice unread{std::chrono::duration<double>(spec_.output_timeout).count(), shown_logs()};
+    display_.drain(spec_.output_timeout, to_string(unread), [this] { loop_.stop(); });
   };
   if (!trackers_) return drain();
   trackers_->finish(kTrackersTime, drain);
 }
 
 std::string Job::logs_below(const std::string& run_folder) const {
-  if (!options_.keep_logs) return {};
-  const std::string first = options_.output_folder.empty() ? run_folder + "/logs" : options_.output_folder;
+  if (!spec_.keep_logs) return {};
+  const std::string first = spec_.output_folder.empty() ? run_folder + "/logs" : spec_.output_folder;
   return restarts_.done() == 0 ? first : fmt::format("{}/restart-{}", first, restarts_.done());
 }
 
@@ -400,8 +399,8 @@ void Job::write_record() {
   if (auto written = write_job_record(folder_, to_json(record_)); !written) say(written.error().what());
 }
 
-void check_places(const RunOptions& options) { (void)plan_of(options); }
-
-int run_job(const RunOptions& options) { return Job(options).run(); }
+int run_job(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace) {
+  return Job(spec, std::move(plan), on_trace).run();
+}
 
 }  // namespace cohort::launch

@@ -23,6 +23,7 @@
 
 #include <array>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -37,7 +38,7 @@ class Epoch;
 /// What lives as long as a job: its secret, store, port and agents, the display, the record, the signals.
 class Job {
  public:
-  explicit Job(const RunOptions& options);
+  Job(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace);
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -82,9 +83,9 @@ class Job {
   /// The last epoch has ended, and so has everything else: the rest of the output is shown.
   void end(int status);
 
-  bool has_launchers() const { return options_.remote.method == StartMethod::Launcher; }
+  bool has_launchers() const { return setup_.plan.method == StartMethod::Launcher; }
   /// The plan is what agents say that they take.
-  bool settles_late() const { return says_itself(options_.remote.method); }
+  bool settles_late() const { return says_itself(setup_.plan.method); }
   bool owner_gone() const { return owner_ && owner_->gone(); }
   void say(const std::string& text);
   /// Where the logs of this epoch go; those of a restart lie below the first's. Empty: none are kept.
@@ -92,7 +93,8 @@ class Job {
   std::string shown_logs() const { return logs_below(folder_.shown); }
   void write_record();
 
-  const RunOptions& options_;
+  const JobSpec& spec_;
+  const std::function<void(const std::string&)>& on_trace_;
   JobSetup setup_;
   std::string id_;
   RunFolder folder_;
@@ -195,9 +197,10 @@ class Epoch {
   void ask_next_role();
 
   Job& job_;
-  const RunOptions& options_ = job_.options_;
+  const JobSpec& spec_ = job_.spec_;
   AgentPool& agents_;
   const std::string shown_logs_ = job_.shown_logs();
+  const Milliseconds start_timeout_ = start_timeout_of(spec_, job_.setup_.plan);
   Stage stage_ = Stage::Starting;
   Stopping stopping_;
   std::unique_ptr<InputReader> input_;

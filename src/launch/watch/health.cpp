@@ -456,12 +456,12 @@ constexpr auto kAnswerTime = std::chrono::milliseconds(100);
 
 }  // namespace
 
-HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const WatchLimits& limits,
+HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const JobSpec& spec,
                          Events events)
     : loop_(loop),
       roles_(roles),
-      health_(std::move(hosts), roles, limits.health),
-      steps_(limits.steps),
+      health_(std::move(hosts), roles, spec.health),
+      steps_(spec.steps),
       events_(std::move(events)) {}
 
 void HealthWatch::stop() {
