@@ -34,83 +34,70 @@ namespace {
 // file of --config, else its default. Reads environment and file; changes nothing. One thread.
 
 struct RunSetting {
-  const RunOption* option = nullptr;
   std::vector<std::string> values = {};  ///< several only for options that may be repeated
-  std::string origin = {};               ///< "command line", "COHORT_RUN_GRACE", "job.toml:3", "default"
-  bool given = false;                    ///< not the default
+  std::string origin = {};               ///< "command line", "COHORT_RUN_GRACE", "job.toml:3"
   bool elsewhere = false;                ///< not by the command line
 };
-
-struct RunSettings {
-  std::vector<RunSetting> settings;  ///< of every option, in the order of the help
-  std::vector<std::string> program;  ///< with its arguments
-  std::vector<std::string> remarks;  ///< for the user, e.g. on a variable that is no option's
-  bool help = false;
-  bool help_all = false;  ///< the command line asks for it
-};
-
-/// The words after `cohort run`: -np is one word, torchrun's --node_rank is --node-rank, and from the program on
-/// nothing is an option. Throws Error (InvalidArgument, Io), with the option, the variable or the line that was
-/// probably meant.
-RunSettings read_settings(const std::vector<std::string>& words);
-
-/// What they say, all at once. Throws Error (InvalidArgument) with the option, its value and where it is from.
-launch::JobSpec spec_of(const RunSettings& settings);
-
-/// A file that --config would take, with the origin of each value beside it.
-std::string show_config(const RunSettings& settings);
+using RunSettings = std::map<const RunOption*, RunSetting>;  ///< of those that are given
 
 constexpr const char* kCommandLine = "command line";
+
+bool is_repeatable(const RunOption& option) { return option.kind == RunOption::Kind::Repeatable; }
+
+/// What may be repeated adds up; else what comes last counts.
+void put(RunSettings& settings, const RunOption& option, std::vector<std::string> values, const std::string& origin) {
+  RunSetting& setting = settings[&option];
+  if (!is_repeatable(option)) setting = {};
+  setting.values.insert(setting.values.end(), values.begin(), values.end());
+  setting.origin += (setting.origin.empty() ? "" : ", ") + origin;
+  setting.elsewhere = setting.elsewhere || origin != kCommandLine;
+}
 
 std::string truth(const std::string& value, const std::string& origin) {
   if (const auto said = parse_truth(value)) return *said ? "true" : "false";
   raise(ErrorCode::InvalidArgument, "{}: true or false is wanted, not '{}'", origin, value);
 }
 
-using Given = std::map<const RunOption*, std::vector<std::string>>;
-
-std::vector<std::string> names_of_all() {
-  std::vector<std::string> names = {"--help", "--help-all"};
-  for (const RunOption& option : run_options()) {
-    for (std::string& name : option.all_names()) names.push_back(std::move(name));
-  }
-  return names;
-}
-
 [[noreturn]] void refuse(const std::string& name) {
   if (const std::string foreign = foreign_option(name); !foreign.empty())
     raise(ErrorCode::InvalidArgument, "`cohort run` has no option {}: it is {}", name, foreign);
-  const std::string meant = closest(name, names_of_all());
+  std::vector<std::string> names = {"--help", "--help-all"};
+  for (const RunOption& option : run_options()) {
+    for (std::string& one : option.all_names()) names.push_back(std::move(one));
+  }
+  const std::string meant = closest(name, names);
   raise(ErrorCode::InvalidArgument, "`cohort run` has no option {}{}; options of the program come after its name", name,
         meant.empty() ? "" : "; did you mean " + meant + "?");
 }
 
-/// The command line's words, from the first on.
+/// The words after `cohort run`: -np is one word, torchrun's --node_rank is --node-rank, and from the program on
+/// nothing is an option. CLI11 would read -np as -n p, and the program's options as ours.
 class Words {
  public:
-  Words(const std::vector<std::string>& words, RunSettings& out, Given& given)
-      : words_(words), out_(out), given_(given) {}
-
-  void read() {
-    for (; next_ < words_.size(); ++next_) {
-      const std::string& word = words_[next_];
+  explicit Words(const std::vector<std::string>& words) : words_(words) {
+    for (; next_ < words.size(); ++next_) {
+      const std::string& word = words[next_];
       if (word == "--") {
         ++next_;
         break;
       }
       if (word.size() < 2 || word[0] != '-') break;  // the program
       if (word == "--help" || word == "-h") {
-        out_.help = true;
+        help = true;
       } else if (word == "--help-all") {
-        out_.help_all = true;
+        help_all = true;
       } else if (word.starts_with("--") || word.starts_with("-np")) {
         read_long(word);
       } else {
         read_short(word);
       }
     }
-    out_.program.assign(words_.begin() + static_cast<std::ptrdiff_t>(next_), words_.end());
+    program.assign(words.begin() + static_cast<std::ptrdiff_t>(next_), words.end());
   }
+
+  std::map<const RunOption*, std::vector<std::string>> given;
+  std::vector<std::string> program;  ///< with its arguments
+  bool help = false, help_all = false;
 
  private:
   void read_long(std::string word) {
@@ -155,26 +142,18 @@ class Words {
   }
 
   void note(const RunOption& option, std::string value) {
-    auto& values = given_[&option];
-    if (!values.empty() && option.kind != RunOption::Kind::Repeatable && !option.is_flag())
+    auto& values = given[&option];
+    if (!values.empty() && !is_repeatable(option) && !option.is_flag())
       raise(ErrorCode::InvalidArgument, "{} is given twice, with {} and {}",
             option.name() == "--np" ? "-np" : option.name(), values.back(), value);
     values.push_back(std::move(value));
   }
 
   const std::vector<std::string>& words_;
-  RunSettings& out_;
-  Given& given_;
   std::size_t next_ = 0;
 };
 
-struct Source {
-  std::vector<std::string> values;
-  std::string origin;
-};
-
-std::map<const RunOption*, Source> from_file(const std::string& path) {
-  std::map<const RunOption*, Source> out;
+void read_file(const std::string& path, RunSettings& settings) {
   for (const launch::ConfigEntry& entry : value_or_throw(launch::read_config(path))) {
     const std::string origin = fmt::format("{}:{}", path, entry.line);
     std::string key = entry.key;
@@ -189,20 +168,17 @@ std::map<const RunOption*, Source> from_file(const std::string& path) {
       raise(ErrorCode::InvalidArgument, "{}: `cohort run` has no option '{}'{}{}", origin, entry.key,
             key == "config" ? " in a file" : "", meant.empty() ? "" : "; did you mean " + meant + "?");
     }
-    const bool repeatable = option->kind == RunOption::Kind::Repeatable;
-    if (entry.is_list && !repeatable && key != "ranks") {
+    if (entry.is_list && !is_repeatable(*option) && key != "ranks")
       raise(ErrorCode::InvalidArgument, "{}: {} takes one value, not a list", origin, entry.key);
-    }
-    if (const auto before = out.find(option); before != out.end()) {
+    if (const auto before = settings.find(option); before != settings.end()) {
       raise(ErrorCode::InvalidArgument, "{}: {} is the option that {} has set already", origin, entry.key,
             before->second.origin);
     }
-    Source source{entry.values, origin};
-    if (option->is_flag()) source.values = {truth(entry.values.front(), origin + ": " + entry.key)};
-    if (entry.is_list && !repeatable) source.values = {fmt::format("{}", fmt::join(entry.values, ","))};
-    out[option] = std::move(source);
+    std::vector<std::string> values = entry.values;
+    if (option->is_flag()) values = {truth(values.front(), origin + ": " + entry.key)};
+    if (entry.is_list && !is_repeatable(*option)) values = {fmt::format("{}", fmt::join(values, ","))};
+    put(settings, *option, std::move(values), origin);
   }
-  return out;
 }
 
 /// Those that were probably meant for an option, and are no option's.
@@ -222,71 +198,50 @@ std::vector<std::string> remarks_on(const launch::Environment& environment) {
   return remarks;
 }
 
-RunSettings read_settings(const std::vector<std::string>& words) {
-  RunSettings out;
-  Given given;
-  Words(words, out, given).read();
+/// Throws Error (InvalidArgument, Io), with the option, the variable or the line that was probably meant.
+RunSettings read_settings(const Words& words) {
+  RunSettings settings;
   const launch::Environment environment = launch::Environment::current();
   const auto variable = [&environment](const RunOption& option) -> std::optional<std::string> {
     if (option.only_on_command_line()) return std::nullopt;
     const auto value = environment.find(option.variable());
     return value && !value->empty() ? value : std::nullopt;
   };
+  // The weakest first.
   const RunOption* const config = run_option("--config");
-  const auto said = given.find(config);
-  const auto path = said != given.end() ? said->second.back() : variable(*config);
-  const auto file = path && !out.help ? from_file(*path) : std::map<const RunOption*, Source>();
-
+  const auto said = words.given.find(config);
+  const auto path = said != words.given.end() ? said->second.back() : variable(*config);
+  if (path) read_file(*path, settings);
   for (const RunOption& option : run_options()) {
-    const bool repeatable = option.kind == RunOption::Kind::Repeatable;
-    std::vector<Source> sources;  // the weakest first
-    if (const auto found = file.find(&option); found != file.end()) sources.push_back(found->second);
     if (const auto value = variable(option)) {
       const std::string name = option.variable();
-      auto values = repeatable ? split(*value, ';') : std::vector{option.is_flag() ? truth(*value, name) : *value};
+      auto values =
+          is_repeatable(option) ? split(*value, ';') : std::vector{option.is_flag() ? truth(*value, name) : *value};
       std::erase(values, "");
-      sources.push_back({std::move(values), name});
+      put(settings, option, std::move(values), name);
     }
-    RunSetting setting{&option};
-    setting.elsewhere = !sources.empty();
-    if (const auto found = given.find(&option); found != given.end()) {
-      sources.push_back({found->second, kCommandLine});
-      if (!repeatable) setting.elsewhere = false;
-    }
-    setting.given = !sources.empty();
-    if (!setting.given) {
-      setting.origin = "default";
-      if (option.is_flag()) setting.values = {"false"};
-      if (!option.standard.empty()) setting.values = {std::string(option.standard)};
-    }
-    // What may be repeated adds up, and the strongest comes last, which counts.
-    if (!repeatable && sources.size() > 1) sources.erase(sources.begin(), sources.end() - 1);
-    for (const Source& source : sources) {
-      setting.values.insert(setting.values.end(), source.values.begin(), source.values.end());
-      setting.origin += (setting.origin.empty() ? "" : ", ") + source.origin;
-    }
-    out.settings.push_back(std::move(setting));
   }
-  out.remarks = remarks_on(environment);
-  return out;
+  for (const auto& [option, values] : words.given) put(settings, *option, values, kCommandLine);
+  for (const std::string& remark : remarks_on(environment)) std::fprintf(stderr, "cohort: %s\n", remark.c_str());
+  return settings;
 }
 
-launch::JobSpec spec_of(const RunSettings& settings) {
+/// What they say, all at once. Throws Error (InvalidArgument) with the option, its value and where it is from.
+launch::JobSpec spec_of(const RunSettings& settings, const std::vector<std::string>& program) {
   launch::JobSpec spec;
-  for (const RunSetting& setting : settings.settings) {
-    if (setting.elsewhere) spec.origins[setting.option->name()] = setting.origin;
-    if (!setting.given) continue;
+  for (const auto& [option, setting] : settings) {
+    if (setting.elsewhere) spec.origins[option->name()] = setting.origin;
     for (const std::string& value : setting.values) {
       try {
-        set_option(*setting.option, value, spec);
+        set_option(*option, value, spec);
       } catch (const Error& error) {
-        throw Error(error.code(), error.what() + spec.origin_of(setting.option->name()));
+        throw Error(error.code(), error.what() + spec.origin_of(option->name()));
       }
     }
   }
-  if (!settings.program.empty()) {
-    spec.program.program = settings.program.front();
-    spec.program.arguments.assign(settings.program.begin() + 1, settings.program.end());
+  if (!program.empty()) {
+    spec.program.program = program.front();
+    spec.program.arguments.assign(program.begin() + 1, program.end());
   }
   const auto& track = spec.track;
   if (env::get(env::kKubeflowServer) && spec.agents == 0 &&
@@ -296,18 +251,22 @@ launch::JobSpec spec_of(const RunSettings& settings) {
   return spec;
 }
 
+/// A file that --config would take, with the origin of each value beside it.
 std::string show_config(const RunSettings& settings) {
   std::vector<std::pair<std::string, std::string>> lines;
   std::size_t width = 0;
-  for (const RunSetting& setting : settings.settings) {
-    const RunOption& option = *setting.option;
+  for (const RunOption& option : run_options()) {
     if (option.only_on_command_line()) continue;
+    const auto given = settings.find(&option);
+    RunSetting setting{{option.is_flag() ? "false" : std::string(option.standard)}, "default"};
+    if (given != settings.end()) setting = given->second;
     const std::string key = option.name().substr(2);
     std::string value;
-    if (option.kind == RunOption::Kind::Repeatable) {
+    if (is_repeatable(option)) {
+      std::erase(setting.values, "");
       for (const std::string& each : setting.values) value += (value.empty() ? "" : ", ") + launch::toml_text(each);
       value = "[" + value + "]";
-    } else if (!setting.values.empty()) {
+    } else if (!setting.values.empty() && (given != settings.end() || !setting.values.back().empty())) {
       value = option.is_flag() ? setting.values.back() : launch::toml_text(setting.values.back());
     }
     // An option without a value is shown too, and --config does not belong into a file.
@@ -350,25 +309,18 @@ constexpr Foreign kForeign[] = {
     {"-c", "mpirun", "-np N"},
     {"-N", "mpirun and srun", "--per-node N for ranks of each host, --nodes N for hosts"},
     {"--npernode", "mpirun", "--per-node N"},
-    {"-npernode", "mpirun", "--per-node N"},
     {"-ppn", "mpiexec", "--per-node N"},
     {"-genv", "mpiexec", "--env NAME=VALUE"},
-    {"-machinefile", "mpirun", "--hostfile FILE"},
     {"--machinefile", "mpirun", "--hostfile FILE"},
-    {"-hostfile", "mpirun", "--hostfile FILE"},
+    {"--hostfile", "mpirun", "--hostfile FILE"},
     {"--host", "mpirun", "-H HOST:N,..."},
-    {"-host", "mpirun", "-H HOST:N,..."},
     {"--oversubscribe", "mpirun", "leave it out: there may be more ranks than cores"},
     {"--allow-run-as-root", "mpirun", "leave it out: root may start jobs"},
     {"--bind-to", "mpirun", "--bind core, or none"},
-    {"-bind-to", "mpirun", "--bind core, or none"},
     {"--map-by", "mpirun", "leave it out: hosts are filled in the order of their list; --bind core shares out cores"},
-    {"-map-by", "mpirun", "leave it out: hosts are filled in the order of their list; --bind core shares out cores"},
     {"--tag-output", "mpirun", "leave it out: lines have their rank in front (--prefix)"},
     {"--mca", "mpirun", "--env OMPI_MCA_NAME=VALUE; only COHORT_TRANSPORT=mpi uses MPI"},
-    {"-mca", "mpirun", "--env OMPI_MCA_NAME=VALUE; only COHORT_TRANSPORT=mpi uses MPI"},
     {"--wdir", "mpirun", "leave it out: ranks start in the folder that this command is in"},
-    {"-wdir", "mpirun", "leave it out: ranks start in the folder that this command is in"},
     {"--ntasks", "srun", "-np N"},
     {"--ntasks-per-node", "srun", "--per-node N"},
     {"--label", "srun", "leave it out: lines have their rank in front (--prefix)"},
@@ -382,8 +334,10 @@ constexpr Foreign kForeign[] = {
 std::string foreign_option(std::string_view word) {
   std::string name(word.substr(0, word.find('=')));
   std::replace(name.begin(), name.end(), '_', '-');
+  name.erase(0, name.find_first_not_of('-'));  // mpirun takes its long ones with one, too
   for (const Foreign& foreign : kForeign) {
-    if (foreign.name == name) return std::string(foreign.whose) + "'s; here: " + std::string(foreign.here);
+    if (foreign.name.substr(foreign.name.find_first_not_of('-')) == name)
+      return std::string(foreign.whose) + "'s; here: " + std::string(foreign.here);
   }
   return {};
 }
@@ -412,12 +366,12 @@ void add_run(CLI::App& app, int&) {
   set_run_help(*command);
 }
 
-void run(const std::vector<std::string>& words, int& exit_status) {
+void run(const std::vector<std::string>& typed, int& exit_status) {
+  const Words words(typed);
+  if (words.help_all) throw CLI::CallForAllHelp();
+  if (words.help) throw CLI::CallForHelp();
   const RunSettings settings = read_settings(words);
-  for (const std::string& remark : settings.remarks) std::fprintf(stderr, "cohort: %s\n", remark.c_str());
-  if (settings.help_all) throw CLI::CallForAllHelp();
-  if (settings.help) throw CLI::CallForHelp();
-  const launch::JobSpec spec = spec_of(settings);
+  const launch::JobSpec spec = spec_of(settings, words.program);
   if (spec.check_build) return print_build();
   if (spec.show_config) {
     std::fputs(show_config(settings).c_str(), stdout);

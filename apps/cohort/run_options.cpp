@@ -21,16 +21,6 @@
 namespace cohort::app {
 namespace {
 
-launch::Starter starter_of(const std::string& name) {
-  using launch::Starter;
-  return name == "ssh"      ? Starter::Ssh
-         : name == "slurm"  ? Starter::Slurm
-         : name == "mpirun" ? Starter::Mpi
-         : name == "hand"   ? Starter::Hand
-         : name == "local"  ? Starter::Local
-                            : Starter::Auto;
-}
-
 /// The words of a command (--ssh, --evaluator), divided as a shell does it: at blanks, but for what is in '', in "" or
 /// behind a backslash. Nothing is expanded. Refuses (InvalidArgument) an empty one, and one that ends within quotes.
 std::vector<std::string> words_of_command(const std::string& text) {
@@ -116,14 +106,13 @@ std::string assignment_of(Text wish) {
   raise(ErrorCode::InvalidArgument, "it is not set here; give a value with --env {}=VALUE", wish);
 }
 
-launch::PrefixStyle prefix_of(Text text) {
-  using launch::PrefixStyle;
-  return text == "none" ? PrefixStyle::None : text == "full" ? PrefixStyle::Full : PrefixStyle::Rank;
-}
-
-launch::Collapse collapse_of(Text text) {
-  using launch::Collapse;
-  return text == "always" ? Collapse::Always : text == "never" ? Collapse::Never : Collapse::Auto;
+// In the order of their enums.
+constexpr std::string_view kStarters = "auto,ssh,slurm,mpirun,hand,local", kPrefixes = "none,rank,full",
+                           kCollapses = "auto,always,never";
+template <class Enum>
+Enum one_of(std::string_view names, Text text) {
+  const auto all = split(names);
+  return static_cast<Enum>(std::find(all.begin(), all.end(), text) - all.begin());
 }
 
 /// One that `--help` shows; `--help-all` shows all.
@@ -149,7 +138,7 @@ const RunOption kOptions[] = {
     {"--starter", "HOW", "auto",
      "How other hosts are reached: auto (srun within a Slurm allocation, else ssh), ssh, slurm, mpirun; hand: `cohort "
      "agent --join` is run there; local: every host is this one, to try",
-     [](C& c, Text v) { c.starter = starter_of(v); }, Kind::Value, "auto,ssh,slurm,mpirun,hand,local"},
+     [](C& c, Text v) { c.starter = one_of<launch::Starter>(kStarters, v); }, Kind::Value, kStarters},
     {"--ssh", "COMMAND", "ssh",
      "The ssh command and its options: \"ssh -p 2222\"; split as by a shell, without expansion",
      [](C& c, Text v) { c.ssh = words_of_command(v); }},
@@ -238,12 +227,12 @@ const RunOption kOptions[] = {
             [](C& c, Text v) { c.environment.push_back(assignment_of(v)); }, Kind::Repeatable}),
     {"--prefix", "STYLE", "rank",
      "What stands before each line: none, rank (host:rank), full (time, host:rank, stream)",
-     [](C& c, Text v) { c.prefix = prefix_of(v); }, Kind::Value, "none,rank,full"},
+     [](C& c, Text v) { c.prefix = one_of<launch::PrefixStyle>(kPrefixes, v); }, Kind::Value, kPrefixes},
     {"--ranks", "0,3-5", "", "Show only these ranks' output; the logs have all [all]",
      [](C& c, Text v) { c.shown_ranks = v; }},
     {"--collapse", "WHEN", "auto",
      "Show a line that several ranks print within 0.2 s once, as [0-3] | LINE: auto (on a terminal), always, never",
-     [](C& c, Text v) { c.collapse = collapse_of(v); }, Kind::Value, "auto,always,never"},
+     [](C& c, Text v) { c.collapse = one_of<launch::Collapse>(kCollapses, v); }, Kind::Value, kCollapses},
     {"--status", "WHEN", "auto",
      "A line below the output says how the run is: auto (on a terminal, where lines have prefixes), never",
      [](C& c, Text v) { c.status = v == "auto"; }, Kind::Value, "auto,never"},
