@@ -2,6 +2,7 @@
 
 #include "base/parse.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -97,6 +98,13 @@ std::vector<std::string> Environment::assignments() const {
   out.reserve(variables_.size());
   for (const auto& [name, value] : variables_) out.push_back(name + "=" + value);
   return out;
+}
+
+Result<Pipe> make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    return fail(ErrorCode::Unavailable, "pipe: {}; raise the limit of open files (ulimit -n)", errno_text(errno));
+  return Pipe{sys::UniqueFd(ends[0]), sys::UniqueFd(ends[1])};
 }
 
 namespace {

@@ -103,16 +103,17 @@ constexpr auto kStuckLimit = std::chrono::seconds(10);
 
 }  // namespace
 
+void Agent::on_reaped(pid_t pid, const sys::ExitStatus& status) {
+  for (auto& worker : workers_) {
+    if (worker->pid() != pid || !worker->alive()) continue;
+    worker->set_reaped();
+    --alive_;
+    return report_exit(*worker, status);
+  }
+}
+
 void Agent::reap() {
-  reap_children([this](pid_t pid, const sys::ExitStatus& status) {
-    for (auto& worker : workers_) {
-      if (worker->pid() != pid || !worker->alive()) continue;
-      worker->set_reaped();
-      --alive_;
-      report_exit(*worker, status);
-      return;
-    }
-  });
+  reap_children([this](pid_t pid, const sys::ExitStatus& status) { on_reaped(pid, status); });
   if (stage_ == Stage::Running) start_those_again();
   if (stage_ == Stage::Running && !workers_.empty() && alive_ == 0 && awaited_.empty()) {
     stage_ = Stage::Sweeping;
@@ -241,18 +242,11 @@ void Agent::sweep_further() {
   // Within the grace, what outlives its worker may still end by itself: a shell dies of SIGTERM while its child saves.
   const bool wait = grace_end_ && Clock::now() < *grace_end_;
   bool clean = false;
-  const OnReaped on_reaped = [this](pid_t pid, const sys::ExitStatus& status) {
-    for (auto& worker : workers_) {
-      if (worker->pid() != pid || !worker->alive()) continue;
-      worker->set_reaped();
-      --alive_;
-      report_exit(*worker, status);
-    }
-  };
+  const auto reaped = [this](pid_t pid, const sys::ExitStatus& status) { on_reaped(pid, status); };
   if (wait) {
-    clean = !reap_children(on_reaped);
+    clean = !reap_children(reaped);
   } else {
-    const SweepStep step = sweep_once({}, on_reaped);
+    const SweepStep step = sweep_once({}, reaped);
     swept_ += static_cast<std::uint32_t>(step.killed);
     clean = step.clean;
   }

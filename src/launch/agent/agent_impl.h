@@ -128,6 +128,7 @@ class Agent {
   /// Those of this role have had their time; where others run on, only they are killed.
   void end_of_grace(Role role);
   void kill_all();
+  void on_reaped(pid_t pid, const sys::ExitStatus& status);
   void reap();
   void watch_for_dying();
   void report_exit(Worker& worker, const sys::ExitStatus& status);

@@ -226,12 +226,7 @@ nlohmann::ordered_json environment_that_matters() {
 
 nlohmann::ordered_json to_json(const Ending& failure) {
   nlohmann::ordered_json out;
-  if (failure.role == Role::Worker) {
-    out["rank"] = failure.rank;
-  } else {
-    out["role"] = to_string(failure.role);
-    out["number"] = failure.rank;
-  }
+  add_process(out, failure.role, failure.rank);
   out["host"] = failure.host;
   out["pid"] = failure.pid;
   out["status"] = sys::to_string(failure.status);
@@ -240,10 +235,10 @@ nlohmann::ordered_json to_json(const Ending& failure) {
   return out;
 }
 
-nlohmann::ordered_json to_json(const AttemptRecord& attempt, const Roles& roles) {
+nlohmann::ordered_json to_json(const Attempt& attempt, const Roles& roles) {
   nlohmann::ordered_json out = {{"start", attempt.start},
                                 {"end", attempt.end},
-                                {"exit_status", attempt.exit_status},
+                                {"exit_status", attempt.exit_status.value_or(1)},
                                 {"reason", attempt.reason},
                                 {"logs", attempt.log_folder}};
   add_pids(out, roles, attempt.pids);
@@ -252,6 +247,11 @@ nlohmann::ordered_json to_json(const AttemptRecord& attempt, const Roles& roles)
 }
 
 }  // namespace
+
+void add_process(nlohmann::ordered_json& out, Role role, int number) {
+  if (role != Role::Worker) out["role"] = to_string(role);
+  out[role == Role::Worker ? "rank" : "number"] = number;
+}
 
 nlohmann::ordered_json host_entry(const PlannedHost& host) {
   nlohmann::ordered_json out = {{"name", host.name}, {"first_rank", host.first_rank}, {"ranks", host.ranks}};
@@ -273,19 +273,13 @@ void add_pids(nlohmann::ordered_json& out, const Roles& roles, const std::vector
   if (roles.evaluator && static_cast<int>(pids.size()) == roles.all()) out["evaluator_pid"] = pids.back();
 }
 
-AttemptRecord attempt_of(const JobRecord& record) {
-  AttemptRecord attempt;
-  attempt.start = record.start;
-  attempt.end = record.end;
-  attempt.exit_status = record.exit_status.value_or(1);
-  attempt.reason = record.reason;
-  attempt.log_folder = record.log_folder;
-  attempt.pids = record.pids;
-  attempt.failure = record.failure;
-  return attempt;
+void RunState::note(const std::string& text) {
+  constexpr std::size_t kMost = 20;
+  if (notices.size() >= kMost) notices.erase(notices.begin());
+  notices.push_back({seconds_now(), text});
 }
 
-nlohmann::ordered_json to_json(const JobRecord& record) {
+nlohmann::ordered_json to_json(const RunState& record) {
   nlohmann::ordered_json out;
   out["format"] = 1;
   out["job_id"] = record.job_id;
@@ -331,8 +325,7 @@ nlohmann::ordered_json to_json(const JobRecord& record) {
   if (record.max_restarts > 0) {
     out["max_restarts"] = record.max_restarts;
     out["attempts"] = nlohmann::ordered_json::array();
-    for (const AttemptRecord& attempt : record.attempts)
-      out["attempts"].push_back(to_json(attempt, record.plan.roles()));
+    for (const Attempt& attempt : record.attempts) out["attempts"].push_back(to_json(attempt, record.plan.roles()));
   }
   return out;
 }

@@ -2,10 +2,12 @@
 
 #include "base/parse.h"
 #include "launch/messages.h"
+#include "launch/processes.h"
 #include "launch/version.h"
 #include "meet/exchange.h"
 #include "net/secret.h"
 #include "net/socket.h"
+#include "sys/files.h"
 #include "sys/hardware.h"
 #include "sys/memory.h"
 #include "sys/process.h"
@@ -177,15 +179,6 @@ std::pair<std::string, std::shared_ptr<meet::Exchange>> exchange_offers(const cl
   return {std::move(answer), *std::move(exchange)};
 }
 
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t put = ::write(fd, text.data(), text.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) return;
-    text.remove_prefix(static_cast<std::size_t>(put));
-  }
-}
-
 /// Until its end; a child that dies says nothing.
 Result<std::string> read_answer(int fd, net::Deadline deadline) {
   std::string text;
@@ -208,9 +201,9 @@ Result<std::string> read_answer(int fd, net::Deadline deadline) {
 
 Result<meet::JoinOffer> meet_in_step(const cluster::Detected& step, const cluster::Environment& environment,
                                      const std::optional<meet::JoinOffer>& mine, net::Deadline deadline) {
-  int ends[2] = {-1, -1};
-  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
-  sys::UniqueFd from_child(ends[0]), to_parent(ends[1]);
+  auto pipe = make_pipe();
+  if (!pipe) return tl::unexpected(pipe.error());
+  auto& [from_child, to_parent] = *pipe;
   std::fflush(nullptr);  // the child ends in good order, and what is in buffers would be written twice
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
@@ -221,7 +214,7 @@ Result<meet::JoinOffer> meet_in_step(const cluster::Detected& step, const cluste
     sys::lock_hidden_memory();
     if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || ::getppid() != parent) ::_exit(1);
     auto [answer, exchange] = exchange_offers(step, environment, mine, deadline);
-    write_all(to_parent.get(), answer);
+    (void)sys::write_all(to_parent.get(), answer);
     net::wipe(answer);
     to_parent.reset();
     if (exchange != nullptr) exchange->wait_told();

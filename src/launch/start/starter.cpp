@@ -26,6 +26,18 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostText = std::size_t{1} << 20;
 constexpr std::size_t kMostInPipe = std::size_t{1} << 20;  // the most that a pipe can be set to
 
+Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::string& what) {
+  auto pending = sys::spawn(options);
+  if (!pending) {
+    return fail(ErrorCode::Unavailable, "cannot start {}: {}", what, sys::to_string(pending.error()));
+  }
+  auto process = std::move(*pending).confirm();
+  if (!process) {
+    return fail(ErrorCode::Unavailable, "cannot start {}: {}", what, sys::to_string(process.error()));
+  }
+  return *std::move(process);
+}
+
 int milliseconds_until(Clock::time_point deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<long long>(left, 0, 1'000'000));
@@ -52,26 +64,20 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
   auto program = resolve_program(request, environment);
   if (!program) return tl::unexpected(program.error());
 
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return fail(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
-  const sys::UniqueFd out(ends[0]);
-  sys::UniqueFd in(ends[1]);
-  sys::SpawnOptions spawn;
-  spawn.path = program->path;
-  spawn.arguments = program->arguments;
-  spawn.environment = environment.assignments();
-  spawn.stdout_fd = in.get();
-  spawn.stderr_fd = in.get();
-  spawn.group = sys::Group::Own;
-  spawn.parent_death_signal = SIGKILL;
-  auto pending = sys::spawn(spawn);
+  auto pipe = make_pipe();
+  if (!pipe) return tl::unexpected(pipe.error());
+  auto& [out, in] = *pipe;
+  sys::SpawnOptions options;
+  options.path = program->path;
+  options.arguments = program->arguments;
+  options.environment = environment.assignments();
+  options.stdout_fd = in.get();
+  options.stderr_fd = in.get();
+  options.group = sys::Group::Own;
+  options.parent_death_signal = SIGKILL;
+  auto child = spawn(options, command.front());
   in.reset();
-  const auto not_started = [&command](const sys::SpawnFailure& why) {
-    return fail(ErrorCode::Unavailable, "cannot start {}: {}", command.front(), sys::to_string(why));
-  };
-  if (!pending) return not_started(pending.error());
-  auto child = std::move(*pending).confirm();
-  if (!child) return not_started(child.error());
+  if (!child) return tl::unexpected(child.error());
 
   Captured captured;
   const auto too_late = [&] {
@@ -109,33 +115,6 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
   captured.status = sys::exit_status_from_wait(end(*child)).shell_status();
   return captured;
 }
-
-namespace {
-
-struct Pipe {
-  sys::UniqueFd read_end;
-  sys::UniqueFd write_end;
-};
-
-Result<Pipe> make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
-  return Pipe{sys::UniqueFd(ends[0]), sys::UniqueFd(ends[1])};
-}
-
-Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::string& what) {
-  auto pending = sys::spawn(options);
-  if (!pending) {
-    return fail(ErrorCode::Unavailable, "cannot start {}: {}", what, sys::to_string(pending.error()));
-  }
-  auto process = std::move(*pending).confirm();
-  if (!process) {
-    return fail(ErrorCode::Unavailable, "cannot start {}: {}", what, sys::to_string(process.error()));
-  }
-  return *std::move(process);
-}
-
-}  // namespace
 
 Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,
                                        const net::Secret& secret, int input_fd) {

@@ -33,14 +33,9 @@ int crowded_cores(const Plan& plan) {
 }  // namespace
 
 Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, spec_.grace, stopping_events()) {
-  JobRecord& record = job_.record_;
-  record.start = utc_now();
-  record.end.clear();
-  record.exit_status.reset();
-  record.reason.clear();
-  record.output_lost.clear();
-  record.failure.reset();
-  if (spec_.keep_logs) record.log_folder = absolute_path(job_.logs_below(job_.folder_.path));
+  static_cast<Attempt&>(state_) = {};
+  state_.start = utc_now();
+  if (spec_.keep_logs) state_.log_folder = absolute_path(job_.logs_below(job_.folder_.path));
   start_limit_ = Timer(job_.loop_, start_timeout_, [this] {
     const Plan& plan = job_.setup_.plan;
     const int cores = crowded_cores(plan);
@@ -60,10 +55,13 @@ void Epoch::look_at_plan() {
                   HealthWatch::Events{[this](const std::string& text) { say(text); },
                                       [this](const Warning& warning) { job_.warnings_->tell(warning); },
                                       [this](const std::string& why) { on_stuck(why); }});
-  job_.live_->begin_epoch(plan, job_.restarts_.done(), job_.record_.log_folder);
-  job_.record_.pids.assign(static_cast<std::size_t>(plan.roles().all()), 0);
+  state_.plan = plan;
+  state_.stage = "starting";
+  state_.restarts = job_.restarts_.done();
+  job_.live_->begin_epoch();
+  state_.pids.assign(static_cast<std::size_t>(plan.roles().all()), 0);
   if (spec_.keep_logs && goes_elsewhere(plan))
-    remote_logs_.emplace(job_.record_.log_folder, plan.roles(), [this](const std::string& text) { say(text); });
+    remote_logs_.emplace(state_.log_folder, plan.roles(), [this](const std::string& text) { say(text); });
 }
 
 void Epoch::give_orders() {
@@ -132,20 +130,19 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   agent.started = true;
   if (remote_logs_ && !agent.host.local) remote_logs_->open(processes);
   for (std::size_t i = 0; i < processes.size(); ++i)
-    job_.record_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
-  if (&agent == agents_.members().front().get()) job_.record_.threads = started.threads;  // of rank 0's host
+    state_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
+  if (&agent == agents_.members().front().get()) state_.threads = started.threads;  // of rank 0's host
   if (stage_ != Stage::Starting) return;
   if (!agents_.all_started()) return;
   stage_ = Stage::Running;
   start_limit_ = Timer();
   started_at_ = Clock::now();
-  job_.announcer_.started(
-      {job_.setup_.plan, job_.record_.threads, spec_.bind == Binding::Core, crowded_cores(job_.setup_.plan),
-       spec_.keep_logs ? job_.folder_.shown : std::string(), job_.has_launchers()},
-      job_.record_, job_.folder_.path);
+  job_.announcer_.started(state_, job_.folder_.path, start_text());
   log::info("launch", "job {} is not contained: {}", job_.id_, kNotContained);
   health_->start();
-  job_.live_->started();
+  state_.stage = "running";
+  state_.running_since = seconds_now();
+  job_.live_->changed();
   job_.start_page();
   job_.write_record();
   job_.start_trackers();
@@ -167,12 +164,30 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   ask_next_role();
 }
 
+/// "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."
+std::string Epoch::start_text() const {
+  const Plan& plan = state_.plan;
+  std::string text = to_string(plan);
+  if (job_.has_launchers()) {
+    const int ranks = plan.hosts.front().ranks;
+    const bool same = std::all_of(plan.hosts.begin(), plan.hosts.end(),
+                                  [ranks](const PlannedHost& host) { return host.ranks == ranks; });
+    text += same ? fmt::format(", -np {} of a launcher on each", ranks) : ", a launcher on each with its own -np";
+  }
+  if (const int cores = crowded_cores(plan); cores > 0)
+    text += fmt::format(", more than the {} core{} here", cores, cores == 1 ? "" : "s");
+  if (spec_.bind == Binding::Core) text += ", each bound to its share of the cores";
+  if (const int threads = state_.threads; threads > 0)
+    text += fmt::format(", {} thread{} each", threads, threads == 1 ? "" : "s");
+  return spec_.keep_logs ? text + ", run " + job_.folder_.shown : text;
+}
+
 /// The stack that an exception or a crash left is long: it is at the end of the log.
 void Epoch::keep_words(const Ending& ending) const {
   const bool stack = ending.words.find(status::kThrowStack) != std::string::npos ||
                      ending.words.find(status::kNativeStack) != std::string::npos;
   if (!stack || !spec_.keep_logs) return;
-  const auto folder = open_folder(job_.record_.log_folder);
+  const auto folder = open_folder(state_.log_folder);
   if (!folder) return;
   const std::string name = log_name(ending.role, ending.rank, Stream::Stderr);
   const sys::UniqueFd log(::openat(folder->get(), name.c_str(), O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC));
@@ -188,7 +203,7 @@ void Epoch::on_exited(const Exited& exited) {
   ending.rank = roles.number_of(exited.rank);
   ending.asked = ending.role == Role::Worker ? workers_asked_ : asked_ >= ending.role;
   ending.host = hosts_[static_cast<std::size_t>(exited.rank)];
-  ending.pid = job_.record_.pids[static_cast<std::size_t>(exited.rank)];
+  ending.pid = state_.pids[static_cast<std::size_t>(exited.rank)];
   ending.status = exited.status;
   ending.before_stop = exited.before_stop;
   ending.out_of_memory = exited.out_of_memory;
@@ -214,9 +229,7 @@ void Epoch::on_exited(const Exited& exited) {
     if (roles.is_rank(exited.rank))
       doing_then_[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
   }
-  RankReport last = exited.last;
-  last.rank = exited.rank;
-  health_->rank_ended(last);
+  health_->rank_ended(exited.rank, exited.last);
   job_.live_->process_ended(exited.rank, exited.status.success() || well, exited.status);
   if (exited.rank == 0) input_.reset();
   look_for_requeue();
@@ -293,11 +306,9 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
     agent_of(process).channel->send(
         StartAgain{process, {fmt::format("{}={}", env::kServerRestart, ending.restarts + 1)}});
     awaited_.insert(process);
-    RankReport last = ending.last;
-    last.rank = process;
-    health_->rank_ended(last);
+    health_->rank_ended(process, ending.last);
     job_.live_->starts_again(process);
-    job_.record_.server_failures.push_back(ending);
+    state_.server_failures.push_back(ending);
     job_.write_record();
     again_.insert_or_assign(process, std::move(ending));
     return Fate::Again;
@@ -319,10 +330,7 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
   std::vector<int> lost;
   for (const int process : processes_of(job_.setup_.plan, agent.host)) {
     if (roles.role_of(process) != Role::Server) return false;
-    const bool ended = std::any_of(endings_.begin(), endings_.end(), [&](const Ending& ending) {
-      return roles.process_of(ending.role, ending.rank) == process;
-    });
-    if (!ended) lost.push_back(process);
+    if (!has_ended(process)) lost.push_back(process);
   }
   const int count = static_cast<int>(lost.size());
   if (lost_servers_ + count > spec_.lost_servers || running(Role::Server) <= count) return false;
@@ -343,14 +351,12 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
     ending.role = Role::Server;
     ending.rank = roles.number_of(process);
     ending.host = agent.host.name;
-    ending.pid = job_.record_.pids[static_cast<std::size_t>(process)];
+    ending.pid = state_.pids[static_cast<std::size_t>(process)];
     ending.status.signal = SIGKILL;
     ending.spared = true;
     ++ended_[static_cast<std::size_t>(Role::Server)];
     job_.tell_how_server_ended(ending.rank, "lost with its host");
-    RankReport last = {};
-    last.rank = process;
-    health_->rank_ended(last);
+    health_->rank_ended(process, {});
     job_.live_->process_ended(process, ending.spared, ending.status);
     endings_.push_back(std::move(ending));
   }
@@ -364,7 +370,7 @@ void Epoch::on_started_again(const StartedAgain& started) {
   const int process = started.rank;
   Ending& before = again_.at(process);
   if (started.pid != 0) {
-    job_.record_.pids[static_cast<std::size_t>(process)] = started.pid;
+    state_.pids[static_cast<std::size_t>(process)] = started.pid;
     health_->started_again(process);
     job_.announcer_.started_again(before, started.pid);
     job_.write_record();

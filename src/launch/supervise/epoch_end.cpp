@@ -85,7 +85,8 @@ void Epoch::before_stop() {
   requeue_limit_ = Timer();
   other_hosts_ = Timer();
   if (health_) health_->stop();
-  job_.live_->ending();
+  state_.stage = "ending";
+  job_.live_->changed();
   input_.reset();
   agents_.start_no_more();
 }
@@ -277,14 +278,17 @@ Role Epoch::running_role() const {
   return Role::Evaluator;
 }
 
+bool Epoch::has_ended(int process) const {
+  return std::any_of(endings_.begin(), endings_.end(), [&](const Ending& ending) {
+    return state_.plan.roles().process_of(ending.role, ending.rank) == process;
+  });
+}
+
 std::string Epoch::running_others() const {
   const Roles roles = job_.setup_.plan.roles();
   std::vector<int> processes;
   for (int process = roles.workers; process < roles.all(); ++process) {
-    const bool ended = std::any_of(endings_.begin(), endings_.end(), [&](const Ending& ending) {
-      return roles.process_of(ending.role, ending.rank) == process;
-    });
-    if (!ended) processes.push_back(process);
+    if (!has_ended(process)) processes.push_back(process);
   }
   return roles.names_of(processes);
 }
@@ -351,16 +355,16 @@ void Epoch::finish() {
     say(doubt);
   job_.announcer_.ended(end, verdict, restart);
   stop_status_ = verdict.status;
-  JobRecord& record = job_.record_;
-  if (verdict.post_mortem) record.failure = verdict.post_mortem->first;
-  record.end = utc_now();
-  record.exit_status = verdict.status;
-  record.reason = verdict.reason;
-  record.attempts.push_back(attempt_of(record));
-  job_.live_->epoch_ended(verdict.status, verdict.reason);
+  if (verdict.post_mortem) state_.failure = verdict.post_mortem->first;
+  state_.end = utc_now();
+  state_.exit_status = verdict.status;
+  state_.reason = verdict.reason;
+  state_.attempts.push_back(static_cast<const Attempt&>(state_));
+  state_.stage = "ended";
+  job_.live_->write();
   if (restart.again) {  // its attempts say how this one has ended; who reads the record must not take that for the job
-    record.end.clear();
-    record.exit_status.reset();
+    state_.end.clear();
+    state_.exit_status.reset();
   }
   job_.write_record();
   if (!restart.again) return job_.end(verdict.status);

@@ -5,6 +5,7 @@
 #include "meet/place.h"
 #include "store/served_store.h"
 #include "store/store.h"
+#include "sys/files.h"
 
 #include <unistd.h>
 #include <nlohmann/json.hpp>
@@ -76,8 +77,9 @@ void Job::prepare() {
     secret_ = value_or_throw(plan.method == StartMethod::Hand ? net::Secret::from_file(spec_.secret_file)
                                                               : net::Secret::generate());
   agents_.emplace(loop_, *secret_, spec_, plan, InputReader::may_be_given(0) ? 0 : -1, agent_events());
-  const std::string id = random_hex(6);
-  id_ = fmt::format("{}-{}", setup_.program.name, id);
+  const std::string id = sys::random_hex(6);
+  state_.job_id = id_ = fmt::format("{}-{}", setup_.program.name, id);
+  state_.program = setup_.program;
   if (!settles_late()) shown_ranks(spec_, setup_.plan);  // what is wrong with them is told before anything starts
 
   signal_watch_ = Watch(loop_, signals_->fd());
@@ -105,11 +107,9 @@ void Job::prepare() {
     value_or_throw(bring_to_ranks(*payload_transfer_));
   }
 
-  record_.job_id = id_;
-  record_.command_line = spec_.command_line;
-  record_.program = setup_.program;
-  record_.master_port = port_->port();
-  record_.max_restarts = spec_.max_restarts;
+  state_.command_line = spec_.command_line;
+  state_.master_port = port_->port();
+  state_.max_restarts = spec_.max_restarts;
   if (!settles_late()) look_at_plan();
   if (plan.method == StartMethod::Owner) leave_invitation();
 }
@@ -127,7 +127,12 @@ void Job::leave_invitation() const {
 
 void Job::say(const std::string& text) {
   announcer_.say(text);
-  if (live_) live_->note(text);
+  note(text);
+}
+
+void Job::note(const std::string& text) {
+  state_.note(text);
+  if (live_) live_->changed();
 }
 
 void Job::make_folders(const std::string& id) {
@@ -136,23 +141,22 @@ void Job::make_folders(const std::string& id) {
   request.program_name = setup_.program.name;
   request.id = id;
   folder_ = value_or_throw(make_run_folder(request));
-  live_.emplace(loop_, folder_,
+  live_.emplace(loop_, folder_, state_,
                 Live::Events{[this](const std::string& why) {
                                say(fmt::format("{}; the job goes on, but nobody can watch it", why));
                              },
                              [this](std::string summary) {
                                if (spec_.status && !spec_.quiet) display_.set_status(std::move(summary));
                              }});
-  live_->begin(id_, setup_.program.name);
   warnings_.emplace(loop_, folder_,
-                    WarningsOptions{.on_warning = spec_.on_warning,
-                                    .job_id = id_,
-                                    .show =
-                                        [this](const Warning& warning) {
-                                          announcer_.warn(warning);
-                                          live_->note(warning.text);
-                                        },
-                                    .say = [this](const std::string& text) { say(text); }});
+                    Warnings::Options{.on_warning = spec_.on_warning,
+                                      .job_id = id_,
+                                      .show =
+                                          [this](const Warning& warning) {
+                                            announcer_.warn(warning);
+                                            note(warning.text);
+                                          },
+                                      .say = [this](const std::string& text) { say(text); }});
   if (!folder_.earlier.empty() && !spec_.quiet)
     say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
                     folder_.earlier));
@@ -165,14 +169,7 @@ void Job::make_folders(const std::string& id) {
 }
 
 void Job::look_at_plan() {
-  Display::Look look{spec_.json ? PrefixStyle::Json : spec_.prefix,
-                     spec_.collapse,
-                     hosts_of_processes(setup_.plan),
-                     {},
-                     setup_.plan.roles()};
-  look.ranks = shown_ranks(spec_, setup_.plan);
-  display_.set_up(std::move(look));
-  record_.plan = setup_.plan;
+  display_.set_up(spec_, setup_.plan, shown_ranks(spec_, setup_.plan));
   epoch_->look_at_plan();
 }
 
@@ -244,7 +241,7 @@ void Job::on_joined(AgentHandle& agent) {
   if (settles_late()) {
     if (auto settled = settle_nodes(); !settled) return epoch_->fail_start(settled.error().what());
   }
-  record_.master_port = facts_for(agent).master_port;
+  state_.master_port = facts_for(agent).master_port;
   if (have_ports()) epoch_->give_orders();
 }
 
@@ -287,7 +284,7 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
     }
   }
   facts.tf_addresses.insert(facts.tf_addresses.end(), servers.begin(), servers.end());
-  facts.log_folder = record_.log_folder;
+  facts.log_folder = state_.log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
   facts.servers_may_die = spec_.server_restarts > 0 || spec_.lost_servers > 0;
@@ -323,7 +320,7 @@ void Job::on_no_room(int fd, int error) {
       fmt::format("{}: {}; the job goes on, and what does not fit there is {}", fd == 1 ? "stdout" : "stderr",
                   errno_text(error), logs.empty() ? "lost" : "only in " + logs);
   display_.say(text);  // on stderr in any form: stdout may be what is full
-  record_.output_lost = text;
+  state_.output_lost = text;
   if (!epoch_->starting()) write_record();
 }
 
@@ -359,9 +356,8 @@ void Job::tell_how_server_ended(int number, const std::string& how) {
 void Job::start_page() {
   if (page_ || !spec_.page) return;
   // Its address lets in whoever has it: it is for a terminal. What a batch system keeps may be read by others.
-  SideCommand::Options page;
-  page.arguments = {"watch", folder_.path, "--page"};
-  page.parent_death_signal = SIGKILL;
+  auto page = SideCommand::cohort({"watch", folder_.path, "--page"}, SIGKILL);
+  page.output = SideCommand::Options::Output::All;
   page.say = [this](const std::string& line) {
     if (line.find("?token=") == std::string::npos || ::isatty(STDERR_FILENO) != 0) return announcer_.say(line);
     if (auto kept = replace_file(folder_, kPageFile, line + "\n"); !kept) return announcer_.say(kept.error().what());
@@ -382,8 +378,13 @@ void Job::end(int status) {
   agents_->send_exit_status(status);
   if (owner_gone() && !spec_.owner_folder.empty()) remove_private_folder(spec_.owner_folder);
   const auto drain = [this] {
-    const UnreadNotice unread{std::chrono::duration<double>(spec_.output_timeout).count(), shown_logs()};
-    display_.drain(spec_.output_timeout, to_string(unread), [this] { loop_.stop(); });
+    const std::string logs = shown_logs();
+    display_.drain(spec_.output_timeout,
+                   fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not "
+                               "shown{}",
+                               std::chrono::duration<double>(spec_.output_timeout).count(),
+                               logs.empty() ? "" : "; the complete logs are in " + logs),
+                   [this] { loop_.stop(); });
   };
   if (!trackers_) return drain();
   trackers_->finish(kTrackersTime, drain);
@@ -396,7 +397,7 @@ std::string Job::logs_below(const std::string& run_folder) const {
 }
 
 void Job::write_record() {
-  if (auto written = write_job_record(folder_, to_json(record_)); !written) say(written.error().what());
+  if (auto written = write_job_record(folder_, to_json(state_)); !written) say(written.error().what());
 }
 
 int run_job(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace) {

@@ -88,6 +88,8 @@ class Job {
   bool settles_late() const { return says_itself(setup_.plan.method); }
   bool owner_gone() const { return owner_ && owner_->gone(); }
   void say(const std::string& text);
+  /// For those who watch the run.
+  void note(const std::string& text);
   /// Where the logs of this epoch go; those of a restart lie below the first's. Empty: none are kept.
   std::string logs_below(const std::string& run_folder) const;
   std::string shown_logs() const { return logs_below(folder_.shown); }
@@ -99,7 +101,7 @@ class Job {
   std::string id_;
   RunFolder folder_;
   LogFolder logs_;  ///< where they have a folder of their own
-  JobRecord record_;
+  RunState state_;
   Restarts restarts_;
   int server_restarts_ = 0;                 ///< that there have been
   std::optional<Clock::time_point> limit_;  ///< of all epochs together
@@ -157,6 +159,7 @@ class Epoch {
   void on_agent_ends(AgentHandle& agent, const Ends& ends);
   void lose_agent(const std::string& what);
   void on_started(AgentHandle& agent, const Started& started);
+  std::string start_text() const;
   void keep_words(const Ending& ending) const;
   void on_exited(const Exited& exited);
   /// A server that has failed, where the job may go on: it is started again, or gone on without.
@@ -192,6 +195,7 @@ class Epoch {
   int running(Role role) const;
   /// The first of the roles of which any process runs.
   Role running_role() const;
+  bool has_ended(int process) const;
   std::string running_others() const;
   /// Once all ranks have ended: the servers are asked to, and after them the evaluator.
   void ask_next_role();
@@ -199,6 +203,7 @@ class Epoch {
   Job& job_;
   const JobSpec& spec_ = job_.spec_;
   AgentPool& agents_;
+  RunState& state_ = job_.state_;
   const std::string shown_logs_ = job_.shown_logs();
   const Milliseconds start_timeout_ = start_timeout_of(spec_, job_.setup_.plan);
   Stage stage_ = Stage::Starting;

@@ -24,13 +24,6 @@
 
 namespace cohort::launch {
 
-std::string random_hex(std::size_t bytes) {
-  const net::Secret noise = value_or_throw(net::Secret::generate());
-  std::string text;
-  for (const std::uint8_t byte : noise.bytes().first(bytes)) text += fmt::format("{:02x}", byte);
-  return text;
-}
-
 std::string absolute_path(const std::string& path) {
   std::error_code error;
   std::filesystem::path whole = std::filesystem::absolute(path, error);

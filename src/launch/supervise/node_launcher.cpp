@@ -92,10 +92,7 @@ int run_agent_of_node(const JobSpec& spec, const Plan& plan, AgentOptions agent,
   agent.nodes_id = plan.node->id;
   agent.place = place.shown;
   agent.quiet = spec.quiet || spec.json || plan.node->step.has_value();  // srun shows what node 0 says
-  // stdin may be anything; the connection alone is the lifeline. This pipe ends with us.
-  int ends[2] = {-1, -1};
-  if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
-  agent.lifeline_fd = ends[0];
+  agent.lifeline_fd = -1;                                                // stdin may be anything
   return run_agent(agent);
 }
 

@@ -60,8 +60,6 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
 /// Where `path` leads from the current folder.
 std::string absolute_path(const std::string& path);
 
-std::string random_hex(std::size_t bytes);
-
 /// What `cohort run` would start, in words: the plan as a table, the exact command, and what each rank's environment
 /// gets over that of the command. Starts nothing.
 /// Whole lines. Throws cohort::Error on options that cannot be met, as `run_job` does.

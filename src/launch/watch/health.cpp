@@ -477,9 +477,10 @@ void HealthWatch::take(Reports reports, const std::vector<int>& processes) {
   }
 }
 
-void HealthWatch::rank_ended(const RankReport& last) {
+void HealthWatch::rank_ended(int process, RankReport last) {
   const auto now = Health::Clock::now();
-  health_.ended(last.rank, now, last.worlds);
+  last.rank = process;
+  health_.ended(process, now, last.worlds);
   if (!roles_.is_rank(last.rank)) return;
   steps_.report(last, now);
   steps_.ended(last.rank);

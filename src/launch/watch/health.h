@@ -128,7 +128,7 @@ class HealthWatch {
   /// Of the agent of these processes.
   void take(Reports reports, const std::vector<int>& processes);
   /// `last`: what it was doing then.
-  void rank_ended(const RankReport& last);
+  void rank_ended(int process, RankReport last);
   void started_again(int process) { health_.began_anew(process, Health::Clock::now()); }
   void host_ended(const std::vector<int>& processes) { health_.host_ended(processes); }
   /// Says what every rank is doing, once the reports that agents have been asked for now have come. False: that is
