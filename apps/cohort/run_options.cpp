@@ -163,9 +163,7 @@ const RunOption kOptions[] = {
      "core,none"},
     common({"--servers", "N or colocated", "0",
             "Parameter servers beside the ranks, spread over the hosts; colocated: one on each host. They are no ranks "
-            "and "
-            "take "
-            "no slots; they run PROGRAM, which asks for its role, or --server-program, and end with the ranks",
+            "and take no slots; they run PROGRAM, which asks for its role, or --server-program, and end with the ranks",
             [](C& c, Text v) {
               c.colocated = v == "colocated";
               c.servers = c.colocated ? 0 : servers_of(v);
@@ -176,8 +174,7 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.server_hosts = v; }},
     common({"--nnodes", "N", "",
             "This command is started on each of N hosts, and they form one job: with --node-rank, --master and "
-            "--secret-file; "
-            "-np counts on each. Not needed in an srun step with one task per node",
+            "--secret-file; -np counts on each. Not needed in an srun step with one task per node",
             [](C& c, Text v) { c.nnodes = v; }}),
     {"--node-rank", "R", "", "Which of the --nnodes hosts this is; 0 supervises, and shows the output of all",
      [](C& c, Text v) { c.node_rank = v; }},
@@ -294,8 +291,7 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.steps.no_step = seconds_of(v); }},
     {"--on-warning", "COMMAND", "",
      "Run this shell command for each warning, with COHORT_WARNING_TEXT, _KIND, _RANK and _STEP, and JSON on its "
-     "stdin; "
-     "what it prints goes to on-warning.log in the run's folder",
+     "stdin; what it prints goes to on-warning.log in the run's folder",
      [](C& c, Text v) { c.on_warning = v; }},
     {"--output-timeout", "SECONDS", "10", "How long to wait for a blocked stdout or stderr (a pager) after the job",
      [](C& c, Text v) { c.output_timeout = milliseconds_of(v); }},

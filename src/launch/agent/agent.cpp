@@ -126,11 +126,10 @@ bool Agent::come() {
     return false;
   }
   if (!connection && options_.own) {
-    raise(
-        connection.error().code(),
-        "{} does not reach node 0: {} -- is `cohort run --nnodes {}` started there, {}with the same place and the same "
-        "secret, and does a firewall stand between?",
-        own_name(), connection.error().what(), options_.nodes, host_index_ < 0 ? "" : "as --node-rank 0, ");
+    raise(connection.error().code(),
+          "{} does not reach node 0: {} -- is `cohort run --nnodes {}` started there, {}with the same place and the "
+          "same secret, and does a firewall stand between?",
+          own_name(), connection.error().what(), options_.nodes, host_index_ < 0 ? "" : "as --node-rank 0, ");
   }
   if (!connection) {
     raise(connection.error().code(), "the agent of {} does not reach the supervisor: {}", sys::host_name(),

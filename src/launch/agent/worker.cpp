@@ -382,8 +382,7 @@ void KeptSignals::look_again() {
     const bool one = kept_.size() == 1;
     tell_(
         fmt::format("rank{} {} {} no handler for {}, which would end {}; it is kept until {} one -- cohort::Preemption "
-                    "has one, and "
-                    "lets the program save and end",
+                    "has one, and lets the program save and end",
                     one ? "" : "s", to_ranges(ranks), one ? "has" : "have", sys::signal_name(kept_.begin()->first),
                     one ? "it" : "them", one ? "it has" : "they have"));
   }

@@ -234,16 +234,16 @@ int nodes_of(const Word& word) {
   const int least = number_of({word.text.substr(0, colon), word.name}, 1, kMostProcesses);
   if (least == number_of({word.text.substr(colon + 1), word.name}, 1, kMostProcesses)) return least;
   raise(ErrorCode::InvalidArgument,
-        "{}: a job has as many nodes from its start to its end -- give one number; --max-restarts N starts all of "
-        "them again after a failure, and a training that resumes may be started on another number of nodes",
+        "{}: a job has as many nodes from its start to its end -- give one number; --max-restarts N starts all of them "
+        "again after a failure, and a training that resumes may be started on another number of nodes",
         word.shown());
 }
 
 void check_backend(const Word& backend) {
   if (backend.empty() || backend.text == "c10d" || backend.text == "static") return;
   raise(ErrorCode::InvalidArgument,
-        "{}: the launchers of a job meet at that of node rank 0, and need no server besides -- leave it out, or "
-        "c10d, with --rdzv-endpoint HOST:PORT where that one is started",
+        "{}: the launchers of a job meet at that of node rank 0, and need no server besides -- leave it out, or c10d, "
+        "with --rdzv-endpoint HOST:PORT where that one is started",
         backend.shown());
 }
 
@@ -354,14 +354,14 @@ std::string way_out(const Detected& said) {
   }
   if (name == "env://") {
     return fmt::format(
-        "`env -u RANK -u WORLD_SIZE cohort run ...` if they are left over; for a launcher on each of {} "
-        "hosts: `cohort run --nnodes {} --node-rank {} --master HOST:PORT ...`",
+        "`env -u RANK -u WORLD_SIZE cohort run ...` if they are left over; for a launcher on each of {} hosts: `cohort "
+        "run --nnodes {} --node-rank {} --master HOST:PORT ...`",
         said.size, said.size, said.rank);
   }
   if (name == "Slurm") {
     return fmt::format(
-        "one launcher on each node: `srun --ntasks-per-node=1 cohort run -np N PROGRAM`; or let srun "
-        "start the ranks: `srun -n {} PROGRAM`; or run `cohort run PROGRAM` once, in the batch script",
+        "one launcher on each node: `srun --ntasks-per-node=1 cohort run -np N PROGRAM`; or let srun start the ranks: "
+        "`srun -n {} PROGRAM`; or run `cohort run PROGRAM` once, in the batch script",
         said.size);
   }
   const std::string_view starter = name == "LSF (jsrun)" ? "jsrun"
@@ -369,15 +369,14 @@ std::string way_out(const Detected& said) {
                                    : name == "Horovod"   ? "horovodrun"
                                                          : "mpirun";
   return fmt::format(
-      "let {} start the ranks: `{} {} {} PROGRAM`; or run `cohort run -np N -H a:2,b:2 PROGRAM` once, "
-      "not under {}",
+      "let {} start the ranks: `{} {} {} PROGRAM`; or run `cohort run -np N -H a:2,b:2 PROGRAM` once, not under {}",
       starter, starter, starter == "jsrun" ? "-n" : "-np", said.size, starter);
 }
 
 [[noreturn]] void refuse_several(const Detected& said) {
   raise(ErrorCode::InvalidArgument,
-        "`cohort run` was started {} times, and each would be a job of its own -- {} -- {}; COHORT_ALONE=1 if "
-        "each is meant to be",
+        "`cohort run` was started {} times, and each would be a job of its own -- {} -- {}; COHORT_ALONE=1 if each is "
+        "meant to be",
         said.size, said.source, way_out(said));
 }
 
@@ -415,8 +414,8 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const cluster::Environment&
   const auto taken = [&spec](NodeRole role) {
     if (role.count > 1 && spec.names_hosts()) {
       raise(ErrorCode::InvalidArgument,
-            "{}: the hosts are those on which it is started; leave out -H, --hostfile and --nodes, or "
-            "start it once, with them and without --nnodes",
+            "{}: the hosts are those on which it is started; leave out -H, --hostfile and --nodes, or start it once, "
+            "with them and without --nnodes",
             role.source);
     }
     return role;
@@ -457,9 +456,9 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const cluster::Environment&
       // the first know that they are several, and prterun ends a job one of whose processes fails.
       if (const auto rank = variable(environment, "PMIX_RANK"); row.name == "PMIx" && rank.value_or(0) > 0) {
         raise(ErrorCode::InvalidArgument,
-              "`cohort run` was started several times, and each would be a job of its own -- PMIX_RANK={} "
-              "(PMIx) -- let prterun start the ranks: `prterun -np N PROGRAM`; or run `cohort run -np N -H "
-              "a:2,b:2 PROGRAM` once, not under prterun; COHORT_ALONE=1 if each is meant to be",
+              "`cohort run` was started several times, and each would be a job of its own -- PMIX_RANK={} (PMIx) -- "
+              "let prterun start the ranks: `prterun -np N PROGRAM`; or run `cohort run -np N -H a:2,b:2 PROGRAM` "
+              "once, not under prterun; COHORT_ALONE=1 if each is meant to be",
               *rank);
       }
       continue;  // it does not say that there are several

@@ -385,9 +385,9 @@ void AgentPool::end_command(AgentHandle& member, int signal) {
   member.parting = Timer(loop_, kPartingTime, [this, &member, signal] {
     if (member.process_gone) return;
     if (signal == SIGTERM)
-      events_.on_complaint(member, fmt::format("nothing of the job is left there, and its {} has not ended after {} s; "
-                                               "ending it",
-                                               start_method_name(method_), kPartingTime.count()));
+      events_.on_complaint(
+          member, fmt::format("nothing of the job is left there, and its {} has not ended after {} s; ending it",
+                              start_method_name(method_), kPartingTime.count()));
     ::kill(member.process.process.pid, signal);
     if (signal != SIGKILL) end_command(member, SIGKILL);
   });

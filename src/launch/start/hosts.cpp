@@ -131,11 +131,10 @@ Result<Allocation> from_slurm(const Environment& environment) {
     std::string ending = fmt::format("_HET_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) ending = fmt::format("_PACK_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) {
-      return fail(
-          ErrorCode::InvalidArgument,
-          "SLURM_HET_SIZE={}, but there is no SLURM_JOB_NODELIST_HET_GROUP_{}: start this from the job's script "
-          "or shell, with all of its environment",
-          *components, component);
+      return fail(ErrorCode::InvalidArgument,
+                  "SLURM_HET_SIZE={}, but there is no SLURM_JOB_NODELIST_HET_GROUP_{}: start this from the job's "
+                  "script or shell, with all of its environment",
+                  *components, component);
     }
     auto nodes = nodes_of(environment, ending);
     if (!nodes) return tl::unexpected(nodes.error());
@@ -244,8 +243,8 @@ Result<HostChoice> choose_hosts(const JobSpec& spec, const Environment& environm
     leave_to_servers(choice.hosts, choice.server_hosts);
     if (choice.hosts.empty() && !slurm->hosts.empty()) {
       return fail(ErrorCode::InvalidArgument,
-                  "--server-hosts {}: these are all nodes of the allocation, and none is "
-                  "left for ranks -- name those of the ranks, too, by -H",
+                  "--server-hosts {}: these are all nodes of the allocation, and none is left for ranks -- name those "
+                  "of the ranks, too, by -H",
                   spec.server_hosts);
     }
     // A single node is used as any host is, with no limit but the cores.
@@ -383,11 +382,10 @@ void check_by_hand(const JobSpec& spec) {
 /// Of launchers that are several: with so many ranks on each.
 std::vector<HostSlots> hosts_of_nodes(const JobSpec& spec, const NodeRole& node, int ranks) {
   if (spec.owner_pid) {
-    raise(
-        ErrorCode::InvalidArgument,
-        "{}: the process that starts this job for itself is one of several, each of which would start one -- start it "
-        "once, or as ranks without a launcher; COHORT_ALONE=1 if each job is meant to be its own",
-        node.source);
+    raise(ErrorCode::InvalidArgument,
+          "{}: the process that starts this job for itself is one of several, each of which would start one -- start "
+          "it once, or as ranks without a launcher; COHORT_ALONE=1 if each job is meant to be its own",
+          node.source);
   }
   if (spec.starter != Starter::Auto || spec.listen != 0 || spec.per_node != 0) {
     raise(ErrorCode::InvalidArgument,
@@ -399,11 +397,10 @@ std::vector<HostSlots> hosts_of_nodes(const JobSpec& spec, const NodeRole& node,
           node.count, kMostProcesses);
   }
   if (!spec.server_hosts.empty())
-    raise(
-        ErrorCode::InvalidArgument,
-        "--server-hosts: a launcher on each node starts servers on these nodes -- leave it out, or start the job from "
-        "one of them by -H{}",
-        spec.origin_of("--server-hosts"));
+    raise(ErrorCode::InvalidArgument,
+          "--server-hosts: a launcher on each node starts servers on these nodes -- leave it out, or start the job "
+          "from one of them by -H{}",
+          spec.origin_of("--server-hosts"));
   std::vector<HostSlots> hosts;
   for (int index = 0; index < node.count; ++index) {
     const bool here = index == std::max(0, node.rank);

@@ -86,8 +86,7 @@ std::optional<Announcement> parse_announcement(std::string_view line) {
 std::string difference(const Announcement& here, const Announcement& there) {
   const auto differ = [&](std::string_view what, std::string_view ours, std::string_view theirs) {
     return fmt::format(
-        "{} is {} on {} ({}) and {} on {} ({}); install the same one on all hosts, or name it with "
-        "--remote-cohort",
+        "{} is {} on {} ({}) and {} on {} ({}); install the same one on all hosts, or name it with --remote-cohort",
         what, theirs, there.host, there.path, ours, here.host, here.path);
   };
   if (here.version != there.version) return differ("Cohort", here.version, there.version);

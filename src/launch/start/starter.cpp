@@ -448,10 +448,9 @@ Diagnosis diagnose(const FailedStart& failed) {
   }
   if (!failed.status) {
     if (failed.method == StartMethod::Ssh)
-      return is(
-          "silent", "no sign of life",
-          "`{1} -o BatchMode=yes {0} true` has to end by itself; does a firewall drop what goes to its sshd, or a "
-          "start-up file of the shell there (.bashrc, .profile) wait for something?");
+      return is("silent", "no sign of life",
+                "`{1} -o BatchMode=yes {0} true` has to end by itself; does a firewall drop what goes to its sshd, or "
+                "a start-up file of the shell there (.bashrc, .profile) wait for something?");
     return is("silent", "no sign of life",
               failed.method == StartMethod::Slurm ? "is there room for a step? `squeue -s`, `sinfo -N`" : "");
   }

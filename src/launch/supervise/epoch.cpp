@@ -39,12 +39,14 @@ Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, 
   start_limit_ = Timer(job_.loop_, start_timeout_, [this] {
     const Plan& plan = job_.setup_.plan;
     const int cores = crowded_cores(plan);
-    fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s{}", agents_.missing(),
-                           std::chrono::duration<double>(start_timeout_).count(),
-                           cores == 0 ? std::string()
-                                      : fmt::format(": {} processes share the {} core{} here -- start fewer, or give "
-                                                    "them more time (--start-timeout)",
-                                                    plan.roles().all(), cores, cores == 1 ? "" : "s")));
+    fail_start(fmt::format(
+        "no sign of running ranks from {} after {:.0f} s{}", agents_.missing(),
+        std::chrono::duration<double>(start_timeout_).count(),
+        cores == 0
+            ? std::string()
+            : fmt::format(
+                  ": {} processes share the {} core{} here -- start fewer, or give them more time (--start-timeout)",
+                  plan.roles().all(), cores, cores == 1 ? "" : "s")));
   });
 }
 
@@ -260,11 +262,11 @@ void Epoch::look_for_requeue() {
   const auto saved = std::find_if(endings_.begin(), endings_.end(), asks_for_requeue);
   if (saved == endings_.end() || requeue_limit_ || stage_ != Stage::Running) return;
   requeue_limit_ = Timer(job_.loop_, spec_.preempt_grace, [this, rank = saved->rank] {
-    on_stuck(fmt::format(
-        "rank {} has saved and ended (exit status {}), and {} {} still running {:g} s later -- do all ranks ask "
-        "Preemption::requested, at every step?",
-        rank, kRequeueStatus, running_ranks(), running_ranks() == 1 ? "other rank is" : "other ranks are",
-        std::chrono::duration<double>(spec_.preempt_grace).count()));
+    on_stuck(
+        fmt::format("rank {} has saved and ended (exit status {}), and {} {} still running {:g} s later -- do all "
+                    "ranks ask Preemption::requested, at every step?",
+                    rank, kRequeueStatus, running_ranks(), running_ranks() == 1 ? "other rank is" : "other ranks are",
+                    std::chrono::duration<double>(spec_.preempt_grace).count()));
   });
 }
 

@@ -379,12 +379,12 @@ void Job::end(int status) {
   if (owner_gone() && !spec_.owner_folder.empty()) remove_private_folder(spec_.owner_folder);
   const auto drain = [this] {
     const std::string logs = shown_logs();
-    display_.drain(spec_.output_timeout,
-                   fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not "
-                               "shown{}",
-                               std::chrono::duration<double>(spec_.output_timeout).count(),
-                               logs.empty() ? "" : "; the complete logs are in " + logs),
-                   [this] { loop_.stop(); });
+    display_.drain(
+        spec_.output_timeout,
+        fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not shown{}",
+                    std::chrono::duration<double>(spec_.output_timeout).count(),
+                    logs.empty() ? "" : "; the complete logs are in " + logs),
+        [this] { loop_.stop(); });
   };
   if (!trackers_) return drain();
   trackers_->finish(kTrackersTime, drain);

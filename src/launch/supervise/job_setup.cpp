@@ -40,11 +40,10 @@ void put_horovod_first(Environment& environment) {
   const std::filesystem::path folder = command.parent_path().parent_path() / "share/cohort/as-horovod";
   std::error_code error;
   if (!std::filesystem::exists(folder / "horovod/__init__.py", error)) {
-    raise(
-        ErrorCode::Unavailable,
-        "--as-horovod: there is no {}/horovod -- the command {} was installed without the Python package -- install it "
-        "with `pip install .` in a clone of Cohort",
-        folder.string(), command.string());
+    raise(ErrorCode::Unavailable,
+          "--as-horovod: there is no {}/horovod -- the command {} was installed without the Python package -- install "
+          "it with `pip install .` in a clone of Cohort",
+          folder.string(), command.string());
   }
   const auto others = environment.find("PYTHONPATH");
   environment.set("PYTHONPATH", others && !others->empty() ? folder.string() + ":" + *others : folder.string());
@@ -60,12 +59,11 @@ void refuse_other_cluster(const Environment& environment) {
   if (config) {
     for (const auto& [type, job] : config->cluster) tasks += job.tasks.size();
   }
-  raise(
-      ErrorCode::InvalidArgument,
-      "--tf-config: TF_CONFIG is set already, {} -- this command describes its own ranks in it -- unset TF_CONFIG, or "
-      "leave out --tf-config",
-      config ? fmt::format("to task {} {} of a cluster of {}", config->task_type, config->task_index, tasks)
-             : std::string(config.error().what()));
+  raise(ErrorCode::InvalidArgument,
+        "--tf-config: TF_CONFIG is set already, {} -- this command describes its own ranks in it -- unset TF_CONFIG, "
+        "or leave out --tf-config",
+        config ? fmt::format("to task {} {} of a cluster of {}", config->task_type, config->task_index, tasks)
+               : std::string(config.error().what()));
 }
 
 }  // namespace

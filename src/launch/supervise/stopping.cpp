@@ -25,9 +25,7 @@ Owner::Owner(Loop& loop, int pid, std::function<void()> on_gone) : pid_(pid) {
   if (::getppid() == pid) process_ = value_or_throw(sys::open_pidfd(pid));
   if (!process_ || ::getppid() != pid) {
     raise(ErrorCode::Unavailable,
-          "the process that the job belongs to (pid {}) has ended or is not the one that started "
-          "this command",
-          pid);
+          "the process that the job belongs to (pid {}) has ended or is not the one that started this command", pid);
   }
   watch_ = Watch(loop, process_.get());
   watch_.on_readable([this, on_gone = std::move(on_gone)] {
