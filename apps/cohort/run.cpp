@@ -157,7 +157,7 @@ void read_file(const std::string& path, RunSettings& settings) {
   for (const launch::ConfigEntry& entry : value_or_throw(launch::read_config(path))) {
     const std::string origin = fmt::format("{}:{}", path, entry.line);
     std::string key = entry.key;
-    std::replace(key.begin(), key.end(), '_', '-');
+    std::ranges::replace(key, '_', '-');
     const RunOption* const option = run_option("--" + key);
     if (option == nullptr || option->only_on_command_line() || key == "config") {
       std::vector<std::string> names;
@@ -190,7 +190,7 @@ std::vector<std::string> remarks_on(const launch::Environment& environment) {
   for (const std::string& assignment : environment.assignments()) {
     const std::string name = assignment.substr(0, assignment.find('='));
     if (!name.starts_with(env::kRunOptionPrefix) || name == env::kRunDir) continue;
-    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    if (std::ranges::find(known, name) != known.end()) continue;
     const std::string meant = closest(name, known);
     remarks.push_back(fmt::format("the environment variable {} is no option's{}", name,
                                   meant.empty() ? "" : "; did you mean " + meant + "?"));
@@ -244,8 +244,7 @@ launch::JobSpec spec_of(const RunSettings& settings, const std::vector<std::stri
     spec.program.arguments.assign(program.begin() + 1, program.end());
   }
   const auto& track = spec.track;
-  if (env::get(env::kKubeflowServer) && spec.agents == 0 &&
-      std::find(track.begin(), track.end(), "kubeflow") == track.end())
+  if (env::get(env::kKubeflowServer) && spec.agents == 0 && std::ranges::find(track, "kubeflow") == track.end())
     spec.track.emplace_back("kubeflow");
   spec.command_line = sys::own_arguments();
   return spec;
@@ -333,7 +332,7 @@ constexpr Foreign kForeign[] = {
 
 std::string foreign_option(std::string_view word) {
   std::string name(word.substr(0, word.find('=')));
-  std::replace(name.begin(), name.end(), '_', '-');
+  std::ranges::replace(name, '_', '-');
   name.erase(0, name.find_first_not_of('-'));  // mpirun takes its long ones with one, too
   for (const Foreign& foreign : kForeign) {
     if (foreign.name.substr(foreign.name.find_first_not_of('-')) == name)

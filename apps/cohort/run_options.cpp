@@ -112,7 +112,7 @@ constexpr std::string_view kStarters = "auto,ssh,slurm,mpirun,hand,local", kPref
 template <class Enum>
 Enum one_of(std::string_view names, Text text) {
   const auto all = split(names);
-  return static_cast<Enum>(std::find(all.begin(), all.end(), text) - all.begin());
+  return static_cast<Enum>(std::ranges::find(all, text) - all.begin());
 }
 
 /// One that `--help` shows; `--help-all` shows all.
@@ -365,8 +365,8 @@ std::span<const RunOption> run_options() noexcept { return kOptions; }
 std::vector<RunPart> run_parts() {
   std::vector<RunPart> parts;
   for (const RunOption& option : kOptions) {
-    const auto begins = std::find_if(std::begin(kParts), std::end(kParts),
-                                     [&option](const auto& part) { return part.first == option.name(); });
+    const auto begins =
+        std::ranges::find_if(kParts, [&option](const auto& part) { return part.first == option.name(); });
     if (begins != std::end(kParts)) parts.push_back({begins->second, {}});
     parts.back().options.push_back(&option);
   }
@@ -376,7 +376,7 @@ std::vector<RunPart> run_parts() {
 const RunOption* run_option(std::string_view name) noexcept {
   for (const RunOption& option : kOptions) {
     const auto names = option.all_names();
-    if (std::find(names.begin(), names.end(), name) != names.end()) return &option;
+    if (std::ranges::find(names, name) != names.end()) return &option;
   }
   return nullptr;
 }
@@ -384,7 +384,7 @@ const RunOption* run_option(std::string_view name) noexcept {
 void set_option(const RunOption& option, const std::string& value, launch::JobSpec& spec) {
   const auto allowed = option.allowed();
   try {
-    if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+    if (!allowed.empty() && std::ranges::find(allowed, value) == allowed.end())
       raise(ErrorCode::InvalidArgument, "one of {} is wanted", fmt::join(allowed, ", "));
     option.set(spec, value);
   } catch (const Error& error) {
@@ -413,7 +413,7 @@ void add_shared_options(CLI::App& command, std::initializer_list<std::string_vie
 launch::HostChoice hosts_of(const launch::JobSpec& spec) {
   if (spec.starter == launch::Starter::Hand)
     raise(ErrorCode::InvalidArgument, "--starter hand is for `cohort run` alone");
-  return value_or_throw(launch::choose_hosts(spec, launch::Environment::current()));
+  return launch::choose_hosts(spec, launch::Environment::current());
 }
 
 void narrow_networks(const std::string& networks) {

@@ -53,7 +53,7 @@ std::string process_name(Role role, int number) {
 
 std::string file_name(Role role, int number) {
   std::string name = process_name(role, number);
-  std::replace(name.begin(), name.end(), ' ', '-');
+  std::ranges::replace(name, ' ', '-');
   return name;
 }
 
@@ -113,8 +113,7 @@ std::vector<pid_t> left_over(std::span<const pid_t> spared) {
   std::vector<pid_t> pids = sys::descendants(::getpid());
   // What is spared may have started others since it was listed.
   std::erase_if(pids, [spared](pid_t pid) {
-    return std::any_of(spared.begin(), spared.end(),
-                       [pid](pid_t root) { return pid == root || sys::descends_from(pid, root); });
+    return std::ranges::any_of(spared, [pid](pid_t root) { return pid == root || sys::descends_from(pid, root); });
   });
   return pids;
 }

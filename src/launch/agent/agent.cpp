@@ -275,14 +275,14 @@ bool Agent::told_as_launcher(int signal) {
 }
 
 bool Agent::runs(Role role) const {
-  return std::any_of(workers_.begin(), workers_.end(),
-                     [role](const auto& worker) { return worker->alive() && worker->role() == role; });
+  return std::ranges::any_of(workers_,
+                             [role](const auto& worker) { return worker->alive() && worker->role() == role; });
 }
 
 // Ranks that were told at the same moment may have saved, and even ended, before it is asked.
 bool Agent::makes_room() const {
-  return std::any_of(workers_.begin(), workers_.end(),
-                     [](const auto& worker) { return worker->saves_when_asked() || worker->makes_room(); });
+  return std::ranges::any_of(workers_,
+                             [](const auto& worker) { return worker->saves_when_asked() || worker->makes_room(); });
 }
 
 void Agent::forward(Output output) {

@@ -199,7 +199,7 @@ void Agent::stop(const StopWorkers& order) {
   }
   // Those that left their worker's group (setsid, daemons) are asked too, so that they need not be killed.
   for (const pid_t pid : sys::descendants(::getpid())) {
-    const bool apart = std::any_of(workers_.begin(), workers_.end(), [&](const auto& worker) {
+    const bool apart = std::ranges::any_of(workers_, [&](const auto& worker) {
       if (!worker->alive()) return false;
       return worker->pid() == ::getpgid(pid) ||
              (worker->role() != order.role && sys::descends_from(pid, worker->pid()));
@@ -211,8 +211,8 @@ void Agent::stop(const StopWorkers& order) {
 }
 
 void Agent::end_of_grace(Role role) {
-  const bool last = std::all_of(workers_.begin(), workers_.end(),
-                                [role](const auto& worker) { return !worker->alive() || worker->role() == role; });
+  const bool last =
+      std::ranges::all_of(workers_, [role](const auto& worker) { return !worker->alive() || worker->role() == role; });
   if (last) return kill_all();
   for (auto& worker : workers_) {
     if (worker->role() == role) worker->signal(SIGKILL);

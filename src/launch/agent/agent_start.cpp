@@ -173,8 +173,8 @@ Result<void> Agent::prepare_launch(StartJob order) {
     for (const std::string& assignment : job.environment) environment.set(assignment);
     environment.set("PWD", job.folder);
   }
-  const auto ranks = static_cast<int>(std::count_if(job.workers.begin(), job.workers.end(),
-                                                    [](const WorkerPlan& plan) { return plan.role == Role::Worker; }));
+  const auto ranks = static_cast<int>(
+      std::ranges::count_if(job.workers, [](const WorkerPlan& plan) { return plan.role == Role::Worker; }));
   const int threads = threads_of(sys::usable_cores(), ranks);
   if (job.bind_to_cores) {
     auto shared = share_cores(sys::cores_of_process(), ranks);
@@ -265,8 +265,7 @@ void Agent::go_on_without(int rank) {
 
 Worker* Agent::awaiting(int rank) {
   if (!awaited_.contains(rank)) return nullptr;
-  const auto found =
-      std::find_if(workers_.begin(), workers_.end(), [rank](const auto& worker) { return worker->rank() == rank; });
+  const auto found = std::ranges::find_if(workers_, [rank](const auto& worker) { return worker->rank() == rank; });
   return found->get();
 }
 
@@ -296,8 +295,8 @@ Result<void> Agent::replace(std::unique_ptr<Worker>& worker, const StartAgain& o
   for (const pid_t pid : sys::descendants(::getpid())) sys::signal_if(pid, SIGKILL, of_its_group);
   for (int piece = 0; piece < kMostPieces && worker->drain(); ++piece) {
   }
-  WorkerPlan plan = *std::find_if(launch_->job.workers.begin(), launch_->job.workers.end(),
-                                  [&](const WorkerPlan& one) { return one.rank == order.rank; });
+  WorkerPlan plan =
+      *std::ranges::find_if(launch_->job.workers, [&](const WorkerPlan& one) { return one.rank == order.rank; });
   plan.environment.insert(plan.environment.end(), order.environment.begin(), order.environment.end());
   auto again = new_worker(plan);
   auto started = start_worker(*again, plan, Worker::Log::Continued);

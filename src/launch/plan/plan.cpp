@@ -55,8 +55,7 @@ Result<void> place_servers(Plan& plan, const OtherRoles& others) {
   for (const HostSlots& host : others.server_hosts) {
     const int servers = std::min(host.slots, static_cast<int>(wanted) - plan.servers);
     if (servers == 0) break;
-    auto known =
-        std::find_if(plan.hosts.begin(), plan.hosts.end(), [&](const auto& one) { return one.name == host.name; });
+    auto known = std::ranges::find_if(plan.hosts, [&](const auto& one) { return one.name == host.name; });
     if (known == plan.hosts.end()) {
       PlannedHost planned;
       planned.name = host.name;
@@ -115,7 +114,7 @@ Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const
     for (end = begin; end < plan.hosts.size() && plan.hosts[end].machine == plan.hosts[begin].machine; ++end) {
       ranks += plan.hosts[end].ranks;
       for (const std::string& device : hosts[end].devices) {
-        if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+        if (std::ranges::find(devices, device) == devices.end()) devices.push_back(device);
       }
     }
     for (std::size_t part = begin; part < end; ++part) {
@@ -143,7 +142,7 @@ std::vector<int> processes_of(const Plan& plan, const PlannedHost& host) {
 OtherRoles other_roles(const JobSpec& spec) { return {spec.servers, spec.colocated, {}, spec.evaluator.has_value()}; }
 
 bool goes_elsewhere(const Plan& plan) {
-  return std::any_of(plan.hosts.begin(), plan.hosts.end(), [](const PlannedHost& host) { return !host.local; });
+  return std::ranges::any_of(plan.hosts, [](const PlannedHost& host) { return !host.local; });
 }
 
 std::chrono::milliseconds start_timeout_of(const JobSpec& spec, const Plan& plan) {

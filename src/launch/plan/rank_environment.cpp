@@ -49,7 +49,7 @@ bool belongs_to_host(std::string_view name) {
                                                 "GPU_DEVICE_ORDINAL",
                                                 "SLURMD_NODENAME",
                                                 "SLURM_TOPOLOGY_ADDR"};
-  if (std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames)) return true;
+  if (std::ranges::find(kNames, name) != std::end(kNames)) return true;
   return name.starts_with("SSH_") || name.starts_with("XDG_") || name.starts_with("TMUX") || name.starts_with("STY");
 }
 
@@ -82,7 +82,7 @@ Result<std::vector<std::vector<int>>> share_cores(const std::vector<std::vector<
     for (std::size_t i = rank * units.size() / wanted; i < (rank + 1) * units.size() / wanted; ++i) {
       shares[rank].insert(shares[rank].end(), units[i].begin(), units[i].end());
     }
-    std::sort(shares[rank].begin(), shares[rank].end());
+    std::ranges::sort(shares[rank]);
   }
   return shares;
 }

@@ -137,7 +137,7 @@ constexpr const char* kHidden = "(hidden)";
 
 template <class List>
 bool has(const List& list, std::string_view name) {
-  return std::find(std::begin(list), std::end(list), name) != std::end(list);
+  return std::ranges::find(list, name) != std::end(list);
 }
 
 /// https://user:password@host
@@ -152,10 +152,9 @@ bool has_password(std::string_view value) {
 bool changes_a_run(std::string_view name) {
   const auto ours = env::variables();
   return has(kPrivateNames, name) ||
-         std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
-                     [name](auto prefix) { return name.starts_with(prefix); }) ||
+         std::ranges::any_of(kPrefixes, [name](auto prefix) { return name.starts_with(prefix); }) ||
          ((name.starts_with(env::kRunOptionPrefix) ||
-           std::any_of(ours.begin(), ours.end(), [name](const auto& variable) { return variable.name == name; })) &&
+           std::ranges::any_of(ours, [name](const auto& variable) { return variable.name == name; })) &&
           !has(kTyped, name));
 }
 
@@ -174,8 +173,8 @@ std::size_t private_part(std::string_view word) {
 bool looks_private(std::string_view name) {
   std::string part;
   const auto matches = [&part] {
-    return has(kPrivate, part) || std::any_of(std::begin(kPrivateEnds), std::end(kPrivateEnds),
-                                              [&part](std::string_view end) { return part.ends_with(end); });
+    return has(kPrivate, part) ||
+           std::ranges::any_of(kPrivateEnds, [&part](std::string_view end) { return part.ends_with(end); });
   };
   for (const char c : name) {
     if (std::isalnum(static_cast<unsigned char>(c)) != 0) {

@@ -134,7 +134,7 @@ Invitation AgentPool::invitation_for(int index) const {
 }
 
 bool AgentPool::somebody_is_silent() const {
-  return std::any_of(members_.begin(), members_.end(), [](const auto& member) {
+  return std::ranges::any_of(members_, [](const auto& member) {
     return !member->host.local && member->channel != nullptr && member->channel->silence() > kSilent;
   });
 }
@@ -191,7 +191,7 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
     return events_.on_unfit(nullptr, std::move(why));
   }
   if (std::string why = objection(hello); !why.empty()) return refuse(std::move(why));
-  const auto found = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
+  const auto found = std::ranges::find_if(members_, [&hello](const auto& member) {
     if (hello.host_index < 0 && hello.nodes > 0) return member->channel == nullptr && !member->host.local;
     return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
   });
@@ -249,7 +249,7 @@ std::string AgentPool::objection(const Hello& hello) const {
                        said(hello.nodes_id), said(node_->id));
   }
   if (!number.empty()) return number;
-  const auto taken = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
+  const auto taken = std::ranges::find_if(members_, [&hello](const auto& member) {
     return member->host.index == hello.host_index && (member->channel != nullptr || member->host.local);
   });
   if (taken != members_.end())
@@ -260,8 +260,7 @@ std::string AgentPool::objection(const Hello& hello) const {
 
 // Two nodes may be one host.
 std::string AgentPool::name_for(const Hello& hello, int index) const {
-  const bool known =
-      std::any_of(members_.begin(), members_.end(), [&hello](const auto& one) { return one->host.name == hello.host; });
+  const bool known = std::ranges::any_of(members_, [&hello](const auto& one) { return one->host.name == hello.host; });
   return known ? fmt::format("{} (node {})", hello.host, index) : hello.host;
 }
 
@@ -344,7 +343,7 @@ net::Endpoint AgentPool::open_endpoint() const {
 }
 
 bool AgentPool::all_joined() const {
-  return std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->channel != nullptr; });
+  return std::ranges::all_of(members_, [](const auto& member) { return member->channel != nullptr; });
 }
 
 void AgentPool::broadcast(const Message& message) {
@@ -374,7 +373,7 @@ void AgentPool::sort_by_host() {
   std::map<std::string, int> first;
   for (const auto& member : members_) first.emplace(member->machine, member->host.index);
   const auto place = [&first](const auto& member) { return std::pair(first[member->machine], member->host.index); };
-  std::sort(members_.begin(), members_.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  std::ranges::sort(members_, [&](const auto& a, const auto& b) { return place(a) < place(b); });
 }
 
 void AgentPool::begin_again() {
@@ -394,7 +393,7 @@ void AgentPool::end_command(AgentHandle& member, int signal) {
 }
 
 bool AgentPool::all_started() const {
-  return std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->started; });
+  return std::ranges::all_of(members_, [](const auto& member) { return member->started; });
 }
 
 namespace {
@@ -408,18 +407,16 @@ bool can_be_told(const AgentHandle& member) { return member.channel != nullptr &
 }  // namespace
 
 bool AgentPool::nothing_runs() const {
-  return std::all_of(members_.begin(), members_.end(), [](const auto& member) {
-    return member->all_gone || !(has_process(*member) || can_be_told(*member));
-  });
+  return std::ranges::all_of(
+      members_, [](const auto& member) { return member->all_gone || !(has_process(*member) || can_be_told(*member)); });
 }
 
 bool AgentPool::can_go_on() const {
-  return std::all_of(members_.begin(), members_.end(),
-                     [](const auto& member) { return member->all_gone && can_be_told(*member); });
+  return std::ranges::all_of(members_, [](const auto& member) { return member->all_gone && can_be_told(*member); });
 }
 
 bool AgentPool::all_ended() const {
-  return std::all_of(members_.begin(), members_.end(), [](const auto& member) {
+  return std::ranges::all_of(members_, [](const auto& member) {
     return !has_process(*member) && (member->all_gone || !can_be_told(*member));
   });
 }

@@ -47,31 +47,31 @@ std::vector<std::string> listed_addresses(const std::string& plain) {
 }
 
 /// What may stand in a command line of ssh, srun or mpirun, where it must be neither an option nor two words.
-Result<void> check_name(const std::string& name) {
+void check_name(const std::string& name) {
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:@%";
   if (name.empty() || name.front() == '-' || name.find_first_not_of(kAllowed) != std::string::npos) {
-    return fail(ErrorCode::InvalidArgument, "'{}' is no name of a host", name);
+    raise(ErrorCode::InvalidArgument, "'{}' is no name of a host", name);
   }
-  return {};
 }
 
-Result<std::vector<HostSlots>> from(Result<std::vector<cluster::HostSlots>> parsed, std::string_view where) {
-  if (!parsed) return fail(ErrorCode::InvalidArgument, "{}: {}", where, parsed.error().what());
-  if (parsed->empty()) return fail(ErrorCode::InvalidArgument, "{}: there is no host in it", where);
-  std::vector<HostSlots> hosts;
-  for (const cluster::HostSlots& host : *parsed) {
-    if (auto fine = check_name(host.host); !fine)
-      return fail(ErrorCode::InvalidArgument, "{}: {}", where, fine.error().what());
-    hosts.push_back({host.host, host.slots.value_or(1), false});
+std::vector<HostSlots> from(Result<std::vector<cluster::HostSlots>> parsed, std::string_view where) {
+  try {
+    std::vector<HostSlots> hosts;
+    for (const cluster::HostSlots& host : value_or_throw(std::move(parsed))) {
+      check_name(host.host);
+      hosts.push_back({host.host, host.slots.value_or(1), false});
+    }
+    if (hosts.empty()) raise(ErrorCode::InvalidArgument, "there is no host in it");
+    return hosts;
+  } catch (const Error& error) {
+    raise(ErrorCode::InvalidArgument, "{}: {}", where, error.what());
   }
-  return hosts;
 }
 
-Result<std::vector<HostSlots>> from_file(const std::string& path) {
+std::vector<HostSlots> from_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.is_open() || file.bad())
-    return fail(ErrorCode::InvalidArgument, "--hostfile {}: {}", path, errno_text(errno));
+  if (!file.is_open() || file.bad()) raise(ErrorCode::InvalidArgument, "--hostfile {}: {}", path, errno_text(errno));
   return from(cluster::parse_host_file(text), "--hostfile " + path);
 }
 
@@ -82,15 +82,15 @@ struct Allocation {
 };
 
 /// The nodes that variables with this ending name.
-Result<std::vector<HostSlots>> nodes_of(const Environment& environment, const std::string& ending) {
+std::vector<HostSlots> nodes_of(const Environment& environment, const std::string& ending) {
   const std::string list = "SLURM_JOB_NODELIST" + ending, tasks = "SLURM_TASKS_PER_NODE" + ending;
   const std::string nodes = environment.find(list).value_or("");
   const auto names = cluster::parse_slurm_hosts(nodes);
-  if (!names) return fail(ErrorCode::InvalidArgument, "{}={}: {}", list, nodes, names.error().what());
+  if (!names) raise(ErrorCode::InvalidArgument, "{}={}: {}", list, nodes, names.error().what());
   std::vector<int> slots(names->size(), 1);
   if (const auto counts = environment.find(tasks)) {
     auto parsed = cluster::parse_slurm_counts(*counts);
-    if (!parsed) return fail(ErrorCode::InvalidArgument, "{}={}: {}", tasks, *counts, parsed.error().what());
+    if (!parsed) raise(ErrorCode::InvalidArgument, "{}={}: {}", tasks, *counts, parsed.error().what());
     // Within a step it may describe the step's nodes only.
     if (parsed->size() == slots.size()) slots = *std::move(parsed);
   }
@@ -102,7 +102,7 @@ Result<std::vector<HostSlots>> nodes_of(const Environment& environment, const st
 /// A node may be in two components.
 void merge(std::vector<HostSlots>& hosts, const std::vector<HostSlots>& more) {
   for (const HostSlots& node : more) {
-    const auto known = std::find_if(hosts.begin(), hosts.end(), [&](const auto& one) { return one.name == node.name; });
+    const auto known = std::ranges::find_if(hosts, [&](const auto& one) { return one.name == node.name; });
     if (known == hosts.end())
       hosts.push_back(node);
     else
@@ -112,7 +112,7 @@ void merge(std::vector<HostSlots>& hosts, const std::vector<HostSlots>& more) {
 
 /// The nodes of the allocation, with the tasks that it has on each. Empty: this process is in none, or is one of
 /// several tasks of a step, each of which is on its own.
-Result<Allocation> from_slurm(const Environment& environment) {
+Allocation from_slurm(const Environment& environment) {
   Allocation all;
   if (!environment.find("SLURM_JOB_ID")) return all;
   const auto tasks = parse_integer<int>(environment.find("SLURM_STEP_NUM_TASKS").value_or("1"));
@@ -121,9 +121,7 @@ Result<Allocation> from_slurm(const Environment& environment) {
   const auto components = parse_integer<int>(environment.find("SLURM_HET_SIZE").value_or("1"));
   if (components.value_or(1) <= 1) {
     if (!environment.find("SLURM_JOB_NODELIST")) return all;
-    auto nodes = nodes_of(environment, "");
-    if (!nodes) return tl::unexpected(nodes.error());
-    all.hosts = *std::move(nodes);
+    all.hosts = nodes_of(environment, "");
     return all;
   }
   for (int component = 0; component < *components; ++component) {
@@ -131,16 +129,15 @@ Result<Allocation> from_slurm(const Environment& environment) {
     std::string ending = fmt::format("_HET_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) ending = fmt::format("_PACK_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) {
-      return fail(ErrorCode::InvalidArgument,
-                  "SLURM_HET_SIZE={}, but there is no SLURM_JOB_NODELIST_HET_GROUP_{}: start this from the job's "
-                  "script or shell, with all of its environment",
-                  *components, component);
+      raise(ErrorCode::InvalidArgument,
+            "SLURM_HET_SIZE={}, but there is no SLURM_JOB_NODELIST_HET_GROUP_{}: start this from the job's "
+            "script or shell, with all of its environment",
+            *components, component);
     }
-    auto nodes = nodes_of(environment, ending);
-    if (!nodes) return tl::unexpected(nodes.error());
-    merge(all.hosts, *nodes);
-    for (const HostSlots& node : *nodes) all.components.emplace(node.name, component);
-    all.of_components.push_back(*std::move(nodes));
+    std::vector<HostSlots> nodes = nodes_of(environment, ending);
+    merge(all.hosts, nodes);
+    for (const HostSlots& node : nodes) all.components.emplace(node.name, component);
+    all.of_components.push_back(std::move(nodes));
   }
   return all;
 }
@@ -170,15 +167,14 @@ void mark_local(HostChoice& choice, Starter starter) {
   }
 }
 
-Result<std::vector<HostSlots>> hosts_of_servers(const std::string& wished, const Allocation& slurm) {
+std::vector<HostSlots> hosts_of_servers(const std::string& wished, const Allocation& slurm) {
   constexpr std::string_view kComponent = "component ";
   if (!wished.starts_with(kComponent)) return from(cluster::parse_host_slots(wished), "--server-hosts " + wished);
   const auto component = parse_integer<std::size_t>(std::string_view(wished).substr(kComponent.size()));
   if (slurm.of_components.empty() || !component || *component >= slurm.of_components.size()) {
-    return fail(ErrorCode::InvalidArgument, "--server-hosts '{}': {} -- name hosts, as a:2,b", wished,
-                slurm.of_components.empty()
-                    ? "this is no heterogeneous job of Slurm's"
-                    : fmt::format("the job has components 0 to {}", slurm.of_components.size() - 1));
+    raise(ErrorCode::InvalidArgument, "--server-hosts '{}': {} -- name hosts, as a:2,b", wished,
+          slurm.of_components.empty() ? "this is no heterogeneous job of Slurm's"
+                                      : fmt::format("the job has components 0 to {}", slurm.of_components.size() - 1));
   }
   return slurm.of_components[*component];
 }
@@ -186,14 +182,13 @@ Result<std::vector<HostSlots>> hosts_of_servers(const std::string& wished, const
 /// Whole hosts are the servers' own.
 void leave_to_servers(std::vector<HostSlots>& hosts, const std::vector<HostSlots>& servers) {
   std::erase_if(hosts, [&servers](const HostSlots& host) {
-    return std::any_of(servers.begin(), servers.end(), [&](const HostSlots& one) { return one.name == host.name; });
+    return std::ranges::any_of(servers, [&](const HostSlots& one) { return one.name == host.name; });
   });
 }
 
 bool all_among(const std::vector<HostSlots>& hosts, const std::vector<HostSlots>& others) {
-  return std::all_of(hosts.begin(), hosts.end(), [&others](const HostSlots& host) {
-    return std::any_of(others.begin(), others.end(),
-                       [&host](const HostSlots& other) { return other.name == host.name; });
+  return std::ranges::all_of(hosts, [&others](const HostSlots& host) {
+    return std::ranges::any_of(others, [&host](const HostSlots& other) { return other.name == host.name; });
   });
 }
 
@@ -219,42 +214,34 @@ bool is_this_host(const std::string& name) {
   };
   if (is_own(plain)) return true;
   const std::vector<std::string> listed = listed_addresses(plain);
-  return !listed.empty() && std::all_of(listed.begin(), listed.end(), is_own);
+  return !listed.empty() && std::ranges::all_of(listed, is_own);
 }
 
-Result<HostChoice> choose_hosts(const JobSpec& spec, const Environment& environment) {
+HostChoice choose_hosts(const JobSpec& spec, const Environment& environment) {
   if (!spec.hosts.empty() && !spec.host_file.empty())
-    return fail(ErrorCode::InvalidArgument, "-H and --hostfile: one of them says which hosts there are");
-  auto slurm = from_slurm(environment);
-  if (!slurm) return tl::unexpected(slurm.error());
+    raise(ErrorCode::InvalidArgument, "-H and --hostfile: one of them says which hosts there are");
+  const Allocation slurm = from_slurm(environment);
   HostChoice choice;
-  if (!spec.server_hosts.empty()) {
-    auto servers = hosts_of_servers(spec.server_hosts, *slurm);
-    if (!servers) return tl::unexpected(servers.error());
-    choice.server_hosts = *std::move(servers);
-  }
+  if (!spec.server_hosts.empty()) choice.server_hosts = hosts_of_servers(spec.server_hosts, slurm);
   if (!spec.hosts.empty() || !spec.host_file.empty()) {
-    auto named = spec.host_file.empty() ? from(cluster::parse_host_slots(spec.hosts), "-H " + spec.hosts)
-                                        : from_file(spec.host_file);
-    if (!named) return tl::unexpected(named.error());
-    choice.hosts = *std::move(named);
+    choice.hosts = spec.host_file.empty() ? from(cluster::parse_host_slots(spec.hosts), "-H " + spec.hosts)
+                                          : from_file(spec.host_file);
   } else {
-    choice.hosts = slurm->hosts;
+    choice.hosts = slurm.hosts;
     leave_to_servers(choice.hosts, choice.server_hosts);
-    if (choice.hosts.empty() && !slurm->hosts.empty()) {
-      return fail(ErrorCode::InvalidArgument,
-                  "--server-hosts {}: these are all nodes of the allocation, and none is left for ranks -- name those "
-                  "of the ranks, too, by -H",
-                  spec.server_hosts);
+    if (choice.hosts.empty() && !slurm.hosts.empty()) {
+      raise(ErrorCode::InvalidArgument,
+            "--server-hosts {}: these are all nodes of the allocation, and none is left for ranks -- name those "
+            "of the ranks, too, by -H",
+            spec.server_hosts);
     }
     // A single node is used as any host is, with no limit but the cores.
-    const bool here = slurm->hosts.size() == 1 && is_this_host(slurm->hosts.front().name);
+    const bool here = slurm.hosts.size() == 1 && is_this_host(slurm.hosts.front().name);
     if (here && spec.per_node == 0) choice.hosts.clear();
   }
   if (choice.hosts.empty()) {
     if (spec.nodes > 1)
-      return fail(ErrorCode::InvalidArgument, "--nodes {}: which? name them with -H a,b or --hostfile FILE",
-                  spec.nodes);
+      raise(ErrorCode::InvalidArgument, "--nodes {}: which? name them with -H a,b or --hostfile FILE", spec.nodes);
     if (spec.per_node > 0) choice.hosts = {{sys::host_name(), spec.per_node, true}};
     if (choice.server_hosts.empty()) return choice;
     for (HostSlots& host : choice.server_hosts) {
@@ -264,7 +251,7 @@ Result<HostChoice> choose_hosts(const JobSpec& spec, const Environment& environm
   mark_local(choice, spec.starter);
   const auto count = static_cast<std::size_t>(spec.nodes);
   if (count > choice.hosts.size() && count > 1) {
-    return fail(ErrorCode::InvalidArgument, "--nodes {}: there are only {} hosts", count, choice.hosts.size());
+    raise(ErrorCode::InvalidArgument, "--nodes {}: there are only {} hosts", count, choice.hosts.size());
   }
   if (count > 0 && count < choice.hosts.size()) choice.hosts.resize(count);
   if (spec.per_node > 0) {
@@ -273,13 +260,13 @@ Result<HostChoice> choose_hosts(const JobSpec& spec, const Environment& environm
   switch (spec.starter) {
     case Starter::Auto:
       choice.method =
-          !slurm->hosts.empty() && all_among(choice.hosts, slurm->hosts) && all_among(choice.server_hosts, slurm->hosts)
+          !slurm.hosts.empty() && all_among(choice.hosts, slurm.hosts) && all_among(choice.server_hosts, slurm.hosts)
               ? StartMethod::Slurm
               : StartMethod::Ssh;
       break;
     case Starter::Slurm:
-      if (slurm->hosts.empty())
-        return fail(ErrorCode::InvalidArgument, "--starter slurm: this is no Slurm allocation; use sbatch or salloc");
+      if (slurm.hosts.empty())
+        raise(ErrorCode::InvalidArgument, "--starter slurm: this is no Slurm allocation; use sbatch or salloc");
       choice.method = StartMethod::Slurm;
       break;
     case Starter::Mpi: choice.method = StartMethod::Mpi; break;
@@ -292,7 +279,7 @@ Result<HostChoice> choose_hosts(const JobSpec& spec, const Environment& environm
     for (auto* const hosts : {&choice.hosts, &choice.server_hosts}) {
       for (HostSlots& host : *hosts) {
         host.local = false;
-        if (const auto found = slurm->components.find(host.name); found != slurm->components.end())
+        if (const auto found = slurm.components.find(host.name); found != slurm.components.end())
           host.component = found->second;
       }
     }
@@ -437,7 +424,7 @@ Plan plan_of(const JobSpec& spec) {
       const bool asks_for_hosts =
           spec.names_hosts() || !spec.server_hosts.empty() || spec.per_node != 0 || spec.starter != Starter::Auto;
       if (!node || asks_for_hosts) {
-        choice = value_or_throw(choose_hosts(spec, Environment::current()));
+        choice = choose_hosts(spec, Environment::current());
         check_by_hand(spec);
       }
       node.reset();

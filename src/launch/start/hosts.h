@@ -20,8 +20,8 @@ struct HostChoice {
   std::string note;  ///< of names that are one host; empty: there are none
 };
 
-/// Fails with InvalidArgument, or Io for the file.
-Result<HostChoice> choose_hosts(const JobSpec& spec, const Environment& environment);
+/// Throws Error (InvalidArgument).
+HostChoice choose_hosts(const JobSpec& spec, const Environment& environment);
 
 /// Who runs what where, and how the other hosts are reached. Throws Error (InvalidArgument) where options contradict
 /// each other or the environment, or the hosts have too few slots.

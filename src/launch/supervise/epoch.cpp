@@ -25,8 +25,8 @@ namespace {
 /// The cores of this host, where it has more ranks than these; else 0.
 int crowded_cores(const Plan& plan) {
   const int cores = sys::usable_cores();
-  const bool crowded = std::any_of(plan.hosts.begin(), plan.hosts.end(),
-                                   [cores](const PlannedHost& host) { return host.local && host.ranks > cores; });
+  const bool crowded =
+      std::ranges::any_of(plan.hosts, [cores](const PlannedHost& host) { return host.local && host.ranks > cores; });
   return crowded ? cores : 0;
 }
 
@@ -172,8 +172,7 @@ std::string Epoch::start_text() const {
   std::string text = to_string(plan);
   if (job_.has_launchers()) {
     const int ranks = plan.hosts.front().ranks;
-    const bool same = std::all_of(plan.hosts.begin(), plan.hosts.end(),
-                                  [ranks](const PlannedHost& host) { return host.ranks == ranks; });
+    const bool same = std::ranges::all_of(plan.hosts, [ranks](const PlannedHost& host) { return host.ranks == ranks; });
     text += same ? fmt::format(", -np {} of a launcher on each", ranks) : ", a launcher on each with its own -np";
   }
   if (const int cores = crowded_cores(plan); cores > 0)
@@ -259,7 +258,7 @@ void Epoch::ask_next_role() {
 
 // Ranks that save do so together. One that neither ends nor fails then has missed the question, or hangs.
 void Epoch::look_for_requeue() {
-  const auto saved = std::find_if(endings_.begin(), endings_.end(), asks_for_requeue);
+  const auto saved = std::ranges::find_if(endings_, asks_for_requeue);
   if (saved == endings_.end() || requeue_limit_ || stage_ != Stage::Running) return;
   requeue_limit_ = Timer(job_.loop_, spec_.preempt_grace, [this, rank = saved->rank] {
     on_stuck(
@@ -283,9 +282,9 @@ void Epoch::look_for_failure() {
 
 AgentHandle& Epoch::agent_of(int process) const {
   const auto& all = agents_.members();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& member) {
+  const auto found = std::ranges::find_if(all, [&](const auto& member) {
     const std::vector<int> here = processes_of(job_.setup_.plan, member->host);
-    return std::find(here.begin(), here.end(), process) != here.end();
+    return std::ranges::find(here, process) != here.end();
   });
   return **found;
 }

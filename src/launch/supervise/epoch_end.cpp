@@ -116,7 +116,7 @@ void Epoch::on_host_failed(const AgentHandle& agent, const std::string& why) {
   if (!failed_hosts_.emplace(agent.host.index, why).second) return;
   agents_.start_no_more();
   const auto& all = agents_.members();
-  const bool settled = std::all_of(all.begin(), all.end(), [this](const auto& member) {
+  const bool settled = std::ranges::all_of(all, [this](const auto& member) {
     return member->host.local || member->channel != nullptr || member->process_gone || member->remote == nullptr ||
            failed_hosts_.contains(member->host.index);
   });
@@ -279,7 +279,7 @@ Role Epoch::running_role() const {
 }
 
 bool Epoch::has_ended(int process) const {
-  return std::any_of(endings_.begin(), endings_.end(), [&](const Ending& ending) {
+  return std::ranges::any_of(endings_, [&](const Ending& ending) {
     return state_.plan.roles().process_of(ending.role, ending.rank) == process;
   });
 }

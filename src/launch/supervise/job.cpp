@@ -257,7 +257,7 @@ void Job::take_ports(AgentHandle& agent, LeasedPorts leased) {
   agent.ports = std::move(leased.ports);
   if (agent.ports.size() < wanted)
     return epoch_->fail_start(fmt::format("--tf-config: {}: {}", agent.host.name, leased.why));
-  const bool all = std::all_of(agents_->members().begin(), agents_->members().end(), [](const auto& member) {
+  const bool all = std::ranges::all_of(agents_->members(), [](const auto& member) {
     return member->ports.size() == static_cast<std::size_t>(tasks_of(member->host));
   });
   if (all) epoch_->give_orders();

@@ -90,8 +90,7 @@ JobSetup set_up_job(const JobSpec& spec, Plan plan) {
   runs(Role::Server, spec.server_program);
   runs(Role::Evaluator, spec.evaluator);
   // What says that this job is one of its own is for this command: its ranks are several.
-  if (setup.plan.world_size > 1 &&
-      std::find(setup.chosen.begin(), setup.chosen.end(), env::kAlone) == setup.chosen.end())
+  if (setup.plan.world_size > 1 && std::ranges::find(setup.chosen, env::kAlone) == setup.chosen.end())
     setup.environment.remove(env::kAlone);
   // Operations wait for those of other tasks; with a rank's share of the cores none may be left to answer them.
   if (spec.tf_config && setup.plan.servers > 0 && !setup.environment.find(env::kTfInterOpThreads))
@@ -150,7 +149,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
     Environment travels;
     for (const std::string& assignment : job.environment) {
       const std::string name = assignment.substr(0, assignment.find('='));
-      if (!belongs_to_host(name) || std::find(setup.chosen.begin(), setup.chosen.end(), name) != setup.chosen.end())
+      if (!belongs_to_host(name) || std::ranges::find(setup.chosen, name) != setup.chosen.end())
         travels.set(assignment);
     }
     job.environment = travels.assignments();
@@ -198,9 +197,9 @@ struct Known {
 std::string shown(const std::string& assignment, const Known& known) {
   const auto equals = assignment.find('=');
   const std::string name = assignment.substr(0, equals);
-  const bool later = (std::find(kChosenLater.begin(), kChosenLater.end(), name) != kChosenLater.end() &&
-                      !(name == env::kRunDir && known.folder)) ||
-                     (name == env::kMasterAddr && known.elsewhere);
+  const bool later =
+      (std::ranges::find(kChosenLater, name) != kChosenLater.end() && !(name == env::kRunDir && known.folder)) ||
+      (name == env::kMasterAddr && known.elsewhere);
   return name + "=" + (later ? std::string(kLater) : shell_quoted(assignment.substr(equals + 1)));
 }
 
@@ -290,7 +289,7 @@ std::string describe_job(const JobSpec& spec, Plan plan) {
   if (spec.trace) common.push_back(fmt::format("{}={}", env::kTimelineFd, kWorkerTimelineFd));
   std::vector<std::vector<std::string>> differs(own.size());
   for (std::size_t i = 0; i < own.front().size(); ++i) {
-    const bool same = std::all_of(own.begin(), own.end(), [&](const auto& rank) { return rank[i] == own[0][i]; });
+    const bool same = std::ranges::all_of(own, [&](const auto& rank) { return rank[i] == own[0][i]; });
     if (same && own.size() > 1) common.push_back(own[0][i]);
     for (std::size_t rank = 0; rank < own.size() && (!same || own.size() == 1); ++rank) {
       differs[rank].push_back(own[rank][i]);

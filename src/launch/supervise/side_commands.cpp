@@ -175,7 +175,7 @@ void Trackers::on_limit() {
 }
 
 void Trackers::check_done() {
-  const bool all = std::all_of(trackers_.begin(), trackers_.end(), [](const auto& one) { return !one->command; });
+  const bool all = std::ranges::all_of(trackers_, [](const auto& one) { return !one->command; });
   if (!all || !on_done_) return;
   limit_ = Timer();
   notice_ = Timer();

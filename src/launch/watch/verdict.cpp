@@ -390,7 +390,7 @@ std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& end
     const bool named = failure.cause.code == static_cast<int>(ErrorCode::PeerLost) && failure.cause.peer == ending.rank;
     if (named || ending.after_seconds <= failure.after_seconds) ranks.push_back(ending.rank);
   }
-  std::sort(ranks.begin(), ranks.end());
+  std::ranges::sort(ranks);
   return ranks;
 }
 
@@ -403,9 +403,8 @@ Verdict judge(const JobEnd& end) {
   const auto failure = first_failure(end.endings);
   const int ranks = end.roles.workers;
   const auto of_ranks = [&end](auto condition) {
-    return static_cast<int>(std::count_if(end.endings.begin(), end.endings.end(), [&](const Ending& ending) {
-      return ending.role == Role::Worker && condition(ending);
-    }));
+    return static_cast<int>(std::ranges::count_if(
+        end.endings, [&](const Ending& ending) { return ending.role == Role::Worker && condition(ending); }));
   };
   const int good = of_ranks([](const Ending& ending) { return ending.status.success(); });
   const int saved = of_ranks(asks_for_requeue);
@@ -455,7 +454,7 @@ Verdict judge(const JobEnd& end) {
 // (Workers of parameter servers need no world.)
 std::string doubt_about(const JobEnd& end, const Verdict& verdict) {
   const int ranks = end.roles.workers;
-  const bool joined = std::any_of(end.endings.begin(), end.endings.end(), [](const Ending& ending) {
+  const bool joined = std::ranges::any_of(end.endings, [](const Ending& ending) {
     return ending.role == Role::Worker && (ending.last.worlds > 0 || !ending.last.groups.empty());
   });
   if (verdict.status != 0 || ranks < 2 || end.roles.servers > 0 || joined) return {};
