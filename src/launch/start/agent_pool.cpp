@@ -200,7 +200,8 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
   const bool taken = known && ((*found)->channel != nullptr || (hello.host_index < 0 && (*found)->host.local));
   if (!known || taken) {
     return refuse(fmt::format("{} {}; the job's hosts: {}", hello.host,
-                              known ? "is there already" : "is none of the job's", names()));
+                              known ? "is there already" : "is none of the job's",
+                              names_of([](const AgentHandle&) { return true; })));
   }
   AgentHandle& member = **found;
   if (hello.nodes > 0) {
@@ -309,9 +310,11 @@ std::string AgentPool::why_not(const AgentHandle& member) const {
   return explain(failed_start(member));
 }
 
-std::string AgentPool::names() const {
+std::string AgentPool::names_of(bool (*wanted)(const AgentHandle&)) const {
   std::string text;
-  for (const auto& member : members_) text += (text.empty() ? "" : ", ") + member->host.name;
+  for (const auto& member : members_) {
+    if (wanted(*member)) text += (text.empty() ? "" : ", ") + member->host.name;
+  }
   return text;
 }
 
@@ -319,10 +322,8 @@ std::string AgentPool::invitation() const {
   const bool launchers = method_ == StartMethod::Launcher;
   if (!comes_by_itself(method_) || method_ == StartMethod::Owner || all_joined() || (launchers && node_->join.empty()))
     return {};
-  std::string missing;
-  for (const auto& member : members_) {
-    if (member->channel == nullptr && !member->host.local) missing += (missing.empty() ? "" : ", ") + member->host.name;
-  }
+  const std::string missing =
+      names_of([](const AgentHandle& member) { return member.channel == nullptr && !member.host.local; });
   std::string addresses;
   for (const std::string& address : value_or_throw(net::offered_addresses()))
     addresses += (addresses.empty() ? "" : ",") + net::to_string(net::Address{address, here_.tcp.port});
@@ -422,10 +423,7 @@ bool AgentPool::all_ended() const {
 }
 
 std::string AgentPool::missing() const {
-  std::string names;
-  for (const auto& member : members_) {
-    if (!member->started) names += (names.empty() ? "" : ", ") + member->host.name;
-  }
+  std::string names = names_of([](const AgentHandle& member) { return !member.started; });
   std::size_t told = 0;
   for (const auto& member : members_) {
     if (member->channel != nullptr || member->host.local) continue;

@@ -111,7 +111,8 @@ class AgentPool {
   void on_accepted(net::Acceptor::Accepted accepted);
   /// Of one that has proved the secret.
   void on_nonsense(const std::string& peer);
-  std::string names() const;
+  /// Of those hosts: "a, b".
+  std::string names_of(bool (*wanted)(const AgentHandle&)) const;
   void start_local(AgentHandle& member);
   void start_remote();
   Result<void> start_remote(AgentHandle& member);

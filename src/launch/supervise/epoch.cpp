@@ -36,7 +36,7 @@ Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, 
   static_cast<Attempt&>(state_) = {};
   state_.start = utc_now();
   if (spec_.keep_logs) state_.log_folder = absolute_path(job_.logs_below(job_.folder_.path));
-  start_limit_ = Timer(job_.loop_, start_timeout_, [this] {
+  limits_.start = Timer(job_.loop_, start_timeout_, [this] {
     const Plan& plan = job_.setup_.plan;
     const int cores = crowded_cores(plan);
     fail_start(fmt::format(
@@ -120,7 +120,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     if (!gone->stuck.empty()) {
       say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
                       gone->stuck));
-      if (!stop_status_) stop_status_ = 1;
+      if (!end_.stop_status) end_.stop_status = 1;
     }
     check_end();
   }
@@ -137,7 +137,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   if (stage_ != Stage::Starting) return;
   if (!agents_.all_started()) return;
   stage_ = Stage::Running;
-  start_limit_ = Timer();
+  limits_.start = Timer();
   started_at_ = Clock::now();
   job_.announcer_.started(state_, job_.folder_.path, start_text());
   log::info("launch", "job {} is not contained: {}", job_.id_, kNotContained);
@@ -150,8 +150,8 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   job_.start_trackers();
   if (spec_.timeout) {
     if (!job_.limit_) job_.limit_ = Clock::now() + *spec_.timeout;
-    job_limit_ = Timer(job_.loop_, *job_.limit_ - Clock::now(), [this] {
-      if (!stop_status_) stop_status_ = kTimeoutStatus;
+    limits_.job = Timer(job_.loop_, *job_.limit_ - Clock::now(), [this] {
+      if (!end_.stop_status) end_.stop_status = kTimeoutStatus;
       stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*spec_.timeout).count()),
            SIGTERM, grace_after(SIGTERM));
     });
@@ -224,11 +224,11 @@ void Epoch::on_exited(const Exited& exited) {
   }
   const bool well = ending.spared || (ending.asked && has_ended_well(ending));
   ++ended_[static_cast<std::size_t>(ending.role)];
-  endings_.push_back(std::move(ending));
-  if (!exited.status.success() && !well && doing_then_.empty()) {
-    doing_then_ = health_->doing_now();
+  end_.endings.push_back(std::move(ending));
+  if (!exited.status.success() && !well && end_.doing_then.empty()) {
+    end_.doing_then = health_->doing_now();
     if (roles.is_rank(exited.rank))
-      doing_then_[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
+      end_.doing_then[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
   }
   health_->rank_ended(exited.rank, exited.last);
   job_.live_->process_ended(exited.rank, exited.status.success() || well, exited.status);
@@ -258,9 +258,9 @@ void Epoch::ask_next_role() {
 
 // Ranks that save do so together. One that neither ends nor fails then has missed the question, or hangs.
 void Epoch::look_for_requeue() {
-  const auto saved = std::ranges::find_if(endings_, asks_for_requeue);
-  if (saved == endings_.end() || requeue_limit_ || stage_ != Stage::Running) return;
-  requeue_limit_ = Timer(job_.loop_, spec_.preempt_grace, [this, rank = saved->rank] {
+  const auto saved = std::ranges::find_if(end_.endings, asks_for_requeue);
+  if (saved == end_.endings.end() || limits_.requeue || stage_ != Stage::Running) return;
+  limits_.requeue = Timer(job_.loop_, spec_.preempt_grace, [this, rank = saved->rank] {
     on_stuck(
         fmt::format("rank {} has saved and ended (exit status {}), and {} {} still running {:g} s later -- do all "
                     "ranks ask Preemption::requested, at every step?",
@@ -270,11 +270,11 @@ void Epoch::look_for_requeue() {
 }
 
 void Epoch::look_for_failure() {
-  if (stage_ != Stage::Running || !first_failure(endings_)) return;
+  if (stage_ != Stage::Running || !first_failure(end_.endings)) return;
   // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
   // last destructors. Told to end now, it would lose the status that it is about to give.
-  if (follows_another(*first_failure(endings_)) && running_ranks() > 0) {
-    if (!cause_limit_) wait_for_cause();
+  if (follows_another(*first_failure(end_.endings)) && running_ranks() > 0) {
+    if (!limits_.cause) wait_for_cause();
   } else {
     stop_for_failure();
   }
@@ -359,7 +359,7 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
     job_.tell_how_server_ended(ending.rank, "lost with its host");
     health_->rank_ended(process, {});
     job_.live_->process_ended(process, ending.spared, ending.status);
-    endings_.push_back(std::move(ending));
+    end_.endings.push_back(std::move(ending));
   }
   health_->host_ended(processes_of(job_.setup_.plan, agent.host));
   ask_next_role();
@@ -382,7 +382,7 @@ void Epoch::on_started_again(const StartedAgain& started) {
   if (!before.spared) say(fmt::format("{} on {} cannot be started again: {}", before.name(), before.host, started.why));
   ++ended_[static_cast<std::size_t>(Role::Server)];
   job_.live_->process_ended(process, before.spared, before.status);
-  endings_.push_back(before);
+  end_.endings.push_back(before);
   look_for_failure();
   ask_next_role();
 }

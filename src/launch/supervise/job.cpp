@@ -136,11 +136,7 @@ void Job::note(const std::string& text) {
 }
 
 void Job::make_folders(const std::string& id) {
-  RunFolderRequest request;
-  request.path = spec_.run_folder;
-  request.program_name = setup_.program.name;
-  request.id = id;
-  folder_ = value_or_throw(make_run_folder(request));
+  folder_ = value_or_throw(make_run_folder({spec_.run_folder, setup_.program.name, id}));
   live_.emplace(loop_, folder_, state_,
                 Live::Events{[this](const std::string& why) {
                                say(fmt::format("{}; the job goes on, but nobody can watch it", why));
@@ -197,11 +193,7 @@ Result<void> Job::settle_nodes() {
 
 void Job::start_trackers() {
   if (spec_.track.empty() || trackers_) return;
-  Trackers::Options trackers;
-  trackers.destinations = spec_.track;
-  trackers.run_folder = folder_.shown;
-  trackers.say = [this](const std::string& text) { say(text); };
-  trackers_.emplace(loop_, std::move(trackers));
+  trackers_.emplace(loop_, spec_.track, folder_.shown, [this](const std::string& text) { say(text); });
   const auto pids = trackers_->pids();
   spared_.insert(spared_.end(), pids.begin(), pids.end());
 }

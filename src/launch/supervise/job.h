@@ -149,7 +149,7 @@ class Epoch {
 
   bool starting() const noexcept { return stage_ == Stage::Starting; }
   bool running() const noexcept { return stage_ == Stage::Running; }
-  int stop_status() const noexcept { return stop_status_.value_or(1); }
+  int stop_status() const noexcept { return end_.stop_status.value_or(1); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -211,36 +211,30 @@ class Epoch {
   std::unique_ptr<InputReader> input_;
   std::optional<RemoteLogs> remote_logs_;
   std::vector<std::string> hosts_;  ///< by process
-  std::vector<Ending> endings_;
-  std::array<int, 3> ended_{};   ///< by role
-  int lost_servers_ = 0;         ///< that the job goes on without
-  std::map<int, Ending> again_;  ///< by process: the latest failure of a server that was to be started again,
-  std::set<int> awaited_;        ///< and those of which it is not known yet whether they have been
+  std::array<int, 3> ended_{};      ///< by role
+  int lost_servers_ = 0;            ///< that the job goes on without
+  std::map<int, Ending> again_;     ///< by process: the latest failure of a server that was to be started again,
+  std::set<int> awaited_;           ///< and those of which it is not known yet whether they have been
   std::optional<HealthWatch> health_;
-  std::vector<std::string> doing_then_;  ///< by process: what it was doing when the first failure was seen
-  std::string start_failure_;
+  JobEnd end_;                                 ///< what is known of it so far; the rest is in `how_it_ended`
   std::string lost_agent_;                     ///< where that is why the job ends
   std::string undelivered_;                    ///< why the owner lacks what its ranks have sent
   std::map<int, std::string> failed_hosts_;    ///< by index: why their agents do not come
-  std::optional<int> stop_status_;             ///< the exit status, where it is not a rank's
   std::optional<Restarts::Decision> restart_;  ///< nothing runs any more
   bool agent_lost_ = false;
-  bool quiet_end_ = false;
   bool told_to_end_ = false;
   bool told_by_agent_ = false;  ///< and not yet by a signal to this process
   int told_by_ = 0;             ///< the signal that the exit status is of
-  bool stuck_ = false;
   Role asked_ = Role::Worker;   ///< those of this role have been told to end; of workers it is not known
   bool workers_asked_ = false;  ///< since TensorFlow's chief has ended
   Clock::time_point started_at_ = Clock::now();
-  Timer start_limit_;
-  Timer job_limit_;
-  Timer cause_limit_;
-  Timer requeue_limit_;             ///< for the others, once a rank has saved and ended
+  struct Limits {  ///< until the job is stopped
+    Timer start, job, cause, other_hosts;
+    Timer requeue;  ///< for the others, once a rank has saved and ended
+  } limits_;
   std::vector<int> early_signals_;  ///< that came before ranks ran
   int cause_waits_ = 0;
   Timer tell_limit_;
-  Timer other_hosts_;
 };
 
 }  // namespace cohort::launch

@@ -109,24 +109,26 @@ constexpr std::string_view kOwnPrefix = "cohort: ";  // which `say` puts before 
 
 }  // namespace
 
-Trackers::Trackers(Loop& loop, Options options) : loop_(loop), options_(std::move(options)) {
-  for (const std::string& destination : options_.destinations) {
+Trackers::Trackers(Loop& loop, const std::vector<std::string>& destinations, std::string run_folder,
+                   std::function<void(const std::string&)> say)
+    : loop_(loop), run_folder_(std::move(run_folder)), say_(std::move(say)) {
+  for (const std::string& destination : destinations) {
     trackers_.push_back(std::make_unique<Tracker>());
     trackers_.back()->destination = destination;
     try {
       start(*trackers_.back());
     } catch (const Error& error) {
       trackers_.pop_back();
-      options_.say(fmt::format("--track {}: {}", destination, error.what()));
+      say_(fmt::format("--track {}: {}", destination, error.what()));
     }
   }
 }
 
 void Trackers::start(Tracker& tracker) {
-  auto command = SideCommand::cohort({"export", options_.run_folder, "--to", tracker.destination, "--follow"}, SIGTERM);
+  auto command = SideCommand::cohort({"export", run_folder_, "--to", tracker.destination, "--follow"}, SIGTERM);
   command.output = SideCommand::Options::Output::Errors;
   command.say = [this](const std::string& line) {
-    options_.say(line.starts_with(kOwnPrefix) ? line.substr(kOwnPrefix.size()) : line);
+    say_(line.starts_with(kOwnPrefix) ? line.substr(kOwnPrefix.size()) : line);
   };
   command.on_ended = [this, &tracker](const sys::ExitStatus& status) { on_ended(tracker, status); };
   tracker.command.emplace(loop_, std::move(command));
@@ -142,14 +144,13 @@ std::vector<pid_t> Trackers::pids() const {
 
 void Trackers::on_ended(Tracker& tracker, const sys::ExitStatus& status) {
   if (!status.success())
-    options_.say(
-        fmt::format("--track {}: ended with {}; {}", tracker.destination, to_string(status), way_out(tracker)));
+    say_(fmt::format("--track {}: ended with {}; {}", tracker.destination, to_string(status), way_out(tracker)));
   tracker.command.reset();
   check_done();
 }
 
 std::string Trackers::way_out(const Tracker& tracker) const {
-  return fmt::format("what is missing there: cohort export {} --to '{}'", options_.run_folder, tracker.destination);
+  return fmt::format("what is missing there: cohort export {} --to '{}'", run_folder_, tracker.destination);
 }
 
 void Trackers::finish(std::chrono::milliseconds limit, std::function<void()> on_done) {
@@ -158,8 +159,8 @@ void Trackers::finish(std::chrono::milliseconds limit, std::function<void()> on_
   notice_ = Timer(loop_, kNoticeTime, [this, limit] {
     for (const auto& tracker : trackers_) {
       if (!tracker->command) continue;
-      options_.say(fmt::format("waiting for --track {} to catch up, for {:g} s at most (Ctrl-C ends that; {})",
-                               tracker->destination, std::chrono::duration<double>(limit).count(), way_out(*tracker)));
+      say_(fmt::format("waiting for --track {} to catch up, for {:g} s at most (Ctrl-C ends that; {})",
+                       tracker->destination, std::chrono::duration<double>(limit).count(), way_out(*tracker)));
     }
   });
   check_done();
@@ -169,7 +170,7 @@ void Trackers::on_limit() {
   for (const auto& tracker : trackers_) {
     if (!tracker->command) continue;
     tracker->command.reset();
-    options_.say(fmt::format("--track {}: it has not caught up in time; {}", tracker->destination, way_out(*tracker)));
+    say_(fmt::format("--track {}: it has not caught up in time; {}", tracker->destination, way_out(*tracker)));
   }
   check_done();
 }

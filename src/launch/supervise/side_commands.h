@@ -60,12 +60,9 @@ class SideCommand {
 /// destination, in sessions of their own.
 class Trackers {
  public:
-  struct Options {
-    std::vector<std::string> destinations;  ///< as `cohort export --to` takes them
-    std::string run_folder;
-    std::function<void(const std::string&)> say;
-  };
-  Trackers(Loop& loop, Options options);
+  /// `destinations`: as `cohort export --to` takes them.
+  Trackers(Loop& loop, const std::vector<std::string>& destinations, std::string run_folder,
+           std::function<void(const std::string&)> say);
 
   std::vector<pid_t> pids() const;
   /// The job has ended, which job.json says. Calls `on_done` once they have, or `limit` has passed: they are killed
@@ -85,7 +82,8 @@ class Trackers {
   std::string way_out(const Tracker& tracker) const;
 
   Loop& loop_;
-  Options options_;
+  const std::string run_folder_;
+  const std::function<void(const std::string&)> say_;
   std::vector<std::unique_ptr<Tracker>> trackers_;
   std::function<void()> on_done_;
   Timer limit_, notice_, done_;
