@@ -5,20 +5,19 @@
 #include "net/socket.h"
 
 #include "cohort/commands.h"
+#include "shared/run_options.h"
 
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
-#include <sstream>
 #include <utility>
 
 namespace cohort::app {
@@ -70,11 +69,8 @@ void be_invited(launch::AgentOptions& agent) {
 void join_by_hand(launch::AgentOptions& agent, const std::string& places, const std::string& secret_file,
                   double timeout, double host_timeout) {
   if (secret_file.empty()) raise(ErrorCode::InvalidArgument, "--join: --secret-file FILE is wanted");
-  for (std::size_t begin = 0; begin <= places.size();) {
-    const std::size_t end = std::min(places.find(',', begin), places.size());
-    agent.supervisor.push_back({value_or_throw(net::parse_address(places.substr(begin, end - begin))), {}});
-    begin = end + 1;
-  }
+  for (const std::string& place : split(places))
+    agent.supervisor.push_back({value_or_throw(net::parse_address(place)), {}});
   const auto milliseconds = [](double seconds, const char* option) {
     if (!(seconds >= 1 && seconds <= 1e6))
       raise(ErrorCode::InvalidArgument, "{} {}: from 1 to 1e6 seconds", option, seconds);
@@ -134,14 +130,10 @@ void add_agent(CLI::App& app, int& exit_status) {
       ->type_name("SECONDS")
       ->capture_default_str();
   command->callback([options, &exit_status] {
-    int ends[2] = {-1, -1};
-    std::istringstream devices(options->devices);
-    for (std::string device; std::getline(devices, device, ',');) options->agent.devices.push_back(device);
+    if (!options->devices.empty()) options->agent.devices = split(options->devices);
     if (!options->join.empty()) {
       join_by_hand(options->agent, options->join, options->secret_file, options->timeout, options->host_timeout);
-      // stdin may be anything; the connection alone is the lifeline. This pipe ends with us.
-      if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
-      options->agent.lifeline_fd = ends[0];
+      options->agent.lifeline_fd = -1;  // stdin may be anything
       exit_status = launch::run_agent(options->agent);
       return;
     }

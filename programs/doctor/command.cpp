@@ -34,15 +34,10 @@ Each row is explained in docs/reference/doctor.md. Exit status: 0, also with war
 doctor::ExaminationOptions request_of(const DoctorOptions& options) {
   if (!(options.start_timeout >= 1 && options.start_timeout <= 600))
     raise(ErrorCode::InvalidArgument, "--start-timeout {}: from 1 to 600 seconds", options.start_timeout);
-  const RunChoices& choices = options.shared.choices;
-  narrow_networks(choices.network);
-  launch::HostChoice choice = hosts_of(choices);
-  doctor::ExaminationOptions request;
-  request.hosts = std::move(choice.hosts);
-  request.remote = choices.job.remote;
-  request.remote.method = choice.method;
-  request.remote.components = std::move(choice.components);
-  request.all_local = choices.hosts.starter == launch::HostOptions::Starter::Local;
+  const launch::JobSpec& spec = options.shared.spec;
+  narrow_networks(spec.network);
+  launch::HostChoice choice = hosts_of(spec);
+  doctor::ExaminationOptions request{spec, choice.method, std::move(choice.hosts)};
   const std::chrono::milliseconds longer(static_cast<std::int64_t>(options.start_timeout * 1000));
   request.whole_limit += longer - request.start_limit;
   request.start_limit = longer;

@@ -212,8 +212,8 @@ bool has_launcher_above() {
 
 Examination::Examination(const ExaminationOptions& options) : options_(options) {
   checkup_.here = sys::host_name();
-  checkup_.method = options.remote.method;
-  checkup_.starter_local = options.all_local;
+  checkup_.method = options.method;
+  checkup_.starter_local = options.spec.starter == launch::Starter::Local;
   checkup_.environment = rendezvous::current_environment();
   checkup_.launcher_alive = has_launcher_above();
   std::vector<launch::HostSlots> hosts = options.hosts;
@@ -297,7 +297,7 @@ void Examination::on_message(std::size_t at, launch::Message message) {
     for (const HostState& host : checkup_.hosts) names.push_back(host.name);
     ask(at,
         {{"do", "facts"},
-         {"names", options_.all_local ? json::array() : names},
+         {"names", checkup_.starter_local ? json::array() : names},
          {"folder", launch::absolute_path(".")},
          {"stay", std::chrono::duration_cast<std::chrono::seconds>(options_.whole_limit).count() + 60}},
         [this, at](const std::string& data) {
@@ -433,13 +433,13 @@ Examined Examination::run() {
     while (const auto told = signals_->next()) signal_ = *told;
   });
   open_files_ = sys::raise_open_files_limit().first;
-  launch::AgentPool::Options options;
-  options.remote = options_.remote;
-  std::vector<launch::PlannedHost> hosts;
+  launch::Plan plan;
+  plan.method = options_.method;
+  std::vector<launch::PlannedHost>& hosts = plan.hosts;
   for (const HostState& host : checkup_.hosts) {
     const int index = static_cast<int>(hosts.size());
     hosts.push_back({host.name, index, index, 1, host.here});
-    options.elsewhere = options.elsewhere || !host.here;
+    if (!options_.hosts.empty()) hosts.back().component = options_.hosts[static_cast<std::size_t>(index)].component;
   }
   launch::AgentPool::Events events;
   events.on_joined = [this](launch::AgentHandle& member) { on_joined(member); };
@@ -467,7 +467,7 @@ Examined Examination::run() {
   events.on_complaint = [](launch::AgentHandle&, const std::string&) {};
   const auto clean_up = [&spared] { launch::sweep(spared, std::chrono::seconds(2), {}); };
   try {
-    agents_.emplace(loop_, secret_, options, std::move(events));
+    agents_.emplace(loop_, secret_, options_.spec, plan, -1, std::move(events));
     agents_->start(hosts);
     get_facts();
     for (const auto& step : {&Examination::compare_clocks, &Examination::compare_folders, &Examination::probe_peers,

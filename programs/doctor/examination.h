@@ -10,7 +10,6 @@
 
 #include "doctor/check.h"
 #include "launch/plan/plan.h"
-#include "launch/start/starter.h"
 
 #include <chrono>
 #include <cstddef>
@@ -21,9 +20,9 @@
 namespace cohort::doctor {
 
 struct ExaminationOptions {
-  std::vector<launch::HostSlots> hosts;  ///< empty: this one
-  launch::RemoteOptions remote = {};
-  bool all_local = false;                                            ///< every host is this one, to try
+  launch::JobSpec spec = {};                                         ///< how hosts are reached
+  launch::StartMethod method = launch::StartMethod::Ssh;             ///< likewise
+  std::vector<launch::HostSlots> hosts = {};                         ///< empty: this one
   std::chrono::milliseconds start_limit = std::chrono::seconds(10);  ///< for agents to come
   std::chrono::milliseconds whole_limit = std::chrono::seconds(24);
 };

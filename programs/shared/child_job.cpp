@@ -213,10 +213,7 @@ JobOutcome run_job(const JobRequest& request) {
   spawn.arguments.emplace_back("--");
   spawn.arguments.insert(spawn.arguments.end(), request.program.begin(), request.program.end());
   spawn.environment = own_environment();
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "bench: no pipe: {}", errno_text(errno));
-  const sys::UniqueFd read_end(ends[0]);
-  sys::UniqueFd write_end(ends[1]);
+  auto [read_end, write_end] = value_or_throw(launch::make_pipe());
   spawn.stdout_fd = write_end.get();
   Child child(spawn);
   write_end.reset();

@@ -22,16 +22,6 @@
 namespace cohort::app {
 namespace {
 
-launch::HostOptions::Starter starter_of(const std::string& name) {
-  using Starter = launch::HostOptions::Starter;
-  return name == "ssh"      ? Starter::Ssh
-         : name == "slurm"  ? Starter::Slurm
-         : name == "mpirun" ? Starter::Mpi
-         : name == "hand"   ? Starter::Hand
-         : name == "local"  ? Starter::Local
-                            : Starter::Auto;
-}
-
 /// The words of a command (--ssh, --evaluator), divided as a shell does it: at blanks, but for what is in '', in "" or
 /// behind a backslash. Nothing is expanded. Refuses (InvalidArgument) an empty one, and one that ends within quotes.
 std::vector<std::string> words_of_command(const std::string& text) {
@@ -63,7 +53,7 @@ std::vector<std::string> words_of_command(const std::string& text) {
 
 using launch::ProgramRequest;
 using Kind = RunOption::Kind;
-using C = RunChoices;
+using C = launch::JobSpec;
 using Text = const std::string&;
 
 std::chrono::milliseconds milliseconds_of(Text text) {
@@ -117,14 +107,13 @@ std::string assignment_of(Text wish) {
   raise(ErrorCode::InvalidArgument, "it is not set here; give a value with --env {}=VALUE", wish);
 }
 
-launch::PrefixStyle prefix_of(Text text) {
-  using launch::PrefixStyle;
-  return text == "none" ? PrefixStyle::None : text == "full" ? PrefixStyle::Full : PrefixStyle::Rank;
-}
-
-launch::Collapse collapse_of(Text text) {
-  using launch::Collapse;
-  return text == "always" ? Collapse::Always : text == "never" ? Collapse::Never : Collapse::Auto;
+// In the order of their enums.
+constexpr std::string_view kStarters = "auto,ssh,slurm,mpirun,hand,local", kPrefixes = "none,rank,full",
+                           kCollapses = "auto,always,never";
+template <class Enum>
+Enum one_of(std::string_view names, Text text) {
+  const auto all = split(names);
+  return static_cast<Enum>(std::ranges::find(all, text) - all.begin());
 }
 
 /// One that `--help` shows; `--help-all` shows all.
@@ -138,24 +127,24 @@ constexpr RunOption common(RunOption option) {
 const RunOption kOptions[] = {
     common({"-n,--np,--nproc", "N", "auto",
             "How many processes (also -np N); auto: one per usable core, by affinity and the control group's quota",
-            [](C& c, Text v) { c.processes = processes_of(v); }}),
+            [](C& c, Text v) { c.processes = launch::parse_processes(v); }}),
     common({"-H,--hosts", "A:4,B:4", "", "Hosts and their slots; the first are filled first [this one]",
-            [](C& c, Text v) { c.hosts.list = v; }}),
+            [](C& c, Text v) { c.hosts = v; }}),
     {"--hostfile", "FILE", "", "A file of them: lines of HOST, HOST:N or HOST slots=N, with # comments",
-     [](C& c, Text v) { c.hosts.file = v; }},
+     [](C& c, Text v) { c.host_file = v; }},
     {"--nodes", "N", "", "Use only the first N hosts [all]",
-     [](C& c, Text v) { c.hosts.nodes = number_of(v, 0, launch::kMostProcesses); }},
+     [](C& c, Text v) { c.nodes = number_of(v, 0, launch::kMostProcesses); }},
     {"--per-node", "N", "", "Slots of each host [as the list says, else 1]",
-     [](C& c, Text v) { c.hosts.per_node = number_of(v, 0, launch::kMostProcesses); }},
+     [](C& c, Text v) { c.per_node = number_of(v, 0, launch::kMostProcesses); }},
     {"--starter", "HOW", "auto",
      "How other hosts are reached: auto (srun within a Slurm allocation, else ssh), ssh, slurm, mpirun; hand: `cohort "
      "agent --join` is run there; local: every host is this one, to try",
-     [](C& c, Text v) { c.hosts.starter = starter_of(v); }, Kind::Value, "auto,ssh,slurm,mpirun,hand,local"},
+     [](C& c, Text v) { c.starter = one_of<launch::Starter>(kStarters, v); }, Kind::Value, kStarters},
     {"--ssh", "COMMAND", "ssh",
      "The ssh command and its options: \"ssh -p 2222\"; split as by a shell, without expansion",
-     [](C& c, Text v) { c.job.remote.ssh = words_of_command(v); }},
+     [](C& c, Text v) { c.ssh = words_of_command(v); }},
     {"--remote-cohort", "PATH", "", "Path of `cohort` on other hosts [as here]",
-     [](C& c, Text v) { c.job.remote.remote_cohort = v; }},
+     [](C& c, Text v) { c.remote_cohort = v; }},
     {"--network", "NAME or CIDR[,...]", "",
      "Networks that hosts use with each other, for ranks and for the job's own connections: names of interfaces, or "
      "networks as 10.0.0.0/8; sets COHORT_NETWORK, and `cohort doctor` shows which there are [all]",
@@ -167,162 +156,153 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.listen = static_cast<std::uint16_t>(number_of(v, 0, 65535)); }},
     {"--host-timeout", "SECONDS", "3",
      "Treat a host, and so the job, as lost after this long without a message; at least 1",
-     [](C& c, Text v) { c.job.host_timeout = host_timeout_of(v); }},
+     [](C& c, Text v) { c.host_timeout = host_timeout_of(v); }},
     {"--bind", "HOW", "none",
      "core: pin each rank to its share of the host's cores, adjacent and whole where there are enough (--dry-run says "
      "which); or none",
-     [](C& c, Text v) { c.job.bind = v == "core" ? launch::Binding::Core : launch::Binding::None; }, Kind::Value,
+     [](C& c, Text v) { c.bind = v == "core" ? launch::Binding::Core : launch::Binding::None; }, Kind::Value,
      "core,none"},
     common({"--servers", "N or colocated", "0",
             "Parameter servers beside the ranks, spread over the hosts; colocated: one on each host. They are no ranks "
-            "and "
-            "take "
-            "no slots; they run PROGRAM, which asks for its role, or --server-program, and end with the ranks",
+            "and take no slots; they run PROGRAM, which asks for its role, or --server-program, and end with the ranks",
             [](C& c, Text v) {
-              c.job.others.colocated = v == "colocated";
-              c.job.others.servers = c.job.others.colocated ? 0 : servers_of(v);
+              c.colocated = v == "colocated";
+              c.servers = c.colocated ? 0 : servers_of(v);
             }}),
     {"--server-hosts", "A:2,B", "",
      "Hosts of the servers, and how many on each; without --servers N all that they take. Nodes of a Slurm allocation "
      "that are named have no ranks; \"component N\": those of a component of a heterogeneous job [those of the ranks]",
-     [](C& c, Text v) { c.hosts.servers = v; }},
+     [](C& c, Text v) { c.server_hosts = v; }},
     common({"--nnodes", "N", "",
             "This command is started on each of N hosts, and they form one job: with --node-rank, --master and "
-            "--secret-file; "
-            "-np counts on each. Not needed in an srun step with one task per node",
-            [](C& c, Text v) { c.nodes.count = v; }}),
+            "--secret-file; -np counts on each. Not needed in an srun step with one task per node",
+            [](C& c, Text v) { c.nnodes = v; }}),
     {"--node-rank", "R", "", "Which of the --nnodes hosts this is; 0 supervises, and shows the output of all",
-     [](C& c, Text v) { c.nodes.rank = v; }},
+     [](C& c, Text v) { c.node_rank = v; }},
     {"--master", "HOST[:PORT]", "", "The host of node rank 0, and where it listens; the same on all [port 29500]",
-     [](C& c, Text v) { c.nodes.master = v; }},
-    {"--master-addr", "HOST", "", "The same, as torchrun has it", [](C& c, Text v) { c.nodes.master_addr = v; }},
-    {"--master-port", "PORT", "", "The same, as torchrun has it", [](C& c, Text v) { c.nodes.master_port = v; }},
+     [](C& c, Text v) { c.master = v; }},
+    {"--master-addr", "HOST", "", "The same, as torchrun has it", [](C& c, Text v) { c.master_addr = v; }},
+    {"--master-port", "PORT", "", "The same, as torchrun has it", [](C& c, Text v) { c.master_port = v; }},
     {"--rdzv-endpoint", "HOST[:PORT]", "",
      "As --master, for launchers without --node-rank: the one on HOST is 0, the others are numbered in the order in "
      "which they connect [port 29400]",
-     [](C& c, Text v) { c.nodes.endpoint = v; }},
+     [](C& c, Text v) { c.rdzv_endpoint = v; }},
     {"--rdzv-backend", "NAME", "", "c10d or static, as with torchrun: has no effect; another one is refused",
-     [](C& c, Text v) { c.nodes.backend = v; }},
+     [](C& c, Text v) { c.rdzv_backend = v; }},
     {"--rdzv-id", "ID", "", "A name of the job: a launcher with another one is refused",
-     [](C& c, Text v) { c.nodes.id = v; }},
+     [](C& c, Text v) { c.rdzv_id = v; }},
     {"--standalone", "", "", "The job is on this host alone, also in a step or an allocation of several",
-     [](C& c, Text v) { c.nodes.standalone = truth(v); }, Kind::Flag},
+     [](C& c, Text v) { c.standalone = truth(v); }, Kind::Flag},
     {"--nproc-per-node", "N", "",
      "Processes on each host: as -np with --nnodes and on one host; cpu: one per usable core; gpu: one per GPU "
      "(CUDA_VISIBLE_DEVICES, else the device files of NVIDIA and AMD); auto: that, or cpu where there is none",
      [](C& c, Text v) {
-       if (v != "cpu" && v != "gpu") (void)processes_of(v);
-       c.per_node = v;
+       if (v != "cpu" && v != "gpu") (void)launch::parse_processes(v);
+       c.nproc_per_node = v;
      }},
     {"-m,--module", "", "", "PROGRAM is a Python module",
-     [](C& c, Text v) {
-       c.job.program.python = truth(v) ? ProgramRequest::Python::Module : ProgramRequest::Python::Auto;
-     },
+     [](C& c, Text v) { c.program.python = truth(v) ? ProgramRequest::Python::Module : ProgramRequest::Python::Auto; },
      Kind::Flag},
     {"--no-python", "", "", "Execute PROGRAM itself, also if it ends in .py",
      [](C& c, Text v) {
-       if (truth(v)) c.job.program.python = ProgramRequest::Python::Never;
+       if (truth(v)) c.program.python = ProgramRequest::Python::Never;
      },
      Kind::Flag},
     common({"--as-horovod", "", "", "`import horovod.torch` is Cohort's, and HOROVOD_RANK, HOROVOD_SIZE, ... are set",
-            [](C& c, Text v) { c.job.as_horovod = truth(v); }, Kind::Flag}),
+            [](C& c, Text v) { c.as_horovod = truth(v); }, Kind::Flag}),
     common({"--tf-config", "", "",
             "Set TF_CONFIG, for programs of tf.distribute: each rank is a worker, with a free port of its host; with "
             "--servers rank 0 is the chief, and servers are ps",
-            [](C& c, Text v) { c.job.tf_config = truth(v); }, Kind::Flag}),
+            [](C& c, Text v) { c.tf_config = truth(v); }, Kind::Flag}),
     {"--server-program", "COMMAND", "",
      "What servers run, split as by a shell, without expansion; `cohort` is this command [PROGRAM]",
-     [](C& c, Text v) { c.job.server_program = program_request(v); }},
+     [](C& c, Text v) { c.server_program = program_request(v); }},
     {"--evaluator", "COMMAND", "",
      "A process beside the ranks, on the first host, that evaluates the training's checkpoints; split as "
      "--server-program. It gets SIGTERM when the ranks have ended [none]",
-     [](C& c, Text v) {
-       c.job.evaluator_program = program_request(v);
-       c.job.others.evaluator = true;
-     }},
+     [](C& c, Text v) { c.evaluator = program_request(v); }},
     common({"--env", "NAME[=VALUE]", "", "Set a variable for the workers, or insist that it is set; repeatable",
-            [](C& c, Text v) { c.job.environment.push_back(assignment_of(v)); }, Kind::Repeatable}),
+            [](C& c, Text v) { c.environment.push_back(assignment_of(v)); }, Kind::Repeatable}),
     {"--prefix", "STYLE", "rank",
      "What stands before each line: none, rank (host:rank), full (time, host:rank, stream)",
-     [](C& c, Text v) { c.job.prefix = prefix_of(v); }, Kind::Value, "none,rank,full"},
+     [](C& c, Text v) { c.prefix = one_of<launch::PrefixStyle>(kPrefixes, v); }, Kind::Value, kPrefixes},
     {"--ranks", "0,3-5", "", "Show only these ranks' output; the logs have all [all]",
-     [](C& c, Text v) { c.job.shown_ranks = v; }},
+     [](C& c, Text v) { c.shown_ranks = v; }},
     {"--collapse", "WHEN", "auto",
      "Show a line that several ranks print within 0.2 s once, as [0-3] | LINE: auto (on a terminal), always, never",
-     [](C& c, Text v) { c.job.collapse = collapse_of(v); }, Kind::Value, "auto,always,never"},
+     [](C& c, Text v) { c.collapse = one_of<launch::Collapse>(kCollapses, v); }, Kind::Value, kCollapses},
     {"--status", "WHEN", "auto",
      "A line below the output says how the run is: auto (on a terminal, where lines have prefixes), never",
-     [](C& c, Text v) { c.job.status = v == "auto"; }, Kind::Value, "auto,never"},
+     [](C& c, Text v) { c.status = v == "auto"; }, Kind::Value, "auto,never"},
     {"--page", "", "",
      "Serve a page for browsers as long as the job runs, and print its address (`cohort watch --page`)",
-     [](C& c, Text v) { c.job.page = truth(v); }, Kind::Flag},
+     [](C& c, Text v) { c.page = truth(v); }, Kind::Flag},
     common({"-q,--quiet", "", "", "Print only what the ranks print, and failures",
-            [](C& c, Text v) { c.job.quiet = truth(v); }, Kind::Flag}),
+            [](C& c, Text v) { c.quiet = truth(v); }, Kind::Flag}),
     {"--json", "", "",
      "Write everything to stdout as JSON, one event a line: start, output, notice, warning, rank_ended, process_ended, "
      "failure, restart, end",
-     [](C& c, Text v) { c.job.json = truth(v); }, Kind::Flag},
+     [](C& c, Text v) { c.json = truth(v); }, Kind::Flag},
     {"--run-dir", "DIR", "",
      "The run's folder: job.json, logs, and what the program adds. It and the folder above it have to be yours or "
      "root's [runs/<UTC time>-<program>-<id>]",
-     [](C& c, Text v) { c.job.run_folder = v; }},
+     [](C& c, Text v) { c.run_folder = v; }},
     {"--output-dir", "DIR", "", "The folder of the logs rank-N.out and rank-N.err [logs in the run's folder]",
-     [](C& c, Text v) { c.job.output_folder = v; }},
+     [](C& c, Text v) { c.output_folder = v; }},
     {"--no-logs", "", "", "Keep no logs of the ranks' output, whatever --output-dir says",
-     [](C& c, Text v) { c.job.keep_logs = !truth(v); }, Kind::Flag},
+     [](C& c, Text v) { c.keep_logs = !truth(v); }, Kind::Flag},
     common({"--track", "SINK", "",
             "Take the run record elsewhere while the job runs: mlflow:URI, tensorboard:DIR, csv:FILE, prometheus:FILE, "
             "prometheus:[HOST]:PORT or kubeflow (the default where its variables are set), as `cohort export --to`; "
             "repeatable",
             [](C& c, Text v) {
               track::check_destination(v, env::get(env::kMetricsTokenFile).has_value());
-              c.job.track.push_back(v);
+              c.track.push_back(v);
             },
             Kind::Repeatable}),
     common(
         {"--trace", "", "",
          "Record what each rank does, event by event, in trace.pftrace in the run's folder; see `cohort trace --help`",
-         [](C& c, Text v) { c.job.trace = truth(v); }, Kind::Flag}),
+         [](C& c, Text v) { c.trace = truth(v); }, Kind::Flag}),
     {"--timeout", "SECONDS", "", "End the job after this long, restarts included, with exit status 124 [never]",
      [](C& c, Text v) {
        const auto limit = milliseconds_of(v);
-       if (limit.count() > 0) c.job.timeout = limit;
+       if (limit.count() > 0) c.timeout = limit;
      }},
     {"--start-timeout", "SECONDS", "30", "How long it may take until all ranks run; 300 with --nnodes",
      [](C& c, Text v) { c.start_timeout = milliseconds_of(v); }},
     {"--grace", "SECONDS", "5", "Time between the first signal that asks ranks to end and the next, stronger one",
-     [](C& c, Text v) { c.job.grace = milliseconds_of(v); }},
+     [](C& c, Text v) { c.grace = milliseconds_of(v); }},
     {"--preempt-grace", "SECONDS", "30",
      "Instead of --grace, for ranks that save when SIGTERM asks them to (cohort::Preemption), and for the others to "
      "end once a rank has saved and ended",
-     [](C& c, Text v) { c.job.preempt_grace = milliseconds_of(v); }},
+     [](C& c, Text v) { c.preempt_grace = milliseconds_of(v); }},
     {"--evaluator-grace", "SECONDS", "300",
      "How long the evaluator may take to end once it has been asked; it may still evaluate the last checkpoint",
-     [](C& c, Text v) { c.job.evaluator_grace = milliseconds_of(v); }},
+     [](C& c, Text v) { c.evaluator_grace = milliseconds_of(v); }},
     {"--stall-timeout", "SECONDS", "1800",
      "End the job when ranks have waited this long for a rank outside collectives; 0: never",
-     [](C& c, Text v) { c.job.watch.health.stall = seconds_of(v); }},
+     [](C& c, Text v) { c.health.stall = seconds_of(v); }},
     {"--deadlock-timeout", "SECONDS", "10",
      "End the job when ranks have waited only for each other this long; 0: never",
-     [](C& c, Text v) { c.job.watch.health.deadlock = seconds_of(v); }},
+     [](C& c, Text v) { c.health.deadlock = seconds_of(v); }},
     {"--stopped-timeout", "SECONDS", "60", "End the job when a rank has been stopped (SIGSTOP) this long; 0: never",
-     [](C& c, Text v) { c.job.watch.health.stopped_end = seconds_of(v); }},
+     [](C& c, Text v) { c.health.stopped_end = seconds_of(v); }},
     {"--warn-no-step", "SECONDS", "600", "Warn when ranks that took steps have taken none for this long; 0: never",
-     [](C& c, Text v) { c.job.watch.steps.no_step = seconds_of(v); }},
+     [](C& c, Text v) { c.steps.no_step = seconds_of(v); }},
     {"--on-warning", "COMMAND", "",
      "Run this shell command for each warning, with COHORT_WARNING_TEXT, _KIND, _RANK and _STEP, and JSON on its "
-     "stdin; "
-     "what it prints goes to on-warning.log in the run's folder",
-     [](C& c, Text v) { c.job.on_warning = v; }},
+     "stdin; what it prints goes to on-warning.log in the run's folder",
+     [](C& c, Text v) { c.on_warning = v; }},
     {"--output-timeout", "SECONDS", "10", "How long to wait for a blocked stdout or stderr (a pager) after the job",
-     [](C& c, Text v) { c.job.output_timeout = milliseconds_of(v); }},
+     [](C& c, Text v) { c.output_timeout = milliseconds_of(v); }},
     {"--server-restarts", "N", "0",
      "Restart a server that dies, alone, at most N times in the job: for servers with replicas or a journal",
-     [](C& c, Text v) { c.job.server_restarts = number_of(v, 0, 1'000'000); }},
+     [](C& c, Text v) { c.server_restarts = number_of(v, 0, 1'000'000); }},
     {"--lost-servers", "N", "0", "Go on when a server dies, at most N times: others have its rows",
-     [](C& c, Text v) { c.job.lost_servers = number_of(v, 0, 1024); }},
+     [](C& c, Text v) { c.lost_servers = number_of(v, 0, 1024); }},
     common({"--max-restarts", "N", "0", "Restart all ranks when one fails, at most N times",
-            [](C& c, Text v) { c.job.max_restarts = number_of(v, 0, 1'000'000); }}),
+            [](C& c, Text v) { c.max_restarts = number_of(v, 0, 1'000'000); }}),
     {"--config", "FILE", "", "Take options from the table [run] of this TOML file", [](C&, Text) {}},
     {"--show-config", "", "", "Print the value of each option and where it is from, and end",
      [](C& c, Text v) { c.show_config = truth(v); }, Kind::CommandFlag},
@@ -331,18 +311,18 @@ const RunOption kOptions[] = {
     {"--check-build", "", "", "Print what this build and this machine have, and end",
      [](C& c, Text v) { c.check_build = truth(v); }, Kind::CommandFlag},
     {"--owner", "PID", "", "End the job when the process PID, which has started this command, ends",
-     [](C& c, Text v) { c.job.owner_pid = number_of(v, 1, std::numeric_limits<int>::max()); }, Kind::CommandValue},
+     [](C& c, Text v) { c.owner_pid = number_of(v, 1, std::numeric_limits<int>::max()); }, Kind::CommandValue},
     {"--owner-folder", "DIR", "",
      "A private folder (0700) of the owner, removed if the owner has ended before it could do so. The files of its "
      "folder to-ranks are brought to the ranks through the job's store, and what ranks leave there comes into "
      "from-ranks",
-     [](C& c, Text v) { c.job.owner_folder = v; }, Kind::CommandValue},
+     [](C& c, Text v) { c.owner_folder = v; }, Kind::CommandValue},
     {"--agents", "N", "",
      "Wait for N `cohort agent --invited --ranks R`, which the owner starts with what --invitation-fd brings it",
      [](C& c, Text v) { c.agents = number_of(v, 1, launch::kMostProcesses); }, Kind::CommandValue},
     {"--invitation-fd", "FD", "",
      "With --agents: an inherited pipe to the owner, for a line about this command and an invitation",
-     [](C& c, Text v) { c.job.invitation_fd = number_of(v, 3, std::numeric_limits<int>::max()); }, Kind::CommandValue},
+     [](C& c, Text v) { c.invitation_fd = number_of(v, 3, std::numeric_limits<int>::max()); }, Kind::CommandValue},
 };
 
 /// The topics of the help, each with its first option. What programs give and people do not is in the last.
@@ -381,23 +361,13 @@ std::string RunOption::variable() const {
   return out;
 }
 
-int processes_of(const std::string& text) {
-  if (text == "auto") return 0;
-  const auto number = parse_integer<long long>(text);
-  if (!number) raise(ErrorCode::InvalidArgument, "a number or 'auto' (one process per core) is wanted");
-  if (*number < 1) raise(ErrorCode::InvalidArgument, "at least one process is needed");
-  if (*number > launch::kMostProcesses)
-    raise(ErrorCode::InvalidArgument, "more than {} processes are not started at once", launch::kMostProcesses);
-  return static_cast<int>(*number);
-}
-
 std::span<const RunOption> run_options() noexcept { return kOptions; }
 
 std::vector<RunPart> run_parts() {
   std::vector<RunPart> parts;
   for (const RunOption& option : kOptions) {
-    const auto begins = std::find_if(std::begin(kParts), std::end(kParts),
-                                     [&option](const auto& part) { return part.first == option.name(); });
+    const auto begins =
+        std::ranges::find_if(kParts, [&option](const auto& part) { return part.first == option.name(); });
     if (begins != std::end(kParts)) parts.push_back({begins->second, {}});
     parts.back().options.push_back(&option);
   }
@@ -407,17 +377,17 @@ std::vector<RunPart> run_parts() {
 const RunOption* run_option(std::string_view name) noexcept {
   for (const RunOption& option : kOptions) {
     const auto names = option.all_names();
-    if (std::find(names.begin(), names.end(), name) != names.end()) return &option;
+    if (std::ranges::find(names, name) != names.end()) return &option;
   }
   return nullptr;
 }
 
-void set_option(const RunOption& option, const std::string& value, RunChoices& choices) {
+void set_option(const RunOption& option, const std::string& value, launch::JobSpec& spec) {
   const auto allowed = option.allowed();
   try {
-    if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+    if (!allowed.empty() && std::ranges::find(allowed, value) == allowed.end())
       raise(ErrorCode::InvalidArgument, "one of {} is wanted", fmt::join(allowed, ", "));
-    option.set(choices, value);
+    option.set(spec, value);
   } catch (const Error& error) {
     const std::string name = option.name() == "--np" ? "-np" : option.name();  // as everybody calls it
     throw Error(error.code(), fmt::format("{} {}: {}", name, value, error.what()));
@@ -431,7 +401,7 @@ void add_shared_options(CLI::App& command, std::initializer_list<std::string_vie
         .add_option_function<std::string>(
             std::string(name.starts_with("--") ? option.names : name),
             [&option, &shared](const std::string& value) {
-              set_option(option, value, shared.choices);
+              set_option(option, value, shared.spec);
               shared.given[option.name()] = value;
             },
             std::string(option.help))
@@ -441,10 +411,10 @@ void add_shared_options(CLI::App& command, std::initializer_list<std::string_vie
   }
 }
 
-launch::HostChoice hosts_of(const RunChoices& choices) {
-  if (choices.hosts.starter == launch::HostOptions::Starter::Hand)
+launch::HostChoice hosts_of(const launch::JobSpec& spec) {
+  if (spec.starter == launch::Starter::Hand)
     raise(ErrorCode::InvalidArgument, "--starter hand is for `cohort run` alone");
-  return value_or_throw(launch::choose_hosts(choices.hosts, launch::Environment::current()));
+  return launch::choose_hosts(spec, launch::Environment::current());
 }
 
 void narrow_networks(const std::string& networks) {

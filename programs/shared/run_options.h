@@ -1,19 +1,16 @@
 // The one table of the options of `cohort run`: names, type, default, help, and what a value sets. The command line,
 // the environment and files (run.cpp), the help, docs/reference/run.md, `cohort env`, the completion and other
-// commands that start jobs (HostOptions) have them from it. Plain data; any thread.
+// commands that start jobs have them from it. Plain data; any thread.
 // What `cohort run` and the commands that start jobs besides it have in common: on which hosts, how they are reached,
 // over which networks. Their options are those of the table. One thread.
 // Lists as people type them: 1,2,4. Pure; any thread.
 #pragma once
 
 #include "base/parse.h"
-#include "launch/plan/plan.h"
+#include "launch/plan/job_spec.h"
 #include "launch/start/hosts.h"
-#include "launch/supervise/supervisor.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cstdint>
 #include <initializer_list>
 #include <map>
 #include <optional>
@@ -28,23 +25,6 @@ class App;
 
 namespace cohort::app {
 
-/// What the options say. What a job is made of besides is found out from these, in run.cpp.
-struct RunChoices {
-  launch::RunOptions job;
-  std::optional<int> processes;  ///< of -np; 0: auto
-  std::string per_node;          ///< of --nproc-per-node; empty: not said
-  launch::HostOptions hosts;
-  launch::NodeOptions nodes;
-  std::string network;
-  std::string secret_file;
-  std::uint16_t listen = 0;
-  int agents = 0;  ///< so many come by themselves, by --owner's doing; 0: none do
-  std::optional<std::chrono::milliseconds> start_timeout;
-  bool show_config = false;
-  bool check_build = false;
-  bool dry_run = false;
-};
-
 struct RunOption {
   enum class Kind {
     Value,        ///< one value; the last source counts
@@ -58,7 +38,7 @@ struct RunOption {
   std::string_view type;   ///< what stands for the value in the help
   std::string_view standard;
   std::string_view help;
-  void (*set)(RunChoices&, const std::string& value);
+  void (*set)(launch::JobSpec&, const std::string& value);
   Kind kind = Kind::Value;
   std::string_view choices = {};  ///< "auto,ssh"
   bool common = false;            ///< in --help; the others are in --help-all
@@ -90,20 +70,18 @@ std::vector<RunPart> run_parts();
 const RunOption* run_option(std::string_view name) noexcept;
 
 /// Throws Error (InvalidArgument) with the option, the value and what is wanted.
-void set_option(const RunOption& option, const std::string& value, RunChoices& choices);
-/// A number of processes, 0 for "auto". Throws what is wanted.
-int processes_of(const std::string& text);
+void set_option(const RunOption& option, const std::string& value, launch::JobSpec& spec);
 
 /// Options of `cohort run` that another command has, too.
 struct SharedOptions {
-  RunChoices choices;
+  launch::JobSpec spec = {};
   std::map<std::string, std::string> given = {};  ///< by name: for a `cohort run` that it starts
 };
 /// With their variables; a short name in place of a long one leaves the others out. `shared` has to live as long.
 void add_shared_options(CLI::App& command, std::initializer_list<std::string_view> names, SharedOptions& shared);
 
 /// The hosts that they say, for commands that cannot wait for agents which somebody starts by hand.
-launch::HostChoice hosts_of(const RunChoices& choices);
+launch::HostChoice hosts_of(const launch::JobSpec& spec);
 
 /// For this process and all that it starts: COHORT_NETWORK. Refuses (InvalidArgument) what is no list of networks, or
 /// fits none of this host's addresses, and names the interfaces that there are. Nothing if `networks` is empty.

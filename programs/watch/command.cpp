@@ -99,9 +99,8 @@ static void add_watch(CLI::App& app, int& exit_status) {
       ->check(CLI::Range(0.1, 86400.0))
       ->capture_default_str();
   command->footer(
-      "Examples: cohort watch runs/latest\n"
-      "          cohort watch runs/latest --page\n"
-      "          cohort watch localhost:40123 --token-file token");
+      "Examples: cohort watch runs/latest\n          cohort watch runs/latest --page\n          cohort watch "
+      "localhost:40123 --token-file token");
   command->callback([arguments, &exit_status] {
     if (arguments->page) return serve(*arguments);
     if (arguments->port != 0) raise(ErrorCode::InvalidArgument, "--port is for --page, which is missing");

@@ -2,6 +2,7 @@
 
 #include "base/parse.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -52,7 +53,7 @@ std::string process_name(Role role, int number) {
 
 std::string file_name(Role role, int number) {
   std::string name = process_name(role, number);
-  std::replace(name.begin(), name.end(), ' ', '-');
+  std::ranges::replace(name, ' ', '-');
   return name;
 }
 
@@ -99,14 +100,20 @@ std::vector<std::string> Environment::assignments() const {
   return out;
 }
 
+Result<Pipe> make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    return fail(ErrorCode::Unavailable, "pipe: {}; raise the limit of open files (ulimit -n)", errno_text(errno));
+  return Pipe{sys::UniqueFd(ends[0]), sys::UniqueFd(ends[1])};
+}
+
 namespace {
 
 std::vector<pid_t> left_over(std::span<const pid_t> spared) {
   std::vector<pid_t> pids = sys::descendants(::getpid());
   // What is spared may have started others since it was listed.
   std::erase_if(pids, [spared](pid_t pid) {
-    return std::any_of(spared.begin(), spared.end(),
-                       [pid](pid_t root) { return pid == root || sys::descends_from(pid, root); });
+    return std::ranges::any_of(spared, [pid](pid_t root) { return pid == root || sys::descends_from(pid, root); });
   });
   return pids;
 }

@@ -6,6 +6,8 @@
 
 #include "base/env.h"
 #include "base/process.h"
+#include "base/result.h"
+#include "base/unique_fd.h"
 
 #include <chrono>
 #include <functional>
@@ -64,6 +66,13 @@ class Environment {
  private:
   env::Map variables_;
 };
+
+struct Pipe {
+  sys::UniqueFd read_end;
+  sys::UniqueFd write_end;
+};
+/// For this process alone (CLOEXEC). Fails with Unavailable.
+Result<Pipe> make_pipe();
 
 // Ends everything that descends from this process. Works only for a process that adopts its orphans
 // (sys::become_subreaper): then no descendant can slip away, not by fork, not by setsid, and "no child left" proves

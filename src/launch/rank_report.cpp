@@ -138,14 +138,14 @@ RankReport read_status(const status::StatusLayout& page) {
 }
 
 bool waits(const RankReport& report) {
-  return report.named.waiting || std::any_of(report.groups.begin(), report.groups.end(), [](const GroupReport& group) {
+  return report.named.waiting || std::ranges::any_of(report.groups, [](const GroupReport& group) {
            return group.waiting || !group.message.empty();
          });
 }
 
 bool has_left(const RankReport& report) {
-  return !report.groups.empty() && std::all_of(report.groups.begin(), report.groups.end(),
-                                               [](const GroupReport& group) { return group.id == 0; });
+  return !report.groups.empty() &&
+         std::ranges::all_of(report.groups, [](const GroupReport& group) { return group.id == 0; });
 }
 
 CauseReport read_cause(const status::StatusLayout& page) {
@@ -189,8 +189,8 @@ std::string doing(const RankReport& report) {
     }
   }
   // Of several groups, the one that was used most tells most.
-  const GroupReport& group = *std::max_element(report.groups.begin(), report.groups.end(),
-                                               [](const auto& a, const auto& b) { return a.begun < b.begun; });
+  const GroupReport& group =
+      *std::ranges::max_element(report.groups, [](const auto& a, const auto& b) { return a.begun < b.begun; });
   if (group.begun == 0) return "before its first collective";
   if (group.id == 0 && group.begun != group.ended) {
     return fmt::format("left the world; its last operation, {}, number {}, failed", group.operation, group.begun);
@@ -210,8 +210,7 @@ std::vector<std::string> folded(const std::vector<std::string>& by_process, cons
   for (std::size_t i = 0; i < by_process.size(); ++i) {
     const int process = static_cast<int>(i);
     if (process == without) continue;
-    const auto same =
-        std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == by_process[i]; });
+    const auto same = std::ranges::find_if(lines, [&](const auto& line) { return line.first == by_process[i]; });
     if (same == lines.end()) {
       lines.emplace_back(by_process[i], std::vector<int>{process});
     } else {

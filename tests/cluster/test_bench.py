@@ -17,7 +17,7 @@ class Bench(boxes.InBox):
     def test_the_command_may_be_elsewhere_on_other_hosts(self):
         # /dev/shm is each host's own, so this path leads nowhere on h2.
         own = "/dev/shm/here/cohort"
-        done = self.box.run("h1", "sh", "-c", f"mkdir /dev/shm/here && cp {COHORT} {own}")
+        done = self.box.run("h1", "sh", "-c", f"mkdir /dev/shm/here && cp {COHORT} {COHORT}-bench /dev/shm/here")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.addCleanup(self.box.run, "h1", "rm", "-r", "/dev/shm/here")
         with tempfile.TemporaryDirectory(prefix="cohort-bench-test-") as folder:

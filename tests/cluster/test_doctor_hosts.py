@@ -180,14 +180,15 @@ class TestOnAHost(Cluster):
 
     def test_a_command_of_another_commit(self):
         # The same version and options, with another build id, as the linker makes it of other bytes.
-        program = bytearray(pathlib.Path(COHORT).read_bytes())
+        doctor = f"{COHORT}-doctor"
+        program = bytearray(pathlib.Path(doctor).read_bytes())
         note = program.find(b"\4\0\0\0\x14\0\0\0\3\0\0\0GNU\0")
         self.assertGreater(note, 0)
         program[note + 16] ^= 0xff
-        other = pathlib.Path(self.folder) / "cohort"
+        other = pathlib.Path(self.folder) / "cohort-doctor"
         other.write_bytes(program)
         other.chmod(0o755)
-        self.broken("h2", f"mount --bind {other} {COHORT}", f"umount {COHORT}")
+        self.broken("h2", f"mount --bind {other} {doctor}", f"umount {doctor}")
         found = self.finding(self.report("-H", "h1,h2"), "build", "warning")
         self.assertRegex(found["found"], r"\(h1\); .*\(h2\)|\(h2\); .*\(h1\)")
 

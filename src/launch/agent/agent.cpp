@@ -126,11 +126,10 @@ bool Agent::come() {
     return false;
   }
   if (!connection && options_.own) {
-    raise(
-        connection.error().code(),
-        "{} does not reach node 0: {} -- is `cohort run --nnodes {}` started there, {}with the same place and the same "
-        "secret, and does a firewall stand between?",
-        own_name(), connection.error().what(), options_.nodes, host_index_ < 0 ? "" : "as --node-rank 0, ");
+    raise(connection.error().code(),
+          "{} does not reach node 0: {} -- is `cohort run --nnodes {}` started there, {}with the same place and the "
+          "same secret, and does a firewall stand between?",
+          own_name(), connection.error().what(), options_.nodes, host_index_ < 0 ? "" : "as --node-rank 0, ");
   }
   if (!connection) {
     raise(connection.error().code(), "the agent of {} does not reach the supervisor: {}", sys::host_name(),
@@ -166,8 +165,8 @@ void Agent::on_message(Message message) {
     if ((stage_ == Stage::Waiting || stage_ == Stage::Finished) && options_.unable.empty()) start_job(std::move(*job));
   } else if (const auto* taken = std::get_if<OutputTaken>(&message)) {
     unacknowledged_ -= std::min<std::size_t>(unacknowledged_, taken->bytes);
-    if (paused_ && unacknowledged_ < kOutputWindow / 2) {
-      paused_ = false;
+    if (epoch_->paused && unacknowledged_ < kOutputWindow / 2) {
+      epoch_->paused = false;
       for (auto& worker : workers_) worker->resume_reading();
     }
   } else if (const auto* input = std::get_if<Input>(&message)) {
@@ -218,7 +217,7 @@ void Agent::on_closed(std::optional<Error> error) {
   if (stage_ == Stage::Waiting) return loop_.stop();
   // Nobody takes output any more; reading on keeps the logs complete.
   unacknowledged_ = 0;
-  paused_ = false;
+  epoch_->paused = false;
   kill_all();
 }
 
@@ -240,7 +239,7 @@ void Agent::on_signal() {
   // Somebody ends the agent, or its guard is gone: the job must not go on unguarded.
   exit_status_ = 1;
   if (workers_.empty() || stage_ == Stage::Finished) return loop_.stop();
-  if (stage_ == Stage::Running && !stopping_) {
+  if (stage_ == Stage::Running && !epoch_->stopping) {
     channel_->send(Ends{::getppid() != guard_ ? fmt::format("the guard of {} was killed", sys::host_name())
                                               : fmt::format("the agent of {} was told to end by {}", sys::host_name(),
                                                             sys::signal_name(told))});
@@ -257,9 +256,9 @@ void Agent::pass_on(int signal) {
 // time, and those on other hosts have to hear of it.
 bool Agent::told_to_make_room(int signal) {
   if (signal != SIGTERM || ::getppid() != guard_ || lost_supervisor_) return false;
-  if (!makes_room() && !passed_on_) return false;
+  if (!makes_room() && !epoch_->passed_on) return false;
   // The guard passes on what it is told itself: the same twice is one request.
-  if (!std::exchange(passed_on_, true) && stage_ == Stage::Running) channel_->send(Told{signal});
+  if (!std::exchange(epoch_->passed_on, true) && stage_ == Stage::Running) channel_->send(Told{signal});
   return true;
 }
 
@@ -270,28 +269,28 @@ bool Agent::told_as_launcher(int signal) {
   const auto now = Clock::now();
   if (told_at_ && now - *told_at_ < kOnePress) return true;
   told_at_ = now;
-  if (++told_times_ > 2) return false;
+  if (++epoch_->told_times > 2) return false;
   channel_->send(Told{signal});
   return true;
 }
 
 bool Agent::runs(Role role) const {
-  return std::any_of(workers_.begin(), workers_.end(),
-                     [role](const auto& worker) { return worker->alive() && worker->role() == role; });
+  return std::ranges::any_of(workers_,
+                             [role](const auto& worker) { return worker->alive() && worker->role() == role; });
 }
 
 // Ranks that were told at the same moment may have saved, and even ended, before it is asked.
 bool Agent::makes_room() const {
-  return std::any_of(workers_.begin(), workers_.end(),
-                     [](const auto& worker) { return worker->saves_when_asked() || worker->makes_room(); });
+  return std::ranges::any_of(workers_,
+                             [](const auto& worker) { return worker->saves_when_asked() || worker->makes_room(); });
 }
 
 void Agent::forward(Output output) {
   if (lost_supervisor_) return;
   unacknowledged_ += output.bytes.size();
   channel_->send(std::move(output));
-  if (!paused_ && unacknowledged_ >= kOutputWindow) {
-    paused_ = true;
+  if (!epoch_->paused && unacknowledged_ >= kOutputWindow) {
+    epoch_->paused = true;
     for (auto& worker : workers_) worker->pause_reading();
   }
 }

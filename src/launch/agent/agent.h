@@ -24,7 +24,8 @@ struct AgentOptions {
   /// The supervisor is on another host; one that is silent for `host_timeout` is lost, and with it the job here.
   bool elsewhere = false;
   std::chrono::milliseconds host_timeout = std::chrono::seconds(3);
-  /// End of file here means that the supervisor (or what carries its voice, e.g. ssh) is gone.
+  /// End of file here means that the supervisor (or what carries its voice, e.g. ssh) is gone. -1: the connection alone
+  /// says it.
   int lifeline_fd = 0;
   bool patient = false;  ///< the supervisor may come later
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(30);

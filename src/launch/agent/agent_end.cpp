@@ -103,21 +103,22 @@ constexpr auto kStuckLimit = std::chrono::seconds(10);
 
 }  // namespace
 
+void Agent::on_reaped(pid_t pid, const sys::ExitStatus& status) {
+  for (auto& worker : workers_) {
+    if (worker->pid() != pid || !worker->alive()) continue;
+    worker->set_reaped();
+    --epoch_->alive;
+    return report_exit(*worker, status);
+  }
+}
+
 void Agent::reap() {
-  reap_children([this](pid_t pid, const sys::ExitStatus& status) {
-    for (auto& worker : workers_) {
-      if (worker->pid() != pid || !worker->alive()) continue;
-      worker->set_reaped();
-      --alive_;
-      report_exit(*worker, status);
-      return;
-    }
-  });
+  reap_children([this](pid_t pid, const sys::ExitStatus& status) { on_reaped(pid, status); });
   if (stage_ == Stage::Running) start_those_again();
-  if (stage_ == Stage::Running && !workers_.empty() && alive_ == 0 && awaited_.empty()) {
+  if (stage_ == Stage::Running && !workers_.empty() && epoch_->alive == 0 && epoch_->awaited.empty()) {
     stage_ = Stage::Sweeping;
     dying_ = Timer();
-    sweep_since_ = Clock::now();
+    epoch_->sweep_since = Clock::now();
     sweep_further();
   } else if (stage_ == Stage::Sweeping) {
     sweep_further();
@@ -144,40 +145,40 @@ void Agent::report_exit(Worker& worker, const sys::ExitStatus& status) {
   for (int piece = 0; piece < 32 && worker.drain(); ++piece) {
   }
   // What the others were doing then is of use, and lost once they have been stopped.
-  if (!status.success() && !stopping_) send_reports();
+  if (!status.success() && !epoch_->stopping) send_reports();
   Exited report;
   report.rank = worker.rank();
   report.last = worker.report();
   report.words = worker.words();
   report.cause = worker.cause();
   report.status = status;
-  report.before_stop = !stopping_ || worker.ended_before_stop;
+  report.before_stop = !epoch_->stopping || worker.ended_before_stop;
   // A rank that said what ended it began to end then; what it does on its way out can take long.
   const auto failed = std::min(Clock::now(), worker.words_began().value_or(Clock::time_point::max()));
-  report.after_ns = static_cast<std::uint64_t>(std::max<std::int64_t>((failed - started_at_).count(), 0));
+  report.after_ns = static_cast<std::uint64_t>(std::max<std::int64_t>((failed - epoch_->started_at).count(), 0));
   report.last_stderr = worker.tail();
-  if (status.signal == SIGKILL && !stopping_) {
+  if (status.signal == SIGKILL && !epoch_->stopping) {
     const auto now = sys::out_of_memory_kills();
-    report.out_of_memory = now && out_of_memory_before_ && *now > *out_of_memory_before_;
+    report.out_of_memory = now && epoch_->out_of_memory_before && *now > *epoch_->out_of_memory_before;
   }
-  if (launch_->job.servers_again && worker.role() == Role::Server && !status.success() && !stopping_)
-    awaited_.try_emplace(worker.rank());
+  if (epoch_->launch->job.servers_again && worker.role() == Role::Server && !status.success() && !epoch_->stopping)
+    epoch_->awaited.try_emplace(worker.rank());
   channel_->send(report);
 }
 
 void Agent::stop(const StopWorkers& order) {
-  if (stage_ == Stage::Sweeping && grace_end_) {
+  if (stage_ == Stage::Sweeping && epoch_->grace_end) {
     // The workers have ended; what they have started is still within its grace, which may end sooner now.
     if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
     for (const pid_t pid : sys::descendants(::getpid())) sys::signal_if(pid, order.signal, is_ours);
-    grace_end_ = Clock::now() + milliseconds(order.grace_ms);
+    epoch_->grace_end = Clock::now() + milliseconds(order.grace_ms);
     return;
   }
   if (stage_ != Stage::Running) return;
   start_no_more();
-  if (alive_ == 0) return reap();
-  if (!stopping_) {
-    stopping_ = true;
+  if (epoch_->alive == 0) return reap();
+  if (!epoch_->stopping) {
+    epoch_->stopping = true;
     for (auto& worker : workers_) {
       if (!worker->alive()) continue;
       const auto stat = sys::process_stat(worker->pid());
@@ -198,20 +199,20 @@ void Agent::stop(const StopWorkers& order) {
   }
   // Those that left their worker's group (setsid, daemons) are asked too, so that they need not be killed.
   for (const pid_t pid : sys::descendants(::getpid())) {
-    const bool apart = std::any_of(workers_.begin(), workers_.end(), [&](const auto& worker) {
+    const bool apart = std::ranges::any_of(workers_, [&](const auto& worker) {
       if (!worker->alive()) return false;
       return worker->pid() == ::getpgid(pid) ||
              (worker->role() != order.role && sys::descends_from(pid, worker->pid()));
     });
     if (!apart) sys::signal_if(pid, order.signal, is_ours);
   }
-  grace_end_ = Clock::now() + grace;
+  epoch_->grace_end = Clock::now() + grace;
   grace_ = Timer(loop_, grace, [this, role = order.role] { end_of_grace(role); });
 }
 
 void Agent::end_of_grace(Role role) {
-  const bool last = std::all_of(workers_.begin(), workers_.end(),
-                                [role](const auto& worker) { return !worker->alive() || worker->role() == role; });
+  const bool last =
+      std::ranges::all_of(workers_, [role](const auto& worker) { return !worker->alive() || worker->role() == role; });
   if (last) return kill_all();
   for (auto& worker : workers_) {
     if (worker->role() == role) worker->signal(SIGKILL);
@@ -220,18 +221,18 @@ void Agent::end_of_grace(Role role) {
 
 void Agent::kill_all() {
   start_no_more();
-  if (!stopping_) {
-    stopping_ = true;
+  if (!epoch_->stopping) {
+    epoch_->stopping = true;
     for (auto& worker : workers_) worker->ended_before_stop = !worker->alive();
   }
   grace_ = Timer();
-  grace_end_.reset();
+  epoch_->grace_end.reset();
   if (stage_ == Stage::Finished || workers_.empty()) return;
   if (stage_ == Stage::Running) {
     for (auto& worker : workers_) worker->signal(SIGKILL);
     stage_ = Stage::Sweeping;
     dying_ = Timer();
-    sweep_since_ = Clock::now();
+    epoch_->sweep_since = Clock::now();
   }
   sweep_further();
 }
@@ -239,25 +240,18 @@ void Agent::kill_all() {
 void Agent::sweep_further() {
   if (stage_ != Stage::Sweeping) return;
   // Within the grace, what outlives its worker may still end by itself: a shell dies of SIGTERM while its child saves.
-  const bool wait = grace_end_ && Clock::now() < *grace_end_;
+  const bool wait = epoch_->grace_end && Clock::now() < *epoch_->grace_end;
   bool clean = false;
-  const OnReaped on_reaped = [this](pid_t pid, const sys::ExitStatus& status) {
-    for (auto& worker : workers_) {
-      if (worker->pid() != pid || !worker->alive()) continue;
-      worker->set_reaped();
-      --alive_;
-      report_exit(*worker, status);
-    }
-  };
+  const auto reaped = [this](pid_t pid, const sys::ExitStatus& status) { on_reaped(pid, status); };
   if (wait) {
-    clean = !reap_children(on_reaped);
+    clean = !reap_children(reaped);
   } else {
-    const SweepStep step = sweep_once({}, on_reaped);
-    swept_ += static_cast<std::uint32_t>(step.killed);
+    const SweepStep step = sweep_once({}, reaped);
+    epoch_->swept += static_cast<std::uint32_t>(step.killed);
     clean = step.clean;
   }
   if (!clean) {
-    if (!wait && Clock::now() - sweep_since_ > kStuckLimit) {
+    if (!wait && Clock::now() - epoch_->sweep_since > kStuckLimit) {
       return all_gone(describe_stuck(sys::descendants(::getpid())));
     }
     // SIGCHLD brings us back at once; the timer is for what is not our own child.
@@ -277,10 +271,10 @@ void Agent::all_gone(const std::string& stuck) {
   sweeping_ = Timer();
   grace_ = Timer();
   if (!stuck.empty()) exit_status_ = 1;
-  if (!run_folder_.empty()) ::rmdir(run_folder_.c_str());
+  if (!epoch_->run_folder.empty()) ::rmdir(epoch_->run_folder.c_str());
   if (lost_supervisor_ || channel_->closed()) return loop_.stop();
-  if (traces_) traces_->finish();
-  channel_->send(AllGone{swept_, stuck});
+  if (epoch_->traces) epoch_->traces->finish();
+  channel_->send(AllGone{epoch_->swept, stuck});
 }
 
 }  // namespace cohort::launch

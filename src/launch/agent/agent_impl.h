@@ -76,6 +76,35 @@ class TraceCollector {
   Timer again_;
 };
 
+/// What this host's workers are started with, once more too.
+struct WorkerLaunch {
+  StartJob job;
+  sys::UniqueFd secret_file;
+  sys::SpawnOptions program;
+  Environment environment;
+  std::vector<std::vector<int>> shares;  ///< of cores, by local rank
+};
+
+/// Of one order to start workers.
+struct AgentEpoch {
+  using Clock = std::chrono::steady_clock;
+  std::string run_folder;  ///< made here, so removed if nothing was put into it
+  std::optional<WorkerLaunch> launch;
+  /// Servers that have failed: what becomes of them, once the supervisor has said that they are started again.
+  std::map<int, std::optional<StartAgain>> awaited;
+  std::optional<TraceCollector> traces;
+  std::size_t alive = 0;
+  bool paused = false;
+  bool stopping = false;
+  std::optional<Clock::time_point> grace_end;
+  Clock::time_point started_at;
+  Clock::time_point sweep_since;
+  std::uint32_t swept = 0;
+  std::optional<std::uint64_t> out_of_memory_before;
+  bool passed_on = false;  ///< the supervisor knows that somebody told us to end
+  int told_times = 0;      ///< a launcher, by a signal that is for the job
+};
+
 class Agent {
  public:
   Agent(const AgentOptions& options, net::Secret secret);
@@ -101,16 +130,6 @@ class Agent {
   bool told_as_launcher(int signal);
   void pass_on(int signal);
   void start_job(StartJob job);
-  /// What an order before has left behind in this process.
-  void forget_epoch();
-  /// What this host's workers are started with, once more too.
-  struct Launch {
-    StartJob job;
-    sys::UniqueFd secret_file;
-    sys::SpawnOptions program;
-    Environment environment;
-    std::vector<std::vector<int>> shares;  ///< of cores, by local rank
-  };
   Result<void> prepare_launch(StartJob order);
   Result<void> start_workers();
   std::unique_ptr<Worker> new_worker(const WorkerPlan& plan);
@@ -128,6 +147,7 @@ class Agent {
   /// Those of this role have had their time; where others run on, only they are killed.
   void end_of_grace(Role role);
   void kill_all();
+  void on_reaped(pid_t pid, const sys::ExitStatus& status);
   void reap();
   void watch_for_dying();
   void report_exit(Worker& worker, const sys::ExitStatus& status);
@@ -155,34 +175,20 @@ class Agent {
   std::unique_ptr<Channel> channel_;
   std::optional<PortLease> port_;  ///< MASTER_PORT, where the supervisor cannot hold it
   std::vector<PortLease> leases_;  ///< what ranks are told to listen at
-  std::string run_folder_;         ///< made here, so removed if nothing was put into it
   Stage stage_ = Stage::Waiting;
-  std::optional<Launch> launch_;
+  std::optional<AgentEpoch> epoch_{std::in_place};
   std::vector<std::unique_ptr<Worker>> workers_;
-  /// Servers that have failed: what becomes of them, once the supervisor has said that they are started again.
-  std::map<int, std::optional<StartAgain>> awaited_;
-  std::optional<TraceCollector> traces_;
   const Clock::time_point made_at_ = Clock::now();
-  std::size_t alive_ = 0;
   std::size_t unacknowledged_ = 0;
-  bool paused_ = false;
-  bool stopping_ = false;
   bool lost_supervisor_ = false;
-  std::optional<Clock::time_point> grace_end_;
-  Clock::time_point started_at_;
-  Clock::time_point sweep_since_;
-  std::uint32_t swept_ = 0;
-  std::optional<std::uint64_t> out_of_memory_before_;
   KeptSignals kept_signals_{loop_, workers_, [this](std::string text) { channel_->send(Trouble{std::move(text)}); }};
-  bool passed_on_ = false;  ///< the supervisor knows that somebody told us to end
   Timer grace_;
   Timer reports_;
   Timer stacks_;
   Timer dying_;
   Timer sweeping_;
   int exit_status_ = 0;
-  std::optional<Clock::time_point> told_at_;  ///< a launcher, by a signal that is for the job
-  int told_times_ = 0;
+  std::optional<Clock::time_point> told_at_;  ///< when it was
 };
 
 }  // namespace cohort::launch

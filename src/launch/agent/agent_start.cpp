@@ -81,14 +81,18 @@ void Agent::start_job(StartJob job) {
                       names_of(job.workers), options_.place));
     }
   }
-  forget_epoch();
+  // (What of the output before is on its way still counts.)
+  stacks_ = Timer();
+  epoch_.reset();
+  workers_.clear();
+  epoch_.emplace();
   stage_ = Stage::Running;
-  out_of_memory_before_ = sys::out_of_memory_kills();
+  epoch_->out_of_memory_before = sys::out_of_memory_kills();
   auto started = prepare_launch(std::move(job));
   if (started) started = start_workers();
   if (!started) {
     // Whatever runs already is not a job: end it before anything is said.
-    swept_ = 0;
+    epoch_->swept = 0;
     const auto stuck = sweep({}, std::chrono::seconds(2), {});
     workers_.clear();
     channel_->send(StartFailed{started.error().context().rank, started.error().what()});
@@ -97,44 +101,30 @@ void Agent::start_job(StartJob job) {
   }
 }
 
-void Agent::forget_epoch() {
-  stacks_ = Timer();
-  traces_.reset();
-  workers_.clear();
-  awaited_.clear();
-  launch_.reset();
-  alive_ = 0;
-  swept_ = 0;
-  run_folder_.clear();
-  // (What of their output is on its way still counts.)
-  paused_ = stopping_ = passed_on_ = false;
-  grace_end_.reset();
-  told_times_ = 0;
-}
-
 Result<void> Agent::start_workers() {
   const auto fail_for = [](int rank, const Error& error) {
     ErrorContext context;
     context.rank = rank;
     return tl::unexpected(Error(error.code(), error.what(), context));
   };
-  const StartJob& job = launch_->job;
+  const StartJob& job = epoch_->launch->job;
   if (job.trace) collect_traces(job);
   for (const WorkerPlan& plan : job.workers) {
     workers_.push_back(new_worker(plan));
     if (auto started = start_worker(*workers_.back(), plan, Worker::Log::New); !started)
       return fail_for(plan.rank, started.error());
   }
-  started_at_ = Clock::now();
+  epoch_->started_at = Clock::now();
   Started report;
-  report.threads = parse_integer<std::int32_t>(launch_->environment.find(env::kOmpNumThreads).value_or("")).value_or(0);
+  report.threads =
+      parse_integer<std::int32_t>(epoch_->launch->environment.find(env::kOmpNumThreads).value_or("")).value_or(0);
   for (auto& worker : workers_) {
     if (auto running = worker->confirm(); !running) return fail_for(worker->rank(), running.error());
     report.pids.push_back(static_cast<std::int32_t>(worker->pid()));
   }
-  alive_ = workers_.size();
+  epoch_->alive = workers_.size();
   channel_->send(report);
-  if (traces_) traces_->begin();
+  if (epoch_->traces) epoch_->traces->begin();
   watch_for_dying();
   reports_ = Timer(loop_, kReportEvery, [this] { report_regularly(); });
   reap();  // some may have ended before anyone looked
@@ -142,13 +132,13 @@ Result<void> Agent::start_workers() {
 }
 
 Result<void> Agent::prepare_launch(StartJob order) {
-  Launch launch;
+  WorkerLaunch launch;
   launch.job = std::move(order);
   const StartJob& job = launch.job;
   if (job.elsewhere) {
     auto made = check_host(job);
     if (!made) return tl::unexpected(made.error());
-    if (*made) run_folder_ = job.run_folder;
+    if (*made) epoch_->run_folder = job.run_folder;
   }
   if (!job.log_folder.empty() && ::mkdir(job.log_folder.c_str(), 0755) != 0 && errno != EEXIST) {
     return fail(ErrorCode::Io, "folder {}: {}", job.log_folder, errno_text(errno));
@@ -173,8 +163,8 @@ Result<void> Agent::prepare_launch(StartJob order) {
     for (const std::string& assignment : job.environment) environment.set(assignment);
     environment.set("PWD", job.folder);
   }
-  const auto ranks = static_cast<int>(std::count_if(job.workers.begin(), job.workers.end(),
-                                                    [](const WorkerPlan& plan) { return plan.role == Role::Worker; }));
+  const auto ranks = static_cast<int>(
+      std::ranges::count_if(job.workers, [](const WorkerPlan& plan) { return plan.role == Role::Worker; }));
   const int threads = threads_of(sys::usable_cores(), ranks);
   if (job.bind_to_cores) {
     auto shared = share_cores(sys::cores_of_process(), ranks);
@@ -185,7 +175,7 @@ Result<void> Agent::prepare_launch(StartJob order) {
     if (job.divides_cores && !environment.find(count)) environment.set(count, std::to_string(threads));
   }
   environment.set(env::kSecretFd, std::to_string(kWorkerSecretFd));
-  launch_ = std::move(launch);
+  epoch_->launch = std::move(launch);
   return {};
 }
 
@@ -194,15 +184,15 @@ std::unique_ptr<Worker> Agent::new_worker(const WorkerPlan& plan) {
   events.output = [this](Output output) { forward(std::move(output)); };
   events.trouble = [this](std::string text) { channel_->send(Trouble{std::move(text)}); };
   events.input_taken = [this](std::size_t bytes) { channel_->send(InputTaken{bytes}); };
-  return std::make_unique<Worker>(loop_, plan, launch_->job.tail_lines, std::move(events));
+  return std::make_unique<Worker>(loop_, plan, epoch_->launch->job.tail_lines, std::move(events));
 }
 
 Result<void> Agent::start_worker(Worker& worker, const WorkerPlan& plan, Worker::Log log) {
-  const StartJob& job = launch_->job;
+  const StartJob& job = epoch_->launch->job;
   if (auto ready = worker.prepare(job.log_folder, log, job.input && plan.rank == 0); !ready) return ready;
-  sys::SpawnOptions program = launch_->program;
+  sys::SpawnOptions program = epoch_->launch->program;
   if (plan.rank == 0) program.stdin_fd = options_.input_fd;
-  Environment own = launch_->environment;
+  Environment own = epoch_->launch->environment;
   if (plan.role != Role::Worker) remove_rank_variables(own);
   for (const std::string& assignment : plan.environment) own.set(assignment);
   program.path = job.path;
@@ -212,13 +202,13 @@ Result<void> Agent::start_worker(Worker& worker, const WorkerPlan& plan, Worker:
     program.path = theirs.path;
     program.arguments = theirs.arguments;
   }
-  program.inherited = {{launch_->secret_file.get(), kWorkerSecretFd}};
+  program.inherited = {{epoch_->launch->secret_file.get(), kWorkerSecretFd}};
   if (worker.status_fd() >= 0) {
     own.set(env::kStatusFd, std::to_string(kWorkerStatusFd));
     program.inherited.emplace_back(worker.status_fd(), kWorkerStatusFd);
   }
-  if (traces_ && plan.role == Role::Worker) {
-    auto ring = traces_->add(plan.rank);
+  if (epoch_->traces && plan.role == Role::Worker) {
+    auto ring = epoch_->traces->add(plan.rank);
     if (!ring) return tl::unexpected(ring.error());
     own.set(env::kTimelineFd, std::to_string(kWorkerTimelineFd));
     program.inherited.emplace_back(*ring, kWorkerTimelineFd);
@@ -226,7 +216,8 @@ Result<void> Agent::start_worker(Worker& worker, const WorkerPlan& plan, Worker:
   program.environment = own.assignments();
   // Other roles run where there is room.
   const auto place = static_cast<std::size_t>(plan.rank - job.workers.front().rank);
-  if (plan.role == Role::Worker && place < launch_->shares.size()) program.processors = launch_->shares[place];
+  if (plan.role == Role::Worker && place < epoch_->launch->shares.size())
+    program.processors = epoch_->launch->shares[place];
   return worker.start(program);
 }
 
@@ -242,7 +233,7 @@ void Agent::collect_traces(const StartJob& job) {
   options.base_ns = made_at_.time_since_epoch() / std::chrono::nanoseconds(1);
   options.send = [this](const TracePiece& piece) { channel_->send(piece); };
   options.has_room = [this] { return channel_->unsent_bytes() < kMostUnsent; };
-  traces_.emplace(loop_, std::move(options));
+  epoch_->traces.emplace(loop_, std::move(options));
 }
 
 // ---- a server once more ----
@@ -253,34 +244,33 @@ void Agent::start_again(StartAgain order) {
     channel_->send(StartedAgain{order.rank, 0, {}});
     return;
   }
-  awaited_[order.rank] = std::move(order);
+  epoch_->awaited[order.rank] = std::move(order);
   start_those_again();
 }
 
 void Agent::go_on_without(int rank) {
   if (awaiting(rank) == nullptr) return;
-  awaited_.erase(rank);
+  epoch_->awaited.erase(rank);
   reap();
 }
 
 Worker* Agent::awaiting(int rank) {
-  if (!awaited_.contains(rank)) return nullptr;
-  const auto found =
-      std::find_if(workers_.begin(), workers_.end(), [rank](const auto& worker) { return worker->rank() == rank; });
+  if (!epoch_->awaited.contains(rank)) return nullptr;
+  const auto found = std::ranges::find_if(workers_, [rank](const auto& worker) { return worker->rank() == rank; });
   return found->get();
 }
 
 /// Its place and its files are free once the kernel has taken it down, which may be a while after its end shows.
 void Agent::start_those_again() {
   for (auto& worker : workers_) {
-    const auto found = awaited_.find(worker->rank());
-    if (found == awaited_.end() || !found->second || worker->alive()) continue;
+    const auto found = epoch_->awaited.find(worker->rank());
+    if (found == epoch_->awaited.end() || !found->second || worker->alive()) continue;
     const StartAgain order = *std::move(found->second);
-    awaited_.erase(found);
+    epoch_->awaited.erase(found);
     StartedAgain answer{order.rank, 0, {}};
     if (auto started = replace(worker, order)) {
       answer.pid = static_cast<std::int32_t>(worker->pid());
-      ++alive_;
+      ++epoch_->alive;
     } else {
       answer.why = started.error().what();
     }
@@ -296,21 +286,21 @@ Result<void> Agent::replace(std::unique_ptr<Worker>& worker, const StartAgain& o
   for (const pid_t pid : sys::descendants(::getpid())) sys::signal_if(pid, SIGKILL, of_its_group);
   for (int piece = 0; piece < kMostPieces && worker->drain(); ++piece) {
   }
-  WorkerPlan plan = *std::find_if(launch_->job.workers.begin(), launch_->job.workers.end(),
-                                  [&](const WorkerPlan& one) { return one.rank == order.rank; });
+  WorkerPlan plan =
+      *std::ranges::find_if(epoch_->launch->job.workers, [&](const WorkerPlan& one) { return one.rank == order.rank; });
   plan.environment.insert(plan.environment.end(), order.environment.begin(), order.environment.end());
   auto again = new_worker(plan);
   auto started = start_worker(*again, plan, Worker::Log::Continued);
   if (started) started = again->confirm();
   if (!started) return started;
-  if (paused_) again->pause_reading();
+  if (epoch_->paused) again->pause_reading();
   stacks_ = Timer();  // it knows the worker before
   worker = std::move(again);
   return {};
 }
 
 void Agent::start_no_more() {
-  for (const auto& [rank, order] : std::exchange(awaited_, {})) {
+  for (const auto& [rank, order] : std::exchange(epoch_->awaited, {})) {
     if (order && !lost_supervisor_) channel_->send(StartedAgain{rank, 0, {}});
   }
 }

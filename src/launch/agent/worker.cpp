@@ -114,15 +114,6 @@ std::string Tail::text() const {
 
 namespace {
 
-Result<std::pair<sys::UniqueFd, sys::UniqueFd>> make_pipe(const std::string& name) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    return fail(ErrorCode::Unavailable, "pipe for {}: {}; raise the limit of open files (ulimit -n)", name,
-                errno_text(errno));
-  }
-  return std::pair(sys::UniqueFd(ends[0]), sys::UniqueFd(ends[1]));
-}
-
 /// Our end only: the other end is the worker's, and programs do not expect EAGAIN there.
 void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
@@ -144,10 +135,10 @@ Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_i
     logs = *std::move(folder);
   }
   for (std::size_t i = 0; i < 2; ++i) {
-    auto ends = make_pipe(name());
+    auto ends = make_pipe();
     if (!ends) return tl::unexpected(ends.error());
-    pipes_[i].fd = std::move(ends->first);
-    child_ends_[i + 1] = std::move(ends->second);
+    pipes_[i].fd = std::move(ends->read_end);
+    child_ends_[i + 1] = std::move(ends->write_end);
     set_nonblocking(pipes_[i].fd.get());
     if (!logs) continue;
     const std::string name = log_name(role_, number_, static_cast<Stream>(i));
@@ -163,10 +154,10 @@ Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_i
     events_.trouble(fmt::format("what {} does will not be known: {}", name(), page.error().what()));
   }
   if (with_input) {
-    auto ends = make_pipe(name());
+    auto ends = make_pipe();
     if (!ends) return tl::unexpected(ends.error());
-    child_ends_[0] = std::move(ends->first);
-    input_ = std::move(ends->second);
+    child_ends_[0] = std::move(ends->read_end);
+    input_ = std::move(ends->write_end);
     set_nonblocking(input_.get());
   }
   return {};
@@ -309,23 +300,11 @@ bool Worker::read_some(Stream stream) {
     return false;
   }
   bytes.resize(static_cast<std::size_t>(got));
-  write_log(pipe, bytes);
+  if (!write_or_close(pipe.log, bytes))
+    events_.trouble(fmt::format("{} ends here, the job goes on: {}", pipe.log_path, errno_text(errno)));
   if (stream == Stream::Stderr) tail_.append(bytes);
   events_.output({rank_, stream, std::move(bytes)});
   return true;
-}
-
-void Worker::write_log(Pipe& pipe, std::string_view bytes) {
-  while (pipe.log && !bytes.empty()) {
-    const ssize_t put = ::write(pipe.log.get(), bytes.data(), bytes.size());
-    if (put > 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(put));
-    } else if (put < 0 && errno != EINTR) {
-      const int error = errno;
-      pipe.log.reset();
-      events_.trouble(fmt::format("{} ends here, the job goes on: {}", pipe.log_path, errno_text(error)));
-    }
-  }
 }
 
 void Worker::give_input(std::string_view bytes) {
@@ -403,8 +382,7 @@ void KeptSignals::look_again() {
     const bool one = kept_.size() == 1;
     tell_(
         fmt::format("rank{} {} {} no handler for {}, which would end {}; it is kept until {} one -- cohort::Preemption "
-                    "has one, and "
-                    "lets the program save and end",
+                    "has one, and lets the program save and end",
                     one ? "" : "s", to_ranges(ranks), one ? "has" : "have", sys::signal_name(kept_.begin()->first),
                     one ? "it" : "them", one ? "it has" : "they have"));
   }

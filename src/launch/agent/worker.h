@@ -125,7 +125,6 @@ class Worker {
     Watch watch;
   };
   bool read_some(Stream stream);
-  void write_log(Pipe& pipe, std::string_view bytes);
   void write_input();
   void close_input();
 

@@ -2,6 +2,7 @@
 
 #include "base/env.h"
 #include "base/parse.h"
+#include "base/result.h"
 #include "rendezvous/launchers.h"
 
 #include <algorithm>
@@ -54,8 +55,7 @@ Result<void> place_servers(Plan& plan, const OtherRoles& others) {
   for (const HostSlots& host : others.server_hosts) {
     const int servers = std::min(host.slots, static_cast<int>(wanted) - plan.servers);
     if (servers == 0) break;
-    auto known =
-        std::find_if(plan.hosts.begin(), plan.hosts.end(), [&](const auto& one) { return one.name == host.name; });
+    auto known = std::ranges::find_if(plan.hosts, [&](const auto& one) { return one.name == host.name; });
     if (known == plan.hosts.end()) {
       PlannedHost planned;
       planned.name = host.name;
@@ -63,6 +63,7 @@ Result<void> place_servers(Plan& plan, const OtherRoles& others) {
       planned.index = static_cast<int>(plan.hosts.size());
       planned.first_rank = plan.world_size;
       planned.machine = plan.hosts.back().machine + 1;
+      planned.component = host.component;
       known = plan.hosts.insert(known, std::move(planned));
     }
     known->first_server = plan.servers;
@@ -95,6 +96,7 @@ Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const
     PlannedHost planned;
     planned.name = host.name;
     planned.local = host.local;
+    planned.component = host.component;
     planned.index = static_cast<int>(plan.hosts.size());
     planned.first_rank = next;
     planned.ranks = std::min(host.slots, processes - next);
@@ -112,7 +114,7 @@ Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const
     for (end = begin; end < plan.hosts.size() && plan.hosts[end].machine == plan.hosts[begin].machine; ++end) {
       ranks += plan.hosts[end].ranks;
       for (const std::string& device : hosts[end].devices) {
-        if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+        if (std::ranges::find(devices, device) == devices.end()) devices.push_back(device);
       }
     }
     for (std::size_t part = begin; part < end; ++part) {
@@ -135,6 +137,18 @@ std::vector<int> processes_of(const Plan& plan, const PlannedHost& host) {
   for (int i = 0; i < host.servers; ++i) processes.push_back(plan.world_size + host.first_server + i);
   if (host.evaluator) processes.push_back(plan.world_size + plan.servers);
   return processes;
+}
+
+OtherRoles other_roles(const JobSpec& spec) { return {spec.servers, spec.colocated, {}, spec.evaluator.has_value()}; }
+
+bool goes_elsewhere(const Plan& plan) {
+  return std::ranges::any_of(plan.hosts, [](const PlannedHost& host) { return !host.local; });
+}
+
+std::chrono::milliseconds start_timeout_of(const JobSpec& spec, const Plan& plan) {
+  // People start the launchers of a job one after the other.
+  const bool by_hand = plan.node && !plan.node->step;
+  return spec.start_timeout.value_or(std::chrono::seconds(by_hand ? 300 : 30));
 }
 
 std::vector<std::string> hosts_of_processes(const Plan& plan) {
@@ -184,7 +198,7 @@ struct Words {
   Word count, rank, master, master_addr, master_port, endpoint, backend, id;
 };
 
-Words words_of(const NodeOptions& options, const rendezvous::Environment& environment) {
+Words words_of(const JobSpec& spec, const rendezvous::Environment& environment) {
   const bool a_rank = find(environment, env::kLocalRank) != nullptr;  // torchrun's options were for what started it
   const auto word = [&](const std::string& typed, std::string option, const char* variable) {
     const bool looks = typed.empty() && variable != nullptr && !a_rank;
@@ -192,86 +206,75 @@ Words words_of(const NodeOptions& options, const rendezvous::Environment& enviro
     return value != nullptr ? Word{*value, variable} : Word{typed, std::move(option)};
   };
   // A place that was typed counts before all places that a variable names.
-  const bool whole = !options.master.empty() || !options.endpoint.empty();
+  const bool whole = !spec.master.empty() || !spec.rdzv_endpoint.empty();
   Words words;
-  words.count = word(options.count, "--nnodes", "PET_NNODES");
-  words.rank = word(options.rank, "--node-rank", "PET_NODE_RANK");
-  words.master = word(options.master, "--master", nullptr);
-  words.master_addr = word(options.master_addr, "--master-addr", whole ? nullptr : "PET_MASTER_ADDR");
-  words.master_port = word(options.master_port, "--master-port", whole ? nullptr : "PET_MASTER_PORT");
+  words.count = word(spec.nnodes, "--nnodes", "PET_NNODES");
+  words.rank = word(spec.node_rank, "--node-rank", "PET_NODE_RANK");
+  words.master = word(spec.master, "--master", nullptr);
+  words.master_addr = word(spec.master_addr, "--master-addr", whole ? nullptr : "PET_MASTER_ADDR");
+  words.master_port = word(spec.master_port, "--master-port", whole ? nullptr : "PET_MASTER_PORT");
   words.endpoint =
-      word(options.endpoint, "--rdzv-endpoint", whole || !options.master_addr.empty() ? nullptr : "PET_RDZV_ENDPOINT");
-  words.backend = word(options.backend, "--rdzv-backend", "PET_RDZV_BACKEND");
-  words.id = word(options.id, "--rdzv-id", "PET_RDZV_ID");
+      word(spec.rdzv_endpoint, "--rdzv-endpoint", whole || !spec.master_addr.empty() ? nullptr : "PET_RDZV_ENDPOINT");
+  words.backend = word(spec.rdzv_backend, "--rdzv-backend", "PET_RDZV_BACKEND");
+  words.id = word(spec.rdzv_id, "--rdzv-id", "PET_RDZV_ID");
   return words;
 }
 
-Result<int> number_of(const Word& word, int least, int most) {
+int number_of(const Word& word, int least, int most) {
   const auto value = parse_integer<int>(word.text);
   if (value && *value >= least && *value <= most) return *value;
-  return fail(ErrorCode::InvalidArgument, "{}: a number from {} to {} is wanted", word.shown(), least, most);
+  raise(ErrorCode::InvalidArgument, "{}: a number from {} to {} is wanted", word.shown(), least, most);
 }
 
 /// "2", or "2:2".
-Result<int> nodes_of(const Word& word) {
+int nodes_of(const Word& word) {
   const auto colon = word.text.find(':');
   if (colon == std::string::npos) return number_of(word, 1, kMostProcesses);
-  const auto least = number_of({word.text.substr(0, colon), word.name}, 1, kMostProcesses);
-  if (!least) return tl::unexpected(least.error());
-  const auto most = number_of({word.text.substr(colon + 1), word.name}, 1, kMostProcesses);
-  if (!most) return tl::unexpected(most.error());
-  if (*least == *most) return *least;
-  return fail(
-      ErrorCode::InvalidArgument,
-      "{}: a job has as many nodes from its start to its end -- give one number; --max-restarts N starts all of "
-      "them again after a failure, and a training that resumes may be started on another number of nodes",
-      word.shown());
+  const int least = number_of({word.text.substr(0, colon), word.name}, 1, kMostProcesses);
+  if (least == number_of({word.text.substr(colon + 1), word.name}, 1, kMostProcesses)) return least;
+  raise(ErrorCode::InvalidArgument,
+        "{}: a job has as many nodes from its start to its end -- give one number; --max-restarts N starts all of them "
+        "again after a failure, and a training that resumes may be started on another number of nodes",
+        word.shown());
 }
 
-Result<void> check_backend(const Word& backend) {
-  if (backend.empty() || backend.text == "c10d" || backend.text == "static") return {};
-  return fail(ErrorCode::InvalidArgument,
-              "{}: the launchers of a job meet at that of node rank 0, and need no server besides -- leave it out, or "
-              "c10d, with --rdzv-endpoint HOST:PORT where that one is started",
-              backend.shown());
+void check_backend(const Word& backend) {
+  if (backend.empty() || backend.text == "c10d" || backend.text == "static") return;
+  raise(ErrorCode::InvalidArgument,
+        "{}: the launchers of a job meet at that of node rank 0, and need no server besides -- leave it out, or c10d, "
+        "with --rdzv-endpoint HOST:PORT where that one is started",
+        backend.shown());
 }
 
 /// HOST or HOST:PORT.
-Result<net::Address> place_of(const Word& word, const std::string& text, std::uint16_t port) {
+net::Address place_of(const Word& word, const std::string& text, std::uint16_t port) {
   auto address = net::parse_address(text);
   if (!address) address = net::parse_address(fmt::format("{}:{}", text, port));
   if (address && address->port != 0) return *std::move(address);
-  return fail(ErrorCode::InvalidArgument, "{}: HOST or HOST:PORT is wanted, where node rank 0 is started and listens",
-              word.shown());
+  raise(ErrorCode::InvalidArgument, "{}: HOST or HOST:PORT is wanted, where node rank 0 is started and listens",
+        word.shown());
 }
 
-Result<std::optional<net::Address>> master_of(const Words& words) {
+std::optional<net::Address> master_of(const Words& words) {
   const auto& [count, rank, master, master_addr, master_port, endpoint, backend, id] = words;
-  const auto some = [](Result<net::Address> place) -> Result<std::optional<net::Address>> {
-    if (!place) return tl::unexpected(place.error());
-    return std::optional(*std::move(place));
-  };
   for (const Word& other : {master_addr, master_port, endpoint}) {
     if (!master.empty() && !other.empty())
-      return fail(ErrorCode::InvalidArgument, "{} and {}: both say where node rank 0 is; give one", master.shown(),
-                  other.shown());
+      raise(ErrorCode::InvalidArgument, "{} and {}: both say where node rank 0 is; give one", master.shown(),
+            other.shown());
   }
-  if (!master.empty()) return some(place_of(master, master.text, kDefaultMasterPort));
+  if (!master.empty()) return place_of(master, master.text, kDefaultMasterPort);
   // torchrun's order, too.
-  if (!endpoint.empty()) {
-    return some(
-        place_of(endpoint, endpoint.text, backend.text == "static" ? kDefaultMasterPort : kDefaultEndpointPort));
-  }
+  if (!endpoint.empty())
+    return place_of(endpoint, endpoint.text, backend.text == "static" ? kDefaultMasterPort : kDefaultEndpointPort);
   if (master_addr.empty()) {
-    if (master_port.empty()) return std::optional<net::Address>();
-    return fail(ErrorCode::InvalidArgument, "{}: --master-addr HOST is wanted, too", master_port.shown());
+    if (master_port.empty()) return std::nullopt;
+    raise(ErrorCode::InvalidArgument, "{}: --master-addr HOST is wanted, too", master_port.shown());
   }
   const bool bare_v6 = master_addr.text.find(':') != std::string::npos && master_addr.text.front() != '[';
   std::string text = bare_v6 ? "[" + master_addr.text + "]" : master_addr.text;
   if (!master_port.empty()) text += ":" + master_port.text;
-  return some(
-      place_of(master_port.empty() ? master_addr : Word{master_addr.text + ":" + master_port.text, master_addr.name},
-               text, kDefaultMasterPort));
+  const Word both{master_addr.text + ":" + master_port.text, master_addr.name};
+  return place_of(master_port.empty() ? master_addr : both, text, kDefaultMasterPort);
 }
 
 /// A number of another program's variable, if it has one.
@@ -288,63 +291,55 @@ const rendezvous::Launcher* row_of(std::string_view name) {
 }
 
 /// The task of Slurm's that this launcher is, if it is one of several.
-Result<std::optional<Detected>> slurm_task(const rendezvous::Environment& environment) {
+std::optional<Detected> slurm_task(const rendezvous::Environment& environment) {
   const rendezvous::Launcher* const slurm = row_of("Slurm");
-  if (slurm == nullptr || !rendezvous::recognised(environment, *slurm)) return std::optional<Detected>();
-  auto said = rendezvous::read(environment, *slurm);
-  if (!said) return tl::unexpected(said.error());
-  if (said->size == 1) return std::optional<Detected>();
-  return std::optional(*std::move(said));
+  if (slurm == nullptr || !rendezvous::recognised(environment, *slurm)) return std::nullopt;
+  Detected said = value_or_throw(rendezvous::read(environment, *slurm));
+  return said.size == 1 ? std::nullopt : std::optional(std::move(said));
 }
 
 bool one_on_each_node(const Detected& step) { return step.nodes == step.size && step.local_size.value_or(1) == 1; }
 
-Result<NodeRole> role_by_hand(const Words& words, bool has_secret, const rendezvous::Environment& environment) {
-  if (auto fine = check_backend(words.backend); !fine) return tl::unexpected(fine.error());
+NodeRole role_by_hand(const Words& words, bool has_secret, const rendezvous::Environment& environment) {
+  check_backend(words.backend);
   NodeRole role;
-  const auto count = nodes_of(words.count);
-  if (!count) return tl::unexpected(count.error());
-  role.count = *count;
+  role.count = nodes_of(words.count);
   role.id = words.id.text;
-  if (!words.rank.empty()) {
-    const auto rank = number_of(words.rank, 0, role.count - 1);
-    if (!rank) return tl::unexpected(rank.error());
-    role.rank = *rank;
-  }
+  if (!words.rank.empty()) role.rank = number_of(words.rank, 0, role.count - 1);
   if (role.count == 1) return role;
-  auto master = master_of(words);
-  if (!master) return tl::unexpected(master.error());
+  role.master = master_of(words);
   // Slurm may say the same, and which node this is.
-  const auto step = slurm_task(environment);
-  const bool same_step = step && *step && one_on_each_node(**step) && (*step)->size == role.count;
+  std::optional<Detected> step;
+  try {
+    step = slurm_task(environment);
+  } catch (const Error&) {  // what it says has no meaning
+  }
+  const bool same_step = step && one_on_each_node(*step) && step->size == role.count;
   if (words.rank.empty()) {
     if (same_step) {
-      role.rank = (*step)->rank;
+      role.rank = step->rank;
     } else if (!words.endpoint.empty()) {
       role.rank = kRankAsTheyCome;
     } else {
-      return fail(
-          ErrorCode::InvalidArgument,
-          "{}: --node-rank is wanted, too: 0 on the host of --master, and {} on the other{}; or --rdzv-endpoint "
-          "HOST:PORT instead of both, the same on all: then the one on HOST is 0, and the others as they come",
-          words.count.shown(), role.count == 2 ? "1" : fmt::format("1 to {}", role.count - 1),
-          role.count == 2 ? "" : "s");
+      raise(ErrorCode::InvalidArgument,
+            "{}: --node-rank is wanted, too: 0 on the host of --master, and {} on the other{}; or --rdzv-endpoint "
+            "HOST:PORT instead of both, the same on all: then the one on HOST is 0, and the others as they come",
+            words.count.shown(), role.count == 2 ? "1" : fmt::format("1 to {}", role.count - 1),
+            role.count == 2 ? "" : "s");
     }
   }
-  role.master = *std::move(master);
   role.source = role.rank == kRankAsTheyCome ? fmt::format("{}, {}", words.count.shown(), words.endpoint.shown())
                                              : fmt::format("{}, {}", words.count.shown(),
                                                            Word{std::to_string(role.rank), words.rank.name}.shown());
   // Then it can carry the secret, and nobody has to.
-  if (!has_secret && same_step && (*step)->rank == role.rank) {
+  if (!has_secret && same_step && step->rank == role.rank) {
     role.master.reset();
-    role.step = *step;
+    role.step = std::move(step);
     return role;
   }
   if (!role.master) {
-    return fail(ErrorCode::InvalidArgument,
-                "{}: --master HOST:PORT is wanted, too: where node rank 0 is started, the same on all nodes",
-                role.source);
+    raise(ErrorCode::InvalidArgument,
+          "{}: --master HOST:PORT is wanted, too: where node rank 0 is started, the same on all nodes", role.source);
   }
   return role;
 }
@@ -358,14 +353,14 @@ std::string way_out(const Detected& said) {
   }
   if (name == "env://") {
     return fmt::format(
-        "`env -u RANK -u WORLD_SIZE cohort run ...` if they are left over; for a launcher on each of {} "
-        "hosts: `cohort run --nnodes {} --node-rank {} --master HOST:PORT ...`",
+        "`env -u RANK -u WORLD_SIZE cohort run ...` if they are left over; for a launcher on each of {} hosts: `cohort "
+        "run --nnodes {} --node-rank {} --master HOST:PORT ...`",
         said.size, said.size, said.rank);
   }
   if (name == "Slurm") {
     return fmt::format(
-        "one launcher on each node: `srun --ntasks-per-node=1 cohort run -np N PROGRAM`; or let srun "
-        "start the ranks: `srun -n {} PROGRAM`; or run `cohort run PROGRAM` once, in the batch script",
+        "one launcher on each node: `srun --ntasks-per-node=1 cohort run -np N PROGRAM`; or let srun start the ranks: "
+        "`srun -n {} PROGRAM`; or run `cohort run PROGRAM` once, in the batch script",
         said.size);
   }
   const std::string_view starter = name == "LSF (jsrun)" ? "jsrun"
@@ -373,16 +368,15 @@ std::string way_out(const Detected& said) {
                                    : name == "Horovod"   ? "horovodrun"
                                                          : "mpirun";
   return fmt::format(
-      "let {} start the ranks: `{} {} {} PROGRAM`; or run `cohort run -np N -H a:2,b:2 PROGRAM` once, "
-      "not under {}",
+      "let {} start the ranks: `{} {} {} PROGRAM`; or run `cohort run -np N -H a:2,b:2 PROGRAM` once, not under {}",
       starter, starter, starter == "jsrun" ? "-n" : "-np", said.size, starter);
 }
 
-tl::unexpected<Error> refused(const Detected& said) {
-  return fail(ErrorCode::InvalidArgument,
-              "`cohort run` was started {} times, and each would be a job of its own -- {} -- {}; COHORT_ALONE=1 if "
-              "each is meant to be",
-              said.size, said.source, way_out(said));
+[[noreturn]] void refuse_several(const Detected& said) {
+  raise(ErrorCode::InvalidArgument,
+        "`cohort run` was started {} times, and each would be a job of its own -- {} -- {}; COHORT_ALONE=1 if each is "
+        "meant to be",
+        said.size, said.source, way_out(said));
 }
 
 /// Pods and containers whose environment names a first one: a launcher in each.
@@ -403,7 +397,7 @@ bool has_torchrun_variables(const rendezvous::Environment& environment) {
   return some && find(environment, env::kLocalRank) == nullptr;
 }
 
-Result<NodeRole> role_by_variables(bool has_secret, const rendezvous::Environment& environment) {
+NodeRole role_by_variables(bool has_secret, const rendezvous::Environment& environment) {
   Words words = words_of({}, environment);
   // Kubeflow names the place by these alone, in some versions.
   for (const auto& [word, name] :
@@ -414,87 +408,90 @@ Result<NodeRole> role_by_variables(bool has_secret, const rendezvous::Environmen
   return role_by_hand(words, has_secret, environment);
 }
 
-}  // namespace
-
-Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const rendezvous::Environment& environment) {
-  using Role = std::optional<NodeRole>;
-  const auto taken = [&options](Result<NodeRole> role) -> Result<Role> {
-    if (!role) return tl::unexpected(role.error());
-    if (role->count > 1 && options.has_hosts) {
-      return fail(ErrorCode::InvalidArgument,
-                  "{}: the hosts are those on which it is started; leave out -H, --hostfile and --nodes, or "
-                  "start it once, with them and without --nnodes",
-                  role->source);
+std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environment& environment) {
+  const bool has_secret = !spec.secret_file.empty() || find(environment, env::kSecretFile) != nullptr;
+  const auto taken = [&spec](NodeRole role) {
+    if (role.count > 1 && spec.names_hosts()) {
+      raise(ErrorCode::InvalidArgument,
+            "{}: the hosts are those on which it is started; leave out -H, --hostfile and --nodes, or start it once, "
+            "with them and without --nnodes",
+            role.source);
     }
-    return Role(*std::move(role));
+    return role;
   };
-  const Words words = words_of(options, environment);
-  const auto standing = has_torchrun_variables(environment) ? env::flag("PET_STANDALONE", environment) : false;
-  if (!standing) return tl::unexpected(standing.error());
-  if (options.standalone || *standing) {
+  const Words words = words_of(spec, environment);
+  const bool standing = has_torchrun_variables(environment) && value_or_throw(env::flag("PET_STANDALONE", environment));
+  if (spec.standalone || standing) {
     // torchrun's does not look at the other words of a rendezvous then.
     const bool several = !words.count.empty() && words.count.text != "1" && words.count.text != "1:1";
-    if (several || options.has_hosts) {
-      return fail(ErrorCode::InvalidArgument, "{} and {}: the job is on this host alone, or on several; give one",
-                  options.standalone ? "--standalone" : "PET_STANDALONE",
-                  several ? words.count.shown() : "hosts by -H, --hostfile or --nodes");
+    if (several || spec.names_hosts()) {
+      raise(ErrorCode::InvalidArgument, "{} and {}: the job is on this host alone, or on several; give one",
+            spec.standalone ? "--standalone" : "PET_STANDALONE",
+            several ? words.count.shown() : "hosts by -H, --hostfile or --nodes");
     }
-    return Role(NodeRole());
+    return NodeRole();
   }
-  if (!options.count.empty()) return taken(role_by_hand(words, options.has_secret, environment));
-  if (auto fine = check_backend({options.backend, "--rdzv-backend"}); !fine) return tl::unexpected(fine.error());
+  if (!spec.nnodes.empty()) return taken(role_by_hand(words, has_secret, environment));
+  check_backend({spec.rdzv_backend, "--rdzv-backend"});
   // torchrun's own default is one node; one that means it names itself.
-  const bool endpoint_here =
-      !options.endpoint.empty() && net::is_loopback_name(words.endpoint.text.substr(0, words.endpoint.text.rfind(':')));
+  const bool endpoint_here = !spec.rdzv_endpoint.empty() &&
+                             net::is_loopback_name(words.endpoint.text.substr(0, words.endpoint.text.rfind(':')));
   for (const Word& word :
-       {Word{options.rank, "--node-rank"}, Word{options.master, "--master"}, Word{options.master_addr, "--master-addr"},
-        Word{options.master_port, "--master-port"}, Word{endpoint_here ? "" : options.endpoint, "--rdzv-endpoint"}}) {
+       {Word{spec.node_rank, "--node-rank"}, Word{spec.master, "--master"}, Word{spec.master_addr, "--master-addr"},
+        Word{spec.master_port, "--master-port"}, Word{endpoint_here ? "" : spec.rdzv_endpoint, "--rdzv-endpoint"}}) {
     if (word.empty()) continue;
-    if (!words.count.empty()) return taken(role_by_hand(words, options.has_secret, environment));
-    return fail(ErrorCode::InvalidArgument, "{}: --nnodes is wanted, too: on how many hosts it is started",
-                word.shown());
+    if (!words.count.empty()) return taken(role_by_hand(words, has_secret, environment));
+    raise(ErrorCode::InvalidArgument, "{}: --nnodes is wanted, too: on how many hosts it is started", word.shown());
   }
-  const auto alone = env::flag(env::kAlone, environment);
-  if (!alone) return tl::unexpected(alone.error());
-  if (*alone) return Role();
+  if (value_or_throw(env::flag(env::kAlone, environment))) return std::nullopt;
   const auto step = slurm_task(environment);
   for (const rendezvous::Launcher& row : rendezvous::launchers()) {
     if (!rendezvous::recognised(environment, row)) continue;
-    if (row.name == "Kubeflow") return taken(role_by_variables(options.has_secret, environment));
+    if (row.name == "Kubeflow") return taken(role_by_variables(has_secret, environment));
     const auto said = rendezvous::read(environment, row);
     if (!said) {
-      if (row.name == "Slurm") return tl::unexpected(said.error());
+      if (row.name == "Slurm") throw said.error();
       // Only PMIx's library knows how many there are, and this process may not load it: it would have threads. All but
       // the first know that they are several, and prterun ends a job one of whose processes fails.
       if (const auto rank = variable(environment, "PMIX_RANK"); row.name == "PMIx" && rank.value_or(0) > 0) {
-        return fail(ErrorCode::InvalidArgument,
-                    "`cohort run` was started several times, and each would be a job of its own -- PMIX_RANK={} "
-                    "(PMIx) -- let prterun start the ranks: `prterun -np N PROGRAM`; or run `cohort run -np N -H "
-                    "a:2,b:2 PROGRAM` once, not under prterun; COHORT_ALONE=1 if each is meant to be",
-                    *rank);
+        raise(ErrorCode::InvalidArgument,
+              "`cohort run` was started several times, and each would be a job of its own -- PMIX_RANK={} (PMIx) -- "
+              "let prterun start the ranks: `prterun -np N PROGRAM`; or run `cohort run -np N -H a:2,b:2 PROGRAM` "
+              "once, not under prterun; COHORT_ALONE=1 if each is meant to be",
+              *rank);
       }
       continue;  // it does not say that there are several
     }
     if (said->size == 1) continue;
     // Scripts set RANK and WORLD_SIZE to what Slurm says.
-    const bool slurm = row.name == "Slurm" || (row.name == "env://" && step && *step && (*step)->rank == said->rank &&
-                                               (*step)->size == said->size);
-    if (slurm && one_on_each_node(**step) && !options.has_hosts) {
+    const bool slurm =
+        row.name == "Slurm" || (row.name == "env://" && step && step->rank == said->rank && step->size == said->size);
+    if (slurm && one_on_each_node(*step) && !spec.names_hosts()) {
       NodeRole role;
-      role.rank = (*step)->rank;
-      role.count = (*step)->size;
-      role.source = (*step)->source;
+      role.rank = step->rank;
+      role.count = step->size;
+      role.source = step->source;
       role.step = *step;
-      return Role(std::move(role));
+      return role;
     }
-    if (slurm) return refused(**step);
-    if (!options.has_hosts) {
-      if (auto role = role_in_pod(*said)) return Role(*std::move(role));
+    if (slurm) refuse_several(*step);
+    if (!spec.names_hosts()) {
+      if (auto role = role_in_pod(*said)) return role;
     }
-    return refused(*said);
+    refuse_several(*said);
   }
-  if (!words.count.empty()) return taken(role_by_variables(options.has_secret, environment));
-  return Role();
+  if (!words.count.empty()) return taken(role_by_variables(has_secret, environment));
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<std::optional<NodeRole>> choose_node(const JobSpec& spec, const rendezvous::Environment& environment) {
+  try {
+    return role_of(spec, environment);
+  } catch (const Error& error) {
+    return tl::unexpected(error);
+  }
 }
 
 }  // namespace cohort::launch

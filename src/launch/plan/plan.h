@@ -4,15 +4,54 @@
 #pragma once
 
 #include "base/result.h"
+#include "launch/plan/job_spec.h"
 #include "launch/processes.h"
 #include "net/address.h"
+#include "net/secret.h"
 #include "rendezvous/detect.h"
 
+#include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace cohort::launch {
+
+/// No launcher was told which one it is: the one at the endpoint is 0, the others are numbered as they come.
+inline constexpr int kRankAsTheyCome = -1;
+
+/// Where `cohort run` is started on each host of one job (by hand as torchrun is, by srun, in pods): which of these
+/// launchers this one is, and where they meet. The one of node rank 0 supervises, the others are its agents. Where a
+/// launcher's environment says that there are several of us and no way leads to one job, that is an error: each would
+/// train on its own.
+struct NodeRole {
+  int rank = 0;   ///< of this launcher, its host's index in the job; or kRankAsTheyCome
+  int count = 1;  ///< of launchers
+  /// Where the one of rank 0 listens. Nullopt: they find each other through `step`.
+  std::optional<net::Address> master;
+  std::optional<rendezvous::Detected> step;  ///< of Slurm's, each of whose tasks is one of the launchers
+  std::string id;                            ///< the same for all of them; empty: not said
+  std::string source;                        ///< for messages
+  std::string secret_file = {};              ///< empty: none is named
+  // Of rank 0, once it has the place where they meet.
+  std::optional<net::Secret> secret = {};
+  std::uint16_t port = 0;
+  std::string join = {};  ///< what has to be typed on each other node; empty: nothing, Slurm starts them
+};
+
+/// How agents come to be on other hosts. By hand: somebody runs `cohort agent --join` there. Launcher: somebody runs
+/// `cohort run` there, too, as the launcher of another node. Owner: the process that the job belongs to has agents
+/// started, which say themselves where they are and how many ranks they take.
+enum class StartMethod { Ssh, Slurm, Mpi, Hand, Launcher, Owner };
+
+/// An agent says where it is and how many ranks it takes.
+constexpr bool says_itself(StartMethod method) {
+  return method == StartMethod::Launcher || method == StartMethod::Owner;
+}
+
+/// Who is on other hosts comes by itself, at no command of ours.
+constexpr bool comes_by_itself(StartMethod method) { return method == StartMethod::Hand || says_itself(method); }
 
 /// A host that may run workers.
 struct HostSlots {
@@ -23,6 +62,7 @@ struct HostSlots {
   /// empty: it is a host by itself.
   std::string machine = {};
   std::vector<std::string> devices = {};  ///< GPUs that it brings along, as CUDA_VISIBLE_DEVICES names them
+  int component = -1;                     ///< of a heterogeneous Slurm job, which srun has to be told; -1: of none
 };
 
 struct PlannedHost {
@@ -40,6 +80,7 @@ struct PlannedHost {
   int first_server = 0;  ///< its servers are consecutive
   int servers = 0;
   bool evaluator = false;
+  int component = -1;  ///< as HostSlots has it
 
   /// Of all roles.
   int processes() const noexcept { return ranks + servers + (evaluator ? 1 : 0); }
@@ -55,12 +96,18 @@ struct OtherRoles {
   bool evaluator = false;
 };
 
+/// Where servers run is found out besides (`choose_hosts`).
+OtherRoles other_roles(const JobSpec& spec);
+
 struct Plan {
   int world_size = 0;
   int servers = 0;
   bool evaluator = false;
   int machines = 0;                ///< that have ranks
   std::vector<PlannedHost> hosts;  ///< only those that run something; those without ranks come last
+  StartMethod method = StartMethod::Ssh;
+  std::optional<NodeRole> node = {};  ///< this command is the launcher of one of several nodes
+  std::string note = {};              ///< for the user: which names are one host
 
   Roles roles() const noexcept { return {world_size, servers, evaluator}; }
 };
@@ -76,47 +123,21 @@ Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const
 /// The processes of a host, in the order in which its agent starts them: by their numbers in `Plan::roles`.
 std::vector<int> processes_of(const Plan& plan, const PlannedHost& host);
 
+/// There are hosts other than this one.
+bool goes_elsewhere(const Plan& plan);
+
+/// For agents to report and workers to run.
+std::chrono::milliseconds start_timeout_of(const JobSpec& spec, const Plan& plan);
+
 /// Of each process.
 std::vector<std::string> hosts_of_processes(const Plan& plan);
 
 /// "4 processes on 1 host (vm: ranks 0-3)", "4 processes and 2 servers on 1 host (vm: ranks 0-3, servers 0-1)".
 std::string to_string(const Plan& plan);
 
-/// As they were typed. What is not is taken from torchrun's variables (PET_NNODES, ...), where there are any.
-struct NodeOptions {
-  std::string count;        ///< --nnodes
-  std::string rank;         ///< --node-rank
-  std::string master;       ///< --master HOST[:PORT]
-  std::string master_addr;  ///< --master-addr HOST
-  std::string master_port;  ///< --master-port PORT
-  std::string endpoint;     ///< --rdzv-endpoint HOST[:PORT]
-  std::string backend;      ///< --rdzv-backend
-  std::string id;           ///< --rdzv-id
-  bool standalone = false;  ///< --standalone
-  bool has_secret = false;  ///< a secret file is named
-  bool has_hosts = false;   ///< -H, --hostfile or --nodes
-};
-
-/// No launcher was told which one it is: the one at the endpoint is 0, the others are numbered as they come.
-inline constexpr int kRankAsTheyCome = -1;
-
-/// Where `cohort run` is started on each host of one job (by hand as torchrun is, by srun, in pods): which of these
-/// launchers this one is, and where they meet. The one of node rank 0 supervises, the others are its agents. Where a
-/// launcher's environment says that there are several of us and no way leads to one job, that is an error: each would
-/// train on its own.
-struct NodeRole {
-  int rank = 0;   ///< of this launcher, its host's index in the job; or kRankAsTheyCome
-  int count = 1;  ///< of launchers
-  /// Where the one of rank 0 listens. Nullopt: they find each other through `step`.
-  std::optional<net::Address> master;
-  std::optional<rendezvous::Detected> step;  ///< of Slurm's, each of whose tasks is one of the launchers
-  std::string id;                            ///< the same for all of them; empty: not said
-  std::string source;                        ///< for messages
-};
-
 /// Nullopt: this launcher is the only one. A count of 1: it is to be so, on this host. InvalidArgument: options that
 /// have no meaning, or several launchers that cannot be one job; the message has the command to use instead.
-Result<std::optional<NodeRole>> choose_node(const NodeOptions& options, const rendezvous::Environment& environment);
+Result<std::optional<NodeRole>> choose_node(const JobSpec& spec, const rendezvous::Environment& environment);
 
 /// torchrun's, where only a host is given: of --master, and of --rdzv-endpoint.
 inline constexpr std::uint16_t kDefaultMasterPort = 29500;

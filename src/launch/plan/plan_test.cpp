@@ -237,11 +237,11 @@ std::string shown(const Result<std::optional<NodeRole>>& role) {
 
 std::string by_hand(const std::string& count, const std::string& rank, const std::string& master,
                     const Variables& environment = {}) {
-  NodeOptions options;
-  options.count = count;
-  options.rank = rank;
+  JobSpec options;
+  options.nnodes = count;
+  options.node_rank = rank;
   options.master = master;
-  options.has_secret = environment.empty();
+  if (environment.empty()) options.secret_file = "s";
   return shown(choose_node(options, environment));
 }
 
@@ -274,9 +274,9 @@ TEST(Nodes, ByHandAsTorchrunHasThem) {
   EXPECT_EQ(by_hand("1", "0", ""), "only one");
   EXPECT_EQ(by_hand("1", "", ""), "only one");
   EXPECT_EQ(by_hand("2:2", "1", "h1"), "1 of 2 at h1:29500");
-  NodeOptions torch;
-  torch.count = "2";
-  torch.rank = "1";
+  JobSpec torch;
+  torch.nnodes = "2";
+  torch.node_rank = "1";
   torch.master_addr = "fd77::1";
   EXPECT_EQ(shown(choose_node(torch, {})), "1 of 2 at [fd77::1]:29500");
   torch.master_port = "4712";
@@ -286,44 +286,44 @@ TEST(Nodes, ByHandAsTorchrunHasThem) {
 }
 
 TEST(Nodes, TorchrunsRendezvousIsAPlaceWhereNobodyNeedsANumber) {
-  NodeOptions options;
-  options.count = "2";
-  options.endpoint = "h1:4712";
-  options.id = "77";
+  JobSpec options;
+  options.nnodes = "2";
+  options.rdzv_endpoint = "h1:4712";
+  options.rdzv_id = "77";
   const auto said = [&](const Variables& environment = {}) { return shown(choose_node(options, environment)); };
   EXPECT_EQ(said(), "-1 of 2 at h1:4712");
   EXPECT_EQ(value_or_throw(choose_node(options, {}))->id, "77");
   for (const char* backend : {"c10d", "static"}) {
-    options.backend = backend;
+    options.rdzv_backend = backend;
     EXPECT_EQ(said(), "-1 of 2 at h1:4712");
   }
-  options.endpoint = "h1";
+  options.rdzv_endpoint = "h1";
   EXPECT_EQ(said(), "-1 of 2 at h1:29500");
-  options.backend = "c10d";
+  options.rdzv_backend = "c10d";
   EXPECT_EQ(said(), "-1 of 2 at h1:29400");
-  options.rank = "1";
+  options.node_rank = "1";
   EXPECT_EQ(said(), "1 of 2 at h1:29400");
   options.master = "h1";
   EXPECT_TRUE(has(said(), "--master h1 and --rdzv-endpoint h1: both say")) << said();
-  options.master = options.rank = "";
+  options.master = options.node_rank = "";
   for (const char* server : {"etcd", "etcd-v2", "mine"}) {
-    options.backend = server;
+    options.rdzv_backend = server;
     EXPECT_TRUE(has(said(), fmt::format("--rdzv-backend {}: ", server)) && has(said(), "or c10d")) << said();
   }
-  options.backend = "";
-  options.endpoint = "localhost:0";
+  options.rdzv_backend = "";
+  options.rdzv_endpoint = "localhost:0";
   EXPECT_TRUE(has(said(), "--rdzv-endpoint localhost:0: HOST or HOST:PORT")) << said();
   for (const char* one : {"1", "1:1"}) {
-    options.count = one;
+    options.nnodes = one;
     EXPECT_EQ(said(), "only one");
   }
-  options.count = "";
+  options.nnodes = "";
   EXPECT_EQ(said(), "alone");  // torchrun's own default
-  options.endpoint = "h1:4712";
+  options.rdzv_endpoint = "h1:4712";
   EXPECT_TRUE(has(said(), "--rdzv-endpoint h1:4712: --nnodes is wanted, too")) << said();
   options.standalone = true;
   EXPECT_EQ(said(task(0, 2, 2, "1(x2)")), "only one");
-  options.count = "2";
+  options.nnodes = "2";
   EXPECT_TRUE(has(said(), "--standalone and --nnodes 2: ")) << said();
 }
 
@@ -358,11 +358,11 @@ TEST(Nodes, WhatHasNoMeaningIsRefused) {
     refuses(by_hand("2", "0", bad), "--master " + std::string(bad) + ": HOST or HOST:PORT");
   refuses(by_hand("", "1", ""), "--node-rank 1: --nnodes is wanted, too");
   refuses(by_hand("", "", "h1"), "--master h1: --nnodes is wanted, too");
-  NodeOptions options;
-  options.count = "2";
-  options.rank = "0";
+  JobSpec options;
+  options.nnodes = "2";
+  options.node_rank = "0";
   options.master = "h1";
-  options.has_hosts = true;
+  options.hosts = "a";
   refuses(shown(choose_node(options, {})), "leave out -H, --hostfile and --nodes");
 }
 
@@ -388,11 +388,11 @@ TEST(Nodes, ByHandInAStepTheSecretComesByIt) {
   // What Slurm says is another job: the options count.
   EXPECT_EQ(by_hand("3", "1", "n1:4712", task(1, 2, 2, "1(x2)")), "1 of 3 at n1:4712");
   EXPECT_EQ(by_hand("2", "0", "n1:4712", task(1, 2, 2, "1(x2)")), "0 of 2 at n1:4712");
-  NodeOptions secret;
-  secret.count = "2";
-  secret.rank = "1";
+  JobSpec secret;
+  secret.nnodes = "2";
+  secret.node_rank = "1";
   secret.master = "n1";
-  secret.has_secret = true;
+  secret.secret_file = "s";
   EXPECT_EQ(shown(choose_node(secret, task(1, 2, 2, "1(x2)"))), "1 of 2 at n1:29500");
 }
 
@@ -417,8 +417,8 @@ TEST(Nodes, SeveralThatCannotBeOneJobAreRefusedWithTheCommandToUse) {
   }
   EXPECT_TRUE(has(found({{"PMIX_NAMESPACE", "prterun-a@1"}, {"PMIX_RANK", "1"}}), "`prterun -np N PROGRAM`"));
   EXPECT_EQ(found({{"PMIX_NAMESPACE", "prterun-a@1"}, {"PMIX_RANK", "0"}}), "alone");  // it cannot know
-  NodeOptions hosts;
-  hosts.has_hosts = true;  // each launcher would start its own job on all of them
+  JobSpec hosts;
+  hosts.hosts = "a";  // each launcher would start its own job on all of them
   EXPECT_TRUE(has(shown(choose_node(hosts, task(0, 2, 2, "1(x2)"))), "each would be a job of its own"));
 }
 

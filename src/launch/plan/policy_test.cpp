@@ -3,6 +3,7 @@
 #include "launch/plan/program.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/record/job_record.h"
+#include "launch/start/starter.h"
 #include "launch/supervise/supervisor.h"
 #include "launch/watch/verdict.h"
 
@@ -176,8 +177,7 @@ std::string why_not(const std::string& text) {
 
 TEST(ConfigFile, GivesTheEntriesOfRunInTheirOrder) {
   const auto got = parse_config(
-      "# a comment\n[run]\nnp = 4\ngrace = 2.5\nquiet = true\nprefix = \"full\"\n"
-      "env = [\"A=1\", \"B=x y\"]\n",
+      "# a comment\n[run]\nnp = 4\ngrace = 2.5\nquiet = true\nprefix = \"full\"\nenv = [\"A=1\", \"B=x y\"]\n",
       "f.toml");
   ASSERT_TRUE(got) << got.error().what();
   ASSERT_EQ(got->size(), 5U);
@@ -213,8 +213,8 @@ TEST(ConfigFile, OtherThanAsciiStandsInQuotesAndComments) {
     EXPECT_NE(why_not(stray).find("f.toml:2: "), std::string::npos) << why_not(stray);
   }
   const auto got = parse_config(
-      "\xef\xbb\xbf[run] # \xc3\xa4 \"\na = \"\\\"\xc3\xa4\" # '\nb = '\\\xc3\xa4'\n"
-      "c = \"\"\"\n\"\xc3\xa4\"\"\"\"\nd = '''\xc3\xa4'''\ne = \"\" # \xc3\xa4\n",
+      "\xef\xbb\xbf[run] # \xc3\xa4 \"\na = \"\\\"\xc3\xa4\" # '\nb = '\\\xc3\xa4'\nc = \"\"\"\n\"\xc3\xa4\"\"\"\"\nd "
+      "= '''\xc3\xa4'''\ne = \"\" # \xc3\xa4\n",
       "f.toml");
   ASSERT_TRUE(got) << got.error().what();
   ASSERT_EQ(got->size(), 5U);

@@ -127,11 +127,10 @@ Result<void> check_executable(const std::string& path) {
   std::string line;
   std::getline(file, line);
   if (line.ends_with('\r')) {
-    return fail(
-        ErrorCode::Unavailable,
-        "cannot start {}: its first line ends with a carriage return, as of an editor on Windows, and the kernel "
-        "takes that for a part of the interpreter's name; `sed -i 's/\\r$//' {}` removes them",
-        path, path);
+    return fail(ErrorCode::Unavailable,
+                "cannot start {}: its first line ends with a carriage return, as of an editor on Windows, and the "
+                "kernel takes that for a part of the interpreter's name; `sed -i 's/\\r$//' {}` removes them",
+                path, path);
   }
   std::string interpreter;
   std::istringstream(line) >> interpreter;

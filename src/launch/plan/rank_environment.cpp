@@ -10,7 +10,6 @@
 #include <sys/un.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstring>
 #include <fstream>
@@ -24,33 +23,33 @@
 namespace cohort::launch {
 
 bool belongs_to_host(std::string_view name) {
-  constexpr std::array<std::string_view, 26> kNames = {"HOME",
-                                                       "USER",
-                                                       "LOGNAME",
-                                                       "SHELL",
-                                                       "SHLVL",
-                                                       "PWD",
-                                                       "OLDPWD",
-                                                       "_",
-                                                       "MAIL",
-                                                       "HOST",
-                                                       "HOSTNAME",
-                                                       "TMPDIR",
-                                                       "TMP",
-                                                       "TEMP",
-                                                       "DISPLAY",
-                                                       "WAYLAND_DISPLAY",
-                                                       "XAUTHORITY",
-                                                       "DBUS_SESSION_BUS_ADDRESS",
-                                                       "CUDA_VISIBLE_DEVICES",
-                                                       "NVIDIA_VISIBLE_DEVICES",
-                                                       "ROCR_VISIBLE_DEVICES",
-                                                       "HIP_VISIBLE_DEVICES",
-                                                       "ZE_AFFINITY_MASK",
-                                                       "GPU_DEVICE_ORDINAL",
-                                                       "SLURMD_NODENAME",
-                                                       "SLURM_TOPOLOGY_ADDR"};
-  if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) return true;
+  static constexpr std::string_view kNames[] = {"HOME",
+                                                "USER",
+                                                "LOGNAME",
+                                                "SHELL",
+                                                "SHLVL",
+                                                "PWD",
+                                                "OLDPWD",
+                                                "_",
+                                                "MAIL",
+                                                "HOST",
+                                                "HOSTNAME",
+                                                "TMPDIR",
+                                                "TMP",
+                                                "TEMP",
+                                                "DISPLAY",
+                                                "WAYLAND_DISPLAY",
+                                                "XAUTHORITY",
+                                                "DBUS_SESSION_BUS_ADDRESS",
+                                                "CUDA_VISIBLE_DEVICES",
+                                                "NVIDIA_VISIBLE_DEVICES",
+                                                "ROCR_VISIBLE_DEVICES",
+                                                "HIP_VISIBLE_DEVICES",
+                                                "ZE_AFFINITY_MASK",
+                                                "GPU_DEVICE_ORDINAL",
+                                                "SLURMD_NODENAME",
+                                                "SLURM_TOPOLOGY_ADDR"};
+  if (std::ranges::find(kNames, name) != std::end(kNames)) return true;
   return name.starts_with("SSH_") || name.starts_with("XDG_") || name.starts_with("TMUX") || name.starts_with("STY");
 }
 
@@ -83,7 +82,7 @@ Result<std::vector<std::vector<int>>> share_cores(const std::vector<std::vector<
     for (std::size_t i = rank * units.size() / wanted; i < (rank + 1) * units.size() / wanted; ++i) {
       shares[rank].insert(shares[rank].end(), units[i].begin(), units[i].end());
     }
-    std::sort(shares[rank].begin(), shares[rank].end());
+    std::ranges::sort(shares[rank]);
   }
   return shares;
 }

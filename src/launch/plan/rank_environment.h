@@ -22,11 +22,6 @@ bool belongs_to_host(std::string_view name);
 /// `own` is the agent's environment: what belongs to a host comes from there, unless `travelled` insists on it.
 Environment environment_there(const Environment& travelled, const Environment& own);
 
-enum class Binding {
-  None,  ///< the kernel places ranks as it likes
-  Core,  ///< each rank keeps to a share of the cores, next to each other
-};
-
 /// The processors of each of `ranks` ranks: whole cores where there are enough of them, else processors. Fails with
 /// InvalidArgument if some rank would have none.
 Result<std::vector<std::vector<int>>> share_cores(const std::vector<std::vector<int>>& cores, int ranks);

@@ -137,7 +137,7 @@ constexpr const char* kHidden = "(hidden)";
 
 template <class List>
 bool has(const List& list, std::string_view name) {
-  return std::find(std::begin(list), std::end(list), name) != std::end(list);
+  return std::ranges::find(list, name) != std::end(list);
 }
 
 /// https://user:password@host
@@ -152,10 +152,9 @@ bool has_password(std::string_view value) {
 bool changes_a_run(std::string_view name) {
   const auto ours = env::variables();
   return has(kPrivateNames, name) ||
-         std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
-                     [name](auto prefix) { return name.starts_with(prefix); }) ||
+         std::ranges::any_of(kPrefixes, [name](auto prefix) { return name.starts_with(prefix); }) ||
          ((name.starts_with(env::kRunOptionPrefix) ||
-           std::any_of(ours.begin(), ours.end(), [name](const auto& variable) { return variable.name == name; })) &&
+           std::ranges::any_of(ours, [name](const auto& variable) { return variable.name == name; })) &&
           !has(kTyped, name));
 }
 
@@ -174,8 +173,8 @@ std::size_t private_part(std::string_view word) {
 bool looks_private(std::string_view name) {
   std::string part;
   const auto matches = [&part] {
-    return has(kPrivate, part) || std::any_of(std::begin(kPrivateEnds), std::end(kPrivateEnds),
-                                              [&part](std::string_view end) { return part.ends_with(end); });
+    return has(kPrivate, part) ||
+           std::ranges::any_of(kPrivateEnds, [&part](std::string_view end) { return part.ends_with(end); });
   };
   for (const char c : name) {
     if (std::isalnum(static_cast<unsigned char>(c)) != 0) {
@@ -226,12 +225,7 @@ nlohmann::ordered_json environment_that_matters() {
 
 nlohmann::ordered_json to_json(const Ending& failure) {
   nlohmann::ordered_json out;
-  if (failure.role == Role::Worker) {
-    out["rank"] = failure.rank;
-  } else {
-    out["role"] = to_string(failure.role);
-    out["number"] = failure.rank;
-  }
+  add_process(out, failure.role, failure.rank);
   out["host"] = failure.host;
   out["pid"] = failure.pid;
   out["status"] = sys::to_string(failure.status);
@@ -240,10 +234,10 @@ nlohmann::ordered_json to_json(const Ending& failure) {
   return out;
 }
 
-nlohmann::ordered_json to_json(const AttemptRecord& attempt, const Roles& roles) {
+nlohmann::ordered_json to_json(const Attempt& attempt, const Roles& roles) {
   nlohmann::ordered_json out = {{"start", attempt.start},
                                 {"end", attempt.end},
-                                {"exit_status", attempt.exit_status},
+                                {"exit_status", attempt.exit_status.value_or(1)},
                                 {"reason", attempt.reason},
                                 {"logs", attempt.log_folder}};
   add_pids(out, roles, attempt.pids);
@@ -252,6 +246,11 @@ nlohmann::ordered_json to_json(const AttemptRecord& attempt, const Roles& roles)
 }
 
 }  // namespace
+
+void add_process(nlohmann::ordered_json& out, Role role, int number) {
+  if (role != Role::Worker) out["role"] = to_string(role);
+  out[role == Role::Worker ? "rank" : "number"] = number;
+}
 
 nlohmann::ordered_json host_entry(const PlannedHost& host) {
   nlohmann::ordered_json out = {{"name", host.name}, {"first_rank", host.first_rank}, {"ranks", host.ranks}};
@@ -273,19 +272,13 @@ void add_pids(nlohmann::ordered_json& out, const Roles& roles, const std::vector
   if (roles.evaluator && static_cast<int>(pids.size()) == roles.all()) out["evaluator_pid"] = pids.back();
 }
 
-AttemptRecord attempt_of(const JobRecord& record) {
-  AttemptRecord attempt;
-  attempt.start = record.start;
-  attempt.end = record.end;
-  attempt.exit_status = record.exit_status.value_or(1);
-  attempt.reason = record.reason;
-  attempt.log_folder = record.log_folder;
-  attempt.pids = record.pids;
-  attempt.failure = record.failure;
-  return attempt;
+void RunState::note(const std::string& text) {
+  constexpr std::size_t kMost = 20;
+  if (notices.size() >= kMost) notices.erase(notices.begin());
+  notices.push_back({seconds_now(), text});
 }
 
-nlohmann::ordered_json to_json(const JobRecord& record) {
+nlohmann::ordered_json to_json(const RunState& record) {
   nlohmann::ordered_json out;
   out["format"] = 1;
   out["job_id"] = record.job_id;
@@ -331,8 +324,7 @@ nlohmann::ordered_json to_json(const JobRecord& record) {
   if (record.max_restarts > 0) {
     out["max_restarts"] = record.max_restarts;
     out["attempts"] = nlohmann::ordered_json::array();
-    for (const AttemptRecord& attempt : record.attempts)
-      out["attempts"].push_back(to_json(attempt, record.plan.roles()));
+    for (const Attempt& attempt : record.attempts) out["attempts"].push_back(to_json(attempt, record.plan.roles()));
   }
   return out;
 }

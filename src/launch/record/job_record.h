@@ -1,9 +1,11 @@
-// job.json: what was run, where, by what, at which commit, and how it ended; and what it leaves out, since it is for
-// nobody's eyes. Reads files (the repository's, too), runs nothing. Any thread.
+// What is known of a run (RunState): the supervisor keeps it, and job.json, live.json, events and the status line are
+// made of it. job.json: what was run, where, by what, at which commit, and how it ended; and what it leaves out, since
+// it is for nobody's eyes. Reads files (the repository's, too), runs nothing. Any thread.
 #pragma once
 
 #include "launch/plan/plan.h"
 #include "launch/plan/program.h"
+#include "launch/record/live_run.h"
 #include "launch/watch/verdict.h"
 
 #include <nlohmann/json_fwd.hpp>
@@ -39,46 +41,46 @@ inline constexpr std::string_view kNotContained =
     "cohort run places jobs in no cgroup and no PID namespace: if supervisor, guard, agent and ranks are all killed at "
     "once (SIGKILL), processes that ranks have started themselves can outlive them";
 
-/// One start of a job that may be started again.
-struct AttemptRecord {
-  std::string start;
-  std::string end;
-  int exit_status = 0;
-  std::string reason;
-  std::string log_folder;
-  std::vector<int> pids;  ///< by process
-  std::optional<Ending> failure;
-};
-
-struct JobRecord {
-  std::string job_id;
-  std::vector<std::string> command_line;
-  Program program;
-  Plan plan;
-  std::vector<int> pids;  ///< by process
-  int threads = 0;
-  int master_port = 0;
+/// One start of a job's ranks.
+struct Attempt {
   std::string start;  ///< UTC
   std::string end;    ///< empty while it runs
   std::optional<int> exit_status;
   std::string reason;       ///< why it ended, if not by itself
   std::string output_lost;  ///< what of the output could not be shown, and why; empty if all could
+  std::string log_folder;   ///< empty: none
+  std::vector<int> pids;    ///< by process
   std::optional<Ending> failure;
-  std::string log_folder;               ///< empty: none
-  std::vector<Ending> server_failures;  ///< of servers that were started again
-  int max_restarts = 0;
-  std::vector<AttemptRecord> attempts;  ///< those that have ended
 };
 
-/// How the attempt that `record` tells of has ended.
-AttemptRecord attempt_of(const JobRecord& record);
+/// All that the supervisor knows of a run, with its latest attempt.
+struct RunState : Attempt {
+  std::string job_id;
+  std::vector<std::string> command_line;
+  Program program;
+  Plan plan;
+  int threads = 0;
+  int master_port = 0;
+  std::vector<Ending> server_failures;  ///< of servers that were started again
+  int max_restarts = 0;
+  std::vector<Attempt> attempts;  ///< those that have ended
+  // For those who watch it.
+  std::string stage = "starting";  ///< "running", "ending", "ended"
+  double running_since = 0;        ///< seconds since 1970, of the ranks; 0: not yet
+  int restarts = 0;                ///< that there have been
+  std::vector<LiveNotice> notices;
 
+  void note(const std::string& text);
+};
+
+/// "rank", or "role" and "number".
+void add_process(nlohmann::ordered_json& out, Role role, int number);
 /// A host of the plan, as files and events have it.
 nlohmann::ordered_json host_entry(const PlannedHost& host);
 /// "pids" of ranks, by rank; "server_pids" and "evaluator_pid" where there are any.
 void add_pids(nlohmann::ordered_json& out, const Roles& roles, const std::vector<int>& pids);
 
 /// Takes the rest (folder, user, host, the environment's variables that matter, versions) from this process.
-nlohmann::ordered_json to_json(const JobRecord& record);
+nlohmann::ordered_json to_json(const RunState& state);
 
 }  // namespace cohort::launch

@@ -4,10 +4,13 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <iterator>
+#include <limits>
+#include <map>
+#include <string>
+#include <type_traits>
 #include <utility>
 
 namespace cohort::launch {
@@ -106,7 +109,7 @@ std::vector<RankFigures> Figures::look(Clock::time_point now) const {
   all.reserve(ranks_.size());
   for (const Rank& rank : ranks_) {
     RankFigures& figures = all.emplace_back(rank.figures);
-    if (!rank.known || rank.gone) continue;
+    if (!rank.known || rank.gone || all.size() > workers_) continue;
     // What it waits in now is in no sum yet.
     const double open = rank.since ? between(std::max(*rank.since, rank.waits.front().at), now) : 0;
     const double time = between(rank.waits.front().at, now);
@@ -127,7 +130,7 @@ std::vector<RankFigures> Figures::look(Clock::time_point now) const {
   if (waited.size() < 2) return all;
   const auto middle = waited.begin() + static_cast<std::ptrdiff_t>(waited.size() / 2);
   std::nth_element(waited.begin(), middle, waited.end());
-  for (std::size_t i = 0; i < all.size(); ++i) {
+  for (std::size_t i = 0; i < workers_; ++i) {
     if (ranks_[i].known && !ranks_[i].gone) all[i].waited_for = std::max(0.0, *middle - all[i].waited);
   }
   return all;
@@ -137,9 +140,32 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<const char*, 12> kColumns = {
-    "rank",    "state",  "step",       "steps_per_second", "samples", "samples_per_second",
-    "exposed", "waited", "waited_for", "memory",           "line",    "doing"};
+/// The fields that stand by name, in their order.
+template <class T, class Act>
+void visit_fields(T& it, const Act& act) {
+  using Of = std::remove_const_t<T>;
+  if constexpr (std::is_same_v<Of, LiveHost>) {
+    act("name", it.name), act("first_rank", it.first_rank), act("ranks", it.ranks);
+  } else if constexpr (std::is_same_v<Of, LiveNotice>) {
+    act("time", it.time), act("text", it.text);
+  } else if constexpr (std::is_same_v<Of, LiveOther>) {
+    act("name", it.name), act("host", it.host), act("state", it.state);
+    act("memory", it.memory), act("line", it.line), act("restarts", it.restarts);
+  } else {
+    act("time", it.time), act("job", it.job), act("program", it.program), act("state", it.state);
+    act("start", it.start), act("restarts", it.restarts), act("logs", it.logs);
+  }
+}
+
+/// The columns of a rank's row behind its number, in their order, and how each is written.
+template <class Rank, class Act>
+void visit_columns(Rank& rank, const Act& act) {
+  auto& f = rank.figures;
+  act("state", f.state, ""), act("step", f.step, ",{}"), act("steps_per_second", f.steps_per_second, ",{:.4g}");
+  act("samples", f.samples, ",{}"), act("samples_per_second", f.samples_per_second, ",{:.5g}");
+  act("exposed", f.exposed, ",{:.3f}"), act("waited", f.waited, ",{:.3f}"), act("waited_for", f.waited_for, ",{:.3f}");
+  act("memory", f.memory, ",{}"), act("line", rank.line, ""), act("doing", f.doing, "");
+}
 
 std::string json_quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -147,11 +173,33 @@ std::string json_quoted(const std::string& text) {
 
 /// A row of its own for each rank, by hand: thousands of them would be a slow tree.
 void add_row(std::string& out, int number, const LiveRank& rank) {
-  const RankFigures& f = rank.figures;
-  fmt::format_to(std::back_inserter(out), "{}[{},{},{},{:.4g},{},{:.5g},{:.3f},{:.3f},{:.3f},{},{},{}]",
-                 out.back() == '[' ? "\n" : ",\n", number, json_quoted(f.state), f.step, f.steps_per_second, f.samples,
-                 f.samples_per_second, f.exposed, f.waited, f.waited_for, f.memory, json_quoted(rank.line),
-                 json_quoted(f.doing));
+  fmt::format_to(std::back_inserter(out), "{}[{}", out.back() == '[' ? "\n" : ",\n", number);
+  visit_columns(rank, [&out](const char*, const auto& value, const char* form) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::string>)
+      out.append(",").append(json_quoted(value));
+    else
+      fmt::format_to(std::back_inserter(out), fmt::runtime(form), value);
+  });
+  out += ']';
+}
+
+template <class T>
+Json object_of(const T& it) {
+  Json out = Json::object();
+  visit_fields(it, [&out](const char* name, const auto& value) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>)
+      out[name] = std::round(value * 1e3) / 1e3;
+    else
+      out[name] = value;
+  });
+  return out;
+}
+
+template <class T>
+Json list_of(const std::vector<T>& all) {
+  Json out = Json::array();
+  for (const T& one : all) out.push_back(object_of(one));
+  return out;
 }
 
 template <class T>
@@ -172,14 +220,17 @@ T number_of(const Json& value) {
 }
 
 template <class T>
-void read(const Json& from, const char* name, T& to) {
-  const auto found = from.find(name);
-  if (found == from.end()) return;
+void take(const Json& value, T& to) {
   if constexpr (std::is_same_v<T, std::string>) {
-    if (found->is_string()) to = found->template get<std::string>();
+    if (value.is_string()) to = value.get<std::string>();
   } else {
-    to = number_of<T>(*found);
+    to = number_of<T>(value);
   }
+}
+
+template <class T>
+void read(const Json& from, const char* name, T& to) {
+  if (const auto found = from.find(name); found != from.end()) take(*found, to);
 }
 
 const Json& list(const Json& from, const char* name) {
@@ -188,41 +239,21 @@ const Json& list(const Json& from, const char* name) {
   return found != from.end() && found->is_array() ? *found : kNone;
 }
 
-/// Where the columns are that this build knows; others may come between them.
-std::array<std::size_t, kColumns.size()> places_of(const Json& names) {
-  std::array<std::size_t, kColumns.size()> places;
-  places.fill(std::string::npos);
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    for (std::size_t known = 0; known < kColumns.size(); ++known) {
-      if (names[i] == kColumns[known]) places[known] = i;
-    }
+template <class T>
+void read_list(const Json& from, const char* name, std::vector<T>& to) {
+  for (const Json& object : list(from, name)) {
+    if (!object.is_object()) continue;
+    visit_fields(to.emplace_back(), [&object](const char* field, auto& value) { read(object, field, value); });
   }
-  return places;
 }
 
-LiveRank rank_of(const Json& row, const std::array<std::size_t, kColumns.size()>& places) {
+/// Columns that this build does not know may come between those that it does.
+LiveRank rank_of(const Json& row, const std::map<std::string, std::size_t>& places) {
   LiveRank rank;
-  RankFigures& f = rank.figures;
-  const auto take = [&](std::size_t column, auto& to) {
-    if (places[column] >= row.size()) return;
-    const Json& value = row[places[column]];
-    if constexpr (std::is_same_v<std::decay_t<decltype(to)>, std::string>) {
-      if (value.is_string()) to = value.get<std::string>();
-    } else {
-      to = number_of<std::decay_t<decltype(to)>>(value);
-    }
-  };
-  take(1, f.state);
-  take(2, f.step);
-  take(3, f.steps_per_second);
-  take(4, f.samples);
-  take(5, f.samples_per_second);
-  take(6, f.exposed);
-  take(7, f.waited);
-  take(8, f.waited_for);
-  take(9, f.memory);
-  take(10, rank.line);
-  take(11, f.doing);
+  visit_columns(rank, [&](const char* name, auto& to, const char*) {
+    const auto place = places.find(name);
+    if (place != places.end() && place->second < row.size()) take(row[place->second], to);
+  });
   return rank;
 }
 
@@ -233,33 +264,17 @@ double seconds_now() {
 }
 
 std::string to_json(const LiveRun& run) {
-  Json head = {{"schema", 1},
-               {"time", std::round(run.time * 1e3) / 1e3},
-               {"job", run.job},
-               {"program", run.program},
-               {"state", run.state},
-               {"start", std::round(run.start * 1e3) / 1e3},
-               {"restarts", run.restarts},
-               {"logs", run.logs}};
+  Json head = {{"schema", 1}};
+  head.update(object_of(run));
   if (run.exit_status) head["exit_status"] = *run.exit_status;
   if (!run.reason.empty()) head["reason"] = run.reason;
   head["world_size"] = run.ranks.size();
-  head["hosts"] = Json::array();
-  for (const LiveHost& host : run.hosts)
-    head["hosts"].push_back({{"name", host.name}, {"first_rank", host.first_rank}, {"ranks", host.ranks}});
-  head["notices"] = Json::array();
-  for (const LiveNotice& notice : run.notices)
-    head["notices"].push_back({{"time", std::round(notice.time * 1e3) / 1e3}, {"text", notice.text}});
-  if (!run.others.empty()) head["others"] = Json::array();
-  for (const LiveOther& other : run.others) {
-    head["others"].push_back({{"name", other.name},
-                              {"host", other.host},
-                              {"state", other.state},
-                              {"memory", other.memory},
-                              {"line", other.line},
-                              {"restarts", other.restarts}});
-  }
-  head["columns"] = kColumns;
+  head["hosts"] = list_of(run.hosts);
+  head["notices"] = list_of(run.notices);
+  if (!run.others.empty()) head["others"] = list_of(run.others);
+  head["columns"] = {"rank"};
+  const LiveRank any;
+  visit_columns(any, [&head](const char* name, const auto&, const char*) { head["columns"].push_back(name); });
   std::string out = head.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   out.back() = ',';
   out += "\"ranks\":[";
@@ -278,39 +293,17 @@ Result<LiveRun> parse_live_run(std::string_view text) {
   read(json, "schema", schema);
   if (schema != 1) return fail(ErrorCode::Corrupt, "its schema is {}, and 1 is known here", schema);
   LiveRun run;
-  read(json, "time", run.time);
-  read(json, "job", run.job);
-  read(json, "program", run.program);
-  read(json, "state", run.state);
-  read(json, "start", run.start);
-  read(json, "restarts", run.restarts);
-  read(json, "logs", run.logs);
+  visit_fields(run, [&json](const char* name, auto& value) { read(json, name, value); });
   read(json, "reason", run.reason);
   if (json.contains("exit_status")) read(json, "exit_status", run.exit_status.emplace());
-  for (const Json& host : list(json, "hosts")) {
-    if (!host.is_object()) continue;
-    LiveHost& one = run.hosts.emplace_back();
-    read(host, "name", one.name);
-    read(host, "first_rank", one.first_rank);
-    read(host, "ranks", one.ranks);
+  read_list(json, "hosts", run.hosts);
+  read_list(json, "notices", run.notices);
+  read_list(json, "others", run.others);
+  std::map<std::string, std::size_t> places;
+  const Json& names = list(json, "columns");
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i].is_string()) places[names[i].get<std::string>()] = i;
   }
-  for (const Json& notice : list(json, "notices")) {
-    if (!notice.is_object()) continue;
-    LiveNotice& one = run.notices.emplace_back();
-    read(notice, "time", one.time);
-    read(notice, "text", one.text);
-  }
-  for (const Json& other : list(json, "others")) {
-    if (!other.is_object()) continue;
-    LiveOther& one = run.others.emplace_back();
-    read(other, "name", one.name);
-    read(other, "host", one.host);
-    read(other, "state", one.state);
-    read(other, "memory", one.memory);
-    read(other, "line", one.line);
-    read(other, "restarts", one.restarts);
-  }
-  const auto places = places_of(list(json, "columns"));
   for (const Json& row : list(json, "ranks")) {
     if (row.is_array()) run.ranks.push_back(rank_of(row, places));
   }

@@ -47,14 +47,16 @@ class Figures {
   /// What shares and rates are of, where ranks take a step as often as that.
   static constexpr std::chrono::seconds kWindow{10};
 
-  explicit Figures(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
+  /// `others`: processes behind the ranks, of roles that wait for nobody.
+  explicit Figures(int ranks, int others = 0)
+      : workers_(static_cast<std::size_t>(ranks)), ranks_(static_cast<std::size_t>(ranks + others)) {}
 
   void report(const RankReport& report, Clock::time_point now);
   /// Another process is started in its place.
   void begins_anew(int rank);
   /// `how`: its status, as text.
   void ended(int rank, bool well, std::string how);
-  /// By rank.
+  /// By process.
   std::vector<RankFigures> look(Clock::time_point now) const;
 
  private:
@@ -80,6 +82,7 @@ class Figures {
   static void add_waits(Rank& rank, const RankReport& report, Clock::time_point now);
   static void add_steps(Rank& rank, const RankReport& report, Clock::time_point now);
 
+  std::size_t workers_;
   std::vector<Rank> ranks_;
 };
 

@@ -21,6 +21,18 @@
 
 namespace cohort::launch {
 
+namespace {
+
+Result<sys::UniqueFd> make(const std::string& path, const std::string& name) {
+  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST)
+    return fail(ErrorCode::Io, "{}: {}", name, errno_text(errno));
+  const auto folder = open_folder(path);
+  if (!folder) return tl::unexpected(folder.error());
+  return make_file(folder->get(), name, 0666);
+}
+
+}  // namespace
+
 void ClockSync::begin() {
   if (asked_ > 0) return;
   best_.reset();
@@ -61,24 +73,13 @@ std::string RemoteLogs::name_of(int process, Stream stream) const {
   return log_name(roles_.role_of(process), roles_.number_of(process), stream);
 }
 
-Result<sys::UniqueFd> RemoteLogs::make(int process, Stream stream) const {
-  const std::string name = name_of(process, stream);
-  if (::mkdir(folder_.c_str(), 0755) != 0 && errno != EEXIST)
-    return fail(ErrorCode::Io, "{}/{}: {}", folder_, name, errno_text(errno));
-  const auto folder = open_folder(folder_);
-  if (!folder) return tl::unexpected(folder.error());
-  auto file = make_file(folder->get(), name, 0666);
-  if (!file) return fail(ErrorCode::Io, "{}/{}", folder_, file.error().what());
-  return file;
-}
-
 sys::UniqueFd& RemoteLogs::file(int process, Stream stream) {
   const auto [place, is_new] = files_.try_emplace({process, stream});
   if (!is_new) return place->second;
-  if (auto made = make(process, stream))
+  if (auto made = make(folder_, name_of(process, stream)))
     place->second = *std::move(made);
   else
-    on_trouble_(fmt::format("log {}", made.error().what()));
+    on_trouble_(fmt::format("log {}/{}", folder_, made.error().what()));
   return place->second;
 }
 
@@ -90,32 +91,10 @@ void RemoteLogs::open(const std::vector<int>& processes) {
 }
 
 void RemoteLogs::keep(const Output& output) {
-  sys::UniqueFd& log = file(output.rank, output.stream);
-  std::string_view bytes = output.bytes;
-  while (log && !bytes.empty()) {
-    const ssize_t put = ::write(log.get(), bytes.data(), bytes.size());
-    if (put > 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(put));
-    } else if (put < 0 && errno != EINTR) {
-      const int error = errno;
-      log.reset();
-      on_trouble_(fmt::format("{}/{} ends here, the job goes on: {}", folder_, name_of(output.rank, output.stream),
-                              errno_text(error)));
-    }
-  }
+  if (!write_or_close(file(output.rank, output.stream), output.bytes))
+    on_trouble_(fmt::format("{}/{} ends here, the job goes on: {}", folder_, name_of(output.rank, output.stream),
+                            errno_text(errno)));
 }
-
-namespace {
-
-Result<sys::UniqueFd> make(const std::string& path, const std::string& name) {
-  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST)
-    return fail(ErrorCode::Io, "{}: {}", path, errno_text(errno));
-  const auto folder = open_folder(path);
-  if (!folder) return tl::unexpected(folder.error());
-  return make_file(folder->get(), name, 0666);
-}
-
-}  // namespace
 
 TracePieces::TracePieces(std::string run_folder, std::function<void(std::string)> on_trouble)
     : folder_(std::move(run_folder) + "/trace"), on_trouble_(std::move(on_trouble)) {}
@@ -161,17 +140,9 @@ void TracePieces::write(File& file, const status::HostTrace& host, std::string_v
     file.fd.reset();
     on_trouble_(fmt::format("{} ends here, the job goes on: it has {} GiB", path_of(host), kMostBytes >> 30));
   }
-  while (file.fd && !bytes.empty()) {
-    const ssize_t put = ::write(file.fd.get(), bytes.data(), bytes.size());
-    if (put > 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(put));
-      file.bytes += static_cast<std::uint64_t>(put);
-    } else if (put < 0 && errno != EINTR) {
-      const int error = errno;
-      file.fd.reset();
-      on_trouble_(fmt::format("{} ends here, the job goes on: {}", path_of(host), errno_text(error)));
-    }
-  }
+  file.bytes += bytes.size();
+  if (!write_or_close(file.fd, bytes))
+    on_trouble_(fmt::format("{} ends here, the job goes on: {}", path_of(host), errno_text(errno)));
 }
 
 namespace {

@@ -76,7 +76,6 @@ class RemoteLogs {
 
  private:
   sys::UniqueFd& file(int process, Stream stream);
-  Result<sys::UniqueFd> make(int process, Stream stream) const;
   std::string name_of(int process, Stream stream) const;
 
   std::string folder_;

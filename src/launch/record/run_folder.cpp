@@ -1,5 +1,6 @@
 #include "launch/record/run_folder.h"
 
+#include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/thread.h"
@@ -103,6 +104,21 @@ Result<sys::UniqueFd> continue_file(int folder, const std::string& name, mode_t 
   sys::UniqueFd fd(::openat(folder, name.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, mode));
   if (!fd) return failed(name, errno_text(errno));
   return fd;
+}
+
+bool write_or_close(sys::UniqueFd& file, std::string_view bytes) {
+  while (file && !bytes.empty()) {
+    const ssize_t put = ::write(file.get(), bytes.data(), bytes.size());
+    if (put > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(put));
+    } else if (put < 0 && errno != EINTR) {
+      const int error = errno;
+      file.reset();
+      errno = error;
+      return false;
+    }
+  }
+  return true;
 }
 
 namespace {
@@ -254,15 +270,10 @@ Result<void> replace_file(const RunFolder& folder, const std::string& name, std:
   const std::string aside = "." + name + ".new";
   const auto fd = make_file(folder.fd.get(), aside, 0600);
   if (!fd) return fail(ErrorCode::Io, "{}: {}", path, fd.error().what());
-  for (std::string_view rest = text; !rest.empty();) {
-    const ssize_t put = ::write(fd->get(), rest.data(), rest.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) {
-      const int why = errno;
-      ::unlinkat(folder.fd.get(), aside.c_str(), 0);
-      return fail(ErrorCode::Io, "{}: {}", path, errno_text(why));
-    }
-    rest.remove_prefix(static_cast<std::size_t>(put));
+  if (!sys::write_all(fd->get(), text)) {
+    const int why = errno;
+    ::unlinkat(folder.fd.get(), aside.c_str(), 0);
+    return fail(ErrorCode::Io, "{}: {}", path, errno_text(why));
   }
   if (::renameat(folder.fd.get(), aside.c_str(), folder.fd.get(), name.c_str()) != 0)
     return fail(ErrorCode::Io, "{}: {}", path, errno_text(errno));

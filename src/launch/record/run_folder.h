@@ -40,6 +40,9 @@ Result<sys::UniqueFd> make_file(int folder, const std::string& name, mode_t mode
 /// The file of this name, to be written at its end; made where there is none. A link is refused.
 Result<sys::UniqueFd> continue_file(int folder, const std::string& name, mode_t mode);
 
+/// False where not all could be written: then the file is closed, and errno says why. A closed one takes nothing.
+bool write_or_close(sys::UniqueFd& file, std::string_view bytes);
+
 struct RunFolderRequest {
   std::string path;  ///< empty: runs/<UTC time>-<name>-<id>, with runs/latest pointing to it
   std::string program_name;

@@ -22,18 +22,8 @@ Json begin(std::string_view event) {
 
 std::string line_of(const Json& event) { return event.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
-/// A rank, or which process of another role.
-void add(Json& out, Role role, int number) {
-  if (role == Role::Worker) {
-    out["rank"] = number;
-    return;
-  }
-  out["role"] = to_string(role);
-  out["number"] = number;
-}
-
 void add(Json& out, const Ending& ending) {
-  add(out, ending.role, ending.rank);
+  add_process(out, ending.role, ending.rank);
   out["host"] = ending.host;
   out["pid"] = ending.pid;
   out["status"] = sys::to_string(ending.status);
@@ -57,7 +47,7 @@ Json lines_of(std::string_view text) {
   return out;
 }
 
-std::string start_event(const JobRecord& record, std::string_view run_folder) {
+std::string start_event(const RunState& record, std::string_view run_folder) {
   Json out = begin("start");
   out["job_id"] = record.job_id;
   out["attempt"] = record.attempts.size();
@@ -90,7 +80,7 @@ std::string warning_event(const Warning& warning) {
 
 std::string started_again_event(const Ending& before, int pid) {
   Json out = begin("process_started");
-  add(out, before.role, before.rank);
+  add_process(out, before.role, before.rank);
   out["host"] = before.host;
   out["pid"] = pid;
   out["restarts"] = before.restarts + 1;
@@ -108,7 +98,7 @@ std::string restart_event(std::string_view text, int number) {
 
 std::string output_event(const OutputLine& line) {
   Json out = begin("output");
-  add(out, line.role, line.rank);
+  add_process(out, line.role, line.rank);
   out["host"] = line.host;
   out["stream"] = line.stream == Stream::Stderr ? "stderr" : "stdout";
   out["line"] = line.text;
@@ -162,39 +152,6 @@ std::string failure_event(const PostMortem& post_mortem) {
   return line_of(out);
 }
 
-std::string to_string(const StartNotice& notice) {
-  std::string text = to_string(notice.plan);
-  if (notice.launchers) {
-    const int ranks = notice.plan.hosts.front().ranks;
-    const bool same = std::all_of(notice.plan.hosts.begin(), notice.plan.hosts.end(),
-                                  [ranks](const PlannedHost& host) { return host.ranks == ranks; });
-    text += same ? fmt::format(", -np {} of a launcher on each", ranks) : ", a launcher on each with its own -np";
-  }
-  if (notice.cores > 0)
-    text += fmt::format(", more than the {} core{} here", notice.cores, notice.cores == 1 ? "" : "s");
-  if (notice.bound) text += ", each bound to its share of the cores";
-  if (notice.threads > 0) text += fmt::format(", {} thread{} each", notice.threads, notice.threads == 1 ? "" : "s");
-  if (!notice.run_folder.empty()) text += ", run " + notice.run_folder;
-  return text;
-}
-
-std::string to_string(const UnreadNotice& notice) {
-  return fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not shown{}",
-                     notice.seconds,
-                     notice.log_folder.empty() ? "" : "; the complete logs are in " + notice.log_folder);
-}
-
-std::string to_string(const StopNotice& notice) {
-  std::string who = "what the ranks have started is still running";
-  if (notice.ranks > 0)
-    who = fmt::format("{} rank{} still running", notice.ranks, notice.ranks == 1 ? "" : "s");
-  else if (!notice.others.empty())
-    who = notice.others + " still running";
-  return fmt::format("{}{}, {:.0f} s until {}{}", notice.reason.empty() ? "" : notice.reason + "; ", who,
-                     notice.seconds_left, sys::signal_name(notice.next_signal),
-                     notice.at_terminal ? "; Ctrl-C again: now" : "");
-}
-
 void Announcer::say(const std::string& text) {
   if (form_ == Form::Json) return display_.write(1, notice_event(text));
   display_.say(text);
@@ -205,9 +162,9 @@ void Announcer::warn(const Warning& warning) {
   display_.say(warning.text);
 }
 
-void Announcer::started(const StartNotice& notice, const JobRecord& record, const std::string& run_folder) {
-  if (form_ == Form::Json) return display_.write(1, start_event(record, run_folder));
-  if (form_ == Form::Text) display_.say(to_string(notice));
+void Announcer::started(const RunState& state, const std::string& run_folder, const std::string& text) {
+  if (form_ == Form::Json) return display_.write(1, start_event(state, run_folder));
+  if (form_ == Form::Text) display_.say(text);
 }
 
 void Announcer::rank_ended(const Ending& ending) {

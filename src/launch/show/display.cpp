@@ -164,24 +164,24 @@ Display::Display(Loop& loop, Events events) : loop_(loop), events_(std::move(eve
   watch_.on_readable([this] { on_console(); });
 }
 
-void Display::set_up(Look look) {
-  hidden_.assign(look.hosts.size(), !look.ranks.empty());
-  for (const int rank : look.ranks) hidden_[static_cast<std::size_t>(rank)] = false;
+void Display::set_up(const JobSpec& spec, const Plan& plan, const std::vector<int>& ranks) {
   ViewOptions view;
-  view.style = look.style;
-  view.hosts = std::move(look.hosts);
-  view.roles = look.roles;
-  view.terminal = {::isatty(1) != 0, ::isatty(2) != 0};
-  view.colour = {sys::wants_colour(1), sys::wants_colour(2)};
+  view.style = spec.json ? PrefixStyle::Json : spec.prefix;
+  view.hosts = hosts_of_processes(plan);
+  view.roles = plan.roles();
+  hidden_.assign(view.hosts.size(), !ranks.empty());
+  for (const int rank : ranks) hidden_[static_cast<std::size_t>(rank)] = false;
   view.columns = terminal_columns;
-  view.speakers = look.ranks.size();
-  if (look.style == PrefixStyle::Json) view.terminal = view.colour = {false, false};
-  const bool several = look.ranks.size() != 1 && look.style != PrefixStyle::None && look.style != PrefixStyle::Json;
+  view.speakers = ranks.size();
+  const bool prefixes = view.style == PrefixStyle::Rank || view.style == PrefixStyle::Full;
   for (std::size_t i = 0; i < 2; ++i) {
-    view.collapse[i] =
-        several && (look.collapse == Collapse::Always || (look.collapse == Collapse::Auto && view.terminal[i]));
+    const int fd = static_cast<int>(i) + 1;
+    view.terminal[i] = !spec.json && ::isatty(fd) != 0;
+    view.colour[i] = !spec.json && sys::wants_colour(fd);
+    view.collapse[i] = ranks.size() != 1 && prefixes &&
+                       (spec.collapse == Collapse::Always || (spec.collapse == Collapse::Auto && view.terminal[i]));
   }
-  if (look.style == PrefixStyle::Rank || look.style == PrefixStyle::Full) find_terminal();
+  if (prefixes) find_terminal();
   view_.emplace(std::move(view));
 }
 

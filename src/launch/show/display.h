@@ -6,6 +6,7 @@
 #include "base/unique_fd.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
+#include "launch/plan/plan.h"
 #include "launch/show/output_view.h"
 
 #include <array>
@@ -94,15 +95,9 @@ class Display {
   };
   Display(Loop& loop, Events events);
 
-  struct Look {
-    PrefixStyle style = PrefixStyle::Rank;
-    Collapse collapse = Collapse::Auto;
-    std::vector<std::string> hosts;  ///< by process
-    std::vector<int> ranks = {};     ///< those that are shown; empty: all, and the other roles
-    Roles roles = {};
-  };
-  /// Before the first `feed`. What stdout and stderr are it finds out itself.
-  void set_up(Look look);
+  /// Before the first `feed`. `ranks`: those that are shown; empty: all, and the other roles. What stdout and stderr
+  /// are it finds out itself.
+  void set_up(const JobSpec& spec, const Plan& plan, const std::vector<int>& ranks);
   void feed(std::size_t source, const Output& output);
   /// A line of our own, on stderr.
   void say(const std::string& text);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "launch/messages.h"
+#include "launch/plan/job_spec.h"
 #include "launch/processes.h"
 #include "launch/show/text.h"
 
@@ -18,20 +19,6 @@
 #include <vector>
 
 namespace cohort::launch {
-
-enum class PrefixStyle {
-  None,  ///< bytes pass as they are; with several ranks a line at a time
-  Rank,  ///< "host:3 | text"
-  Full,  ///< "12:04:31.250 host:3 err | text"
-  Json,  ///< an event for each line (announcer.h), all of them for descriptor 1
-};
-
-/// When the same line from several ranks is shown as one.
-enum class Collapse {
-  Auto,  ///< on a terminal
-  Always,
-  Never,
-};
 
 /// Lines of several ranks that come within this time of each other can be one.
 inline constexpr std::chrono::milliseconds kCollapseWindow{200};

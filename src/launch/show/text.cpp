@@ -184,9 +184,8 @@ double samples_per_second(const LiveRun& run) {
 }
 
 int late_rank(const LiveRun& run) {
-  const auto most = std::max_element(run.ranks.begin(), run.ranks.end(), [](const LiveRank& a, const LiveRank& b) {
-    return a.figures.waited_for < b.figures.waited_for;
-  });
+  const auto most = std::ranges::max_element(
+      run.ranks, [](const LiveRank& a, const LiveRank& b) { return a.figures.waited_for < b.figures.waited_for; });
   if (most == run.ranks.end() || most->figures.waited_for < 0.1) return -1;
   return run.first_rank + static_cast<int>(most - run.ranks.begin());
 }

@@ -46,10 +46,17 @@ sys::UniqueFd listen(bool elsewhere, std::uint16_t port, StartMethod method) {
 
 }  // namespace
 
-AgentPool::AgentPool(Loop& loop, const net::Secret& secret, Options options, Events events)
-    : loop_(loop), secret_(secret), options_(std::move(options)), events_(std::move(events)) {
+AgentPool::AgentPool(Loop& loop, const net::Secret& secret, const JobSpec& spec, const Plan& plan, int input_fd,
+                     Events events)
+    : loop_(loop),
+      secret_(secret),
+      spec_(spec),
+      method_(plan.method),
+      node_(plan.node),
+      input_fd_(input_fd),
+      events_(std::move(events)) {
   std::vector<sys::UniqueFd> listeners;
-  listeners.push_back(listen(options_.elsewhere, options_.remote.port, options_.remote.method));
+  listeners.push_back(listen(goes_elsewhere(plan), node_ ? node_->port : spec_.listen, method_));
   here_ = value_or_throw(net::local_endpoint(listeners.front().get()));
   net::Acceptor::Options accepting;
   accepting.secret = secret;
@@ -79,12 +86,12 @@ void AgentPool::start(const std::vector<PlannedHost>& hosts) {
   for (const auto& member : members_) {
     if (member->host.local) start_local(*member);
   }
-  if (comes_by_itself(options_.remote.method)) over_ = true;  // others do that
+  if (comes_by_itself(method_)) over_ = true;  // others do that
   start_remote();
 }
 
 void AgentPool::start_local(AgentHandle& member) {
-  const int input = member.host.index == 0 ? options_.input_fd : -1;
+  const int input = member.host.index == 0 ? input_fd_ : -1;
   member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here_.tcp.port}, {}}, secret_, input));
   member.ended = Watch(loop_, member.process.process.pidfd.get());
   member.ended.on_readable([this, &member] { on_process_ended(member); });
@@ -103,7 +110,7 @@ void AgentPool::start_remote() {
 }
 
 Result<void> AgentPool::start_remote(AgentHandle& member) {
-  auto process = start_remote_agent(options_.remote, member.host);
+  auto process = start_remote_agent(spec_, method_, member.host);
   if (!process) return tl::unexpected(process.error());
   ++member.starts;
   member.remote.reset();  // it looks at the process before
@@ -119,7 +126,7 @@ Result<void> AgentPool::start_remote(AgentHandle& member) {
 }
 
 Invitation AgentPool::invitation_for(int index) const {
-  Invitation invitation{secret_, index, {}, options_.host_timeout};
+  Invitation invitation{secret_, index, {}, spec_.host_timeout};
   for (const std::string& address : value_or_throw(net::offered_addresses()))
     invitation.supervisor.push_back({{address, here_.tcp.port}, {}});
   if (invitation.supervisor.empty()) invitation.supervisor.push_back({{"127.0.0.1", here_.tcp.port}, {}});
@@ -127,7 +134,7 @@ Invitation AgentPool::invitation_for(int index) const {
 }
 
 bool AgentPool::somebody_is_silent() const {
-  return std::any_of(members_.begin(), members_.end(), [](const auto& member) {
+  return std::ranges::any_of(members_, [](const auto& member) {
     return !member->host.local && member->channel != nullptr && member->channel->silence() > kSilent;
   });
 }
@@ -137,7 +144,7 @@ bool AgentPool::start_again(AgentHandle& member) {
     return false;
   const pid_t ended = member.process.process.pid;
   if (!start_remote(member)) return false;  // what is known of the one before says why
-  log::info("launch", "{} is started again on {}", start_method_name(options_.remote.method), member.host.name);
+  log::info("launch", "{} is started again on {}", start_method_name(method_), member.host.name);
   member.process_gone = false;
   ::waitpid(ended, nullptr, 0);
   return true;
@@ -184,7 +191,7 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
     return events_.on_unfit(nullptr, std::move(why));
   }
   if (std::string why = objection(hello); !why.empty()) return refuse(std::move(why));
-  const auto found = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
+  const auto found = std::ranges::find_if(members_, [&hello](const auto& member) {
     if (hello.host_index < 0 && hello.nodes > 0) return member->channel == nullptr && !member->host.local;
     return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
   });
@@ -193,13 +200,14 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
   const bool taken = known && ((*found)->channel != nullptr || (hello.host_index < 0 && (*found)->host.local));
   if (!known || taken) {
     return refuse(fmt::format("{} {}; the job's hosts: {}", hello.host,
-                              known ? "is there already" : "is none of the job's", names()));
+                              known ? "is there already" : "is none of the job's",
+                              names_of([](const AgentHandle&) { return true; })));
   }
   AgentHandle& member = **found;
   if (hello.nodes > 0) {
     member.host.name = name_for(hello, member.host.index);
     member.host.ranks = hello.ranks;
-  } else if (options_.remote.method == StartMethod::Owner) {
+  } else if (method_ == StartMethod::Owner) {
     member.host.name = member.machine = hello.host;
     member.host.ranks = hello.ranks;
     member.devices = hello.devices;
@@ -209,7 +217,7 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
       [this, &member](Message message) { events_.on_message(member, std::move(message)); },
       [this, &member](const std::optional<Error>& error) { events_.on_channel_closed(member, error); });
   member.free_port = hello.free_port;
-  if (!member.host.local) member.channel->watch_link(options_.host_timeout);
+  if (!member.host.local) member.channel->watch_link(spec_.host_timeout);
   if (member.remote) {
     member.remote->set_joined();
     if (!member.process_gone) --starting_;
@@ -223,11 +231,11 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
 }
 
 std::string AgentPool::objection(const Hello& hello) const {
-  const bool launchers = options_.remote.method == StartMethod::Launcher;
+  const bool launchers = method_ == StartMethod::Launcher;
   std::string number;
   if (hello.ranks < 1 || hello.ranks > kMostProcesses)
     number = fmt::format("{} wants {} ranks", hello.host, hello.ranks);
-  if (options_.remote.method == StartMethod::Owner && hello.nodes == 0) return number;
+  if (method_ == StartMethod::Owner && hello.nodes == 0) return number;
   if (hello.nodes == 0 && !(launchers && hello.host_index < 0)) return {};
   if (!launchers)
     return fmt::format("{} is a launcher of its own, and this job was started without --nnodes", hello.host);
@@ -236,13 +244,13 @@ std::string AgentPool::objection(const Hello& hello) const {
     return fmt::format("{} was started with --nnodes {}, and node rank 0 with {}", hello.host, hello.nodes,
                        members_.size());
   }
-  if (hello.nodes_id != options_.remote.nodes_id) {
+  if (hello.nodes_id != node_->id) {
     const auto said = [](const std::string& id) { return id.empty() ? "none" : id; };
     return fmt::format("{} is of another job: --rdzv-id there is {}, and that of node rank 0 is {}", hello.host,
-                       said(hello.nodes_id), said(options_.remote.nodes_id));
+                       said(hello.nodes_id), said(node_->id));
   }
   if (!number.empty()) return number;
-  const auto taken = std::find_if(members_.begin(), members_.end(), [&hello](const auto& member) {
+  const auto taken = std::ranges::find_if(members_, [&hello](const auto& member) {
     return member->host.index == hello.host_index && (member->channel != nullptr || member->host.local);
   });
   if (taken != members_.end())
@@ -253,8 +261,7 @@ std::string AgentPool::objection(const Hello& hello) const {
 
 // Two nodes may be one host.
 std::string AgentPool::name_for(const Hello& hello, int index) const {
-  const bool known =
-      std::any_of(members_.begin(), members_.end(), [&hello](const auto& one) { return one->host.name == hello.host; });
+  const bool known = std::ranges::any_of(members_, [&hello](const auto& one) { return one->host.name == hello.host; });
   return known ? fmt::format("{} (node {})", hello.host, index) : hello.host;
 }
 
@@ -280,13 +287,11 @@ net::Address AgentPool::agent_address(const AgentHandle& member) {
 
 FailedStart AgentPool::failed_start(const AgentHandle& member) const {
   FailedStart failed;
-  failed.method = options_.remote.method;
+  failed.method = method_;
   failed.host = member.host.name;
-  failed.command =
-      options_.remote.remote_cohort.empty() ? own_command().value_or("cohort") : options_.remote.remote_cohort;
+  failed.command = remote_cohort(spec_);
   failed.ssh.clear();
-  for (const std::string& word : options_.remote.ssh)
-    failed.ssh += (failed.ssh.empty() ? "" : " ") + shell_quoted(word);
+  for (const std::string& word : spec_.ssh) failed.ssh += (failed.ssh.empty() ? "" : " ") + shell_quoted(word);
   if (member.remote == nullptr) return failed;
   failed.announced = member.remote->announced();
   if (member.process_gone) failed.status = sys::peek_exit_status(member.process.process.pid);
@@ -296,43 +301,40 @@ FailedStart AgentPool::failed_start(const AgentHandle& member) const {
 }
 
 std::string AgentPool::why_not(const AgentHandle& member) const {
-  if (options_.remote.method == StartMethod::Launcher && options_.remote.join.empty())
+  if (method_ == StartMethod::Launcher && node_->join.empty())
     return fmt::format("{} has not come: is `cohort run` every task's command, and does a firewall stand between?",
                        member.host.name);
-  if (options_.remote.method == StartMethod::Owner) return fmt::format("{} has not come", member.host.name);
-  if (comes_by_itself(options_.remote.method))
-    return fmt::format("nobody has come as {}; {}", member.host.name, invitation());
+  if (method_ == StartMethod::Owner) return fmt::format("{} has not come", member.host.name);
+  if (comes_by_itself(method_)) return fmt::format("nobody has come as {}; {}", member.host.name, invitation());
   if (member.remote == nullptr) return fmt::format("the start of {} has to wait for others", member.host.name);
   return explain(failed_start(member));
 }
 
-std::string AgentPool::names() const {
+std::string AgentPool::names_of(bool (*wanted)(const AgentHandle&)) const {
   std::string text;
-  for (const auto& member : members_) text += (text.empty() ? "" : ", ") + member->host.name;
+  for (const auto& member : members_) {
+    if (wanted(*member)) text += (text.empty() ? "" : ", ") + member->host.name;
+  }
   return text;
 }
 
 std::string AgentPool::invitation() const {
-  const bool launchers = options_.remote.method == StartMethod::Launcher;
-  if (!comes_by_itself(options_.remote.method) || options_.remote.method == StartMethod::Owner || all_joined() ||
-      (launchers && options_.remote.join.empty()))
+  const bool launchers = method_ == StartMethod::Launcher;
+  if (!comes_by_itself(method_) || method_ == StartMethod::Owner || all_joined() || (launchers && node_->join.empty()))
     return {};
-  std::string missing;
-  for (const auto& member : members_) {
-    if (member->channel == nullptr && !member->host.local) missing += (missing.empty() ? "" : ", ") + member->host.name;
-  }
+  const std::string missing =
+      names_of([](const AgentHandle& member) { return member.channel == nullptr && !member.host.local; });
   std::string addresses;
   for (const std::string& address : value_or_throw(net::offered_addresses()))
     addresses += (addresses.empty() ? "" : ",") + net::to_string(net::Address{address, here_.tcp.port});
-  if (launchers) return fmt::format("waiting at {} for {}; on each: {}", addresses, missing, options_.remote.join);
+  if (launchers) return fmt::format("waiting at {} for {}; on each: {}", addresses, missing, node_->join);
   return fmt::format("waiting for {}; on each: cohort agent --join {} --secret-file FILE --name HOST", missing,
                      addresses);
 }
 
 std::string AgentPool::how_ended(const AgentHandle& member) const {
   const auto status = sys::peek_exit_status(member.process.process.pid);
-  return fmt::format("{}: {}", start_method_name(options_.remote.method),
-                     status ? sys::to_string(*status) : "unknown status");
+  return fmt::format("{}: {}", start_method_name(method_), status ? sys::to_string(*status) : "unknown status");
 }
 
 net::Endpoint AgentPool::open_endpoint() const {
@@ -342,7 +344,7 @@ net::Endpoint AgentPool::open_endpoint() const {
 }
 
 bool AgentPool::all_joined() const {
-  return std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->channel != nullptr; });
+  return std::ranges::all_of(members_, [](const auto& member) { return member->channel != nullptr; });
 }
 
 void AgentPool::broadcast(const Message& message) {
@@ -355,15 +357,14 @@ Invitation AgentPool::invitation_for_owner() const { return invitation_for(0); }
 
 void AgentPool::finish() {
   for (const auto& member : members_) {
-    if (member->channel == nullptr || (options_.remote.method == StartMethod::Launcher && !member->host.local))
-      continue;
+    if (member->channel == nullptr || (method_ == StartMethod::Launcher && !member->host.local)) continue;
     member->channel->send(Finish{});
     if (member->remote && !member->process_gone) end_command(*member, SIGTERM);
   }
 }
 
 void AgentPool::send_exit_status(int status) {
-  if (options_.remote.method != StartMethod::Launcher) return;
+  if (method_ != StartMethod::Launcher) return;
   for (const auto& member : members_) {
     if (!member->host.local && member->channel != nullptr) member->channel->send(Finish{status});
   }
@@ -373,7 +374,7 @@ void AgentPool::sort_by_host() {
   std::map<std::string, int> first;
   for (const auto& member : members_) first.emplace(member->machine, member->host.index);
   const auto place = [&first](const auto& member) { return std::pair(first[member->machine], member->host.index); };
-  std::sort(members_.begin(), members_.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  std::ranges::sort(members_, [&](const auto& a, const auto& b) { return place(a) < place(b); });
 }
 
 void AgentPool::begin_again() {
@@ -384,16 +385,16 @@ void AgentPool::end_command(AgentHandle& member, int signal) {
   member.parting = Timer(loop_, kPartingTime, [this, &member, signal] {
     if (member.process_gone) return;
     if (signal == SIGTERM)
-      events_.on_complaint(member, fmt::format("nothing of the job is left there, and its {} has not ended after {} s; "
-                                               "ending it",
-                                               start_method_name(options_.remote.method), kPartingTime.count()));
+      events_.on_complaint(
+          member, fmt::format("nothing of the job is left there, and its {} has not ended after {} s; ending it",
+                              start_method_name(method_), kPartingTime.count()));
     ::kill(member.process.process.pid, signal);
     if (signal != SIGKILL) end_command(member, SIGKILL);
   });
 }
 
 bool AgentPool::all_started() const {
-  return std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->started; });
+  return std::ranges::all_of(members_, [](const auto& member) { return member->started; });
 }
 
 namespace {
@@ -407,27 +408,22 @@ bool can_be_told(const AgentHandle& member) { return member.channel != nullptr &
 }  // namespace
 
 bool AgentPool::nothing_runs() const {
-  return std::all_of(members_.begin(), members_.end(), [](const auto& member) {
-    return member->all_gone || !(has_process(*member) || can_be_told(*member));
-  });
+  return std::ranges::all_of(
+      members_, [](const auto& member) { return member->all_gone || !(has_process(*member) || can_be_told(*member)); });
 }
 
 bool AgentPool::can_go_on() const {
-  return std::all_of(members_.begin(), members_.end(),
-                     [](const auto& member) { return member->all_gone && can_be_told(*member); });
+  return std::ranges::all_of(members_, [](const auto& member) { return member->all_gone && can_be_told(*member); });
 }
 
 bool AgentPool::all_ended() const {
-  return std::all_of(members_.begin(), members_.end(), [](const auto& member) {
+  return std::ranges::all_of(members_, [](const auto& member) {
     return !has_process(*member) && (member->all_gone || !can_be_told(*member));
   });
 }
 
 std::string AgentPool::missing() const {
-  std::string names;
-  for (const auto& member : members_) {
-    if (!member->started) names += (names.empty() ? "" : ", ") + member->host.name;
-  }
+  std::string names = names_of([](const AgentHandle& member) { return !member.started; });
   std::size_t told = 0;
   for (const auto& member : members_) {
     if (member->channel != nullptr || member->host.local) continue;

@@ -51,14 +51,9 @@ class AgentPool {
     /// A line of a remote agent's stderr, or of the command in between.
     std::function<void(AgentHandle&, std::string)> on_complaint;
   };
-  struct Options {
-    RemoteOptions remote = {};
-    bool elsewhere = false;  ///< there are other hosts than this one: listens on all addresses, not on loopback
-    std::chrono::milliseconds host_timeout = std::chrono::seconds(3);  ///< a host that is silent so long is lost
-    int input_fd = -1;  ///< what rank 0 has as stdin, where it is on this host; -1: nothing
-  };
-  /// Throws cohort::Error.
-  AgentPool(Loop& loop, const net::Secret& secret, Options options, Events events);
+  /// `spec` outlives this; of `plan` only how it is reached and where its hosts are is of interest. `input_fd`: what
+  /// rank 0 has as stdin, where it is on this host; -1: nothing. Throws cohort::Error.
+  AgentPool(Loop& loop, const net::Secret& secret, const JobSpec& spec, const Plan& plan, int input_fd, Events events);
   AgentPool(const AgentPool&) = delete;
   AgentPool& operator=(const AgentPool&) = delete;
 
@@ -116,7 +111,8 @@ class AgentPool {
   void on_accepted(net::Acceptor::Accepted accepted);
   /// Of one that has proved the secret.
   void on_nonsense(const std::string& peer);
-  std::string names() const;
+  /// Of those hosts: "a, b".
+  std::string names_of(bool (*wanted)(const AgentHandle&)) const;
   void start_local(AgentHandle& member);
   void start_remote();
   Result<void> start_remote(AgentHandle& member);
@@ -132,7 +128,10 @@ class AgentPool {
 
   Loop& loop_;
   const net::Secret& secret_;
-  const Options options_;
+  const JobSpec& spec_;
+  const StartMethod method_;
+  const std::optional<NodeRole> node_;
+  const int input_fd_;
   Events events_;
   net::Endpoint here_;  ///< where it listens
   std::optional<net::Acceptor> acceptor_;

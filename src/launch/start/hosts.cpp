@@ -1,17 +1,23 @@
 #include "launch/start/hosts.h"
 
+#include "base/env.h"
 #include "base/hardware.h"
 #include "base/parse.h"
+#include "base/result.h"
 #include "net/address.h"
 #include "net/interfaces.h"
+#include "rendezvous/detect.h"
 #include "rendezvous/host_list.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <optional>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 namespace cohort::launch {
 namespace {
@@ -41,31 +47,31 @@ std::vector<std::string> listed_addresses(const std::string& plain) {
 }
 
 /// What may stand in a command line of ssh, srun or mpirun, where it must be neither an option nor two words.
-Result<void> check_name(const std::string& name) {
+void check_name(const std::string& name) {
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:@%";
   if (name.empty() || name.front() == '-' || name.find_first_not_of(kAllowed) != std::string::npos) {
-    return fail(ErrorCode::InvalidArgument, "'{}' is no name of a host", name);
+    raise(ErrorCode::InvalidArgument, "'{}' is no name of a host", name);
   }
-  return {};
 }
 
-Result<std::vector<HostSlots>> from(Result<std::vector<rendezvous::HostSlots>> parsed, std::string_view where) {
-  if (!parsed) return fail(ErrorCode::InvalidArgument, "{}: {}", where, parsed.error().what());
-  if (parsed->empty()) return fail(ErrorCode::InvalidArgument, "{}: there is no host in it", where);
-  std::vector<HostSlots> hosts;
-  for (const rendezvous::HostSlots& host : *parsed) {
-    if (auto fine = check_name(host.host); !fine)
-      return fail(ErrorCode::InvalidArgument, "{}: {}", where, fine.error().what());
-    hosts.push_back({host.host, host.slots.value_or(1), false});
+std::vector<HostSlots> from(Result<std::vector<rendezvous::HostSlots>> parsed, std::string_view where) {
+  try {
+    std::vector<HostSlots> hosts;
+    for (const rendezvous::HostSlots& host : value_or_throw(std::move(parsed))) {
+      check_name(host.host);
+      hosts.push_back({host.host, host.slots.value_or(1), false});
+    }
+    if (hosts.empty()) raise(ErrorCode::InvalidArgument, "there is no host in it");
+    return hosts;
+  } catch (const Error& error) {
+    raise(ErrorCode::InvalidArgument, "{}: {}", where, error.what());
   }
-  return hosts;
 }
 
-Result<std::vector<HostSlots>> from_file(const std::string& path) {
+std::vector<HostSlots> from_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.is_open() || file.bad())
-    return fail(ErrorCode::InvalidArgument, "--hostfile {}: {}", path, errno_text(errno));
+  if (!file.is_open() || file.bad()) raise(ErrorCode::InvalidArgument, "--hostfile {}: {}", path, errno_text(errno));
   return from(rendezvous::parse_host_file(text), "--hostfile " + path);
 }
 
@@ -76,15 +82,15 @@ struct Allocation {
 };
 
 /// The nodes that variables with this ending name.
-Result<std::vector<HostSlots>> nodes_of(const Environment& environment, const std::string& ending) {
+std::vector<HostSlots> nodes_of(const Environment& environment, const std::string& ending) {
   const std::string list = "SLURM_JOB_NODELIST" + ending, tasks = "SLURM_TASKS_PER_NODE" + ending;
   const std::string nodes = environment.find(list).value_or("");
   const auto names = rendezvous::parse_slurm_hosts(nodes);
-  if (!names) return fail(ErrorCode::InvalidArgument, "{}={}: {}", list, nodes, names.error().what());
+  if (!names) raise(ErrorCode::InvalidArgument, "{}={}: {}", list, nodes, names.error().what());
   std::vector<int> slots(names->size(), 1);
   if (const auto counts = environment.find(tasks)) {
     auto parsed = rendezvous::parse_slurm_counts(*counts);
-    if (!parsed) return fail(ErrorCode::InvalidArgument, "{}={}: {}", tasks, *counts, parsed.error().what());
+    if (!parsed) raise(ErrorCode::InvalidArgument, "{}={}: {}", tasks, *counts, parsed.error().what());
     // Within a step it may describe the step's nodes only.
     if (parsed->size() == slots.size()) slots = *std::move(parsed);
   }
@@ -96,7 +102,7 @@ Result<std::vector<HostSlots>> nodes_of(const Environment& environment, const st
 /// A node may be in two components.
 void merge(std::vector<HostSlots>& hosts, const std::vector<HostSlots>& more) {
   for (const HostSlots& node : more) {
-    const auto known = std::find_if(hosts.begin(), hosts.end(), [&](const auto& one) { return one.name == node.name; });
+    const auto known = std::ranges::find_if(hosts, [&](const auto& one) { return one.name == node.name; });
     if (known == hosts.end())
       hosts.push_back(node);
     else
@@ -106,7 +112,7 @@ void merge(std::vector<HostSlots>& hosts, const std::vector<HostSlots>& more) {
 
 /// The nodes of the allocation, with the tasks that it has on each. Empty: this process is in none, or is one of
 /// several tasks of a step, each of which is on its own.
-Result<Allocation> from_slurm(const Environment& environment) {
+Allocation from_slurm(const Environment& environment) {
   Allocation all;
   if (!environment.find("SLURM_JOB_ID")) return all;
   const auto tasks = parse_integer<int>(environment.find("SLURM_STEP_NUM_TASKS").value_or("1"));
@@ -115,9 +121,7 @@ Result<Allocation> from_slurm(const Environment& environment) {
   const auto components = parse_integer<int>(environment.find("SLURM_HET_SIZE").value_or("1"));
   if (components.value_or(1) <= 1) {
     if (!environment.find("SLURM_JOB_NODELIST")) return all;
-    auto nodes = nodes_of(environment, "");
-    if (!nodes) return tl::unexpected(nodes.error());
-    all.hosts = *std::move(nodes);
+    all.hosts = nodes_of(environment, "");
     return all;
   }
   for (int component = 0; component < *components; ++component) {
@@ -125,31 +129,29 @@ Result<Allocation> from_slurm(const Environment& environment) {
     std::string ending = fmt::format("_HET_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) ending = fmt::format("_PACK_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) {
-      return fail(
-          ErrorCode::InvalidArgument,
-          "SLURM_HET_SIZE={}, but there is no SLURM_JOB_NODELIST_HET_GROUP_{}: start this from the job's script "
-          "or shell, with all of its environment",
-          *components, component);
+      raise(ErrorCode::InvalidArgument,
+            "SLURM_HET_SIZE={}, but there is no SLURM_JOB_NODELIST_HET_GROUP_{}: start this from the job's "
+            "script or shell, with all of its environment",
+            *components, component);
     }
-    auto nodes = nodes_of(environment, ending);
-    if (!nodes) return tl::unexpected(nodes.error());
-    merge(all.hosts, *nodes);
-    for (const HostSlots& node : *nodes) all.components.emplace(node.name, component);
-    all.of_components.push_back(*std::move(nodes));
+    std::vector<HostSlots> nodes = nodes_of(environment, ending);
+    merge(all.hosts, nodes);
+    for (const HostSlots& node : nodes) all.components.emplace(node.name, component);
+    all.of_components.push_back(std::move(nodes));
   }
   return all;
 }
 
 /// This host may have several names: in all lists it gets the first, and in each the slots of all.
-void mark_local(HostChoice& choice, HostOptions::Starter starter) {
+void mark_local(HostChoice& choice, Starter starter) {
   std::string first;
   for (std::vector<HostSlots>* const hosts : {&choice.hosts, &choice.server_hosts}) {
     HostSlots* here = nullptr;
     std::vector<HostSlots> once;
     once.reserve(hosts->size());
     for (HostSlots& host : *hosts) {
-      host.local = starter == HostOptions::Starter::Local || is_this_host(host.name);
-      if (host.local && starter != HostOptions::Starter::Local) {
+      host.local = starter == Starter::Local || is_this_host(host.name);
+      if (host.local && starter != Starter::Local) {
         if (first.empty()) first = host.name;
         if (here != nullptr) {
           here->slots += host.slots;
@@ -165,15 +167,14 @@ void mark_local(HostChoice& choice, HostOptions::Starter starter) {
   }
 }
 
-Result<std::vector<HostSlots>> hosts_of_servers(const std::string& wished, const Allocation& slurm) {
+std::vector<HostSlots> hosts_of_servers(const std::string& wished, const Allocation& slurm) {
   constexpr std::string_view kComponent = "component ";
   if (!wished.starts_with(kComponent)) return from(rendezvous::parse_host_slots(wished), "--server-hosts " + wished);
   const auto component = parse_integer<std::size_t>(std::string_view(wished).substr(kComponent.size()));
   if (slurm.of_components.empty() || !component || *component >= slurm.of_components.size()) {
-    return fail(ErrorCode::InvalidArgument, "--server-hosts '{}': {} -- name hosts, as a:2,b", wished,
-                slurm.of_components.empty()
-                    ? "this is no heterogeneous job of Slurm's"
-                    : fmt::format("the job has components 0 to {}", slurm.of_components.size() - 1));
+    raise(ErrorCode::InvalidArgument, "--server-hosts '{}': {} -- name hosts, as a:2,b", wished,
+          slurm.of_components.empty() ? "this is no heterogeneous job of Slurm's"
+                                      : fmt::format("the job has components 0 to {}", slurm.of_components.size() - 1));
   }
   return slurm.of_components[*component];
 }
@@ -181,14 +182,13 @@ Result<std::vector<HostSlots>> hosts_of_servers(const std::string& wished, const
 /// Whole hosts are the servers' own.
 void leave_to_servers(std::vector<HostSlots>& hosts, const std::vector<HostSlots>& servers) {
   std::erase_if(hosts, [&servers](const HostSlots& host) {
-    return std::any_of(servers.begin(), servers.end(), [&](const HostSlots& one) { return one.name == host.name; });
+    return std::ranges::any_of(servers, [&](const HostSlots& one) { return one.name == host.name; });
   });
 }
 
 bool all_among(const std::vector<HostSlots>& hosts, const std::vector<HostSlots>& others) {
-  return std::all_of(hosts.begin(), hosts.end(), [&others](const HostSlots& host) {
-    return std::any_of(others.begin(), others.end(),
-                       [&host](const HostSlots& other) { return other.name == host.name; });
+  return std::ranges::all_of(hosts, [&others](const HostSlots& host) {
+    return std::ranges::any_of(others, [&host](const HostSlots& other) { return other.name == host.name; });
   });
 }
 
@@ -214,68 +214,59 @@ bool is_this_host(const std::string& name) {
   };
   if (is_own(plain)) return true;
   const std::vector<std::string> listed = listed_addresses(plain);
-  return !listed.empty() && std::all_of(listed.begin(), listed.end(), is_own);
+  return !listed.empty() && std::ranges::all_of(listed, is_own);
 }
 
-Result<HostChoice> choose_hosts(const HostOptions& options, const Environment& environment) {
-  using Starter = HostOptions::Starter;
-  if (!options.list.empty() && !options.file.empty())
-    return fail(ErrorCode::InvalidArgument, "-H and --hostfile: one of them says which hosts there are");
-  auto slurm = from_slurm(environment);
-  if (!slurm) return tl::unexpected(slurm.error());
+HostChoice choose_hosts(const JobSpec& spec, const Environment& environment) {
+  if (!spec.hosts.empty() && !spec.host_file.empty())
+    raise(ErrorCode::InvalidArgument, "-H and --hostfile: one of them says which hosts there are");
+  const Allocation slurm = from_slurm(environment);
   HostChoice choice;
-  if (!options.servers.empty()) {
-    auto servers = hosts_of_servers(options.servers, *slurm);
-    if (!servers) return tl::unexpected(servers.error());
-    choice.server_hosts = *std::move(servers);
-  }
-  if (!options.list.empty() || !options.file.empty()) {
-    auto named = options.file.empty() ? from(rendezvous::parse_host_slots(options.list), "-H " + options.list)
-                                      : from_file(options.file);
-    if (!named) return tl::unexpected(named.error());
-    choice.hosts = *std::move(named);
+  if (!spec.server_hosts.empty()) choice.server_hosts = hosts_of_servers(spec.server_hosts, slurm);
+  if (!spec.hosts.empty() || !spec.host_file.empty()) {
+    choice.hosts = spec.host_file.empty() ? from(rendezvous::parse_host_slots(spec.hosts), "-H " + spec.hosts)
+                                          : from_file(spec.host_file);
   } else {
-    choice.hosts = slurm->hosts;
+    choice.hosts = slurm.hosts;
     leave_to_servers(choice.hosts, choice.server_hosts);
-    if (choice.hosts.empty() && !slurm->hosts.empty()) {
-      return fail(ErrorCode::InvalidArgument,
-                  "--server-hosts {}: these are all nodes of the allocation, and none is "
-                  "left for ranks -- name those of the ranks, too, by -H",
-                  options.servers);
+    if (choice.hosts.empty() && !slurm.hosts.empty()) {
+      raise(ErrorCode::InvalidArgument,
+            "--server-hosts {}: these are all nodes of the allocation, and none is left for ranks -- name those "
+            "of the ranks, too, by -H",
+            spec.server_hosts);
     }
     // A single node is used as any host is, with no limit but the cores.
-    const bool here = slurm->hosts.size() == 1 && is_this_host(slurm->hosts.front().name);
-    if (here && options.per_node == 0) choice.hosts.clear();
+    const bool here = slurm.hosts.size() == 1 && is_this_host(slurm.hosts.front().name);
+    if (here && spec.per_node == 0) choice.hosts.clear();
   }
   if (choice.hosts.empty()) {
-    if (options.nodes > 1)
-      return fail(ErrorCode::InvalidArgument, "--nodes {}: which? name them with -H a,b or --hostfile FILE",
-                  options.nodes);
-    if (options.per_node > 0) choice.hosts = {{sys::host_name(), options.per_node, true}};
+    if (spec.nodes > 1)
+      raise(ErrorCode::InvalidArgument, "--nodes {}: which? name them with -H a,b or --hostfile FILE", spec.nodes);
+    if (spec.per_node > 0) choice.hosts = {{sys::host_name(), spec.per_node, true}};
     if (choice.server_hosts.empty()) return choice;
     for (HostSlots& host : choice.server_hosts) {
       if (is_this_host(host.name)) host.name = sys::host_name();  // which ranks are on, and under this name
     }
   }
-  mark_local(choice, options.starter);
-  const auto count = static_cast<std::size_t>(options.nodes);
+  mark_local(choice, spec.starter);
+  const auto count = static_cast<std::size_t>(spec.nodes);
   if (count > choice.hosts.size() && count > 1) {
-    return fail(ErrorCode::InvalidArgument, "--nodes {}: there are only {} hosts", count, choice.hosts.size());
+    raise(ErrorCode::InvalidArgument, "--nodes {}: there are only {} hosts", count, choice.hosts.size());
   }
   if (count > 0 && count < choice.hosts.size()) choice.hosts.resize(count);
-  if (options.per_node > 0) {
-    for (HostSlots& host : choice.hosts) host.slots = options.per_node;
+  if (spec.per_node > 0) {
+    for (HostSlots& host : choice.hosts) host.slots = spec.per_node;
   }
-  switch (options.starter) {
+  switch (spec.starter) {
     case Starter::Auto:
       choice.method =
-          !slurm->hosts.empty() && all_among(choice.hosts, slurm->hosts) && all_among(choice.server_hosts, slurm->hosts)
+          !slurm.hosts.empty() && all_among(choice.hosts, slurm.hosts) && all_among(choice.server_hosts, slurm.hosts)
               ? StartMethod::Slurm
               : StartMethod::Ssh;
       break;
     case Starter::Slurm:
-      if (slurm->hosts.empty())
-        return fail(ErrorCode::InvalidArgument, "--starter slurm: this is no Slurm allocation; use sbatch or salloc");
+      if (slurm.hosts.empty())
+        raise(ErrorCode::InvalidArgument, "--starter slurm: this is no Slurm allocation; use sbatch or salloc");
       choice.method = StartMethod::Slurm;
       break;
     case Starter::Mpi: choice.method = StartMethod::Mpi; break;
@@ -285,11 +276,178 @@ Result<HostChoice> choose_hosts(const HostOptions& options, const Environment& e
   }
   if (choice.method == StartMethod::Slurm) {
     // On this node, too, what the allocation has is given to a step: its GPUs, its cores, its limits.
-    for (HostSlots& host : choice.hosts) host.local = false;
-    for (HostSlots& host : choice.server_hosts) host.local = false;
-    choice.components = std::move(slurm->components);
+    for (auto* const hosts : {&choice.hosts, &choice.server_hosts}) {
+      for (HostSlots& host : *hosts) {
+        host.local = false;
+        if (const auto found = slurm.components.find(host.name); found != slurm.components.end())
+          host.component = found->second;
+      }
+    }
   }
   return choice;
+}
+
+int parse_processes(const std::string& text) {
+  if (text == "auto") return 0;
+  const auto number = parse_integer<long long>(text);
+  if (!number) raise(ErrorCode::InvalidArgument, "a number or 'auto' (one process per core) is wanted");
+  if (*number < 1) raise(ErrorCode::InvalidArgument, "at least one process is needed");
+  if (*number > kMostProcesses)
+    raise(ErrorCode::InvalidArgument, "more than {} processes are not started at once", kMostProcesses);
+  return static_cast<int>(*number);
+}
+
+namespace {
+
+/// -np, or what torchrun calls it: a number, `cpu`, `gpu`, or `auto`, which are GPUs where there are any.
+int processes_wanted(const JobSpec& spec) {
+  if (spec.processes && !spec.nproc_per_node.empty()) {
+    raise(ErrorCode::InvalidArgument, "-np {} and --nproc-per-node {}: give one",
+          *spec.processes == 0 ? "auto" : std::to_string(*spec.processes), spec.nproc_per_node);
+  }
+  const bool hosts = !spec.hosts.empty() || !spec.host_file.empty();
+  const bool a_rank = env::get(env::kLocalRank).has_value();  // torchrun's variables were for what started it
+  std::string wanted = spec.nproc_per_node;
+  if (wanted.empty() && !spec.processes && !hosts && !a_rank) wanted = env::text("PET_NPROC_PER_NODE");
+  if (wanted.empty()) return spec.processes.value_or(0);
+  const std::string shown = spec.nproc_per_node.empty() ? "PET_NPROC_PER_NODE=" + wanted : "--nproc-per-node " + wanted;
+  if (hosts) raise(ErrorCode::InvalidArgument, "{}: with -H or --hostfile it is --per-node {}", shown, wanted);
+  if (wanted == "cpu") return 0;
+  if (wanted != "gpu" && wanted != "auto") {
+    try {
+      return parse_processes(wanted);
+    } catch (const Error& error) {
+      raise(ErrorCode::InvalidArgument, "{}: {}", shown, error.what());
+    }
+  }
+  const rendezvous::GpuClaim said = rendezvous::gpus_claimed(rendezvous::current_environment());
+  if (const int gpus = said.claim.empty() ? sys::gpus_here() : said.gpus; gpus > 0) return gpus;
+  if (wanted == "auto") return 0;
+  raise(ErrorCode::InvalidArgument,
+        "{}: there is no GPU here (CUDA_VISIBLE_DEVICES, /dev/nvidia0, /sys/class/kfd) -- give a number, or cpu",
+        shown);
+}
+
+/// Options that go only together, or not at all.
+void check_servers(const JobSpec& spec) {
+  const bool hosts = !spec.server_hosts.empty();
+  if (hosts && spec.colocated)
+    raise(ErrorCode::InvalidArgument, "--servers colocated and --server-hosts: one of them says where servers run{}{}",
+          spec.origin_of("--servers"), spec.origin_of("--server-hosts"));
+  const bool servers = spec.colocated || spec.servers > 0 || hosts;
+  if (spec.server_program && !servers)
+    raise(ErrorCode::InvalidArgument,
+          "--server-program: how many servers? --servers N or colocated, or --server-hosts, says it{}",
+          spec.origin_of("--server-program"));
+  if ((spec.server_restarts > 0 || spec.lost_servers > 0) && !servers) {
+    const char* const option = spec.server_restarts > 0 ? "--server-restarts" : "--lost-servers";
+    raise(ErrorCode::InvalidArgument,
+          "{}: there are no servers -- --servers N or colocated, or --server-hosts, says how many{}", option,
+          spec.origin_of(option));
+  }
+  if (spec.agents > 0 && (servers || spec.evaluator))
+    raise(ErrorCode::InvalidArgument,
+          "--agents: --servers and --evaluator are not for jobs whose agents the owner starts");
+}
+
+void check_by_hand(const JobSpec& spec) {
+  if (spec.starter != Starter::Hand) {
+    if (spec.secret_file.empty() && spec.listen == 0) return;
+    raise(ErrorCode::InvalidArgument, "--secret-file and --listen are for --starter hand and --nnodes{}{}",
+          spec.origin_of("--secret-file"), spec.origin_of("--listen"));
+  }
+  if (spec.secret_file.empty()) {
+    raise(ErrorCode::InvalidArgument, "--starter hand: --secret-file FILE is wanted; `cohort secret FILE` makes one{}",
+          spec.origin_of("--starter"));
+  }
+  if (spec.max_restarts > 0) {
+    raise(ErrorCode::InvalidArgument, "--starter hand: --max-restarts has nobody who starts the agents again{}{}",
+          spec.origin_of("--starter"), spec.origin_of("--max-restarts"));
+  }
+}
+
+/// Of launchers that are several: with so many ranks on each.
+std::vector<HostSlots> hosts_of_nodes(const JobSpec& spec, const NodeRole& node, int ranks) {
+  if (spec.owner_pid) {
+    raise(ErrorCode::InvalidArgument,
+          "{}: the process that starts this job for itself is one of several, each of which would start one -- start "
+          "it once, or as ranks without a launcher; COHORT_ALONE=1 if each job is meant to be its own",
+          node.source);
+  }
+  if (spec.starter != Starter::Auto || spec.listen != 0 || spec.per_node != 0) {
+    raise(ErrorCode::InvalidArgument,
+          "{}: this command is started on each host itself: --starter, --listen and --per-node have no meaning there",
+          node.source);
+  }
+  if (static_cast<long long>(ranks) * node.count > kMostProcesses) {
+    raise(ErrorCode::InvalidArgument, "-np {} on {} nodes: more than {} processes are not started at once", ranks,
+          node.count, kMostProcesses);
+  }
+  if (!spec.server_hosts.empty())
+    raise(ErrorCode::InvalidArgument,
+          "--server-hosts: a launcher on each node starts servers on these nodes -- leave it out, or start the job "
+          "from one of them by -H{}",
+          spec.origin_of("--server-hosts"));
+  std::vector<HostSlots> hosts;
+  for (int index = 0; index < node.count; ++index) {
+    const bool here = index == std::max(0, node.rank);
+    hosts.push_back({here ? sys::host_name() : fmt::format("node {}", index), ranks, here});
+  }
+  return hosts;
+}
+
+}  // namespace
+
+Plan plan_of(const JobSpec& spec) {
+  int processes = processes_wanted(spec);
+  check_servers(spec);
+  OtherRoles others = other_roles(spec);
+  HostChoice choice;
+  std::optional<NodeRole> node;
+  if (spec.agents > 0) {
+    if (!spec.invitation_fd || spec.names_hosts() || spec.processes)
+      raise(ErrorCode::InvalidArgument,
+            "--agents: --invitation-fd is wanted, and neither hosts nor a number of processes");
+    choice.method = StartMethod::Owner;
+    for (int agent = 0; agent < spec.agents; ++agent)
+      choice.hosts.push_back({fmt::format("agent {}", agent), 1, false});
+    processes = 0;  // as many as they take
+  } else {
+    node = value_or_throw(choose_node(spec, rendezvous::current_environment()));
+    if (node && node->count > 1) {
+      node->secret_file = !spec.secret_file.empty() ? spec.secret_file : env::text(env::kSecretFile);
+      choice.hosts = hosts_of_nodes(spec, *node, processes != 0 ? processes : sys::usable_cores());
+      choice.method = StartMethod::Launcher;
+      processes = 0;  // as many as the nodes have
+    } else {
+      // One that is to be the only one is that in an allocation of several nodes, too.
+      const bool asks_for_hosts =
+          spec.names_hosts() || !spec.server_hosts.empty() || spec.per_node != 0 || spec.starter != Starter::Auto;
+      if (!node || asks_for_hosts) {
+        choice = choose_hosts(spec, Environment::current());
+        check_by_hand(spec);
+      }
+      node.reset();
+    }
+  }
+  // MPI connects only what its own launcher has started, and here `cohort run` starts the ranks.
+  if (choice.hosts.size() > 1 && spec.agents == 0 && env::text(env::kTransport) == "mpi") {
+    raise(ErrorCode::InvalidArgument,
+          "COHORT_TRANSPORT=mpi: `cohort run` starts the ranks itself, and MPI knows only those of its own launcher -- "
+          "start them by it, without `cohort run`: COHORT_TRANSPORT=mpi mpirun -np 4 ./train, or srun");
+  }
+  others.server_hosts = std::move(choice.server_hosts);
+  if (choice.hosts.empty()) {
+    choice.hosts = {{sys::host_name(), kMostProcesses}};
+    if (processes == 0) processes = sys::usable_cores();
+  } else if (processes == 0) {
+    for (const HostSlots& host : choice.hosts) processes += host.slots;
+  }
+  Plan plan = value_or_throw(make_plan(choice.hosts, processes, others));
+  plan.method = choice.method;
+  plan.node = std::move(node);
+  plan.note = std::move(choice.note);
+  return plan;
 }
 
 }  // namespace cohort::launch

@@ -1,11 +1,13 @@
 #include "launch/start/invitation.h"
 
+#include "base/files.h"
 #include "base/hardware.h"
 #include "base/memory.h"
 #include "base/parse.h"
 #include "base/process.h"
 #include "base/unique_fd.h"
 #include "launch/messages.h"
+#include "launch/processes.h"
 #include "launch/version.h"
 #include "net/secret.h"
 #include "net/socket.h"
@@ -84,8 +86,7 @@ std::optional<Announcement> parse_announcement(std::string_view line) {
 std::string difference(const Announcement& here, const Announcement& there) {
   const auto differ = [&](std::string_view what, std::string_view ours, std::string_view theirs) {
     return fmt::format(
-        "{} is {} on {} ({}) and {} on {} ({}); install the same one on all hosts, or name it with "
-        "--remote-cohort",
+        "{} is {} on {} ({}) and {} on {} ({}); install the same one on all hosts, or name it with --remote-cohort",
         what, theirs, there.host, there.path, ours, here.host, here.path);
   };
   if (here.version != there.version) return differ("Cohort", here.version, there.version);
@@ -176,15 +177,6 @@ std::pair<std::string, std::shared_ptr<rendezvous::Exchange>> exchange_offers(
   return {std::move(answer), *std::move(exchange)};
 }
 
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t put = ::write(fd, text.data(), text.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) return;
-    text.remove_prefix(static_cast<std::size_t>(put));
-  }
-}
-
 /// Until its end; a child that dies says nothing.
 Result<std::string> read_answer(int fd, net::Deadline deadline) {
   std::string text;
@@ -207,9 +199,9 @@ Result<std::string> read_answer(int fd, net::Deadline deadline) {
 
 Result<rendezvous::JoinOffer> meet_in_step(const rendezvous::Detected& step, const rendezvous::Environment& environment,
                                            const std::optional<rendezvous::JoinOffer>& mine, net::Deadline deadline) {
-  int ends[2] = {-1, -1};
-  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
-  sys::UniqueFd from_child(ends[0]), to_parent(ends[1]);
+  auto pipe = make_pipe();
+  if (!pipe) return tl::unexpected(pipe.error());
+  auto& [from_child, to_parent] = *pipe;
   std::fflush(nullptr);  // the child ends in good order, and what is in buffers would be written twice
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
@@ -220,7 +212,7 @@ Result<rendezvous::JoinOffer> meet_in_step(const rendezvous::Detected& step, con
     sys::lock_hidden_memory();
     if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || ::getppid() != parent) ::_exit(1);
     auto [answer, exchange] = exchange_offers(step, environment, mine, deadline);
-    write_all(to_parent.get(), answer);
+    (void)sys::write_all(to_parent.get(), answer);
     net::wipe(answer);
     to_parent.reset();
     if (exchange != nullptr) exchange->wait_told();

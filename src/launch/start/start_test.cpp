@@ -116,10 +116,18 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
+PlannedHost host_of(const std::string& name, int component = -1) {
+  PlannedHost host;
+  host.name = name;
+  host.component = component;
+  return host;
+}
+
 TEST(RemoteCommand, SshNeverAsksAndTakesTheUsersOwnOptionsFirst) {
-  RemoteOptions options;
-  options.ssh = {"ssh", "-p", "2222"};
-  const auto words = remote_command(options, "h2", "/opt/my cohort/bin/cohort");
+  JobSpec spec;
+  spec.ssh = {"ssh", "-p", "2222"};
+  spec.remote_cohort = "/opt/my cohort/bin/cohort";
+  const auto words = remote_command(spec, StartMethod::Ssh, host_of("h2"));
   EXPECT_EQ(words[0] + words[1] + words[2], "ssh-p2222");
   EXPECT_NE(std::find(words.begin(), words.end(), "BatchMode=yes"), words.end());
   EXPECT_EQ(words[words.size() - 3], "--");  // a host is never an option
@@ -128,16 +136,15 @@ TEST(RemoteCommand, SshNeverAsksAndTakesTheUsersOwnOptionsFirst) {
 }
 
 TEST(RemoteCommand, SrunAndMpirunPlaceOneProcessOnTheHost) {
-  RemoteOptions options;
-  options.method = StartMethod::Slurm;
-  EXPECT_NE(joined(remote_command(options, "n7", "/c")).find("--nodelist=n7"), std::string::npos);
-  EXPECT_TRUE(joined(remote_command(options, "n7", "/c")).ends_with("/c agent --invited"));
-  EXPECT_EQ(joined(remote_command(options, "n7", "/c")).find("--het-group"), std::string::npos);
-  options.components = {{"n7", 0}, {"n8", 3}};
-  EXPECT_NE(joined(remote_command(options, "n8", "/c")).find(" --het-group=3 "), std::string::npos);
-  options.components.clear();
-  options.method = StartMethod::Mpi;
-  EXPECT_EQ(joined(remote_command(options, "n7", "/c")), "mpirun -np 1 -host n7 /c agent --invited");
+  JobSpec spec;
+  spec.remote_cohort = "/c";
+  const std::string plain = joined(remote_command(spec, StartMethod::Slurm, host_of("n7")));
+  EXPECT_NE(plain.find("--nodelist=n7"), std::string::npos);
+  EXPECT_TRUE(plain.ends_with("/c agent --invited"));
+  EXPECT_EQ(plain.find("--het-group"), std::string::npos);
+  EXPECT_NE(joined(remote_command(spec, StartMethod::Slurm, host_of("n8", 3))).find(" --het-group=3 "),
+            std::string::npos);
+  EXPECT_EQ(joined(remote_command(spec, StartMethod::Mpi, host_of("n7"))), "mpirun -np 1 -host n7 /c agent --invited");
 }
 
 FailedStart failed_ssh(int code, std::string complaints, std::string noise = {}) {
@@ -222,21 +229,25 @@ TEST(OneLine, NothingInItCanSteerATerminal) {
   EXPECT_TRUE(cut.starts_with("... \xc3\xa4")) << cut.substr(0, 8);
 }
 
-std::string shown(const Result<HostChoice>& choice) {
-  if (!choice) return choice.error().what();
-  std::string text(start_method_name(choice->method));
-  for (const HostSlots& host : choice->hosts)
-    text += " " + host.name + ":" + std::to_string(host.slots) + (host.local ? "*" : "");
-  return text;
+std::string chosen(const JobSpec& options, const std::vector<std::string>& environment = {}) {
+  const auto shown = [](const std::vector<HostSlots>& hosts) {
+    std::string text;
+    for (const HostSlots& host : hosts)
+      text += " " + host.name + ":" + std::to_string(host.slots) + (host.local ? "*" : "");
+    return text;
+  };
+  try {
+    const HostChoice choice = choose_hosts(options, Environment(environment));
+    return std::string(start_method_name(choice.method)) + shown(choice.hosts) +
+           (options.server_hosts.empty() ? "" : " |" + shown(choice.server_hosts));
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
-std::string chosen(const HostOptions& options, const std::vector<std::string>& environment = {}) {
-  return shown(choose_hosts(options, Environment(environment)));
-}
-
-HostOptions list(const std::string& text) {
-  HostOptions options;
-  options.list = text;
+JobSpec list(const std::string& text) {
+  JobSpec options;
+  options.hosts = text;
   return options;
 }
 
@@ -248,14 +259,14 @@ TEST(Hosts, AListNamesHostsAndSlots) {
 }
 
 TEST(Hosts, NodesAndPerNodeCutTheList) {
-  HostOptions options = list("a:4,b:4,c:4");
+  JobSpec options = list("a:4,b:4,c:4");
   options.nodes = 2;
   EXPECT_EQ(chosen(options), "ssh a:4 b:4");
   options.per_node = 3;
   EXPECT_EQ(chosen(options), "ssh a:3 b:3");
   options.nodes = 4;
   EXPECT_EQ(chosen(options), "--nodes 4: there are only 3 hosts");
-  HostOptions here;
+  JobSpec here;
   here.per_node = 3;
   EXPECT_EQ(chosen(here), "ssh " + sys::host_name() + ":3*");
   here.nodes = 2;
@@ -264,16 +275,16 @@ TEST(Hosts, NodesAndPerNodeCutTheList) {
 
 TEST(Hosts, WhatCouldBeAnOptionOrTwoWordsIsNoHost) {
   for (const char* bad : {"-oProxyCommand=x", "a b", "a;b", "$(x)", "a:0", "a:x", "", "a,,b"}) {
-    EXPECT_FALSE(choose_hosts(list(bad), Environment()) && *bad != '\0') << bad;
+    EXPECT_TRUE(chosen(list(bad)).starts_with(*bad != '\0' ? "-H " : "ssh")) << bad;
   }
 }
 
 TEST(Hosts, ThisHostByTwoNamesHasTheSlotsOfBoth) {
   EXPECT_EQ(chosen(list("localhost:2,b,127.0.0.1:3," + sys::host_name())), "ssh localhost:6* b:1");
-  EXPECT_EQ(choose_hosts(list("localhost:2,127.0.0.1:2"), Environment())->note,
+  EXPECT_EQ(choose_hosts(list("localhost:2,127.0.0.1:2"), Environment()).note,
             "localhost and 127.0.0.1 are both this host, which has 4 slots");
-  EXPECT_EQ(choose_hosts(list("localhost:2,localhost:2"), Environment())->note, "");
-  HostOptions options = list("localhost:2,127.0.0.1:2,b");
+  EXPECT_EQ(choose_hosts(list("localhost:2,localhost:2"), Environment()).note, "");
+  JobSpec options = list("localhost:2,127.0.0.1:2,b");
   options.per_node = 3;
   EXPECT_EQ(chosen(options), "ssh localhost:3* b:3");
 }
@@ -295,8 +306,8 @@ TEST(Hosts, ThisHostIsKnownByAnyOfItsNames) {
 }
 
 TEST(Hosts, AllAreHereIfThatIsWanted) {
-  HostOptions options = list("x:1,y:2");
-  options.starter = HostOptions::Starter::Local;
+  JobSpec options = list("x:1,y:2");
+  options.starter = Starter::Local;
   EXPECT_EQ(chosen(options), "ssh x:1* y:2*");
 }
 
@@ -319,21 +330,21 @@ TEST(Hosts, AnAllocationIsTakenWholeAndBySrun) {
   EXPECT_EQ(chosen({}, kAllocation), "srun n1:2 n2:2 n3:1");
   EXPECT_EQ(chosen(list("n2:9"), kAllocation), "srun n2:9");
   EXPECT_EQ(chosen(list("n2,elsewhere"), kAllocation), "ssh n2:1 elsewhere:1");
-  HostOptions by_ssh;
-  by_ssh.starter = HostOptions::Starter::Ssh;
+  JobSpec by_ssh;
+  by_ssh.starter = Starter::Ssh;
   EXPECT_EQ(chosen(by_ssh, kAllocation), "ssh n1:2 n2:2 n3:1");
-  HostOptions by_srun;
-  by_srun.starter = HostOptions::Starter::Slurm;
-  by_srun.list = "a,b";
+  JobSpec by_srun;
+  by_srun.starter = Starter::Slurm;
+  by_srun.hosts = "a,b";
   EXPECT_NE(chosen(by_srun).find("this is no Slurm allocation"), std::string::npos);
 }
 
 TEST(Hosts, AHeterogeneousJobHasTheNodesOfAllItsComponents) {
   const auto components_of = [](std::vector<std::string> variables) {
     variables.insert(variables.end(), {"SLURM_JOB_ID=7", "SLURM_HET_SIZE=2"});
-    const auto choice = choose_hosts({}, Environment(variables));
-    EXPECT_TRUE(choice) << choice.error().what();
-    return choice ? choice->components : std::map<std::string, int>();
+    std::map<std::string, int> components;
+    for (const HostSlots& host : choose_hosts({}, Environment(variables)).hosts) components[host.name] = host.component;
+    return components;
   };
   // Of a batch script, which runs in the first component.
   std::vector<std::string> script = {"SLURM_JOB_NODELIST=n1",
@@ -362,17 +373,9 @@ TEST(Hosts, AHeterogeneousJobHasTheNodesOfAllItsComponents) {
 }
 
 TEST(Hosts, ServersHaveHostsOfTheirOwn) {
-  const auto with_servers = [](HostOptions options, const std::string& servers,
-                               std::vector<std::string> environment = {}) {
-    options.servers = servers;
-    const auto choice = choose_hosts(options, Environment(std::move(environment)));
-    std::string text = shown(choice);
-    if (choice) {
-      text += " |";
-      for (const HostSlots& host : choice->server_hosts)
-        text += " " + host.name + ":" + std::to_string(host.slots) + (host.local ? "*" : "");
-    }
-    return text;
+  const auto with_servers = [](JobSpec options, const std::string& servers, std::vector<std::string> environment = {}) {
+    options.server_hosts = servers;
+    return chosen(options, environment);
   };
   EXPECT_EQ(with_servers(list("a:4,b:4"), "c:2,b"), "ssh a:4 b:4 | c:2 b:1");
   EXPECT_EQ(with_servers({}, "c"), "ssh | c:1");
@@ -413,13 +416,13 @@ TEST(Hosts, ASingleNodeIsUsedAsAnyHost) {
 TEST(Hosts, AFileIsReadAndItsErrorsNameIt) {
   char folder[] = "/tmp/cohort-hosts-XXXXXX";
   ASSERT_NE(::mkdtemp(folder), nullptr);
-  HostOptions options;
-  options.file = std::string(folder) + "/hosts";
+  JobSpec options;
+  options.host_file = std::string(folder) + "/hosts";
   EXPECT_NE(chosen(options).find("No such file"), std::string::npos);
-  std::ofstream(options.file) << "# two\na slots=2\nb:3\n";
+  std::ofstream(options.host_file) << "# two\na slots=2\nb:3\n";
   EXPECT_EQ(chosen(options), "ssh a:2 b:3");
-  std::ofstream(options.file) << "a slots=many\n";
-  EXPECT_NE(chosen(options).find(options.file), std::string::npos);
+  std::ofstream(options.host_file) << "a slots=many\n";
+  EXPECT_NE(chosen(options).find(options.host_file), std::string::npos);
   std::filesystem::remove_all(folder);
 }
 

@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/process.h"
+#include "base/result.h"
 #include "base/unique_fd.h"
 #include "launch/plan/program.h"
 #include "launch/processes.h"
@@ -25,6 +26,18 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostText = std::size_t{1} << 20;
 constexpr std::size_t kMostInPipe = std::size_t{1} << 20;  // the most that a pipe can be set to
+
+Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::string& what) {
+  auto pending = sys::spawn(options);
+  if (!pending) {
+    return fail(ErrorCode::Unavailable, "cannot start {}: {}", what, sys::to_string(pending.error()));
+  }
+  auto process = std::move(*pending).confirm();
+  if (!process) {
+    return fail(ErrorCode::Unavailable, "cannot start {}: {}", what, sys::to_string(process.error()));
+  }
+  return *std::move(process);
+}
 
 int milliseconds_until(Clock::time_point deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -52,26 +65,20 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
   auto program = resolve_program(request, environment);
   if (!program) return tl::unexpected(program.error());
 
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return fail(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
-  const sys::UniqueFd out(ends[0]);
-  sys::UniqueFd in(ends[1]);
-  sys::SpawnOptions spawn;
-  spawn.path = program->path;
-  spawn.arguments = program->arguments;
-  spawn.environment = environment.assignments();
-  spawn.stdout_fd = in.get();
-  spawn.stderr_fd = in.get();
-  spawn.group = sys::Group::Own;
-  spawn.parent_death_signal = SIGKILL;
-  auto pending = sys::spawn(spawn);
+  auto pipe = make_pipe();
+  if (!pipe) return tl::unexpected(pipe.error());
+  auto& [out, in] = *pipe;
+  sys::SpawnOptions options;
+  options.path = program->path;
+  options.arguments = program->arguments;
+  options.environment = environment.assignments();
+  options.stdout_fd = in.get();
+  options.stderr_fd = in.get();
+  options.group = sys::Group::Own;
+  options.parent_death_signal = SIGKILL;
+  auto child = spawn(options, command.front());
   in.reset();
-  const auto not_started = [&command](const sys::SpawnFailure& why) {
-    return fail(ErrorCode::Unavailable, "cannot start {}: {}", command.front(), sys::to_string(why));
-  };
-  if (!pending) return not_started(pending.error());
-  auto child = std::move(*pending).confirm();
-  if (!child) return not_started(child.error());
+  if (!child) return tl::unexpected(child.error());
 
   Captured captured;
   const auto too_late = [&] {
@@ -109,33 +116,6 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
   captured.status = sys::exit_status_from_wait(end(*child)).shell_status();
   return captured;
 }
-
-namespace {
-
-struct Pipe {
-  sys::UniqueFd read_end;
-  sys::UniqueFd write_end;
-};
-
-Result<Pipe> make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
-  return Pipe{sys::UniqueFd(ends[0]), sys::UniqueFd(ends[1])};
-}
-
-Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::string& what) {
-  auto pending = sys::spawn(options);
-  if (!pending) {
-    return fail(ErrorCode::Unavailable, "cannot start {}: {}", what, sys::to_string(pending.error()));
-  }
-  auto process = std::move(*pending).confirm();
-  if (!process) {
-    return fail(ErrorCode::Unavailable, "cannot start {}: {}", what, sys::to_string(process.error()));
-  }
-  return *std::move(process);
-}
-
-}  // namespace
 
 Result<std::string> own_command() {
   auto own = sys::own_executable();
@@ -191,34 +171,45 @@ std::string_view start_method_name(StartMethod method) {
   return "?";
 }
 
-std::vector<std::string> remote_command(const RemoteOptions& options, const std::string& host,
-                                        const std::string& cohort_path) {
+std::string remote_cohort(const JobSpec& spec) {
+  return spec.remote_cohort.empty() ? value_or_throw(own_command()) : spec.remote_cohort;
+}
+
+std::vector<std::string> remote_command(const JobSpec& spec, StartMethod method, const PlannedHost& host) {
+  const std::string cohort_path = remote_cohort(spec);
   std::vector<std::string> words;
-  switch (options.method) {
+  switch (method) {
     case StartMethod::Ssh:
-      words = options.ssh;
+      words = spec.ssh;
       // Nobody can answer a question. Ours to know: a master connection of the user's is used, but we are none, since
       // it would stay behind with our pipes.
       for (const char* option : {"BatchMode=yes", "ConnectTimeout=15", "ControlMaster=no", "ForwardX11=no",
                                  "ForwardAgent=no", "ClearAllForwardings=yes", "RequestTTY=no", "EscapeChar=none"}) {
         words.insert(words.end(), {"-o", option});
       }
-      words.insert(words.end(), {"--", host});
+      words.insert(words.end(), {"--", host.name});
       // One word for the login shell there, whichever it is; `exec` so that no shell stands in between.
       words.push_back(fmt::format("exec {} agent --invited", shell_quoted(cohort_path)));
       return words;
     case StartMethod::Slurm:
       // All that the job has on the host, next to other steps; the shell's variables of this task are not the agent's.
-      words = {
-          "srun",       "--nodes=1",       "--ntasks=1",   "--ntasks-per-node=1",  "--nodelist=" + host, "--overlap",
-          "--mpi=none", "--cpu-bind=none", "--unbuffered", "--kill-on-bad-exit=0", "--quit-on-interrupt"};
-      if (const auto found = options.components.find(host); found != options.components.end())
-        words.push_back(fmt::format("--het-group={}", found->second));
+      words = {"srun",
+               "--nodes=1",
+               "--ntasks=1",
+               "--ntasks-per-node=1",
+               "--nodelist=" + host.name,
+               "--overlap",
+               "--mpi=none",
+               "--cpu-bind=none",
+               "--unbuffered",
+               "--kill-on-bad-exit=0",
+               "--quit-on-interrupt"};
+      if (host.component >= 0) words.push_back(fmt::format("--het-group={}", host.component));
       break;
-    case StartMethod::Mpi: words = {"mpirun", "-np", "1", "-host", host}; break;
+    case StartMethod::Mpi: words = {"mpirun", "-np", "1", "-host", host.name}; break;
     case StartMethod::Hand:
-      return {cohort_path,         "agent",  "--join", fmt::format("ADDRESS:{}", options.port), "--secret-file",
-              options.secret_file, "--name", host};
+      return {cohort_path,     "agent",          "--join", fmt::format("ADDRESS:{}", spec.listen),
+              "--secret-file", spec.secret_file, "--name", host.name};
     case StartMethod::Launcher: return {cohort_path, "run", "..."};
     case StartMethod::Owner: break;
   }
@@ -226,11 +217,8 @@ std::vector<std::string> remote_command(const RemoteOptions& options, const std:
   return words;
 }
 
-Result<AgentProcess> start_remote_agent(const RemoteOptions& remote, const PlannedHost& host) {
-  auto executable = own_command();
-  if (!executable) return tl::unexpected(executable.error());
-  const auto words =
-      remote_command(remote, host.name, remote.remote_cohort.empty() ? *executable : remote.remote_cohort);
+Result<AgentProcess> start_remote_agent(const JobSpec& spec, StartMethod method, const PlannedHost& host) {
+  const auto words = remote_command(spec, method, host);
   const Environment environment = Environment::current();
   auto path = find_command(words.front(), environment);
   if (!path) {
@@ -468,10 +456,9 @@ Diagnosis diagnose(const FailedStart& failed) {
   }
   if (!failed.status) {
     if (failed.method == StartMethod::Ssh)
-      return is(
-          "silent", "no sign of life",
-          "`{1} -o BatchMode=yes {0} true` has to end by itself; does a firewall drop what goes to its sshd, or a "
-          "start-up file of the shell there (.bashrc, .profile) wait for something?");
+      return is("silent", "no sign of life",
+                "`{1} -o BatchMode=yes {0} true` has to end by itself; does a firewall drop what goes to its sshd, or "
+                "a start-up file of the shell there (.bashrc, .profile) wait for something?");
     return is("silent", "no sign of life",
               failed.method == StartMethod::Slurm ? "is there room for a step? `squeue -s`, `sinfo -N`" : "");
   }

@@ -50,40 +50,14 @@ struct AgentProcess {
 Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,
                                        const net::Secret& secret, int input_fd);
 
-/// How other hosts are reached. By hand: somebody runs `cohort agent --join` there. Launcher: somebody runs `cohort
-/// run` there, too, as the launcher of another node (plan.h). Owner: the process that the job belongs to has agents
-/// started, which say themselves where they are and how many ranks they take.
-enum class StartMethod { Ssh, Slurm, Mpi, Hand, Launcher, Owner };
+/// Where `cohort` is on other hosts.
+std::string remote_cohort(const JobSpec& spec);
 
-/// An agent says where it is and how many ranks it takes.
-constexpr bool says_itself(StartMethod method) {
-  return method == StartMethod::Launcher || method == StartMethod::Owner;
-}
-
-/// Who is on other hosts comes by itself, at no command of ours.
-constexpr bool comes_by_itself(StartMethod method) { return method == StartMethod::Hand || says_itself(method); }
-
-struct RemoteOptions {
-  StartMethod method = StartMethod::Ssh;
-  std::vector<std::string> ssh = {"ssh"};  ///< the command and options of the user's own
-  std::string remote_cohort;               ///< path of the command there; empty: as here
-  /// By srun, which has to be told in which component of a heterogeneous job a host is. Of those that are in one.
-  std::map<std::string, int> components = {};
-  // By hand.
-  std::string secret_file;  ///< the job's secret, which the agents have, too
-  std::uint16_t port = 0;   ///< where they come to; 0: one of the system's choice
-  /// Of launchers that are several: what they have in common.
-  std::optional<net::Secret> secret = {};
-  std::string join;      ///< what has to be typed on each other node; empty: nothing, Slurm starts them
-  std::string nodes_id;  ///< what each has to say, too
-};
-
-/// The words that run `cohort agent --invited` on the host: argv, argv[0] is looked up in PATH. Pure.
-std::vector<std::string> remote_command(const RemoteOptions& options, const std::string& host,
-                                        const std::string& cohort_path);
+/// The words that run `cohort agent --invited` on the host: argv, argv[0] is looked up in PATH.
+std::vector<std::string> remote_command(const JobSpec& spec, StartMethod method, const PlannedHost& host);
 
 /// On another host. The agent announces itself on `out` and waits for its invitation (invitation.h).
-Result<AgentProcess> start_remote_agent(const RemoteOptions& options, const PlannedHost& host);
+Result<AgentProcess> start_remote_agent(const JobSpec& spec, StartMethod method, const PlannedHost& host);
 
 /// "ssh", "srun", "mpirun": for messages.
 std::string_view start_method_name(StartMethod method);

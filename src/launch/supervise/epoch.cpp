@@ -25,45 +25,45 @@ namespace {
 /// The cores of this host, where it has more ranks than these; else 0.
 int crowded_cores(const Plan& plan) {
   const int cores = sys::usable_cores();
-  const bool crowded = std::any_of(plan.hosts.begin(), plan.hosts.end(),
-                                   [cores](const PlannedHost& host) { return host.local && host.ranks > cores; });
+  const bool crowded =
+      std::ranges::any_of(plan.hosts, [cores](const PlannedHost& host) { return host.local && host.ranks > cores; });
   return crowded ? cores : 0;
 }
 
 }  // namespace
 
-Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, options_.grace, stopping_events()) {
-  JobRecord& record = job_.record_;
-  record.start = utc_now();
-  record.end.clear();
-  record.exit_status.reset();
-  record.reason.clear();
-  record.output_lost.clear();
-  record.failure.reset();
-  if (options_.keep_logs) record.log_folder = absolute_path(job_.logs_below(job_.folder_.path));
-  start_limit_ = Timer(job_.loop_, options_.start_timeout, [this] {
+Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, spec_.grace, stopping_events()) {
+  static_cast<Attempt&>(state_) = {};
+  state_.start = utc_now();
+  if (spec_.keep_logs) state_.log_folder = absolute_path(job_.logs_below(job_.folder_.path));
+  limits_.start = Timer(job_.loop_, start_timeout_, [this] {
     const Plan& plan = job_.setup_.plan;
     const int cores = crowded_cores(plan);
-    fail_start(fmt::format("no sign of running ranks from {} after {:.0f} s{}", agents_.missing(),
-                           std::chrono::duration<double>(options_.start_timeout).count(),
-                           cores == 0 ? std::string()
-                                      : fmt::format(": {} processes share the {} core{} here -- start fewer, or give "
-                                                    "them more time (--start-timeout)",
-                                                    plan.roles().all(), cores, cores == 1 ? "" : "s")));
+    fail_start(fmt::format(
+        "no sign of running ranks from {} after {:.0f} s{}", agents_.missing(),
+        std::chrono::duration<double>(start_timeout_).count(),
+        cores == 0
+            ? std::string()
+            : fmt::format(
+                  ": {} processes share the {} core{} here -- start fewer, or give them more time (--start-timeout)",
+                  plan.roles().all(), cores, cores == 1 ? "" : "s")));
   });
 }
 
 void Epoch::look_at_plan() {
   const Plan& plan = job_.setup_.plan;
   hosts_ = hosts_of_processes(plan);
-  health_.emplace(job_.loop_, hosts_, plan.roles(), options_.watch,
+  health_.emplace(job_.loop_, hosts_, plan.roles(), spec_,
                   HealthWatch::Events{[this](const std::string& text) { say(text); },
                                       [this](const Warning& warning) { job_.warnings_->tell(warning); },
                                       [this](const std::string& why) { on_stuck(why); }});
-  job_.live_->begin_epoch(plan, job_.restarts_.done(), job_.record_.log_folder);
-  job_.record_.pids.assign(static_cast<std::size_t>(plan.roles().all()), 0);
-  if (options_.keep_logs && goes_elsewhere(plan))
-    remote_logs_.emplace(job_.record_.log_folder, plan.roles(), [this](const std::string& text) { say(text); });
+  state_.plan = plan;
+  state_.stage = "starting";
+  state_.restarts = job_.restarts_.done();
+  job_.live_->begin_epoch();
+  state_.pids.assign(static_cast<std::size_t>(plan.roles().all()), 0);
+  if (spec_.keep_logs && goes_elsewhere(plan))
+    remote_logs_.emplace(state_.log_folder, plan.roles(), [this](const std::string& text) { say(text); });
 }
 
 void Epoch::give_orders() {
@@ -120,7 +120,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     if (!gone->stuck.empty()) {
       say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
                       gone->stuck));
-      if (!stop_status_) stop_status_ = 1;
+      if (!end_.stop_status) end_.stop_status = 1;
     }
     check_end();
   }
@@ -132,28 +132,27 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   agent.started = true;
   if (remote_logs_ && !agent.host.local) remote_logs_->open(processes);
   for (std::size_t i = 0; i < processes.size(); ++i)
-    job_.record_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
-  if (&agent == agents_.members().front().get()) job_.record_.threads = started.threads;  // of rank 0's host
+    state_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
+  if (&agent == agents_.members().front().get()) state_.threads = started.threads;  // of rank 0's host
   if (stage_ != Stage::Starting) return;
   if (!agents_.all_started()) return;
   stage_ = Stage::Running;
-  start_limit_ = Timer();
+  limits_.start = Timer();
   started_at_ = Clock::now();
-  job_.announcer_.started(
-      {job_.setup_.plan, job_.record_.threads, job_.setup_.bind == Binding::Core, crowded_cores(job_.setup_.plan),
-       options_.keep_logs ? job_.folder_.shown : std::string(), job_.has_launchers()},
-      job_.record_, job_.folder_.path);
+  job_.announcer_.started(state_, job_.folder_.path, start_text());
   log::info("launch", "job {} is not contained: {}", job_.id_, kNotContained);
   health_->start();
-  job_.live_->started();
+  state_.stage = "running";
+  state_.running_since = seconds_now();
+  job_.live_->changed();
   job_.start_page();
   job_.write_record();
   job_.start_trackers();
-  if (options_.timeout) {
-    if (!job_.limit_) job_.limit_ = Clock::now() + *options_.timeout;
-    job_limit_ = Timer(job_.loop_, *job_.limit_ - Clock::now(), [this] {
-      if (!stop_status_) stop_status_ = kTimeoutStatus;
-      stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*options_.timeout).count()),
+  if (spec_.timeout) {
+    if (!job_.limit_) job_.limit_ = Clock::now() + *spec_.timeout;
+    limits_.job = Timer(job_.loop_, *job_.limit_ - Clock::now(), [this] {
+      if (!end_.stop_status) end_.stop_status = kTimeoutStatus;
+      stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*spec_.timeout).count()),
            SIGTERM, grace_after(SIGTERM));
     });
   }
@@ -167,12 +166,29 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   ask_next_role();
 }
 
+/// "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."
+std::string Epoch::start_text() const {
+  const Plan& plan = state_.plan;
+  std::string text = to_string(plan);
+  if (job_.has_launchers()) {
+    const int ranks = plan.hosts.front().ranks;
+    const bool same = std::ranges::all_of(plan.hosts, [ranks](const PlannedHost& host) { return host.ranks == ranks; });
+    text += same ? fmt::format(", -np {} of a launcher on each", ranks) : ", a launcher on each with its own -np";
+  }
+  if (const int cores = crowded_cores(plan); cores > 0)
+    text += fmt::format(", more than the {} core{} here", cores, cores == 1 ? "" : "s");
+  if (spec_.bind == Binding::Core) text += ", each bound to its share of the cores";
+  if (const int threads = state_.threads; threads > 0)
+    text += fmt::format(", {} thread{} each", threads, threads == 1 ? "" : "s");
+  return spec_.keep_logs ? text + ", run " + job_.folder_.shown : text;
+}
+
 /// The stack that an exception or a crash left is long: it is at the end of the log.
 void Epoch::keep_words(const Ending& ending) const {
   const bool stack = ending.words.find(status::kThrowStack) != std::string::npos ||
                      ending.words.find(status::kNativeStack) != std::string::npos;
-  if (!stack || !options_.keep_logs) return;
-  const auto folder = open_folder(job_.record_.log_folder);
+  if (!stack || !spec_.keep_logs) return;
+  const auto folder = open_folder(state_.log_folder);
   if (!folder) return;
   const std::string name = log_name(ending.role, ending.rank, Stream::Stderr);
   const sys::UniqueFd log(::openat(folder->get(), name.c_str(), O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC));
@@ -188,7 +204,7 @@ void Epoch::on_exited(const Exited& exited) {
   ending.rank = roles.number_of(exited.rank);
   ending.asked = ending.role == Role::Worker ? workers_asked_ : asked_ >= ending.role;
   ending.host = hosts_[static_cast<std::size_t>(exited.rank)];
-  ending.pid = job_.record_.pids[static_cast<std::size_t>(exited.rank)];
+  ending.pid = state_.pids[static_cast<std::size_t>(exited.rank)];
   ending.status = exited.status;
   ending.before_stop = exited.before_stop;
   ending.out_of_memory = exited.out_of_memory;
@@ -208,15 +224,13 @@ void Epoch::on_exited(const Exited& exited) {
   }
   const bool well = ending.spared || (ending.asked && has_ended_well(ending));
   ++ended_[static_cast<std::size_t>(ending.role)];
-  endings_.push_back(std::move(ending));
-  if (!exited.status.success() && !well && doing_then_.empty()) {
-    doing_then_ = health_->doing_now();
+  end_.endings.push_back(std::move(ending));
+  if (!exited.status.success() && !well && end_.doing_then.empty()) {
+    end_.doing_then = health_->doing_now();
     if (roles.is_rank(exited.rank))
-      doing_then_[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
+      end_.doing_then[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
   }
-  RankReport last = exited.last;
-  last.rank = exited.rank;
-  health_->rank_ended(last);
+  health_->rank_ended(exited.rank, exited.last);
   job_.live_->process_ended(exited.rank, exited.status.success() || well, exited.status);
   if (exited.rank == 0) input_.reset();
   look_for_requeue();
@@ -227,10 +241,10 @@ void Epoch::on_exited(const Exited& exited) {
 
 // What ParameterServerStrategy's workers run never ends by itself.
 void Epoch::look_for_chief(const Exited& exited) {
-  const bool chief = options_.tf_config && job_.setup_.plan.servers > 0 && exited.rank == 0;
+  const bool chief = spec_.tf_config && job_.setup_.plan.servers > 0 && exited.rank == 0;
   if (!chief || !exited.status.success() || stage_ != Stage::Running || running_ranks() == 0) return;
   workers_asked_ = true;
-  stopping_.begin({}, SIGTERM, {options_.grace});
+  stopping_.begin({}, SIGTERM, {spec_.grace});
 }
 
 void Epoch::ask_next_role() {
@@ -239,28 +253,28 @@ void Epoch::ask_next_role() {
   // Where all has gone well it has the last checkpoint to look at.
   const bool evaluates = next == Role::Evaluator && stage_ == Stage::Running;
   asked_ = next;
-  stopping_.begin({}, SIGTERM, {evaluates ? options_.evaluator_grace : options_.grace});
+  stopping_.begin({}, SIGTERM, {evaluates ? spec_.evaluator_grace : spec_.grace});
 }
 
 // Ranks that save do so together. One that neither ends nor fails then has missed the question, or hangs.
 void Epoch::look_for_requeue() {
-  const auto saved = std::find_if(endings_.begin(), endings_.end(), asks_for_requeue);
-  if (saved == endings_.end() || requeue_limit_ || stage_ != Stage::Running) return;
-  requeue_limit_ = Timer(job_.loop_, options_.preempt_grace, [this, rank = saved->rank] {
-    on_stuck(fmt::format(
-        "rank {} has saved and ended (exit status {}), and {} {} still running {:g} s later -- do all ranks ask "
-        "Preemption::requested, at every step?",
-        rank, kRequeueStatus, running_ranks(), running_ranks() == 1 ? "other rank is" : "other ranks are",
-        std::chrono::duration<double>(options_.preempt_grace).count()));
+  const auto saved = std::ranges::find_if(end_.endings, asks_for_requeue);
+  if (saved == end_.endings.end() || limits_.requeue || stage_ != Stage::Running) return;
+  limits_.requeue = Timer(job_.loop_, spec_.preempt_grace, [this, rank = saved->rank] {
+    on_stuck(
+        fmt::format("rank {} has saved and ended (exit status {}), and {} {} still running {:g} s later -- do all "
+                    "ranks ask Preemption::requested, at every step?",
+                    rank, kRequeueStatus, running_ranks(), running_ranks() == 1 ? "other rank is" : "other ranks are",
+                    std::chrono::duration<double>(spec_.preempt_grace).count()));
   });
 }
 
 void Epoch::look_for_failure() {
-  if (stage_ != Stage::Running || !first_failure(endings_)) return;
+  if (stage_ != Stage::Running || !first_failure(end_.endings)) return;
   // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
   // last destructors. Told to end now, it would lose the status that it is about to give.
-  if (follows_another(*first_failure(endings_)) && running_ranks() > 0) {
-    if (!cause_limit_) wait_for_cause();
+  if (follows_another(*first_failure(end_.endings)) && running_ranks() > 0) {
+    if (!limits_.cause) wait_for_cause();
   } else {
     stop_for_failure();
   }
@@ -268,9 +282,9 @@ void Epoch::look_for_failure() {
 
 AgentHandle& Epoch::agent_of(int process) const {
   const auto& all = agents_.members();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& member) {
+  const auto found = std::ranges::find_if(all, [&](const auto& member) {
     const std::vector<int> here = processes_of(job_.setup_.plan, member->host);
-    return std::find(here.begin(), here.end(), process) != here.end();
+    return std::ranges::find(here, process) != here.end();
   });
   return **found;
 }
@@ -287,26 +301,24 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
   if (!may) return Fate::Failed;
   const std::string lost =
       fmt::format("{} on {} is lost ({})", ending.name(), ending.host, sys::to_string(ending.status));
-  if (job_.server_restarts_ < options_.server_restarts) {
+  if (job_.server_restarts_ < spec_.server_restarts) {
     say(fmt::format("{}; it is started again ({} of {} times, --server-restarts)", lost, ++job_.server_restarts_,
-                    options_.server_restarts));
+                    spec_.server_restarts));
     agent_of(process).channel->send(
         StartAgain{process, {fmt::format("{}={}", env::kServerRestart, ending.restarts + 1)}});
     awaited_.insert(process);
-    RankReport last = ending.last;
-    last.rank = process;
-    health_->rank_ended(last);
+    health_->rank_ended(process, ending.last);
     job_.live_->starts_again(process);
-    job_.record_.server_failures.push_back(ending);
+    state_.server_failures.push_back(ending);
     job_.write_record();
     again_.insert_or_assign(process, std::move(ending));
     return Fate::Again;
   }
-  if (lost_servers_ < options_.lost_servers && running(Role::Server) > 1) {
+  if (lost_servers_ < spec_.lost_servers && running(Role::Server) > 1) {
     ending.spared = true;
     say(fmt::format("{}; the job goes on without it ({} of {} that may be, --lost-servers)", lost, ++lost_servers_,
-                    options_.lost_servers));
-    if (options_.server_restarts > 0) agent_of(process).channel->send(GoOnWithout{process});
+                    spec_.lost_servers));
+    if (spec_.server_restarts > 0) agent_of(process).channel->send(GoOnWithout{process});
     return Fate::Without;
   }
   return Fate::Failed;
@@ -319,13 +331,10 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
   std::vector<int> lost;
   for (const int process : processes_of(job_.setup_.plan, agent.host)) {
     if (roles.role_of(process) != Role::Server) return false;
-    const bool ended = std::any_of(endings_.begin(), endings_.end(), [&](const Ending& ending) {
-      return roles.process_of(ending.role, ending.rank) == process;
-    });
-    if (!ended) lost.push_back(process);
+    if (!has_ended(process)) lost.push_back(process);
   }
   const int count = static_cast<int>(lost.size());
-  if (lost_servers_ + count > options_.lost_servers || running(Role::Server) <= count) return false;
+  if (lost_servers_ + count > spec_.lost_servers || running(Role::Server) <= count) return false;
   lost_servers_ += count;
   agent.all_gone = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
@@ -335,7 +344,7 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
     say(fmt::format(
         "{} on {} {} lost with {} host ({}); the job goes on without ({} of {} that may be, --lost-servers)",
         roles.names_of(lost), agent.host.name, count == 1 ? "is" : "are", count == 1 ? "its" : "their", why,
-        lost_servers_, options_.lost_servers));
+        lost_servers_, spec_.lost_servers));
   }
   for (const int process : lost) {
     awaited_.erase(process);
@@ -343,16 +352,14 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
     ending.role = Role::Server;
     ending.rank = roles.number_of(process);
     ending.host = agent.host.name;
-    ending.pid = job_.record_.pids[static_cast<std::size_t>(process)];
+    ending.pid = state_.pids[static_cast<std::size_t>(process)];
     ending.status.signal = SIGKILL;
     ending.spared = true;
     ++ended_[static_cast<std::size_t>(Role::Server)];
     job_.tell_how_server_ended(ending.rank, "lost with its host");
-    RankReport last = {};
-    last.rank = process;
-    health_->rank_ended(last);
+    health_->rank_ended(process, {});
     job_.live_->process_ended(process, ending.spared, ending.status);
-    endings_.push_back(std::move(ending));
+    end_.endings.push_back(std::move(ending));
   }
   health_->host_ended(processes_of(job_.setup_.plan, agent.host));
   ask_next_role();
@@ -364,7 +371,7 @@ void Epoch::on_started_again(const StartedAgain& started) {
   const int process = started.rank;
   Ending& before = again_.at(process);
   if (started.pid != 0) {
-    job_.record_.pids[static_cast<std::size_t>(process)] = started.pid;
+    state_.pids[static_cast<std::size_t>(process)] = started.pid;
     health_->started_again(process);
     job_.announcer_.started_again(before, started.pid);
     job_.write_record();
@@ -375,7 +382,7 @@ void Epoch::on_started_again(const StartedAgain& started) {
   if (!before.spared) say(fmt::format("{} on {} cannot be started again: {}", before.name(), before.host, started.why));
   ++ended_[static_cast<std::size_t>(Role::Server)];
   job_.live_->process_ended(process, before.spared, before.status);
-  endings_.push_back(before);
+  end_.endings.push_back(before);
   look_for_failure();
   ask_next_role();
 }

@@ -26,7 +26,7 @@ constexpr std::size_t kMostHostsTold = 8;
 }  // namespace
 
 void Epoch::wait_for_cause() {
-  cause_limit_ = Timer(job_.loop_, kCauseTime, [this] {
+  limits_.cause = Timer(job_.loop_, kCauseTime, [this] {
     const bool more = health_->somebody_leaves() || agents_.somebody_is_silent();
     if (more && ++cause_waits_ < kMostCauseWaits) return wait_for_cause();
     stop_for_failure();
@@ -34,8 +34,8 @@ void Epoch::wait_for_cause() {
 }
 
 void Epoch::stop_for_failure() {
-  const auto first = first_failure(endings_);
-  stop(fmt::format("{} failed: {}", first->name(), sys::to_string(first->status)), SIGTERM, {options_.grace});
+  const auto first = first_failure(end_.endings);
+  stop(fmt::format("{} failed: {}", first->name(), sys::to_string(first->status)), SIGTERM, {spec_.grace});
   // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: nobody has to wait for that.
   // (Where there may be a restart, its line says what has failed.)
   if (job_.restarts_.most() == 0) tell_limit_ = Timer(job_.loop_, kTellTime, [this] { tell_failure(); });
@@ -49,9 +49,9 @@ void Epoch::tell_failure() {
 }
 
 void Epoch::on_stuck(const std::string& why) {
-  stuck_ = !stop_status_ && stage_ == Stage::Running;
-  if (!stop_status_) stop_status_ = kTimeoutStatus;
-  stop(why, SIGTERM, {options_.grace});
+  end_.stuck = !end_.stop_status && stage_ == Stage::Running;
+  if (!end_.stop_status) end_.stop_status = kTimeoutStatus;
+  stop(why, SIGTERM, {spec_.grace});
 }
 
 Stopping::Events Epoch::stopping_events() {
@@ -71,7 +71,7 @@ Stopping::Events Epoch::stopping_events() {
 void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
   if (stage_ == Stage::Ended) return;
   before_stop();
-  if (quiet_end_) stopping_.be_quiet();
+  if (end_.quiet) stopping_.be_quiet();
   stopping_.begin(reason, signal, grace);
   if (health_ && health_->somebody_saves()) stopping_.they_save();
   check_end();
@@ -79,13 +79,10 @@ void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
 
 void Epoch::before_stop() {
   stage_ = Stage::Stopping;
-  start_limit_ = Timer();
-  job_limit_ = Timer();
-  cause_limit_ = Timer();
-  requeue_limit_ = Timer();
-  other_hosts_ = Timer();
+  limits_ = {};
   if (health_) health_->stop();
-  job_.live_->ending();
+  state_.stage = "ending";
+  job_.live_->changed();
   input_.reset();
   agents_.start_no_more();
 }
@@ -97,7 +94,7 @@ void Epoch::tell_agents(int signal, Stopping::Grace grace) {
     if (agent->channel == nullptr) {
       AgentPool::kill(*agent);  // it has nothing to end but itself
     } else if (!agent->started) {
-      agent->channel->send(Finish{stop_status_.value_or(1)});
+      agent->channel->send(Finish{end_.stop_status.value_or(1)});
     } else {
       agent->channel->send(StopWorkers{signal, static_cast<std::uint32_t>(grace.usual.count()),
                                        static_cast<std::uint32_t>(grace.saving.count()), role});
@@ -106,8 +103,8 @@ void Epoch::tell_agents(int signal, Stopping::Grace grace) {
 }
 
 void Epoch::fail_start(const std::string& why) {
-  if (!stop_status_) stop_status_ = kCannotStartStatus;
-  start_failure_ = why;
+  if (!end_.stop_status) end_.stop_status = kCannotStartStatus;
+  end_.start_failure = why;
   stop(why, SIGKILL, {});
 }
 
@@ -115,13 +112,13 @@ void Epoch::on_host_failed(const AgentHandle& agent, const std::string& why) {
   if (!failed_hosts_.emplace(agent.host.index, why).second) return;
   agents_.start_no_more();
   const auto& all = agents_.members();
-  const bool settled = std::all_of(all.begin(), all.end(), [this](const auto& member) {
+  const bool settled = std::ranges::all_of(all, [this](const auto& member) {
     return member->host.local || member->channel != nullptr || member->process_gone || member->remote == nullptr ||
            failed_hosts_.contains(member->host.index);
   });
   if (settled) return fail_start_of_hosts();
   // Whoever mends one host wants to know of the others that do not work either.
-  if (!other_hosts_) other_hosts_ = Timer(job_.loop_, kOtherHostsTime, [this] { fail_start_of_hosts(); });
+  if (!limits_.other_hosts) limits_.other_hosts = Timer(job_.loop_, kOtherHostsTime, [this] { fail_start_of_hosts(); });
 }
 
 void Epoch::fail_start_of_hosts() {
@@ -142,9 +139,9 @@ void Epoch::fail_start_of_hosts() {
 // Unless a rank had failed before, and not because it had lost others.
 void Epoch::lose_agent(const std::string& what) {
   agent_lost_ = true;
-  const auto first = first_failure(endings_);
-  if (stop_status_ || (first && !follows_another(*first))) return;
-  stop_status_ = 1;
+  const auto first = first_failure(end_.endings);
+  if (end_.stop_status || (first && !follows_another(*first))) return;
+  end_.stop_status = 1;
   lost_agent_ = what;
 }
 
@@ -172,7 +169,7 @@ void Epoch::on_agent_process_ended(AgentHandle& agent) {
         say(fmt::format("the agent of {} ended before the job; ending the job", agent.host.name));
       if (stage_ != Stage::Stopping) stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
     } else if (stage_ != Stage::Stopping) {
-      if (!stop_status_) stop_status_ = 1;
+      if (!end_.stop_status) end_.stop_status = 1;
       const std::string what =
           agent.remote ? fmt::format("the connection to {} has ended ({})", agent.host.name, agents_.how_ended(agent))
                        : fmt::format("the guard of {} was killed", agent.host.name);
@@ -186,7 +183,7 @@ void Epoch::on_agent_process_ended(AgentHandle& agent) {
 void Epoch::on_agent_ends(AgentHandle& agent, const Ends& ends) {
   if (stage_ == Stage::Stopping || stage_ == Stage::Ended || goes_on_without(agent, ends.why)) return;
   agent_lost_ = true;
-  if (!stop_status_) stop_status_ = 1;
+  if (!end_.stop_status) end_.stop_status = 1;
   say(ends.why + "; ending the job");
   stop(ends.why, SIGKILL, {});
 }
@@ -226,7 +223,7 @@ void Epoch::on_agent_told(const AgentHandle& agent, const Told& told) {
 
 void Epoch::on_told(int signal, const std::string& reason) {
   if (stage_ == Stage::Ended) {
-    quiet_end_ = true;
+    end_.quiet = true;
     return job_.loop_.stop();  // output that nobody takes is given up
   }
   if (stage_ == Stage::Stopping) {
@@ -234,33 +231,32 @@ void Epoch::on_told(int signal, const std::string& reason) {
     return stopping_.hurry();
   }
   told_to_end_ = true;
-  if (!stop_status_) {
-    stop_status_ = 128 + signal;
+  if (!end_.stop_status) {
+    end_.stop_status = 128 + signal;
     told_by_ = signal;
   }
   stop(reason, signal, grace_after(signal));
 }
 
 Stopping::Grace Epoch::grace_after(int signal) const {
-  return {options_.grace, signal == SIGTERM ? options_.preempt_grace : Milliseconds(0)};
+  return {spec_.grace, signal == SIGTERM ? spec_.preempt_grace : Milliseconds(0)};
 }
 
 void Epoch::on_reader_gone() {
   if (stage_ != Stage::Running) return;
-  quiet_end_ = true;
-  stop_status_ = 128 + SIGPIPE;
-  stop("nobody reads stdout any more", SIGTERM, {options_.grace});
+  end_.quiet = true;
+  end_.stop_status = 128 + SIGPIPE;
+  stop("nobody reads stdout any more", SIGTERM, {spec_.grace});
 }
 
 void Epoch::on_owner_gone() {
-  quiet_end_ = true;
+  end_.quiet = true;
   if (stage_ == Stage::Ended) {
-    if (!options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+    if (!spec_.owner_folder.empty()) remove_private_folder(spec_.owner_folder);
     return job_.loop_.stop();
   }
-  if (!stop_status_ && stage_ != Stage::Stopping) stop_status_ = 128 + SIGHUP;
-  stop(fmt::format("the process that it belongs to (pid {}) has ended", *options_.owner_pid), SIGTERM,
-       {options_.grace});
+  if (!end_.stop_status && stage_ != Stage::Stopping) end_.stop_status = 128 + SIGHUP;
+  stop(fmt::format("the process that it belongs to (pid {}) has ended", *spec_.owner_pid), SIGTERM, {spec_.grace});
 }
 
 int Epoch::running(Role role) const {
@@ -278,14 +274,17 @@ Role Epoch::running_role() const {
   return Role::Evaluator;
 }
 
+bool Epoch::has_ended(int process) const {
+  return std::ranges::any_of(end_.endings, [&](const Ending& ending) {
+    return state_.plan.roles().process_of(ending.role, ending.rank) == process;
+  });
+}
+
 std::string Epoch::running_others() const {
   const Roles roles = job_.setup_.plan.roles();
   std::vector<int> processes;
   for (int process = roles.workers; process < roles.all(); ++process) {
-    const bool ended = std::any_of(endings_.begin(), endings_.end(), [&](const Ending& ending) {
-      return roles.process_of(ending.role, ending.rank) == process;
-    });
-    if (!ended) processes.push_back(process);
+    if (!has_ended(process)) processes.push_back(process);
   }
   return roles.names_of(processes);
 }
@@ -306,16 +305,10 @@ Restarts::Decision Epoch::restart_after() const {
 }
 
 JobEnd Epoch::how_it_ended() const {
-  JobEnd end;
+  JobEnd end = end_;
   end.roles = job_.setup_.plan.roles();
-  end.endings = endings_;
-  end.doing_then = doing_then_;
-  end.start_failure = start_failure_;
   end.stop_reason = !undelivered_.empty() ? undelivered_ : lost_agent_.empty() ? stopping_.reason() : lost_agent_;
-  end.stop_status = stop_status_;
   end.told_to_end = told_by_ != 0;
-  end.stuck = stuck_;
-  end.quiet = quiet_end_;
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
   end.log_folder = shown_logs_;
   end.colour = sys::wants_colour(2);
@@ -326,8 +319,8 @@ void Epoch::bring_to_owner() {
   const auto brought = bring_from_ranks(*job_.payload_transfer_, job_.setup_.plan.world_size);
   if (brought) return;
   // A job whose results are lost has not ended well; a reason that there is already came first.
-  if (stop_status_ || first_failure(endings_)) return say(brought.error().what());
-  stop_status_ = 1;
+  if (end_.stop_status || first_failure(end_.endings)) return say(brought.error().what());
+  end_.stop_status = 1;
   undelivered_ = brought.error().what();
 }
 
@@ -348,20 +341,20 @@ void Epoch::finish() {
 
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);
-  if (const std::string doubt = doubt_about(end, verdict); !doubt.empty() && !options_.quiet && !options_.tf_config)
+  if (const std::string doubt = doubt_about(end, verdict); !doubt.empty() && !spec_.quiet && !spec_.tf_config)
     say(doubt);
   job_.announcer_.ended(end, verdict, restart);
-  stop_status_ = verdict.status;
-  JobRecord& record = job_.record_;
-  if (verdict.post_mortem) record.failure = verdict.post_mortem->first;
-  record.end = utc_now();
-  record.exit_status = verdict.status;
-  record.reason = verdict.reason;
-  record.attempts.push_back(attempt_of(record));
-  job_.live_->epoch_ended(verdict.status, verdict.reason);
+  end_.stop_status = verdict.status;
+  if (verdict.post_mortem) state_.failure = verdict.post_mortem->first;
+  state_.end = utc_now();
+  state_.exit_status = verdict.status;
+  state_.reason = verdict.reason;
+  state_.attempts.push_back(static_cast<const Attempt&>(state_));
+  state_.stage = "ended";
+  job_.live_->write();
   if (restart.again) {  // its attempts say how this one has ended; who reads the record must not take that for the job
-    record.end.clear();
-    record.exit_status.reset();
+    state_.end.clear();
+    state_.exit_status.reset();
   }
   job_.write_record();
   if (!restart.again) return job_.end(verdict.status);

@@ -1,5 +1,6 @@
 #include "launch/supervise/job.h"
 
+#include "base/files.h"
 #include "launch/processes.h"
 #include "launch/supervise/supervisor.h"
 #include "net/served_store.h"
@@ -31,17 +32,18 @@ int tasks_of(const PlannedHost& host) { return host.ranks + host.servers; }
 
 }  // namespace
 
-Job::Job(const RunOptions& options)
-    : options_(options),
-      setup_(set_up_job(options)),
-      restarts_(options.max_restarts),
+Job::Job(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace)
+    : spec_(spec),
+      on_trace_(on_trace),
+      setup_(set_up_job(spec, std::move(plan))),
+      restarts_(spec.max_restarts),
       display_(loop_, {[this](std::size_t source, std::uint64_t bytes) {
                          agents_->members()[source]->channel->send(OutputTaken{bytes});
                        },
                        [this] { epoch_->on_reader_gone(); }, [this](int fd, int error) { on_no_room(fd, error); }}),
-      announcer_(display_, options.json    ? Announcer::Form::Json
-                           : options.quiet ? Announcer::Form::QuietText
-                                           : Announcer::Form::Text) {}
+      announcer_(display_, spec.json    ? Announcer::Form::Json
+                           : spec.quiet ? Announcer::Form::QuietText
+                                        : Announcer::Form::Text) {}
 
 Job::~Job() = default;
 
@@ -55,9 +57,9 @@ int Job::run() {
     throw;
   }
   loop_.run();
-  if (tracing_ && options_.on_trace) {
+  if (tracing_ && on_trace_) {
     tracing_.reset();
-    options_.on_trace(folder_.path);
+    on_trace_(folder_.path);
   }
   return status_;
 }
@@ -68,33 +70,30 @@ void Job::prepare() {
   value_or_throw(sys::become_subreaper());
   spared_ = sys::descendants(::getpid());  // of a shell that became us with `exec`
   signals_.emplace(value_or_throw(sys::SignalFd::create(kJobSignals)));
-  secret_ = options_.remote.secret;
-  if (!secret_) {
-    secret_ = value_or_throw(options_.remote.secret_file.empty() ? net::Secret::generate()
-                                                                 : net::Secret::from_file(options_.remote.secret_file));
-  }
-  AgentPool::Options agents;
-  agents.remote = options_.remote;
-  agents.elsewhere = goes_elsewhere(setup_.plan);
-  agents.host_timeout = options_.host_timeout;
-  if (InputReader::may_be_given(0)) agents.input_fd = 0;
-  agents_.emplace(loop_, *secret_, agents, agent_events());
-  const std::string id = random_hex(6);
-  id_ = fmt::format("{}-{}", setup_.program.name, id);
-  if (!settles_late()) shown_ranks(options_, setup_.plan);  // what is wrong with them is told before anything starts
+  const Plan& plan = setup_.plan;
+  if (plan.node)
+    secret_ = plan.node->secret;
+  else
+    secret_ = value_or_throw(plan.method == StartMethod::Hand ? net::Secret::from_file(spec_.secret_file)
+                                                              : net::Secret::generate());
+  agents_.emplace(loop_, *secret_, spec_, plan, InputReader::may_be_given(0) ? 0 : -1, agent_events());
+  const std::string id = sys::random_hex(6);
+  state_.job_id = id_ = fmt::format("{}-{}", setup_.program.name, id);
+  state_.program = setup_.program;
+  if (!settles_late()) shown_ranks(spec_, setup_.plan);  // what is wrong with them is told before anything starts
 
   signal_watch_ = Watch(loop_, signals_->fd());
   signal_watch_.on_readable([this] {
     while (const auto signal = signals_->next()) on_signal(*signal);
   });
 
-  if (options_.owner_pid)
-    owner_.emplace(loop_, *options_.owner_pid, [this] {
+  if (spec_.owner_pid)
+    owner_.emplace(loop_, *spec_.owner_pid, [this] {
       if (next_) begin_next();
       epoch_->on_owner_gone();
     });
   make_folders(id.substr(0, 4));
-  if (options_.trace) tracing_.emplace(loop_, folder_.path, [this](const std::string& text) { say(text); });
+  if (spec_.trace) tracing_.emplace(loop_, folder_.path, [this](const std::string& text) { say(text); });
   epoch_ = std::make_unique<Epoch>(*this);
 
   start_agents();  // its process starts while we go on
@@ -103,23 +102,21 @@ void Job::prepare() {
   store_options.secret = *secret_;
   if (goes_elsewhere(setup_.plan)) store_options.endpoint = agents_->open_endpoint();
   store_ = std::make_unique<store::StoreServer>(store_options);
-  if (has_payloads(options_.owner_folder)) {
-    payload_transfer_ = PayloadTransferOptions{options_.owner_folder, store_->endpoint().tcp.port, *secret_};
+  if (has_payloads(spec_.owner_folder)) {
+    payload_transfer_ = PayloadTransferOptions{spec_.owner_folder, store_->endpoint().tcp.port, *secret_};
     value_or_throw(bring_to_ranks(*payload_transfer_));
   }
 
-  record_.job_id = id_;
-  record_.command_line = options_.command_line;
-  record_.program = setup_.program;
-  record_.master_port = port_->port();
-  record_.max_restarts = options_.max_restarts;
+  state_.command_line = spec_.command_line;
+  state_.master_port = port_->port();
+  state_.max_restarts = spec_.max_restarts;
   if (!settles_late()) look_at_plan();
-  if (options_.remote.method == StartMethod::Owner) leave_invitation();
+  if (plan.method == StartMethod::Owner) leave_invitation();
 }
 
 void Job::leave_invitation() const {
   std::string text = to_line(own_announcement()) + "\n" + to_text(agents_->invitation_for_owner());
-  const sys::UniqueFd pipe(*options_.invitation_fd);
+  const sys::UniqueFd pipe(*spec_.invitation_fd);
   const ssize_t written = ::write(pipe.get(), text.data(), text.size());  // less than a pipe takes at once
   const int error = errno;
   const bool whole = written == static_cast<ssize_t>(text.size());
@@ -130,52 +127,45 @@ void Job::leave_invitation() const {
 
 void Job::say(const std::string& text) {
   announcer_.say(text);
-  if (live_) live_->note(text);
+  note(text);
+}
+
+void Job::note(const std::string& text) {
+  state_.note(text);
+  if (live_) live_->changed();
 }
 
 void Job::make_folders(const std::string& id) {
-  RunFolderRequest request;
-  request.path = options_.run_folder;
-  request.program_name = setup_.program.name;
-  request.id = id;
-  folder_ = value_or_throw(make_run_folder(request));
-  live_.emplace(loop_, folder_,
+  folder_ = value_or_throw(make_run_folder({spec_.run_folder, setup_.program.name, id}));
+  live_.emplace(loop_, folder_, state_,
                 Live::Events{[this](const std::string& why) {
                                say(fmt::format("{}; the job goes on, but nobody can watch it", why));
                              },
                              [this](std::string summary) {
-                               if (options_.status && !options_.quiet) display_.set_status(std::move(summary));
+                               if (spec_.status && !spec_.quiet) display_.set_status(std::move(summary));
                              }});
-  live_->begin(id_, setup_.program.name);
   warnings_.emplace(loop_, folder_,
-                    WarningsOptions{.on_warning = options_.on_warning,
-                                    .job_id = id_,
-                                    .show =
-                                        [this](const Warning& warning) {
-                                          announcer_.warn(warning);
-                                          live_->note(warning.text);
-                                        },
-                                    .say = [this](const std::string& text) { say(text); }});
-  if (!folder_.earlier.empty() && !options_.quiet)
+                    Warnings::Options{.on_warning = spec_.on_warning,
+                                      .job_id = id_,
+                                      .show =
+                                          [this](const Warning& warning) {
+                                            announcer_.warn(warning);
+                                            note(warning.text);
+                                          },
+                                      .say = [this](const std::string& text) { say(text); }});
+  if (!folder_.earlier.empty() && !spec_.quiet)
     say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
                     folder_.earlier));
-  if (!options_.keep_logs || options_.output_folder.empty()) return;
-  auto taken = make_log_folder(options_.output_folder, folder_);
-  if (!taken) raise(taken.error().code(), "--output-dir {}: {}", options_.output_folder, taken.error().what());
+  if (!spec_.keep_logs || spec_.output_folder.empty()) return;
+  auto taken = make_log_folder(spec_.output_folder, folder_);
+  if (!taken) raise(taken.error().code(), "--output-dir {}: {}", spec_.output_folder, taken.error().what());
   logs_ = *std::move(taken);
-  if (!logs_.earlier.empty() && !options_.quiet)
-    say(fmt::format("{} has logs of a run before this one; they are now in {}", options_.output_folder, logs_.earlier));
+  if (!logs_.earlier.empty() && !spec_.quiet)
+    say(fmt::format("{} has logs of a run before this one; they are now in {}", spec_.output_folder, logs_.earlier));
 }
 
 void Job::look_at_plan() {
-  Display::Look look{options_.json ? PrefixStyle::Json : options_.prefix,
-                     options_.collapse,
-                     hosts_of_processes(setup_.plan),
-                     {},
-                     setup_.plan.roles()};
-  look.ranks = shown_ranks(options_, setup_.plan);
-  display_.set_up(std::move(look));
-  record_.plan = setup_.plan;
+  display_.set_up(spec_, setup_.plan, shown_ranks(spec_, setup_.plan));
   epoch_->look_at_plan();
 }
 
@@ -187,8 +177,10 @@ Result<void> Job::settle_nodes() {
     hosts.push_back({member->host.name, member->host.ranks, member->host.local, member->machine, member->devices});
     ranks += member->host.ranks;
   }
-  auto plan = make_plan(hosts, ranks, options_.others);
+  auto plan = make_plan(hosts, ranks, other_roles(spec_));
   if (!plan) return tl::unexpected(plan.error());
+  plan->method = setup_.plan.method;
+  plan->node = setup_.plan.node;
   setup_.plan = *std::move(plan);
   for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) agents_->members()[i]->host = setup_.plan.hosts[i];
   try {
@@ -200,12 +192,8 @@ Result<void> Job::settle_nodes() {
 }
 
 void Job::start_trackers() {
-  if (options_.track.empty() || trackers_) return;
-  Trackers::Options trackers;
-  trackers.destinations = options_.track;
-  trackers.run_folder = folder_.shown;
-  trackers.say = [this](const std::string& text) { say(text); };
-  trackers_.emplace(loop_, std::move(trackers));
+  if (spec_.track.empty() || trackers_) return;
+  trackers_.emplace(loop_, spec_.track, folder_.shown, [this](const std::string& text) { say(text); });
   const auto pids = trackers_->pids();
   spared_.insert(spared_.end(), pids.begin(), pids.end());
 }
@@ -245,12 +233,12 @@ void Job::on_joined(AgentHandle& agent) {
   if (settles_late()) {
     if (auto settled = settle_nodes(); !settled) return epoch_->fail_start(settled.error().what());
   }
-  record_.master_port = facts_for(agent).master_port;
+  state_.master_port = facts_for(agent).master_port;
   if (have_ports()) epoch_->give_orders();
 }
 
 bool Job::have_ports() {
-  if (!options_.tf_config) return true;
+  if (!spec_.tf_config) return true;
   for (const auto& member : agents_->members()) member->channel->send(LeasePorts{tasks_of(member->host)});
   return false;
 }
@@ -261,7 +249,7 @@ void Job::take_ports(AgentHandle& agent, LeasedPorts leased) {
   agent.ports = std::move(leased.ports);
   if (agent.ports.size() < wanted)
     return epoch_->fail_start(fmt::format("--tf-config: {}: {}", agent.host.name, leased.why));
-  const bool all = std::all_of(agents_->members().begin(), agents_->members().end(), [](const auto& member) {
+  const bool all = std::ranges::all_of(agents_->members(), [](const auto& member) {
     return member->ports.size() == static_cast<std::size_t>(tasks_of(member->host));
   });
   if (all) epoch_->give_orders();
@@ -288,12 +276,12 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
     }
   }
   facts.tf_addresses.insert(facts.tf_addresses.end(), servers.begin(), servers.end());
-  facts.log_folder = record_.log_folder;
+  facts.log_folder = state_.log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
-  facts.servers_may_die = options_.server_restarts > 0 || options_.lost_servers > 0;
-  if (options_.host_timeout != RunOptions().host_timeout) {
-    facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(options_.host_timeout);
+  facts.servers_may_die = spec_.server_restarts > 0 || spec_.lost_servers > 0;
+  if (spec_.host_timeout != kHostTimeout) {
+    facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(spec_.host_timeout);
   }
   return facts;
 }
@@ -324,7 +312,7 @@ void Job::on_no_room(int fd, int error) {
       fmt::format("{}: {}; the job goes on, and what does not fit there is {}", fd == 1 ? "stdout" : "stderr",
                   errno_text(error), logs.empty() ? "lost" : "only in " + logs);
   display_.say(text);  // on stderr in any form: stdout may be what is full
-  record_.output_lost = text;
+  state_.output_lost = text;
   if (!epoch_->starting()) write_record();
 }
 
@@ -358,11 +346,10 @@ void Job::tell_how_server_ended(int number, const std::string& how) {
 }
 
 void Job::start_page() {
-  if (page_ || !options_.page) return;
+  if (page_ || !spec_.page) return;
   // Its address lets in whoever has it: it is for a terminal. What a batch system keeps may be read by others.
-  SideCommand::Options page;
-  page.arguments = {"watch", folder_.path, "--page"};
-  page.parent_death_signal = SIGKILL;
+  auto page = SideCommand::cohort({"watch", folder_.path, "--page"}, SIGKILL);
+  page.output = SideCommand::Options::Output::All;
   page.say = [this](const std::string& line) {
     if (line.find("?token=") == std::string::npos || ::isatty(STDERR_FILENO) != 0) return announcer_.say(line);
     if (auto kept = replace_file(folder_, kPageFile, line + "\n"); !kept) return announcer_.say(kept.error().what());
@@ -381,27 +368,32 @@ void Job::end(int status) {
   ::unlinkat(folder_.fd.get(), kPageFile, 0);
   if (tracing_) tracing_->finish();
   agents_->send_exit_status(status);
-  if (owner_gone() && !options_.owner_folder.empty()) remove_private_folder(options_.owner_folder);
+  if (owner_gone() && !spec_.owner_folder.empty()) remove_private_folder(spec_.owner_folder);
   const auto drain = [this] {
-    const UnreadNotice unread{std::chrono::duration<double>(options_.output_timeout).count(), shown_logs()};
-    display_.drain(options_.output_timeout, to_string(unread), [this] { loop_.stop(); });
+    const std::string logs = shown_logs();
+    display_.drain(
+        spec_.output_timeout,
+        fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not shown{}",
+                    std::chrono::duration<double>(spec_.output_timeout).count(),
+                    logs.empty() ? "" : "; the complete logs are in " + logs),
+        [this] { loop_.stop(); });
   };
   if (!trackers_) return drain();
   trackers_->finish(kTrackersTime, drain);
 }
 
 std::string Job::logs_below(const std::string& run_folder) const {
-  if (!options_.keep_logs) return {};
-  const std::string first = options_.output_folder.empty() ? run_folder + "/logs" : options_.output_folder;
+  if (!spec_.keep_logs) return {};
+  const std::string first = spec_.output_folder.empty() ? run_folder + "/logs" : spec_.output_folder;
   return restarts_.done() == 0 ? first : fmt::format("{}/restart-{}", first, restarts_.done());
 }
 
 void Job::write_record() {
-  if (auto written = write_job_record(folder_, to_json(record_)); !written) say(written.error().what());
+  if (auto written = write_job_record(folder_, to_json(state_)); !written) say(written.error().what());
 }
 
-void check_places(const RunOptions& options) { (void)plan_of(options); }
-
-int run_job(const RunOptions& options) { return Job(options).run(); }
+int run_job(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace) {
+  return Job(spec, std::move(plan), on_trace).run();
+}
 
 }  // namespace cohort::launch

@@ -23,6 +23,7 @@
 
 #include <array>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -37,7 +38,7 @@ class Epoch;
 /// What lives as long as a job: its secret, store, port and agents, the display, the record, the signals.
 class Job {
  public:
-  explicit Job(const RunOptions& options);
+  Job(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace);
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -82,22 +83,25 @@ class Job {
   /// The last epoch has ended, and so has everything else: the rest of the output is shown.
   void end(int status);
 
-  bool has_launchers() const { return options_.remote.method == StartMethod::Launcher; }
+  bool has_launchers() const { return setup_.plan.method == StartMethod::Launcher; }
   /// The plan is what agents say that they take.
-  bool settles_late() const { return says_itself(options_.remote.method); }
+  bool settles_late() const { return says_itself(setup_.plan.method); }
   bool owner_gone() const { return owner_ && owner_->gone(); }
   void say(const std::string& text);
+  /// For those who watch the run.
+  void note(const std::string& text);
   /// Where the logs of this epoch go; those of a restart lie below the first's. Empty: none are kept.
   std::string logs_below(const std::string& run_folder) const;
   std::string shown_logs() const { return logs_below(folder_.shown); }
   void write_record();
 
-  const RunOptions& options_;
+  const JobSpec& spec_;
+  const std::function<void(const std::string&)>& on_trace_;
   JobSetup setup_;
   std::string id_;
   RunFolder folder_;
   LogFolder logs_;  ///< where they have a folder of their own
-  JobRecord record_;
+  RunState state_;
   Restarts restarts_;
   int server_restarts_ = 0;                 ///< that there have been
   std::optional<Clock::time_point> limit_;  ///< of all epochs together
@@ -145,7 +149,7 @@ class Epoch {
 
   bool starting() const noexcept { return stage_ == Stage::Starting; }
   bool running() const noexcept { return stage_ == Stage::Running; }
-  int stop_status() const noexcept { return stop_status_.value_or(1); }
+  int stop_status() const noexcept { return end_.stop_status.value_or(1); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -155,6 +159,7 @@ class Epoch {
   void on_agent_ends(AgentHandle& agent, const Ends& ends);
   void lose_agent(const std::string& what);
   void on_started(AgentHandle& agent, const Started& started);
+  std::string start_text() const;
   void keep_words(const Ending& ending) const;
   void on_exited(const Exited& exited);
   /// A server that has failed, where the job may go on: it is started again, or gone on without.
@@ -190,49 +195,46 @@ class Epoch {
   int running(Role role) const;
   /// The first of the roles of which any process runs.
   Role running_role() const;
+  bool has_ended(int process) const;
   std::string running_others() const;
   /// Once all ranks have ended: the servers are asked to, and after them the evaluator.
   void ask_next_role();
 
   Job& job_;
-  const RunOptions& options_ = job_.options_;
+  const JobSpec& spec_ = job_.spec_;
   AgentPool& agents_;
+  RunState& state_ = job_.state_;
   const std::string shown_logs_ = job_.shown_logs();
+  const Milliseconds start_timeout_ = start_timeout_of(spec_, job_.setup_.plan);
   Stage stage_ = Stage::Starting;
   Stopping stopping_;
   std::unique_ptr<InputReader> input_;
   std::optional<RemoteLogs> remote_logs_;
   std::vector<std::string> hosts_;  ///< by process
-  std::vector<Ending> endings_;
-  std::array<int, 3> ended_{};   ///< by role
-  int lost_servers_ = 0;         ///< that the job goes on without
-  std::map<int, Ending> again_;  ///< by process: the latest failure of a server that was to be started again,
-  std::set<int> awaited_;        ///< and those of which it is not known yet whether they have been
+  std::array<int, 3> ended_{};      ///< by role
+  int lost_servers_ = 0;            ///< that the job goes on without
+  std::map<int, Ending> again_;     ///< by process: the latest failure of a server that was to be started again,
+  std::set<int> awaited_;           ///< and those of which it is not known yet whether they have been
   std::optional<HealthWatch> health_;
-  std::vector<std::string> doing_then_;  ///< by process: what it was doing when the first failure was seen
-  std::string start_failure_;
+  JobEnd end_;                                 ///< what is known of it so far; the rest is in `how_it_ended`
   std::string lost_agent_;                     ///< where that is why the job ends
   std::string undelivered_;                    ///< why the owner lacks what its ranks have sent
   std::map<int, std::string> failed_hosts_;    ///< by index: why their agents do not come
-  std::optional<int> stop_status_;             ///< the exit status, where it is not a rank's
   std::optional<Restarts::Decision> restart_;  ///< nothing runs any more
   bool agent_lost_ = false;
-  bool quiet_end_ = false;
   bool told_to_end_ = false;
   bool told_by_agent_ = false;  ///< and not yet by a signal to this process
   int told_by_ = 0;             ///< the signal that the exit status is of
-  bool stuck_ = false;
   Role asked_ = Role::Worker;   ///< those of this role have been told to end; of workers it is not known
   bool workers_asked_ = false;  ///< since TensorFlow's chief has ended
   Clock::time_point started_at_ = Clock::now();
-  Timer start_limit_;
-  Timer job_limit_;
-  Timer cause_limit_;
-  Timer requeue_limit_;             ///< for the others, once a rank has saved and ended
+  struct Limits {  ///< until the job is stopped
+    Timer start, job, cause, other_hosts;
+    Timer requeue;  ///< for the others, once a rank has saved and ended
+  } limits_;
   std::vector<int> early_signals_;  ///< that came before ranks ran
   int cause_waits_ = 0;
   Timer tell_limit_;
-  Timer other_hosts_;
 };
 
 }  // namespace cohort::launch

@@ -5,6 +5,7 @@
 #include "base/signals.h"
 #include "launch/agent/worker.h"
 #include "launch/plan/rank_environment.h"
+#include "launch/start/starter.h"
 #include "launch/supervise/stopping.h"
 #include "launch/supervise/supervisor.h"
 #include "net/secret.h"
@@ -18,16 +19,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace cohort::launch {
-
-std::string random_hex(std::size_t bytes) {
-  const net::Secret noise = value_or_throw(net::Secret::generate());
-  std::string text;
-  for (const std::uint8_t byte : noise.bytes().first(bytes)) text += fmt::format("{:02x}", byte);
-  return text;
-}
 
 std::string absolute_path(const std::string& path) {
   std::error_code error;
@@ -45,11 +40,10 @@ void put_horovod_first(Environment& environment) {
   const std::filesystem::path folder = command.parent_path().parent_path() / "share/cohort/as-horovod";
   std::error_code error;
   if (!std::filesystem::exists(folder / "horovod/__init__.py", error)) {
-    raise(
-        ErrorCode::Unavailable,
-        "--as-horovod: there is no {}/horovod -- the command {} was installed without the Python package -- install it "
-        "with `pip install .` in a clone of Cohort",
-        folder.string(), command.string());
+    raise(ErrorCode::Unavailable,
+          "--as-horovod: there is no {}/horovod -- the command {} was installed without the Python package -- install "
+          "it with `pip install .` in a clone of Cohort",
+          folder.string(), command.string());
   }
   const auto others = environment.find("PYTHONPATH");
   environment.set("PYTHONPATH", others && !others->empty() ? folder.string() + ":" + *others : folder.string());
@@ -65,56 +59,41 @@ void refuse_other_cluster(const Environment& environment) {
   if (config) {
     for (const auto& [type, job] : config->cluster) tasks += job.tasks.size();
   }
-  raise(
-      ErrorCode::InvalidArgument,
-      "--tf-config: TF_CONFIG is set already, {} -- this command describes its own ranks in it -- unset TF_CONFIG, or "
-      "leave out --tf-config",
-      config ? fmt::format("to task {} {} of a cluster of {}", config->task_type, config->task_index, tasks)
-             : std::string(config.error().what()));
+  raise(ErrorCode::InvalidArgument,
+        "--tf-config: TF_CONFIG is set already, {} -- this command describes its own ranks in it -- unset TF_CONFIG, "
+        "or leave out --tf-config",
+        config ? fmt::format("to task {} {} of a cluster of {}", config->task_type, config->task_index, tasks)
+               : std::string(config.error().what()));
 }
 
 }  // namespace
 
-Plan plan_of(const RunOptions& options) {
-  std::vector<HostSlots> hosts = options.hosts;
-  int wished = options.processes;
-  if (hosts.empty()) {
-    hosts = {{sys::host_name(), kMostProcesses}};
-    if (wished == 0) wished = sys::usable_cores();
-  }
-  for (const HostSlots& host : hosts) wished += options.processes == 0 && !options.hosts.empty() ? host.slots : 0;
-  return value_or_throw(make_plan(hosts, wished, options.others));
-}
-
-JobSetup set_up_job(const RunOptions& options) {
-  JobSetup setup;
+JobSetup set_up_job(const JobSpec& spec, Plan plan) {
+  JobSetup setup{spec, std::move(plan)};
   setup.environment = Environment::current();
   // They are meant for this command: a job that a rank starts must not write into this one's folders.
   setup.environment.remove_run_options();
-  for (const std::string& assignment : options.environment) {
+  for (const std::string& assignment : spec.environment) {
     setup.environment.set(assignment);
     setup.chosen.push_back(assignment.substr(0, assignment.find('=')));
   }
   value_or_throw(env::check(setup.environment.variables()));  // here it is said once, and not by every rank
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
-  if (options.tf_config) refuse_other_cluster(setup.environment);
-  setup.as_horovod = options.as_horovod;
-  if (options.as_horovod && options.remote.method != StartMethod::Owner) put_horovod_first(setup.environment);
-  setup.program = value_or_throw(resolve_program(options.program, setup.environment));
-  setup.plan = plan_of(options);
+  if (spec.tf_config) refuse_other_cluster(setup.environment);
+  if (spec.as_horovod && setup.plan.method != StartMethod::Owner) put_horovod_first(setup.environment);
+  setup.program = value_or_throw(resolve_program(spec.program, setup.environment));
   const auto runs = [&setup](Role role, const std::optional<ProgramRequest>& request) {
     if (!request) return;
     Program program = value_or_throw(resolve_program(*request, setup.environment));
     setup.programs.push_back({role, std::move(program.path), std::move(program.arguments)});
   };
-  runs(Role::Server, options.server_program);
-  runs(Role::Evaluator, options.evaluator_program);
+  runs(Role::Server, spec.server_program);
+  runs(Role::Evaluator, spec.evaluator);
   // What says that this job is one of its own is for this command: its ranks are several.
-  if (setup.plan.world_size > 1 &&
-      std::find(setup.chosen.begin(), setup.chosen.end(), env::kAlone) == setup.chosen.end())
+  if (setup.plan.world_size > 1 && std::ranges::find(setup.chosen, env::kAlone) == setup.chosen.end())
     setup.environment.remove(env::kAlone);
   // Operations wait for those of other tasks; with a rank's share of the cores none may be left to answer them.
-  if (options.tf_config && setup.plan.servers > 0 && !setup.environment.find(env::kTfInterOpThreads))
+  if (spec.tf_config && setup.plan.servers > 0 && !setup.environment.find(env::kTfInterOpThreads))
     setup.environment.set(env::kTfInterOpThreads, std::to_string(setup.plan.world_size + 1));
   int ranks = 0;      // here
   int processes = 0;  // likewise, of all roles
@@ -124,12 +103,9 @@ JobSetup set_up_job(const RunOptions& options) {
     processes += host.processes();
   }
 
-  setup.bind = options.bind;
-  setup.trace = options.trace;
-  setup.servers_again = options.server_restarts > 0;
   setup.ignored = sys::ignored_signals();
   // A host that has too few says so before anything is started.
-  if (setup.bind == Binding::Core && ranks > 0) value_or_throw(share_cores(sys::cores_of_process(), ranks));
+  if (spec.bind == Binding::Core && ranks > 0) value_or_throw(share_cores(sys::cores_of_process(), ranks));
 
   const auto [before, now] = sys::raise_open_files_limit();
   setup.open_files = before;
@@ -143,15 +119,11 @@ JobSetup set_up_job(const RunOptions& options) {
   return setup;
 }
 
-std::vector<int> shown_ranks(const RunOptions& options, const Plan& plan) {
-  if (options.shown_ranks.empty()) return {};
-  auto ranks = parse_ranges(options.shown_ranks, plan.world_size);
+std::vector<int> shown_ranks(const JobSpec& spec, const Plan& plan) {
+  if (spec.shown_ranks.empty()) return {};
+  auto ranks = parse_ranges(spec.shown_ranks, plan.world_size);
   if (!ranks) raise(ErrorCode::InvalidArgument, "--ranks {}", ranks.error().what());
   return *std::move(ranks);
-}
-
-bool goes_elsewhere(const Plan& plan) {
-  return std::any_of(plan.hosts.begin(), plan.hosts.end(), [](const PlannedHost& host) { return !host.local; });
 }
 
 const std::string& program_of(const JobSetup& setup, int process) {
@@ -177,17 +149,17 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
     Environment travels;
     for (const std::string& assignment : job.environment) {
       const std::string name = assignment.substr(0, assignment.find('='));
-      if (!belongs_to_host(name) || std::find(setup.chosen.begin(), setup.chosen.end(), name) != setup.chosen.end())
+      if (!belongs_to_host(name) || std::ranges::find(setup.chosen, name) != setup.chosen.end())
         travels.set(assignment);
     }
     job.environment = travels.assignments();
   }
   job.input = InputReader::worth_reading(0) && !(host.local && InputReader::may_be_given(0));
   job.open_files = setup.open_files;
-  job.bind_to_cores = setup.bind == Binding::Core;
-  job.trace = setup.trace;
+  job.bind_to_cores = setup.spec.bind == Binding::Core;
+  job.trace = setup.spec.trace;
   job.programs = setup.programs;
-  job.servers_again = setup.servers_again;
+  job.servers_again = setup.spec.server_restarts > 0;
   job.ignored = setup.ignored;
   const Roles roles = setup.plan.roles();
   for (const int process : processes_of(setup.plan, host)) {
@@ -196,7 +168,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
                            is_rank ? rank_environment(setup.plan, host, process, facts)
                                    : other_environment(setup.plan, host, process, facts),
                            roles.role_of(process), roles.number_of(process)});
-    if (setup.as_horovod && is_rank) {
+    if (setup.spec.as_horovod && is_rank) {
       auto more = horovod_environment(setup.plan, host, process);
       auto& all = job.workers.back().environment;
       all.insert(all.end(), more.begin(), more.end());
@@ -225,9 +197,9 @@ struct Known {
 std::string shown(const std::string& assignment, const Known& known) {
   const auto equals = assignment.find('=');
   const std::string name = assignment.substr(0, equals);
-  const bool later = (std::find(kChosenLater.begin(), kChosenLater.end(), name) != kChosenLater.end() &&
-                      !(name == env::kRunDir && known.folder)) ||
-                     (name == env::kMasterAddr && known.elsewhere);
+  const bool later =
+      (std::ranges::find(kChosenLater, name) != kChosenLater.end() && !(name == env::kRunDir && known.folder)) ||
+      (name == env::kMasterAddr && known.elsewhere);
   return name + "=" + (later ? std::string(kLater) : shell_quoted(assignment.substr(equals + 1)));
 }
 
@@ -249,20 +221,20 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
 
 }  // namespace
 
-std::string describe_job(const RunOptions& options) {
-  const JobSetup setup = set_up_job(options);
-  shown_ranks(options, setup.plan);  // a wrong one is told here, too
+std::string describe_job(const JobSpec& spec, Plan plan) {
+  const JobSetup setup = set_up_job(spec, std::move(plan));
+  shown_ranks(spec, setup.plan);  // a wrong one is told here, too
   JobFacts facts;
-  facts.run_folder = options.run_folder.empty() ? std::string() : absolute_path(options.run_folder);
+  facts.run_folder = spec.run_folder.empty() ? std::string() : absolute_path(spec.run_folder);
   facts.master_address = "127.0.0.1";
-  facts.servers_may_die = options.server_restarts > 0 || options.lost_servers > 0;
-  if (options.tf_config)
+  facts.servers_may_die = spec.server_restarts > 0 || spec.lost_servers > 0;
+  if (spec.tf_config)
     facts.tf_addresses.assign(static_cast<std::size_t>(setup.plan.world_size + setup.plan.servers), "127.0.0.1:1");
 
   const Known known{!facts.run_folder.empty(), goes_elsewhere(setup.plan)};
   const Roles roles = setup.plan.roles();
   std::vector<std::vector<std::string>> rows = {{roles.others() > 0 ? "process" : "rank", "host", "local rank"}};
-  const bool bound = setup.bind == Binding::Core;
+  const bool bound = spec.bind == Binding::Core;
   if (bound) rows.front().push_back("processors");
   std::vector<std::vector<std::string>> own;  // of each rank, over the command's
   std::vector<std::vector<std::string>> other_rows;
@@ -314,10 +286,10 @@ std::string describe_job(const RunOptions& options) {
   }
   common.push_back(fmt::format("{}={}", env::kSecretFd, kWorkerSecretFd));
   common.push_back(fmt::format("{}={}", env::kStatusFd, kWorkerStatusFd));
-  if (setup.trace) common.push_back(fmt::format("{}={}", env::kTimelineFd, kWorkerTimelineFd));
+  if (spec.trace) common.push_back(fmt::format("{}={}", env::kTimelineFd, kWorkerTimelineFd));
   std::vector<std::vector<std::string>> differs(own.size());
   for (std::size_t i = 0; i < own.front().size(); ++i) {
-    const bool same = std::all_of(own.begin(), own.end(), [&](const auto& rank) { return rank[i] == own[0][i]; });
+    const bool same = std::ranges::all_of(own, [&](const auto& rank) { return rank[i] == own[0][i]; });
     if (same && own.size() > 1) common.push_back(own[0][i]);
     for (std::size_t rank = 0; rank < own.size() && (!same || own.size() == 1); ++rank) {
       differs[rank].push_back(own[rank][i]);
@@ -341,12 +313,10 @@ std::string describe_job(const RunOptions& options) {
   }
   if (known.elsewhere) {
     text += "\n\nagents of other hosts";
-    const std::string path =
-        options.remote.remote_cohort.empty() ? value_or_throw(own_command()) : options.remote.remote_cohort;
     for (const PlannedHost& host : setup.plan.hosts) {
       if (host.local) continue;
       text += "\n ";
-      for (const std::string& word : remote_command(options.remote, host.name, path)) text += " " + shell_quoted(word);
+      for (const std::string& word : remote_command(spec, setup.plan.method, host)) text += " " + shell_quoted(word);
     }
   }
   text += "\n\nenvironment, over the one of this command\n";

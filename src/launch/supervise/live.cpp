@@ -1,5 +1,6 @@
 #include "launch/supervise/live.h"
 
+#include "launch/plan/plan.h"
 #include "launch/show/text.h"
 
 #include <chrono>
@@ -12,66 +13,22 @@ namespace {
 
 /// What comes within this time of each other is one change.
 constexpr std::chrono::milliseconds kGather{30};
-constexpr std::size_t kMostNotices = 20;
 
 }  // namespace
 
-Live::Live(Loop& loop, const RunFolder& folder, Events events)
-    : loop_(loop), events_(std::move(events)), file_(folder) {}
+Live::Live(Loop& loop, const RunFolder& folder, const RunState& state, Events events)
+    : loop_(loop), state_(state), events_(std::move(events)), file_(folder) {}
 
-void Live::begin(const std::string& job, const std::string& program) {
-  run_.job = job;
-  run_.program = program;
-}
-
-void Live::begin_epoch(const Plan& plan, int restarts, const std::string& logs) {
-  run_.state = "starting";
-  run_.exit_status.reset();
-  run_.reason.clear();
-  run_.restarts = restarts;
-  run_.logs = logs;
-  run_.hosts.clear();
-  for (const PlannedHost& host : plan.hosts) run_.hosts.push_back({host.name, host.first_rank, host.ranks});
-  roles_ = plan.roles();
-  figures_ = Figures(roles_.workers);
-  others_ = Figures(roles_.others());
-  run_.others.clear();
-  const std::vector<std::string> hosts = hosts_of_processes(plan);
-  for (int process = roles_.workers; process < roles_.all(); ++process)
-    run_.others.push_back({roles_.name_of(process), hosts[static_cast<std::size_t>(process)], {}, 0, {}, 0});
+void Live::begin_epoch() {
+  roles_ = state_.plan.roles();
+  figures_ = Figures(roles_.workers, roles_.others());
   lines_.assign(static_cast<std::size_t>(roles_.all()), {});
+  restarts_.assign(lines_.size(), 0);
   changed();
-}
-
-void Live::started() {
-  run_.state = "running";
-  run_.start = seconds_now();
-  changed();
-}
-
-void Live::ending() {
-  run_.state = "ending";
-  changed();
-}
-
-void Live::epoch_ended(int exit_status, const std::string& reason) {
-  run_.state = "ended";
-  run_.exit_status = exit_status;
-  run_.reason = reason;
-  soon_ = Timer();
-  write();
 }
 
 void Live::take(const Reports& reports) {
-  for (const RankReport& report : reports.ranks) {
-    if (roles_.is_rank(report.rank)) {
-      figures_.report(report, Figures::Clock::now());
-    } else {
-      RankReport other = report;
-      other.rank -= roles_.workers;
-      others_.report(other, Figures::Clock::now());
-    }
-  }
+  for (const RankReport& report : reports.ranks) figures_.report(report, Figures::Clock::now());
   changed();
 }
 
@@ -81,23 +38,13 @@ void Live::take(const Output& output) {
 }
 
 void Live::process_ended(int process, bool well, const sys::ExitStatus& status) {
-  if (roles_.is_rank(process))
-    figures_.ended(process, well, sys::to_string(status));
-  else
-    others_.ended(process - roles_.workers, well, sys::to_string(status));
+  figures_.ended(process, well, sys::to_string(status));
   changed();
 }
 
 void Live::starts_again(int process) {
-  const int other = process - roles_.workers;
-  others_.begins_anew(other);
-  ++run_.others[static_cast<std::size_t>(other)].restarts;
-  changed();
-}
-
-void Live::note(const std::string& text) {
-  if (run_.notices.size() >= kMostNotices) run_.notices.erase(run_.notices.begin());
-  run_.notices.push_back({seconds_now(), text});
+  figures_.begins_anew(process);
+  ++restarts_[static_cast<std::size_t>(process)];
   changed();
 }
 
@@ -111,6 +58,7 @@ void Live::changed() {
 }
 
 void Live::write() {
+  soon_ = Timer();
   LiveRun run = look();
   events_.on_summary(run.state == "ended" ? std::string() : summary(run, run.time));
   file_.write(std::move(run));
@@ -118,17 +66,28 @@ void Live::write() {
 }
 
 LiveRun Live::look() const {
-  LiveRun run = run_;
+  LiveRun run;
   run.time = seconds_now();
+  run.job = state_.job_id;
+  run.program = state_.program.name;
+  run.state = state_.stage;
+  run.start = state_.running_since;
+  run.exit_status = state_.exit_status;
+  run.reason = state_.reason;
+  run.restarts = state_.restarts;
+  run.logs = state_.log_folder;
+  run.notices = state_.notices;
+  if (lines_.empty()) return run;  // the plan may change until there are ranks
+  for (const PlannedHost& host : state_.plan.hosts) run.hosts.push_back({host.name, host.first_rank, host.ranks});
+  const std::vector<std::string> hosts = hosts_of_processes(state_.plan);
   std::vector<RankFigures> figures = figures_.look(Figures::Clock::now());
-  run.ranks.resize(figures.size());
-  for (std::size_t i = 0; i < figures.size(); ++i) run.ranks[i] = {std::move(figures[i]), lines_[i].text()};
-  std::vector<RankFigures> others = others_.look(Figures::Clock::now());
-  for (std::size_t i = 0; i < others.size(); ++i) {
-    LiveOther& other = run.others[i];
-    other.state = std::move(others[i].state);
-    other.memory = others[i].memory;
-    other.line = lines_[static_cast<std::size_t>(roles_.workers) + i].text();
+  for (std::size_t i = 0; i < figures.size(); ++i) {
+    RankFigures& one = figures[i];
+    const int process = static_cast<int>(i);
+    if (roles_.is_rank(process))
+      run.ranks.push_back({std::move(one), lines_[i].text()});
+    else
+      run.others.push_back({roles_.name_of(process), hosts[i], one.state, one.memory, lines_[i].text(), restarts_[i]});
   }
   return run;
 }

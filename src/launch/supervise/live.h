@@ -4,7 +4,7 @@
 
 #include "launch/loop.h"
 #include "launch/messages.h"
-#include "launch/plan/plan.h"
+#include "launch/record/job_record.h"
 #include "launch/record/live_run.h"
 #include "launch/record/other_hosts.h"
 #include "launch/show/text.h"
@@ -28,39 +28,33 @@ class Live {
     /// How the run is, in a line; empty: there is nothing to say any more.
     std::function<void(std::string)> on_summary;
   };
-  /// `folder` outlives this.
-  Live(Loop& loop, const RunFolder& folder, Events events);
+  /// `folder` and `state` outlive this.
+  Live(Loop& loop, const RunFolder& folder, const RunState& state, Events events);
 
-  /// Of the job.
-  void begin(const std::string& job, const std::string& program);
-  /// Ranks of this plan are about to be started, after so many restarts.
-  void begin_epoch(const Plan& plan, int restarts, const std::string& logs);
-  void started();
-  void ending();
-  void epoch_ended(int exit_status, const std::string& reason);
-
+  /// Ranks of the state's plan are about to be started.
+  void begin_epoch();
   void take(const Reports& reports);
   void take(const Output& output);
   /// By its number in the plan's Roles; `well`: it has not failed.
   void process_ended(int process, bool well, const sys::ExitStatus& status);
   /// A server that has failed.
   void starts_again(int process);
-  void note(const std::string& text);
+  /// The state, too.
+  void changed();
+  /// At once.
+  void write();
 
+ private:
   /// As of now.
   LiveRun look() const;
 
- private:
-  void changed();
-  void write();
-
   Loop& loop_;
+  const RunState& state_;
   Events events_;
-  LiveRun run_;  ///< but for the figures of ranks
   Roles roles_;
   Figures figures_{0};
-  Figures others_{0};  ///< of processes of other roles, which wait for nobody
   std::vector<LastLine> lines_;
+  std::vector<int> restarts_;  ///< by process: how often it has been started again, alone
   Timer soon_;
   LiveFile file_;
 };

@@ -51,16 +51,16 @@ std::optional<PortLease> settle_rank(NodeRole& role, net::Deadline deadline) {
   return *std::move(port);
 }
 
-Place place_by_hand(const NodeRole& role, const std::string& secret_file) {
-  if (secret_file.empty()) {
-    raise(
-        ErrorCode::InvalidArgument,
-        "{}: the launchers of one job prove a secret to each other, and none is given -- make one with `cohort secret "
-        "FILE`, copy it to each node and name it there with --secret-file FILE or COHORT_SECRET_FILE; or start from "
-        "one host, which needs none: `cohort run -H a:2,b:2 ...`",
-        role.source);
+Place place_by_hand(const NodeRole& role) {
+  if (role.secret_file.empty()) {
+    raise(ErrorCode::InvalidArgument,
+          "{}: the launchers of one job prove a secret to each other, and none is given -- make one with `cohort "
+          "secret FILE`, copy it to each node and name it there with --secret-file FILE or COHORT_SECRET_FILE; or "
+          "start from one host, which needs none: `cohort run -H a:2,b:2 ...`",
+          role.source);
   }
-  return {value_or_throw(net::Secret::from_file(secret_file)), {{*role.master, {}}}, net::to_string(*role.master), {}};
+  return {
+      value_or_throw(net::Secret::from_file(role.secret_file)), {{*role.master, {}}}, net::to_string(*role.master), {}};
 }
 
 Place place_in_step(const NodeRole& role, net::Deadline deadline) {
@@ -79,34 +79,31 @@ Place place_in_step(const NodeRole& role, net::Deadline deadline) {
   return place;
 }
 
-int run_agent_of_node(const RunOptions& options, AgentOptions agent, Place place) {
+int run_agent_of_node(const JobSpec& spec, const Plan& plan, AgentOptions agent, Place place) {
   agent.supervisor = std::move(place.supervisor);
   agent.secret = place.secret;
-  agent.host_index = options.node->rank;
+  agent.host_index = plan.node->rank;
   agent.elsewhere = true;
   agent.patient = true;
-  agent.host_timeout = options.host_timeout;
-  agent.connect_timeout = options.start_timeout;
-  agent.nodes = options.node->count;
-  agent.nodes_id = options.node->id;
+  agent.host_timeout = spec.host_timeout;
+  agent.connect_timeout = start_timeout_of(spec, plan);
+  agent.nodes = plan.node->count;
+  agent.nodes_id = plan.node->id;
   agent.place = place.shown;
-  agent.quiet = options.quiet || options.json || options.node->step.has_value();  // srun shows what node 0 says
-  // stdin may be anything; the connection alone is the lifeline. This pipe ends with us.
-  int ends[2] = {-1, -1};
-  if (::pipe2(ends, O_CLOEXEC) != 0) raise(ErrorCode::Unavailable, "pipe: {}", errno_text(errno));
-  agent.lifeline_fd = ends[0];
+  agent.quiet = spec.quiet || spec.json || plan.node->step.has_value();  // srun shows what node 0 says
+  agent.lifeline_fd = -1;                                                // stdin may be anything
   return run_agent(agent);
 }
 
-Place place_of(const RunOptions& options) {
-  return options.node->step ? place_in_step(*options.node, net::deadline_in(options.start_timeout))
-                            : place_by_hand(*options.node, options.remote.secret_file);
+Place place_of(const JobSpec& spec, const Plan& plan) {
+  return plan.node->step ? place_in_step(*plan.node, net::deadline_in(start_timeout_of(spec, plan)))
+                         : place_by_hand(*plan.node);
 }
 
 /// What this node starts.
-AgentOptions agent_of(const RunOptions& options) {
-  const JobSetup setup = set_up_job(options);
-  const PlannedHost& here = setup.plan.hosts[static_cast<std::size_t>(std::max(0, options.node->rank))];
+AgentOptions agent_of(const JobSpec& spec, const Plan& plan) {
+  const JobSetup setup = set_up_job(spec, plan);
+  const PlannedHost& here = setup.plan.hosts[static_cast<std::size_t>(std::max(0, plan.node->rank))];
   AgentOptions agent;
   agent.ranks = here.ranks;
   agent.own = order_for(setup, here, {});
@@ -114,16 +111,16 @@ AgentOptions agent_of(const RunOptions& options) {
 }
 
 /// The others need not wait for a node that cannot do its part.
-int tell_why_not(RunOptions options, const std::string& why) {
+int tell_why_not(JobSpec spec, const Plan& plan, const std::string& why) {
   fmt::print(stderr, "cohort: {}\n", why);
-  options.start_timeout = std::min<std::chrono::milliseconds>(options.start_timeout, kTellingTime);
-  options.quiet = true;
+  spec.start_timeout = std::min<std::chrono::milliseconds>(start_timeout_of(spec, plan), kTellingTime);
+  spec.quiet = true;
   AgentOptions agent;
   agent.ranks = 1;
   agent.own.emplace();
   agent.unable = why;
   try {
-    (void)run_agent_of_node(options, std::move(agent), place_of(options));
+    (void)run_agent_of_node(spec, plan, std::move(agent), place_of(spec, plan));
   } catch (const Error& error) {
     log::info("launch", "node 0 is not told: {}", error.what());
   }
@@ -132,30 +129,28 @@ int tell_why_not(RunOptions options, const std::string& why) {
 
 }  // namespace
 
-int run_node(RunOptions options) {
-  NodeRole& role = *options.node;
+int run_node(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace) {
+  NodeRole& role = *plan.node;
   std::optional<PortLease> lease;
-  if (role.rank == kRankAsTheyCome) lease = settle_rank(role, net::deadline_in(options.start_timeout));
+  if (role.rank == kRankAsTheyCome) lease = settle_rank(role, net::deadline_in(start_timeout_of(spec, plan)));
   if (role.rank != 0) {
     std::optional<AgentOptions> agent;
     try {
-      agent = agent_of(options);
+      agent = agent_of(spec, plan);
     } catch (const Error& error) {
-      return tell_why_not(std::move(options), error.what());
+      return tell_why_not(spec, plan, error.what());
     }
-    return run_agent_of_node(options, *std::move(agent), place_of(options));
+    return run_agent_of_node(spec, plan, *std::move(agent), place_of(spec, plan));
   }
-  (void)set_up_job(options);  // what cannot be started here is told before anybody waits
-  const Place place = place_of(options);
-  options.remote.method = StartMethod::Launcher;
-  options.remote.secret = place.secret;
-  options.remote.port = place.supervisor.front().tcp.port;
-  options.remote.nodes_id = role.id;
+  (void)set_up_job(spec, plan);  // what cannot be started here is told before anybody waits
+  const Place place = place_of(spec, plan);
+  role.secret = place.secret;
+  role.port = place.supervisor.front().tcp.port;
   if (!role.step) {
-    options.remote.join = fmt::format("cohort run --nnodes {} {} {} --secret-file FILE -np N ...", role.count,
-                                      lease ? "--rdzv-endpoint" : "--node-rank R --master", place.shown);
+    role.join = fmt::format("cohort run --nnodes {} {} {} --secret-file FILE -np N ...", role.count,
+                            lease ? "--rdzv-endpoint" : "--node-rank R --master", place.shown);
   }
-  return run_job(options);
+  return run_job(spec, std::move(plan), on_trace);
 }
 
 }  // namespace cohort::launch

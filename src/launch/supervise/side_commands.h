@@ -9,6 +9,7 @@
 #include "launch/record/run_folder.h"
 #include "launch/show/text.h"
 #include "launch/watch/warning.h"
+#include "net/address.h"
 
 #include <chrono>
 #include <deque>
@@ -21,30 +22,32 @@
 
 namespace cohort::launch {
 
-/// Another `cohort` beside a job (its page, what --track names), in a session of its own: a Ctrl-C is for the job.
+/// A process beside a job, in a group of its own at least.
 class SideCommand {
  public:
-  enum class Output { All, Errors };
   struct Options {
-    std::vector<std::string> arguments;  ///< behind "cohort"
-    Output output = Output::All;
-    int parent_death_signal = 0;
-    std::function<void(const std::string&)> say;  ///< gets what it prints, by lines
-    /// Once it has, and all that it printed is said; may destroy this.
-    std::function<void(const sys::ExitStatus&)> on_ended = {};
+    sys::SpawnOptions spawn;  ///< what its output is not said of goes where these descriptors say
+    enum class Output { None, Errors, All } output = Output::None;
+    std::function<void(const std::string&)> say = {};  ///< gets that, by lines
+    /// Once it has ended, and all that it printed is said; may destroy this.
+    std::function<void(const sys::ExitStatus&)> on_ended;
   };
   /// Throws Unavailable.
   SideCommand(Loop& loop, Options options);
-  /// Says what it has printed by then, and kills it.
+  /// Says what it has printed by then, and kills it, and what it has started in its group.
   ~SideCommand();
   SideCommand(const SideCommand&) = delete;
   SideCommand& operator=(const SideCommand&) = delete;
 
+  /// Another `cohort`, with these arguments, in a session of its own: a Ctrl-C is for the job.
+  static Options cohort(std::vector<std::string> arguments, int parent_death_signal);
   pid_t pid() const noexcept { return process_.pid; }
+  /// Waits, until `deadline`. False if it still runs; else `end` is called next.
+  bool wait(net::Deadline deadline);
+  void end();
 
  private:
   void read();
-  void on_ended();
 
   Options options_;
   sys::ChildProcess process_;
@@ -57,12 +60,9 @@ class SideCommand {
 /// destination, in sessions of their own.
 class Trackers {
  public:
-  struct Options {
-    std::vector<std::string> destinations;  ///< as `cohort export --to` takes them
-    std::string run_folder;
-    std::function<void(const std::string&)> say;
-  };
-  Trackers(Loop& loop, Options options);
+  /// `destinations`: as `cohort export --to` takes them.
+  Trackers(Loop& loop, const std::vector<std::string>& destinations, std::string run_folder,
+           std::function<void(const std::string&)> say);
 
   std::vector<pid_t> pids() const;
   /// The job has ended, which job.json says. Calls `on_done` once they have, or `limit` has passed: they are killed
@@ -82,85 +82,54 @@ class Trackers {
   std::string way_out(const Tracker& tracker) const;
 
   Loop& loop_;
-  Options options_;
+  const std::string run_folder_;
+  const std::function<void(const std::string&)> say_;
   std::vector<std::unique_ptr<Tracker>> trackers_;
   std::function<void()> on_done_;
   Timer limit_, notice_, done_;
 };
 
-struct WarningCommandOptions {
-  std::string command;
-  std::string job_id;
-  std::string run_folder;                       ///< what it prints goes to on-warning.log there
-  std::function<void(const std::string&)> say;  ///< that it fails, once
-  std::size_t at_once = 4;
-  std::size_t most_waiting = 64;
-  std::chrono::milliseconds limit = std::chrono::seconds(60);  ///< of one
-  std::chrono::milliseconds at_end = std::chrono::seconds(5);  ///< for those that run when the job has ended
-};
-
-/// `--on-warning COMMAND`: a shell command that is run for each warning, outside of the ranks. The job never waits for
-/// it: a few run at once, each for so long, more wait, and of too many the rest is left out.
-class WarningCommand {
+/// Tells everybody of a warning: who looks at the screen or reads events, warnings.jsonl, and the command of the user
+/// (`--on-warning`), which is run for each, outside of the ranks. The job never waits for it: a few run at once, each
+/// for so long, more wait, and of too many the rest is left out.
+class Warnings {
  public:
-  WarningCommand(Loop& loop, WarningCommandOptions options);
-  ~WarningCommand();
-  WarningCommand(const WarningCommand&) = delete;
-  WarningCommand& operator=(const WarningCommand&) = delete;
+  struct Options {
+    std::string on_warning;  ///< empty: no command
+    std::string job_id;
+    std::function<void(const Warning&)> show;
+    std::function<void(const std::string&)> say;
+  };
+  /// `folder` outlives this.
+  Warnings(Loop& loop, const RunFolder& folder, Options options);
 
-  /// `line`: the warning as JSON, which it finds on its stdin.
-  void run(const Warning& warning, const std::string& line);
-  /// The job has ended: waits for those that run and wait, but not for long, and kills what is left of them.
+  /// But for those that were told a moment ago.
+  void tell(const Warning& warning);
+  /// The job has ended: waits a moment for commands that run, and kills what is left of them.
   void finish();
 
  private:
   struct Call {
     std::vector<std::string> environment;
-    std::string line;
+    std::string line;  ///< the warning as JSON, which it finds on its stdin
   };
   struct Running {
-    sys::ChildProcess process;
-    Watch ended;
+    std::optional<SideCommand> command;
     Timer limit;
   };
+  void look_at_disk();
+  void run_command(const Warning& warning, const std::string& line);
   void start_next();
-  void on_ended(std::list<Running>::iterator which);
   void complain(const std::string& why);
 
   Loop& loop_;
-  WarningCommandOptions options_;
+  const RunFolder& folder_;
+  Options options_;
+  Repeats repeats_;
+  WarningsFile file_;
   std::deque<Call> waiting_;
   std::list<Running> running_;
   bool complained_ = false;
-};
-
-struct WarningsOptions {
-  std::string on_warning;  ///< empty: no command
-  std::string job_id;
-  std::function<void(const Warning&)> show;
-  std::function<void(const std::string&)> say;
-};
-
-/// Tells everybody of a warning: who looks at the screen or reads events, warnings.jsonl, and the command of the user.
-class Warnings {
- public:
-  /// `folder` outlives this.
-  Warnings(Loop& loop, const RunFolder& folder, WarningsOptions options);
-
-  /// But for those that were told a moment ago.
-  void tell(const Warning& warning);
-  /// The job has ended. Waits a moment for commands that run.
-  void finish();
-
- private:
-  void look_at_disk();
-
-  Loop& loop_;
-  const RunFolder& folder_;
-  WarningsOptions options_;
-  Repeats repeats_;
-  WarningsFile file_;
-  std::optional<WarningCommand> command_;
   bool full_ = false;
   Timer look_;
 };

@@ -2,9 +2,9 @@
 
 #include "base/process.h"
 #include "base/result.h"
+#include "base/signals.h"
 #include "base/terminal.h"
 #include "launch/messages.h"
-#include "launch/show/announcer.h"
 
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -25,9 +25,7 @@ Owner::Owner(Loop& loop, int pid, std::function<void()> on_gone) : pid_(pid) {
   if (::getppid() == pid) process_ = value_or_throw(sys::open_pidfd(pid));
   if (!process_ || ::getppid() != pid) {
     raise(ErrorCode::Unavailable,
-          "the process that the job belongs to (pid {}) has ended or is not the one that started "
-          "this command",
-          pid);
+          "the process that the job belongs to (pid {}) has ended or is not the one that started this command", pid);
   }
   watch_ = Watch(loop, process_.get());
   watch_.on_readable([this, on_gone = std::move(on_gone)] {
@@ -142,14 +140,14 @@ void Stopping::finish() {
 void Stopping::announce() {
   if (quiet_ || signal_ == SIGKILL) return;
   const double left = std::max(0.0, Seconds(limit_ - Clock::now()).count());
-  StopNotice notice;
-  if (!announced_) notice.reason = reason_;
-  notice.ranks = events_.running_ranks();
-  if (notice.ranks == 0) notice.others = events_.running_others();
-  notice.seconds_left = left;
-  notice.next_signal = signal_ == SIGINT ? SIGTERM : SIGKILL;
-  notice.at_terminal = ::isatty(0) != 0;
-  events_.say(to_string(notice));
+  const int ranks = events_.running_ranks();
+  const std::string others = ranks == 0 ? events_.running_others() : std::string();
+  const std::string who = ranks > 0         ? fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s")
+                          : !others.empty() ? others
+                                            : "what the ranks have started is";
+  events_.say(fmt::format(
+      "{}{} still running, {:.0f} s until {}{}", announced_ || reason_.empty() ? "" : reason_ + "; ", who, left,
+      sys::signal_name(signal_ == SIGINT ? SIGTERM : SIGKILL), ::isatty(0) != 0 ? "; Ctrl-C again: now" : ""));
   announced_ = true;
   // A line now and then, however long the grace.
   notice_ =

@@ -145,8 +145,8 @@ std::optional<int> Health::world_rank(std::uint64_t group, int rank) const {
 std::optional<Health::Need> Health::need_of(const Rank& rank) const {
   if (!rank.known || rank.gone) return std::nullopt;
   // While one is carried out its name waits for nobody.
-  const bool idle = std::all_of(rank.report.groups.begin(), rank.report.groups.end(),
-                                [](const GroupReport& group) { return group.begun == group.ended; });
+  const bool idle =
+      std::ranges::all_of(rank.report.groups, [](const GroupReport& group) { return group.begun == group.ended; });
   if (rank.report.named.waiting && idle) {
     // Who has not asked for it is known to the ranks alone.
     Need need;
@@ -273,7 +273,7 @@ void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
     }
   }
   if (absent.empty()) return;
-  std::sort(absent.begin(), absent.end());
+  std::ranges::sort(absent);
   absent.erase(std::unique(absent.begin(), absent.end()), absent.end());
   const bool again = ranks_[static_cast<std::size_t>(waiting.front())].report.worlds > 0;
   findings.end = fmt::format(
@@ -298,8 +298,8 @@ void Health::look_for_deadlock(Findings& findings) {
     for (auto at = stuck.begin(); at != stuck.end();) {
       const std::vector<int>& needed = at->second.ranks;
       const auto is_stuck = [&](int rank) { return stuck.contains(rank); };
-      const bool held = at->second.anyone ? !needed.empty() && std::all_of(needed.begin(), needed.end(), is_stuck)
-                                          : std::any_of(needed.begin(), needed.end(), is_stuck);
+      const bool held = at->second.anyone ? !needed.empty() && std::ranges::all_of(needed, is_stuck)
+                                          : std::ranges::any_of(needed, is_stuck);
       smaller = smaller || !held;
       at = held ? std::next(at) : stuck.erase(at);
     }
@@ -378,7 +378,7 @@ void Health::look_for_slow(Clock::time_point now, Findings& findings) {
     if (!rank.gone && rank.own_seconds > 0) own.push_back(rank.own_seconds);
   }
   if (own.size() < static_cast<std::size_t>(roles_.workers) || own.size() < 2) return;
-  std::sort(own.begin(), own.end());
+  std::ranges::sort(own);
   const double median = own[(own.size() - 1) / 2];
   for (std::size_t i = 0; roles_.is_rank(static_cast<int>(i)); ++i) {
     Rank& rank = ranks_[i];
@@ -400,8 +400,8 @@ void Health::look_for_slow(Clock::time_point now, Findings& findings) {
 }
 
 bool Health::somebody_leaves() const {
-  return std::any_of(ranks_.begin(), ranks_.end(),
-                     [](const Rank& rank) { return rank.known && !rank.gone && has_left(rank.report); });
+  return std::ranges::any_of(ranks_,
+                             [](const Rank& rank) { return rank.known && !rank.gone && has_left(rank.report); });
 }
 
 bool Health::somebody_saves() const {
@@ -461,12 +461,12 @@ constexpr auto kAnswerTime = std::chrono::milliseconds(100);
 
 }  // namespace
 
-HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const WatchLimits& limits,
+HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const JobSpec& spec,
                          Events events)
     : loop_(loop),
       roles_(roles),
-      health_(std::move(hosts), roles, limits.health),
-      steps_(limits.steps),
+      health_(std::move(hosts), roles, spec.health),
+      steps_(spec.steps),
       events_(std::move(events)) {}
 
 void HealthWatch::stop() {
@@ -482,9 +482,10 @@ void HealthWatch::take(Reports reports, const std::vector<int>& processes) {
   }
 }
 
-void HealthWatch::rank_ended(const RankReport& last) {
+void HealthWatch::rank_ended(int process, RankReport last) {
   const auto now = Health::Clock::now();
-  health_.ended(last.rank, now, last.worlds);
+  last.rank = process;
+  health_.ended(process, now, last.worlds);
   if (!roles_.is_rank(last.rank)) return;
   steps_.report(last, now);
   steps_.ended(last.rank);

@@ -11,6 +11,7 @@
 
 #include "launch/loop.h"
 #include "launch/messages.h"
+#include "launch/plan/job_spec.h"
 #include "launch/rank_report.h"
 #include "launch/watch/warning.h"
 
@@ -22,19 +23,6 @@
 #include <vector>
 
 namespace cohort::launch {
-
-struct HealthLimits {
-  std::chrono::seconds stopped_notice{5};  ///< a rank that was stopped (SIGSTOP), or a host's agent, is named,
-  std::chrono::seconds stopped_end{60};    ///< and ends the job; 0: never
-  std::chrono::seconds absent{3};          ///< a world of all ranks waits so long for one that has ended; 0: never
-  std::chrono::seconds deadlock{10};       ///< nobody has moved for so long; 0: never ends a job
-  std::chrono::seconds away_notice{30};    ///< a rank is named that others wait for, then at doubled intervals,
-  std::chrono::seconds stall{1800};        ///< and ends the job; 0: never
-  int slow_steps = 8;                      ///< of a window, and
-  int slow_windows = 3;                    ///< so many, one after another, have to be slow for a rank to be named
-  std::chrono::seconds slow_least{3};      ///< and as long: others may have had its core for a moment
-  double slow_factor = 1.5;                ///< over the median of the ranks
-};
 
 class Health {
  public:
@@ -123,11 +111,6 @@ class Health {
   std::vector<std::chrono::seconds> away_told_;  ///< by rank: the interval after which it was named last
 };
 
-struct WatchLimits {
-  HealthLimits health = {};
-  StepLimits steps = {};
-};
-
 /// Looks after a running job once a second: keeps what ranks report, has Health judge it, and tells what follows.
 class HealthWatch {
  public:
@@ -139,7 +122,7 @@ class HealthWatch {
     std::function<void(const std::string&)> on_stuck;
   };
   /// `hosts`: of each process.
-  HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const WatchLimits& limits, Events events);
+  HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const JobSpec& spec, Events events);
 
   /// All ranks run: from now on until `stop`.
   void start() { look(); }
@@ -147,7 +130,7 @@ class HealthWatch {
   /// Of the agent of these processes.
   void take(Reports reports, const std::vector<int>& processes);
   /// `last`: what it was doing then.
-  void rank_ended(const RankReport& last);
+  void rank_ended(int process, RankReport last);
   void started_again(int process) { health_.began_anew(process, Health::Clock::now()); }
   void host_ended(const std::vector<int>& processes) { health_.host_ended(processes); }
   /// Says what every rank is doing, once the reports that agents have been asked for now have come. False: that is

@@ -167,8 +167,7 @@ std::string to_string(const PostMortem& post_mortem) {
   if (!post_mortem.missed.empty()) {
     text +=
         "cohort:   a DistributedSampler gives each rank as many; a loop over data that was split otherwise, or one "
-        "that "
-        "some ranks leave, does not\n";
+        "that some ranks leave, does not\n";
   } else if (const std::string why = advice(first); !why.empty())
     text += fmt::format("cohort:   {}\n", why);
   const bool of_ranks = first.role == Role::Worker;
@@ -236,55 +235,49 @@ struct Sign {
 constexpr Sign kSigns[] = {
     {"No module named 'horovod",
      "`cohort run --as-horovod` gives programs Cohort's own horovod.torch; or `pip install python/horovod` in a clone "
-     "of "
-     "Cohort, or `import cohort.torch as hvd`"},
+     "of Cohort, or `import cohort.torch as hvd`"},
     {"No module named",
-     "the Python that runs the ranks lacks this module: install it there, or activate the environment "
-     "that has it before `cohort run` (`cohort run --dry-run` shows which Python it is)"},
+     "the Python that runs the ranks lacks this module: install it there, or activate the environment that has it "
+     "before `cohort run` (`cohort run --dry-run` shows which Python it is)"},
     {"error while loading shared libraries",
-     "add the folder of this library to LD_LIBRARY_PATH; `ldd PROGRAM` lists "
-     "what is not found"},
+     "add the folder of this library to LD_LIBRARY_PATH; `ldd PROGRAM` lists what is not found"},
     {"version `GLIBC", "the program or a library was built on a newer system than this one: build it here"},
     {"--local_rank",
-     "scripts for the old launcher of torch take --local_rank; `cohort run` gives the same number as the "
-     "variable LOCAL_RANK, as torchrun does"},
+     "scripts for the old launcher of torch take --local_rank; `cohort run` gives the same number as the variable "
+     "LOCAL_RANK, as torchrun does"},
     {"--local-rank",
-     "scripts for the old launcher of torch take --local-rank; `cohort run` gives the same number as the "
-     "variable LOCAL_RANK, as torchrun does"},
+     "scripts for the old launcher of torch take --local-rank; `cohort run` gives the same number as the variable "
+     "LOCAL_RANK, as torchrun does"},
     {"unable to open shared memory object",
-     "DataLoader's workers share tensors through /dev/shm: is it full (`df "
-     "/dev/shm`), or are there too few descriptors (`ulimit -n`)?"},
+     "DataLoader's workers share tensors through /dev/shm: is it full (`df /dev/shm`), or are there too few "
+     "descriptors (`ulimit -n`)?"},
     {"DataLoader worker",
-     "a process of its DataLoader died: num_workers=0 shows the error in the rank itself; if it was "
-     "killed, there is too little memory or /dev/shm (`df /dev/shm`)"},
+     "a process of its DataLoader died: num_workers=0 shows the error in the rank itself; if it was killed, there is "
+     "too little memory or /dev/shm (`df /dev/shm`)"},
     {"CUDA out of memory",
-     "the memory of the GPU is full: a smaller batch per rank, or fewer ranks per GPU (is each "
-     "rank on its own, by LOCAL_RANK?)"},
+     "the memory of the GPU is full: a smaller batch per rank, or fewer ranks per GPU (is each rank on its own, by "
+     "LOCAL_RANK?)"},
     {"CUDA error", "errors of a GPU are reported late: CUDA_LAUNCH_BLOCKING=1 shows the call that caused it"},
     {"out of memory", "a smaller batch per rank, fewer ranks per host, or more memory"},
     {"std::bad_alloc",
-     "no memory was to be had: a smaller batch per rank, fewer ranks per host, or a higher limit "
-     "(`ulimit -v`)"},
+     "no memory was to be had: a smaller batch per rank, fewer ranks per host, or a higher limit (`ulimit -v`)"},
     {"MemoryError",
-     "no memory was to be had: a smaller batch per rank, fewer ranks per host, or a higher limit (`ulimit "
-     "-v`)"},
+     "no memory was to be had: a smaller batch per rank, fewer ranks per host, or a higher limit (`ulimit -v`)"},
     {"No space left on device", "make room there (`df -h`; `df -i` where there are many files), or write elsewhere"},
     {"Disk quota exceeded", "make room there (`quota -s`), or write elsewhere"},
     {"Resource temporarily unavailable",
      "where a process or thread was to be started, their limit is reached: of this user, with all that run on this "
-     "host "
-     "(`ulimit -u`), or of this control group (pids.max)"},
+     "host (`ulimit -u`), or of this control group (pids.max)"},
     {"can't start new thread",
      "the limit of processes and threads is reached: of this user, with all that run on this host (`ulimit -u`), or of "
      "this control group (pids.max)"},
     {"Too many open files", "raise the limit (`ulimit -n`) in the shell that starts `cohort run`"},
     {"Address already in use",
-     "another process has this port: let the ranks take MASTER_ADDR and MASTER_PORT from their "
-     "environment rather than one of their own"},
+     "another process has this port: let the ranks take MASTER_ADDR and MASTER_PORT from their environment rather than "
+     "one of their own"},
     {"Permission denied", "may this user read and write there, and is a program executable (`chmod +x`)?"},
     {"No such file or directory",
-     "paths that do not begin with / are looked for from the folder in which `cohort run` "
-     "was started"},
+     "paths that do not begin with / are looked for from the folder in which `cohort run` was started"},
 };
 
 std::string_view by_words(const Ending& ending) {
@@ -303,12 +296,11 @@ std::string_view by_signal(const Ending& ending) {
                                   : "somebody sent it, or the kernel was out of memory (see `dmesg`)";
     case SIGSEGV: return "a bug in native code: the stack, which is at the end of its log, names the function";
     case SIGBUS:
-      return "a bug in native code, a full /dev/shm (see `df /dev/shm`), or a file that became shorter while "
-             "it was mapped";
+      return "a bug in native code, a full /dev/shm (see `df /dev/shm`), or a file that became shorter while it was "
+             "mapped";
     case SIGFPE: return "an integer division by zero, or an overflow, in native code";
     case SIGILL:
-      return "an instruction that this processor does not have: build for this machine, or without "
-             "-march=native";
+      return "an instruction that this processor does not have: build for this machine, or without -march=native";
     case SIGABRT: return "usually an uncaught C++ exception or a failed assertion: see the lines above";
     case SIGSYS: return "a system call that a sandbox (seccomp, a container's profile) does not allow";
     case SIGTRAP: return "a breakpoint without a debugger";
@@ -398,7 +390,7 @@ std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& end
     const bool named = failure.cause.code == static_cast<int>(ErrorCode::PeerLost) && failure.cause.peer == ending.rank;
     if (named || ending.after_seconds <= failure.after_seconds) ranks.push_back(ending.rank);
   }
-  std::sort(ranks.begin(), ranks.end());
+  std::ranges::sort(ranks);
   return ranks;
 }
 
@@ -411,9 +403,8 @@ Verdict judge(const JobEnd& end) {
   const auto failure = first_failure(end.endings);
   const int ranks = end.roles.workers;
   const auto of_ranks = [&end](auto condition) {
-    return static_cast<int>(std::count_if(end.endings.begin(), end.endings.end(), [&](const Ending& ending) {
-      return ending.role == Role::Worker && condition(ending);
-    }));
+    return static_cast<int>(std::ranges::count_if(
+        end.endings, [&](const Ending& ending) { return ending.role == Role::Worker && condition(ending); }));
   };
   const int good = of_ranks([](const Ending& ending) { return ending.status.success(); });
   const int saved = of_ranks(asks_for_requeue);
@@ -463,7 +454,7 @@ Verdict judge(const JobEnd& end) {
 // (Workers of parameter servers need no world.)
 std::string doubt_about(const JobEnd& end, const Verdict& verdict) {
   const int ranks = end.roles.workers;
-  const bool joined = std::any_of(end.endings.begin(), end.endings.end(), [](const Ending& ending) {
+  const bool joined = std::ranges::any_of(end.endings, [](const Ending& ending) {
     return ending.role == Role::Worker && (ending.last.worlds > 0 || !ending.last.groups.empty());
   });
   if (verdict.status != 0 || ranks < 2 || end.roles.servers > 0 || joined) return {};

@@ -83,8 +83,8 @@ TEST(Verdict, ARankThatEndedInGoodOrderBeforeTheOthersIsNamedFirst) {
   end.endings[0].cause.code = static_cast<int>(ErrorCode::PeerLost);
   end.endings[1].after_seconds = 1;
   EXPECT_TRUE(
-      judge(end).text.starts_with("cohort: rank 1 had ended with 0 while rank 0 went on: do all ranks take the "
-                                  "same number of steps?\ncohort: rank 0 failed: exit code 1"))
+      judge(end).text.starts_with("cohort: rank 1 had ended with 0 while rank 0 went on: do all ranks take the same "
+                                  "number of steps?\ncohort: rank 0 failed: exit code 1"))
       << judge(end).text;
   end.endings[1].after_seconds = 3;
   EXPECT_TRUE(judge(end).text.starts_with("cohort: rank 0 failed")) << "it ended later";
@@ -200,14 +200,13 @@ TEST(Verdict, TheBlockSaysEachSentenceOnceAndLeavesTheStackToTheLog) {
   first.last_stderr =
       "epoch 1\nterminate called after throwing an instance of 'cohort::Error'\n  what():  " + sentence + "\n";
   first.words = "uncaught exception cohort::Error: " + sentence +
-                "\n  code Mismatch, rank 0, host h, operation all_reduce(float32[5], sum), number 3\n"
-                "the stack at std::terminate:\n  #0 f()+0x4 in /lib/x.so 0x12\n";
+                "\n  code Mismatch, rank 0, host h, operation all_reduce(float32[5], sum), number 3\nthe stack at "
+                "std::terminate:\n  #0 f()+0x4 in /lib/x.so 0x12\n";
   const std::string text = judge(end).text;
-  EXPECT_NE(
-      text.find("last lines of its stderr:\ncohort:   > epoch 1\ncohort:   its own last words:\ncohort:   > uncaught "
-                "exception cohort::Error: " +
-                sentence + "\ncohort:   1 other rank was ended as a result\n"),
-      std::string::npos)
+  EXPECT_NE(text.find("last lines of its stderr:\ncohort:   > epoch 1\ncohort:   its own last words:\ncohort:   > "
+                      "uncaught exception cohort::Error: " +
+                      sentence + "\ncohort:   1 other rank was ended as a result\n"),
+            std::string::npos)
       << text;
   EXPECT_EQ(text.find(sentence), text.rfind(sentence)) << text;
   end.log_folder.clear();

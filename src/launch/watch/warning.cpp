@@ -41,9 +41,8 @@ std::string warning_line(const Warning& warning, double time) {
 }
 
 bool Repeats::lets_through(const Warning& warning, double now) {
-  const auto known = std::find_if(told_.begin(), told_.end(), [&](const Told& told) {
-    return told.kind == warning.kind && told.rank == warning.rank;
-  });
+  const auto known = std::ranges::find_if(
+      told_, [&](const Told& told) { return told.kind == warning.kind && told.rank == warning.rank; });
   if (known == told_.end()) {
     if (told_.size() >= kMostTold) return false;
     told_.push_back({warning.kind, warning.rank, now + kFirstPause, kFirstPause});

@@ -3,6 +3,7 @@
 // job's steps, is pure: it takes reports and the time. One thread.
 #pragma once
 
+#include "launch/plan/job_spec.h"
 #include "launch/rank_report.h"
 
 #include <chrono>
@@ -52,15 +53,6 @@ class Repeats {
     double again_at = 0, pause = 0;
   };
   std::vector<Told> told_;
-};
-
-struct StepLimits {
-  std::chrono::seconds no_step{600};  ///< since the last one; 0: never told
-  double slow_factor = 2;             ///< over the median of the windows before
-  int windows = 3;                    ///< that have to be slow, one after another: an evaluation makes one so
-  int window_steps = 10;              ///< at least, and
-  std::chrono::seconds window{1};
-  std::size_t warm_windows = 5;  ///< of which there has to be a median
 };
 
 /// Judges a job's steps by what its ranks report: whether they have become slow, have come to an end, or bring losses
