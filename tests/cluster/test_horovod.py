@@ -135,8 +135,9 @@ class Horovod(Launch):
     def lines(self, done, layout=None):
         """What the ranks printed of themselves, by rank; all have to have the same weights."""
         said = done.stdout + done.stderr
+        # mpirun may join two lines.
         found = re.findall(r"rank (\S+) local (\S+) cross (\S+) on (\S+) "
-                           r"rows (\[.*?\]) mean (\S+) whole (\S+) length (\S+) weights (\S+)", done.stdout)
+                           r"rows (\[.*?\]) mean (\S+) whole (\S+) length (\S+) weights ([0-9a-f]{16})", done.stdout)
         self.assertEqual((done.returncode, len(found)), (0, 4), said)
         found.sort()
         self.assertEqual([line[:4] for line in found], layout or TWO_HOSTS, said)
