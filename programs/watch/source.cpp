@@ -1,6 +1,7 @@
 #include "watch/source.h"
 
 #include "base/files.h"
+#include "base/thread.h"
 #include "base/unique_fd.h"
 #include "launch/show/text.h"
 #include "net/http.h"
@@ -14,9 +15,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
-#include <mutex>
-#include <stop_token>
+#include <future>
 #include <thread>
 #include <utility>
 
@@ -144,23 +143,23 @@ Result<std::string> RemotePage::get(const std::string& target) const {
   http.set_connection_timeout(kTimeout);
   http.set_read_timeout(kTimeout);
   http.set_write_timeout(kTimeout);
-  // Those are of each call of the system; whoever answers byte by byte is not waited for longer than that, either.
-  std::mutex mutex;
-  std::condition_variable_any ended;
-  const std::jthread timer([&](const std::stop_token& stop) {
-    std::unique_lock lock(mutex);
-    ended.wait_for(lock, stop, kTimeout, [] { return false; });
-    if (!stop.stop_requested()) http.stop();
-  });
   std::string token;
   token_.append_digits(token);
   std::string body;
-  const httplib::Result answer =
-      http.Get(target, {{"Host", net::to_string(address_)}, {"Authorization", "Bearer " + token}},
-               [&body](const char* bytes, std::size_t size) {
-                 body.append(bytes, size);
-                 return body.size() <= kLongestAnswer;
-               });
+  std::packaged_task<httplib::Result()> task([&] {
+    return http.Get(target, {{"Host", net::to_string(address_)}, {"Authorization", "Bearer " + token}},
+                    [&body](const char* bytes, std::size_t size) {
+                      body.append(bytes, size);
+                      return body.size() <= kLongestAnswer;
+                    });
+  });
+  std::future<httplib::Result> answered = task.get_future();
+  // Those timeouts are of each call of the system, so whoever answers byte by byte is given up from here. And the
+  // library raises SIGPIPE, which ends with the thread that has it blocked.
+  std::thread thread = sys::start_without_signals([&task] { task(); });
+  if (answered.wait_for(kTimeout) != std::future_status::ready) http.stop();
+  thread.join();
+  const httplib::Result answer = answered.get();
   if (!answer && body.size() > kLongestAnswer) return fail(ErrorCode::Corrupt, "its answer has no end");
   if (!answer && answer.error() == httplib::Error::Connection)
     return fail(ErrorCode::Unavailable, "it cannot be reached");
