@@ -140,7 +140,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   limits_.start = Timer();
   started_at_ = Clock::now();
   job_.announcer_.started(state_, job_.folder_.path, start_text());
-  log::info("launch", "job {} is not contained: {}", job_.id_, kNotContained);
+  log::info("launch", "job {} is not contained: {}", state_.job_id, kNotContained);
   health_->start();
   state_.stage = "running";
   state_.running_since = seconds_now();

@@ -78,7 +78,7 @@ void Job::prepare() {
                                                               : net::Secret::generate());
   agents_.emplace(loop_, *secret_, spec_, plan, InputReader::may_be_given(0) ? 0 : -1, agent_events());
   const std::string id = sys::random_hex(6);
-  state_.job_id = id_ = fmt::format("{}-{}", setup_.program.name, id);
+  state_.job_id = fmt::format("{}-{}", setup_.program.name, id);
   state_.program = setup_.program;
   if (!settles_late()) shown_ranks(spec_, setup_.plan);  // what is wrong with them is told before anything starts
 
@@ -97,7 +97,7 @@ void Job::prepare() {
   epoch_ = std::make_unique<Epoch>(*this);
 
   start_agents();  // its process starts while we go on
-  port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(id_)));
+  port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(state_.job_id)));
   store::StoreServerOptions store_options;
   store_options.secret = *secret_;
   if (goes_elsewhere(setup_.plan)) store_options.endpoint = agents_->open_endpoint();
@@ -146,7 +146,7 @@ void Job::make_folders(const std::string& id) {
                              }});
   warnings_.emplace(loop_, folder_,
                     Warnings::Options{.on_warning = spec_.on_warning,
-                                      .job_id = id_,
+                                      .job_id = state_.job_id,
                                       .show =
                                           [this](const Warning& warning) {
                                             announcer_.warn(warning);
@@ -257,7 +257,7 @@ void Job::take_ports(AgentHandle& agent, LeasedPorts leased) {
 
 JobFacts Job::facts_for(const AgentHandle& agent) const {
   JobFacts facts;
-  facts.job_id = id_;
+  facts.job_id = state_.job_id;
   facts.run_folder = folder_.path;
   // Of this host too as others see it, so that what serves here knows where to listen.
   const std::string here = agent.host.local ? address_of(agent) : AgentPool::own_address(agent).host;

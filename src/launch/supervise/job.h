@@ -98,7 +98,6 @@ class Job {
   const JobSpec& spec_;
   const std::function<void(const std::string&)>& on_trace_;
   JobSetup setup_;
-  std::string id_;
   RunFolder folder_;
   LogFolder logs_;  ///< where they have a folder of their own
   RunState state_;

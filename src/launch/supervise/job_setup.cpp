@@ -248,26 +248,17 @@ std::string describe_job(const JobSpec& spec, Plan plan) {
     const auto shares = bound && host.local && host.ranks > 0
                             ? value_or_throw(share_cores(sys::cores_of_process(), host.ranks))
                             : std::vector<std::vector<int>>();
-    for (const WorkerPlan& worker : job.workers) {
-      if (worker.role == Role::Worker) continue;
-      const std::string name = roles.name_of(worker.rank);
-      other_rows.push_back({name, host.name, "-"});
-      if (bound) other_rows.back().push_back("-");
-      of_others += fmt::format("  {}\n   ", name);
-      for (const std::string& assignment : worker.environment) of_others += " " + shown(assignment, known);
-      of_others += "\n";
-    }
-    for (int local = 0; local < host.ranks; ++local) {
-      const int rank = host.first_rank + local;
-      rows.push_back(
-          {roles.others() > 0 ? roles.name_of(rank) : std::to_string(rank), host.name, std::to_string(local)});
-      if (bound)
-        rows.back().push_back(host.local ? to_ranges(shares[static_cast<std::size_t>(local)]) : std::string("(there)"));
+    for (std::size_t i = 0; i < job.workers.size(); ++i) {
+      const WorkerPlan& worker = job.workers[i];
+      const bool is_rank = worker.role == Role::Worker;
+      std::string name = is_rank && roles.others() == 0 ? std::to_string(worker.rank) : roles.name_of(worker.rank);
       std::vector<std::string> additions;
-      for (const std::string& assignment : job.workers[static_cast<std::size_t>(local)].environment) {
-        additions.push_back(shown(assignment, known));
-      }
-      own.push_back(std::move(additions));
+      for (const std::string& assignment : worker.environment) additions.push_back(shown(assignment, known));
+      if (!is_rank) of_others += fmt::format("  {}\n    {}\n", name, fmt::join(additions, " "));
+      auto& row = (is_rank ? rows : other_rows).emplace_back();
+      row = {std::move(name), host.name, is_rank ? std::to_string(i) : "-"};
+      if (bound) row.push_back(!is_rank ? "-" : host.local ? to_ranges(shares[i]) : "(there)");
+      if (is_rank) own.push_back(std::move(additions));
     }
   }
 
@@ -290,10 +281,8 @@ std::string describe_job(const JobSpec& spec, Plan plan) {
   std::vector<std::vector<std::string>> differs(own.size());
   for (std::size_t i = 0; i < own.front().size(); ++i) {
     const bool same = std::ranges::all_of(own, [&](const auto& rank) { return rank[i] == own[0][i]; });
-    if (same && own.size() > 1) common.push_back(own[0][i]);
-    for (std::size_t rank = 0; rank < own.size() && (!same || own.size() == 1); ++rank) {
-      differs[rank].push_back(own[rank][i]);
-    }
+    if (same) common.push_back(own[0][i]);
+    for (std::size_t rank = 0; rank < own.size() && !same; ++rank) differs[rank].push_back(own[rank][i]);
   }
 
   rows.insert(rows.end(), other_rows.begin(), other_rows.end());
@@ -320,19 +309,10 @@ std::string describe_job(const JobSpec& spec, Plan plan) {
     }
   }
   text += "\n\nenvironment, over the one of this command\n";
-  if (own.size() > 1) {
-    text += "  all ranks\n";
-    for (const std::string& assignment : common) text += "    " + assignment + "\n";
-  }
-  for (std::size_t rank = 0; rank < own.size(); ++rank) {
-    text += fmt::format("  rank {}\n", rank);
-    if (own.size() == 1) {
-      for (const std::string& assignment : common) text += "    " + assignment + "\n";
-      for (const std::string& assignment : differs[rank]) text += "    " + assignment + "\n";
-    } else {
-      text += fmt::format("    {}\n", fmt::join(differs[rank], " "));
-    }
-  }
+  text += own.size() > 1 ? "  all ranks\n" : "  rank 0\n";
+  for (const std::string& assignment : common) text += "    " + assignment + "\n";
+  for (std::size_t rank = 0; rank < own.size() && own.size() > 1; ++rank)
+    text += fmt::format("  rank {}\n    {}\n", rank, fmt::join(differs[rank], " "));
   return text + of_others;
 }
 
