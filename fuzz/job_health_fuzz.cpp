@@ -1,9 +1,9 @@
 // Reports of ranks, as agents send them, and the launcher's judgement over them: any numbers, in any order, at any
 // time.
+#include "launch/health/health.h"
+#include "launch/health/warning.h"
 #include "launch/messages.h"
-#include "launch/record/live_run.h"
-#include "launch/watch/health.h"
-#include "launch/watch/warning.h"
+#include "launch/output/live_run.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
 

@@ -1,6 +1,6 @@
 // live.json, as whoever shows a run reads it: any bytes are refused or read, and what was read is written and read back
 // as the same.
-#include "launch/record/live_run.h"
+#include "launch/output/live_run.h"
 
 #include <cstdint>
 #include <cstdlib>

@@ -1,8 +1,8 @@
 // A rank's status page with anything in it, since a program that goes astray may write there: the agent reads what it
 // finds, and what it makes of it can be sent.
+#include "launch/health/verdict.h"
 #include "launch/messages.h"
 #include "launch/rank_report.h"
-#include "launch/watch/verdict.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // What workers print, in pieces of any size: no byte is lost or made up, escape sequences stay whole, and names of
 // functions in stacks are made readable.
-#include "launch/show/text.h"
-#include "launch/watch/verdict.h"
+#include "launch/health/verdict.h"
+#include "launch/output/text.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
 

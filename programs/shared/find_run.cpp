@@ -1,7 +1,7 @@
 #include "shared/find_run.h"
 
 #include "base/result.h"
-#include "launch/record/live_run.h"
+#include "launch/output/live_run.h"
 
 #include <system_error>
 

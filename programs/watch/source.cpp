@@ -3,7 +3,7 @@
 #include "base/files.h"
 #include "base/thread.h"
 #include "base/unique_fd.h"
-#include "launch/show/text.h"
+#include "launch/output/text.h"
 #include "net/http.h"
 
 #include <fmt/format.h>

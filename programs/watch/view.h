@@ -5,8 +5,8 @@
 #pragma once
 
 #include "base/result.h"
-#include "launch/record/live_run.h"
-#include "launch/show/text.h"
+#include "launch/output/live_run.h"
+#include "launch/output/text.h"
 #include "telemetry/run_progress.h"
 
 #include <cstdint>

@@ -3,9 +3,9 @@
 #include "base/parse.h"
 #include "launch/agent/agent.h"
 #include "launch/agent/agent_impl.h"
+#include "launch/output/run_folder.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/processes.h"
-#include "launch/record/run_folder.h"
 
 #include <fmt/core.h>
 #include <sys/stat.h>

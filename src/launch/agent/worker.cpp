@@ -2,8 +2,8 @@
 
 #include "base/parse.h"
 #include "base/signals.h"
-#include "launch/record/other_hosts.h"
-#include "launch/record/run_folder.h"
+#include "launch/output/other_hosts.h"
+#include "launch/output/run_folder.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

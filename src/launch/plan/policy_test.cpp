@@ -1,11 +1,11 @@
 // Who gets which cores, whether a job is started again, what its record says, what a file of options says.
 #include "base/hardware.h"
+#include "launch/health/verdict.h"
+#include "launch/output/job_record.h"
 #include "launch/plan/program.h"
 #include "launch/plan/rank_environment.h"
-#include "launch/record/job_record.h"
 #include "launch/start/starter.h"
 #include "launch/supervise/supervisor.h"
-#include "launch/watch/verdict.h"
 
 #include <gtest/gtest.h>
 

@@ -5,10 +5,10 @@
 
 #include "base/hardware.h"
 #include "base/log.h"
-#include "launch/record/other_hosts.h"
-#include "launch/record/run_folder.h"
+#include "launch/health/verdict.h"
+#include "launch/output/other_hosts.h"
+#include "launch/output/run_folder.h"
 #include "launch/supervise/supervisor.h"
-#include "launch/watch/verdict.h"
 #include "telemetry/last_words.h"
 
 #include <fcntl.h>

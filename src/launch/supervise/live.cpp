@@ -1,7 +1,7 @@
 #include "launch/supervise/live.h"
 
+#include "launch/output/text.h"
 #include "launch/plan/plan.h"
-#include "launch/show/text.h"
 
 #include <chrono>
 #include <cstddef>

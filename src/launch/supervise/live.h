@@ -4,10 +4,10 @@
 
 #include "launch/loop.h"
 #include "launch/messages.h"
-#include "launch/record/job_record.h"
-#include "launch/record/live_run.h"
-#include "launch/record/other_hosts.h"
-#include "launch/show/text.h"
+#include "launch/output/job_record.h"
+#include "launch/output/live_run.h"
+#include "launch/output/other_hosts.h"
+#include "launch/output/text.h"
 #include "launch/start/agent_pool.h"
 
 #include <functional>

@@ -4,8 +4,8 @@
 
 #include "base/env.h"
 #include "base/result.h"
+#include "launch/output/live_run.h"
 #include "launch/processes.h"
-#include "launch/record/live_run.h"
 #include "net/address.h"
 
 #include <fcntl.h>

@@ -5,10 +5,10 @@
 
 #include "base/process.h"
 #include "base/unique_fd.h"
+#include "launch/health/warning.h"
 #include "launch/loop.h"
-#include "launch/record/run_folder.h"
-#include "launch/show/text.h"
-#include "launch/watch/warning.h"
+#include "launch/output/run_folder.h"
+#include "launch/output/text.h"
 #include "net/address.h"
 
 #include <chrono>

@@ -6,8 +6,8 @@
 #include "base/unique_fd.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
+#include "launch/output/output_view.h"
 #include "launch/plan/plan.h"
-#include "launch/show/output_view.h"
 
 #include <array>
 #include <atomic>

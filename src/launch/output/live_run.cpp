@@ -1,4 +1,4 @@
-#include "launch/record/live_run.h"
+#include "launch/output/live_run.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

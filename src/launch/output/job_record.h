@@ -3,10 +3,10 @@
 // it is for nobody's eyes. Reads files (the repository's, too), runs nothing. Any thread.
 #pragma once
 
+#include "launch/health/verdict.h"
+#include "launch/output/live_run.h"
 #include "launch/plan/plan.h"
 #include "launch/plan/program.h"
-#include "launch/record/live_run.h"
-#include "launch/watch/verdict.h"
 
 #include <nlohmann/json_fwd.hpp>
 

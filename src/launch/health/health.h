@@ -9,11 +9,11 @@
 // Processes of other roles are in no world: of them only this, and whether they are stopped, is judged.
 #pragma once
 
+#include "launch/health/warning.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/plan/job_spec.h"
 #include "launch/rank_report.h"
-#include "launch/watch/warning.h"
 
 #include <chrono>
 #include <cstdint>

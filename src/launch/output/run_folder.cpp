@@ -1,4 +1,4 @@
-#include "launch/record/run_folder.h"
+#include "launch/output/run_folder.h"
 
 #include "base/files.h"
 #include "base/json.h"

@@ -4,12 +4,12 @@
 // clock; the Announcer belongs to the supervisor and its thread.
 #pragma once
 
+#include "launch/health/verdict.h"
+#include "launch/health/warning.h"
 #include "launch/messages.h"
+#include "launch/output/display.h"
+#include "launch/output/job_record.h"
 #include "launch/plan/plan.h"
-#include "launch/record/job_record.h"
-#include "launch/show/display.h"
-#include "launch/watch/verdict.h"
-#include "launch/watch/warning.h"
 
 #include <optional>
 #include <string>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "launch/messages.h"
-#include "launch/record/live_run.h"
+#include "launch/output/live_run.h"
 
 #include <array>
 #include <cstddef>

@@ -1,8 +1,8 @@
-#include "launch/show/display.h"
+#include "launch/output/display.h"
 
 #include "base/result.h"
 #include "base/terminal.h"
-#include "launch/show/text.h"
+#include "launch/output/text.h"
 
 #include <poll.h>
 #include <pthread.h>

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "base/result.h"
+#include "launch/output/run_folder.h"
 #include "launch/rank_report.h"
-#include "launch/record/run_folder.h"
 
 #include <atomic>
 #include <chrono>

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "launch/messages.h"
+#include "launch/output/text.h"
 #include "launch/plan/job_spec.h"
 #include "launch/processes.h"
-#include "launch/show/text.h"
 
 #include <array>
 #include <chrono>

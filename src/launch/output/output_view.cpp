@@ -1,7 +1,7 @@
-#include "launch/show/output_view.h"
+#include "launch/output/output_view.h"
 
 #include "base/parse.h"
-#include "launch/show/announcer.h"
+#include "launch/output/announcer.h"
 
 #include <fmt/format.h>
 

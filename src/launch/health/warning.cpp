@@ -1,4 +1,4 @@
-#include "launch/watch/warning.h"
+#include "launch/health/warning.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

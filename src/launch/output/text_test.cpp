@@ -1,10 +1,10 @@
 // What people and programs read: lines, views, tails, post-mortems, advice, names in stacks, and what `cohort run
 // --json` writes.
-#include "launch/show/text.h"
+#include "launch/output/text.h"
 #include "launch/agent/worker.h"
-#include "launch/show/announcer.h"
-#include "launch/show/output_view.h"
-#include "launch/watch/verdict.h"
+#include "launch/health/verdict.h"
+#include "launch/output/announcer.h"
+#include "launch/output/output_view.h"
 
 #include <gtest/gtest.h>
 

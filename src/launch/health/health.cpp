@@ -1,4 +1,4 @@
-#include "launch/watch/health.h"
+#include "launch/health/health.h"
 
 #include "base/parse.h"
 

@@ -1,4 +1,4 @@
-#include "launch/show/text.h"
+#include "launch/output/text.h"
 
 #include <fmt/format.h>
 

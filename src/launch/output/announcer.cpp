@@ -1,7 +1,7 @@
-#include "launch/show/announcer.h"
+#include "launch/output/announcer.h"
 
 #include "base/signals.h"
-#include "launch/record/run_folder.h"
+#include "launch/output/run_folder.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
-#include "launch/record/live_run.h"
-#include "launch/show/text.h"
+#include "launch/output/live_run.h"
+#include "launch/output/text.h"
 
 #include <gtest/gtest.h>
 

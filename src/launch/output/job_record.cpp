@@ -1,4 +1,4 @@
-#include "launch/record/job_record.h"
+#include "launch/output/job_record.h"
 
 #include "base/env.h"
 #include "base/hardware.h"

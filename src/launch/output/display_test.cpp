@@ -1,8 +1,8 @@
 // Lines of several ranks that become one, text that comes in pieces, and lists of ranks.
-#include "launch/show/display.h"
+#include "launch/output/display.h"
 #include "base/unique_fd.h"
-#include "launch/show/output_view.h"
-#include "launch/show/text.h"
+#include "launch/output/output_view.h"
+#include "launch/output/text.h"
 
 #include <gtest/gtest.h>
 

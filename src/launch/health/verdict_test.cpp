@@ -1,4 +1,4 @@
-#include "launch/watch/verdict.h"
+#include "launch/health/verdict.h"
 
 #include <gtest/gtest.h>
 

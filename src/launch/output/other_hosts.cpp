@@ -1,7 +1,7 @@
-#include "launch/record/other_hosts.h"
+#include "launch/output/other_hosts.h"
 
 #include "base/files.h"
-#include "launch/record/run_folder.h"
+#include "launch/output/run_folder.h"
 #include "net/address.h"
 #include "net/served_store.h"
 #include "net/store.h"

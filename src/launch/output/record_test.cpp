@@ -1,5 +1,5 @@
-#include "launch/record/other_hosts.h"
-#include "launch/record/run_folder.h"
+#include "launch/output/other_hosts.h"
+#include "launch/output/run_folder.h"
 
 #include <gtest/gtest.h>
 
