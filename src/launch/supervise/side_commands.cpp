@@ -6,6 +6,7 @@
 #include "base/result.h"
 #include "launch/output/live_run.h"
 #include "launch/processes.h"
+#include "launch/start/starter.h"
 #include "net/address.h"
 
 #include <fcntl.h>
