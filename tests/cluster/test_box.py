@@ -111,7 +111,9 @@ class TestEnds(unittest.TestCase):
     def test_down_leaves_nothing(self):
         box = boxes.Box("end")
         box.run("h2", "sh", "-c", "setsid -f sleep 1000 >/dev/null 2>&1")
-        held = list(box.processes("h2", "sleep 1000"))
+        deadline = time.monotonic() + 30
+        while not (held := list(box.processes("h2", "sleep 1000"))) and time.monotonic() < deadline:
+            time.sleep(0.01)  # setsid returns before its child has become `sleep`
         self.assertEqual(len(held), 1)
         self.assertEqual(box.down().returncode, 0)
         self.assertFalse(boxes.alive(held[0]))
