@@ -3,9 +3,8 @@
 // so that neither a server that is away nor a sink that is killed loses a point; sent twice, a point is stored once.
 #pragma once
 
+#include "export/export.h"
 #include "export/mlflow_server.h"
-#include "export/mlflow_state.h"
-#include "export/sink.h"
 #include "shared/destination.h"
 #include "telemetry/record.h"
 
