@@ -1,4 +1,4 @@
-#include "comm/kernels/bfloat16.h"
+#include "comm/kernels/arrays.h"
 
 #include "comm/kernels/each_target.h"
 #include "comm/kernels/fenced_slots.h"

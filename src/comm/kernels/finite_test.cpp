@@ -1,9 +1,8 @@
-#include "comm/kernels/finite.h"
 
 #include <cohort/error.h>
 #include <cohort/finite.h>
 
-#include "comm/kernels/bfloat16.h"
+#include "comm/kernels/arrays.h"
 #include "comm/kernels/each_target.h"
 #include "comm/kernels/fenced_slots.h"
 
