@@ -14,7 +14,7 @@
 #include "launch/start/starter.h"
 #include "launch/version.h"
 #include "mpi_sources.h"
-#include "net/mac.h"
+#include "net/secret.h"
 #include "rendezvous/detect.h"
 
 #include <fmt/core.h>

@@ -5,7 +5,7 @@
 
 #include "export/export.h"
 #include "shared/destination.h"
-#include "telemetry/run_progress.h"
+#include "telemetry/record.h"
 
 #include <chrono>
 #include <functional>

@@ -6,7 +6,7 @@
 #include "net/secret.h"
 #include "net/store.h"
 #include "rendezvous/identity.h"
-#include "rendezvous/init_method.h"
+#include "rendezvous/join_plan.h"
 
 #include <cohort/communicator.h>
 

@@ -9,7 +9,7 @@
 #include "comm/engine/pending_work.h"
 #include "comm/transport/mpi/endpoint.h"
 #include "comm/transport/mpi/mpi_transport.h"
-#include "net/mac.h"
+#include "net/secret.h"
 
 #include <algorithm>
 #include <map>
