@@ -8,7 +8,7 @@
 #include "comm/api/communicator_impl.h"
 #include "comm/gpu/driver.h"
 #include "comm/gpu/nccl.h"
-#include "comm/transport/mpi/plugin.h"
+#include "comm/transport/mpi/endpoint.h"
 #include "launch/plan/program.h"
 #include "launch/processes.h"
 #include "launch/start/starter.h"

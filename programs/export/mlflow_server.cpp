@@ -1,4 +1,4 @@
-#include "export/mlflow_server.h"
+#include "export/mlflow.h"
 
 #include "base/env.h"
 #include "base/files.h"

@@ -1,4 +1,4 @@
-#include "comm/api/arguments.h"
+#include "comm/api/communicator_impl.h"
 
 #include "base/result.h"
 #include "comm/kernels/arrays.h"

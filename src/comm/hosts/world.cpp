@@ -1,9 +1,9 @@
 #include "comm/hosts/world.h"
 
-#include "base/codec.h"
 #include "base/env.h"
 #include "base/log.h"
 #include "base/parse.h"
+#include "base/records.h"
 #include "base/result.h"
 #include "comm/engine/agreement.h"
 #include "comm/engine/pending_work.h"

@@ -3,8 +3,7 @@
 #include <cohort/finite.h>
 
 #include "comm/kernels/arrays.h"
-#include "comm/kernels/each_target.h"
-#include "comm/kernels/fenced_slots.h"
+#include "comm/testing/each_target.h"
 
 #include <gtest/gtest.h>
 
