@@ -41,9 +41,6 @@ enum class TransportKind : std::uint8_t { Tcp, Mpi };
 
 constexpr std::string_view name_of(TransportKind kind) noexcept { return kind == TransportKind::Mpi ? "mpi" : "tcp"; }
 
-/// Empty: tcp. `from` is named where the text is neither.
-Result<TransportKind> parse_transport(std::string_view text, std::string_view from);
-
 struct JoinPlan {
   enum class Place {
     None,      ///< a world of one

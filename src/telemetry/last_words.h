@@ -4,47 +4,12 @@
 // each part is done once per process. The alternate stack, for handlers after a stack overflow, is the first caller's.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
 namespace cohort::status {
-
-// Text for a process that is dying: a fixed buffer, formatted without memory, locks or locale, and backtraces in it.
-// Safe in signal handlers. One thread at a time per buffer.
-class TraceText {
- public:
-  static constexpr std::size_t kBytes = 12 << 10;
-
-  std::string_view view() const noexcept { return {bytes_.data(), length_}; }
-  void clear() noexcept { length_ = 0; }
-  std::size_t room() const noexcept { return kBytes - length_; }
-
-  TraceText& add(std::string_view text) noexcept;
-  TraceText& add_number(std::int64_t number) noexcept;
-  TraceText& add_hex(std::uint64_t number) noexcept;
-  /// The beginning of a file, as far as there is room. False if it cannot be opened or is empty.
-  bool add_file(const char* path) noexcept;
-  bool add_file(int fd) noexcept;
-
- private:
-  std::array<char, kBytes> bytes_;
-  std::size_t length_ = 0;
-};
-
-/// Must be called once outside a handler: the first backtrace of a process loads a library.
-void prepare_traces() noexcept;
-
-enum class Symbols {
-  Demangled,  ///< takes memory: not in signal handlers
-  Raw,
-};
-/// The calling thread's stack, a line per frame, without the innermost `skip` frames.
-void add_backtrace(TraceText& text, int skip, Symbols symbols) noexcept;
-/// The other threads of this process: name, state, and where in the kernel they wait.
-void add_other_threads(TraceText& text) noexcept;
 
 // Names of functions from a program file's own table of symbols. The dynamic linker knows exported ones only, which of
 // a program are almost none. Pure, over the bytes of the file, whatever they are; any thread.
