@@ -1,6 +1,6 @@
 #include "base/process.h"
 #include "base/hardware.h"
-#include "base/sanitized.h"
+#include "base/testing/sanitized.h"
 #include "base/signals.h"
 
 #include <gtest/gtest.h>
