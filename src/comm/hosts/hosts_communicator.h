@@ -28,7 +28,7 @@ namespace cohort::comm::hosts {
 // The way of messages between hosts, for the matcher of sends and receives: headers are the Transport's messages, small
 // payloads with them; what was offered and asked for goes as a frame. What the transport hands over is put aside under
 // a mutex of this class, which is the last of the order: the matcher's, the transport's, this. Who may call what:
-// messages/channel.h.
+// engine/channel.h.
 class TransportChannel;
 
 class TransportChannels final : public messages::Channels {

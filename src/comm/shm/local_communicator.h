@@ -24,10 +24,10 @@
 namespace cohort::comm::local {
 
 // The way of messages through shared memory, for the matcher of sends and receives: headers in the cells of a ring
-// (shm_ring.h), small payloads in or beside them; of what was offered the receiver reads the payload out of the
+// (control.h), small payloads in or beside them; of what was offered the receiver reads the payload out of the
 // sender's memory through the kernel, or, where it may not, has it sent in fragments through the cells. Owned by the
 // core of a world on one host, or of a larger world that it is part of, whose ranks are meant here. Who may call what:
-// messages/channel.h.
+// engine/channel.h.
 class ShmChannels final : public messages::Channels {
  public:
   /// `here`: the ranks of this host, ascending, as whoever sends calls them. The world is formed, with its plan made,
