@@ -5,7 +5,7 @@
 // All cases are timed by turns, round after round, and the median round is printed: the machine's speed drifts. The
 // first output is the first input, as in an all_reduce in place, unless said otherwise; `copy` is memcpy of as many
 // bytes, the machine's own.
-#include "comm/kernels/copy.h"
+#include "comm/kernels/arrays.h"
 #include "comm/kernels/fold.h"
 
 #include <CLI/CLI.hpp>

@@ -1,4 +1,4 @@
-#include "telemetry/trace_text.h"
+#include "telemetry/last_words.h"
 
 #include <cstdlib>
 #include <cstring>

@@ -1,7 +1,6 @@
 // Reports of ranks, as agents send them, and the launcher's judgement over them: any numbers, in any order, at any
 // time.
 #include "launch/health/health.h"
-#include "launch/health/warning.h"
 #include "launch/messages.h"
 #include "launch/output/live_run.h"
 

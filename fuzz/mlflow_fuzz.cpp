@@ -1,5 +1,6 @@
 // What an MLflow sink reads of others: an address that somebody types, names of metrics, and the file that says how far
 // it has got.
+#include "export/mlflow.h"
 #include "shared/destination.h"
 
 #include <cohort/error.h>

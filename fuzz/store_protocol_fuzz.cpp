@@ -1,5 +1,5 @@
 // What a store's server and client read from each other. What decodes has to encode to the same bytes again.
-#include "net/store_protocol.h"
+#include "net/served_store.h"
 
 #include <cstdlib>
 

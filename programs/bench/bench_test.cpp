@@ -1,8 +1,7 @@
-#include "bench/bound.h"
+#include "bench/collective.h"
+#include "bench/machine.h"
 #include "bench/measure.h"
 #include "bench/operation.h"
-#include "bench/options.h"
-#include "bench/table.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,13 @@
 #include "bench/collective.h"
 
+#include "shared/run_options.h"
+
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
 
 namespace cohort::app::bench {
 namespace {
@@ -131,6 +138,191 @@ double touched_bytes(Collective collective, std::size_t bytes, int ranks, bool i
     case Collective::Barrier: return 0;
   }
   return 0;
+}
+
+namespace {
+
+constexpr std::size_t kLargestSize = std::size_t{1} << 36;
+constexpr std::size_t kMostSizes = 1000;
+constexpr int kMostRanks = 1024;
+
+template <class Enum>
+std::vector<std::string> names_of(int count) {
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i) names.emplace_back(to_string(static_cast<Enum>(i)));
+  return names;
+}
+
+/// Every word of a list with commas as the number of its name; "all" for every one.
+template <class Enum>
+Result<std::vector<Enum>> parse_names(const char* option, const std::string& text,
+                                      const std::vector<std::string>& names) {
+  std::vector<Enum> out;
+  for (const std::string& word : split(text)) {
+    if (word == "all") {
+      out.clear();
+      for (std::size_t i = 0; i < names.size(); ++i) out.push_back(static_cast<Enum>(i));
+      return out;
+    }
+    const auto found = std::find(names.begin(), names.end(), word);
+    if (found == names.end()) {
+      return fail(ErrorCode::InvalidArgument, "{} '{}': choose from {}, or all", option, word, fmt::join(names, ", "));
+    }
+    out.push_back(static_cast<Enum>(found - names.begin()));
+  }
+  return out;
+}
+
+Result<std::vector<std::size_t>> parse_sizes(const Words& words) {
+  std::vector<std::size_t> sizes;
+  if (!words.sizes.empty()) {
+    for (const std::string& word : split(words.sizes)) {
+      const auto size = parse_size(word);
+      if (!size) return tl::unexpected(size.error());
+      sizes.push_back(*size);
+    }
+    return sizes;
+  }
+  const auto least = parse_size(words.least);
+  const auto most = parse_size(words.most);
+  if (!least) return tl::unexpected(least.error());
+  if (!most) return tl::unexpected(most.error());
+  char* end = nullptr;
+  const double factor = std::strtod(words.factor.c_str(), &end);
+  if (words.factor.empty() || *end != '\0' || !(factor > 1) || factor > 1e6) {
+    return fail(ErrorCode::InvalidArgument, "-f {}: sizes have to grow; a number above 1 is wanted", words.factor);
+  }
+  if (*most < *least) {
+    return fail(ErrorCode::InvalidArgument, "-e {} is less than -b {}: no size lies between", words.most, words.least);
+  }
+  for (std::size_t size = *least; size <= *most;) {
+    sizes.push_back(size);
+    if (sizes.size() > kMostSizes) {
+      return fail(ErrorCode::InvalidArgument, "-f {} makes more than {} sizes -- choose a larger factor", words.factor,
+                  kMostSizes);
+    }
+    size = std::max(size + 1, static_cast<std::size_t>(std::llround(static_cast<double>(size) * factor)));
+  }
+  return sizes;
+}
+
+Result<std::vector<Collective>> parse_collectives(const std::vector<std::string>& words) {
+  std::vector<std::string> names;
+  for (const Traits& traits : all_traits()) names.emplace_back(traits.name);
+  return parse_names<Collective>("collective", words.empty() ? "all_reduce" : fmt::format("{}", fmt::join(words, ",")),
+                                 names);
+}
+
+/// What `--device cuda` puts in place of the host's memory.
+Result<void> put_on_gpus(const Words& words, Plan& plan) {
+  if (words.device != "cpu" && words.device != "cuda")
+    return fail(ErrorCode::InvalidArgument, "--device '{}': choose from cpu, cuda", words.device);
+  if (words.device == "cpu") {
+    if (words.gpu_sums.empty()) return {};
+    return fail(ErrorCode::InvalidArgument, "--gpu-sums {}: it is of GPUs' memory -- add --device cuda",
+                words.gpu_sums);
+  }
+  if (words.memory != "arena") {
+    return fail(ErrorCode::InvalidArgument, "--memory {}: with --device cuda the memory is the GPU's -- leave it out",
+                words.memory);
+  }
+  if (plan.state == State::Cold) {
+    return fail(ErrorCode::InvalidArgument,
+                "--state cold: the caches of a GPU cannot be emptied from here -- hot and touched are to be had");
+  }
+  if (words.gpu_sums == "fast") {
+    plan.gpu_sums = GpuSums::Fast;
+  } else if (words.gpu_sums == "exact") {
+    plan.gpu_sums = GpuSums::Exact;
+  } else if (!words.gpu_sums.empty()) {
+    return fail(ErrorCode::InvalidArgument, "--gpu-sums '{}': choose from fast, exact", words.gpu_sums);
+  }
+  plan.memories = {MemoryKind::Cuda};
+  return {};
+}
+
+}  // namespace
+
+Result<std::size_t> parse_size(const std::string& text) {
+  std::string digits = text;
+  int shift = 0;
+  if (!digits.empty()) {
+    switch (std::toupper(static_cast<unsigned char>(digits.back()))) {
+      case 'K': shift = 10; break;
+      case 'M': shift = 20; break;
+      case 'G': shift = 30; break;
+      default: break;
+    }
+    if (shift > 0) digits.pop_back();
+  }
+  const auto number = parse_integer<std::size_t>(digits);
+  if (!number || *number == 0 || *number > kLargestSize >> shift) {
+    return fail(ErrorCode::InvalidArgument,
+                "'{}' is not a size: a number of bytes from 1 to 64G is wanted, such as 8, 4K or 64M", text);
+  }
+  return *number << shift;
+}
+
+Result<Plan> plan_of(const Words& words) {
+  Plan plan;
+  auto collectives = parse_collectives(words.collectives);
+  auto sizes = parse_sizes(words);
+  auto dtypes = parse_names<DType>("-d", words.dtypes, names_of<DType>(kDTypeCount));
+  auto ops = parse_names<ReduceOp>("-o", words.ops, names_of<ReduceOp>(kReduceOpCount));
+  auto memories = parse_names<MemoryKind>("--memory", words.memory == "both" ? "all" : words.memory, {"arena", "heap"});
+  auto state = parse_names<State>("--state", words.state, {"hot", "touched", "cold"});
+  if (!collectives) return tl::unexpected(collectives.error());
+  if (!sizes) return tl::unexpected(sizes.error());
+  if (!dtypes) return tl::unexpected(dtypes.error());
+  if (!ops) return tl::unexpected(ops.error());
+  if (!memories) return tl::unexpected(memories.error());
+  if (!state) return tl::unexpected(state.error());
+  if (state->size() != 1) {
+    return fail(ErrorCode::InvalidArgument, "--state {}: one of hot, touched and cold is wanted", words.state);
+  }
+  plan.collectives = *std::move(collectives);
+  plan.sizes = *std::move(sizes);
+  plan.dtypes = *std::move(dtypes);
+  plan.ops = *std::move(ops);
+  plan.memories = *std::move(memories);
+  plan.state = state->front();
+  if (auto put = put_on_gpus(words, plan); !put) return tl::unexpected(put.error());
+
+  const bool reduces = std::any_of(plan.collectives.begin(), plan.collectives.end(),
+                                   [](Collective collective) { return traits_of(collective).reduces; });
+  for (const DType dtype : plan.dtypes) {
+    const bool some = std::any_of(plan.ops.begin(), plan.ops.end(), [&](ReduceOp op) { return supports(dtype, op); });
+    if (reduces && !some) {
+      return fail(ErrorCode::InvalidArgument, "-d {} -o {}: there is no such reduction of this type", to_string(dtype),
+                  words.ops);
+    }
+  }
+  return plan;
+}
+
+Result<std::vector<int>> parse_ranks(const std::string& text) {
+  auto ranks = numbers_in(text, kMostRanks);
+  if (ranks) return *std::move(ranks);
+  return fail(ErrorCode::InvalidArgument, "-np {}: numbers of ranks from 1 to {} are wanted, such as 4 or 2,4,8", text,
+              kMostRanks);
+}
+
+std::string_view to_string(MemoryKind kind) {
+  switch (kind) {
+    case MemoryKind::Arena: return "arena";
+    case MemoryKind::Heap: return "heap";
+    case MemoryKind::Cuda: return "cuda";
+  }
+  return "arena";
+}
+
+std::string_view to_string(State state) {
+  switch (state) {
+    case State::Hot: return "hot";
+    case State::Touched: return "touched";
+    case State::Cold: return "cold";
+  }
+  return "hot";
 }
 
 }  // namespace cohort::app::bench

@@ -1,7 +1,10 @@
 // The operations that `cohort bench` knows: their names, what a rank brings and receives for a size, and by which
 // factors a time becomes a bandwidth. Values and pure functions; any thread.
-// What `cohort bench` shall measure. Plain values, the same on all ranks; parsing is in options.cpp.
+// What `cohort bench` shall measure. Plain values, the same on all ranks; and the words of the
+// command, checked and made a plan.
 #pragma once
+
+#include "base/result.h"
 
 #include <cohort/collective_options.h>
 #include <cohort/dtype.h>
@@ -93,5 +96,22 @@ struct Plan {
   int warm_up = 5;
   std::chrono::milliseconds timeout = std::chrono::seconds(60);  ///< of one operation
 };
+
+/// As the command line has them.
+struct Words {
+  std::vector<std::string> collectives;
+  std::string ranks;  ///< "2,4,8"; empty: one for each core
+  std::string least = "8", most = "64M", factor = "2";
+  std::string sizes;  ///< instead of the three
+  std::string dtypes = "float32", ops = "sum", memory = "arena", state = "hot";
+  std::string device = "cpu", gpu_sums;  ///< no gpu_sums: what COHORT_GPU_SUMS says
+};
+
+/// "8", "4K", "64M", "1G" (powers of 1024); InvalidArgument names the text.
+Result<std::size_t> parse_size(const std::string& text);
+/// Every name, number and size of `words`; the other members of the plan keep their defaults.
+Result<Plan> plan_of(const Words& words);
+/// Numbers of ranks, 1 to 1024 each.
+Result<std::vector<int>> parse_ranks(const std::string& text);
 
 }  // namespace cohort::app::bench

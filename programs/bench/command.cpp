@@ -1,8 +1,7 @@
 // `cohort bench`: how fast the collectives are on this machine, and how fast they could be.
+#include "bench/collective.h"
 #include "bench/machine.h"
 #include "bench/measure.h"
-#include "bench/options.h"
-#include "bench/table.h"
 #include "bench/training/training.h"
 #include "shared/program.h"
 

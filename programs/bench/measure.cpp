@@ -5,7 +5,6 @@
 #include "base/json.h"
 #include "base/process.h"
 #include "base/result.h"
-#include "bench/bound.h"
 #include "bench/machine.h"
 #include "bench/operation.h"
 #include "launch/start/starter.h"

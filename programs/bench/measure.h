@@ -12,6 +12,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <optional>
 #include <string>
@@ -72,5 +73,29 @@ void run_on_threads(int ranks, const Plan& plan, const Emit& emit);
 bool inside_a_job();
 /// Joins that job. `emit` is called in its rank 0 only.
 void run_in_job(const Plan& plan, const Emit& emit);
+
+// The printed table, in the columns that nccl-tests made customary, and more. Belongs to the thread that prints.
+// The rows of a benchmark as curves. Pure; any thread.
+class Table {
+ public:
+  explicit Table(std::FILE* stream) : stream_(stream) {}
+
+  void header(const nlohmann::json& machine);
+  void world(const nlohmann::json& world, const std::string& kind, int cores);
+  /// With a new heading whenever collective, ranks or memory change.
+  void row(const Row& row);
+  /// How the machine was used meanwhile; in cores.
+  void footer(double others, double stolen);
+
+ private:
+  void heading(const Row& row);
+  std::FILE* stream_;
+  std::string heading_;
+  std::int64_t wrong_ = 0;
+};
+
+/// SVG: for each collective a panel of times over sizes, and one of bus bandwidths if there is one collective only;
+/// both axes logarithmic, a curve for each number of ranks, kind of memory, type and reduction.
+std::string draw(const std::vector<Row>& rows, const nlohmann::json& machine);
 
 }  // namespace cohort::app::bench

@@ -4,7 +4,7 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
-#include "bench/bound.h"
+#include "bench/machine.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cohort::app::bench::HWY_NAMESPACE {

@@ -1,4 +1,4 @@
-#include "bench/table.h"
+#include "bench/measure.h"
 
 #include "bench/collective.h"
 #include "train/track/figure.h"

@@ -8,13 +8,13 @@
 #include "comm/api/communicator_impl.h"
 #include "comm/gpu/driver.h"
 #include "comm/gpu/nccl.h"
-#include "comm/transport/mpi/plugin.h"
+#include "comm/transport/mpi/endpoint.h"
 #include "launch/plan/program.h"
 #include "launch/processes.h"
 #include "launch/start/starter.h"
 #include "launch/version.h"
 #include "mpi_sources.h"
-#include "net/mac.h"
+#include "net/secret.h"
 #include "rendezvous/detect.h"
 
 #include <fmt/core.h>

@@ -1,6 +1,18 @@
 // The program `cohort`: hands over to one of its sub-commands, or to a program beside it.
+#include "base/env.h"
+#include "base/result.h"
 #include "cohort/commands.h"
+#include "launch/version.h"
+#include "net/secret.h"
+#include "shared/run_options.h"
 
+#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdio>
+#include <memory>
+#include <regex>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -8,6 +20,206 @@
 #include <vector>
 
 namespace cohort::app {
+
+void add_version(CLI::App& app, int&) {
+  app.add_subcommand("version", "Print the version")->callback([] {
+    fmt::print("cohort {} ({}, {})\n", launch::kVersion, launch::kCompiler, launch::kBuildType);
+  });
+  app.set_version_flag("--version", std::string("cohort ") + std::string(launch::kVersion));
+}
+
+void add_secret(CLI::App& app, int&) {
+  auto path = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("secret", "Make a secret for jobs that `cohort run` does not start");
+  command->add_option("FILE", *path, "New file of mode 0600; give it to all ranks as COHORT_SECRET_FILE")->required();
+  command->callback([path] {
+    value_or_throw(net::write_new_secret_file(*path));
+    fmt::print("{}: a new secret, readable by you alone; start every rank with COHORT_SECRET_FILE={}\n", *path, *path);
+  });
+}
+
+namespace {
+
+void print_rows(env::Variable::Use use) {
+  for (const env::Variable& variable : env::variables()) {
+    if (variable.use != use) continue;
+    fmt::print("  {}={}\n      {}", variable.name, variable.value(), variable.meaning);
+    if (!variable.default_value.empty()) fmt::print(" (default: {})", variable.default_value);
+    if (const auto value = env::get(variable.name)) fmt::print("  [now: {}]", *value);
+    fmt::print("\n");
+  }
+}
+
+}  // namespace
+
+void print_environment() {
+  fmt::print("Read by the library and the command:\n");
+  print_rows(env::Variable::Use::Read);
+  fmt::print("\nSet by `cohort run` for its workers:\n");
+  print_rows(env::Variable::Use::SetForRanks);
+  fmt::print("\nOptions of `cohort run`, which the command line has before them:\n");
+  for (const RunOption& option : run_options()) {
+    if (option.only_on_command_line()) continue;
+    const std::string variable = option.variable();
+    fmt::print("  {}={}\n      {} of `cohort run`", variable,
+               option.is_flag()                             ? "1"
+               : option.kind == RunOption::Kind::Repeatable ? fmt::format("{}[;...]", option.type)
+               : option.choices.empty()                     ? std::string(option.type)
+                                                            : std::string(option.choices),
+               option.name());
+    if (!option.standard.empty()) fmt::print(" (default: {})", option.standard);
+    if (const auto value = env::get(variable)) fmt::print("  [now: {}]", *value);
+    fmt::print("\n");
+  }
+}
+
+void add_env(CLI::App& app, int&) {
+  app.add_subcommand("env", "List the environment variables that Cohort reads and sets")->callback(print_environment);
+}
+
+namespace {
+
+// `cohort completion bash`: a script that completes commands, options and their values, made from what the command
+// itself knows of them.
+
+std::string script(const CLI::App& app) {
+  std::vector<std::string> commands;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (!command->get_group().empty()) commands.push_back(command->get_name());
+  }
+  const std::string all = fmt::format("{}", fmt::join(commands, " "));
+  std::string cases;
+  std::string_view last;
+  for (const CommandProgram& program : programs()) {  // before the empty ones of the same names
+    if (std::exchange(last, program.program) != program.program) cases += completion_cases_of(program.program);
+  }
+  cases += completion_cases(
+      app, {{"help", fmt::format("{} {}", fmt::join(help_topics(), " "), all)}, {"completion", "bash"}});
+  return fmt::format(R"(# Completion of `cohort` for bash; made by `cohort completion bash`.
+_cohort() {{
+  local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
+  local options='' valued='' words='' choices='' i
+  COMPREPLY=()
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W '{} --help --version' -- "$current"))
+    return
+  fi
+  # bash splits --option=value in three.
+  if [ "$current" = = ]; then current=; fi
+  if [ "$before" = = ]; then before=${{COMP_WORDS[COMP_CWORD-2]}}; fi
+  case ${{COMP_WORDS[1]}} in
+{}  esac
+  if [ -n "$choices" ]; then
+    COMPREPLY=($(compgen -W "$choices" -- "$current"))
+    return
+  fi
+  # After the program everything is its own.
+  if [ "${{COMP_WORDS[1]}}" = run ]; then
+    for ((i = 2; i < COMP_CWORD; i++)); do
+      case ${{COMP_WORDS[i]}} in
+        --) compopt -o default 2>/dev/null; return ;;
+        =) i=$((i + 1)) ;;
+        -*) [[ $valued != *" ${{COMP_WORDS[i]}} "* ]] || [ "${{COMP_WORDS[i+1]}}" = = ] || i=$((i + 1)) ;;
+        *) compopt -o default 2>/dev/null; return ;;
+      esac
+    done
+  fi
+  if [[ $valued == *" $before "* ]]; then compopt -o default 2>/dev/null; return; fi
+  case $current in
+    -*) COMPREPLY=($(compgen -W "$options" -- "$current")) ;;
+    *)
+      COMPREPLY=($(compgen -W "$words" -- "$current"))
+      [ -n "$words" ] || compopt -o default 2>/dev/null ;;
+  esac
+}}
+complete -F _cohort cohort
+)",
+                     all, cases);
+}
+
+}  // namespace
+
+void add_completion(CLI::App& app, int&) {
+  auto shell = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("completion", "Print a script that completes the command in a shell");
+  command->add_option("SHELL", *shell, "bash")->required()->type_name("");
+  command->footer("Example: source <(cohort completion bash)");
+  command->callback([&app, shell] {
+    if (*shell != "bash") raise(ErrorCode::InvalidArgument, "completion for {}: bash is the one that there is", *shell);
+    std::fputs(script(app).c_str(), stdout);
+  });
+}
+
+namespace {
+
+// The tables of docs/reference/run.md and environment.md, from the rows that the command goes by.
+
+/// Options that a text names stand as code there, and nothing in it is markup but what is code already.
+std::string cell(std::string_view plain) {
+  static const std::regex special("`[^`]*`|\"[^\"]*\"|--?[a-z]+(-[a-z]+)*|[|<*]");
+  const std::string text(plain);
+  std::string out;
+  std::size_t done = 0;
+  for (std::sregex_iterator found(text.begin(), text.end(), special), end; found != end; ++found) {
+    const auto at = static_cast<std::size_t>(found->position());
+    out += text.substr(done, at - done);
+    const std::string what = found->str();
+    const bool within_word = at > 0 && std::isalnum(static_cast<unsigned char>(text[at - 1])) != 0;
+    if (what.front() == '"')
+      out += "`" + what.substr(1, what.size() - 2) + "`";
+    else if (what.front() == '-' && !within_word)
+      out += "`" + what + "`";
+    else
+      out += (what.size() == 1 ? "\\" : "") + what;
+    done = at + what.size();
+  }
+  return out + text.substr(done);
+}
+
+std::string code(std::string_view text) { return text.empty() ? std::string() : fmt::format("`{}`", text); }
+
+std::string row_of(const RunOption& option) {
+  std::vector<std::string> names = option.all_names();
+  if (!option.type.empty()) names.back() += fmt::format(" {}", option.type);
+  for (std::string& name : names) name = code(name);
+  // A default that is no value stands behind the help.
+  std::string_view help = option.help, standard;
+  if (const auto bracket = help.rfind(" ["); bracket != std::string_view::npos && help.ends_with(']')) {
+    standard = help.substr(bracket + 2, help.size() - bracket - 3);
+    help = help.substr(0, bracket);
+  }
+  return fmt::format("| {} | {} | {} |\n", fmt::join(names, ", "),
+                     option.standard.empty() ? cell(standard) : code(option.standard), cell(help));
+}
+
+}  // namespace
+
+std::string run_reference() {
+  std::string text;
+  for (const RunPart& part : run_parts()) {
+    text += fmt::format("{}### {}\n\n| option | default | meaning |\n|---|---|---|\n", text.empty() ? "" : "\n",
+                        part.title.empty() ? "For programs that start the command" : part.title);
+    for (const RunOption* option : part.options) text += row_of(*option);
+  }
+  return text;
+}
+
+std::string environment_reference() {
+  std::string text;
+  for (const auto& [use, title] : {std::pair(env::Variable::Use::Read, "Read by the library and the command"),
+                                   std::pair(env::Variable::Use::SetForRanks, "Set by `cohort run` for its ranks")}) {
+    text += fmt::format("{}## {}\n\n| variable | value | default | meaning |\n|---|---|---|---|\n",
+                        text.empty() ? "" : "\n", title);
+    for (const env::Variable& row : env::variables()) {
+      if (row.use != use) continue;
+      const bool described = row.type.kind == env::Type::Kind::Text || row.default_value.starts_with("as ");
+      text += fmt::format("| `{}` | {} | {} | {} |\n", row.name, cell(row.value()),
+                          described ? cell(row.default_value) : code(row.default_value), cell(row.meaning));
+    }
+  }
+  return text;
+}
+
 namespace {
 
 int run_command(std::vector<std::string> words) {

@@ -1,4 +1,3 @@
-#include "doctor/peers.h"
 
 #include "base/parse.h"
 #include "base/thread.h"
@@ -179,7 +178,7 @@ std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const n
 
 namespace {
 
-// The short transfers of peers.h. Plain bytes, once the two have proved each other: encryption would be measured
+// The short transfers of probe.h. Plain bytes, once the two have proved each other: encryption would be measured
 // instead of the network.
 
 using Clock = std::chrono::steady_clock;

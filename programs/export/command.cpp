@@ -9,7 +9,6 @@
 #include "export/export.h"
 #include "export/prometheus.h"
 #include "shared/destination.h"
-#include "shared/find_run.h"
 #include "shared/program.h"
 #include "telemetry/record.h"
 #include "train/formats/weights.h"

@@ -8,7 +8,6 @@
 #include "export/kubeflow.h"
 #include "export/mlflow.h"
 #include "export/prometheus.h"
-#include "export/sink.h"
 #include "export/tensorboard.h"
 #include "net/http.h"
 #include "shared/destination.h"

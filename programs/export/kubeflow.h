@@ -3,9 +3,9 @@
 // there, or refuses, is named once; the run goes on. One thread.
 #pragma once
 
-#include "export/sink.h"
+#include "export/export.h"
 #include "shared/destination.h"
-#include "telemetry/run_progress.h"
+#include "telemetry/record.h"
 
 #include <chrono>
 #include <functional>

@@ -1,7 +1,6 @@
 // The MLflow sink against a server in this process that keeps what MLflow would keep, and has its moods.
 #include "export/mlflow.h"
 #include "export/export.h"
-#include "export/mlflow_server.h"
 
 #include <cohort/error.h>
 

@@ -1,7 +1,7 @@
 // A run record as metrics of Prometheus: a text file for node-exporter's textfile collector, or a port that is scraped.
 #pragma once
 
-#include "export/sink.h"
+#include "export/export.h"
 #include "net/address.h"
 #include "telemetry/record.h"
 

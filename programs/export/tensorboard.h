@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/unique_fd.h"
-#include "export/sink.h"
+#include "export/export.h"
 #include "telemetry/record.h"
 
 #include <cstdint>

@@ -3,13 +3,13 @@
 #include "base/files.h"
 #include "base/process.h"
 #include "base/result.h"
+#include "launch/output/live_run.h"
 #include "launch/start/starter.h"
 
 #include <cohort/error.h>
 
-#include <fmt/format.h>
-
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -287,6 +287,42 @@ int program_main(int argc, char** argv, std::initializer_list<AddCommand> comman
     if (prepare != nullptr) prepare(words);
     return parse_and_run(app, exit_status, [&] { parse_words(app, words); });
   });
+}
+
+}  // namespace cohort::app
+
+namespace fs = std::filesystem;
+
+namespace cohort::app {
+
+fs::path find_run(const fs::path& given) {
+  if (!given.empty()) {
+    const fs::path folder = given.filename() == launch::kLiveFile || given.filename() == "run.jsonl"
+                                ? (given.has_parent_path() ? given.parent_path() : fs::path("."))
+                                : given;
+    if (fs::is_directory(folder)) return folder;
+    raise(ErrorCode::Unavailable,
+          "watching {} failed -- there is no such folder -- give a run's folder, or HOST:PORT of a page",
+          given.string());
+  }
+  fs::path newest;
+  fs::file_time_type newest_time;
+  std::error_code error;
+  for (fs::directory_iterator entry("runs", error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->is_symlink(error) || !entry->is_directory(error)) continue;
+    std::error_code none;
+    auto time = fs::last_write_time(entry->path() / launch::kLiveFile, none);
+    if (none) continue;
+    if (newest.empty() || time > newest_time) {
+      newest = entry->path();
+      newest_time = time;
+    }
+  }
+  if (newest.empty()) {
+    raise(ErrorCode::Unavailable,
+          "no run to watch -- ./runs has none with a live.json -- name the run's folder: cohort watch RUN");
+  }
+  return newest;
 }
 
 }  // namespace cohort::app

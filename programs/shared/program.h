@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <map>
@@ -60,5 +61,8 @@ std::string closest(std::string_view word, const std::vector<std::string>& candi
 std::string completion_cases(const CLI::App& app, const std::map<std::string, std::string>& behind = {});
 /// The same of a program; empty where it is not there.
 std::string completion_cases_of(std::string_view program);
+
+/// The folder of a run: as given, or the newest in ./runs. Throws Unavailable where there is none.
+std::filesystem::path find_run(const std::filesystem::path& given);
 
 }  // namespace cohort::app

@@ -5,9 +5,7 @@
 #include "base/signals.h"
 #include "net/address.h"
 #include "net/socket.h"
-#include "shared/find_run.h"
 #include "shared/program.h"
-#include "watch/page_server.h"
 #include "watch/screen.h"
 #include "watch/source.h"
 

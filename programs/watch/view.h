@@ -7,7 +7,7 @@
 #include "base/result.h"
 #include "launch/output/live_run.h"
 #include "launch/output/text.h"
-#include "telemetry/run_progress.h"
+#include "telemetry/record.h"
 
 #include <cstdint>
 #include <optional>

@@ -1,8 +1,8 @@
-#include "base/codec.h"
 #include "base/env.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/parse.h"
+#include "base/records.h"
 #include "base/result.h"
 
 #include <cohort/dtype.h>

@@ -1,7 +1,7 @@
 #include "base/process.h"
 #include "base/hardware.h"
-#include "base/sanitized.h"
 #include "base/signals.h"
+#include "base/testing/sanitized.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 #include "net/acceptor.h"
-#include "base/sanitized.h"
+#include "base/testing/sanitized.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
 #include "net/tls.h"

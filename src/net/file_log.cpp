@@ -1,6 +1,5 @@
 
 #include "net/file_log.h"
-#include "base/codec.h"
 #include "base/records.h"
 #include "net/store.h"
 

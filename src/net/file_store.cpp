@@ -8,7 +8,6 @@
 #include "net/file_log.h"
 #include "net/secret.h"
 #include "net/store.h"
-#include "net/store_table.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

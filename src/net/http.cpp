@@ -6,7 +6,6 @@
 #include "base/thread.h"
 #include "base/unique_fd.h"
 #include "net/address.h"
-#include "net/mac.h"
 #include "net/secret.h"
 #include "net/socket.h"
 

@@ -1,4 +1,4 @@
-#include "net/mac.h"
+#include "net/secret.h"
 
 #include <gtest/gtest.h>
 #include <openssl/evp.h>

@@ -1,9 +1,8 @@
-
 #include "net/served_store.h"
+
 #include "base/records.h"
 #include "net/rpc.h"
-#include "net/store_protocol.h"
-#include "net/store_table.h"
+#include "net/store.h"
 
 #include <algorithm>
 #include <map>

@@ -6,7 +6,6 @@
 #include "net/address.h"
 #include "net/secret.h"
 #include "net/served_store.h"
-#include "net/store_table.h"
 
 #include <algorithm>
 #include <condition_variable>

@@ -1,7 +1,7 @@
 // What the served store does about strangers, the dead and the late.
 // A file store's log when it was cut, damaged or left behind.
 #include "net/store.h"
-#include "base/sanitized.h"
+#include "base/testing/sanitized.h"
 #include "net/address.h"
 #include "net/file_log.h"
 #include "net/secure_connection.h"

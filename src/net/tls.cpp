@@ -1,7 +1,7 @@
 #include "net/tls.h"
 
 #include "base/result.h"
-#include "net/mac.h"
+#include "net/secret.h"
 
 #include <fmt/ranges.h>
 #include <openssl/bio.h>

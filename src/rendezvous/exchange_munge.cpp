@@ -4,7 +4,6 @@
 // knows the job's number can make it, so it only keeps others' connections apart, and the credential is the proof.
 
 #include "base/files.h"
-#include "net/mac.h"
 #include "net/rpc.h"
 #include "net/secret.h"
 #include "net/socket.h"

@@ -4,7 +4,7 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "net/interfaces.h"
-#include "net/mac.h"
+#include "net/secret.h"
 #include "net/served_store.h"
 #include "net/store.h"
 #include "rendezvous/exchange.h"

@@ -2,7 +2,7 @@
 #include "telemetry/last_words.h"
 
 #include "base/env.h"
-#include "base/sanitized.h"
+#include "base/testing/sanitized.h"
 #include "telemetry/status_page.h"
 
 #include <cohort/error.h>

@@ -1,5 +1,5 @@
 // Which samples of a data set a rank gets for good, and the way there of those that only the root has.
-#include "base/codec.h"
+#include "base/records.h"
 #include "base/result.h"
 #include "train/checkpoint/exchange.h"
 

@@ -1,6 +1,6 @@
 // What a job sees and shows: environment, output, input, exit statuses, messages.
 #include "base/hardware.h"
-#include "base/sanitized.h"
+#include "base/testing/sanitized.h"
 #include "launch_harness.h"
 
 #include <fmt/format.h>

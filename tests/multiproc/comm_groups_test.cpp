@@ -1,7 +1,7 @@
 // Groups that a rank has no means for: all ranks of the communicator hear it from the split itself, and go on.
 #include "comm_processes.h"
 
-#include "base/sanitized.h"
+#include "base/testing/sanitized.h"
 
 #include <sys/resource.h>
 

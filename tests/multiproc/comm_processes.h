@@ -3,7 +3,7 @@
 #pragma once
 
 #include "comm/api/communicator_impl.h"
-#include "comm/hosts/layout.h"
+#include "comm/hosts/world.h"
 #include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>

@@ -11,8 +11,8 @@
 #include "comm/gpu/chunking.h"
 #include "comm/gpu/driver.h"
 #include "comm/gpu/fold_launcher.h"
-#include "comm/kernels/reference_fold.h"
 #include "comm/testing/gpu_folds.h"
+#include "comm/testing/reference_fold.h"
 
 #include <cohort/join.h>
 

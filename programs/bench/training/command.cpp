@@ -5,7 +5,6 @@
 #include "base/hardware.h"
 #include "base/json.h"
 #include "base/result.h"
-#include "bench/training/trainee.h"
 #include "bench/training/training.h"
 #include "shared/run_options.h"
 

@@ -1,4 +1,4 @@
-#include "bench/training/trainee.h"
+#include "bench/training/training.h"
 
 #include "base/result.h"
 #include "telemetry/status_page.h"

@@ -11,9 +11,12 @@
 #include "base/terminal.h"
 #include "shared/child_job.h"
 
+#include <cohort/communicator.h>
+
 #include <CLI/CLI.hpp>
 #include <nlohmann/json_fwd.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -116,5 +119,26 @@ std::string bars_of(const std::vector<Point>& points, const sys::TextStyle& styl
 /// The rate over processes, a curve for each number of hosts; and columns of the speed-up and of a step's time,
 /// divided.
 std::string svg_of(const std::vector<Point>& points, const Workload& workload, const std::string& subtitle);
+
+// One rank of the training that `cohort bench training` measures where it is given no command: a network of fully
+// connected layers in plain loops, since this command has no libtorch, on generated images, since the digits are not
+// installed with it. Computes gradients, has each layer's averaged over all ranks while it goes on with the next, and
+// steps. `cohort run` starts it, as `cohort bench trainee`.
+struct TraineeOptions {
+  std::vector<int> layers = {784, 1000, 1000, 10};
+  int batch = 100;     ///< samples of each rank and step
+  double seconds = 3;  ///< to train; at least 5 steps
+  float rate = 0.02F;
+  std::optional<DType> wire_dtype = {};  ///< of gradients between hosts, as of AllReduceOptions
+};
+
+struct Trained {
+  int steps = 0;
+  double first_loss = 0, last_loss = 0;  ///< of this rank
+};
+
+/// Trains, and makes sure that all ranks have the same weights at the end: throws Mismatch if not, Internal if they are
+/// no numbers.
+Trained train(Communicator& world, const TraineeOptions& options);
 
 }  // namespace cohort::app::training

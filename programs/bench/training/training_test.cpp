@@ -1,5 +1,4 @@
 #include "bench/training/training.h"
-#include "bench/training/trainee.h"
 
 #include <cohort/communicator.h>
 

@@ -2,7 +2,7 @@
 #include "base/result.h"
 #include "comm/api/communicator_impl.h"
 #include "comm/hosts/hosts_communicator.h"
-#include "comm/hosts/layout.h"
+#include "comm/hosts/world.h"
 #include "comm/shm/local_communicator.h"
 #include "net/store.h"
 #include "rendezvous/identity.h"

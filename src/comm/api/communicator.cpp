@@ -1,7 +1,6 @@
 #include <cohort/communicator.h>
 
 #include "base/result.h"
-#include "comm/api/arguments.h"
 #include "comm/api/communicator_impl.h"
 #include "comm/api/work_state.h"
 #include "comm/gpu/staging.h"

@@ -1,7 +1,7 @@
 // Every collective against the plain reference, over worlds of threads, through a covering choice of types, operations,
 // sizes, ranks, memory and forced plans. COHORT_TRIAL=NUMBER runs one trial alone; COHORT_TEST_PIECE_BYTES=BYTES has a
 // GPU's memory go through the host's in pieces of so many.
-#include "base/sanitized.h"
+#include "base/testing/sanitized.h"
 #include "comm/gpu/chunking.h"
 #include "comm/testing/trials.h"
 #include "comm/testing/worlds.h"

@@ -4,7 +4,7 @@
 #include "base/result.h"
 #include "base/signals.h"
 #include "comm/api/communicator_impl.h"
-#include "comm/transport/mpi/plugin.h"
+#include "comm/transport/mpi/endpoint.h"
 #include "net/store.h"
 #include "rendezvous/detect.h"
 #include "rendezvous/identity.h"

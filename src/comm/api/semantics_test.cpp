@@ -1,5 +1,5 @@
 // What a communicator promises beside its results: refusals, deadlines, the same bits, what its observer sees.
-#include "comm/kernels/bfloat16.h"
+#include "comm/kernels/arrays.h"
 #include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>

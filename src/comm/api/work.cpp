@@ -2,7 +2,6 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "comm/api/request.h"
-#include "comm/api/times.h"
 #include "comm/api/work_state.h"
 #include "telemetry/status_page.h"
 #include "telemetry/timeline.h"

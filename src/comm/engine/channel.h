@@ -142,8 +142,8 @@ class MessageWork final : public PendingWork {
 
 // What the matcher of sends and receives is written over: headers and payloads from rank to rank. A Channel leads to
 // one peer; `Channels` are all of one kind, with the way to sleep until something comes over one of them. Shared memory
-// is one kind (local/shm_channels.h), a Transport between hosts the other (hosts/transport_channels.h). All functions
-// are called under the matcher's mutex, but for those that say otherwise.
+// is one kind (shm/local_communicator.h), a Transport between hosts the other (hosts/hosts_communicator.h). All
+// functions are called under the matcher's mutex, but for those that say otherwise.
 
 using Lock = std::unique_lock<std::mutex>;
 

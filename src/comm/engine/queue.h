@@ -6,7 +6,7 @@
 
 #include "comm/api/device_op.h"
 #include "comm/api/request.h"
-#include "comm/api/times.h"
+#include "comm/api/work_state.h"
 #include "comm/engine/pending_work.h"
 
 #include <cohort/observer.h>

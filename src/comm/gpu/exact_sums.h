@@ -4,7 +4,6 @@
 #pragma once
 
 #include "comm/api/request.h"
-#include "comm/api/slices.h"
 #include "comm/kernels/fold.h"
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // Sums with the CPU's bits, step by step, without a GPU: all ranks' plans are carried out here, message by message,
 // with little scratch memory, and compared with the reference. Ranks of one host, of two, of unequal ones; weights.
 #include "comm/gpu/exact_sums.h"
-#include "comm/kernels/reference_fold.h"
+#include "comm/testing/reference_fold.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -3,10 +3,10 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "base/thread.h"
-#include "comm/api/times.h"
+#include "comm/api/work_state.h"
 #include "comm/engine/queue.h"
 #include "comm/engine/queue_communicator.h"
-#include "comm/hosts/algorithms.h"
+#include "comm/hosts/context.h"
 #include "comm/hosts/world.h"
 
 #include <pthread.h>

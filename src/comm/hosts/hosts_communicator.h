@@ -2,31 +2,65 @@
 #pragma once
 
 #include "comm/engine/agreement.h"
+#include "comm/engine/channel.h"
 #include "comm/engine/matcher.h"
 #include "comm/engine/queue.h"
 #include "comm/engine/queue_communicator.h"
-#include "comm/hosts/algorithms.h"
 #include "comm/hosts/context.h"
-#include "comm/hosts/transport_channels.h"
 #include "comm/hosts/world.h"
-#include "comm/shm/shm_channels.h"
+#include "comm/shm/local_communicator.h"
 
 #include <cohort/observer.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace cohort::comm::hosts {
 
+// The way of messages between hosts, for the matcher of sends and receives: headers are the Transport's messages, small
+// payloads with them; what was offered and asked for goes as a frame. What the transport hands over is put aside under
+// a mutex of this class, which is the last of the order: the matcher's, the transport's, this. Who may call what:
+// engine/channel.h.
+class TransportChannel;
+
+class TransportChannels final : public messages::Channels {
+ public:
+  /// The world outlives them.
+  explicit TransportChannels(World& world);
+  ~TransportChannels() override;
+
+  bool leads_to(int peer) const noexcept override { return world_.layout().host_of(peer) != world_.layout().host; }
+  std::unique_ptr<messages::Channel> open(int peer) override;
+  bool look() override { return transport_.progress(); }
+  std::uint32_t bell() noexcept override { return 0; }
+  void arm(bool) noexcept override {}  // whatever comes ends a sleep
+  void sleep(std::uint32_t bell, std::chrono::nanoseconds longest) override;
+  void wake() noexcept override { transport_.wake(); }
+
+ private:
+  friend class TransportChannel;
+  struct Inbox;
+  Inbox& inbox(int peer);
+  void on_message(int peer, std::string_view bytes);
+
+  World& world_;
+  transport::Transport& transport_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Inbox>> inboxes_;  // by rank; made when something comes, or is to
+};
+
 // Runs one collective after the other over ranks on several hosts. Every operation begins with a round (round.cpp), in
 // which all ranks learn what all others bring; disagreement is refused by all of them before any result is delivered.
 // Then data goes by way of the local world inside hosts and of the transport between them (docs/design/hosts.md):
-// algorithms.h. One thread at a time runs operations. After a failure other than Mismatch the world has ended.
+// context.h. One thread at a time runs operations. After a failure other than Mismatch the world has ended.
 class Engine {
  public:
   using Clock = std::chrono::steady_clock;

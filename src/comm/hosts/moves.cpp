@@ -1,5 +1,4 @@
 // Operations between hosts that only move data, once all ranks agree.
-#include "comm/hosts/algorithms.h"
 #include "comm/hosts/context.h"
 
 #include <algorithm>

@@ -1,10 +1,10 @@
 // Rounds: how all ranks learn what all others bring, and come to one decision before anything is delivered. Small sums
 // travel along.
-#include "comm/hosts/algorithms.h"
+#include "comm/hosts/context.h"
 
 #include "base/result.h"
 #include "comm/engine/agreement.h"
-#include "comm/kernels/bfloat16.h"
+#include "comm/kernels/arrays.h"
 
 #include <fmt/format.h>
 

@@ -1,8 +1,8 @@
 // Large sums, by stripes. A block is reduced on each host, so that each stripe has its slice of the host's sum; slices
 // go over the wire in pieces, a few of them ahead of what has come; finished blocks are gathered on the host. While
 // the ranks of a host are busy with each other, pieces of other blocks are on the wire.
-#include "comm/hosts/algorithms.h"
-#include "comm/kernels/bfloat16.h"
+#include "comm/hosts/context.h"
+#include "comm/kernels/arrays.h"
 
 #include <algorithm>
 #include <utility>

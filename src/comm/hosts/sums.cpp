@@ -1,8 +1,8 @@
 // Reductions, once all ranks agree: each element is folded over the ranks of each host by ascending number, then over
 // the hosts by ascending number, whatever the way. Every function runs on all ranks, also on those that have joined.
 #include "base/result.h"
-#include "comm/hosts/algorithms.h"
-#include "comm/kernels/bfloat16.h"
+#include "comm/hosts/context.h"
+#include "comm/kernels/arrays.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "comm/hosts/transport_channels.h"
+#include "comm/hosts/hosts_communicator.h"
 
 #include <algorithm>
 #include <atomic>

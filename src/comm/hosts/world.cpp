@@ -1,15 +1,15 @@
 #include "comm/hosts/world.h"
 
-#include "base/codec.h"
 #include "base/env.h"
 #include "base/log.h"
 #include "base/parse.h"
+#include "base/records.h"
 #include "base/result.h"
 #include "comm/engine/agreement.h"
 #include "comm/engine/pending_work.h"
 #include "comm/transport/mpi/endpoint.h"
 #include "comm/transport/mpi/mpi_transport.h"
-#include "net/mac.h"
+#include "net/secret.h"
 
 #include <algorithm>
 #include <map>

@@ -1,8 +1,7 @@
-#include "comm/kernels/bfloat16.h"
+#include "comm/kernels/arrays.h"
 
-#include "comm/kernels/each_target.h"
-#include "comm/kernels/fenced_slots.h"
-#include "comm/kernels/reference_fold.h"
+#include "comm/testing/each_target.h"
+#include "comm/testing/reference_fold.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,6 @@
-#include "comm/kernels/copy.h"
+#include "comm/kernels/arrays.h"
 
-#include "comm/kernels/each_target.h"
-#include "comm/kernels/fenced_slots.h"
+#include "comm/testing/each_target.h"
 
 #include <gtest/gtest.h>
 

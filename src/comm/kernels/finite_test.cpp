@@ -1,11 +1,9 @@
-#include "comm/kernels/finite.h"
 
 #include <cohort/error.h>
 #include <cohort/finite.h>
 
-#include "comm/kernels/bfloat16.h"
-#include "comm/kernels/each_target.h"
-#include "comm/kernels/fenced_slots.h"
+#include "comm/kernels/arrays.h"
+#include "comm/testing/each_target.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
-#include "comm/kernels/fold_kernels.h"
+#include "comm/kernels/fold.h"
 #include "comm/kernels/fold_loop.h"
 
 #include <type_traits>

@@ -5,7 +5,7 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
-#include "comm/kernels/fold_kernels.h"
+#include "comm/kernels/fold.h"
 #include "comm/kernels/fold_loop.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,10 +1,9 @@
 // Every reduction of every type against the plain reference: counts, numbers of inputs, alignments, factors, stores,
 // and which outputs are inputs. What a target does not do as the reference, to the bit, is a failure; so all give the
 // same.
-#include "comm/kernels/each_target.h"
-#include "comm/kernels/fenced_slots.h"
 #include "comm/kernels/fold.h"
-#include "comm/kernels/reference_fold.h"
+#include "comm/testing/each_target.h"
+#include "comm/testing/reference_fold.h"
 
 #include <cohort/error.h>
 

@@ -1,7 +1,7 @@
 #include "comm/kernels/fold.h"
 
-#include "comm/kernels/each_target.h"
-#include "comm/kernels/reference_fold.h"
+#include "comm/testing/each_target.h"
+#include "comm/testing/reference_fold.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "comm/api/request.h"
-#include "comm/api/slices.h"
 #include "comm/engine/agreement.h"
 #include "comm/kernels/fold.h"
 #include "comm/shm/context.h"

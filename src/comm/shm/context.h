@@ -6,7 +6,7 @@
 #include "comm/api/communicator_impl.h"
 #include "comm/engine/agreement.h"
 #include "comm/engine/pending_work.h"
-#include "comm/kernels/copy.h"
+#include "comm/kernels/arrays.h"
 #include "comm/shm/control.h"
 #include "comm/shm/plan.h"
 #include "comm/shm/protocol.h"
@@ -274,7 +274,7 @@ bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds pat
 }
 
 // What the algorithms on one host are written over: who takes part and what all brought, the ranks' slots, counters and
-// buffers in the control memory, memory of peers, and waiting for them. Its rounds (round.cpp) fill in what ranks
+// buffers in the control memory, memory of peers, and waiting for them. Its rounds (moves.cpp) fill in what ranks
 // bring; an algorithm is a function over it (algorithms.h), in which all ranks do their part. Belongs to the thread
 // that runs operations.
 class Context final : public Waiter {

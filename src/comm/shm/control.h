@@ -20,7 +20,7 @@ namespace cohort::comm::local {
 
 // The memory through which two ranks of a host send to each other: for each ordered pair a ring of
 // cells of one cache line, with room for small payloads in or beside them. A ring's cells are written by the sender,
-// its counters by the receiver (but for `full`). Counters only grow. Plain layout; shm_channels.h holds the rules.
+// its counters by the receiver (but for `full`). Counters only grow. Plain layout; shm_channels.cpp holds the rules.
 struct alignas(64) Cell {
   static constexpr std::size_t kInline = 40;
   /// Of all headers but those with a payload.

@@ -2,22 +2,59 @@
 #pragma once
 
 #include "comm/api/communicator_impl.h"
+#include "comm/engine/channel.h"
 #include "comm/engine/matcher.h"
 #include "comm/engine/pending_work.h"
 #include "comm/engine/queue.h"
 #include "comm/engine/queue_communicator.h"
 #include "comm/shm/algorithms.h"
 #include "comm/shm/context.h"
+#include "comm/shm/control.h"
 #include "comm/shm/rendezvous.h"
-#include "comm/shm/shm_channels.h"
 #include "comm/shm/world.h"
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 namespace cohort::comm::local {
+
+// The way of messages through shared memory, for the matcher of sends and receives: headers in the cells of a ring
+// (control.h), small payloads in or beside them; of what was offered the receiver reads the payload out of the
+// sender's memory through the kernel, or, where it may not, has it sent in fragments through the cells. Owned by the
+// core of a world on one host, or of a larger world that it is part of, whose ranks are meant here. Who may call what:
+// engine/channel.h.
+class ShmChannels final : public messages::Channels {
+ public:
+  /// `here`: the ranks of this host, ascending, as whoever sends calls them. The world is formed, with its plan made,
+  /// and outlives the rings.
+  ShmChannels(const World& world, std::vector<int> here);
+
+  bool leads_to(int peer) const noexcept override;
+  std::unique_ptr<messages::Channel> open(int peer) override;
+  bool look() override { return false; }
+  std::uint32_t bell() noexcept override { return wakeup_.bell.load(); }
+  void arm(bool on) noexcept override { wakeup_.sleepers.fetch_add(on ? 1u : ~0u); }
+  void sleep(std::uint32_t bell, std::chrono::nanoseconds longest) override;
+  void wake() noexcept override { ring(wakeup_); }
+
+ private:
+  friend class ShmChannel;
+  friend class Pull;
+  static void ring(WakeupWord& door) noexcept;
+
+  const World& world_;
+  const std::vector<int> here_;
+  const ShmRingLayout layout_;
+  std::byte* const base_;
+  WakeupWord& wakeup_;
+  const bool pulls_allowed_;
+  std::atomic<int> pulls_to_do_{0};  // that no thread is at
+};
 
 // The operations of a world on one host: small ones are carried out by the caller at once, others by the queue, whose
 // thread is started when it is first needed. Lock order: the queue's mutex, then the mesh's.

@@ -1,7 +1,7 @@
 // Which way operations go on this host, and what is measured to decide it.
 #pragma once
 
-#include "comm/kernels/copy.h"
+#include "comm/kernels/arrays.h"
 #include "comm/shm/control.h"
 #include "comm/shm/world.h"
 

@@ -1,4 +1,4 @@
-#include "comm/shm/shm_channels.h"
+#include "comm/shm/local_communicator.h"
 
 #include "base/thread.h"
 #include "comm/shm/protocol.h"

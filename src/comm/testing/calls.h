@@ -3,8 +3,8 @@
 #pragma once
 
 #include "comm/gpu/driver.h"
-#include "comm/kernels/reference_fold.h"
 #include "comm/testing/naive.h"
+#include "comm/testing/reference_fold.h"
 
 #include <cohort/communicator.h>
 

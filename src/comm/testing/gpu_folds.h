@@ -3,7 +3,7 @@
 #pragma once
 
 #include "comm/gpu/fold_launcher.h"
-#include "comm/kernels/reference_fold.h"
+#include "comm/testing/reference_fold.h"
 
 #include <fmt/format.h>
 

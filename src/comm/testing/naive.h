@@ -3,7 +3,7 @@
 #pragma once
 
 #include "comm/api/request.h"
-#include "comm/kernels/reference_fold.h"
+#include "comm/testing/reference_fold.h"
 #include "comm/testing/worlds.h"
 
 #include <fmt/format.h>

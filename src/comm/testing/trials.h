@@ -3,8 +3,8 @@
 // Seeded, so always the same; a failing trial is repeated by its number.
 #pragma once
 
-#include "comm/kernels/reference_fold.h"
 #include "comm/testing/calls.h"
+#include "comm/testing/reference_fold.h"
 
 #include <cohort/communicator.h>
 

@@ -1,6 +1,5 @@
 // Whether a job goes on, judged from made-up reports and a made-up clock.
 #include "launch/health/health.h"
-#include "launch/health/warning.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/health/warning.h"
+#include "launch/health/health.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -4,8 +4,8 @@
 // clock; the Announcer belongs to the supervisor and its thread.
 #pragma once
 
+#include "launch/health/health.h"
 #include "launch/health/verdict.h"
-#include "launch/health/warning.h"
 #include "launch/messages.h"
 #include "launch/output/display.h"
 #include "launch/output/job_record.h"

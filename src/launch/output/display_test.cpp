@@ -1,7 +1,6 @@
 // Lines of several ranks that become one, text that comes in pieces, and lists of ranks.
 #include "launch/output/display.h"
 #include "base/unique_fd.h"
-#include "launch/output/output_view.h"
 #include "launch/output/text.h"
 
 #include <gtest/gtest.h>

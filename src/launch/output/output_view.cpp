@@ -1,4 +1,4 @@
-#include "launch/output/output_view.h"
+#include "launch/output/display.h"
 
 #include "base/parse.h"
 #include "launch/output/announcer.h"

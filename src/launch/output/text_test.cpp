@@ -4,7 +4,7 @@
 #include "launch/agent/worker.h"
 #include "launch/health/verdict.h"
 #include "launch/output/announcer.h"
-#include "launch/output/output_view.h"
+#include "launch/output/display.h"
 
 #include <gtest/gtest.h>
 

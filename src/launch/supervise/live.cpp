@@ -1,4 +1,4 @@
-#include "launch/supervise/live.h"
+#include "launch/supervise/job.h"
 
 #include "launch/output/text.h"
 #include "launch/plan/plan.h"

@@ -5,7 +5,7 @@
 
 #include "base/process.h"
 #include "base/unique_fd.h"
-#include "launch/health/warning.h"
+#include "launch/health/health.h"
 #include "launch/loop.h"
 #include "launch/output/run_folder.h"
 #include "launch/output/text.h"

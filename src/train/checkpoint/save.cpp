@@ -1,7 +1,7 @@
 #include "train/checkpoint/checkpoint.h"
 
-#include "base/codec.h"
 #include "base/files.h"
+#include "base/records.h"
 #include "telemetry/status_page.h"
 #include "telemetry/timeline.h"
 #include "train/checkpoint/bundle.h"

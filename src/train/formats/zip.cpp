@@ -1,6 +1,6 @@
 #include "train/formats/zip.h"
 
-#include "base/codec.h"
+#include "base/records.h"
 
 #include <zlib.h>
 

@@ -2,7 +2,7 @@
 
 #include "base/env.h"
 #include "base/thread.h"
-#include "comm/api/times.h"
+#include "comm/api/work_state.h"
 #include "train/named/engine_core.h"
 
 #include <fmt/format.h>

@@ -1,7 +1,7 @@
 #include "train/named/handle.h"
 
 #include "base/log.h"
-#include "comm/api/times.h"
+#include "comm/api/work_state.h"
 #include "telemetry/status_page.h"
 #include "telemetry/timeline.h"
 #include "train/named/rounds.h"

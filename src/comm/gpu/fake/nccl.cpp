@@ -6,7 +6,7 @@
 // on without its data once it is aborted). FAKE_NCCL_DELAY: milliseconds that every operation takes longer. Any
 // thread.
 #include "comm/gpu/nccl.h"
-#include "comm/kernels/reference_fold.h"
+#include "comm/testing/reference_fold.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>

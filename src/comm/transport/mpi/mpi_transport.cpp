@@ -1,6 +1,6 @@
 #include "comm/transport/mpi/mpi_transport.h"
 
-#include "base/codec.h"
+#include "base/records.h"
 
 #include <algorithm>
 #include <cstring>

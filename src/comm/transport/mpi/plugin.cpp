@@ -1,4 +1,4 @@
-#include "comm/transport/mpi/plugin.h"
+#include "comm/transport/mpi/endpoint.h"
 
 #include "base/env.h"
 #include "base/log.h"

@@ -2,7 +2,7 @@
 
 #include "base/records.h"
 #include "base/unique_fd.h"
-#include "net/mac.h"
+#include "net/secret.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

@@ -7,7 +7,6 @@
 #include "base/unique_fd.h"
 #include "comm/transport/transport.h"
 #include "net/address.h"
-#include "net/mac.h"
 #include "net/secret.h"
 #include "net/secure_connection.h"
 #include "net/tls.h"
