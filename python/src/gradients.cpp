@@ -4,8 +4,6 @@
 #include "bindings.h"
 #include "errors.h"
 #include "train/gradients/reducer.h"
-#include "train/gradients/same_model.h"
-#include "train/gradients/same_parameters.h"
 
 #include <pybind11/stl.h>
 

@@ -2,7 +2,7 @@
 
 #include "base/result.h"
 #include "torch/reducer.h"
-#include "train/gradients/same_parameters.h"
+#include "train/gradients/ranks.h"
 
 #include <string>
 
