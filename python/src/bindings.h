@@ -32,6 +32,7 @@ struct PyWork {
 };
 
 void bind_types(pybind11::module_& module);
+/// Memory, and what is asked of arrays.
 void bind_memory(pybind11::module_& module);
 void bind_work(pybind11::module_& module);
 void bind_named(pybind11::module_& module);
@@ -40,17 +41,11 @@ void bind_communicator(pybind11::module_& module);
 void bind_formats(pybind11::module_& module);
 /// Folders of checkpoints.
 void bind_checkpoints(pybind11::module_& module);
-void bind_permutation(pybind11::module_& module);
 /// Records of runs.
 void bind_track(pybind11::module_& module);
-void bind_preemption(pybind11::module_& module);
-void bind_values(pybind11::module_& module);
 /// What reduces gradients.
 void bind_gradients(pybind11::module_& module);
-void bind_status(pybind11::module_& module);
-void bind_job_store(pybind11::module_& module);
-/// What a process is for.
-void bind_roles(pybind11::module_& module);
+void bind_process(pybind11::module_& module);
 /// The parameter server.
 void bind_ps(pybind11::module_& module);
 /// The methods that move data.

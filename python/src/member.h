@@ -4,7 +4,6 @@
 #pragma once
 
 #include "arrays.h"
-#include "unfinished.h"
 #include "waiting.h"
 
 #include <cohort/communicator.h>

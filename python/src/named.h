@@ -7,7 +7,6 @@
 #include "bindings.h"
 #include "member.h"
 #include "train/named/engine.h"
-#include "unfinished.h"
 #include "waiting.h"
 
 #include <cstdint>
@@ -140,7 +139,6 @@ void stop_completions();
 
 void bind_named(pybind11::module_& module);
 void bind_named_calls(pybind11::module_& module);
-void bind_named_records(pybind11::module_& module);
 void bind_named_work(pybind11::module_& module);
 void bind_named_result(pybind11::module_& module);
 void bind_named_gpus(pybind11::module_& module);
