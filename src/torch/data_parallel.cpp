@@ -1,5 +1,4 @@
 #include "base/result.h"
-#include "torch/gpu.h"
 #include "torch/reducer.h"
 #include "train/gradients/ranks.h"
 
