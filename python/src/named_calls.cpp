@@ -8,7 +8,6 @@
 #include "errors.h"
 #include "named.h"
 
-#include "train/named/handle.h"
 #include "train/named/request.h"
 
 #include <pybind11/stl.h>

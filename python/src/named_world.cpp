@@ -2,7 +2,7 @@
 #include "errors.h"
 #include "named.h"
 
-#include "train/named/gpu.h"
+#include "train/named/execution.h"
 
 #include <pybind11/stl.h>
 
