@@ -4,7 +4,6 @@
 // call.
 #include "named_calls.h"
 
-#include "completion_thread.h"
 #include "errors.h"
 #include "named.h"
 

@@ -1,7 +1,6 @@
 // cohort._core.NamedWork, what Python is told of its end on a thread of its own, and NamedResult: an array that the
 // engine has made, for whatever library wants to look at it.
 #include "arguments.h"
-#include "completion_thread.h"
 #include "errors.h"
 #include "named.h"
 
