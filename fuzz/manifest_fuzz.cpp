@@ -1,5 +1,5 @@
 // The digest stops nearly everything, so half of the inputs get a right one first.
-#include "train/formats/manifest.h"
+#include "train/formats/checkpoint_folder.h"
 #include "train/formats/tensor.h"
 
 #include <nlohmann/json.hpp>

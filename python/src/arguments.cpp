@@ -4,6 +4,7 @@
 
 #include <cctype>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 namespace cohort::python {
@@ -54,6 +55,103 @@ ReduceOp reduce_op_of(py::handle op, const char* operation) {
   refuse(operation, "the reduction is " + std::string(py::repr(op)) +
                         "; it is a cohort.ReduceOp or one of 'sum', 'average', 'min', 'max', 'product', 'bit_and', "
                         "'bit_or', 'bit_xor'");
+}
+
+namespace {
+
+std::optional<DType> signed_of(Py_ssize_t bytes) noexcept {
+  switch (bytes) {
+    case 1: return DType::Int8;
+    case 2: return DType::Int16;
+    case 4: return DType::Int32;
+    case 8: return DType::Int64;
+    default: return std::nullopt;
+  }
+}
+
+std::optional<DType> unsigned_of(Py_ssize_t bytes) noexcept {
+  switch (bytes) {
+    case 1: return DType::UInt8;
+    case 2: return DType::UInt16;
+    case 4: return DType::UInt32;
+    case 8: return DType::UInt64;
+    default: return std::nullopt;
+  }
+}
+
+std::optional<DType> floating_of(Py_ssize_t bytes) noexcept {
+  switch (bytes) {
+    case 2: return DType::Float16;
+    case 4: return DType::Float32;
+    case 8: return DType::Float64;
+    default: return std::nullopt;
+  }
+}
+
+std::optional<DType> complex_of(Py_ssize_t bytes) noexcept {
+  // No switch: g++ 12 under AddressSanitizer takes its result for uninitialized.
+  std::optional<DType> found;
+  if (bytes == 8) found = DType::Complex64;
+  if (bytes == 16) found = DType::Complex128;
+  return found;
+}
+
+}  // namespace
+
+std::optional<DType> tensor_dtype(py::handle dtype) {
+  // torch's dtypes are few and live for ever, so an answer is found by the object.
+  static PyObject* const known = PyDict_New();
+  if (PyObject* const found = PyDict_GetItem(known, dtype.ptr())) return static_cast<DType>(PyLong_AsLong(found));
+  const std::optional<DType> answer = named_dtype(py::str(dtype));
+  if (answer) {
+    const py::int_ number(static_cast<long>(*answer));
+    if (PyDict_SetItem(known, dtype.ptr(), number.ptr()) != 0) throw py::error_already_set();
+  }
+  return answer;
+}
+
+std::optional<DType> format_dtype(const char* format, Py_ssize_t itemsize) noexcept {
+  if (format == nullptr) return itemsize == 1 ? std::optional(DType::UInt8) : std::nullopt;
+  const bool swapped = (*format == '>' || *format == '!') && itemsize > 1;
+  if (std::strchr("@=<>!", *format) != nullptr && *format != '\0') ++format;
+  const bool complex = *format == 'Z';
+  if (complex) ++format;
+  if (swapped || std::strlen(format) != 1) return std::nullopt;
+  const auto is_one_of = [&](const char* letters) { return std::strchr(letters, *format) != nullptr; };
+  if (complex) return is_one_of("fd") ? complex_of(itemsize) : std::nullopt;
+  if (is_one_of("efd")) return floating_of(itemsize);
+  if (is_one_of("bhilqn")) return signed_of(itemsize);
+  if (is_one_of("BHILQN")) return unsigned_of(itemsize);
+  if (*format == '?' && itemsize == 1) return DType::Bool;
+  return std::nullopt;
+}
+
+std::optional<DType> dlpack_dtype(const dlpack::DataType& type) noexcept {
+  if (type.lanes != 1 || type.bits % 8 != 0) return std::nullopt;
+  const Py_ssize_t bytes = type.bits / 8;
+  switch (type.code) {
+    case dlpack::kInt: return signed_of(bytes);
+    case dlpack::kUInt: return unsigned_of(bytes);
+    case dlpack::kFloat: return floating_of(bytes);
+    case dlpack::kBFloat: return bytes == 2 ? std::optional(DType::BFloat16) : std::nullopt;
+    case dlpack::kComplex: return complex_of(bytes);
+    case dlpack::kBool: return bytes == 1 ? std::optional(DType::Bool) : std::nullopt;
+    default: return std::nullopt;
+  }
+}
+
+std::optional<DType> named_dtype(const std::string& name) noexcept {
+  const std::string_view bare = std::string_view(name).substr(name.rfind('.') + 1);
+  for (int i = 0; i < kDTypeCount; ++i) {
+    if (bare == to_string(static_cast<DType>(i))) return static_cast<DType>(i);
+  }
+  return std::nullopt;
+}
+
+std::string known_dtypes() {
+  std::string names = "it knows ";
+  for (int i = 0; i < kDTypeCount; ++i) names.append(i == 0 ? "" : ", ").append(to_string(static_cast<DType>(i)));
+  return names;
 }
 
 }  // namespace cohort::python

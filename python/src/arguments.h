@@ -1,4 +1,5 @@
-// What Python gives for the core's options: numbers of seconds, names of reductions. Needs the GIL.
+// What Python gives for the core's options: numbers of seconds, names of reductions, and which DType the element types
+// of torch, of the buffer protocol and of DLPack are. Needs the GIL.
 #pragma once
 
 #include <cohort/dtype.h>
@@ -6,7 +7,9 @@
 #include <pybind11/pybind11.h>
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
+#include <string>
 
 namespace cohort::python {
 
@@ -15,5 +18,66 @@ std::optional<std::chrono::milliseconds> milliseconds_of(pybind11::handle second
 
 /// A ReduceOp, or its name ("sum", "Sum"). Throws InvalidArgument.
 ReduceOp reduce_op_of(pybind11::handle op, const char* operation);
+
+// The part of DLPack's C structures that reading a tensor needs, as https://dmlc.github.io/dlpack lays them down (ABI
+// versions 0 and 1). Plain data.
+namespace dlpack {
+
+enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kRocmHost = 11 };
+enum TypeCode : std::uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBFloat = 4, kComplex = 5, kBool = 6 };
+inline constexpr std::uint64_t kReadOnly = 1;
+
+struct Device {
+  std::int32_t type;
+  std::int32_t id;
+};
+
+struct DataType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+
+struct Tensor {
+  void* data;
+  Device device;
+  std::int32_t ndim;
+  DataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;  // in elements; null: contiguous
+  std::uint64_t byte_offset;
+};
+
+/// In a capsule named "dltensor".
+struct ManagedTensor {
+  Tensor tensor;
+  void* manager;
+  void (*deleter)(ManagedTensor*);
+};
+
+/// In a capsule named "dltensor_versioned".
+struct ManagedTensorVersioned {
+  struct {
+    std::uint32_t major;
+    std::uint32_t minor;
+  } version;
+  void* manager;
+  void (*deleter)(ManagedTensorVersioned*);
+  std::uint64_t flags;
+  Tensor tensor;
+};
+
+}  // namespace dlpack
+
+/// Of a torch.dtype, known by its text: torch is not imported.
+std::optional<DType> tensor_dtype(pybind11::handle dtype);
+/// Of one element of a Py_buffer: its format, in the letters of the module struct, and its size.
+std::optional<DType> format_dtype(const char* format, Py_ssize_t itemsize) noexcept;
+std::optional<DType> dlpack_dtype(const dlpack::DataType& type) noexcept;
+/// By its name ("float32", "torch.float32") or as anything whose text ends like that (torch.float32).
+std::optional<DType> named_dtype(const std::string& name) noexcept;
+
+/// "it knows float32, float64, ...", for error messages.
+std::string known_dtypes();
 
 }  // namespace cohort::python

@@ -1,7 +1,6 @@
 #include "arrays.h"
 
-#include "array_types.h"
-#include "dlpack.h"
+#include "arguments.h"
 #include "errors.h"
 
 #include <pybind11/stl.h>

@@ -1,13 +1,147 @@
-// The classes of the module, each in a file of its own, and what they share.
+// The classes of the module and what they share: membership in a world.
 #pragma once
 
-#include "member.h"
+#include "arrays.h"
+#include "waiting.h"
+
+#include <cohort/communicator.h>
+#include <cohort/error.h>
+#include <cohort/observer.h>
 
 #include <pybind11/pybind11.h>
 
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace cohort::python {
+
+/// An operation under way and its arrays.
+class Operation {
+ public:
+  Operation(Work work, std::vector<Array> arrays, std::shared_ptr<const void> keep)
+      : keep_(std::move(keep)), work_(std::move(work)), arrays_(std::move(arrays)) {
+    for (const Array& array : arrays_) {
+      if (array.const_buffer().device.type != DeviceType::CPU) gpu_ = array.const_buffer().device.index;
+    }
+  }
+
+  /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting, not the
+  /// operation.
+  bool wait(std::optional<std::chrono::nanoseconds> limit);
+  /// As Work::synchronize; torch's tensors may go in the order of the stream that they were given with. An interrupt
+  /// ends the waiting for the other ranks, not the operation.
+  void synchronize(const Device& stream);
+  /// Until it has finished, with or without an error, whatever signals come.
+  void wait_for_end();
+  bool done() const noexcept { return work_.done(); }
+  std::optional<Error> error() const { return work_.error(); }
+  std::optional<bool> finite() const { return work_.finite(); }
+  std::optional<int> source() const { return work_.source(); }
+  /// Of its arrays.
+  std::optional<int> gpu() const noexcept { return gpu_; }
+
+ private:
+  bool is_over(std::optional<std::chrono::nanoseconds> limit);
+  void let_go_of_arrays();
+
+  const std::uint64_t home_ = fork_generation();
+  std::shared_ptr<const void> keep_;
+  Work work_;
+  std::vector<Array> arrays_;
+  std::optional<int> gpu_;
+  std::timed_mutex waiting_;  // one thread at a time may wait for a Work
+};
+
+/// How to leave a world.
+struct LeaveOptions {
+  /// How long unfinished operations may go on before they are aborted; default: until their own deadlines.
+  std::optional<std::chrono::milliseconds> grace = {};
+  /// What the other ranks are told if some had to be aborted.
+  std::string reason = {};
+  /// This rank has failed: nothing is waited for, and the others are told in any case.
+  bool failed = false;
+};
+
+/// What a Member's communicator was given to: it ends with the Member.
+class Tenant {
+ public:
+  virtual ~Tenant() = default;
+  virtual void leave(const LeaveOptions& options) = 0;
+  virtual bool has_left() const noexcept = 0;
+};
+
+/// This process's membership in a world: what a Python Communicator, its Works and its groups share. It starts
+/// operations one thread at a time, and keeps every operation that is not finished, with the arrays it works on, alive,
+/// whatever Python still refers to. Needs the GIL; waits without it.
+class Member {
+ public:
+  /// Known to `leave_all` from now on.
+  static std::shared_ptr<Member> make(Communicator communicator);
+  explicit Member(Communicator communicator);
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  // Stay as they are after `leave`, and in forked children.
+  const int rank, size, local_rank, local_size, cross_rank, cross_size;
+  const std::string host;
+  const std::chrono::milliseconds timeout;
+
+  /// Starts an operation. The arrays, and what `keep` owns, live as long as it does. Null if it has finished already,
+  /// and has nothing more to tell.
+  std::shared_ptr<Operation> start(const char* name, const std::function<Work(Communicator&)>& start,
+                                   std::vector<Array> arrays, std::shared_ptr<const void> keep = nullptr);
+  /// For what is no Work: blocks. An interrupt aborts the world, since nothing else would end it.
+  template <class T>
+  T call(const char* name, const std::function<T(Communicator&)>& body);
+
+  Memory allocate(std::size_t bytes);
+  /// From now on it is told what happens; it lives as long as this does, since progress threads may be telling it.
+  void observe(std::shared_ptr<Observer> observer);
+  void abort(const std::string& reason);
+
+  /// The communicator, once what is unfinished has ended; from now on it is the tenant's alone.
+  Communicator give_over(const char* name, std::weak_ptr<Tenant> tenant);
+
+  /// Waits for what is unfinished, and leaves the world and those of its groups. In a forked child nothing is touched.
+  void leave(const LeaveOptions& options);
+  bool has_left() const noexcept;
+  bool in_child() const noexcept { return home_ != fork_generation(); }
+
+  /// Nobody refers to it any more: what is unfinished goes on.
+  static void let_go(std::shared_ptr<Member> member);
+  /// Every membership of this process that still exists.
+  static void leave_all(const LeaveOptions& options);
+
+  /// A group that leaves with this world.
+  std::shared_ptr<Member> add_group(Communicator communicator);
+
+ private:
+  std::unique_lock<std::timed_mutex> lock(const char* name);
+  void check_usable(const char* name) const;
+  void finish_aborted(const std::string& reason);
+
+  const std::uint64_t home_ = fork_generation();
+  std::vector<std::shared_ptr<Observer>> observers_;  // outlive the communicator
+  Communicator communicator_;
+  std::timed_mutex starting_;  // the core wants one thread at a time
+  Unfinished<Operation> running_{16};
+  std::vector<std::weak_ptr<Member>> groups_;
+  bool left_ = false;
+  bool given_ = false;
+  std::weak_ptr<Tenant> tenant_;
+};
+
+template <class T>
+T Member::call(const char* name, const std::function<T(Communicator&)>& body) {
+  const std::unique_lock held = lock(name);
+  Communicator communicator = communicator_;
+  const std::string reason = "rank " + std::to_string(rank) + " was interrupted in " + name;
+  return run_interruptibly<T>([&] { return body(communicator); }, [&] { communicator.abort(reason); });
+}
 
 /// cohort.Communicator. Lets its membership go, without waiting, when Python has dropped it.
 class PyCommunicator {
@@ -32,6 +166,7 @@ struct PyWork {
 };
 
 void bind_types(pybind11::module_& module);
+/// Memory, and what is asked of arrays.
 void bind_memory(pybind11::module_& module);
 void bind_work(pybind11::module_& module);
 void bind_named(pybind11::module_& module);
@@ -40,17 +175,11 @@ void bind_communicator(pybind11::module_& module);
 void bind_formats(pybind11::module_& module);
 /// Folders of checkpoints.
 void bind_checkpoints(pybind11::module_& module);
-void bind_permutation(pybind11::module_& module);
 /// Records of runs.
 void bind_track(pybind11::module_& module);
-void bind_preemption(pybind11::module_& module);
-void bind_values(pybind11::module_& module);
 /// What reduces gradients.
 void bind_gradients(pybind11::module_& module);
-void bind_status(pybind11::module_& module);
-void bind_job_store(pybind11::module_& module);
-/// What a process is for.
-void bind_roles(pybind11::module_& module);
+void bind_process(pybind11::module_& module);
 /// The parameter server.
 void bind_ps(pybind11::module_& module);
 /// The methods that move data.

@@ -1,7 +1,6 @@
 // The operations of cohort.Communicator that move data, under the names and with the contracts of
 // <cohort/communicator.h>. Each takes arrays apart into buffers and hands them to the Member, which starts it.
 #include "arguments.h"
-#include "array_types.h"
 #include "bindings.h"
 #include "errors.h"
 

@@ -1,11 +1,9 @@
 // The core of data-parallel training for cohort.nn: hooks of torch's autograd are Python, what they call is C++. The
 // GIL is held but for starting operations, waiting for them and reading parameters.
-#include "array_types.h"
+#include "arguments.h"
 #include "bindings.h"
 #include "errors.h"
 #include "train/gradients/reducer.h"
-#include "train/gradients/same_model.h"
-#include "train/gradients/same_parameters.h"
 
 #include <pybind11/stl.h>
 

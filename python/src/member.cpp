@@ -1,4 +1,4 @@
-#include "member.h"
+#include "bindings.h"
 
 #include "errors.h"
 

@@ -1,11 +1,18 @@
-#include "array_types.h"
+// cohort.Memory, and what is asked of arrays and not of ranks: whether all values are finite, the order of an epoch's
+// samples, as the C++ sampler has it.
+#include "arguments.h"
+#include "arrays.h"
 #include "bindings.h"
 #include "errors.h"
 
+#include "base/permutation.h"
+
 #include <cohort/communicator.h>
+#include <cohort/finite.h>
 
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <vector>
 
 namespace cohort::python {
@@ -87,6 +94,32 @@ void bind_memory(py::module_& module) {
            "A NumPy array over it; by default one dimension of as many elements as fit.")
       .def("as_torch", &as_torch, py::arg("dtype"), py::arg("shape") = py::none(),
            "A torch tensor over it; by default one dimension of as many elements as fit.");
+  module.def(
+      "first_non_finite",
+      [](const py::object& data, const py::object& wire_dtype) -> std::optional<std::int64_t> {
+        const Array array(data, Access::Read, {"first_non_finite", "data"});
+        FiniteOptions options;
+        if (!wire_dtype.is_none()) {
+          options.wire_dtype = named_dtype(py::str(wire_dtype));
+          if (!options.wire_dtype) refuse("first_non_finite", "the wire_dtype is no type that is known");
+        }
+        const ConstBuffer buffer = array.const_buffer();
+        const py::gil_scoped_release release;
+        return first_non_finite(buffer, options);
+      },
+      py::arg("data"), py::arg("wire_dtype") = py::none(),
+      "The number of the first element that is NaN or infinite (or becomes so as bfloat16), or None.");
+  module.def(
+      "permute",
+      [](const py::object& order, std::uint64_t seed, std::int64_t epoch) {
+        const Array array(order, Access::Write, {"permute", "order"});
+        const Buffer buffer = array.buffer();
+        if (buffer.dtype != DType::Int64) refuse("permute", "the order is of 64-bit integers");
+        const py::gil_scoped_release release;
+        permute({static_cast<std::int64_t*>(buffer.data), static_cast<std::size_t>(buffer.count)}, seed, epoch);
+      },
+      py::arg("order"), py::arg("seed"), py::arg("epoch"),
+      "Fills an array of int64 with the permutation of an epoch: cohort::data::permutation of C++.");
 }
 
 }  // namespace cohort::python

@@ -1,7 +1,6 @@
 // The compiled module cohort._core: the C++ core for Python. It does not link torch and imports neither torch nor
 // NumPy.
 #include "arguments.h"
-#include "array_types.h"
 #include "bindings.h"
 #include "errors.h"
 #include "named.h"
@@ -136,17 +135,11 @@ PYBIND11_MODULE(_core, module) {
   bind_communicator(module);
   bind_named(module);
   bind_named_calls(module);
-  bind_named_records(module);
   bind_formats(module);
   bind_checkpoints(module);
-  bind_permutation(module);
-  bind_preemption(module);
   bind_track(module);
-  bind_values(module);
   bind_gradients(module);
-  bind_status(module);
-  bind_job_store(module);
-  bind_roles(module);
+  bind_process(module);
   bind_ps(module);
   module.def("join", &join_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),
              py::arg("secret_file"), py::arg("group_name"), py::arg("program"), py::arg("join_timeout"),

@@ -1,24 +1,101 @@
 // cohort._core.named_calls: engines by number, for callers that are not Python. What is done is told by a thread of
-// its own, since those who are told go on to compute, or ask for more, which the engine's thread must not.
+// its own, since those who are told go on to compute, or ask for more, which the engine's thread must not. What became
+// of the operations is kept for Horovod's timeline while one is written, and fetched by its thread. Any thread may
+// call.
 #include "named_calls.h"
-#include "completion_thread.h"
+
 #include "errors.h"
 #include "named.h"
-#include "named_records.h"
+
+#include "train/named/request.h"
+
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <mutex>
 #include <numeric>
 #include <span>
+#include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace cohort::python {
 namespace {
+
+/// Kind, name, when it was asked for, agreed on and done (seconds of time.monotonic()), the text of its error or "".
+using Record = std::tuple<std::string, std::string, double, double, double, std::string>;
+
+std::atomic<bool> keeping{false};
+
+struct Kept {
+  std::mutex mutex;
+  std::vector<Record> records;
+};
+
+Kept& all_kept() {
+  static auto* const all = new Kept();
+  return *all;
+}
+
+double seconds(Clock::time_point at) { return std::chrono::duration<double>(at.time_since_epoch()).count(); }
+
+const char* word_of(named::Kind kind) noexcept {
+  constexpr const char* kNames[] = {"ALLREDUCE", "ALLGATHER", "BROADCAST", "REDUCESCATTER", "ALLTOALL", "BARRIER"};
+  const auto number = static_cast<std::size_t>(kind);
+  return number < std::size(kNames) ? kNames[number] : "OTHER";
+}
+
+void keep_records(bool on) {
+  Kept& all = all_kept();
+  const std::lock_guard lock(all.mutex);
+  all.records.clear();
+  keeping.store(on, std::memory_order_relaxed);
+}
+
+std::vector<Record> take() {
+  Kept& all = all_kept();
+  const std::lock_guard lock(all.mutex);
+  return std::exchange(all.records, {});
+}
+
+/// Operations of one call, by kind and name; nothing where nobody keeps records.
+class CallRecord {
+ public:
+  bool kept() const noexcept { return !asked_.empty(); }
+  void add(named::Kind kind, std::string name) { asked_.emplace_back(kind, std::move(name)); }
+  /// The operations, once all of them are done; none: they were over at once.
+  void end(const std::vector<named::Handle>& handles) const {
+    const Clock::time_point now = Clock::now();
+    Kept& all = all_kept();
+    const std::lock_guard lock(all.mutex);
+    if (!keeping.load(std::memory_order_relaxed)) return;
+    for (std::size_t i = 0; i < asked_.size(); ++i) {
+      Clock::time_point agreed = now;
+      Clock::time_point ended = now;
+      std::string failure;
+      if (i < handles.size()) {
+        ended = handles[i].ended_at();
+        agreed = handles[i].agreed_at() == Clock::time_point() ? ended : handles[i].agreed_at();
+        if (const Error* const error = handles[i].failure()) failure = error->what();
+      }
+      all.records.emplace_back(word_of(asked_[i].first), asked_[i].second, seconds(began_), seconds(agreed),
+                               seconds(ended), std::move(failure));
+    }
+  }
+
+ private:
+  Clock::time_point began_ = Clock::now();
+  std::vector<std::pair<named::Kind, std::string>> asked_;
+};
 
 static_assert(static_cast<int>(NamedKind::AllReduce) == static_cast<int>(named::Kind::AllReduce));
 static_assert(static_cast<int>(NamedKind::AllGather) == static_cast<int>(named::Kind::AllGather));
@@ -33,11 +110,11 @@ struct Running {
   decltype(NamedGroup::done) done;
   void* context;
   std::vector<named::Handle> handles;
-  NamedRecords::Call record;
+  CallRecord record;
   std::atomic<std::size_t> left{0};
 
   explicit Running(const NamedGroup& group) : allocate(group.allocate), done(group.done), context(group.context) {
-    if (!NamedRecords::on()) return;
+    if (!keeping.load(std::memory_order_relaxed)) return;
     for (const NamedCall& call : std::span(group.calls, group.count)) {
       record.add(static_cast<named::Kind>(call.kind), std::string(call.name, call.name_bytes));
     }
@@ -211,6 +288,11 @@ void publish(std::uint64_t number, const std::shared_ptr<named::Engine>& engine)
 void stop_completions() { Completions::stop(); }
 
 void bind_named_calls(py::module_& module) {
+  module.def("named_records_keep", &keep_records, py::arg("on"),
+             "Whether what becomes of operations of compiled programs is kept from now on; drops what was.");
+  module.def("named_records_take", &take,
+             "Operations of compiled programs that are done, and drops them: tuples of the kind, the name, when it was "
+             "asked for, agreed on and done in seconds of time.monotonic(), and the error's text or ''.");
   module.def(
       "named_calls", [] { return py::capsule(&kCalls, kNamedCallsCapsule); },
       "A capsule with functions that op libraries of frameworks call: python/src/named_calls.h.");

@@ -3,7 +3,6 @@
 // names.
 #pragma once
 
-#include "done_callback.h"
 #include "named_calls.h"
 #include "tensorflow_api.h"
 

@@ -6,7 +6,6 @@
 #include "base/unique_fd.h"
 #include "net/rpc.h"
 #include "net/served_store.h"
-#include "ps/membership.h"
 #include "ps/replication.h"
 #include "ps/server_map.h"
 #include "ps/testing.h"

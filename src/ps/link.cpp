@@ -1,4 +1,4 @@
-#include "ps/link.h"
+#include "ps/client_impl.h"
 
 #include "base/env.h"
 #include "base/log.h"

@@ -10,9 +10,9 @@
 
 #include "net/rpc.h"
 #include "ps/journal.h"
-#include "ps/membership.h"
 #include "ps/protocol.h"
 #include "ps/replication.h"
+#include "ps/server_map.h"
 #include "ps/state.h"
 
 #include <atomic>

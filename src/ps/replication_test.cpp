@@ -3,7 +3,7 @@
 // slow disks, rows that are restored. Whatever happens: each push counts once,
 // what was acknowledged is there, nobody reads less than was acknowledged before, and no process has a say after
 // another one has taken its place. The decisions are those of the real parts (Replication, ServerMap, State); what
-// primary.cpp and follower.cpp do with sockets and threads is done here with events.
+// primary.cpp and a Follower do with sockets and threads is done here with events.
 #include "ps/replication.h"
 #include "ps/journal.h"
 #include "ps/server_map.h"
@@ -546,7 +546,7 @@ class Simulation {
 
   void fetched(const ProcessPtr& process, int connection, const std::string& records, std::uint64_t count) {
     Process& p = *process;
-    // Who asks for the primary's place hears nothing more of it: follower.cpp does one after the other.
+    // Who asks for the primary's place hears nothing more of it: a Follower does one after the other.
     if (!p.copies || p.asks_for_place || p.connections * kProcesses + p.number != connection) return;
     p.heard = clock_of(p);
     p.received += count;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ps/state.h"
-#include "train/formats/manifest.h"
+#include "train/formats/checkpoint_folder.h"
 
 #include <functional>
 #include <string>

@@ -3,7 +3,6 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "telemetry/status_page.h"
-#include "torch/checkpoint_optimizer.h"
 #include "torch/checkpoint_tensors.h"
 #include "train/checkpoint/background.h"
 #include "train/checkpoint/checkpoint.h"

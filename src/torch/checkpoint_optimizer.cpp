@@ -1,4 +1,4 @@
-#include "torch/checkpoint_optimizer.h"
+#include "torch/checkpoint_tensors.h"
 
 #include "base/result.h"
 

@@ -1,7 +1,6 @@
 #include "base/result.h"
-#include "torch/gpu.h"
 #include "torch/reducer.h"
-#include "train/gradients/same_model.h"
+#include "train/gradients/ranks.h"
 
 #include <cohort/torch/data.h>
 #include <cohort/torch/nn.h>

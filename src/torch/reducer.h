@@ -8,6 +8,8 @@
 
 #include "train/gradients/reducer.h"
 
+#include <cohort/buffer.h>
+
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,6 +17,17 @@
 #include <vector>
 
 namespace cohort {
+
+// What of a GPU's tensors libtorch does not say without being built for CUDA. Any thread.
+
+/// As a CUstream: the one in which libtorch works on this GPU now, in this thread. Throws Internal where it cannot be
+/// told.
+void* current_stream(at::Device gpu);
+/// Where the tensor lies, with the current stream of a GPU. Throws InvalidArgument for what is neither the host's
+/// memory nor CUDA's.
+Device buffer_device(const at::Tensor& tensor);
+/// The same of a kind of device, in words that are equal on all ranks: "" or " on cuda".
+const char* device_text(const at::Tensor& tensor);
 
 /// As `require_same_parameters`.
 void require_same_tensors(gradients::Ranks& ranks, const std::vector<NamedTensor>& tensors, std::int64_t step);

@@ -1,15 +1,21 @@
 #include <cohort/torch/tensor.h>
 
 #include "base/result.h"
-#include "torch/gpu.h"
+#include "torch/reducer.h"
+#include "train/gradients/non_finite.h"
+
+#include <cohort/torch/finite.h>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <utility>
 
 namespace cohort {
-
 namespace {
 
 // Keeps tensors alive until the operation over their memory has finished.
@@ -221,6 +227,64 @@ void broadcast_parameters(Communicator& comm, const std::vector<at::Tensor>& all
   const at::NoGradGuard no_grad;
   for (const auto& [gpu, tensors] : on_gpus) broadcast_on_gpu(comm, tensors, options.root);
   if (total > 0) broadcast_on_host(comm, here, total, options);
+}
+
+namespace {
+
+// Where libtorch has a way to ask (2.9).
+template <class Guard>
+void* handle_of(const Guard& guard, const c10::Stream& stream, at::Device gpu) {
+  if constexpr (requires { guard.getStreamNativeHandle(stream); }) {
+    return guard.getStreamNativeHandle(stream);
+  }
+  // c10::cuda::CUDAStream::stream() const: of libc10_cuda, which a program without CUDA has not. A CUDAStream is a
+  // c10::Stream, and nothing else.
+  using Function = void* (*)(const void*);
+  static const auto function = reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, "_ZNK3c104cuda10CUDAStream6streamEv"));
+  if (function == nullptr) {
+    raise(ErrorCode::Internal,
+          "cannot tell the stream of {} -- libc10_cuda.so of this libtorch ({}) has no CUDAStream::stream() -- use the "
+          "default stream around Cohort's calls",
+          gpu.str(), TORCH_VERSION);
+  }
+  return function(&stream);
+}
+
+}  // namespace
+
+void* current_stream(at::Device gpu) {
+  const c10::impl::VirtualGuardImpl guard(gpu.type());
+  const c10::Stream stream = guard.getStream(gpu);
+  return stream.id() == 0 ? nullptr : handle_of(guard, stream, gpu);  // 0: the default stream
+}
+
+Device buffer_device(const at::Tensor& tensor) {
+  const at::Device device = tensor.device();
+  if (device.is_cpu()) return {};
+  if (device.is_cuda()) return {DeviceType::CUDA, device.index(), current_stream(device)};
+  raise(ErrorCode::InvalidArgument,
+        "the tensor lies on {}, and Cohort moves the host's memory and CUDA's -- pass tensor.cpu()", device.str());
+}
+
+const char* device_text(const at::Tensor& tensor) { return tensor.is_cuda() ? " on cuda" : ""; }
+
+std::optional<NonFiniteElement> first_non_finite(const at::Tensor& tensor, const FiniteOptions& options) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided) {
+    raise(ErrorCode::InvalidArgument, "first_non_finite: the tensor is undefined or not dense -- use .to_dense()");
+  }
+  const at::Tensor values = tensor.detach().cpu().contiguous();
+  const DType dtype = dtype_of(values);
+  const auto index = first_non_finite({values.data_ptr(), values.numel(), dtype}, options);
+  if (!index) return std::nullopt;
+  const at::Tensor element = values.view({-1})[*index];
+  double value = 0;
+  if (at::isComplexType(values.scalar_type())) {
+    const auto number = element.item<c10::complex<double>>();
+    value = std::isfinite(number.real()) ? number.imag() : number.real();
+  } else {
+    value = element.item<double>();
+  }
+  return NonFiniteElement{.index = *index, .position = gradients::position_of(*index, tensor.sizes()), .value = value};
 }
 
 }  // namespace cohort

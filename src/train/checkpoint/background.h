@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/files.h"
-#include "train/checkpoint/bundle.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/formats/checkpoint_folder.h"
 
 #include <cohort/communicator.h>

@@ -2,7 +2,7 @@
 
 #include "base/files.h"
 #include "base/result.h"
-#include "train/checkpoint/bundle.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/exchange.h"
 #include "train/formats/checkpoint_folder.h"
 

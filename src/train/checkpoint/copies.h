@@ -2,8 +2,8 @@
 // the next keepers in the order of ranks, the first following the last. One thread per communicator.
 #pragma once
 
-#include "train/checkpoint/bundle.h"
-#include "train/formats/manifest.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/formats/checkpoint_folder.h"
 
 #include <cohort/communicator.h>
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "train/checkpoint/bundle.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/formats/safetensors.h"
 #include "train/formats/tensor.h"
 #include "train/formats/testing.h"

@@ -1,4 +1,4 @@
-#include "train/formats/manifest.h"
+#include "train/formats/checkpoint_folder.h"
 
 #include "base/json.h"
 #include "base/result.h"

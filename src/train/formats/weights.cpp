@@ -1,10 +1,26 @@
 #include "train/formats/weights.h"
 
+#include "base/json.h"
+#include "base/log.h"
+#include "base/result.h"
+#include "train/formats/checkpoint_folder.h"
 #include "train/formats/pt.h"
 #include "train/formats/safetensors.h"
 
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <memory>
 #include <new>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace cohort::formats {
 namespace {
@@ -121,6 +137,272 @@ Result<Weights> read_weights(const std::string& path, const WeightsOptions& opti
   auto weights = parse_weights(bytes->bytes(), path, options);
   if (weights) weights->file = std::move(*bytes);
   return weights;
+}
+
+namespace {
+
+// optimizer.safetensors of a checkpoint as what Python's torch.optim.Optimizer.state_dict() returns. Any thread.
+
+/// {"state": {NUMBER: {"exp_avg": ...}}, "param_groups": [{"lr": ..., "params": [NUMBER...]}]}, parameters numbered in
+/// the order of the groups. Tensors view `optimizer`. Corrupt, naming `name`, if it is not as docs/reference/
+/// checkpoint-format.md says.
+Result<PtValue> torch_optimizer(const Weights& optimizer, const std::string& name);
+
+using Fields = std::map<std::string, PtValue, std::less<>>;
+
+/// What is a tensor without dimensions there so that every bit survives.
+PtValue number_of(const TensorView& tensor) {
+  const auto as = [&](auto value) -> PtValue {
+    std::memcpy(&value, tensor.bytes.data(), std::min(sizeof value, tensor.bytes.size()));
+    return value;
+  };
+  if (tensor.shape.empty() && tensor.type == ElementType::Float64) return as(0.0);
+  if (tensor.shape.empty() && tensor.type == ElementType::Int64) return as(std::int64_t{0});
+  if (tensor.shape.empty() && tensor.type == ElementType::Bool) return tensor.bytes[0] != std::byte{0};
+  return pt_tensor(tensor);
+}
+
+/// "FIELD/size", "FIELD/0", "FIELD/2" are a list, in which what is missing is None.
+void gather_lists(Fields& fields) {
+  constexpr std::string_view kSize = "/size";
+  std::vector<std::pair<std::string, std::int64_t>> lists;
+  for (const auto& [field, value] : fields) {
+    const auto* const size = std::get_if<std::int64_t>(&value);
+    if (size != nullptr && field.ends_with(kSize) && *size >= 0 && *size <= 1'000'000)
+      lists.emplace_back(field.substr(0, field.size() - kSize.size()), *size);
+  }
+  for (const auto& [field, size] : lists) {
+    PtList list;
+    for (std::int64_t i = 0; i < size; ++i) {
+      auto item = fields.extract(fmt::format("{}/{}", field, i));
+      list.items.push_back(item ? std::move(item.mapped()) : PtValue());
+    }
+    fields.erase(field + std::string(kSize));
+    fields[field] = std::make_shared<const PtList>(std::move(list));
+  }
+}
+
+PtDict dict_of(Fields fields) {
+  gather_lists(fields);
+  PtDict dict;
+  for (auto& [field, value] : fields) dict.add(field, std::move(value));
+  return dict;
+}
+
+/// The options of a group by torch's names.
+PtDict group_of(Fields options, std::string_view type) {
+  auto first = options.extract("beta1"), second = options.extract("beta2");
+  if (first && second) {
+    options["betas"] =
+        std::make_shared<const PtTuple>(PtTuple{{std::move(first.mapped()), std::move(second.mapped())}});
+  }
+  if (type.starts_with("LBFGS")) {  // torch looks for them, also where they are not set
+    for (const char* const name : {"max_eval", "line_search_fn"}) options.try_emplace(name);
+  }
+  // "Adam maximize": what else changes the arithmetic.
+  while (type.find(' ') != std::string_view::npos) {
+    type.remove_prefix(type.find(' ') + 1);
+    options[std::string(type.substr(0, type.find(' ')))] = true;
+  }
+  return dict_of(std::move(options));
+}
+
+Result<PtValue> torch_optimizer(const Weights& optimizer, const std::string& name) {
+  const auto text = [&](const char* key) {
+    const auto found = optimizer.metadata.find(key);
+    return found == optimizer.metadata.end() ? std::string() : found->second;
+  };
+  const auto groups = parse_json_or_discard(text("groups"));
+  std::map<std::string, std::int64_t, std::less<>> numbers;
+  std::vector<std::vector<std::int64_t>> members;
+  for (const auto& group : groups.is_array() ? groups : nlohmann::json::array()) {
+    members.emplace_back();
+    for (const auto& parameter : group.is_array() ? group : nlohmann::json::array()) {
+      const auto number = static_cast<std::int64_t>(numbers.size());
+      if (parameter.is_string() && numbers.emplace(parameter.get<std::string>(), number).second)
+        members.back().push_back(number);
+    }
+  }
+  std::map<std::int64_t, Fields> states;
+  std::vector<Fields> options(members.size());
+  /// Where "group/0/lr" or "state/a.weight/exp_avg" belongs, and the name there.
+  const auto place_of = [&](std::string_view whole) -> std::pair<Fields*, std::string> {
+    for (std::size_t at = 0; at < options.size() && whole.starts_with("group/"); ++at) {
+      const std::string prefix = fmt::format("group/{}/", at);
+      if (whole.starts_with(prefix)) return {&options[at], std::string(whole.substr(prefix.size()))};
+    }
+    if (!whole.starts_with("state/")) return {};
+    whole.remove_prefix(std::string_view("state/").size());
+    for (auto end = whole.find('/'); end != std::string_view::npos; end = whole.find('/', end + 1)) {
+      if (const auto found = numbers.find(whole.substr(0, end)); found != numbers.end())
+        return {&states[found->second], std::string(whole.substr(end + 1))};
+    }
+    return {};
+  };
+  for (const NamedTensor& entry : optimizer.tensors) {
+    const auto [to, field] = place_of(entry.name);
+    if (to == nullptr) {
+      return fail(ErrorCode::Corrupt, "{}: not a sound state of an optimizer -- '{}' belongs to nothing", name,
+                  entry.name);
+    }
+    (*to)[field] = number_of(entry.tensor);
+  }
+  for (const auto& [key, value] : optimizer.metadata) {
+    if (const auto [to, field] = place_of(key); to != nullptr) (*to)[field] = value;
+  }
+  PtDict state, root;
+  for (auto& [number, fields] : states) state.add(number, pt_dict(dict_of(std::move(fields))));
+  PtList param_groups;
+  for (std::size_t at = 0; at < members.size(); ++at) {
+    PtDict group = group_of(std::move(options[at]), text("type"));
+    PtList params;
+    for (const std::int64_t number : members[at]) params.items.emplace_back(number);
+    group.add("params", std::make_shared<const PtList>(std::move(params)));
+    param_groups.items.push_back(pt_dict(std::move(group)));
+  }
+  root.add("state", pt_dict(std::move(state)));
+  root.add("param_groups", std::make_shared<const PtList>(std::move(param_groups)));
+  return pt_dict(std::move(root));
+}
+
+namespace fs = std::filesystem;
+
+constexpr const char* kModel = "model.safetensors";
+constexpr const char* kOptimizer = "optimizer.safetensors";
+
+PtValue dict_of(const std::vector<NamedTensor>& tensors) {
+  PtDict dict;
+  for (const NamedTensor& entry : tensors) dict.add(entry.name, pt_tensor(entry.tensor));
+  return pt_dict(std::move(dict));
+}
+
+PtValue everything(const Manifest& manifest, const Weights& model, std::optional<PtValue> optimizer) {
+  PtDict root;
+  root.add("model", dict_of(model.tensors));
+  if (optimizer) root.add("optimizer", *std::move(optimizer));
+  if (manifest.sampler) {
+    const SamplerPosition& at = *manifest.sampler;
+    PtDict sampler;
+    const bool fits = at.seed <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    sampler.add("seed", fits ? PtValue(static_cast<std::int64_t>(at.seed)) : PtValue(std::to_string(at.seed)));
+    sampler.add("epoch", at.epoch);
+    sampler.add("cursor", at.cursor);
+    sampler.add("size", at.size);
+    root.add("sampler", pt_dict(std::move(sampler)));
+  }
+  PtDict values;
+  for (const auto& [key, value] : manifest.values) {
+    values.add(key, std::visit([](const auto& plain) { return PtValue(plain); }, value));
+  }
+  root.add("values", pt_dict(std::move(values)));
+  root.add("step", manifest.step);
+  root.add("epoch", manifest.epoch);
+  root.add("world_size", std::int64_t{manifest.world_size});
+  root.add("created", manifest.created);
+  return pt_dict(std::move(root));
+}
+
+enum class Target : std::uint8_t { Pt, Safetensors };
+
+Result<Target> target_of(const std::string& path) {
+  const std::string extension = fs::path(path).extension().string();
+  if (extension == ".pt" || extension == ".pth" || extension == ".tar") return Target::Pt;
+  if (extension == ".safetensors") return Target::Safetensors;
+  return fail(ErrorCode::InvalidArgument,
+              "cannot export to {} -- its name says no format -- let it end in .pt, .pth, .pth.tar or .safetensors",
+              path);
+}
+
+Result<void> write(const ExportOptions& options, Target target, const PtValue& value,
+                   const std::vector<NamedTensor>& tensors) {
+  if (target == Target::Pt) return write_pt(options.to, value, {.floats = options.floats});
+  return write_safetensors(options.to, tensors, {{"format", "pt"}});
+}
+
+Result<Weights> read_file_of(const StoredCheckpoint& checkpoint, const std::string& name) {
+  auto bytes = read_checkpoint_file(checkpoint, name);
+  if (!bytes) return tl::unexpected(bytes.error());
+  auto weights = parse_weights(bytes->bytes(), fmt::format("{}/{}", checkpoint.folder, name));
+  if (weights) weights->file = std::move(*bytes);
+  return weights;
+}
+
+ExportSummary summary_of(std::string from, const std::vector<NamedTensor>& tensors) {
+  ExportSummary summary{std::move(from), tensors.size(), 0};
+  for (const NamedTensor& entry : tensors) summary.bytes += entry.tensor.bytes.size();
+  return summary;
+}
+
+Result<ExportSummary> export_checkpoint(const ExportOptions& options, Target target,
+                                        const StoredCheckpoint& checkpoint) {
+  const auto model = read_file_of(checkpoint, kModel);
+  if (!model) return tl::unexpected(model.error());
+  PtValue value;
+  if (options.content == ExportContent::Weights) {
+    value = dict_of(model->tensors);
+    if (auto done = write(options, target, value, model->tensors); !done) return tl::unexpected(done.error());
+    return summary_of(checkpoint.folder, model->tensors);
+  }
+  Weights optimizer;  // what the value views
+  std::optional<PtValue> state;
+  if (checkpoint.manifest.files.contains(kOptimizer)) {
+    auto read = read_file_of(checkpoint, kOptimizer);
+    if (!read) return tl::unexpected(read.error());
+    optimizer = std::move(*read);
+    auto made = torch_optimizer(optimizer, fmt::format("{}/{}", checkpoint.folder, kOptimizer));
+    if (!made) return tl::unexpected(made.error());
+    state = std::move(*made);
+  }
+  value = everything(checkpoint.manifest, *model, std::move(state));
+  if (auto done = write(options, target, value, {}); !done) return tl::unexpected(done.error());
+  return summary_of(checkpoint.folder, model->tensors);
+}
+
+Result<ExportSummary> export_newest(const ExportOptions& options, Target target) {
+  auto list = list_checkpoints(options.from);
+  if (!list) return tl::unexpected(list.error());
+  for (const Error& error : list->damaged) log::warn("checkpoint", "passed over: {}", error.what());
+  for (; !list->sound.empty(); list->sound.pop_back()) {
+    if (!list->newer.empty() && list->newer.back().first > list->sound.back().manifest.generation) break;
+    auto summary = export_checkpoint(options, target, list->sound.back());
+    if (summary || summary.error().code() != ErrorCode::Corrupt) return summary;
+    log::warn("checkpoint", "passed over: {}", summary.error().what());
+  }
+  if (!list->newer.empty()) return tl::unexpected(list->newer.back().second);
+  return fail(
+      ErrorCode::InvalidArgument,
+      "cannot export from {} -- it is neither a checkpoint nor a folder with one that is whole -- check the path",
+      options.from);
+}
+
+}  // namespace
+
+Result<ExportSummary> export_weights(const ExportOptions& options) {
+  const auto target = target_of(options.to);
+  if (!target) return tl::unexpected(target.error());
+  if (options.content == ExportContent::Everything && *target != Target::Pt) {
+    return fail(ErrorCode::InvalidArgument,
+                "cannot export everything to {} -- safetensors holds tensors alone -- export to a .pt", options.to);
+  }
+  std::error_code ignored;
+  if (fs::is_directory(options.from, ignored)) {
+    if (!options.key.empty())
+      return fail(ErrorCode::InvalidArgument,
+                  "cannot export the key '{}' of {} -- that is a checkpoint, and keys are of a .pt -- leave --key out",
+                  options.key, options.from);
+    if (!fs::exists(fs::path(options.from) / kManifestFile, ignored)) return export_newest(options, *target);
+    const auto checkpoint = read_checkpoint(options.from);
+    if (!checkpoint) return tl::unexpected(checkpoint.error());
+    return export_checkpoint(options, *target, *checkpoint);
+  }
+  if (options.content == ExportContent::Everything) {
+    return fail(ErrorCode::InvalidArgument, "cannot export everything from {} -- it is no checkpoint", options.from);
+  }
+  const auto weights = read_weights(options.from, {.key = options.key});
+  if (!weights) return tl::unexpected(weights.error());
+  if (auto done = write(options, *target, dict_of(weights->tensors), weights->tensors); !done)
+    return tl::unexpected(done.error());
+  return summary_of(options.from, weights->tensors);
 }
 
 }  // namespace cohort::formats

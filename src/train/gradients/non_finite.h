@@ -2,7 +2,7 @@
 // per world.
 #pragma once
 
-#include "train/gradients/plan.h"
+#include "train/gradients/buckets.h"
 #include "train/gradients/ranks.h"
 
 #include <cohort/finite.h>

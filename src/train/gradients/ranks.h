@@ -1,10 +1,13 @@
 // How gradients reach the other ranks: a Communicator, and what a language needs around its operations (Python lets
 // others run while it waits, and keeps what an operation reads when nobody waits any more). One thread at a time.
+// And two questions to them, both collective: do all mean the same model (compared before the first byte of it is sent,
+// so that a difference is an error with names instead of garbage), and do all hold the same values, to the bit?
 #pragma once
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -59,5 +62,22 @@ class Ranks {
 std::vector<std::vector<std::uint64_t>> gather_rows(Ranks& ranks, const std::vector<std::uint64_t>& mine);
 
 std::shared_ptr<Ranks> ranks_of(Communicator comm);
+
+/// Each line describes one thing ("parameter 'fc.weight': float32 [10, 50]"). Throws Mismatch on every rank, with the
+/// same text, if the lines of any rank differ from rank 0's; it names the first line that does, and both sides.
+/// `who`: on whose behalf.
+void require_same_on_all_ranks(Ranks& ranks, const std::vector<std::string>& lines, const char* who);
+
+/// Values of any type, one after the other in the order of the dimensions.
+struct NamedValues {
+  std::string name;
+  std::vector<std::int64_t> sizes;
+  std::size_t element_size = 1;
+  std::span<const std::uint8_t> bytes;
+  std::function<std::string(std::int64_t)> text;  ///< of the element with this number; empty: its bits say it
+};
+
+/// Collective; waits. As <cohort/torch/same_parameters.h> says. `step` is for the message; -1: none.
+void require_same_parameters(Ranks& ranks, std::span<const NamedValues> values, std::int64_t step);
 
 }  // namespace cohort::gradients

@@ -5,14 +5,14 @@
 // them. One thread per rank calls it.
 #pragma once
 
-#include "train/gradients/accumulation.h"
-#include "train/gradients/bucket.h"
+#include "train/gradients/buckets.h"
 #include "train/gradients/non_finite.h"
 #include "train/gradients/ranks.h"
 
 #include <cohort/gradients.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -20,6 +20,63 @@
 #include <vector>
 
 namespace cohort::gradients {
+
+/// Whether a backward reduces, and how many samples stand behind what it reduces: no_sync, accumulation, and the counts
+/// that forwards declare. Nothing is derived from shapes or graphs: a rank that declares nothing weighs as much as any
+/// other, as in torch's DistributedDataParallel.
+class Accumulation {
+ public:
+  bool in_no_sync() const noexcept { return no_sync_depth_ > 0; }
+  void enter_no_sync() noexcept { ++no_sync_depth_; }
+  void leave_no_sync() noexcept { --no_sync_depth_; }
+
+  /// Of a forward for which the part that knows cannot say it: an error if a backward is for that one alone.
+  static constexpr std::int64_t kUnknown = -1;
+
+  /// A forward with gradients on. `declared`: its number of samples, where a part that knows has said it. Several
+  /// before one backward have one number: nothing says whose it would be.
+  void add_forward(std::optional<std::int64_t> declared) noexcept;
+
+  /// A backward begins. One that follows no new forward (a second one through a retained graph, a penalty) is of as
+  /// many samples as the one before it.
+  void begin() noexcept;
+  /// It has ended: what it was for is reduced, or waits for the next one that reduces.
+  void end() noexcept;
+  /// A reduction without a backward: this rank has no samples but those accumulated.
+  void begin_without() noexcept;
+
+  // Of the backward under way, or the last one.
+
+  /// It reduces: outside of no_sync, and not only for forwards of no_sync.
+  bool sync() const noexcept { return sync_; }
+  /// Its rank has declared that it has no samples: what it yields is dropped.
+  bool discards() const noexcept { return samples_ == 0; }
+  /// There has been a forward since the last reduction.
+  bool has_forward() const noexcept { return sync_forward_ || local_forward_; }
+  /// The samples declared for what is reduced; nullopt where none were.
+  std::optional<std::int64_t> declared() const noexcept;
+  /// Of what is reduced, in the average over ranks. 0: this rank has nothing.
+  double weight() const noexcept;
+  /// The weight of what is reduced is not known: some of it has a number of samples and some has none, forwards of one
+  /// backward have different ones, or it is unknown.
+  bool is_mixed() const noexcept { return conflict_ || (undeclared_ && total_ > 0); }
+
+ private:
+  int no_sync_depth_ = 0;
+  bool sync_forward_ = false;   // since the last reduction: outside of no_sync
+  bool local_forward_ = false;  // inside
+  bool fresh_ = false;          // since the last backward
+  std::optional<std::int64_t> fresh_samples_;
+  bool fresh_conflict_ = false;
+
+  std::optional<std::int64_t> samples_;  // of the backward under way, or the last one
+  bool sync_ = false;
+
+  std::int64_t total_ = 0;  // declared for what is reduced next
+  bool counted_ = false;    // anything, be it 0
+  bool undeclared_ = false;
+  bool conflict_ = false;
+};
 
 /// What the core asks of the framework. Called from within the core's functions only; may throw.
 class Autograd {

@@ -5,7 +5,6 @@
 // thread may call; results are in Handles.
 #pragma once
 
-#include "train/named/handle.h"
 #include "train/named/request.h"
 
 #include <cohort/communicator.h>

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "train/named/engine.h"
-#include "train/named/gpu.h"
+#include "train/named/execution.h"
 #include "train/named/rounds.h"
 #include "train/named/table.h"
 

@@ -1,9 +1,8 @@
-#include "train/named/gpu.h"
+#include "train/named/execution.h"
 
 #include "comm/gpu/driver.h"
 #include "comm/gpu/nccl.h"
 #include "train/named/engine_core.h"
-#include "train/named/execution.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "train/gradients/plan.h"
+#include "train/gradients/buckets.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

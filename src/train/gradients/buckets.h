@@ -1,20 +1,48 @@
-// Where gradients lie: buckets of several gradients each, in communicator memory, or in a GPU's. A bucket is [large
-// gradients | small ones], all of one type and device, each gradient aligned. A large gradient is a reduction of its
-// own, which reads it where autograd made it and writes the average to its place here, so that most of it is never
-// copied. The small ones are written to their places first, and are reduced together. A bucket shares its memory with
-// whoever keeps tensors over it. One thread at a time.
+// Which gradients are reduced together (pure), and where they lie: buckets of several gradients each, in communicator
+// memory, or in a GPU's. A bucket is [large gradients | small ones], all of one type and device, each gradient aligned.
+// A large gradient is a reduction of its own, which reads it where autograd made it and writes the average to its place
+// here, so that most of it is never copied. The small ones are written to their places first, and are reduced together.
+// A bucket shares its memory with whoever keeps tensors over it. One thread at a time.
 #pragma once
 
-#include "train/gradients/plan.h"
-
+#include <cohort/buffer.h>
 #include <cohort/communicator.h>
+#include <cohort/dtype.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace cohort::gradients {
+
+/// A parameter, as far as its gradient is concerned. Every gradient is dense: its strides say in which order of
+/// dimensions it lies.
+struct Parameter {
+  std::string name;
+  DType dtype = DType::Float32;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+  Device device = {};  ///< without its stream
+
+  std::int64_t count() const noexcept;
+  std::size_t bytes() const noexcept { return static_cast<std::size_t>(count()) * size_of(dtype); }
+};
+
+/// One bucket of a plan: numbers of parameters, in their order within the bucket.
+using BucketPlan = std::vector<std::vector<int>>;
+
+struct PlanOptions {
+  std::size_t first_bucket_bytes = 0;
+  std::size_t bucket_bytes = 0;
+};
+
+/// Fills buckets with the parameters in the order in which their gradients are expected; a bucket is closed by the
+/// parameter that brings it to its size. The first bucket of each type and device is the small one. Buckets are ordered
+/// by when they are complete.
+BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const int> order, const PlanOptions& options);
 
 /// Memory that a framework has, for as long as `owner` lives.
 Memory memory_of(void* data, std::size_t bytes, std::shared_ptr<const void> owner);
