@@ -107,8 +107,7 @@ class TraceText {
   TraceText& add(std::string_view text) noexcept;
   TraceText& add_number(std::int64_t number) noexcept;
   TraceText& add_hex(std::uint64_t number) noexcept;
-  /// The beginning of a file, as far as there is room. False if it cannot be opened or is empty.
-  bool add_file(const char* path) noexcept;
+  /// The beginning of a file, as far as there is room. False if it is empty.
   bool add_file(int fd) noexcept;
 
  private:
@@ -259,14 +258,6 @@ TraceText& TraceText::add_hex(std::uint64_t number) noexcept {
     number /= 16;
   } while (number != 0);
   return add({digits + at, sizeof digits - at});
-}
-
-bool TraceText::add_file(const char* path) noexcept {
-  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
-  const bool added = add_file(fd);
-  ::close(fd);
-  return added;
 }
 
 bool TraceText::add_file(int fd) noexcept {
