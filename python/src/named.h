@@ -1,4 +1,4 @@
-// Operations by name for Python: an engine of src/named, its operations with their arrays, and how it ends with the
+// Operations by name for Python: an engine of train/named, its operations with their arrays, and how it ends with the
 // world whose communicator it was given. The engine's thread touches Python for nothing but to make a GPU's tensor:
 // what it has finished is let go of by the next call from Python. Needs the GIL; waits without it.
 #pragma once

@@ -1,4 +1,4 @@
-// cohort._core.NamedEngine: operations by name. Arrays become requests here; what they mean is src/named's.
+// cohort._core.NamedEngine: operations by name. Arrays become requests here; what they mean is train/named's.
 #include "arguments.h"
 #include "errors.h"
 #include "named.h"

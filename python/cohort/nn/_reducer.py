@@ -1,4 +1,4 @@
-"""Autograd's side of a gradient's way: hooks of torch that tell the core (C++, src/gradients) when a backward begins,
+"""Autograd's side of a gradient's way: hooks of torch that tell the core (C++, train/gradients) when a backward begins,
 brings a gradient and ends, and gradients as tensors over their places in the buckets.
 
 A hook before AccumulateGrad, where `.grad` is None, copies a small gradient to its place in the bucket and keeps a large
