@@ -8,6 +8,7 @@
 #include "base/unique_fd.h"
 #include "launch/messages.h"
 #include "launch/processes.h"
+#include "launch/start/starter.h"
 #include "launch/version.h"
 #include "net/secret.h"
 #include "net/socket.h"
