@@ -272,6 +272,7 @@ std::string completion_cases_of(std::string_view program) {
 
 int program_main(int argc, char** argv, std::initializer_list<AddCommand> commands,
                  void (*prepare)(std::vector<std::string>& words)) {
+  launch::set_beside_command();
   return guarded_main(argc, argv, [commands, prepare](std::vector<std::string> words) {
     CLI::App app(std::string(kAbout), "cohort");
     set_up(app);

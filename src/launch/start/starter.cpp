@@ -117,11 +117,18 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
   return captured;
 }
 
+namespace {
+
+bool beside_command = false;
+
+}  // namespace
+
+void set_beside_command() noexcept { beside_command = true; }
+
 Result<std::string> own_command() {
   auto own = sys::own_executable();
-  if (!own) return own;
-  const std::filesystem::path path = *own;
-  return path.filename().string().starts_with("cohort-") ? (path.parent_path() / "cohort").string() : *own;
+  if (!own || !beside_command) return own;
+  return (std::filesystem::path(*own).parent_path() / "cohort").string();
 }
 
 Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,

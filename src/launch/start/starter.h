@@ -34,8 +34,10 @@ struct Captured {
 /// there or cannot be started, with Timeout if it has not ended within `limit`.
 Result<Captured> capture(const std::vector<std::string>& command, std::chrono::milliseconds limit);
 
-/// The command `cohort`: this program, or the one beside it that this is a program of (cohort-doctor).
+/// The command, whatever its file is called: this program, or `cohort` beside it after `set_beside_command`.
 Result<std::string> own_command();
+/// This program is one beside the command (cohort-doctor): its `main` says so, once, before anything else runs.
+void set_beside_command() noexcept;
 
 struct AgentProcess {
   sys::ChildProcess process;
