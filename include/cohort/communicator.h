@@ -26,6 +26,7 @@ class Observer;
 
 namespace comm {
 class CommunicatorImpl;
+class DeviceCommunicator;
 struct MemoryBlock;
 }  // namespace comm
 
@@ -59,7 +60,7 @@ class Communicator {
  public:
   /// Belongs to no world; only assignment and `operator bool` make sense.
   Communicator() = default;
-  explicit Communicator(std::shared_ptr<comm::CommunicatorImpl> impl) noexcept;
+  explicit Communicator(std::shared_ptr<comm::CommunicatorImpl> impl);
 
   explicit operator bool() const noexcept { return impl_ != nullptr; }
 
@@ -193,7 +194,7 @@ class Communicator {
   void set_observer(Observer* observer) noexcept;
 
  private:
-  std::shared_ptr<comm::CommunicatorImpl> impl_;
+  std::shared_ptr<comm::DeviceCommunicator> impl_;
 };
 
 struct ThreadWorldOptions {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <complex>
 #include <cstdlib>
@@ -305,7 +306,7 @@ void drop_from_caches(const void* data, std::size_t bytes) {
 namespace {
 
 constexpr int kGarbage = 0xA5;
-constexpr auto kNever = comm::Staging::Clock::time_point::max();  // nothing else is in the GPU's default stream
+constexpr auto kNever = std::chrono::steady_clock::time_point::max();  // nothing else is in the GPU's default stream
 
 bool brings(const Operation& operation, int rank) {
   switch (operation.collective) {

@@ -3,7 +3,7 @@
 #include "base/result.h"
 #include "comm/api/communicator_impl.h"
 #include "comm/api/work_state.h"
-#include "comm/gpu/staging.h"
+#include "comm/gpu/device_communicator.h"
 
 #include <utility>
 
@@ -12,9 +12,9 @@ namespace {
 
 using comm::Caller;
 using comm::Kind;
-using comm::Request;
+using Request = comm::DeviceRequest;
 
-comm::CommunicatorImpl& need(const std::shared_ptr<comm::CommunicatorImpl>& impl) {
+comm::DeviceCommunicator& need(const std::shared_ptr<comm::DeviceCommunicator>& impl) {
   if (!impl) {
     raise(ErrorCode::InvalidArgument, "this Communicator belongs to no world -- form one with cohort::join() first");
   }
@@ -151,27 +151,28 @@ Memory::Memory(std::shared_ptr<comm::MemoryBlock> block) noexcept : block_(std::
 void* Memory::data() const noexcept { return block_ ? block_->data : nullptr; }
 std::size_t Memory::bytes() const noexcept { return block_ ? block_->bytes : 0; }
 
-Communicator::Communicator(std::shared_ptr<comm::CommunicatorImpl> impl) noexcept : impl_(std::move(impl)) {}
+Communicator::Communicator(std::shared_ptr<comm::CommunicatorImpl> impl)
+    : impl_(impl ? std::make_shared<comm::DeviceCommunicator>(std::move(impl)) : nullptr) {}
 
-int Communicator::rank() const noexcept { return impl_ ? impl_->placement().rank : -1; }
-int Communicator::size() const noexcept { return impl_ ? impl_->placement().size : 0; }
-int Communicator::local_rank() const noexcept { return impl_ ? impl_->placement().local_rank : -1; }
-int Communicator::local_size() const noexcept { return impl_ ? impl_->placement().local_size : 0; }
-int Communicator::cross_rank() const noexcept { return impl_ ? impl_->placement().cross_rank : -1; }
-int Communicator::cross_size() const noexcept { return impl_ ? impl_->placement().cross_size : 0; }
+int Communicator::rank() const noexcept { return impl_ ? impl_->host().placement().rank : -1; }
+int Communicator::size() const noexcept { return impl_ ? impl_->host().placement().size : 0; }
+int Communicator::local_rank() const noexcept { return impl_ ? impl_->host().placement().local_rank : -1; }
+int Communicator::local_size() const noexcept { return impl_ ? impl_->host().placement().local_size : 0; }
+int Communicator::cross_rank() const noexcept { return impl_ ? impl_->host().placement().cross_rank : -1; }
+int Communicator::cross_size() const noexcept { return impl_ ? impl_->host().placement().cross_size : 0; }
 const std::string& Communicator::host() const noexcept {
   static const std::string none;
-  return impl_ ? impl_->placement().host : none;
+  return impl_ ? impl_->host().placement().host : none;
 }
 std::chrono::milliseconds Communicator::timeout() const noexcept {
-  return impl_ ? impl_->timeout() : std::chrono::milliseconds(0);
+  return impl_ ? impl_->host().timeout() : std::chrono::milliseconds(0);
 }
 
 Work Communicator::all_reduce(Buffer data, const AllReduceOptions& options) { return all_reduce(data, data, options); }
 
 Work Communicator::all_reduce(ConstBuffer input, Buffer output, const AllReduceOptions& options) {
   auto& impl = need(impl_);
-  const Request request = all_reduce_request({impl, Kind::AllReduce}, input, output, options);
+  const Request request = all_reduce_request({impl.host(), Kind::AllReduce}, input, output, options);
   Work work = impl.start(request);
   if (request.finite_check) work.finite_checks_.push_back(request.finite_check);
   return work;
@@ -181,7 +182,7 @@ Work Communicator::all_reduce(std::span<const Buffer> data, const AllReduceOptio
   auto& impl = need(impl_);
   std::vector<Request> requests;
   for (const Buffer& one : data) {
-    requests.push_back(all_reduce_request({impl, Kind::AllReduce}, one, one, options));
+    requests.push_back(all_reduce_request({impl.host(), Kind::AllReduce}, one, one, options));
   }
   std::vector<std::shared_ptr<const comm::FiniteCheck>> findings;
   if (options.check_finite) {
@@ -196,7 +197,7 @@ Work Communicator::reduce(Buffer data, const ReduceOptions& options) { return re
 
 Work Communicator::reduce(ConstBuffer input, Buffer output, const ReduceOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::Reduce};
+  const Caller caller{impl.host(), Kind::Reduce};
   comm::check_buffer(caller, "the input", input);
   comm::check_root(caller, options.root);
   if (rank() != options.root) {
@@ -219,13 +220,13 @@ Work Communicator::reduce(ConstBuffer input, Buffer output, const ReduceOptions&
 
 Work Communicator::reduce_scatter(ConstBuffer input, Buffer output, const ReduceScatterOptions& options) {
   auto& impl = need(impl_);
-  return impl.start(reduce_scatter_request({impl, Kind::ReduceScatter}, input, output, options));
+  return impl.start(reduce_scatter_request({impl.host(), Kind::ReduceScatter}, input, output, options));
 }
 
 Work Communicator::reduce_scatter(std::span<const ConstBuffer> inputs, std::span<const Buffer> outputs,
                                   const ReduceScatterOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::ReduceScatter};
+  const Caller caller{impl.host(), Kind::ReduceScatter};
   check_same_length(caller, inputs.size(), outputs.size());
   std::vector<Request> requests;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -237,7 +238,7 @@ Work Communicator::reduce_scatter(std::span<const ConstBuffer> inputs, std::span
 Work Communicator::reduce_scatter_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                                     const ReduceScatterOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::ReduceScatterV};
+  const Caller caller{impl.host(), Kind::ReduceScatterV};
   check_buffers(caller, input, output);
   comm::check_counts(caller, "the counts", counts, "the input", input.count);
   comm::check_own_count(caller, counts, "the output", output.count);
@@ -251,25 +252,25 @@ Work Communicator::reduce_scatter_v(ConstBuffer input, Buffer output, std::span<
 
 Work Communicator::broadcast(Buffer data, const BroadcastOptions& options) {
   auto& impl = need(impl_);
-  return impl.start(broadcast_request({impl, Kind::Broadcast}, data, options));
+  return impl.start(broadcast_request({impl.host(), Kind::Broadcast}, data, options));
 }
 
 Work Communicator::broadcast(std::span<const Buffer> data, const BroadcastOptions& options) {
   auto& impl = need(impl_);
   std::vector<Request> requests;
-  for (const Buffer& one : data) requests.push_back(broadcast_request({impl, Kind::Broadcast}, one, options));
+  for (const Buffer& one : data) requests.push_back(broadcast_request({impl.host(), Kind::Broadcast}, one, options));
   return impl.start_group(std::move(requests));
 }
 
 Work Communicator::all_gather(ConstBuffer input, Buffer output, const AllGatherOptions& options) {
   auto& impl = need(impl_);
-  return impl.start(all_gather_request({impl, Kind::AllGather}, input, output, options));
+  return impl.start(all_gather_request({impl.host(), Kind::AllGather}, input, output, options));
 }
 
 Work Communicator::all_gather(std::span<const ConstBuffer> inputs, std::span<const Buffer> outputs,
                               const AllGatherOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::AllGather};
+  const Caller caller{impl.host(), Kind::AllGather};
   check_same_length(caller, inputs.size(), outputs.size());
   std::vector<Request> requests;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -281,7 +282,7 @@ Work Communicator::all_gather(std::span<const ConstBuffer> inputs, std::span<con
 Work Communicator::all_gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                                 const AllGatherOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::AllGatherV};
+  const Caller caller{impl.host(), Kind::AllGatherV};
   check_buffers(caller, input, output);
   comm::check_counts(caller, "the counts", counts, "the output", output.count);
   comm::check_own_count(caller, counts, "the input", input.count);
@@ -293,7 +294,7 @@ Work Communicator::all_gather_v(ConstBuffer input, Buffer output, std::span<cons
 
 Work Communicator::gather(ConstBuffer input, Buffer output, const GatherOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::Gather};
+  const Caller caller{impl.host(), Kind::Gather};
   comm::check_buffer(caller, "the input", input);
   comm::check_root(caller, options.root);
   if (rank() == options.root) {
@@ -307,7 +308,7 @@ Work Communicator::gather(ConstBuffer input, Buffer output, const GatherOptions&
 Work Communicator::gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                             const GatherOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::GatherV};
+  const Caller caller{impl.host(), Kind::GatherV};
   comm::check_buffer(caller, "the input", input);
   comm::check_root(caller, options.root);
   comm::check_counts(caller, "the counts", counts);
@@ -324,7 +325,7 @@ Work Communicator::gather_v(ConstBuffer input, Buffer output, std::span<const st
 
 Work Communicator::scatter(ConstBuffer input, Buffer output, const ScatterOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::Scatter};
+  const Caller caller{impl.host(), Kind::Scatter};
   comm::check_buffer(caller, "the output", output);
   comm::check_root(caller, options.root);
   if (rank() == options.root) {
@@ -339,7 +340,7 @@ Work Communicator::scatter(ConstBuffer input, Buffer output, const ScatterOption
 Work Communicator::scatter_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                              const ScatterOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::ScatterV};
+  const Caller caller{impl.host(), Kind::ScatterV};
   comm::check_buffer(caller, "the output", output);
   comm::check_root(caller, options.root);
   comm::check_counts(caller, "the counts", counts);
@@ -357,7 +358,7 @@ Work Communicator::scatter_v(ConstBuffer input, Buffer output, std::span<const s
 
 Work Communicator::all_to_all(ConstBuffer input, Buffer output, const AllToAllOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::AllToAll};
+  const Caller caller{impl.host(), Kind::AllToAll};
   check_buffers(caller, input, output);
   if (input.count != output.count || input.count % size() != 0) {
     comm::refuse_argument(caller, fmt::format("the input has {} elements and the output {}, which is not {} equal "
@@ -371,7 +372,7 @@ Work Communicator::all_to_all(ConstBuffer input, Buffer output, const AllToAllOp
 Work Communicator::all_to_all_v(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output,
                                 std::span<const std::int64_t> output_counts, const AllToAllOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::AllToAllV};
+  const Caller caller{impl.host(), Kind::AllToAllV};
   check_buffers(caller, input, output);
   comm::check_counts(caller, "the input counts", input_counts, "the input", input.count);
   comm::check_counts(caller, "the output counts", output_counts, "the output", output.count);
@@ -388,12 +389,12 @@ Work Communicator::all_to_all_v(ConstBuffer input, std::span<const std::int64_t>
 
 Work Communicator::barrier(const BarrierOptions& options) {
   auto& impl = need(impl_);
-  return impl.start(make_request({impl, Kind::Barrier}, {}, {}, options));
+  return impl.start(make_request({impl.host(), Kind::Barrier}, {}, {}, options));
 }
 
 Work Communicator::send(ConstBuffer data, int peer, const SendOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::Send};
+  const Caller caller{impl.host(), Kind::Send};
   comm::check_buffer(caller, "the buffer", data);
   comm::check_peer(caller, peer, options.tag);
   Request request = make_request(caller, data, Buffer(nullptr, 0, data.dtype), options);
@@ -404,7 +405,7 @@ Work Communicator::send(ConstBuffer data, int peer, const SendOptions& options) 
 
 Work Communicator::recv(Buffer data, int peer, const RecvOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::Recv};
+  const Caller caller{impl.host(), Kind::Recv};
   comm::check_buffer(caller, "the buffer", data);
   if (peer == kAnySource) {
     comm::check_any_source(caller, options.tag);
@@ -419,40 +420,34 @@ Work Communicator::recv(Buffer data, int peer, const RecvOptions& options) {
 
 Communicator Communicator::split(const SplitOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::Split};
+  const Caller caller{impl.host(), Kind::Split};
   comm::check_timeout(caller, options.timeout);
   if (options.color < kNoColor) {
     comm::refuse_argument(caller, fmt::format("the color is {}; colors are from 0, and kNoColor", options.color));
   }
-  return Communicator(impl.split(options));
+  return Communicator(impl.host().split(options));
 }
 
 Communicator Communicator::group(std::span<const int> ranks, const GroupOptions& options) {
   auto& impl = need(impl_);
-  const Caller caller{impl, Kind::Split};
+  const Caller caller{impl.host(), Kind::Split};
   comm::check_timeout(caller, options.timeout);
   comm::check_ranks(caller, ranks);
-  return Communicator(impl.group(ranks, options));
+  return Communicator(impl.host().group(ranks, options));
 }
 
-Memory Communicator::allocate(std::size_t bytes, Device device) {
-  auto& impl = need(impl_);
-  if (device.type == DeviceType::CPU) return Memory(impl.allocate(bytes));
-  if (device.type == DeviceType::CUDA) return Memory(comm::cuda::allocate(bytes, device.index));
-  raise(ErrorCode::InvalidArgument, "allocate failed -- rank {} ({}) -- memory of device type {} is not supported",
-        impl.placement().rank, impl.placement().host, static_cast<int>(device.type));
-}
+Memory Communicator::allocate(std::size_t bytes, Device device) { return Memory(need(impl_).allocate(bytes, device)); }
 
 int Communicator::join(const BarrierOptions& options) {
   auto& impl = need(impl_);
-  comm::check_timeout({impl, Kind::Joined}, options.timeout);
+  comm::check_timeout({impl.host(), Kind::Joined}, options.timeout);
   return impl.join(options);
 }
 
-void Communicator::abort(std::string_view reason) { need(impl_).abort(reason); }
+void Communicator::abort(std::string_view reason) { need(impl_).host().abort(reason); }
 
 void Communicator::set_observer(Observer* observer) noexcept {
-  if (impl_) impl_->set_observer(observer);
+  if (impl_) impl_->host().set_observer(observer);
 }
 
 }  // namespace cohort

@@ -22,6 +22,8 @@
 
 namespace cohort::comm {
 
+class Queue;
+
 /// A registered segment; its destructor gives the memory back once all copies of its Memory are gone.
 struct MemoryBlock {
   void* data = nullptr;
@@ -29,13 +31,15 @@ struct MemoryBlock {
   virtual ~MemoryBlock() = default;
 };
 
-/// The operations of `Communicator`, with the same contracts.
+/// The operations of `Communicator` on the host's memory, with the same contracts.
 class CommunicatorImpl {
  public:
   virtual ~CommunicatorImpl() = default;
 
   virtual const rendezvous::Placement& placement() const noexcept = 0;
   virtual std::chrono::milliseconds timeout() const noexcept = 0;
+  /// Throws InvalidArgument in a forked child of the process that formed it.
+  virtual void check_home() const = 0;
 
   /// Starts what was asked for. The request has been checked against this rank's own view.
   virtual Work start(const Request& request) = 0;
@@ -50,6 +54,10 @@ class CommunicatorImpl {
   virtual std::shared_ptr<CommunicatorImpl> group(std::span<const int> ranks, const GroupOptions& options) = 0;
   virtual void abort(std::string_view reason) = 0;
   virtual void set_observer(Observer* observer) noexcept = 0;
+  /// By rank, the number of its host; empty: all are on one.
+  virtual std::vector<int> hosts() const { return {}; }
+  /// That collectives go through, for operations that consist of several.
+  virtual const std::shared_ptr<Queue>& queue() const noexcept = 0;
 };
 
 /// How a world that is part of a larger one speaks of its ranks and of what they do. Any thread.

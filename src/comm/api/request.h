@@ -16,13 +16,13 @@
 #include <string_view>
 #include <vector>
 
+namespace cohort::sys {
+class Mapping;
+}
+
 namespace cohort::comm {
 
-class DeviceOp;
 class FiniteCheck;
-class Pieces;
-class Staging;
-struct Borrowed;
 
 /// The numbers travel between ranks of one build only.
 enum class Kind : std::uint8_t {
@@ -55,6 +55,16 @@ constexpr bool is_reduction(Kind kind) noexcept { return kind >= Kind::AllReduce
 /// Whether a program may load these bytes as code: pickles travel as uint8, and nothing says which bytes are one.
 constexpr bool may_be_object(DType dtype) noexcept { return dtype == DType::UInt8; }
 
+/// Whose memory an operation is of, as far as ranks have to agree on it.
+enum class MemoryKind : std::uint8_t {
+  Host,
+  Device,
+  DeviceFast,  ///< a reduction whose bits may be those of the devices' own library
+};
+
+/// "", " of a GPU's memory", ...
+std::string_view name_of(MemoryKind kind) noexcept;
+
 /// Elements per rank, of the variants that have them.
 struct Counts {
   std::vector<std::int64_t> input;   ///< all_to_all_v: to each rank; the others: of each rank
@@ -72,14 +82,25 @@ struct Round {
   std::vector<double> fractions = {};
 };
 
+// Borrowed buffers: blocks of a result that a plane has left in the memory of the ranks that brought them, which this
+// rank reads in place. Only for who asks for it (Request::borrowed), takes the blocks from there itself, and sees to it
+// that the others do not write there meanwhile: to the plane they may once the operation is over. Plain values.
+struct Borrowed {
+  std::size_t at = 0;  ///< bytes from the result's beginning
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::shared_ptr<const sys::Mapping> memory = {};  ///< of a peer, as long as somebody keeps it; null: this rank's own
+};
+
+/// An operation of the host's memory; of a device's, only what ranks agree on.
 struct Request {
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::Sum;
   DType dtype = DType::Float32;
   bool weighted = false;
   bool bf16_wire = false;  ///< float32 goes as bfloat16 between hosts
-  bool fast = false;       ///< a reduction of a GPU's memory whose bits may be those of NCCL
-  std::int32_t root = 0;   ///< of rooted operations; of send and recv the peer, or kAnySource
+  MemoryKind memory = MemoryKind::Host;
+  std::int32_t root = 0;  ///< of rooted operations; of send and recv the peer, or kAnySource
   std::int32_t tag = 0;
   const void* input = nullptr;
   void* output = nullptr;
@@ -92,14 +113,7 @@ struct Request {
   std::uint64_t group = 0;               ///< digest of all operations of the group that it is part of; 0: of none
   std::chrono::milliseconds timeout{0};  ///< 0: the communicator's own
   std::shared_ptr<FiniteCheck> finite_check = {};  ///< where somebody asks whether the result is finite
-  Device device = {};                              ///< of both buffers, with the output's stream
-  void* input_stream = nullptr;
-  /// Where `input` and `output` are host memory in place of the device's.
-  std::shared_ptr<Staging> staging = {};
-  std::shared_ptr<Pieces> pieces = {};        ///< where they are the device's, and it goes by host memory in pieces
-  std::shared_ptr<DeviceOp> direct = {};      ///< where they are the device's, and NCCL may carry it out
-  std::optional<GpuSums> gpu_sums = {};       ///< not set: COHORT_GPU_SUMS
-  Round* round = nullptr;                     ///< not null: ranks agree on it, and no more
+  Round* round = nullptr;                          ///< not null: ranks agree on it, and no more
   std::vector<Borrowed>* borrowed = nullptr;  ///< not null: what only moves need not be copied, where it is noted here
 
   std::size_t input_bytes() const noexcept { return static_cast<std::size_t>(input_count) * size_of(dtype); }
@@ -108,6 +122,13 @@ struct Request {
   std::size_t payload() const noexcept {
     return static_cast<std::size_t>(input_count > output_count ? input_count : output_count) * size_of(dtype);
   }
+};
+
+/// What a program asks for, of whatever memory.
+struct DeviceRequest : Request {
+  Device device = {};  ///< of both buffers, with the output's stream
+  void* input_stream = nullptr;
+  std::optional<GpuSums> gpu_sums = {};  ///< not set: COHORT_GPU_SUMS
 };
 
 // How the elements of a buffer are divided among ranks: contiguous slices. Pure.

@@ -38,6 +38,15 @@ std::string_view name_of(Kind kind) noexcept {
   return "unknown";
 }
 
+std::string_view name_of(MemoryKind kind) noexcept {
+  switch (kind) {
+    case MemoryKind::Host: break;
+    case MemoryKind::Device: return " of a GPU's memory";
+    case MemoryKind::DeviceFast: return " of a GPU's memory, summed fast";
+  }
+  return "";
+}
+
 }  // namespace cohort::comm
 
 namespace cohort::comm::times {

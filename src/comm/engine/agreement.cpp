@@ -77,8 +77,7 @@ Descriptor describe(const Request& request) noexcept {
   own.weighted = request.weighted ? 1 : 0;
   own.bf16_wire = request.bf16_wire ? 1 : 0;
   own.check_finite = request.finite_check ? 1 : 0;
-  own.device = static_cast<std::uint8_t>(request.device.type) & 3;
-  own.fast = request.fast ? 1 : 0;
+  own.memory = static_cast<std::uint8_t>(request.memory) & 7;
   own.round = request.round != nullptr ? 1 : 0;
   own.root = request.root;
   own.weight = request.weight;
@@ -137,8 +136,7 @@ std::uint64_t fingerprint_of(const Descriptor& d) noexcept {
   const std::uint64_t what = static_cast<std::uint64_t>(d.kind) | static_cast<std::uint64_t>(d.dtype) << 8 |
                              static_cast<std::uint64_t>(d.op) << 16 | static_cast<std::uint64_t>(d.weighted) << 24 |
                              static_cast<std::uint64_t>(d.bf16_wire) << 25 |
-                             static_cast<std::uint64_t>(d.device) << 26 | static_cast<std::uint64_t>(d.fast) << 28 |
-                             static_cast<std::uint64_t>(d.round) << 29 |
+                             static_cast<std::uint64_t>(d.memory) << 26 | static_cast<std::uint64_t>(d.round) << 29 |
                              static_cast<std::uint64_t>(static_cast<std::uint32_t>(d.root)) << 32;
   std::uint64_t result = mix(what * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(d.count));
   if (d.detail != 0) result = mix(result + d.detail);
@@ -160,15 +158,11 @@ std::uint64_t group_digest(std::span<const Request> requests) noexcept {
 
 bool agree(const Descriptor& a, const Descriptor& b) noexcept {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.weighted == b.weighted &&
-         a.bf16_wire == b.bf16_wire && a.device == b.device && a.fast == b.fast && a.round == b.round &&
-         a.root == b.root && a.count == b.count && a.detail == b.detail && a.prescale == b.prescale &&
-         a.postscale == b.postscale;
+         a.bf16_wire == b.bf16_wire && a.memory == b.memory && a.round == b.round && a.root == b.root &&
+         a.count == b.count && a.detail == b.detail && a.prescale == b.prescale && a.postscale == b.postscale;
 }
 
-std::string to_string(const Descriptor& d) {
-  if (d.device != static_cast<std::uint8_t>(DeviceType::CUDA)) return called(d);
-  return called(d) + (d.fast != 0 ? " of a GPU's memory, summed fast" : " of a GPU's memory");
-}
+std::string to_string(const Descriptor& d) { return called(d).append(name_of(static_cast<MemoryKind>(d.memory))); }
 
 std::size_t inline_bytes(const Request& request, int ranks) noexcept {
   const std::size_t element = size_of(request.dtype);

@@ -1,6 +1,5 @@
 #include "comm/engine/queue.h"
 
-#include "comm/api/device_op.h"
 #include "comm/engine/pending_work.h"
 
 #include <fmt/format.h>
@@ -55,24 +54,12 @@ constexpr std::size_t kFusedBuffer = std::size_t{64} << 10;
 
 bool fusible(const Request& request) noexcept {
   return (request.kind == Kind::AllReduce || request.kind == Kind::Broadcast) && request.input == request.output &&
-         request.input_bytes() <= kFusedBuffer && !request.pieces;
+         request.input_bytes() <= kFusedBuffer;
 }
 
 bool alike(const Request& a, const Request& b) noexcept {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.weighted == b.weighted &&
          a.bf16_wire == b.bf16_wire && a.weight == b.weight && a.prescale == b.prescale && a.postscale == b.postscale;
-}
-
-/// How many of `requests`, from the first on, can travel as one; at least 1.
-std::size_t fusible_run(std::span<const Request> requests) noexcept {
-  if (!fusible(requests.front())) return 1;
-  std::size_t count = 1;
-  std::size_t bytes = requests.front().input_bytes();
-  while (count < requests.size() && fusible(requests[count]) && alike(requests.front(), requests[count]) &&
-         bytes + requests[count].input_bytes() <= kFusedTotal) {
-    bytes += requests[count++].input_bytes();
-  }
-  return count;
 }
 
 /// The operation that carries them out, in place in `buffer`, which has room for all their inputs and gets them here.
@@ -105,45 +92,93 @@ void unfuse(std::span<const Request> requests, const std::byte* buffer) {
 // Who waits for less does not run operations meanwhile.
 constexpr auto kWorthRunning = std::chrono::milliseconds(1);
 
-/// Whether it is of the host's memory.
-bool is_at_home(const Request& request) noexcept { return !request.staging && !request.pieces && !request.direct; }
-
-/// Whether it begins once what is in flight is over.
-bool comes_after_gpu(const Request& request) noexcept {
-  return request.staging || request.pieces || request.kind == Kind::Barrier;
-}
-
-/// What takes the GPU longer than it takes to wake a thread that gives it to the GPU.
-bool is_large_of_gpu(std::span<const Request> requests) noexcept {
-  constexpr std::size_t kLarge = std::size_t{1} << 20;
-  std::size_t bytes = 0;
-  for (const Request& request : requests) bytes += request.direct ? request.payload() : 0;
-  return bytes >= kLarge;
-}
-
 }  // namespace
+
+std::size_t Turn::count_together(std::span<const Request> requests) noexcept {
+  if (!fusible(requests.front())) return 1;
+  std::size_t count = 1;
+  std::size_t bytes = requests.front().input_bytes();
+  while (count < requests.size() && fusible(requests[count]) && alike(requests.front(), requests[count]) &&
+         bytes + requests[count].input_bytes() <= kFusedTotal) {
+    bytes += requests[count++].input_bytes();
+  }
+  return count;
+}
+
+bool Turn::agree(const Request& whole, Round& round, CollectiveEvent* event) {
+  Request own = whole;
+  own.round = &round;
+  const bool come = queue_.run_one(own, work_.called_, work_.announced_, limit_, event);
+  if (come) work_.announced_ = false;
+  return come;
+}
+
+void Turn::carry_out(const Request& part, CollectiveEvent* event) {
+  Request own = part;
+  if (own.timeout.count() == 0) own.timeout = work_.requests_.front().timeout;
+  if (!queue_.lends()) own.borrowed = nullptr;
+  CollectiveEvent taken;
+  if (event != nullptr) taken.begun = Clock::now();
+  bool announced = false;
+  queue_.run_one(own, work_.called_, announced, Clock::time_point::max(), event != nullptr ? &taken : nullptr);
+  if (event == nullptr) return;
+  if (event->sequence == 0) event->sequence = taken.sequence;
+  event->group = taken.group;
+  event->waited += taken.waited;
+  event->wire += taken.wire;
+  event->wire_bytes += taken.wire_bytes;
+}
+
+void Turn::carry_out(std::span<const Request> together, CollectiveEvent* event) {
+  if (together.size() == 1) return carry_out(together.front(), event);
+  std::byte* const buffer = queue_.fusing();
+  const Request all = fuse(together, buffer);
+  if (event != nullptr) event->bytes = all.payload();
+  carry_out(all, event);
+  unfuse(together, buffer);
+}
+
+void Turn::exchange(const void* own, void* all, std::size_t bytes) {
+  Request request;
+  request.kind = Kind::AllGather;
+  request.dtype = DType::Int8;
+  request.input = own;
+  request.input_count = static_cast<std::int64_t>(bytes);
+  request.output = all;
+  request.output_count = request.input_count * queue_.ranks();
+  carry_out(request, nullptr);
+}
+
+void Turn::attend() { queue_.attend(); }
+
+Turn::Clock::time_point Turn::deadline() const noexcept { return queue_.waiters_.deadline.when(); }
 
 QueuedWork::QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> requests, Clock::time_point called,
                        bool announced)
-    : PendingWork(*queue, queue),
-      queue_(*queue),
-      requests_(std::move(requests)),
-      called_(called),
-      announced_(announced) {}
+    : PendingWork(*queue, queue), requests_(std::move(requests)), called_(called), announced_(announced) {}
 
 Work Queue::submit_group(std::vector<Request> requests) {
   if (requests.empty()) return {};
-  if (requests.size() == 1 && is_at_home(requests.front())) return submit(requests.front());
-  return enqueue(std::move(requests), Clock::now(), false);
+  if (requests.size() == 1) return submit(requests.front());
+  return enqueue(std::make_shared<QueuedWork>(shared_from_this(), std::move(requests), Clock::now(), false));
 }
 
-Work Queue::enqueue(std::vector<Request> requests, Clock::time_point called, bool announced) {
-  auto work = std::make_shared<QueuedWork>(shared_from_this(), std::move(requests), called, announced);
+Work Queue::submit(std::shared_ptr<Composite> composite, const Request& whole, bool now) {
+  auto work = std::make_shared<QueuedWork>(shared_from_this(), std::vector{whole}, Clock::now(), false);
+  work->composite_ = std::move(composite);
+  return enqueue(std::move(work), now);
+}
+
+Work Queue::enqueue(const Request& request, Clock::time_point called, bool announced) {
+  return enqueue(std::make_shared<QueuedWork>(shared_from_this(), std::vector{request}, called, announced));
+}
+
+Work Queue::enqueue(std::shared_ptr<QueuedWork> work, bool now) {
   bool roused = true;
   {
     const std::lock_guard lock(mutex_);
     roused = wants_rousing();
-    if (is_large_of_gpu(work->requests_)) leave_to_thread();
+    if (now) leave_to_thread();
     pending_.fetch_add(1, std::memory_order_relaxed);
     queue_.push_back(work);
     set_limit();
@@ -156,7 +191,7 @@ Work Queue::enqueue(std::vector<Request> requests, Clock::time_point called, boo
 int Queue::join(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   const WaiterCount counted(waiters_);
-  while (running_ || !queue_.empty() || !in_flight_.empty()) {
+  while (running_ || !queue_.empty()) {
     if (!running_ && !queue_.empty()) {
       run_front(lock);
     } else {
@@ -184,33 +219,11 @@ int Queue::join(std::chrono::milliseconds patience) {
 }
 
 bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
-  return await(
-      static_cast<QueuedWork&>(work), [] { return false; }, limit);
-}
-
-bool Queue::wait_until_given(QueuedWork& work, Clock::time_point limit) {
-  return await(
-      work, [&] { return work.in_flight_ != nullptr; }, limit);
-}
-
-/// Until it is done, or `ready` under the mutex.
-template <class Ready>
-bool Queue::await(const QueuedWork& work, const Ready& ready, Clock::time_point limit) {
   if (work.done()) return true;
   const bool patient = limit == Clock::time_point::max();
-  cuda::Pauses pauses;
   std::unique_lock lock(mutex_);
   const WaiterCount counted(waiters_);
-  while (!work.done() && !ready()) {
-    if (work.in_flight_) {
-      lock.unlock();
-      if (!look_in_flight() && !work.done()) {
-        if (!patient && Clock::now() >= limit) return false;
-        pauses.take();
-      }
-      lock.lock();
-      continue;
-    }
+  while (!work.done()) {
     // What does not take long once all have come is run here while there is time for them to come. The rest is left to
     // the thread: a caller with a deadline cannot take on what may take longer.
     const bool idle = !running_ && !queue_.empty();
@@ -222,7 +235,7 @@ bool Queue::await(const QueuedWork& work, const Ready& ready, Clock::time_point 
       run_front(lock, limit);
     } else {
       if (idle) leave_to_thread();
-      if (work_done_.wait_until(lock, limit) == std::cv_status::timeout) return work.done() || ready();
+      if (work_done_.wait_until(lock, limit) == std::cv_status::timeout) return work.done();
     }
   }
   return true;
@@ -230,30 +243,92 @@ bool Queue::await(const QueuedWork& work, const Ready& ready, Clock::time_point 
 
 /// Of the first, under the mutex.
 bool Queue::may_be_quick(const QueuedWork& work) const noexcept {
-  const Request& first = work.requests_.front();
-  if (first.direct) return first.direct->ready() && in_flight_.size() < kMostInFlight && is_quick({});
-  return work.requests_.size() == 1 && is_quick(first) && is_at_home(first);
+  if (work.composite_) return work.composite_->is_quick() && is_quick({});
+  return work.requests_.size() == 1 && is_quick(work.requests_.front());
+}
+
+bool Queue::is_in_callback() {
+  const std::lock_guard lock(mutex_);
+  const auto here = std::this_thread::get_id();
+  return runner_ == here || caller_back_ == here || thread_.get_id() == here;
+}
+
+void Queue::call_back(const std::function<void()>& body) {
+  {
+    const std::lock_guard lock(mutex_);
+    caller_back_ = std::this_thread::get_id();
+  }
+  body();
+  const std::lock_guard lock(mutex_);
+  caller_back_ = std::thread::id();
 }
 
 void Queue::stop() {
-  bool in_callback = false;
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
-    const auto here = std::this_thread::get_id();
-    in_callback = runner_ == here || looker_ == here || thread_.get_id() == here;
   }
   work_to_do_.notify_all();
-  to_watch_.notify_all();
   rouse();
-  for (std::thread* const thread : {&thread_, &watcher_}) {
-    if (!thread->joinable()) continue;
-    if (in_callback) {
-      thread->detach();  // the last handle went in a callback; the threads keep the queue and end by themselves
-    } else {
-      thread->join();
-    }
+  if (!thread_.joinable()) return;
+  if (is_in_callback()) {
+    thread_.detach();  // the last handle went in a callback; the thread keeps the queue and ends by itself
+  } else {
+    thread_.join();
   }
+}
+
+void Queue::keep() {
+  const std::lock_guard lock(mutex_);
+  ++keepers_;
+}
+
+void Queue::unkeep() {
+  {
+    const std::lock_guard lock(mutex_);
+    --keepers_;
+  }
+  work_to_do_.notify_all();
+  rouse();
+}
+
+bool Queue::is_leaving() {
+  const std::lock_guard lock(mutex_);
+  return stopping_ && queue_.empty() && !running_;
+}
+
+void Queue::keep_from_caller() {
+  const std::lock_guard lock(mutex_);
+  ++kept_from_caller_;
+  pending_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Queue::release_caller() {
+  const std::lock_guard lock(mutex_);
+  --kept_from_caller_;
+  active_ = Clock::now();
+  pending_.fetch_sub(1, std::memory_order_release);
+}
+
+void Queue::attend_if_idle() {
+  std::unique_lock lock(mutex_);
+  if (running_ || kept_from_caller_ == 0) return;
+  running_ = true;
+  pending_.fetch_add(1, std::memory_order_relaxed);  // also once nothing else keeps it from the caller
+  lock.unlock();
+  std::exception_ptr failed;
+  try {
+    attend();
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  lock.lock();
+  pending_.fetch_sub(1, std::memory_order_release);
+  running_ = false;
+  work_done_.notify_all();
+  if (!queue_.empty()) work_to_do_.notify_one();
+  lock.unlock();
+  if (failed) std::rethrow_exception(failed);
 }
 
 void Queue::run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limit) {
@@ -263,13 +338,8 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limi
   set_limit();
   lock.unlock();
   std::optional<Error> error;
-  InFlight given;
-  const bool finished = run(*work, limit, error, given);
+  const bool finished = run(*work, limit, error);
   lock.lock();
-  if (given) {
-    queue_.pop_front();
-    put_in_flight(work, std::move(given));
-  }
   if (!finished) {
     running_ = false;
     runner_ = std::thread::id();
@@ -295,89 +365,43 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limi
   if (!queue_.empty()) work_to_do_.notify_one();
 }
 
-template <class Way>
-void Queue::step(std::span<const Request> requests, const Way& way) {
-  try {
-    for (const Request& request : requests) {
-      if (request.staging) way(*request.staging);
-    }
-  } catch (const Error& error) {
-    abort(error.what());
-    throw;
-  }
-}
-
-// False: ranks have not come by `limit`, or it is in flight.
-bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error, InFlight& given) noexcept {
+// False: ranks have not come by `limit`.
+bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept {
   bool finished = true;
-  if (work.requests_.front().direct) {
-    error = run_direct(work, limit, finished, given);
+  if (work.composite_) {
+    Turn turn(*this, work, limit);
+    error = work.composite_->run(turn, finished);
+    if (error || finished) work.composite_.reset();
   } else if (work.requests_.size() > 1) {
-    error = run_group(work.requests_, work);
+    error = run_group(work);
   } else {
-    error = run_single(work.requests_.front(), work, limit, finished);
+    error = guarded(work.requests_.front(), work.called_, [&](CollectiveEvent* event) {
+      return finished = run_one(work.requests_.front(), work.called_, work.announced_, limit, event);
+    });
   }
   return finished || error.has_value();
-}
-
-std::optional<Error> Queue::run_single(const Request& request, QueuedWork& work, Clock::time_point limit,
-                                       bool& finished) noexcept {
-  const std::span<const Request> one(&request, 1);
-  return guarded(request, work.called_, [&](CollectiveEvent* event) {
-    if (comes_after_gpu(request)) await_room(1, work);
-    if (request.pieces) {
-      run_pieces(request, work, event);
-      return true;
-    }
-    step(one, [&](Staging& staging) { staging.arrive(work.deadline(), [this] { attend(); }); });
-    finished = run_one(request, work.called_, work.announced_, limit, event);
-    if (!finished) return false;
-    step(one, [&](Staging& staging) {
-      staging.depart();
-      staging.finish(work.deadline(), [this] { attend(); });
-    });
-    return true;
-  });
 }
 
 // One operation after the other, where neighbours that are small and alike travel in one buffer. Ranks whose groups
 // differ anywhere differ in the first operation and are refused there. They leave the rest, so that a group counts as
 // one call and what follows it still meets, also where one group is longer than the other.
-std::optional<Error> Queue::run_group(std::span<const Request> requests, const QueuedWork& work) noexcept {
-  for (std::size_t begin = 0; begin < requests.size();) {
-    const std::size_t count = fusible_run(requests.subspan(begin));
-    Request request = requests[begin];
-    std::optional<Error> failed = guarded(request, work.called_, [&](CollectiveEvent* event) {
-      bool announced = false;
-      std::byte* const buffer = count > 1 ? fusing() : nullptr;
-      const std::span<const Request> together = requests.subspan(begin, count);
-      if (std::any_of(together.begin(), together.end(), comes_after_gpu)) await_room(1, work);
-      if (request.pieces) {
-        run_pieces(request, work, event);
-        return true;
-      }
-      step(together, [&](Staging& staging) { staging.arrive(work.deadline(), [this] { attend(); }); });
-      if (count > 1) request = fuse(together, buffer);
-      run_one(request, work.called_, announced, Clock::time_point::max(), event);
-      if (count > 1) unfuse(together, buffer);
-      step(together, [](Staging& staging) { staging.depart(); });
+std::optional<Error> Queue::run_group(QueuedWork& work) noexcept {
+  Turn turn(*this, work, Clock::time_point::max());
+  for (std::span<const Request> left(work.requests_); !left.empty();) {
+    const auto together = left.first(Turn::count_together(left));
+    left = left.subspan(together.size());
+    auto failed = guarded(together.front(), work.called_, [&](CollectiveEvent* event) {
+      turn.carry_out(together, event);
       return true;
     });
     if (failed) return failed;
-    begin += count;
-  }
-  // One's output is on its way while the next is carried out.
-  try {
-    step(requests, [&](Staging& staging) { staging.finish(work.deadline(), [this] { attend(); }); });
-  } catch (const Error& error) {
-    return error;
   }
   return std::nullopt;
 }
 
 void Queue::tell(CollectiveEvent& event, const Request& request, Clock::time_point called, bool failed) noexcept {
   event.operation = name_of(request.kind);
-  event.bytes = request.payload();
+  if (event.bytes == 0) event.bytes = request.payload();
   event.called = called == Clock::time_point{} ? event.begun : called;
   event.ended = Clock::now();
   event.failed = failed;

@@ -1,10 +1,9 @@
 // The operations of a communicator, in order: whoever waits for one runs what is in front of it, else a thread of the
 // communicator does. A plane derives from it, and says how one operation is carried out and where its thread sleeps.
-// Operations run without the mutex; `running_` makes it one at a time. What a GPU has been given is in flight, and ends
-// beside those that come after it: queue_device.cpp.
+// Operations run without the mutex; `running_` makes it one at a time. Whoever carries operations out of other memory
+// than the host's puts Composites into it.
 #pragma once
 
-#include "comm/api/device_op.h"
 #include "comm/api/request.h"
 #include "comm/api/work_state.h"
 #include "comm/engine/pending_work.h"
@@ -30,24 +29,60 @@
 namespace cohort::comm {
 
 class Queue;
+class QueuedWork;
+
+/// What a composite operation does with the other ranks in its turn. Functions throw what has ended the world, and
+/// Mismatch. Belongs to the thread that runs the operation.
+class Turn {
+ public:
+  using Clock = Carrier::Clock;
+
+  Turn(Queue& queue, QueuedWork& work, Clock::time_point limit) noexcept : queue_(queue), work_(work), limit_(limit) {}
+  /// The ranks agree on an operation (Request::round), and do no more. False: not all have come within the turn's time;
+  /// then `Composite::run` is not finished, and is called again.
+  bool agree(const Request& whole, Round& round, CollectiveEvent* event);
+  /// Carries out an operation of host memory, as a part of this one. What it took is added to `event`, if any.
+  void carry_out(const Request& part, CollectiveEvent* event);
+  /// How many of these, from the first on, travel as one; at least 1. Then those.
+  static std::size_t count_together(std::span<const Request> requests) noexcept;
+  void carry_out(std::span<const Request> together, CollectiveEvent* event);
+  /// Every rank's `bytes` bytes, by rank.
+  void exchange(const void* own, void* all, std::size_t bytes);
+  /// Checks on the other ranks, and drives their messages: to be called again and again while something is waited for.
+  void attend();
+  /// Of the operation; it may come nearer, since those behind it have deadlines as well.
+  Clock::time_point deadline() const noexcept;
+
+ private:
+  Queue& queue_;
+  QueuedWork& work_;
+  const Clock::time_point limit_;
+};
+
+/// An operation that consists of others, of host memory, and of what is done between them.
+class Composite {
+ public:
+  virtual ~Composite() = default;
+  /// In its turn. Not `finished`: ranks have not come, and it is run again.
+  virtual std::optional<Error> run(Turn& turn, bool& finished) noexcept = 0;
+  /// Whether it is over soon once all ranks have come.
+  virtual bool is_quick() const noexcept = 0;
+};
 
 /// An operation in the queue, or several of a group.
 class QueuedWork final : public PendingWork {
  public:
   QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> requests, Clock::time_point called, bool announced);
-  Ordering order(const Device& stream, Clock::time_point limit) override;
-  bool is_given_in(const Device& stream) const noexcept override;
 
  private:
   friend class Queue;
+  friend class Turn;
   Clock::time_point deadline() const noexcept { return called_ + requests_.front().timeout; }
 
-  Queue& queue_;
   const std::vector<Request> requests_;
   const Clock::time_point called_;
-  bool announced_;                                      // the first request has been announced already
-  std::shared_ptr<DeviceOp::InFlight> in_flight_ = {};  // under the queue's mutex; null: it is not
-  std::optional<CollectiveEvent> event_ = {};           // what is to be told when it ends
+  bool announced_;                        // the first request has been announced already
+  std::shared_ptr<Composite> composite_;  // the request is what it is called in messages; until it has run
 };
 
 class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
@@ -55,6 +90,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   /// Starts a checked request, or those of a group, whose timeouts are set.
   virtual Work submit(const Request& request) = 0;
   Work submit_group(std::vector<Request> requests);
+  /// `whole` has its name and timeout. `now`: it is not left to whoever waits for it.
+  Work submit(std::shared_ptr<Composite> composite, const Request& whole, bool now);
   int join(std::chrono::milliseconds patience);
   /// Any thread.
   virtual void abort(std::string_view reason) = 0;
@@ -68,11 +105,37 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   void set_observer(Observer* observer) noexcept { observer_.store(observer, std::memory_order_release); }
 
   bool wait_until(PendingWork& work, Clock::time_point limit) override;
-  /// The same until it is in flight or done.
-  bool wait_until_given(QueuedWork& work, Clock::time_point limit);
   void add_callback(PendingWork& work, std::function<void()> callback) override {
     work.add_callback(mutex_, std::move(callback));
   }
+
+  // For what a composite operation has begun and what ends after its turn:
+  /// Runs `body(event)` and tells the observer, where the body returns true. What goes wrong is returned.
+  template <class Body>
+  std::optional<Error> guarded(const Request& request, Clock::time_point called, Body body) noexcept;
+  /// Tells the observer of an operation that ends now.
+  void tell(CollectiveEvent& event, const Request& request, Clock::time_point called, bool failed) noexcept;
+  /// From now on nothing runs in callers without the queue; in a turn, until as many calls of `release_caller`.
+  void keep_from_caller();
+  void release_caller();
+  /// Checks on the other ranks, unless an operation runs, which does, or the caller may run one. Throws what has ended
+  /// the world.
+  void attend_if_idle();
+  /// The world has, as far as this rank can know by now. Any thread.
+  virtual bool ended() noexcept = 0;
+  /// Tells the ranks of this host that so many operations are over that ended after their turn.
+  virtual void tell_over(std::uint64_t number) noexcept = 0;
+  /// Whether they are over on the other ranks of this host, or these have gone, or the world has ended.
+  virtual bool are_over(std::uint64_t number) const noexcept = 0;
+  /// Its thread stays until as many calls of `unkeep`.
+  void keep();
+  void unkeep();
+  /// It is to stop, and no operation is left.
+  bool is_leaving();
+  /// Calls what belongs to an operation that has ended: the last handle of the communicator may go in there.
+  void call_back(const std::function<void()>& body);
+  /// The calling thread is in a callback of an operation.
+  bool is_in_callback();
 
  protected:
   /// `timed`: operations count for COHORT_TIMES.
@@ -97,29 +160,21 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual void leave_to_thread() noexcept = 0;
   /// Whether it leaves what only moves where it is for who asks for that (Request::borrowed).
   virtual bool lends() const noexcept { return false; }
-  /// As DeviceOp::Ranks::attend.
+  /// As Turn::attend.
   virtual void attend() = 0;
-  /// The world has, as far as this rank can know by now. Any thread.
-  virtual bool ended() noexcept = 0;
-  /// Why, for an operation that is told.
+  /// Why the world has ended, for an operation that is told.
   virtual Error recorded(const std::string& doing) const = 0;
-  /// Tells the ranks of this host that so many of the operations that a GPU was given are over.
-  virtual void tell_over(std::uint64_t number) noexcept = 0;
-  /// Whether they are over on the other ranks of this host, or these have gone, or the world has ended.
-  virtual bool are_over(std::uint64_t number) const noexcept = 0;
 
   // What it may use:
-  Work enqueue(std::vector<Request> requests, Clock::time_point called, bool announced);
+  Work enqueue(std::shared_ptr<QueuedWork> work, bool now = false);
+  Work enqueue(const Request& request, Clock::time_point called, bool announced);
   /// Runs the first operation in the queue. The lock is held on entry and on return, not while it runs. If ranks have
   /// not come by `limit`, the operation stays in the queue for whoever takes it on next.
   void run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limit = Clock::time_point::max());
   /// When the first operation in the queue was asked for.
   Clock::time_point front_called() const noexcept { return queue_.front()->called_; }
   /// Under the mutex: nothing is left to do, and nothing comes.
-  bool is_finished() const noexcept { return stopping_ && queue_.empty() && !watching_; }
-  /// Runs `body(event)` and tells the observer. What goes wrong is returned.
-  template <class Body>
-  std::optional<Error> guarded(const Request& request, Clock::time_point called, Body body) noexcept;
+  bool is_finished() const noexcept { return stopping_ && queue_.empty() && keepers_ == 0; }
 
   Waiters waiters_;
   std::atomic<Observer*> observer_{nullptr};
@@ -135,50 +190,17 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   std::thread thread_;
 
  private:
-  friend class QueuedWork;
-  class PeerPoller;
-  class PlaneOfPieces;
-  using InFlight = std::shared_ptr<DeviceOp::InFlight>;
-  bool run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error, InFlight& given) noexcept;
-  /// Takes staged requests a step further. What goes wrong there ends the world: the others wait for this rank.
-  template <class Way>
-  void step(std::span<const Request> requests, const Way& way);
-  std::optional<Error> run_single(const Request& request, QueuedWork& work, Clock::time_point limit,
-                                  bool& finished) noexcept;
-  /// One that goes in pieces. Throws what `run_one` throws; what goes wrong once the ranks have agreed ends the world.
-  void run_pieces(const Request& request, const QueuedWork& work, CollectiveEvent* event);
-  std::optional<Error> run_group(std::span<const Request> requests, const QueuedWork& work) noexcept;
-  std::optional<Error> run_direct(QueuedWork& work, Clock::time_point limit, bool& finished, InFlight& given) noexcept;
+  friend class Turn;
+  bool run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept;
+  std::optional<Error> run_group(QueuedWork& work) noexcept;
   bool may_be_quick(const QueuedWork& work) const noexcept;
   void set_limit() noexcept;
-  void tell(CollectiveEvent& event, const Request& request, Clock::time_point called, bool failed) noexcept;
-  template <class Ready>
-  bool await(const QueuedWork& work, const Ready& ready, Clock::time_point limit);
-
-  // In flight:
-  /// The GPU has the next when one is over: the host runs no further ahead.
-  static constexpr std::size_t kMostInFlight = 64;
-  void put_in_flight(const std::shared_ptr<QueuedWork>& work, InFlight given) noexcept;
-  /// Ends what is over, in order. False: nothing was, or another thread looks.
-  bool look_in_flight() noexcept;
-  void end_in_flight(const std::shared_ptr<QueuedWork>& work, std::optional<Error> failed) noexcept;
-  void fail_in_flight(const Error& error) noexcept;
-  /// By whoever runs `work`: until less than `most` operations are in flight. Throws what ends the world, Timeout.
-  void await_room(std::size_t most, const QueuedWork& work);
-  void watch_from_now_on();
-  void watch() noexcept;
-  bool look_after_others() noexcept;
 
   std::condition_variable work_done_;
   std::thread::id runner_;  // of an operation of the queue
-  std::mutex looking_;      // at what is in flight; before mutex_
-  std::thread::id looker_;
-  std::deque<std::shared_ptr<QueuedWork>> in_flight_;
-  std::uint64_t over_ = 0;  // that were in flight
-  Clock::time_point last_deadline_{};
-  std::condition_variable to_watch_;
-  bool watching_ = false;
-  std::thread watcher_;
+  std::thread::id caller_back_;
+  int kept_from_caller_ = 0;
+  int keepers_ = 0;
 };
 
 template <class Body>
@@ -201,8 +223,7 @@ std::optional<Error> Queue::guarded(const Request& request, Clock::time_point ca
   return failed;
 }
 
-/// Neighbours in a group of operations that are small and alike travel as one, in one buffer.
-/// No more than this does.
+/// Neighbours in a group of operations that are small and alike travel as one, in one buffer: no more than this.
 inline constexpr std::size_t kFusedTotal = std::size_t{1} << 20;
 
 }  // namespace cohort::comm

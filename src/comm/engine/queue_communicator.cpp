@@ -1,6 +1,5 @@
 #include "comm/engine/queue_communicator.h"
 
-#include "base/env.h"
 #include "base/result.h"
 #include "comm/engine/agreement.h"
 
@@ -10,15 +9,6 @@
 #include <utility>
 
 namespace cohort::comm {
-
-QueueCommunicator::QueueCommunicator(rendezvous::Placement placement, std::chrono::milliseconds timeout,
-                                     std::shared_ptr<Queue> queue, std::vector<int> hosts)
-    : placement_(std::move(placement)),
-      timeout_(timeout),
-      queue_(std::move(queue)),
-      gpu_sums_(std::get<std::string>(value_or_throw(env::value(env::kGpuSums))) == "exact" ? GpuSums::Exact
-                                                                                            : GpuSums::Fast),
-      nccl_(std::make_shared<cuda::NcclPlane>(placement_, std::move(hosts))) {}
 
 QueueCommunicator::~QueueCommunicator() {
   if (queue_->in_child()) {
@@ -43,51 +33,14 @@ Request QueueCommunicator::timed(Request request) const {
   return request;
 }
 
-void QueueCommunicator::prepare_for_gpus(std::span<Request> requests) {
-  const auto on_gpu = [](const Request& request) { return request.device.type == DeviceType::CUDA; };
-  for (Request& request : requests) {
-    if (!on_gpu(request)) continue;
-    request.fast = request.gpu_sums.value_or(gpu_sums_) == GpuSums::Fast && cuda::has_sum(request);
-  }
-  const bool direct = nccl_->open() && std::all_of(requests.begin(), requests.end(), [&](const Request& request) {
-                        return on_gpu(request) && nccl_->may_take(request);
-                      });
-  for (Request& request : requests) {
-    if (direct) {
-      request.direct = nccl_->call(request);
-    } else if (on_gpu(request)) {
-      request = cuda::stage(request, {placement_.rank, placement_.size}, *rooms_,
-                            [this](std::size_t bytes) { return allocate(bytes); });
-    }
-  }
-}
-
 Work QueueCommunicator::start(const Request& request) {
   check_home();
-  if (request.timeout.count() != 0 && request.device.type == DeviceType::CPU) return queue_->submit(request);
-  Request own = timed(request);
-  prepare_for_gpus({&own, 1});
-  if (!own.staging && !own.pieces && !own.direct) return queue_->submit(own);
-  const auto deadline = Staging::Clock::now() + own.timeout;
-  if (own.kind == Kind::Send) {
-    own.staging->arrive(deadline, [this] {
-      if (const auto why = queue_->why_ended("send")) throw *why;
-    });
-    Work work = queue_->submit(own);
-    work.on_done([staging = own.staging] {});  // whose memory it is
-    return work;
-  }
-  if (own.kind == Kind::Recv) {
-    return cuda::deliver_later(queue_->submit(own), own.staging, deadline,
-                               [queue = queue_] { return queue->why_ended("recv"); });
-  }
-  return queue_->submit_group({std::move(own)});
+  return queue_->submit(request.timeout.count() != 0 ? request : timed(request));
 }
 
 Work QueueCommunicator::start_group(std::vector<Request> requests) {
   check_home();
   for (Request& request : requests) request = timed(std::move(request));
-  prepare_for_gpus(requests);
   if (requests.size() > 1) {
     const std::uint64_t group = group_digest(requests);
     for (Request& request : requests) request.group = group;

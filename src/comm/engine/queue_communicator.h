@@ -5,8 +5,6 @@
 #include "comm/api/communicator_impl.h"
 #include "comm/api/request.h"
 #include "comm/engine/queue.h"
-#include "comm/gpu/nccl_plane.h"
-#include "comm/gpu/staging.h"
 
 #include <cohort/error.h>
 
@@ -30,6 +28,7 @@ class QueueCommunicator : public CommunicatorImpl {
   const rendezvous::Placement& placement() const noexcept override { return placement_; }
   std::chrono::milliseconds timeout() const noexcept override { return timeout_; }
 
+  void check_home() const override;
   Work start(const Request& request) override;
   Work start_group(std::vector<Request> requests) override;
   int join(const BarrierOptions& options) override;
@@ -37,17 +36,14 @@ class QueueCommunicator : public CommunicatorImpl {
   std::shared_ptr<CommunicatorImpl> group(std::span<const int> ranks, const GroupOptions& options) override;
   void abort(std::string_view reason) override;
   void set_observer(Observer* observer) noexcept override { queue_->set_observer(observer); }
+  const std::shared_ptr<Queue>& queue() const noexcept override { return queue_; }
 
  protected:
-  /// `hosts`: by rank; empty: all are on one.
-  QueueCommunicator(rendezvous::Placement placement, std::chrono::milliseconds timeout, std::shared_ptr<Queue> queue,
-                    std::vector<int> hosts = {});
+  QueueCommunicator(rendezvous::Placement placement, std::chrono::milliseconds timeout, std::shared_ptr<Queue> queue)
+      : placement_(std::move(placement)), timeout_(timeout), queue_(std::move(queue)) {}
 
-  void check_home() const;
   /// With its timeout.
   Request timed(Request request) const;
-  /// A GPU's: for NCCL, if all may go that way, else with host memory in place of the GPU's.
-  void prepare_for_gpus(std::span<Request> requests);
   /// Forms the group of those who bring this color; null where it is kNoColor. `listed`: its ranks, where they were
   /// given as a list.
   virtual std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
@@ -56,11 +52,6 @@ class QueueCommunicator : public CommunicatorImpl {
   const rendezvous::Placement placement_;
   const std::chrono::milliseconds timeout_;
   std::shared_ptr<Queue> queue_;
-
- private:
-  const GpuSums gpu_sums_;
-  const std::shared_ptr<cuda::NcclPlane> nccl_;
-  const std::shared_ptr<cuda::Rooms> rooms_ = std::make_shared<cuda::Rooms>();
 };
 
 // How ranks tell each other what they need to form groups: every rank's description, with `color` and `key`, goes to

@@ -1,6 +1,5 @@
 #include "comm/gpu/chunking.h"
 
-#include "comm/api/device_op.h"
 #include "comm/api/work_state.h"
 
 #include <cohort/error.h>
@@ -221,10 +220,10 @@ class InPieces final : public Pieces {
         ring_(std::move(ring)),
         rank_(rank) {}
 
-  void run(const Round& agreed, Clock::time_point deadline, Plane& plane) override {
+  void run(const Round& agreed, Clock::time_point deadline, Turn& turn, CollectiveEvent* event) override {
     std::size_t number = 0;
     try {
-      go_through(agreed, deadline, plane, number);
+      go_through(agreed, deadline, turn, event, number);
     } catch (const Error& error) {
       ring_->settle();  // the caller's memory is used no longer, if that can be had
       throw Error(error.code(),
@@ -239,17 +238,18 @@ class InPieces final : public Pieces {
   }
 
  private:
-  struct Turn {
+  struct InSlot {
     Ring::Slot* slot;
     Piece piece;
   };
 
   /// `number`: the piece that it is at.
-  void go_through(const Round& agreed, Clock::time_point deadline, Plane& plane, std::size_t& number) {
+  void go_through(const Round& agreed, Clock::time_point deadline, Turn& turn, CollectiveEvent* event,
+                  std::size_t& number) {
     // Others than the root bring something if it has joined.
     const bool brings = request_.kind != Kind::Broadcast || rank_ == request_.root || !agreed.everyone;
     const auto wait = [&](MarkPtr& mark) {
-      if (mark) gpu_.wait(*mark, deadline, [&] { plane.attend(); });
+      if (mark) gpu_.wait(*mark, deadline, [&] { turn.attend(); });
       mark = nullptr;
     };
     const std::size_t pieces = chunking_.pieces();
@@ -258,13 +258,13 @@ class InPieces final : public Pieces {
     // it come there once all have come to the second after it; so nobody comes to that before it has read this one.
     const bool borrows = !is_reduction(request_.kind) && agreed.everyone;
     MarkPtr last, before_last;
-    Turn coming = begin(0, brings);
+    InSlot coming = begin(0, brings);
     for (; number < pieces; ++number) {
-      Turn turn = std::move(coming);
+      InSlot own = std::move(coming);
       if (number + 1 < pieces) coming = begin(number + 1, brings);
-      Piece& piece = turn.piece;
-      wait(turn.slot->departed);  // of an earlier piece, where nothing has come after it
-      wait(turn.slot->arrived);
+      Piece& piece = own.piece;
+      wait(own.slot->departed);  // of an earlier piece, where nothing has come after it
+      wait(own.slot->arrived);
       wait(before_last);  // of the second before this one
       borrowed_.clear();
       if (borrows) piece.request.borrowed = &borrowed_;
@@ -272,19 +272,19 @@ class InPieces final : public Pieces {
         piece.request.finite_check = std::make_shared<FiniteCheck>(
             ConstBuffer(piece.request.output, piece.request.output_count, request_.dtype));
       }
-      plane.carry_out(piece.request);
+      turn.carry_out(piece.request, event);
       if (request_.finite_check) finite = finite && piece.request.finite_check->finite();
-      before_last = std::exchange(last, depart(turn, borrows && brings));
-      turn.slot->departed = last;
+      before_last = std::exchange(last, depart(own, borrows && brings));
+      own.slot->departed = last;
     }
     wait(before_last);
     wait(last);
     if (request_.finite_check) request_.finite_check->note(finite);
   }
 
-  Turn begin(std::size_t number, bool brings) {
+  InSlot begin(std::size_t number, bool brings) {
     Ring::Slot& slot = ring_->next();
-    Turn turn{&slot, chunking_.piece(number, slot.data)};
+    InSlot turn{&slot, chunking_.piece(number, slot.data)};
     if (!brings || turn.piece.input.empty()) return turn;
     std::vector<Transfer> copies;
     for (const ByteRange& one : turn.piece.input)
@@ -294,7 +294,7 @@ class InPieces final : public Pieces {
     return turn;
   }
   /// Null: there is nothing to do. `stays`: what this rank has brought is in its place already, where that is the same.
-  MarkPtr depart(const Turn& turn, bool stays) {
+  MarkPtr depart(const InSlot& turn, bool stays) {
     std::vector<Transfer> copies;
     const auto* const result = static_cast<const std::byte*>(turn.piece.request.output);
     for (const ByteRange& one : turn.piece.output) {
@@ -340,10 +340,10 @@ class Alone final : public Pieces {
   Alone(const Alone&) = delete;
   Alone& operator=(const Alone&) = delete;
 
-  void run(const Round&, Clock::time_point deadline, Plane& plane) override {
-    plane.carry_out({});  // it counts
+  void run(const Round&, Clock::time_point deadline, Turn& turn, CollectiveEvent* event) override {
+    turn.carry_out(Request(), event);  // it counts
     for (const MarkPtr& mark : {marks_.input, marks_.output, copied_}) {
-      if (mark) gpu_.wait(*mark, deadline, [&] { plane.attend(); });
+      if (mark) gpu_.wait(*mark, deadline, [&] { turn.attend(); });
     }
     copied_ = nullptr;
   }

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "base/memory.h"
-#include "comm/api/device_op.h"
 #include "comm/api/request.h"
+#include "comm/engine/queue.h"
 #include "comm/gpu/driver.h"
 #include "comm/gpu/staging.h"
 
@@ -110,6 +110,14 @@ void keep_for_good(std::shared_ptr<const void> memory);
 
 // Collectives of a GPU's memory that go by way of host memory in pieces, and those of a world of one, which stay on the
 // GPU. One thread at a time.
+
+class Pieces {
+ public:
+  using Clock = std::chrono::steady_clock;
+  virtual ~Pieces() = default;
+  /// Returns when the result is in its place. `agreed`: what came of a round. Throws what ends the world.
+  virtual void run(const Round& agreed, Clock::time_point deadline, Turn& turn, CollectiveEvent* event) = 0;
+};
 
 /// The operation that `cut` cuts, through `ring`, whose slots have room for a piece.
 std::shared_ptr<Pieces> in_pieces(Gpu& gpu, const Request& request, StreamMarks marks, Chunking cut,

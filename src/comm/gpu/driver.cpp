@@ -1,7 +1,5 @@
 #include "comm/gpu/driver.h"
 
-#include "comm/api/device_op.h"
-
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -204,7 +202,7 @@ void* Gpu::allocate(std::size_t bytes) {
   // Not on the default stream: some streams would not come after it, and it comes after others.
   const Stream stream = make_stream();
   zero(memory, asked, stream);
-  wait(*mark(stream), Staging::Clock::time_point::max());
+  wait(*mark(stream), std::chrono::steady_clock::time_point::max());
   end_stream(stream);
   return memory;
 }
@@ -365,11 +363,12 @@ bool Gpu::passed(const Mark& mark) const {
   return status == 0;
 }
 
-void Gpu::wait(const Mark& mark, Staging::Clock::time_point deadline, const std::function<void()>& meanwhile) {
+void Gpu::wait(const Mark& mark, std::chrono::steady_clock::time_point deadline,
+               const std::function<void()>& meanwhile) {
   // A copy of a small buffer takes some microseconds, of a piece of a large one a hundred: a sleep would be longer.
   Pauses pauses(std::chrono::microseconds(100), std::chrono::microseconds(200));
   while (!passed(mark)) {
-    if (Staging::Clock::now() >= deadline) {
+    if (std::chrono::steady_clock::now() >= deadline) {
       raise(ErrorCode::Timeout,
             "cuda:{}: its stream has not come to the operation by the deadline -- a kernel before it hangs, or takes "
             "longer than the operation's timeout",

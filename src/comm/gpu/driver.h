@@ -3,14 +3,16 @@
 #pragma once
 
 #include "base/result.h"
-#include "comm/api/device_op.h"
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 
 namespace cohort::comm::cuda {
 
@@ -90,7 +92,8 @@ class Gpu {
   /// Throws Internal: what the driver says of work before the mark.
   bool passed(const Mark& mark) const;
   /// Throws Timeout, Internal. `meanwhile` is called again and again, and may throw, too.
-  void wait(const Mark& mark, Staging::Clock::time_point deadline, const std::function<void()>& meanwhile = {});
+  void wait(const Mark& mark, std::chrono::steady_clock::time_point deadline,
+            const std::function<void()>& meanwhile = {});
 
  private:
   friend class InGpu;
@@ -106,6 +109,32 @@ class Gpu {
   void* context_ = nullptr;
   Stream to_host_ = nullptr;
   Stream to_device_ = nullptr;
+};
+
+/// The pauses of a wait for a GPU: longer and longer ones; none before the thread has been awake for a while, where it
+/// waits for what takes no longer. Belongs to the thread that waits.
+class Pauses {
+ public:
+  explicit Pauses(std::chrono::microseconds longest = std::chrono::microseconds(100),
+                  std::chrono::microseconds awake = {}) noexcept
+      : longest_(longest), awake_(awake) {}
+  void take() {
+    if (pause_.count() == 0) {
+      std::this_thread::yield();
+      if (awake_.count() > 0 && Clock::now() - begun_ < awake_) return;
+    } else {
+      std::this_thread::sleep_for(pause_);
+    }
+    pause_ = std::min(pause_ + std::chrono::microseconds(1), longest_);
+  }
+  void begin_again() noexcept { pause_ = {}; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const std::chrono::microseconds longest_;
+  const std::chrono::microseconds awake_;
+  const Clock::time_point begun_ = Clock::now();
+  std::chrono::microseconds pause_{0};
 };
 
 /// The GPU's context is this thread's while it lives: what libraries over CUDA then do is done there.

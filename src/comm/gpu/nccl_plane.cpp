@@ -1,6 +1,5 @@
 #include "comm/gpu/nccl_plane.h"
 
-#include "comm/api/device_op.h"
 #include "comm/api/work_state.h"
 
 #include <algorithm>
@@ -25,7 +24,8 @@ std::string text_of(const Request& request) {
 
 /// A reduction whose elements are exchanged and folded by us: NCCL lacks it, or does it otherwise than the CPU.
 bool is_folded(const Request& request, const Round& round) noexcept {
-  return is_reduction(request.kind) && (!request.fast || (!round.shares.empty() && !has_shares(request.dtype)));
+  return is_reduction(request.kind) &&
+         (request.memory != MemoryKind::DeviceFast || (!round.shares.empty() && !has_shares(request.dtype)));
 }
 
 struct HeapBlock final : MemoryBlock {
@@ -41,47 +41,13 @@ struct HeapBlock final : MemoryBlock {
 
 }  // namespace
 
-/// One request: what its streams had when it was asked for.
-class NcclPlane::Call final : public DeviceOp {
- public:
-  Call(std::shared_ptr<NcclPlane> plane, Gpu& gpu, const Request& request)
-      : plane_(std::move(plane)), gpu_(gpu), marks_(marks_of(gpu, request)) {}
-  bool open() const noexcept override { return plane_->open(); }
-  bool ready() const noexcept override { return plane_->ready(); }
-  bool form(Ranks& ranks) override { return plane_->form(gpu_, ranks); }
-  std::shared_ptr<InFlight> run(std::span<const Request> together, const Round& round, Ranks& ranks) override {
-    return plane_->run(together, round, ranks);
-  }
-  void give_up() noexcept override { plane_->give_up(); }
-  Request staged(const Request& request) override {
-    Request host = request;
-    host.direct = nullptr;
-    const Place place{plane_->placement_.rank, plane_->placement_.size};
-    return stage(host, place, marks_, *plane_->rooms_,
-                 [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
-  }
-
-  Gpu& gpu() const noexcept { return gpu_; }
-  void put_before(Stream stream) const {
-    gpu_.put_after(stream, *marks_.output);
-    gpu_.put_after(stream, *marks_.input);
-  }
-  bool reached() const { return gpu_.passed(*marks_.output) && gpu_.passed(*marks_.input); }
-
- private:
-  const std::shared_ptr<NcclPlane> plane_;
-  Gpu& gpu_;
-  const StreamMarks marks_;
-};
-
-const NcclPlane::Call& NcclPlane::call_of(const Request& request) { return static_cast<const Call&>(*request.direct); }
-
-bool NcclPlane::may_take(const Request& request) const noexcept {
+bool NcclPlane::may_take(const DeviceRequest& request) const noexcept {
   if (placement_.size == 1) return false;
-  return is_reduction(request.kind) ? request.fast || ExactSums::has(request) : has_move(request.kind);
+  return is_reduction(request.kind) ? request.memory == MemoryKind::DeviceFast || ExactSums::has(request)
+                                    : has_move(request.kind);
 }
 
-std::shared_ptr<DeviceOp> NcclPlane::call(const Request& request) {
+DeviceCall NcclPlane::call(const DeviceRequest& request) {
   Gpu& gpu = Gpu::at(request.device.index);
   if (state_.load(std::memory_order_acquire) == State::Nccl && &gpu != gpu_) {
     raise(
@@ -90,7 +56,12 @@ std::shared_ptr<DeviceOp> NcclPlane::call(const Request& request) {
         "of one GPU, form a communicator for the other (split), or set COHORT_NCCL=off on all ranks",
         text_of(request), where(), gpu.index(), gpu_->index());
   }
-  return std::make_shared<Call>(shared_from_this(), gpu, request);
+  return {request, gpu, marks_of(gpu, request)};
+}
+
+Staged NcclPlane::stage(const DeviceCall& call) {
+  return cuda::stage(call.request, {placement_.rank, placement_.size}, call.marks, *rooms_,
+                     [](std::size_t bytes) { return std::make_shared<HeapBlock>(bytes); });
 }
 
 std::string NcclPlane::where() const {
@@ -114,9 +85,10 @@ std::optional<NcclResult> NcclPlane::state_of_comm() {
 }
 
 /// What NCCL has been given, in its stream.
-class NcclPlane::Flight final : public DeviceOp::InFlight {
+class NcclPlane::Given final : public Flight {
  public:
-  Flight(std::shared_ptr<NcclPlane> plane, std::span<const Request> together, std::string what, MarkPtr made, Look look)
+  Given(std::shared_ptr<NcclPlane> plane, std::span<const DeviceCall> together, std::string what, MarkPtr made,
+        Look look)
       : plane_(std::move(plane)),
         together_(together),
         what_(std::move(what)),
@@ -147,30 +119,30 @@ class NcclPlane::Flight final : public DeviceOp::InFlight {
     plane_->require_in_time(together_, what_, deadline);
     return false;
   }
+  void give_up() noexcept override { plane_->give_up(); }
   void put_before(const Device& device) const override { Gpu::at(device.index).put_after(device.stream, *made_); }
 
  private:
   const std::shared_ptr<NcclPlane> plane_;
-  const std::span<const Request> together_;
+  const std::span<const DeviceCall> together_;
   const std::string what_;
   const MarkPtr made_;
   const Look look_;
   std::optional<Clock::time_point> failing_;
 };
 
-std::shared_ptr<DeviceOp::InFlight> NcclPlane::run(std::span<const Request> together, const Round& round,
-                                                   DeviceOp::Ranks& ranks) {
+std::shared_ptr<Flight> NcclPlane::run(std::span<const DeviceCall> together, const Round& round, Turn& turn) {
   if (state_.load(std::memory_order_relaxed) == State::Staging) return nullptr;
   // NCCL does not authenticate what it sends between hosts.
-  const auto may_be_code = [](const Request& request) { return may_be_object(request.dtype); };
+  const auto may_be_code = [](const DeviceCall& call) { return may_be_object(call.request.dtype); };
   const bool several_hosts = placement_.local_size < placement_.size;
   if (several_hosts && std::any_of(together.begin(), together.end(), may_be_code)) return nullptr;
   std::vector<Request> sums;
-  for (const Request& request : together) {
-    if (is_folded(request, round)) sums.push_back(request);
+  for (const DeviceCall& call : together) {
+    if (is_folded(call.request, round)) sums.push_back(call.request);
   }
-  if (!sums.empty() && !can_fold(sums, ranks)) return nullptr;
-  return give(together, round, ranks);
+  if (!sums.empty() && !can_fold(sums, turn)) return nullptr;
+  return give(together, round, turn);
 }
 
 void NcclPlane::give_up() noexcept {
@@ -185,18 +157,18 @@ struct NcclPlane::Step {
   const ExactStep* exchange = nullptr;
 };
 
-std::shared_ptr<DeviceOp::InFlight> NcclPlane::give(std::span<const Request> together, const Round& round,
-                                                    DeviceOp::Ranks& ranks) {
-  const std::string what = text_of(together.front());
+std::shared_ptr<Flight> NcclPlane::give(std::span<const DeviceCall> together, const Round& round, Turn& turn) {
+  const std::string what = text_of(together.front().request);
   std::optional<double> share;
   std::vector<const Request*> operations;
   std::vector<Request> sums;
-  for (const Request& request : together) {
-    const Call& own = call_of(request);
-    if (&own.gpu() != gpu_)
+  for (const DeviceCall& call : together) {
+    const Request& request = call.request;
+    if (&call.gpu != gpu_)
       raise(ErrorCode::InvalidArgument, "{} failed -- {} -- its buffers are on cuda:{}", what, where(),
-            own.gpu().index());
-    own.put_before(stream_);
+            call.gpu.index());
+    gpu_->put_after(stream_, *call.marks.output);
+    gpu_->put_after(stream_, *call.marks.input);
     if (is_folded(request, round)) {
       sums.push_back(request);
       continue;
@@ -217,12 +189,12 @@ std::shared_ptr<DeviceOp::InFlight> NcclPlane::give(std::span<const Request> tog
     if (number == 0) step = {operations, share};
     if (number < exchanges.size()) step.exchange = &exchanges[number];
     give_step(step, what);
-    wait_until_given(together, what, ranks);
+    wait_until_given(together, what, turn);
     if (step.exchange == nullptr) continue;
     for (const ExactFold& fold : step.exchange->folds) folds_->fold(fold.bound(), stream_);
   }
   Look look = look_at_results(together);  // before anybody may change them
-  return std::make_shared<Flight>(shared_from_this(), together, what, gpu_->mark(stream_), std::move(look));
+  return std::make_shared<Given>(shared_from_this(), together, what, gpu_->mark(stream_), std::move(look));
 }
 
 void NcclPlane::give_step(const Step& step, std::string_view what) {
@@ -246,13 +218,13 @@ void NcclPlane::give_step(const Step& step, std::string_view what) {
   check(ended, what);
 }
 
-void NcclPlane::wait_until_given(std::span<const Request> together, std::string_view what, DeviceOp::Ranks& ranks) {
-  Patience patience(ranks);
+void NcclPlane::wait_until_given(std::span<const DeviceCall> together, std::string_view what, Turn& turn) {
+  Pauses pauses;
   std::optional<Clock::time_point> failing;
   for (;;) {
     const auto state = state_of_comm();
     if (!state) {
-      ranks.attend();  // says why
+      turn.attend();  // says why
       raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
     }
     // What NCCL is given is in the stream once it is no longer in progress.
@@ -263,17 +235,18 @@ void NcclPlane::wait_until_given(std::span<const Request> together, std::string_
       const std::lock_guard lock(calls_);
       if (now - *failing >= kLooking) check(*state, what);
     }
-    require_in_time(together, what, ranks.deadline());
-    patience.step();
+    require_in_time(together, what, turn.deadline());
+    turn.attend();
+    pauses.take();
   }
 }
 
-void NcclPlane::require_in_time(std::span<const Request> together, std::string_view what,
+void NcclPlane::require_in_time(std::span<const DeviceCall> together, std::string_view what,
                                 Clock::time_point deadline) const {
   const auto now = Clock::now();
   if (now < deadline) return;
-  for (const Request& request : together) {
-    if (static_cast<const Call&>(*request.direct).reached()) continue;
+  for (const DeviceCall& call : together) {
+    if (call.reached()) continue;
     raise(ErrorCode::Timeout,
           "{} timed out -- {} -- its stream has not come to the operation by the deadline -- a kernel before it "
           "hangs, or takes longer than the operation's timeout",
@@ -287,10 +260,10 @@ void NcclPlane::require_in_time(std::span<const Request> together, std::string_v
 }
 
 /// Where somebody asks whether results are finite, a kernel looks, or the host where there are no kernels.
-NcclPlane::Look NcclPlane::look_at_results(std::span<const Request> together) {
+NcclPlane::Look NcclPlane::look_at_results(std::span<const DeviceCall> together) {
   std::vector<const Request*> asked;
-  for (const Request& request : together) {
-    if (request.finite_check && request.output_count > 0) asked.push_back(&request);
+  for (const DeviceCall& call : together) {
+    if (call.request.finite_check && call.request.output_count > 0) asked.push_back(&call.request);
   }
   if (asked.empty()) return {};
   const std::size_t bytes = asked.size() * sizeof(std::uint32_t);

@@ -2,11 +2,12 @@
 #pragma once
 
 #include "comm/api/communicator_impl.h"
-#include "comm/api/device_op.h"
 #include "comm/api/request.h"
+#include "comm/engine/queue.h"
 #include "comm/gpu/driver.h"
 #include "comm/gpu/exact_sums.h"
 #include "comm/gpu/fold_launcher.h"
+#include "comm/gpu/in_flight.h"
 #include "comm/gpu/nccl.h"
 #include "comm/gpu/staging.h"
 #include "rendezvous/identity.h"
@@ -99,6 +100,16 @@ struct NcclWorld {
   /// Of a weighted average. Where this rank's share is 0, its output is zero already, and what it brings.
   const ShareSums* shares = nullptr;
 };
+
+/// An operation that NCCL may carry out.
+struct DeviceCall {
+  DeviceRequest request;
+  Gpu& gpu;
+  StreamMarks marks;  ///< what its streams had when it was asked for
+
+  bool reached() const { return gpu.passed(*marks.output) && gpu.passed(*marks.input); }
+};
+
 /// Gives it to NCCL; between ncclGroupStart and ncclGroupEnd.
 NcclResult launch(const NcclWorld& world, const Request& request);
 /// What is exchanged in the step, likewise.
@@ -113,7 +124,7 @@ bool has_shares(DType dtype) noexcept;
 // NCCL does not serve, all ranks go by staging.
 class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
  public:
-  using Clock = DeviceOp::Clock;
+  using Clock = std::chrono::steady_clock;
 
   /// `hosts`: by rank; empty: all are on one.
   NcclPlane(rendezvous::Placement placement, std::vector<int> hosts)
@@ -123,18 +134,23 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   NcclPlane& operator=(const NcclPlane&) = delete;
 
   /// Whether NCCL may be what carries it out. The same on all ranks that ask for the same.
-  bool may_take(const Request& request) const noexcept;
-  /// Whether NCCL is, or is still to be, what carries operations out.
+  bool may_take(const DeviceRequest& request) const noexcept;
+  /// False: the ranks have agreed to do without it. The same on all of them, once what was asked for before is over.
   bool open() const noexcept { return state_.load(std::memory_order_acquire) != State::Staging; }
   bool ready() const noexcept { return state_.load(std::memory_order_acquire) == State::Nccl; }
   /// A request that it may take. It comes after what its streams have now. Throws Unavailable, InvalidArgument.
-  std::shared_ptr<DeviceOp> call(const Request& request);
+  DeviceCall call(const DeviceRequest& request);
+  /// The same by staging; the copy of its input begins. Throws Unavailable, Internal.
+  Staged stage(const DeviceCall& call);
 
-  /// As of DeviceOp.
+  /// What NCCL needs before its first operation, once all ranks have agreed on that. False: it has it, or the ranks do
+  /// without it from now on. Throws what ends the world.
+  bool form(Gpu& gpu, Turn& turn);
+  /// Gives NCCL `together`, a group or one operation, which live as long as what is returned: all ranks have agreed on
+  /// them in `round`. Null: they go by staging, on all ranks. Throws what ends the world.
+  std::shared_ptr<Flight> run(std::span<const DeviceCall> together, const Round& round, Turn& turn);
+  /// The world has ended. Any thread.
   void give_up() noexcept;
-  bool form(Gpu& gpu, DeviceOp::Ranks& ranks);
-  std::shared_ptr<DeviceOp::InFlight> run(std::span<const Request> together, const Round& round,
-                                          DeviceOp::Ranks& ranks);
 
  private:
   enum class State { Unknown, Nccl, Staging, Broken };
@@ -143,31 +159,28 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
     void* memory = nullptr;
     std::size_t bytes = 0;
   };
-  class Call;
-  class Flight;
+  class Given;
 
-  Start start(const NcclId& id, DeviceOp::Ranks& ranks);
+  Start start(const NcclId& id, Turn& turn);
   /// Kernels, and scratch memory for these sums. False: some rank lacks them.
-  bool can_fold(std::span<const Request> sums, DeviceOp::Ranks& ranks);
-  std::shared_ptr<DeviceOp::InFlight> give(std::span<const Request> together, const Round& round,
-                                           DeviceOp::Ranks& ranks);
+  bool can_fold(std::span<const Request> sums, Turn& turn);
+  std::shared_ptr<Flight> give(std::span<const DeviceCall> together, const Round& round, Turn& turn);
   struct Step;
   /// One group of NCCL's.
   void give_step(const Step& step, std::string_view what);
   /// Returns once what NCCL was given is in the stream.
-  void wait_until_given(std::span<const Request> together, std::string_view what, DeviceOp::Ranks& ranks);
-  static const Call& call_of(const Request& request);
+  void wait_until_given(std::span<const DeviceCall> together, std::string_view what, Turn& turn);
   /// Of NCCL's functions, and of its communicator while `calls_` is held.
   void check(NcclResult result, std::string_view what) const;
   /// Throws Timeout if they should be over.
-  void require_in_time(std::span<const Request> together, std::string_view what, Clock::time_point deadline) const;
+  void require_in_time(std::span<const DeviceCall> together, std::string_view what, Clock::time_point deadline) const;
   /// What becomes known of results once these marks are passed.
   struct Look {
     std::vector<MarkPtr> there;
     std::vector<std::shared_ptr<FiniteCheck>> asked = {};
     std::shared_ptr<std::byte> flags = {};  // by what is asked: not 0 if something is not finite
   };
-  Look look_at_results(std::span<const Request> together);
+  Look look_at_results(std::span<const DeviceCall> together);
   Look read_results(std::span<const Request* const> asked);
   Scratch reserve(std::size_t bytes);
   /// Nullopt: it has been ended.

@@ -1,7 +1,6 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "comm/api/device_op.h"
 #include "comm/gpu/nccl_plane.h"
 
 #include <algorithm>
@@ -148,18 +147,18 @@ NcclPlane::~NcclPlane() {
   if (stream_ != nullptr) gpu_->end_stream(stream_);
 }
 
-bool NcclPlane::form(Gpu& gpu, DeviceOp::Ranks& ranks) {
+bool NcclPlane::form(Gpu& gpu, Turn& turn) {
   if (state_.load(std::memory_order_relaxed) != State::Unknown) return false;
   std::vector<Card> cards(static_cast<std::size_t>(placement_.size));
   const Card own = card_of(gpu, placement_);
-  ranks.exchange(&own, cards.data(), sizeof own);
+  turn.exchange(&own, cards.data(), sizeof own);
   auto why = obstacle(cards);
   if (!why) {
     gpu_ = &gpu;
     nccl_ = &*Nccl::find();
-    const Start made = start(cards.front().id, ranks);
+    const Start made = start(cards.front().id, turn);
     std::vector<Start> starts(cards.size());
-    ranks.exchange(&made, starts.data(), sizeof made);
+    turn.exchange(&made, starts.data(), sizeof made);
     why = obstacle(starts, cards);
   }
   if (why) {
@@ -182,7 +181,7 @@ bool NcclPlane::form(Gpu& gpu, DeviceOp::Ranks& ranks) {
   return true;
 }
 
-Start NcclPlane::start(const NcclId& id, DeviceOp::Ranks& ranks) {
+Start NcclPlane::start(const NcclId& id, Turn& turn) {
   Start made;
   NcclConfig config;
   NcclResult state = NcclResult::Success;
@@ -192,15 +191,16 @@ Start NcclPlane::start(const NcclId& id, DeviceOp::Ranks& ranks) {
   }
   // Ranks that fail meet the others in the exchange that follows: these must come to it within the operation's time.
   const auto now = Clock::now();
-  const auto limit = now + std::min<Clock::duration>(kMostToStart, (ranks.deadline() - now) / 2);
-  Patience patience(ranks);
+  const auto limit = now + std::min<Clock::duration>(kMostToStart, (turn.deadline() - now) / 2);
+  Pauses pauses;
   while (state == NcclResult::InProgress || (state == NcclResult::Success && comm_ != nullptr)) {
     if (const auto next = state_of_comm(); next != NcclResult::InProgress) {
       state = next.value_or(state);
       break;
     }
     if (Clock::now() >= limit) break;
-    patience.step();
+    turn.attend();
+    pauses.take();
   }
   made.made = state == NcclResult::Success ? 1 : 0;
   if (state == NcclResult::InProgress) {
@@ -211,7 +211,7 @@ Start NcclPlane::start(const NcclId& id, DeviceOp::Ranks& ranks) {
   return made;
 }
 
-bool NcclPlane::can_fold(std::span<const Request> sums, DeviceOp::Ranks& ranks) {
+bool NcclPlane::can_fold(std::span<const Request> sums, Turn& turn) {
   if (folding_ == Folding::None || placement_.size > static_cast<int>(FoldLauncher::kMostInputs)) return false;
   const std::size_t wanted = ExactSums::scratch_of(sums, world_);
   if (wanted <= agreed_scratch_ && folding_ == Folding::Known) return true;
@@ -230,12 +230,12 @@ bool NcclPlane::can_fold(std::span<const Request> sums, DeviceOp::Ranks& ranks) 
     if (folding_ == Folding::Known) own.made = kNoMemory;
   }
   if (outgrown.memory != nullptr) {
-    gpu_->wait(*gpu_->mark(stream_), ranks.deadline(), [&] { ranks.attend(); });  // kernels use it until then
+    gpu_->wait(*gpu_->mark(stream_), turn.deadline(), [&] { turn.attend(); });  // kernels use it until then
     reserved_.erase(std::find(reserved_.begin(), reserved_.end(), outgrown.memory));
     gpu_->free(outgrown.memory);
   }
   std::vector<Start> all(static_cast<std::size_t>(placement_.size));
-  ranks.exchange(&own, all.data(), sizeof own);
+  turn.exchange(&own, all.data(), sizeof own);
   const auto failed = std::find_if(all.begin(), all.end(), [](const Start& one) { return one.made != 1; });
   if (failed == all.end()) {
     agreed_scratch_ = bytes;

@@ -9,6 +9,7 @@
 
 #include <cohort/work.h>
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -19,6 +20,7 @@
 
 namespace cohort::comm::cuda {
 
+class Pieces;
 class Ring;
 
 /// Host memory of a communicator, for copies, kept for the next operation of its size. Any thread.
@@ -45,7 +47,7 @@ struct StreamMarks {
   MarkPtr output;
 };
 /// Throws Internal.
-StreamMarks marks_of(Gpu& gpu, const Request& request);
+StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request);
 
 /// Which rank of how many.
 struct Place {
@@ -53,12 +55,52 @@ struct Place {
   int size = 1;
 };
 
-/// The request with host memory in place of the GPU's, the copy of its input has begun, after `marks`; or to be carried
-/// out in pieces. Throws Unavailable, InvalidArgument.
-Request stage(const Request& request, Place place, const StreamMarks& marks, Rooms& rooms,
-              const Rooms::Allocate& allocate);
-/// After what the request's streams have now.
-Request stage(const Request& request, Place place, Rooms& rooms, const Rooms::Allocate& allocate);
+// Copies to host memory, where an operation is carried out, and back. In this order; one thread at a time.
+class Staging {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// Called again and again while something is waited for: checks the other ranks, and throws what ends the world.
+  using Attend = std::function<void()>;
+
+  /// Puts host memory into `host`; the copy of the input begins.
+  Staging(Gpu& gpu, const Request& device, const StreamMarks& marks, Request& host, Rooms& rooms,
+          const Rooms::Allocate& allocate);
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  /// Waits until the input is in host memory. Throws Timeout, Internal.
+  void arrive(Clock::time_point deadline, const Attend& attend);
+  /// Starts the copy of the output back. Throws Internal.
+  void depart();
+  /// Whether the output is there, for whatever stream comes next. Throws Internal.
+  bool is_there() const { return !departed_ || gpu_.passed(*departed_); }
+  /// Waits until it is. Throws Timeout, Internal.
+  void finish(Clock::time_point deadline, const Attend& attend);
+
+  std::shared_ptr<std::byte> room() const noexcept { return room_; }
+
+ private:
+  Gpu& gpu_;
+  void* const output_;
+  const std::size_t bytes_;
+  std::shared_ptr<std::byte> room_;
+  std::byte* host_output_ = nullptr;
+  MarkPtr ready_;     // what the output's stream had when the operation was asked for
+  MarkPtr arrived_;   // the input, where it is on its way
+  MarkPtr departed_;  // likewise, the output
+};
+
+/// An operation that goes by host memory: `host` is of that memory, between the copies; or it goes in pieces. With
+/// neither, it has been of host memory from the beginning.
+struct Staged {
+  Request host;
+  std::shared_ptr<Staging> staging;
+  std::shared_ptr<Pieces> pieces;
+};
+/// The copy of its input has begun, after `marks`. Throws Unavailable, InvalidArgument.
+Staged stage(const DeviceRequest& request, Place place, const StreamMarks& marks, Rooms& rooms,
+             const Rooms::Allocate& allocate);
 
 /// A receive into host memory, under way as `work`, that ends once it is in the GPU's, or `why_ended` says why the
 /// world has. Nobody's thread waits for the GPU meanwhile.

@@ -129,7 +129,7 @@ class FrameGuard {
 };
 
 /// Steps of an operation whose frames must not be mixed up; the upper bits of their tags.
-enum class Step : std::uint32_t { Info, Raw, Folded, Chain, Block, DeviceOp, Partial };
+enum class Step : std::uint32_t { Info, Raw, Folded, Chain, Block, Direct, Partial };
 inline std::uint32_t tag(Step step, std::int64_t index) noexcept {
   return static_cast<std::uint32_t>(step) << 28 | (static_cast<std::uint32_t>(index) & 0x0FFFFFFF);
 }

@@ -118,7 +118,7 @@ void Core::begin() {
 
 Work Core::submit(const Request& request) {
   if (request.kind == Kind::Send || request.kind == Kind::Recv) return matcher_.submit(request);
-  return enqueue({request}, Clock::now(), false);
+  return enqueue(request, Clock::now(), false);
 }
 
 bool Core::run_one(const Request& request, Clock::time_point called, bool&, Clock::time_point, CollectiveEvent* event) {
@@ -217,8 +217,7 @@ rendezvous::Placement as_told(const FormOptions& options) {
 }  // namespace
 
 HostsCommunicator::HostsCommunicator(const FormOptions& options, std::unique_ptr<Place> place)
-    : QueueCommunicator(as_told(options), options.timeout, std::make_shared<Core>(options, std::move(place)),
-                        options.hosts) {
+    : QueueCommunicator(as_told(options), options.timeout, std::make_shared<Core>(options, std::move(place))) {
   core().begin();
 }
 

@@ -72,7 +72,7 @@ class Engine {
   void run(const Request& request, Clock::time_point called, CollectiveEvent* event);
   /// Serves the others' operations until all ranks have joined; `patience` is for each of them.
   int join(std::chrono::milliseconds patience);
-  /// While an operation is carried out elsewhere: as DeviceOp::Ranks::attend.
+  /// As Turn::attend.
   void attend() { context_.attend(); }
 
  private:
@@ -128,6 +128,7 @@ class HostsCommunicator final : public QueueCommunicator {
   explicit HostsCommunicator(const FormOptions& options, std::unique_ptr<Place> place = nullptr);
 
   std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) override;
+  std::vector<int> hosts() const override { return core().world().options().hosts; }
 
  private:
   Core& core() const noexcept { return static_cast<Core&>(*queue_); }

@@ -329,13 +329,13 @@ void all_to_all(Context& context, const Request& request) {
     const std::size_t peer = (static_cast<std::size_t>(layout.rank) + turn) % ranks;
     if (layout.host_of(static_cast<int>(peer)) == layout.host) continue;
     const auto comes = static_cast<std::size_t>(taken[peer] * element);
-    receive_pieces(context, in[peer], static_cast<int>(peer), Step::DeviceOp, output + to[peer], comes);
+    receive_pieces(context, in[peer], static_cast<int>(peer), Step::Direct, output + to[peer], comes);
   }
   for (std::size_t turn = 1; turn < ranks; ++turn) {
     const std::size_t peer = (static_cast<std::size_t>(layout.rank) + turn) % ranks;
     if (layout.host_of(static_cast<int>(peer)) == layout.host) continue;
     const auto goes = static_cast<std::size_t>(given[peer] * element);
-    send_pieces(context, out[peer], static_cast<int>(peer), Step::DeviceOp, input + from[peer], goes);
+    send_pieces(context, out[peer], static_cast<int>(peer), Step::Direct, input + from[peer], goes);
   }
   // Beside that, on the host: its ranks' parts one after the other.
   Counts counts;

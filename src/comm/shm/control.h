@@ -144,7 +144,7 @@ struct alignas(kApart) RankState {
   std::atomic<std::uint32_t> left;                   ///< its communicator was destroyed
   std::atomic<std::uint32_t> reads_peers;            ///< may read all peers' memory (1), or not (2); 0: not known yet
   std::atomic<std::uint32_t> away;                   ///< waits for a rank on another host, in a larger world
-  std::atomic<std::uint64_t> over;                   ///< operations of GPUs' memory that have ended there
+  std::atomic<std::uint64_t> over;                   ///< operations that ended there after their turn (Queue)
   /// By the parity of the sequence: that of the last operation in which this rank has made a result that is not finite,
   /// and somebody asks for it. Written before what tells that this rank has made its results.
   std::atomic<std::uint64_t> non_finite[2];

@@ -46,7 +46,7 @@ Core::Core(const FormOptions& options, std::unique_ptr<Rendezvous> point)
 Work Core::submit(const Request& request) {
   if (request.kind == Kind::Send || request.kind == Kind::Recv) return matcher_->submit(request);
   if (pending_.load(std::memory_order_acquire) != 0 || !is_quick(request)) {
-    return enqueue({request}, Clock::now(), false);
+    return enqueue(request, Clock::now(), false);
   }
   std::atomic<bool>& in_caller = waiters_.in_caller;
   if (in_caller.load(std::memory_order_relaxed)) {
@@ -72,7 +72,7 @@ Work Core::submit(const Request& request) {
   exposed.reset();
   if (!timed_) times::add_exposed(waited_ns.load(std::memory_order_relaxed) - waited_before);
   if (failed) return Work(std::make_shared<FailedWork>(*std::move(failed)));
-  return late ? enqueue({request}, Clock::now() - kPatience, true) : Work();
+  return late ? enqueue(request, Clock::now() - kPatience, true) : Work();
 }
 
 bool Core::run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,

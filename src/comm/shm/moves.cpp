@@ -1,5 +1,4 @@
 #include "base/result.h"
-#include "comm/api/device_op.h"
 #include "comm/api/request.h"
 #include "comm/engine/agreement.h"
 #include "comm/shm/algorithms.h"

@@ -85,7 +85,7 @@ class World final : public messages::Members {
   Error recorded(const std::string& doing, std::uint64_t sequence) const override;
   /// Why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may.
   std::optional<std::string> lost(int rank) const override;
-  /// Whether so many operations of GPUs' memory have ended on all ranks that are still here.
+  /// Whether so many operations have ended after their turn on all ranks that are still here.
   bool are_over(std::uint64_t number) const noexcept;
 
   // --- waking ---

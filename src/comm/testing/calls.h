@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -122,7 +123,7 @@ class GuardedMemory {
       return;
     }
     cuda::Gpu& gpu = cuda::Gpu::at(tested_device().index);
-    gpu.wait(*gpu.copy_to_device(to, from, bytes, *gpu.mark(nullptr)), Staging::Clock::time_point::max());
+    gpu.wait(*gpu.copy_to_device(to, from, bytes, *gpu.mark(nullptr)), std::chrono::steady_clock::time_point::max());
   }
   void read(std::byte* to, const std::byte* from, std::size_t bytes) const {
     if (!on_gpu_) {
@@ -130,7 +131,7 @@ class GuardedMemory {
       return;
     }
     cuda::Gpu& gpu = cuda::Gpu::at(tested_device().index);
-    gpu.wait(*gpu.copy_to_host(to, from, bytes, *gpu.mark(nullptr)), Staging::Clock::time_point::max());
+    gpu.wait(*gpu.copy_to_host(to, from, bytes, *gpu.mark(nullptr)), std::chrono::steady_clock::time_point::max());
   }
 
   static constexpr std::size_t kGuard = 64;

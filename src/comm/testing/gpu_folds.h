@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -60,7 +61,7 @@ class GpuFolds {
   }
 
  private:
-  static constexpr auto kNever = Staging::Clock::time_point::max();
+  static constexpr auto kNever = std::chrono::steady_clock::time_point::max();
   void* put(std::size_t k, const Bytes& bytes, std::size_t offset) {
     if (memories_.size() <= k) {
       memories_.resize(k + 1);

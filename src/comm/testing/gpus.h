@@ -73,7 +73,7 @@ class Floats {
   void* data() const { return memory_.data(); }
 
  private:
-  static constexpr auto kNever = Staging::Clock::time_point::max();
+  static constexpr auto kNever = std::chrono::steady_clock::time_point::max();
   int gpu_;
   std::int64_t count_;
   Memory memory_;

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <utility>
@@ -37,7 +38,7 @@ std::vector<float> floats_of(const Outcome& outcome, int gpu) {
   std::vector<float> values(static_cast<std::size_t>(outcome.shape[0]));
   comm::cuda::Gpu& on = comm::cuda::Gpu::at(gpu);
   on.wait(*on.copy_to_host(values.data(), outcome.data, values.size() * sizeof(float), *on.mark(nullptr)),
-          comm::Staging::Clock::time_point::max());
+          std::chrono::steady_clock::time_point::max());
   return values;
 }
 

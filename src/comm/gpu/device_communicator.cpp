@@ -1,0 +1,333 @@
+#include "comm/gpu/device_communicator.h"
+
+#include "base/env.h"
+#include "base/result.h"
+#include "comm/engine/agreement.h"
+#include "comm/engine/queue.h"
+#include "comm/gpu/chunking.h"
+#include "comm/gpu/in_flight.h"
+#include "comm/gpu/nccl_plane.h"
+#include "comm/gpu/staging.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::comm {
+
+using namespace cuda;
+
+/// What operations of a GPU's memory share, and how each begins. Lives as long as one of them.
+class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
+ public:
+  explicit Gpu(const CommunicatorImpl& host)
+      : placement(host.placement()),
+        timeout(host.timeout()),
+        queue(host.queue()),
+        nccl(std::make_shared<NcclPlane>(placement, host.hosts())),
+        in_flight(std::make_shared<InFlight>(queue)),
+        sums_(std::get<std::string>(value_or_throw(env::value(env::kGpuSums))) == "exact" ? GpuSums::Exact
+                                                                                          : GpuSums::Fast) {}
+
+  /// With its timeout, and with what its memory is to the ranks.
+  void complete(DeviceRequest& request) const {
+    if (request.timeout.count() == 0) request.timeout = timeout;
+    if (request.device.type != DeviceType::CUDA) return;
+    const bool fast = request.gpu_sums.value_or(sums_) == GpuSums::Fast && has_sum(request);
+    request.memory = fast ? MemoryKind::DeviceFast : MemoryKind::Device;
+  }
+  /// By NCCL, if all may go that way; else the copies to the host begin.
+  Work start(std::vector<DeviceRequest> requests, const Rooms::Allocate& allocate);
+  /// Over once everything before it is.
+  Work await_all(const Request& name);
+  Staged stage(const DeviceRequest& request, const Rooms::Allocate& allocate) {
+    if (request.device.type != DeviceType::CUDA) return {request, nullptr, nullptr};
+    const StreamMarks marks = marks_of(cuda::Gpu::at(request.device.index), request);
+    return cuda::stage(request, {placement.rank, placement.size}, marks, *rooms_, allocate);
+  }
+
+  const rendezvous::Placement placement;
+  const std::chrono::milliseconds timeout;
+  const std::shared_ptr<Queue> queue;
+  const std::shared_ptr<NcclPlane> nccl;
+  const std::shared_ptr<InFlight> in_flight;
+
+ private:
+  class Call;
+  const GpuSums sums_;
+  const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();
+};
+
+/// One call, of one operation or of a group: in the queue it is a Composite, to the program a Work.
+class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork {
+ public:
+  Call(std::shared_ptr<Gpu> gpu, Request whole, std::vector<DeviceCall> direct, std::vector<Staged> staged)
+      : gpu_(std::move(gpu)), whole_(std::move(whole)), direct_(std::move(direct)), staged_(std::move(staged)) {}
+
+  // As Composite:
+  std::optional<Error> run(Turn& turn, bool& finished) noexcept override {
+    if (!direct_.empty()) {
+      auto failed = run_direct(turn, finished);
+      if (failed && failed->code() != ErrorCode::Mismatch) gpu_->nccl->give_up();
+      if (failed || !finished || is_given_) return failed;
+    }
+    return run_staged(turn);
+  }
+  bool is_quick() const noexcept override {
+    return !direct_.empty() && gpu_->nccl->ready() && gpu_->in_flight->has_room();
+  }
+
+  // As WorkState:
+  Ordering order(const Device& stream, Clock::time_point limit) override {
+    if (direct_.empty()) return Ordering::Never;
+    if (!wait_for_first(limit == Clock::time_point::max() ? std::nullopt : std::optional(limit)))
+      return Ordering::NotYet;
+    std::shared_ptr<Flight> given;
+    {
+      const std::lock_guard lock(mutex_);
+      given = flight_;
+    }
+    if (!given || done()) return Ordering::Never;
+    given->put_before(stream);
+    return Ordering::Done;
+  }
+  bool is_given_in(const Device& stream) const noexcept override {
+    return std::all_of(direct_.begin(), direct_.end(), [&](const DeviceCall& call) {
+      const DeviceRequest& request = call.request;
+      return request.device.index == stream.index && request.device.stream == stream.stream &&
+             request.input_stream == stream.stream;
+    });
+  }
+
+ private:
+  Clock::time_point deadline() const noexcept { return called_ + whole_.timeout; }
+  void look() noexcept override { gpu_->in_flight->look(); }
+  void go_on(std::optional<Error> failed) noexcept override {
+    if (!is_given_) finish(std::move(failed));
+  }
+  /// In the turn.
+  void put_in_flight(std::shared_ptr<Flight> given) {
+    is_given_ = true;
+    {
+      const std::lock_guard lock(mutex_);
+      flight_ = given;
+    }
+    gpu_->in_flight->put({std::move(given), deadline(), [self = shared_from_this(), this](std::optional<Error> why) {
+                            if (event_) gpu_->queue->tell(*event_, whole_, called_, why.has_value());
+                            finish(std::move(why));
+                            const std::lock_guard lock(mutex_);
+                            flight_ = nullptr;
+                          }});
+  }
+
+  /// Not finished: ranks have not come. With neither an error nor a flight it goes by staging, on all ranks.
+  std::optional<Error> run_direct(Turn& turn, bool& finished) noexcept {
+    return gpu_->queue->guarded(whole_, called_, [&](CollectiveEvent* event) {
+      NcclPlane& nccl = *gpu_->nccl;
+      Round round;
+      finished = !nccl.open() || turn.agree(whole_, round, event);
+      if (!finished) return false;
+      try {
+        // What the plane tells is of its last round.
+        if (round.everyone && nccl.form(direct_.front().gpu, turn)) {
+          if (event != nullptr) event->sequence = 0;
+          turn.carry_out(as_round(whole_, round), event);
+        }
+        std::shared_ptr<Flight> given;
+        if (round.everyone) {
+          gpu_->in_flight->await_room(InFlight::kMost, whole_, deadline(), turn);
+          gpu_->in_flight->watch_from_now_on();
+          given = nccl.run(direct_, round, turn);
+        }
+        if (given) {
+          if (event != nullptr) event_ = *event;
+          put_in_flight(std::move(given));
+          return false;
+        }
+        gpu_->in_flight->await_room(1, whole_, deadline(), turn);
+        for (const DeviceCall& call : direct_) staged_.push_back(nccl.stage(call));
+      } catch (const Error& error) {
+        gpu_->queue->abort(error.what());
+        throw;
+      }
+      return false;
+    });
+  }
+
+  // As the queue's groups: one operation after the other, where neighbours that are small and alike travel in one
+  // buffer.
+  std::optional<Error> run_staged(Turn& turn) noexcept {
+    const auto await_gpu = [&] { gpu_->in_flight->await_room(1, whole_, deadline(), turn); };
+    if (staged_.empty()) {
+      return gpu_->queue->guarded(whole_, called_, [&](CollectiveEvent*) {
+        await_gpu();
+        return false;
+      });
+    }
+    std::vector<Request> hosts;
+    for (const Staged& one : staged_) hosts.push_back(one.host);
+    const bool waits = std::any_of(staged_.begin(), staged_.end(), [](const Staged& one) {
+      return one.staging || one.pieces || one.host.kind == Kind::Barrier;
+    });
+    for (std::size_t begin = 0; begin < staged_.size();) {
+      std::size_t count = 1;
+      auto failed = gpu_->queue->guarded(hosts[begin], called_, [&](CollectiveEvent* event) {
+        if (begin == 0 && waits) await_gpu();
+        if (staged_[begin].pieces) {
+          run_pieces(staged_[begin], turn, event);
+        } else {
+          const std::span<const Staged> left = std::span(staged_).subspan(begin);
+          const auto pieces = std::find_if(left.begin(), left.end(), [](const Staged& one) { return !!one.pieces; });
+          const auto whole = static_cast<std::size_t>(pieces - left.begin());
+          count = Turn::count_together(std::span(hosts).subspan(begin, whole));
+          step(left.first(count), [&](Staging& staging) { staging.arrive(deadline(), [&] { turn.attend(); }); });
+          turn.carry_out(std::span(hosts).subspan(begin, count), event);
+          step(left.first(count), [](Staging& staging) { staging.depart(); });
+        }
+        // One's output is on its way while the next is carried out.
+        if (begin + count == staged_.size())
+          step(staged_, [&](Staging& staging) { staging.finish(deadline(), [&] { turn.attend(); }); });
+        return true;
+      });
+      if (failed) return failed;
+      begin += count;
+    }
+    return std::nullopt;
+  }
+
+  static Request as_round(Request request, Round& round) {
+    request.round = &round;
+    return request;
+  }
+  /// What goes wrong there ends the world: the others wait for this rank.
+  template <class Way>
+  void step(std::span<const Staged> staged, const Way& way) {
+    try {
+      for (const Staged& one : staged) {
+        if (one.staging) way(*one.staging);
+      }
+    } catch (const Error& error) {
+      gpu_->queue->abort(error.what());
+      throw;
+    }
+  }
+
+  /// The ranks agree on the whole as on any operation, and refuse what does not go together.
+  void run_pieces(const Staged& staged, Turn& turn, CollectiveEvent* event) {
+    Round agreed{.everyone = true};
+    if (gpu_->placement.size > 1) turn.carry_out(as_round(staged.host, agreed), event);
+    try {
+      staged.pieces->run(agreed, deadline(), turn, event);
+    } catch (const Error& error) {
+      gpu_->queue->abort(error.what());
+      throw;
+    }
+  }
+
+  const std::shared_ptr<Gpu> gpu_;
+  const Request whole_;
+  const Clock::time_point called_ = Clock::now();
+  const std::vector<DeviceCall> direct_;
+  std::vector<Staged> staged_;
+  bool is_given_ = false;                 // to the GPU; belongs to the turn
+  std::shared_ptr<Flight> flight_;        // under the mutex
+  std::optional<CollectiveEvent> event_;  // what is to be told when it ends
+};
+
+Work DeviceCommunicator::Gpu::start(std::vector<DeviceRequest> requests, const Rooms::Allocate& allocate) {
+  constexpr std::size_t kLarge = std::size_t{1} << 20;  // takes the GPU longer than it takes to wake a thread
+  const auto may_be_direct = [this](const DeviceRequest& request) {
+    return request.device.type == DeviceType::CUDA && nccl->may_take(request);
+  };
+  std::vector<DeviceCall> direct;
+  std::vector<Staged> staged;
+  std::size_t bytes = 0;
+  if (nccl->open() && std::all_of(requests.begin(), requests.end(), may_be_direct)) {
+    for (const DeviceRequest& request : requests) {
+      direct.push_back(nccl->call(request));
+      bytes += request.payload();
+    }
+  } else {
+    for (const DeviceRequest& request : requests) staged.push_back(stage(request, allocate));
+  }
+  const Request& whole = requests.front();
+  const auto call = std::make_shared<Call>(shared_from_this(), whole, std::move(direct), std::move(staged));
+  call->follow(queue->submit(call, whole, bytes >= kLarge));
+  return Work(call);
+}
+
+Work DeviceCommunicator::Gpu::await_all(const Request& name) {
+  const auto call = std::make_shared<Call>(shared_from_this(), name, std::vector<DeviceCall>(), std::vector<Staged>());
+  call->follow(queue->submit(call, name, false));
+  return Work(call);
+}
+
+DeviceCommunicator::~DeviceCommunicator() {
+  if (!gpu_) return;
+  if (gpu_->queue->in_child()) {  // a forked child: all of it is the parent's
+    static_cast<void>(new std::shared_ptr<Gpu>(std::move(gpu_)));
+    return;
+  }
+  const bool in_callback = gpu_->queue->is_in_callback();
+  gpu_->in_flight->leave();
+  host_.reset();
+  gpu_->in_flight->join(in_callback);
+}
+
+const std::shared_ptr<DeviceCommunicator::Gpu>& DeviceCommunicator::gpu() {
+  if (!gpu_) gpu_ = std::make_shared<Gpu>(*host_);
+  return gpu_;
+}
+
+Work DeviceCommunicator::start_beside_gpu(const DeviceRequest& asked) {
+  const bool on_gpu = asked.device.type == DeviceType::CUDA;
+  host_->check_home();
+  if (!on_gpu && asked.kind != Kind::Barrier) return host_->start(asked);
+  Gpu& own = *gpu();
+  DeviceRequest request = asked;
+  own.complete(request);
+  const auto allocate = [this](std::size_t bytes) { return host_->allocate(bytes); };
+  if (request.kind != Kind::Send && request.kind != Kind::Recv) return own.start({std::move(request)}, allocate);
+  const auto deadline = Staging::Clock::now() + request.timeout;
+  const auto why_ended = [queue = own.queue, kind = request.kind] { return queue->why_ended(name_of(kind)); };
+  const Staged staged = own.stage(request, allocate);
+  if (request.kind == Kind::Recv) return deliver_later(host_->start(staged.host), staged.staging, deadline, why_ended);
+  staged.staging->arrive(deadline, [&] {
+    if (const auto why = why_ended()) throw *why;
+  });
+  Work work = host_->start(staged.host);
+  work.on_done([staging = staged.staging] {});  // whose memory it is
+  return work;
+}
+
+Work DeviceCommunicator::start_group(std::vector<DeviceRequest> requests) {
+  const bool any_on_gpu = std::any_of(requests.begin(), requests.end(), [](const DeviceRequest& request) {
+    return request.device.type == DeviceType::CUDA;
+  });
+  if (!any_on_gpu) return host_->start_group({requests.begin(), requests.end()});
+  host_->check_home();
+  for (DeviceRequest& request : requests) gpu()->complete(request);
+  if (requests.size() > 1) {
+    const std::uint64_t group = group_digest(std::vector<Request>(requests.begin(), requests.end()));
+    for (DeviceRequest& request : requests) request.group = group;
+  }
+  return gpu()->start(std::move(requests), [this](std::size_t bytes) { return host_->allocate(bytes); });
+}
+
+int DeviceCommunicator::join(const BarrierOptions& options) {
+  if (gpu_) {  // once what is in flight is over
+    DeviceRequest nothing;
+    nothing.kind = Kind::Joined;
+    nothing.timeout = options.timeout.value_or(host_->timeout());
+    gpu_->await_all(nothing).wait();
+  }
+  return host_->join(options);
+}
+
+std::shared_ptr<MemoryBlock> DeviceCommunicator::allocate(std::size_t bytes, Device device) {
+  if (device.type == DeviceType::CPU) return host_->allocate(bytes);
+  if (device.type == DeviceType::CUDA) return cuda::allocate(bytes, device.index);
+  raise(ErrorCode::InvalidArgument, "allocate failed -- rank {} ({}) -- memory of device type {} is not supported",
+        host_->placement().rank, host_->placement().host, static_cast<int>(device.type));
+}
+
+}  // namespace cohort::comm
