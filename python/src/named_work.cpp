@@ -203,18 +203,6 @@ py::object to_dlpack(const NamedResult& result, const py::args&, const py::kwarg
 py::tuple shape_of_result(const NamedResult& result) { return py::tuple(py::cast(result.shape)); }
 
 // `self` is the Python object: what is made of it keeps it alive.
-py::object result_as_numpy(const py::object& self) {
-  const auto& result = py::cast<const NamedResult&>(self);
-  const std::string name(to_string(result.dtype));
-  const py::module_ numpy = py::module_::import("numpy");
-  if (result.dtype == DType::BFloat16) {
-    refuse("NamedResult",
-           "NumPy has no bfloat16 -- numpy.asarray(result) gives its bits as uint16, as_torch() a tensor");
-  }
-  if (result.count() == 0) return numpy.attr("empty")(shape_of_result(result), name);
-  return numpy.attr("frombuffer")(self, name).attr("reshape")(shape_of_result(result));
-}
-
 py::object result_as_torch(const py::object& self) {
   const auto& result = py::cast<const NamedResult&>(self);
   const py::module_ torch = py::module_::import("torch");
@@ -254,7 +242,6 @@ void bind_named_result(py::module_& module) {
            })
       .def("__dlpack__", &to_dlpack)
       .def("__dlpack_device__", [](const NamedResult&) { return py::make_tuple(static_cast<int>(dlpack::kCpu), 0); })
-      .def("as_numpy", &result_as_numpy, "A NumPy array over it. Refused (InvalidArgument) for bfloat16.")
       .def("as_torch", &result_as_torch, "A torch tensor over it.");
 }
 

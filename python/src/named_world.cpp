@@ -113,11 +113,8 @@ void NamedWorld::end() {
   Communicator communicator = std::exchange(communicator_, {});
   std::optional<py::error_already_set> interrupt;
   try {
-    run_interruptibly<bool>(
-        [engine] {
-          engine->shutdown();
-          return true;
-        },
+    run_interruptibly<void>(
+        [engine] { engine->shutdown(); },
         [communicator, rank = member_->rank]() mutable {
           communicator.abort("rank " + std::to_string(rank) + " was interrupted while its NamedEngine was shut down");
         });
