@@ -15,9 +15,9 @@ from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple, Uni
 
 import jax
 import jax.numpy as jnp
-from cohort.hvd.arrays import Call
 from cohort.hvd.basics import rank
-from cohort.hvd.operations import Adasum, Average, Max, Min, Product, Sum, group_names, named, resolve, shares_of_winners
+from cohort.hvd.operations import (Adasum, Average, Call, Max, Min, Product, Sum, group_names, named, reduced_back,
+                                   resolve)  # fmt: skip
 from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, root_in
 from cohort.jax._arrays import checked, checked_list, is_traced
 from cohort.jax._operations import at_once, in_program
@@ -38,10 +38,6 @@ def _kind(kind: str, arrays: Sequence[Any]) -> str:
     return f"jit.{kind}" if is_traced(arrays) else kind
 
 
-def _gradient_of(call: Call, **changes: Any) -> Call:
-    return call._replace(names=tuple(f"{name}.grad" for name in call.names), **changes)
-
-
 def _run(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
     return in_program(call, arrays) if is_traced(arrays) else at_once(call, arrays)[0]
 
@@ -49,10 +45,6 @@ def _run(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
 def _is_none(cotangent: Any) -> bool:
     """Of integers, which have no gradient: then None goes back."""
     return bool(cotangent.dtype == jax.dtypes.float0)
-
-
-def _part(call: Call, at: List[int]) -> Call:
-    return call._replace(names=tuple(call.names[i] for i in at))
 
 
 # --- allreduce ---
@@ -69,41 +61,23 @@ def _all_reduce_forward(call: Call, arrays: Tuple[jax.Array, ...]) -> Any:
 
 def _all_reduce_backward(call: Call, arrays: Any, cotangents: Tuple[jax.Array, ...]) -> Any:
     at = [i for i, cotangent in enumerate(cotangents) if not _is_none(cotangent)]
-    given, back = [cotangents[i] for i in at], _gradient_of(_part(call, at))
-    if not at:
-        own: List[jax.Array] = []
-    elif arrays is None:
-        own = _run(back, given)
-    else:
-        total = _run(back._replace(op=Sum, prescale=1.0, postscale=1.0), given)
-        values = [arrays[i] for i in at]
-        shares = _factors(back, values) if call.op == Product else _shares_of_winners(back, values)
-        own = [grad * (call.prescale * call.postscale) * share for grad, share in zip(total, shares)]
+    back = call._replace(names=tuple(call.names[i] for i in at)).also("grad")
+    values = [] if arrays is None else [arrays[i] for i in at]
+    equal = lambda a, b: (a == b).astype(a.dtype)  # noqa: E731
+    own = reduced_back(back, [cotangents[i] for i in at], values, _run, equal, _products_of_others) if at else []
     return (tuple(own[at.index(i)] if i in at else None for i in range(len(cotangents))),)
 
 
 _all_reduce.defvjp(_all_reduce_forward, _all_reduce_backward)
 
 
-def _suffixed(call: Call, suffix: str) -> Tuple[str, ...]:
-    return tuple(f"{name}.{suffix}" for name in call.names)
-
-
-def _shares_of_winners(call: Call, values: List[jax.Array]) -> List[jax.Array]:
-    def reduce(values: List[jax.Array], op: int, what: str) -> List[jax.Array]:
-        return _run(call._replace(prescale=1.0, postscale=1.0, names=_suffixed(call, what), op=op), values)
-
-    return shares_of_winners(values, call.op, call.prescale, reduce, lambda a, b: (a == b).astype(a.dtype))
-
-
-def _factors(call: Call, values: List[jax.Array]) -> List[jax.Array]:
-    """The product of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros."""
-    engine = engine_of(call.process_set)
+def _products_of_others(back: Call, values: Sequence[jax.Array]) -> List[jax.Array]:
+    engine = engine_of(back.process_set)
     rows = ((1,) * engine.size(),) * len(values)
-    gather = call._replace(kind="allgather", names=_suffixed(call, "values"), prescale=1.0, postscale=1.0, rows=rows)
-    every = _run(gather, [value[None] for value in values])
+    gather = back.also("values", kind="allgather", op=Average, prescale=1.0, postscale=1.0, rows=rows)
     own = engine.rank()
-    products = [jnp.prod(jnp.concatenate([one[:own], one[own + 1 :]]) * call.prescale, axis=0) for one in every]
+    every = _run(gather, [value[None] for value in values])
+    products = [jnp.prod(jnp.concatenate([one[:own], one[own + 1 :]]) * back.prescale, axis=0) for one in every]
     return [jnp.conj(one) if jnp.iscomplexobj(one) else one for one in products]
 
 
@@ -168,7 +142,7 @@ def _all_gather_backward(call: Call, kept: Any, cotangent: jax.Array) -> Any:
     count, start = kept
     if _is_none(cotangent):
         return (None,)
-    back = _gradient_of(call, kind="allreduce", op=Average, prescale=1.0, postscale=1.0, rows=())
+    back = call.also("grad", kind="allreduce", op=Average, prescale=1.0, postscale=1.0, rows=())
     mean = _run(back, [cotangent])[0]
     return (jax.lax.dynamic_slice_in_dim(mean, start, count.shape[0]),)
 
@@ -213,7 +187,7 @@ def _with_gradient(backward: Callable[[Call, jax.Array], jax.Array]) -> Callable
 
 @_with_gradient
 def _broadcast(call: Call, cotangent: jax.Array) -> jax.Array:
-    mean = _run(_gradient_of(call, kind="allreduce", op=Average), [cotangent])[0]
+    mean = _run(call.also("grad", kind="allreduce", op=Average), [cotangent])[0]
     # A value that was dropped here would be an operation less than on the root.
     return jnp.where(rank() == call.root, mean, jnp.zeros_like(mean))
 
@@ -251,7 +225,7 @@ def _all_to_all_backward(call: Call, kept: Any, cotangents: Any) -> Any:
     given = cotangents[0]
     if _is_none(given):
         return (None,)
-    back = _gradient_of(call)
+    back = call.also("grad")
     if not is_traced([given, received]):
         result = at_once(back._replace(splits=tuple(int(rows) for rows in received)), [given])[0][0]
     elif call.rows:
@@ -302,7 +276,7 @@ def alltoall(tensor: Any, splits: Optional[Iterable[int]] = None, name: Optional
 def _reduce_scatter(call: Call, cotangent: jax.Array) -> jax.Array:
     factor = call.prescale * call.postscale * (engine_of(call.process_set).size() if call.op == Sum else 1)
     given = cotangent if factor == 1 else cotangent * factor
-    return _run(_gradient_of(call, kind="allgather", prescale=1.0, postscale=1.0), [given])[0]
+    return _run(call.also("grad", kind="allgather", op=Average, prescale=1.0, postscale=1.0), [given])[0]
 
 
 def reducescatter(tensor: Any, name: Optional[str] = None, op: int = Average,

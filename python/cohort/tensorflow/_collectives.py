@@ -15,8 +15,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from cohort.hvd import basics, operations
-from cohort.hvd.arrays import Call
-from cohort.hvd.operations import Adasum, Average, Max, Min, Product, Sum, named, require_scattering, resolve, shares_of_winners
+from cohort.hvd.operations import Adasum, Average, Call, Sum, named, reduced_back, require_scattering, resolve
 from cohort.hvd.process_sets import (
     ProcessSet,
     engine_of,
@@ -208,48 +207,31 @@ def _allreduce(tensors: List[Tensor], names: List[str], compression: Any, op: in
         raise ValueError(f"op=hvd.Adasum needs floating-point tensors, not {[one.dtype.name for one in tensors]}")
     compressed = [compression.compress(tensor) for tensor in tensors]
     call = Call("allreduce", names, process_set, op, prescale, postscale)
-    results = _reduced([one for one, _ in compressed], call)
+    results = _reduced(call, [one for one, _ in compressed])
     return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
 
 
-def _reduced(tensors: List[Tensor], call: Call) -> List[Tensor]:
+def _reduced(call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
     def forward(*given: Tensor) -> Any:
-        return run(call, given)[0], lambda grads: _reduce_back(grads, given, call)
+        return run(call, given)[0], lambda grads: back(grads, given)
 
-    return _differentiable(forward, tensors)
+    def back(grads: List[Tensor], values: Sequence[Tensor]) -> List[Tensor]:
+        equal = lambda a, b: tf.cast(tf.equal(a, b), a.dtype)  # noqa: E731
+        again = call._replace(names=_grad_name(call.names))
+        return reduced_back(again, grads, values, _reduced, equal, _products_of_others)
 
-
-def _reduce_back(grads: List[Tensor], values: Sequence[Tensor], call: Call) -> List[Tensor]:
-    back = call._replace(names=_grad_name(call.names))
-    if call.op not in (Min, Max, Product):
-        return _reduced(grads, back)
-    totals = _reduced(grads, back._replace(op=Sum, prescale=1.0, postscale=1.0))
-    factor = call.prescale * call.postscale
-    if call.op == Product:
-        shares = [_product_of_others(value, name, call) for value, name in zip(values, back.names)]
-    else:
-        shares = _shares_of_winners(list(values), back)
-    return [total * tf.cast(factor, total.dtype) * share for total, share in zip(totals, shares)]
+    return _differentiable(forward, list(tensors))
 
 
-def _shares_of_winners(values: List[Tensor], call: Call) -> List[Tensor]:
-    def reduce(values: List[Tensor], op: int, what: str) -> List[Tensor]:
-        return run(Call("allreduce", [f"{name}.{what}" for name in call.names], call.process_set, op), values)[0]
-
-    def equal(a: Tensor, b: Tensor) -> Tensor:
-        return tf.cast(tf.equal(a, b), a.dtype)
-
-    return shares_of_winners(values, call.op, call.prescale, reduce, equal)
-
-
-def _product_of_others(value: Tensor, name: str, call: Call) -> Tensor:
-    """The product of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros."""
-    ask = Call("allgather", [f"{name}.others"], call.process_set, needs_all_ranks=False)
-    (rows,), (received,) = run(ask, [value[tf.newaxis]])
-    own = tf.reduce_sum(received[: _own_rank(call.process_set)])
-    others = tf.concat([rows[:own], rows[own + 1 :]], 0) * tf.cast(call.prescale, rows.dtype)
-    product = tf.reshape(tf.reduce_prod(others, 0), tf.shape(value))
-    return tf.math.conj(product) if product.dtype.is_complex else product
+def _products_of_others(back: Call, values: Sequence[Tensor]) -> List[Tensor]:
+    ask = Call("allgather", back.also("others").names, back.process_set, needs_all_ranks=False)
+    products = []
+    for rows, received, value in zip(*run(ask, [value[tf.newaxis] for value in values]), values):
+        own = tf.reduce_sum(received[: _own_rank(back.process_set)])
+        others = tf.concat([rows[:own], rows[own + 1 :]], 0) * tf.cast(back.prescale, rows.dtype)
+        product = tf.reshape(tf.reduce_prod(others, 0), tf.shape(value))
+        products.append(tf.math.conj(product) if product.dtype.is_complex else product)
+    return products
 
 
 # --- allgather ---
@@ -288,7 +270,7 @@ def _need_dimensions(tensors: List[Tensor], what: str) -> None:
 
 
 def _gather_back(grads: List[Tensor], received: List[Tensor], call: Call) -> List[Tensor]:
-    means = _reduced(grads, Call("allreduce", _grad_name(call.names), call.process_set, Average))
+    means = _reduced(Call("allreduce", _grad_name(call.names), call.process_set), grads)
     rank = _own_rank(call.process_set)
     return [mean[tf.reduce_sum(rows[:rank]) : tf.reduce_sum(rows[: rank + 1])] for mean, rows in zip(means, received)]
 
@@ -310,7 +292,7 @@ def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None, ignore_na
 
 
 def _broadcast_back(grads: List[Tensor], call: Call) -> List[Tensor]:
-    means = _reduced(grads, Call("allreduce", _grad_name(call.names), call.process_set, Average))
+    means = _reduced(Call("allreduce", _grad_name(call.names), call.process_set), grads)
     is_root = tf.equal(rank_op(), call.root)
     return [tf.where(is_root, mean, tf.zeros_like(mean)) for mean in means]
 

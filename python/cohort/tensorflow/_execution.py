@@ -11,8 +11,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
-from cohort.hvd.arrays import LEAST_TO_HAND_OVER, Call, carry_out
-from cohort.hvd.operations import ENGINE_OPS, Adasum
+from cohort.hvd.arrays import LEAST_TO_HAND_OVER, carry_out
+from cohort.hvd.operations import ENGINE_OPS, Adasum, Call
 from cohort.hvd.process_sets import engine_of, root_in
 from cohort.tensorflow import _library
 from cohort.tensorflow._errors import as_of_tensorflow

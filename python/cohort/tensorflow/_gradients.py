@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from cohort.hvd.process_sets import ProcessSet, global_process_set
-from cohort.hvd.arrays import Call
-from cohort.hvd.operations import Adasum, Average, Max, Sum
+from cohort.hvd.operations import Adasum, Average, Call, Max, Sum
 from cohort.tensorflow._errors import MARK
 from cohort.tensorflow._execution import as_it_is, run
 from cohort.tensorflow.compression import Compression

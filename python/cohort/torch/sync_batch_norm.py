@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from cohort._batch_norm import Normalize, OverRanks, Ranks, replaced
 from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set
 from cohort.hvd.operations import Sum
-from cohort.torch import _collectives as start
-from cohort.torch._handles import synchronize
+from cohort.torch._collectives import call_of, run
 from torch import Tensor
 
 
@@ -66,11 +65,10 @@ class _Ranks(Ranks):
         self._process_set = process_set
 
     def gather(self, own: Tensor, channels: int) -> Tensor:
-        name = f"sync_batch_norm.forward.{channels}"
-        result: Tensor = synchronize(start.allgather_active_async(own, name, self._process_set))
-        return result
+        return self._run(f"forward.{channels}", own, kind="allgather", needs_all_ranks=False)
 
     def add_up(self, sums: Tensor, channels: int) -> Tensor:
-        name = f"sync_batch_norm.backward.{channels}"
-        result: Tensor = synchronize(start.allreduce_async(sums, None, name, Sum, process_set=self._process_set))
-        return result
+        return self._run(f"backward.{channels}", sums, kind="allreduce", op=Sum)
+
+    def _run(self, name: str, tensor: Tensor, **how: Any) -> Tensor:
+        return run(call_of(name=f"sync_batch_norm.{name}", process_set=self._process_set, **how), [tensor])[0][0]
