@@ -2,6 +2,8 @@
 
 #include "errors.h"
 
+#include <pybind11/stl.h>
+
 #include <cctype>
 #include <cmath>
 #include <cstring>
@@ -152,6 +154,16 @@ std::string known_dtypes() {
   std::string names = "it knows ";
   for (int i = 0; i < kDTypeCount; ++i) names.append(i == 0 ? "" : ", ").append(to_string(static_cast<DType>(i)));
   return names;
+}
+
+py::object torch_over(const py::object& memory, DType dtype, const std::vector<std::int64_t>& shape) {
+  const py::module_ torch = py::module_::import("torch");
+  const py::object type = torch.attr(std::string(to_string(dtype)).c_str());
+  const py::tuple lengths(py::cast(shape));
+  std::int64_t count = 1;
+  for (const std::int64_t length : shape) count *= length;
+  if (count == 0) return torch.attr("empty")(lengths, py::arg("dtype") = type);
+  return torch.attr("frombuffer")(memory, py::arg("dtype") = type, py::arg("count") = count).attr("view")(lengths);
 }
 
 }  // namespace cohort::python

@@ -202,16 +202,6 @@ py::object to_dlpack(const NamedResult& result, const py::args&, const py::kwarg
 
 py::tuple shape_of_result(const NamedResult& result) { return py::tuple(py::cast(result.shape)); }
 
-// `self` is the Python object: what is made of it keeps it alive.
-py::object result_as_torch(const py::object& self) {
-  const auto& result = py::cast<const NamedResult&>(self);
-  const py::module_ torch = py::module_::import("torch");
-  const py::object type = torch.attr(std::string(to_string(result.dtype)).c_str());
-  if (result.count() == 0) return torch.attr("empty")(shape_of_result(result), py::arg("dtype") = type);
-  return torch.attr("frombuffer")(self, py::arg("dtype") = type, py::arg("count") = result.count())
-      .attr("view")(shape_of_result(result));
-}
-
 std::size_t bytes_of_result(const NamedResult& result) {
   return static_cast<std::size_t>(result.count()) * size_of(result.dtype);
 }
@@ -242,7 +232,13 @@ void bind_named_result(py::module_& module) {
            })
       .def("__dlpack__", &to_dlpack)
       .def("__dlpack_device__", [](const NamedResult&) { return py::make_tuple(static_cast<int>(dlpack::kCpu), 0); })
-      .def("as_torch", &result_as_torch, "A torch tensor over it.");
+      .def(
+          "as_torch",
+          [](const py::object& self) {
+            const auto& result = py::cast<const NamedResult&>(self);
+            return torch_over(self, result.dtype, result.shape);
+          },
+          "A torch tensor over it.");
 }
 
 }  // namespace cohort::python

@@ -31,17 +31,7 @@ void NamedOperation::check_home() const {
 
 bool NamedOperation::wait(std::optional<std::chrono::nanoseconds> limit) {
   check_home();
-  if (!handle_.done()) {
-    if (!limit && !on_main_thread()) {
-      const py::gil_scoped_release release;
-      handle_.block(std::nullopt);
-    } else {
-      std::optional<Clock::time_point> until;
-      // What is added to the clock must not overflow.
-      if (limit) until = Clock::now() + std::min<std::chrono::nanoseconds>(*limit, std::chrono::hours(24 * 365 * 100));
-      if (!wait_in_slices([&](std::chrono::nanoseconds slice) { return handle_.block(slice); }, until)) return false;
-    }
-  }
+  if (!handle_.done() && !wait_until([&](auto slice) { return handle_.block(slice); }, end_of(limit))) return false;
   // Freeing an array may run any Python code.
   const std::vector<Array> finished = std::exchange(arrays_, {});
   // A GPU has no memory to spare for results that the program has dropped.

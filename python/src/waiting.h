@@ -38,6 +38,12 @@ void watch_forks();
 /// Python's signal handlers run; what they raise is thrown as py::error_already_set.
 bool wait_in_slices(const std::function<bool(std::chrono::nanoseconds)>& step, std::optional<Clock::time_point> until);
 
+/// As wait_in_slices; where no interrupt can come and there is no end, `step` is called once, without a limit.
+bool wait_until(const std::function<bool(std::optional<std::chrono::nanoseconds>)>& step,
+                std::optional<Clock::time_point> until);
+/// When a limit, however long, is over.
+std::optional<Clock::time_point> end_of(std::optional<std::chrono::nanoseconds> limit);
+
 /// What `body` returns, which does not touch Python.
 template <class Body>
 auto without_gil(const Body& body) {

@@ -208,12 +208,12 @@ class CommunicatorBase:
     def gather(self, data: Any, root: int = 0) -> Optional[tuple[Any, ...]]:
         """A tuple of all ranks' arrays, of one type and any shapes, on the root; None on the others."""
         parts = self._gather(lambda: _one_array(data, "gather"), root, "gather")
-        return None if parts is None else _of_one_type([part.arrays() for part in parts], "gather")
+        return None if parts is None else of_one_type(parts, "gather")
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
         """A tuple of all ranks' arrays, of one type and any shapes."""
         parts = self._all_gather(lambda: _one_array(x, "allgather"), "allgather")
-        return _of_one_type([part.arrays() for part in parts], "allgather")
+        return of_one_type(parts, "allgather")
 
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
         """Sends xs[r] to rank r, and returns what came from each: a tuple of arrays, of any shapes.
@@ -223,7 +223,7 @@ class CommunicatorBase:
         parts = self._exchange(
             lambda: [_one_array(x, "alltoall") for x in self._one_for_each(xs, "alltoall")], "alltoall"
         )
-        return _of_one_type([part.arrays() for part in parts], "alltoall")
+        return of_one_type(parts, "alltoall")
 
     def scatter(self, xs: Any = None, root: int = 0) -> Any:
         """The part for this rank of what the root has: a tuple of arrays of any shapes, or one array with a row for
@@ -448,14 +448,15 @@ def _one_array(data: Any, what: str) -> bytearray:
     return _packets.of_arrays(data, what)
 
 
-def _of_one_type(arrays: list[Any], what: str) -> tuple[Any, ...]:
+def of_one_type(received: Sequence[Received], what: str) -> tuple[Any, ...]:
+    arrays = tuple(one.arrays() for one in received)
     types = [_packets.type_name(one) for one in arrays]
     for rank, name in enumerate(types):
         if name != types[0]:
             raise InvalidArgument(
                 f"{what}: arrays of one type are needed -- rank 0 brought {types[0]}, rank {rank} {name}"
             )
-    return tuple(arrays)
+    return arrays
 
 
 def _number_hosts(comm: Communicator) -> tuple[int, int]:

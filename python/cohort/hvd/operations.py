@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from cohort._core import NamedWork, ReduceOp
 from cohort.errors import Error
@@ -52,6 +52,19 @@ def check_options(op: int, predivide: float, passes: int) -> None:
         raise ValueError(f"gradient_predivide_factor={predivide}: it has to be positive")
     if passes < 1:
         raise ValueError(f"backward_passes_per_step={passes}: at least 1 is needed")
+
+
+def check_groups(groups: Any, num_groups: int, what: str, least: int = 0) -> Any:
+    """The groups that are asked for: a number, or lists of these; num_groups is the older name. Raises ValueError for what
+    has no meaning."""
+    if num_groups:
+        warnings.warn("num_groups is deprecated -- give groups=N", DeprecationWarning, stacklevel=3)
+        groups = num_groups if groups is None else groups
+    if isinstance(groups, int) and groups >= least:
+        return groups or None
+    if groups is None or (isinstance(groups, (list, tuple)) and all(isinstance(one, (list, tuple)) for one in groups)):
+        return groups
+    raise ValueError(f"groups={groups!r}: a number of groups, or a list of lists of {what}")
 
 
 def parts_of(items: List[Any], count: int) -> List[List[Any]]:
@@ -136,6 +149,12 @@ class Call(NamedTuple):
     def also(self, suffix: str, **changes: Any) -> "Call":
         """Another one that this one leads to, under names that follow from this one's."""
         return self._replace(names=tuple(f"{name}.{suffix}" for name in self.names), **changes)
+
+    def numbers(self) -> Dict[str, int]:
+        """What compiled programs keep of it, as python::NamedCall has it. Not of Adasum, which is Python's to combine."""
+        root = root_in(self.process_set, self.root) if self.kind == "broadcast" else 0
+        kind = ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall").index(self.kind)
+        return {"engine": self.process_set._key, "kind": kind, "op": ENGINE_OPS[self.op].value, "root": root}
 
     def start(self, tensors: Sequence[Any], outputs: Optional[Sequence[Any]] = None) -> List[NamedWork]:
         """Asks the engine for it. Tensors are what it takes: those of a broadcast are written, and of an allreduce if there

@@ -132,22 +132,26 @@ def size_of(process_set: ProcessSet) -> Tensor:
 # --- gradients ---
 
 
-def _differentiable(forward: Callable[..., Tuple[List[Tensor], Any]], tensors: List[Tensor]) -> List[Tensor]:
-    """What `forward` makes of the tensors: it gives results, and the function from their gradients to the inputs'."""
+def _differentiable(call: Call, tensors: Sequence[Tensor], back: Callable[..., List[Tensor]],
+                    splits: Optional[Tensor] = None) -> List[Tensor]:  # fmt: skip
+    """Carries it out: the results and, of alltoall, the rows that came from each rank.
+
+    back  of the results' gradients, what was given and the rows that came makes the gradients of what was given
+    """
+
+    def forward(*given: Tensor) -> Any:
+        results, received = run(call, given, splits)
+
+        def dense(*grads: Any) -> List[Tensor]:  # None: of integers
+            return back([None if one is None else tf.convert_to_tensor(one) for one in grads], given, received)
+
+        return [*results, *received] if call.kind == "alltoall" else results, dense
+
     if not any(one.dtype.is_floating or one.dtype.is_complex for one in tensors):
-        return forward(*tensors)[0]
+        return list(forward(*tensors)[0])
     if tf.executing_eagerly() and not _could_record():
-        return forward(*tensors)[0]  # custom_gradient takes longer than the operation
-
-    def dense(grads: Sequence[Any]) -> List[Any]:
-        return [None if one is None else tf.convert_to_tensor(one) for one in grads]  # None: of integers
-
-    @tf.custom_gradient
-    def whole(*given: Tensor) -> Any:
-        results, back = forward(*given)
-        return results, lambda *grads: back(dense(grads))
-
-    return list(whole(*tensors))
+        return list(forward(*tensors)[0])  # custom_gradient takes longer than the operation
+    return list(tf.custom_gradient(forward)(*tensors))
 
 
 def _grad_name(names: Sequence[str]) -> List[str]:
@@ -212,15 +216,12 @@ def _allreduce(tensors: List[Tensor], names: List[str], compression: Any, op: in
 
 
 def _reduced(call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
-    def forward(*given: Tensor) -> Any:
-        return run(call, given)[0], lambda grads: back(grads, given)
-
-    def back(grads: List[Tensor], values: Sequence[Tensor]) -> List[Tensor]:
+    def back(grads: List[Tensor], values: Sequence[Tensor], _: List[Tensor]) -> List[Tensor]:
         equal = lambda a, b: tf.cast(tf.equal(a, b), a.dtype)  # noqa: E731
         again = call._replace(names=_grad_name(call.names))
         return reduced_back(again, grads, values, _reduced, equal, _products_of_others)
 
-    return _differentiable(forward, list(tensors))
+    return _differentiable(call, tensors, back)
 
 
 def _products_of_others(back: Call, values: Sequence[Tensor]) -> List[Tensor]:
@@ -256,12 +257,7 @@ def grouped_allgather(tensors: Sequence[Any], name: Optional[str] = None, ignore
 
 def _gathered(tensors: List[Tensor], call: Call) -> List[Tensor]:
     _need_dimensions(tensors, "allgather")
-
-    def forward(*given: Tensor) -> Any:
-        results, received = run(call, given)
-        return results, lambda grads: _gather_back(grads, received, call)
-
-    return _differentiable(forward, tensors)
+    return _differentiable(call, tensors, lambda grads, _, received: _gather_back(grads, received, call))
 
 
 def _need_dimensions(tensors: List[Tensor], what: str) -> None:
@@ -284,11 +280,7 @@ def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None, ignore_na
     """Returns rank `root_rank`'s tensor (a rank of the world, also for process sets), a new one, on every rank."""
     names = _names("broadcast", name, ignore_name_scope, process_set)
     call = Call("broadcast", names, process_set, root=root_rank)
-
-    def forward(*given: Tensor) -> Any:
-        return run(call, given)[0], lambda grads: _broadcast_back(grads, call)
-
-    return _differentiable(forward, [_tensor(tensor)])[0]
+    return _differentiable(call, [_tensor(tensor)], lambda grads, *_: _broadcast_back(grads, call))[0]
 
 
 def _broadcast_back(grads: List[Tensor], call: Call) -> List[Tensor]:
@@ -348,20 +340,13 @@ def alltoall(tensor: Any, splits: Any = None, name: Optional[str] = None, ignore
 
 
 def _exchanged(tensor: Tensor, splits: Optional[Tensor], call: Call) -> Tuple[Tensor, Tensor]:
-    told: List[Tensor] = []
+    def back(grads: List[Tensor], given: Sequence[Tensor], received: List[Tensor]) -> List[Tensor]:
+        result, _ = _exchanged(grads[0], received[0], call._replace(names=_grad_name(call.names)))
+        missing = tf.shape(given[0])[0] - tf.shape(result)[0]  # rows that were not sent
+        return [tf.concat([result, tf.zeros(tf.concat([[missing], tf.shape(result)[1:]], 0), result.dtype)], 0)]
 
-    def forward(given: Tensor) -> Any:
-        results, received = run(call, [given], splits)
-        return [results[0], received[0]], lambda grads: _exchange_back(grads[0], received[0], tf.shape(given)[0], call)
-
-    told = _differentiable(forward, [tensor])
-    return told[0], told[1]
-
-
-def _exchange_back(grad: Tensor, received: Tensor, rows: Tensor, call: Call) -> Tensor:
-    result, _ = _exchanged(grad, received, call._replace(names=_grad_name(call.names)))
-    missing = rows - tf.shape(result)[0]  # rows that were not sent
-    return tf.concat([result, tf.zeros(tf.concat([[missing], tf.shape(result)[1:]], 0), result.dtype)], 0)
+    result, rows = _differentiable(call, [tensor], back, splits)
+    return result, rows
 
 
 # --- reducescatter ---
@@ -396,11 +381,7 @@ def _reducescatter(tensors: List[Tensor], compression: Any, call: Call) -> List[
     require_scattering(call.op)
     _need_dimensions(tensors, "reducescatter")
     compressed = [compression.compress(tensor) for tensor in tensors]
-
-    def forward(*given: Tensor) -> Any:
-        return run(call, given)[0], lambda grads: _scatter_back(grads, call)
-
-    results = _differentiable(forward, [one for one, _ in compressed])
+    results = _differentiable(call, [one for one, _ in compressed], lambda grads, *_: _scatter_back(grads, call))
     return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
 
 

@@ -8,7 +8,8 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 
 import torch
 from cohort import _optimizer_state
-from cohort.hvd.objects import broadcast_object, pickler
+from cohort._pickling import find_cloudpickle
+from cohort.hvd.objects import broadcast_object
 from cohort.hvd.operations import Call, named
 from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, root_in
 from cohort.torch import _collectives as start
@@ -120,7 +121,7 @@ class _Sent:
 
     def __reduce__(self) -> Any:
         data = io.BytesIO()
-        kind = type("Pickler", (pickler().Pickler,), {"persistent_id": lambda _, value: self.place(value)})
+        kind = type("Pickler", ((find_cloudpickle() or pickle).Pickler,), {"persistent_id": lambda _, value: self.place(value)})
         kind(data).dump(self._value)
         places = []
         for one in self.tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import torch
-from cohort._batch_norm import Normalize, OverRanks, Ranks, replaced
+from cohort._batch_norm import OverRanks, Ranks, replaced
 from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set
 from cohort.hvd.operations import Sum
 from cohort.torch._collectives import call_of, run
@@ -28,25 +28,7 @@ class SyncBatchNorm(OverRanks):
         self._check_input_dim(input)
         if not self.training or engine_of(self.process_set).size() == 1:
             return super().forward(input)
-        if input.size(1) != self.num_features:
-            raise RuntimeError(f"SyncBatchNorm: {self.num_features} channels are needed, not {input.size(1)}")
-        factor = 0.0 if self.momentum is None else self.momentum
-        if self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                factor = 1.0 / float(self.num_batches_tracked)
-        tracked = self.track_running_stats and self.running_mean is not None
-        result: Tensor = Normalize.apply(
-            input,
-            self.weight,
-            self.bias,
-            self.running_mean if tracked else None,
-            self.running_var if tracked else None,
-            factor,
-            self.eps,
-            _Ranks(self.process_set),
-        )
-        return result
+        return self.over(_Ranks(self.process_set), input, self.momentum)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module,
