@@ -75,6 +75,7 @@ std::optional<DType> tensor_dtype(pybind11::handle dtype);
 /// Of one element of a Py_buffer: its format, in the letters of the module struct, and its size.
 std::optional<DType> format_dtype(const char* format, Py_ssize_t itemsize) noexcept;
 std::optional<DType> dlpack_dtype(const dlpack::DataType& type) noexcept;
+dlpack::DataType dlpack_type(DType dtype) noexcept;
 /// By its name ("float32", "torch.float32") or as anything whose text ends like that (torch.float32).
 std::optional<DType> named_dtype(const std::string& name) noexcept;
 

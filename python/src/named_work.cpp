@@ -128,15 +128,6 @@ struct Exported {
   std::vector<std::int64_t> shape;
 };
 
-dlpack::DataType dlpack_type(DType dtype) noexcept {
-  const auto bits = static_cast<std::uint8_t>(8 * size_of(dtype));
-  if (dtype == DType::Bool) return {dlpack::kBool, bits, 1};
-  if (dtype == DType::BFloat16) return {dlpack::kBFloat, bits, 1};
-  if (is_complex(dtype)) return {dlpack::kComplex, bits, 1};
-  if (is_floating(dtype)) return {dlpack::kFloat, bits, 1};
-  return {dtype >= DType::UInt8 ? dlpack::kUInt : dlpack::kInt, bits, 1};
-}
-
 /// In the letters of the module struct.
 std::string format_of(DType dtype) {
   switch (dtype) {

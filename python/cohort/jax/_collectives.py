@@ -25,17 +25,12 @@ from cohort.jax._operations import at_once, in_program
 __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "grouped_allreduce", "reducescatter"]
 
 
-def _names(kind: str, name: Optional[str], process_set: ProcessSet, arrays: Sequence[Any]) -> Tuple[str, ...]:
-    return tuple(group_names(_kind(kind, arrays), name, process_set, len(arrays)))
-
-
-def _name(kind: str, name: Optional[str], process_set: ProcessSet, array: Any) -> Tuple[str]:
-    return (named(_kind(kind, [array]), name, process_set),)
-
-
-def _kind(kind: str, arrays: Sequence[Any]) -> str:
+def _call(kind: str, name: Optional[str], process_set: ProcessSet, arrays: Sequence[Any], op: int = Average,
+          prescale: float = 1.0, postscale: float = 1.0, *, group: bool = False, **how: Any) -> Call:  # fmt: skip
     # Unnamed operations of programs count when they are traced, which is not in step with those that are done at once.
-    return f"jit.{kind}" if is_traced(arrays) else kind
+    shown = f"jit.{kind}" if is_traced(arrays) else kind
+    names = group_names(shown, name, process_set, len(arrays)) if group else [named(shown, name, process_set)]
+    return Call(kind, tuple(names), process_set, op, prescale, postscale, **how)
 
 
 def _run(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
@@ -105,9 +100,8 @@ def allreduce(tensor: Any, average: Optional[bool] = None, name: Optional[str] =
     postscale_factor  the result is multiplied by it
     """
     array = checked(tensor, "allreduce")
-    call = Call("allreduce", _name("allreduce", name, process_set, array), process_set, resolve(op, average),
-                prescale_factor, postscale_factor)  # fmt: skip
-    return _reduced(call, [array])[0]
+    op = resolve(op, average)
+    return _reduced(_call("allreduce", name, process_set, [array], op, prescale_factor, postscale_factor), [array])[0]
 
 
 def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, name: Optional[str] = None,
@@ -115,9 +109,8 @@ def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, na
                       process_set: ProcessSet = global_process_set) -> List[jax.Array]:  # fmt: skip
     """As `allreduce` for several arrays, which travel together: none is carried out before all ranks have all."""
     arrays = checked_list(tensors, "grouped_allreduce")
-    call = Call("allreduce", _names("allreduce", name, process_set, arrays), process_set, resolve(op, average),
-                prescale_factor, postscale_factor)  # fmt: skip
-    return _reduced(call, arrays)
+    op = resolve(op, average)
+    return _reduced(_call("allreduce", name, process_set, arrays, op, prescale_factor, postscale_factor, group=True), arrays)
 
 
 # --- allgather ---
@@ -142,8 +135,7 @@ def _all_gather_backward(call: Call, kept: Any, cotangent: jax.Array) -> Any:
     count, start = kept
     if _is_none(cotangent):
         return (None,)
-    back = call.also("grad", kind="allreduce", op=Average, prescale=1.0, postscale=1.0, rows=())
-    mean = _run(back, [cotangent])[0]
+    mean = _run(call.also("grad", kind="allreduce", rows=()), [cotangent])[0]
     return (jax.lax.dynamic_slice_in_dim(mean, start, count.shape[0]),)
 
 
@@ -159,7 +151,7 @@ def allgather(tensor: Any, name: Optional[str] = None, process_set: ProcessSet =
     array = checked(tensor, "allgather")
     if array.ndim == 0:
         raise ValueError("allgather: an array without dimensions cannot be concatenated -- pass x.reshape(1)")
-    call = Call("allgather", _name("allgather", name, process_set, array), process_set)
+    call = _call("allgather", name, process_set, [array])
     if not is_traced([array]):
         return _run(call, [array])[0]
     return _all_gather(call._replace(rows=((array.shape[0],) * engine_of(process_set).size(),)), array)
@@ -198,7 +190,7 @@ def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None,
     have its shape and type."""
     array = checked(tensor, "broadcast")
     root_in(process_set, root_rank)  # says now what is wrong
-    call = Call("broadcast", _name("broadcast", name, process_set, array), process_set, root=root_rank)
+    call = _call("broadcast", name, process_set, [array], root=root_rank)
     return _broadcast(call, array) if is_traced([array]) else _run(call, [array])[0]
 
 
@@ -251,7 +243,7 @@ def alltoall(tensor: Any, splits: Optional[Iterable[int]] = None, name: Optional
     """
     array = checked(tensor, "alltoall")
     size = engine_of(process_set).size()
-    call = Call("alltoall", _name("alltoall", name, process_set, array), process_set)
+    call = _call("alltoall", name, process_set, [array])
     sent = array
     if splits is not None:
         if is_traced([array, splits]):
@@ -292,6 +284,5 @@ def reducescatter(tensor: Any, name: Optional[str] = None, op: int = Average,
     size = engine_of(process_set).size()
     each, more = divmod(array.shape[0], size)
     rows = (tuple(each + (rank < more) for rank in range(size)),)
-    call = Call("reducescatter", _name("reducescatter", name, process_set, array), process_set, op, prescale_factor,
-                postscale_factor, rows=rows)  # fmt: skip
+    call = _call("reducescatter", name, process_set, [array], op, prescale_factor, postscale_factor, rows=rows)
     return _reduce_scatter(call, array) if is_traced([array]) else _run(call, [array])[0]
