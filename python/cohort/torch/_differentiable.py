@@ -81,7 +81,10 @@ def allreduce(tensor: Tensor, average: Optional[bool] = None, name: Optional[str
 
     compression  what the tensor travels as: hvd.Compression.none, fp16 or bf16
     """
-    call = call_of("allreduce", name, process_set, resolve(op, average), prescale_factor, postscale_factor)
+    op = resolve(op, average)
+    if compression is Compression.none and not _wants_gradient(tensor):  # the shortest way
+        return synchronize(start.allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set))
+    call = call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor)
     return _carried_out(_AllReduce, call, [tensor], compression)[0]
 
 
