@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import torch
+from cohort.errors import InvalidArgument
 from torch import Tensor
 
 
@@ -87,6 +88,17 @@ class Normalize(torch.autograd.Function):
 
 class OverRanks(_BatchNorm):
     """The base of layers that are normalized so."""
+
+    def over(self, ranks: Ranks, input: Tensor, momentum: Optional[float]) -> Tensor:
+        """In training. momentum: None averages over the batches so far."""
+        if input.size(1) != self.num_features:
+            raise InvalidArgument(f"{ranks.name}: {self.num_features} channels are needed, not {input.size(1)}")
+        if self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            momentum = 1.0 / float(self.num_batches_tracked) if momentum is None else momentum
+        mean, var = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        result: Tensor = Normalize.apply(input, self.weight, self.bias, mean, var, momentum or 0.0, self.eps, ranks)
+        return result
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:

@@ -4,7 +4,8 @@ raise. Collective, and waits; one thread per rank. None stands for a world of on
 from __future__ import annotations
 
 import array
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 from cohort import errors
 from cohort._core import Communicator
@@ -20,30 +21,36 @@ def size_of(comm: Communicator | None) -> int:
     return comm.size() if comm is not None else 1
 
 
-def all_gather_bytes(comm: Communicator | None, mine: bytes) -> list[bytes]:
+def all_gather_bytes(comm: Communicator | None, mine: bytes | bytearray) -> list[memoryview]:
     """All ranks' bytes, by rank."""
-    if comm is None or comm.size() == 1:
-        return [bytes(mine)]
+    if comm is None:
+        return [memoryview(mine)]
     sizes = array.array("q", bytes(8 * comm.size()))
     comm.all_gather(array.array("q", [len(mine)]), sizes)
-    longest = max(sizes)
-    if longest == 0:
-        return [b""] * comm.size()
-    together = bytearray(longest * comm.size())
-    comm.all_gather(bytearray(mine).ljust(longest, b"\0"), together)
-    return [bytes(together[rank * longest : rank * longest + size]) for rank, size in enumerate(sizes)]
+    together = bytearray(sum(sizes))
+    comm.all_gather_v(mine, together, list(sizes))
+    return cut(together, sizes)
 
 
-def broadcast_bytes(comm: Communicator | None, mine: bytes, root: int = 0) -> bytes:
+def cut(together: bytearray, sizes: Sequence[int]) -> list[memoryview]:
+    """What lies there one after another."""
+    view, ends = memoryview(together), list(itertools.accumulate(sizes))
+    return [view[end - size : end] for size, end in zip(sizes, ends)]
+
+
+def broadcast_bytes(comm: Communicator | None, mine: bytes | bytearray, root: int = 0) -> bytes | bytearray:
     """The root's bytes, on all ranks."""
     if comm is None or comm.size() == 1:
-        return bytes(mine)
+        return mine
     size = array.array("q", [len(mine)])
     comm.broadcast(size, root=root)
-    data = bytearray(mine) if comm.rank() == root else bytearray(size[0])
+    if comm.rank() != root:
+        mine = bytearray(size[0])
+    elif isinstance(mine, bytes):
+        mine = bytearray(mine)
     if size[0]:
-        comm.broadcast(data, root=root)
-    return bytes(data)
+        comm.broadcast(mine, root=root)
+    return mine
 
 
 def attempt(work: Callable[[], object]) -> errors.Error | None:
@@ -77,7 +84,7 @@ def agree(comm: Communicator | None, error: errors.Error | None) -> None:
         _raise_everywhere(comm, error, first[0])
 
 
-def share(comm: Communicator | None, mine: bytes, error: errors.Error | None = None) -> bytes:
+def share(comm: Communicator | None, mine: bytes, error: errors.Error | None = None) -> bytes | bytearray:
     """Rank 0's bytes; or raises rank 0's error, on all ranks."""
     if comm is None or comm.size() == 1:
         if error is not None:

@@ -94,6 +94,8 @@ def dumps_for_ranks(value: object) -> bytes:
         try:
             import cloudpickle
         except ImportError:
+            if isinstance(error, TypeError):
+                raise error from None
             raise pickle.PicklingError(f"{error} -- {_GET_CLOUDPICKLE}, or send what a module has a name for") from error
         return _by_value(cloudpickle, value)
 

@@ -98,7 +98,7 @@ def average(mean: float | Mapping[str, Any], samples: int = 1, comm: Communicato
 
 def _average_of(local: Mapping[str, Any], comm: Communicator) -> dict[str, Any]:
     mine = str(sorted(f"{name} (Mean)" if isinstance(value, Mean) else name for name, value in local.items()))
-    everybody = [theirs.decode() for theirs in all_gather_bytes(comm, mine.encode())]
+    everybody = [str(theirs, "utf-8") for theirs in all_gather_bytes(comm, mine.encode())]
     for rank, theirs in enumerate(everybody):
         if theirs != everybody[0]:
             raise Mismatch(

@@ -61,27 +61,12 @@ bool dtype_of(xla::Type type, DType& dtype) {
 
 /// What cohort/jax/_ffi.py has put into the program.
 struct Asked {
-  NamedKind kind = NamedKind::AllReduce;
-  std::int64_t engine = 0, op = 0, root = 0;
+  std::int64_t kind = 0, engine = 0, op = 0, root = 0;
   double prescale = 1, postscale = 1;
   std::string_view names;              // "3:abc5:hello": lengths in bytes before each
   const std::int64_t* rows = nullptr;  // of each rank, of each operand, if its kind has any
   std::size_t row_count = 0;
 };
-
-bool kind_of(std::string_view text, NamedKind& kind) {
-  constexpr std::pair<std::string_view, NamedKind> kKinds[] = {{"allreduce", NamedKind::AllReduce},
-                                                               {"allgather", NamedKind::AllGather},
-                                                               {"broadcast", NamedKind::Broadcast},
-                                                               {"reducescatter", NamedKind::ReduceScatter},
-                                                               {"alltoall", NamedKind::AllToAll}};
-  for (const auto& [name, value] : kKinds) {
-    if (name != text) continue;
-    kind = value;
-    return true;
-  }
-  return false;
-}
 
 template <class T>
 bool take(const xla::Attributes& given, std::int64_t at, xla::Type type, T& value) {
@@ -97,10 +82,6 @@ bool read(const xla::Attributes& given, Asked& asked) {
   int found = 0;
   for (std::int64_t i = 0; i < given.size; ++i) {
     const std::string_view name(given.names[i]->data, given.names[i]->size);
-    const auto text = [&] {
-      const auto& value = *static_cast<const xla::Text*>(given.values[i]);
-      return std::string_view(value.data, value.size);
-    };
     bool good = false;
     if (name == "engine") {
       good = take(given, i, xla::Type::S64, asked.engine);
@@ -113,10 +94,11 @@ bool read(const xla::Attributes& given, Asked& asked) {
     } else if (name == "postscale") {
       good = take(given, i, xla::Type::F64, asked.postscale);
     } else if (name == "kind") {
-      good = given.kinds[i] == xla::kText && kind_of(text(), asked.kind);
+      good = take(given, i, xla::Type::S64, asked.kind);
     } else if (name == "names") {
       good = given.kinds[i] == xla::kText;
-      if (good) asked.names = text();
+      const auto& text = *static_cast<const xla::Text*>(given.values[i]);
+      if (good) asked.names = {text.data, text.size};
     } else if (name == "rows") {
       good = given.kinds[i] == xla::kArray;
       const auto& array = *static_cast<const xla::Array*>(given.values[i]);
@@ -189,7 +171,7 @@ std::string Running::fill(const xla::CallFrame& frame) {
     const std::string_view name = next_name(names);
     call.name = name.data();
     call.name_bytes = name.size();
-    call.kind = asked.kind;
+    call.kind = static_cast<NamedKind>(asked.kind);
     if (!dtype_of(operand.dtype, call.dtype)) {
       return std::string(name) + ": elements of XLA's type " + std::to_string(static_cast<int>(operand.dtype)) +
              " cannot travel -- convert them to one that NumPy has";
@@ -198,7 +180,7 @@ std::string Running::fill(const xla::CallFrame& frame) {
     call.root = static_cast<std::int32_t>(asked.root);
     call.prescale = asked.prescale;
     call.postscale = asked.postscale;
-    call.needs_all_ranks = asked.kind == NamedKind::AllGather || asked.kind == NamedKind::Broadcast;
+    call.needs_all_ranks = call.kind == NamedKind::AllGather || call.kind == NamedKind::Broadcast;
     call.shape = operand.dims;
     call.dimensions = static_cast<std::size_t>(operand.rank);
     call.input = operand.data;
@@ -225,8 +207,9 @@ void Running::check(const NamedReply& reply) {
     code = code_of(reply.code);
     return;
   }
-  if (asked.kind != NamedKind::AllGather && asked.kind != NamedKind::AllToAll) return;
-  const std::size_t ranks = group.empty() ? 0 : asked.row_count / group.size();
+  const NamedKind kind = group.front().kind;
+  if (kind != NamedKind::AllGather && kind != NamedKind::AllToAll) return;
+  const std::size_t ranks = asked.row_count / group.size();
   for (std::size_t i = 0; i < group.size(); ++i) {
     const NamedMade& made = reply.made[i];
     const std::int64_t* const wanted = asked.rows + i * ranks;
@@ -324,9 +307,7 @@ extern "C" {
 __attribute__((visibility("default"))) const char* cohort_jax_use(const void* table) {
   using namespace cohort::python;
   const auto* const given = static_cast<const NamedCalls*>(table);
-  if (given->version != kNamedCallsVersion || given->size != NamedCalls{}.size) {
-    return "cohort/_jax_ffi.so and cohort/_core are of different builds -- install Cohort anew";
-  }
+  if (const char* const problem = given->problem()) return problem;
   calls = given;
   return nullptr;
 }

@@ -2,6 +2,8 @@
 
 #include "errors.h"
 
+#include <pybind11/stl.h>
+
 #include <cctype>
 #include <cmath>
 #include <cstring>
@@ -59,44 +61,25 @@ ReduceOp reduce_op_of(py::handle op, const char* operation) {
 
 namespace {
 
-std::optional<DType> signed_of(Py_ssize_t bytes) noexcept {
-  switch (bytes) {
-    case 1: return DType::Int8;
-    case 2: return DType::Int16;
-    case 4: return DType::Int32;
-    case 8: return DType::Int64;
-    default: return std::nullopt;
+/// Of a kind of numbers, by DLPack's code for it.
+std::optional<DType> find_dtype(std::uint8_t code, Py_ssize_t bytes) noexcept {
+  for (int i = 0; i < kDTypeCount; ++i) {
+    const auto dtype = static_cast<DType>(i);
+    if (dlpack_type(dtype).code == code && static_cast<Py_ssize_t>(size_of(dtype)) == bytes) return dtype;
   }
-}
-
-std::optional<DType> unsigned_of(Py_ssize_t bytes) noexcept {
-  switch (bytes) {
-    case 1: return DType::UInt8;
-    case 2: return DType::UInt16;
-    case 4: return DType::UInt32;
-    case 8: return DType::UInt64;
-    default: return std::nullopt;
-  }
-}
-
-std::optional<DType> floating_of(Py_ssize_t bytes) noexcept {
-  switch (bytes) {
-    case 2: return DType::Float16;
-    case 4: return DType::Float32;
-    case 8: return DType::Float64;
-    default: return std::nullopt;
-  }
-}
-
-std::optional<DType> complex_of(Py_ssize_t bytes) noexcept {
-  // No switch: g++ 12 under AddressSanitizer takes its result for uninitialized.
-  std::optional<DType> found;
-  if (bytes == 8) found = DType::Complex64;
-  if (bytes == 16) found = DType::Complex128;
-  return found;
+  return std::nullopt;
 }
 
 }  // namespace
+
+dlpack::DataType dlpack_type(DType dtype) noexcept {
+  const auto bits = static_cast<std::uint8_t>(8 * size_of(dtype));
+  if (dtype == DType::Bool) return {dlpack::kBool, bits, 1};
+  if (dtype == DType::BFloat16) return {dlpack::kBFloat, bits, 1};
+  if (is_complex(dtype)) return {dlpack::kComplex, bits, 1};
+  if (is_floating(dtype)) return {dlpack::kFloat, bits, 1};
+  return {dtype >= DType::UInt8 ? dlpack::kUInt : dlpack::kInt, bits, 1};
+}
 
 std::optional<DType> tensor_dtype(py::handle dtype) {
   // torch's dtypes are few and live for ever, so an answer is found by the object.
@@ -118,26 +101,15 @@ std::optional<DType> format_dtype(const char* format, Py_ssize_t itemsize) noexc
   if (complex) ++format;
   if (swapped || std::strlen(format) != 1) return std::nullopt;
   const auto is_one_of = [&](const char* letters) { return std::strchr(letters, *format) != nullptr; };
-  if (complex) return is_one_of("fd") ? complex_of(itemsize) : std::nullopt;
-  if (is_one_of("efd")) return floating_of(itemsize);
-  if (is_one_of("bhilqn")) return signed_of(itemsize);
-  if (is_one_of("BHILQN")) return unsigned_of(itemsize);
-  if (*format == '?' && itemsize == 1) return DType::Bool;
-  return std::nullopt;
+  if (complex) return is_one_of("fd") ? find_dtype(dlpack::kComplex, itemsize) : std::nullopt;
+  if (is_one_of("efd")) return find_dtype(dlpack::kFloat, itemsize);
+  if (is_one_of("bhilqn")) return find_dtype(dlpack::kInt, itemsize);
+  if (is_one_of("BHILQN")) return find_dtype(dlpack::kUInt, itemsize);
+  return *format == '?' ? find_dtype(dlpack::kBool, itemsize) : std::nullopt;
 }
 
 std::optional<DType> dlpack_dtype(const dlpack::DataType& type) noexcept {
-  if (type.lanes != 1 || type.bits % 8 != 0) return std::nullopt;
-  const Py_ssize_t bytes = type.bits / 8;
-  switch (type.code) {
-    case dlpack::kInt: return signed_of(bytes);
-    case dlpack::kUInt: return unsigned_of(bytes);
-    case dlpack::kFloat: return floating_of(bytes);
-    case dlpack::kBFloat: return bytes == 2 ? std::optional(DType::BFloat16) : std::nullopt;
-    case dlpack::kComplex: return complex_of(bytes);
-    case dlpack::kBool: return bytes == 1 ? std::optional(DType::Bool) : std::nullopt;
-    default: return std::nullopt;
-  }
+  return type.lanes == 1 && type.bits % 8 == 0 ? find_dtype(type.code, type.bits / 8) : std::nullopt;
 }
 
 std::optional<DType> named_dtype(const std::string& name) noexcept {
@@ -152,6 +124,16 @@ std::string known_dtypes() {
   std::string names = "it knows ";
   for (int i = 0; i < kDTypeCount; ++i) names.append(i == 0 ? "" : ", ").append(to_string(static_cast<DType>(i)));
   return names;
+}
+
+py::object torch_over(const py::object& memory, DType dtype, const std::vector<std::int64_t>& shape) {
+  const py::module_ torch = py::module_::import("torch");
+  const py::object type = torch.attr(std::string(to_string(dtype)).c_str());
+  const py::tuple lengths(py::cast(shape));
+  std::int64_t count = 1;
+  for (const std::int64_t length : shape) count *= length;
+  if (count == 0) return torch.attr("empty")(lengths, py::arg("dtype") = type);
+  return torch.attr("frombuffer")(memory, py::arg("dtype") = type, py::arg("count") = count).attr("view")(lengths);
 }
 
 }  // namespace cohort::python

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace cohort::python {
 
@@ -74,8 +75,12 @@ std::optional<DType> tensor_dtype(pybind11::handle dtype);
 /// Of one element of a Py_buffer: its format, in the letters of the module struct, and its size.
 std::optional<DType> format_dtype(const char* format, Py_ssize_t itemsize) noexcept;
 std::optional<DType> dlpack_dtype(const dlpack::DataType& type) noexcept;
+dlpack::DataType dlpack_type(DType dtype) noexcept;
 /// By its name ("float32", "torch.float32") or as anything whose text ends like that (torch.float32).
 std::optional<DType> named_dtype(const std::string& name) noexcept;
+
+/// A torch tensor over memory that has the buffer protocol, which it keeps.
+pybind11::object torch_over(const pybind11::object& memory, DType dtype, const std::vector<std::int64_t>& shape);
 
 /// "it knows float32, float64, ...", for error messages.
 std::string known_dtypes();

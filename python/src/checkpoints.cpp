@@ -109,11 +109,8 @@ void bind_formats(py::module_& module) {
   module.def(
       "read_weights",
       [](const std::string& path, const std::string& key) {
-        std::shared_ptr<const ft::Weights> weights;
-        {
-          const py::gil_scoped_release release;
-          weights = std::make_shared<const ft::Weights>(value_or_throw(ft::read_weights(path, {.key = key})));
-        }
+        const auto weights = without_gil(
+            [&] { return std::make_shared<const ft::Weights>(value_or_throw(ft::read_weights(path, {.key = key}))); });
         return std::pair(named_bytes(weights->tensors, weights), weights->metadata);
       },
       py::arg("path"), py::arg("key"));
@@ -217,19 +214,11 @@ class Checkpoints : public Tenant, public std::enable_shared_from_this<Checkpoin
   }
 
   void settle(Comm comm) {
-    collectively<bool>(comm, "save", [&](Communicator& world) {
-      saver_.settle(world);
-      return true;
-    });
+    collectively<void>(comm, "save", [&](Communicator& world) { saver_.settle(world); });
   }
 
   void close() {
-    run_interruptibly<bool>(
-        [self = shared_from_this()] {
-          self->saver_.wait();
-          return true;
-        },
-        {});
+    run_interruptibly<void>([self = shared_from_this()] { self->saver_.wait(); }, {});
     saver_.close();
   }
 
@@ -333,11 +322,7 @@ void bind_follower(py::module_& module) {
       .def(
           "next_within",
           [milliseconds](CheckpointFollower& self, double seconds) {
-            CheckpointFollower::Look look;
-            {
-              const py::gil_scoped_release release;
-              look = self.next_within(milliseconds(seconds));
-            }
+            const CheckpointFollower::Look look = without_gil([&] { return self.next_within(milliseconds(seconds)); });
             return py::make_tuple(look.came, look.checkpoint ? py::object(py::int_(look.checkpoint->generation))
                                                              : py::object(py::none()));
           },

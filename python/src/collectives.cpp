@@ -202,84 +202,54 @@ py::object all_gather_v(const PyCommunicator& self, const py::object& input, con
                        [&](auto& world, auto from, auto to) { return world.all_gather_v(from, to, counts, options); });
 }
 
-/// What gather and gather_v take: a part of every rank, and of the root where all of them go.
-struct RootOutput {
-  std::vector<Array> arrays;
-  ConstBuffer part;
-  Buffer parts;
-  py::object result;
-};
-
-RootOutput root_output(const PyCommunicator& self, const char* name, const py::object& input, const py::object& output,
-                       int root) {
-  const bool is_root = self.member().rank == root;
-  if (is_root && output.is_none()) refuse(name, "the root has given no output");
-  RootOutput made;
-  made.result = is_root ? output : py::none();
-  made.arrays = keep(read(name, input));
-  made.part = made.arrays.back().const_buffer();
-  if (is_root) {
-    made.arrays.push_back(write(name, output));
-    made.parts = made.arrays.back().buffer();
+/// Of gather and scatter: `part` is every rank's, and `parts`, all of them, the root's. `body(world, part, parts)`:
+/// of other ranks than the root `parts` are none.
+template <class Body>
+py::object start_rooted(const CollectiveCall& call, int root, bool gathers, const py::object& part,
+                        const py::object& parts, const Body& body) {
+  const bool is_root = call.self.member().rank == root;
+  if (is_root && parts.is_none()) {
+    refuse(call.name, std::string("the root has given no ") + (gathers ? "output" : "input"));
   }
-  return made;
-}
-
-/// What scatter and scatter_v take: a part of every rank, and of the root where all of them come from.
-struct RootInput {
-  std::vector<Array> arrays;
-  ConstBuffer parts;
-  Buffer part;
-};
-
-RootInput root_input(const PyCommunicator& self, const char* name, const py::object& input, const py::object& output,
-                     int root) {
-  const bool is_root = self.member().rank == root;
-  if (is_root && input.is_none()) refuse(name, "the root has given no input");
-  RootInput made;
-  made.arrays = keep(write(name, output));
-  made.part = made.arrays.back().buffer();
-  if (is_root) {
-    made.arrays.push_back(read(name, input));
-    made.parts = made.arrays.back().const_buffer();
-  }
-  return made;
+  std::vector<Array> arrays = keep(gathers ? read(call.name, part) : write(call.name, part));
+  if (is_root) arrays.push_back(gathers ? write(call.name, parts) : read(call.name, parts));
+  const Buffer own = arrays.front().buffer();
+  const Buffer all = is_root ? arrays.back().buffer() : Buffer();
+  return start({call.self, call.name, call.async_op, is_root || !gathers ? call.result : py::none()}, std::move(arrays),
+               [&](Communicator& world) { return body(world, own, all); });
 }
 
 py::object gather(const PyCommunicator& self, const py::object& input, const py::object& output, int root,
                   const py::object& timeout, bool async_op) {
   constexpr auto* kName = "gather";
   const GatherOptions options{root, milliseconds_of(timeout, kName)};
-  RootOutput to = root_output(self, kName, input, output, root);
-  return start({self, kName, async_op, to.result}, std::move(to.arrays),
-               [&](Communicator& world) { return world.gather(to.part, to.parts, options); });
+  return start_rooted({self, kName, async_op, output}, root, true, input, output,
+                      [&](auto& world, auto part, auto parts) { return world.gather(part, parts, options); });
 }
 
 py::object gather_v(const PyCommunicator& self, const py::object& input, const py::object& output, const Counts& counts,
                     int root, const py::object& timeout, bool async_op) {
   constexpr auto* kName = "gather_v";
   const GatherOptions options{root, milliseconds_of(timeout, kName)};
-  RootOutput to = root_output(self, kName, input, output, root);
-  return start({self, kName, async_op, to.result}, std::move(to.arrays),
-               [&](Communicator& world) { return world.gather_v(to.part, to.parts, counts, options); });
+  return start_rooted({self, kName, async_op, output}, root, true, input, output,
+                      [&](auto& world, auto part, auto parts) { return world.gather_v(part, parts, counts, options); });
 }
 
 py::object scatter(const PyCommunicator& self, const py::object& input, const py::object& output, int root,
                    const py::object& timeout, bool async_op) {
   constexpr auto* kName = "scatter";
   const ScatterOptions options{root, milliseconds_of(timeout, kName)};
-  RootInput from = root_input(self, kName, input, output, root);
-  return start({self, kName, async_op, output}, std::move(from.arrays),
-               [&](Communicator& world) { return world.scatter(from.parts, from.part, options); });
+  return start_rooted({self, kName, async_op, output}, root, false, output, input,
+                      [&](auto& world, auto part, auto parts) { return world.scatter(parts, part, options); });
 }
 
 py::object scatter_v(const PyCommunicator& self, const py::object& input, const py::object& output,
                      const Counts& counts, int root, const py::object& timeout, bool async_op) {
   constexpr auto* kName = "scatter_v";
   const ScatterOptions options{root, milliseconds_of(timeout, kName)};
-  RootInput from = root_input(self, kName, input, output, root);
-  return start({self, kName, async_op, output}, std::move(from.arrays),
-               [&](Communicator& world) { return world.scatter_v(from.parts, from.part, counts, options); });
+  return start_rooted(
+      {self, kName, async_op, output}, root, false, output, input,
+      [&](auto& world, auto part, auto parts) { return world.scatter_v(parts, part, counts, options); });
 }
 
 py::object all_to_all(const PyCommunicator& self, const py::object& input, const py::object& output,

@@ -40,20 +40,13 @@ bool Operation::is_over(std::optional<std::chrono::nanoseconds> limit) {
 
 bool Operation::wait(std::optional<std::chrono::nanoseconds> limit) {
   if (home_ != fork_generation()) work_.wait();  // refuses
-  std::optional<Clock::time_point> until;
-  // What is added to the clock must not overflow.
-  if (limit) until = Clock::now() + std::min<std::chrono::nanoseconds>(*limit, std::chrono::hours(24 * 365 * 100));
   if (!work_.done()) {
+    const std::optional<Clock::time_point> until = end_of(limit);
     std::unique_lock turn(waiting_, std::try_to_lock);
     if (!turn && !wait_in_slices([&](std::chrono::nanoseconds slice) { return turn.try_lock_for(slice); }, until)) {
       return false;
     }
-    if (!limit && !on_main_thread()) {
-      const py::gil_scoped_release release;
-      static_cast<void>(is_over(std::nullopt));
-    } else if (!wait_in_slices([&](std::chrono::nanoseconds slice) { return is_over(slice); }, until)) {
-      return false;
-    }
+    if (!wait_until([&](auto slice) { return is_over(slice); }, until)) return false;
   }
   let_go_of_arrays();
   work_.wait();
@@ -76,12 +69,7 @@ void Operation::synchronize(const Device& stream) {
         return true;
       }
     };
-    if (on_main_thread()) {
-      wait_in_slices(is_given, std::nullopt);
-    } else {
-      const py::gil_scoped_release release;
-      static_cast<void>(is_given(std::chrono::hours(24 * 365)));
-    }
+    wait_until([&](auto slice) { return is_given(slice.value_or(std::chrono::hours(24 * 365))); }, std::nullopt);
     if (failed) throw *failed;
   }
   if (work_.done()) {

@@ -62,16 +62,8 @@ py::object as_numpy(const py::object& memory, const py::object& dtype, const py:
 }
 
 py::object as_torch(const py::object& memory, const py::object& dtype, const py::object& shape) {
-  const auto& own = py::cast<const Memory&>(memory);
   const DType type = dtype_of(dtype);
-  const std::vector<py::ssize_t> lengths = shape_of(own, type, shape);
-  py::ssize_t count = 1;
-  for (const py::ssize_t length : lengths) count *= length;
-  const py::module_ torch = py::module_::import("torch");
-  const py::object torch_type = torch.attr(std::string(to_string(type)).c_str());
-  if (count == 0) return torch.attr("empty")(py::cast(lengths), py::arg("dtype") = torch_type);
-  return torch.attr("frombuffer")(memory, py::arg("dtype") = torch_type, py::arg("count") = count)
-      .attr("view")(py::cast(lengths));
+  return torch_over(memory, type, shape_of(py::cast<const Memory&>(memory), type, shape));
 }
 
 }  // namespace

@@ -71,6 +71,13 @@ struct NamedCalls {
   std::uint32_t version = kNamedCallsVersion;
   std::uint32_t size = sizeof(NamedCall) + sizeof(NamedGroup) + sizeof(NamedReply) + sizeof(NamedMade);
   void (*submit)(const NamedGroup& group) noexcept = nullptr;
+
+  /// Null, or why a library cannot use the table of this `_core`.
+  const char* problem() const noexcept {
+    const NamedCalls own;
+    if (version == own.version && size == own.size) return nullptr;
+    return "cohort._core and this library beside it are of different builds -- install Cohort anew";
+  }
 };
 
 }  // namespace cohort::python

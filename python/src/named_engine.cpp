@@ -273,11 +273,6 @@ Works all_reduce_group(const PyNamedEngine& self, const py::sequence& names, con
   });
 }
 
-std::shared_ptr<NamedOperation> named_all_gather(const PyNamedEngine& self, const py::str& name,
-                                                 const py::object& input) {
-  return submit(self, input_call(Kind::AllGather, name, input));
-}
-
 Works all_gather_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& inputs,
                        bool needs_all_ranks) {
   return submit_group(self, Kind::AllGather, names, inputs, [&](std::size_t i, const py::str& name) {
@@ -285,11 +280,6 @@ Works all_gather_group(const PyNamedEngine& self, const py::sequence& names, con
     call.request.needs_all_ranks = needs_all_ranks;
     return call;
   });
-}
-
-std::shared_ptr<NamedOperation> named_broadcast(const PyNamedEngine& self, const py::str& name, const py::object& data,
-                                                int root) {
-  return submit(self, broadcast_call(self.world(), name, data, root));
 }
 
 Works broadcast_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& data, int root,
@@ -301,23 +291,13 @@ Works broadcast_group(const PyNamedEngine& self, const py::sequence& names, cons
   });
 }
 
-EngineCall reduce_scatter_call(const py::str& name, py::handle input, const Scaling& scaling) {
-  EngineCall call = reduction(Kind::ReduceScatter, name, scaling);
-  gives(call, input);
-  return call;
-}
-
-std::shared_ptr<NamedOperation> named_reduce_scatter(const PyNamedEngine& self, const py::str& name,
-                                                     const py::object& input, const py::object& op, double prescale,
-                                                     double postscale) {
-  return submit(self, reduce_scatter_call(name, input, scaling_of("reduce_scatter", op, prescale, postscale)));
-}
-
 Works reduce_scatter_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& inputs,
                            const py::object& op, double prescale, double postscale) {
   const Scaling scaling = scaling_of("reduce_scatter", op, prescale, postscale);
   return submit_group(self, Kind::ReduceScatter, names, inputs, [&](std::size_t i, const py::str& name) {
-    return reduce_scatter_call(name, py::object(inputs[i]), scaling);
+    EngineCall call = reduction(Kind::ReduceScatter, name, scaling);
+    gives(call, py::object(inputs[i]));
+    return call;
   });
 }
 
@@ -434,24 +414,19 @@ void bind_named(py::module_& module) {
       .def("all_reduce_group", &all_reduce_group, py::arg("names"), py::arg("inputs"), py::arg("outputs") = py::none(),
            kOnly, kAverage, kPrescale, kPostscale,
            "Several at once: all or none are accepted, and they are carried out together.")
-      .def("all_gather", &named_all_gather, py::arg("name"), py::arg("input"),
-           "Concatenates the inputs along dimension 0, which may differ from rank to rank: `result` of the NamedWork.")
-      .def(
-          "all_gather_group", &all_gather_group, py::arg("names"), py::arg("inputs"), kOnly,
-          py::arg("needs_all_ranks") = false,
-          "As all_gather, for several. needs_all_ranks: refused while some ranks have joined, which otherwise bring no "
-          "rows.")
-      .def("broadcast", &named_broadcast, py::arg("name"), py::arg("data"), py::arg("root") = 0,
-           "Copies the root's array into those of the other ranks, in place.")
-      .def("broadcast_group", &broadcast_group, py::arg("names"), py::arg("data"), py::arg("root") = 0, kOnly,
+      .def("all_gather_group", &all_gather_group, py::arg("names"), py::arg("inputs"), kOnly,
            py::arg("needs_all_ranks") = false,
-           "As broadcast, for several. needs_all_ranks: refused while some ranks have joined.")
-      .def("reduce_scatter", &named_reduce_scatter, py::arg("name"), py::arg("input"), kOnly, kSum, kPrescale,
+           "Concatenates each rank's input along dimension 0, which may differ from rank to rank: `result` of the "
+           "NamedWork. needs_all_ranks: refused while some ranks have joined, which otherwise bring no rows.")
+      .def(
+          "broadcast_group", &broadcast_group, py::arg("names"), py::arg("data"), py::arg("root") = 0, kOnly,
+          py::arg("needs_all_ranks") = false,
+          "Copies the root's arrays into those of the other ranks, in place. needs_all_ranks: refused while some ranks "
+          "have joined.")
+      .def("reduce_scatter_group", &reduce_scatter_group, py::arg("names"), py::arg("inputs"), kOnly, kSum, kPrescale,
            kPostscale,
            "Reduces, and gives each rank its rows of the result; where they do not divide, the first ranks get one row "
            "more.")
-      .def("reduce_scatter_group", &reduce_scatter_group, py::arg("names"), py::arg("inputs"), kOnly, kSum, kPrescale,
-           kPostscale)
       .def("all_to_all", &named_all_to_all, py::arg("name"), py::arg("input"), py::arg("splits") = py::none(),
            "splits[s] rows of `input` go to rank s (None: equal parts); `result` holds what came, by rank, and "
            "`received_splits` the rows from each.")

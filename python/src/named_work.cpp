@@ -128,15 +128,6 @@ struct Exported {
   std::vector<std::int64_t> shape;
 };
 
-dlpack::DataType dlpack_type(DType dtype) noexcept {
-  const auto bits = static_cast<std::uint8_t>(8 * size_of(dtype));
-  if (dtype == DType::Bool) return {dlpack::kBool, bits, 1};
-  if (dtype == DType::BFloat16) return {dlpack::kBFloat, bits, 1};
-  if (is_complex(dtype)) return {dlpack::kComplex, bits, 1};
-  if (is_floating(dtype)) return {dlpack::kFloat, bits, 1};
-  return {dtype >= DType::UInt8 ? dlpack::kUInt : dlpack::kInt, bits, 1};
-}
-
 /// In the letters of the module struct.
 std::string format_of(DType dtype) {
   switch (dtype) {
@@ -202,28 +193,6 @@ py::object to_dlpack(const NamedResult& result, const py::args&, const py::kwarg
 
 py::tuple shape_of_result(const NamedResult& result) { return py::tuple(py::cast(result.shape)); }
 
-// `self` is the Python object: what is made of it keeps it alive.
-py::object result_as_numpy(const py::object& self) {
-  const auto& result = py::cast<const NamedResult&>(self);
-  const std::string name(to_string(result.dtype));
-  const py::module_ numpy = py::module_::import("numpy");
-  if (result.dtype == DType::BFloat16) {
-    refuse("NamedResult",
-           "NumPy has no bfloat16 -- numpy.asarray(result) gives its bits as uint16, as_torch() a tensor");
-  }
-  if (result.count() == 0) return numpy.attr("empty")(shape_of_result(result), name);
-  return numpy.attr("frombuffer")(self, name).attr("reshape")(shape_of_result(result));
-}
-
-py::object result_as_torch(const py::object& self) {
-  const auto& result = py::cast<const NamedResult&>(self);
-  const py::module_ torch = py::module_::import("torch");
-  const py::object type = torch.attr(std::string(to_string(result.dtype)).c_str());
-  if (result.count() == 0) return torch.attr("empty")(shape_of_result(result), py::arg("dtype") = type);
-  return torch.attr("frombuffer")(self, py::arg("dtype") = type, py::arg("count") = result.count())
-      .attr("view")(shape_of_result(result));
-}
-
 std::size_t bytes_of_result(const NamedResult& result) {
   return static_cast<std::size_t>(result.count()) * size_of(result.dtype);
 }
@@ -254,8 +223,13 @@ void bind_named_result(py::module_& module) {
            })
       .def("__dlpack__", &to_dlpack)
       .def("__dlpack_device__", [](const NamedResult&) { return py::make_tuple(static_cast<int>(dlpack::kCpu), 0); })
-      .def("as_numpy", &result_as_numpy, "A NumPy array over it. Refused (InvalidArgument) for bfloat16.")
-      .def("as_torch", &result_as_torch, "A torch tensor over it.");
+      .def(
+          "as_torch",
+          [](const py::object& self) {
+            const auto& result = py::cast<const NamedResult&>(self);
+            return torch_over(self, result.dtype, result.shape);
+          },
+          "A torch tensor over it.");
 }
 
 }  // namespace cohort::python

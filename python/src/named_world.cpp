@@ -31,17 +31,7 @@ void NamedOperation::check_home() const {
 
 bool NamedOperation::wait(std::optional<std::chrono::nanoseconds> limit) {
   check_home();
-  if (!handle_.done()) {
-    if (!limit && !on_main_thread()) {
-      const py::gil_scoped_release release;
-      handle_.block(std::nullopt);
-    } else {
-      std::optional<Clock::time_point> until;
-      // What is added to the clock must not overflow.
-      if (limit) until = Clock::now() + std::min<std::chrono::nanoseconds>(*limit, std::chrono::hours(24 * 365 * 100));
-      if (!wait_in_slices([&](std::chrono::nanoseconds slice) { return handle_.block(slice); }, until)) return false;
-    }
-  }
+  if (!handle_.done() && !wait_until([&](auto slice) { return handle_.block(slice); }, end_of(limit))) return false;
   // Freeing an array may run any Python code.
   const std::vector<Array> finished = std::exchange(arrays_, {});
   // A GPU has no memory to spare for results that the program has dropped.
@@ -113,11 +103,8 @@ void NamedWorld::end() {
   Communicator communicator = std::exchange(communicator_, {});
   std::optional<py::error_already_set> interrupt;
   try {
-    run_interruptibly<bool>(
-        [engine] {
-          engine->shutdown();
-          return true;
-        },
+    run_interruptibly<void>(
+        [engine] { engine->shutdown(); },
         [communicator, rank = member_->rank]() mutable {
           communicator.abort("rank " + std::to_string(rank) + " was interrupted while its NamedEngine was shut down");
         });

@@ -119,21 +119,11 @@ class JobStore {
     store::set_large(*store_, key, text);
   }
   py::bytes wait(const std::string& key, double timeout) {
-    std::string value;
-    {
-      const py::gil_scoped_release release;
-      value = store::get_large(*store_, key, deadline_of(timeout));
-    }
-    return value;
+    return without_gil([&] { return store::get_large(*store_, key, deadline_of(timeout)); });
   }
   std::optional<py::bytes> get(const std::string& key, double timeout) {
-    std::optional<std::string> value;
-    {
-      const py::gil_scoped_release release;
-      value = store::try_get_large(*store_, key, deadline_of(timeout));
-    }
-    if (!value) return std::nullopt;
-    return py::bytes(*value);
+    const auto value = without_gil([&] { return store::try_get_large(*store_, key, deadline_of(timeout)); });
+    return value ? std::optional(py::bytes(*value)) : std::nullopt;
   }
   void remove(const std::string& key) {
     const py::gil_scoped_release release;

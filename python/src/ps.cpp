@@ -27,21 +27,32 @@ milliseconds milliseconds_from(double seconds) {
 /// clock, behind, version.
 using PyPulled = std::tuple<std::int64_t, std::int64_t, std::uint64_t>;
 
-std::span<const std::uint64_t> keys_of(const Array& array, const char* operation) {
-  const ConstBuffer buffer = array.const_buffer();
-  if (buffer.dtype != DType::Int64 && buffer.dtype != DType::UInt64)
-    refuse(operation, "keys have to be int64 or uint64, and these are " + std::string(to_string(buffer.dtype)));
-  return {static_cast<const std::uint64_t*>(buffer.data), static_cast<std::size_t>(buffer.count)};
-}
-
-std::span<float> floats_of(const Array& array, const Role& role) {
-  const Buffer buffer = array.buffer();
-  if (buffer.dtype != DType::Float32) {
-    refuse(role.operation,
-           std::string(role.name) + ": an array of " + std::string(to_string(buffer.dtype)) + " -- float32 is wanted");
+/// Keys of a request.
+struct Keys {
+  Keys(const py::object& given, const char* operation) : array(given, Access::Read, {operation, "keys"}) {
+    const ConstBuffer buffer = array.const_buffer();
+    if (buffer.dtype != DType::Int64 && buffer.dtype != DType::UInt64)
+      refuse(operation, "keys have to be int64 or uint64, and these are " + std::string(to_string(buffer.dtype)));
+    span = {static_cast<const std::uint64_t*>(buffer.data), static_cast<std::size_t>(buffer.count)};
   }
-  return {static_cast<float*>(buffer.data), static_cast<std::size_t>(buffer.count)};
-}
+  Array array;
+  std::span<const std::uint64_t> span;
+};
+
+/// Numbers that a request reads, or writes until it is done.
+struct Floats {
+  Floats(const py::object& given, Access access, const Role& role)
+      : array(std::make_shared<Array>(given, access, role)) {
+    const Buffer buffer = array->buffer();
+    if (buffer.dtype != DType::Float32) {
+      refuse(role.operation, std::string(role.name) + ": an array of " + std::string(to_string(buffer.dtype)) +
+                                 " -- float32 is wanted");
+    }
+    span = {static_cast<float*>(buffer.data), static_cast<std::size_t>(buffer.count)};
+  }
+  std::shared_ptr<Array> array;
+  std::span<float> span;
+};
 
 /// A request under way, and the arrays that it writes.
 class PyPsWork {
@@ -78,78 +89,45 @@ class PyPsWork {
   std::shared_ptr<Held> held_;
 };
 
-ps::PushOptions push_options(std::optional<double> lr) { return {lr}; }
+/// Starts a request, which writes to `written` (null: to nothing of Python's).
+template <class Body>
+PyPsWork start(const Body& body, std::shared_ptr<Array> written = nullptr) {
+  return {without_gil(body), std::move(written)};
+}
 
 PyPsWork table_pull(ps::Table& table, const py::object& keys, const py::object& out) {
-  const Array wanted(keys, Access::Read, {"pull", "keys"});
-  auto rows = std::make_shared<Array>(out, Access::Write, Role{"pull", "out"});
-  const auto from = keys_of(wanted, "pull");
-  const auto to = floats_of(*rows, {"pull", "out"});
-  std::optional<ps::Work> work;
-  {
-    const py::gil_scoped_release release;
-    work.emplace(table.pull(from, to));
-  }
-  return {*std::move(work), std::move(rows)};
+  const Keys from(keys, "pull");
+  const Floats to(out, Access::Write, {"pull", "out"});
+  return start([&] { return table.pull(from.span, to.span); }, to.array);
 }
 
 PyPsWork table_push(ps::Table& table, const py::object& keys, const py::object& gradients, std::optional<double> lr) {
-  const Array wanted(keys, Access::Read, {"push", "keys"}), rows(gradients, Access::Read, {"push", "gradients"});
-  const auto to = keys_of(wanted, "push");
-  const auto from = floats_of(rows, {"push", "gradients"});
-  std::optional<ps::Work> work;
-  {
-    const py::gil_scoped_release release;
-    work.emplace(table.push(to, from, push_options(lr)));
-  }
-  return {*std::move(work), nullptr};
+  const Keys to(keys, "push");
+  const Floats from(gradients, Access::Read, {"push", "gradients"});
+  return start([&] { return table.push(to.span, from.span, {lr}); });
 }
 
 PyPsWork table_push_pull(ps::Table& table, const py::object& keys, const py::object& gradients, const py::object& out,
                          std::optional<double> lr) {
-  const Array wanted(keys, Access::Read, {"push_pull", "keys"}),
-      rows(gradients, Access::Read, {"push_pull", "gradients"});
-  auto read = std::make_shared<Array>(out, Access::Write, Role{"push_pull", "out"});
-  const auto named = keys_of(wanted, "push_pull");
-  const auto from = floats_of(rows, {"push_pull", "gradients"});
-  const auto to = floats_of(*read, {"push_pull", "out"});
-  std::optional<ps::Work> work;
-  {
-    const py::gil_scoped_release release;
-    work.emplace(table.push_pull(named, from, to, push_options(lr)));
-  }
-  return {*std::move(work), std::move(read)};
+  const Keys named(keys, "push_pull");
+  const Floats from(gradients, Access::Read, {"push_pull", "gradients"});
+  const Floats to(out, Access::Write, {"push_pull", "out"});
+  return start([&] { return table.push_pull(named.span, from.span, to.span, {lr}); }, to.array);
 }
 
 PyPsWork table_assign(ps::Table& table, const py::object& keys, const py::object& values) {
-  const Array wanted(keys, Access::Read, {"assign", "keys"}), rows(values, Access::Read, {"assign", "rows"});
-  const auto to = keys_of(wanted, "assign");
-  const auto from = floats_of(rows, {"assign", "rows"});
-  std::optional<ps::Work> work;
-  {
-    const py::gil_scoped_release release;
-    work.emplace(table.assign(to, from));
-  }
-  return {*std::move(work), nullptr};
+  const Keys to(keys, "assign");
+  const Floats from(values, Access::Read, {"assign", "rows"});
+  return start([&] { return table.assign(to.span, from.span); });
 }
 
 PyPsWork table_erase(ps::Table& table, const py::object& keys) {
-  const Array wanted(keys, Access::Read, {"erase", "keys"});
-  const auto gone = keys_of(wanted, "erase");
-  std::optional<ps::Work> work;
-  {
-    const py::gil_scoped_release release;
-    work.emplace(table.erase(gone));
-  }
-  return {*std::move(work), nullptr};
+  const Keys gone(keys, "erase");
+  return start([&] { return table.erase(gone.span); });
 }
 
 py::dict table_stats(ps::Table& table) {
-  ps::TableStats stats;
-  {
-    const py::gil_scoped_release release;
-    stats = table.stats();
-  }
+  const ps::TableStats stats = without_gil([&] { return table.stats(); });
   py::dict out;
   out["rows"] = stats.rows;
   out["bytes"] = stats.bytes;
@@ -162,50 +140,25 @@ py::dict table_stats(ps::Table& table) {
 }
 
 PyPsWork variable_pull(ps::Variable& variable, const py::object& out) {
-  auto values = std::make_shared<Array>(out, Access::Write, Role{"pull", "out"});
-  const auto to = floats_of(*values, {"pull", "out"});
-  std::optional<ps::Work> work;
-  {
-    const py::gil_scoped_release release;
-    work.emplace(variable.pull(to));
-  }
-  return {*std::move(work), std::move(values)};
+  const Floats to(out, Access::Write, {"pull", "out"});
+  return start([&] { return variable.pull(to.span); }, to.array);
 }
 
 PyPsWork variable_push(ps::Variable& variable, const py::object& gradients, std::optional<double> lr) {
-  const Array rows(gradients, Access::Read, {"push", "gradients"});
-  const auto from = floats_of(rows, {"push", "gradients"});
-  std::optional<ps::Work> work;
-  {
-    const py::gil_scoped_release release;
-    work.emplace(variable.push(from, push_options(lr)));
-  }
-  return {*std::move(work), nullptr};
+  const Floats from(gradients, Access::Read, {"push", "gradients"});
+  return start([&] { return variable.push(from.span, {lr}); });
 }
 
 PyPsWork variable_push_pull(ps::Variable& variable, const py::object& gradients, const py::object& out,
                             std::optional<double> lr) {
-  const Array rows(gradients, Access::Read, {"push_pull", "gradients"});
-  auto values = std::make_shared<Array>(out, Access::Write, Role{"push_pull", "out"});
-  const auto from = floats_of(rows, {"push_pull", "gradients"});
-  const auto to = floats_of(*values, {"push_pull", "out"});
-  std::optional<ps::Work> work;
-  {
-    const py::gil_scoped_release release;
-    work.emplace(variable.push_pull(from, to, push_options(lr)));
-  }
-  return {*std::move(work), std::move(values)};
+  const Floats from(gradients, Access::Read, {"push_pull", "gradients"});
+  const Floats to(out, Access::Write, {"push_pull", "out"});
+  return start([&] { return variable.push_pull(from.span, to.span, {lr}); }, to.array);
 }
 
 PyPsWork variable_assign(ps::Variable& variable, const py::object& values) {
-  const Array rows(values, Access::Read, {"assign", "values"});
-  const auto from = floats_of(rows, {"assign", "values"});
-  std::optional<ps::Work> work;
-  {
-    const py::gil_scoped_release release;
-    work.emplace(variable.assign(from));
-  }
-  return {*std::move(work), nullptr};
+  const Floats from(values, Access::Read, {"assign", "values"});
+  return start([&] { return variable.assign(from.span); });
 }
 
 using ClientPtr = std::shared_ptr<ps::Client>;
@@ -249,45 +202,20 @@ ps::TableOptions table_options(std::int64_t dim, const ps::Initializer& initiali
   return options;
 }
 
+/// Made of its fields, in their order.
+template <class Kind, class... Fields>
+void bind_optimizer(py::module_& module, const char* name) {
+  py::class_<Kind>(module, name).def(py::init<Fields...>()).def_readonly("lr", &Kind::lr);
+}
+
 void bind_options(py::module_& module) {
   namespace optim = ps::optim;
-  py::class_<optim::Sgd>(module, "PsSgd")
-      .def(py::init([](double lr, double momentum, double dampening, double weight_decay, bool nesterov) {
-             return optim::Sgd{lr, momentum, dampening, weight_decay, nesterov};
-           }),
-           py::arg("lr"), py::arg("momentum"), py::arg("dampening"), py::arg("weight_decay"), py::arg("nesterov"))
-      .def_readonly("lr", &optim::Sgd::lr);
-  py::class_<optim::Adagrad>(module, "PsAdagrad")
-      .def(py::init([](double lr, double lr_decay, double weight_decay, double initial, double eps) {
-             return optim::Adagrad{lr, lr_decay, weight_decay, initial, eps};
-           }),
-           py::arg("lr"), py::arg("lr_decay"), py::arg("weight_decay"), py::arg("initial_accumulator_value"),
-           py::arg("eps"))
-      .def_readonly("lr", &optim::Adagrad::lr);
-  py::class_<optim::RowAdagrad>(module, "PsRowAdagrad")
-      .def(py::init([](double lr, double initial, double eps) {
-             return optim::RowAdagrad{lr, initial, eps};
-           }),
-           py::arg("lr"), py::arg("initial_accumulator_value"), py::arg("eps"))
-      .def_readonly("lr", &optim::RowAdagrad::lr);
-  py::class_<optim::Adam>(module, "PsAdam")
-      .def(py::init([](double lr, std::pair<double, double> betas, double eps, double weight_decay) {
-             return optim::Adam{lr, betas.first, betas.second, eps, weight_decay};
-           }),
-           py::arg("lr"), py::arg("betas"), py::arg("eps"), py::arg("weight_decay"))
-      .def_readonly("lr", &optim::Adam::lr);
-  py::class_<optim::AdamW>(module, "PsAdamW")
-      .def(py::init([](double lr, std::pair<double, double> betas, double eps, double weight_decay) {
-             return optim::AdamW{lr, betas.first, betas.second, eps, weight_decay};
-           }),
-           py::arg("lr"), py::arg("betas"), py::arg("eps"), py::arg("weight_decay"))
-      .def_readonly("lr", &optim::AdamW::lr);
-  py::class_<optim::Ftrl>(module, "PsFtrl")
-      .def(py::init([](double lr, double beta, double l1, double l2) {
-             return optim::Ftrl{lr, beta, l1, l2};
-           }),
-           py::arg("lr"), py::arg("beta"), py::arg("l1"), py::arg("l2"))
-      .def_readonly("lr", &optim::Ftrl::lr);
+  bind_optimizer<optim::Sgd, double, double, double, double, bool>(module, "PsSgd");
+  bind_optimizer<optim::Adagrad, double, double, double, double, double>(module, "PsAdagrad");
+  bind_optimizer<optim::RowAdagrad, double, double, double>(module, "PsRowAdagrad");
+  bind_optimizer<optim::Adam, double, double, double, double, double>(module, "PsAdam");
+  bind_optimizer<optim::AdamW, double, double, double, double, double>(module, "PsAdamW");
+  bind_optimizer<optim::Ftrl, double, double, double, double>(module, "PsFtrl");
   py::class_<ps::Initializer>(module, "PsInitializer")
       .def_static("constant", &ps::Initializer::constant, py::arg("value"))
       .def_static("uniform", &ps::Initializer::uniform, py::arg("low"), py::arg("high"))
@@ -353,15 +281,7 @@ void bind_ps(py::module_& module) {
            [](const ClientPtr& client) {
              return run_interruptibly<std::int64_t>([client] { return client->clock(); }, {});
            })
-      .def("barrier",
-           [](const ClientPtr& client) {
-             run_interruptibly<bool>(
-                 [client] {
-                   client->barrier();
-                   return true;
-                 },
-                 {});
-           })
+      .def("barrier", [](const ClientPtr& client) { run_interruptibly<void>([client] { client->barrier(); }, {}); })
       .def(
           "snapshot",
           [](const ClientPtr& client, const std::string& folder, int keep) {
@@ -375,14 +295,7 @@ void bind_ps(py::module_& module) {
             return run_interruptibly<std::int64_t>([client, folder] { return client->restore(folder); }, {});
           },
           py::arg("folder"))
-      .def("leave", [](const ClientPtr& client) {
-        run_interruptibly<bool>(
-            [client] {
-              client->leave();
-              return true;
-            },
-            {});
-      });
+      .def("leave", [](const ClientPtr& client) { run_interruptibly<void>([client] { client->leave(); }, {}); });
   py::class_<ps::Server>(module, "PsServer")
       .def(py::init([](const std::string& endpoint, const std::string& secret_file, std::size_t memory, double patience,
                        const std::string& journal, std::optional<int> replicas, bool of_job) {

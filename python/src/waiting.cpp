@@ -44,4 +44,18 @@ bool wait_in_slices(const std::function<bool(std::chrono::nanoseconds)>& step, s
   }
 }
 
+std::optional<Clock::time_point> end_of(std::optional<std::chrono::nanoseconds> limit) {
+  if (!limit) return std::nullopt;
+  // What is added to the clock must not overflow.
+  return Clock::now() + std::min<std::chrono::nanoseconds>(*limit, std::chrono::hours(24 * 365 * 100));
+}
+
+bool wait_until(const std::function<bool(std::optional<std::chrono::nanoseconds>)>& step,
+                std::optional<Clock::time_point> until) {
+  if (until || on_main_thread())
+    return wait_in_slices([&](std::chrono::nanoseconds slice) { return step(slice); }, until);
+  const py::gil_scoped_release release;
+  return step(std::nullopt);
+}
+
 }  // namespace cohort::python

@@ -38,14 +38,24 @@ void watch_forks();
 /// Python's signal handlers run; what they raise is thrown as py::error_already_set.
 bool wait_in_slices(const std::function<bool(std::chrono::nanoseconds)>& step, std::optional<Clock::time_point> until);
 
+/// As wait_in_slices; where no interrupt can come and there is no end, `step` is called once, without a limit.
+bool wait_until(const std::function<bool(std::optional<std::chrono::nanoseconds>)>& step,
+                std::optional<Clock::time_point> until);
+/// When a limit, however long, is over.
+std::optional<Clock::time_point> end_of(std::optional<std::chrono::nanoseconds> limit);
+
+/// What `body` returns, which does not touch Python.
+template <class Body>
+auto without_gil(const Body& body) {
+  const py::gil_scoped_release release;
+  return body();
+}
+
 /// Runs `body`, which blocks and knows nothing of Python. An interrupt calls `cancel`, which has to make `body` end
 /// soon; where there is no such way (`cancel` is empty) the body goes on unattended and its result is dropped.
 template <class T>
 T run_interruptibly(std::function<T()> body, const std::function<void()>& cancel) {
-  if (!on_main_thread()) {
-    const py::gil_scoped_release release;
-    return body();
-  }
+  if (!on_main_thread()) return without_gil(body);
   auto task = std::make_shared<std::packaged_task<T()>>(std::move(body));
   std::future<T> result = task->get_future();
   std::thread thread = sys::start_without_signals([task] { (*task)(); });

@@ -120,17 +120,12 @@ class Execution {
     if (!asked.keeps_shape()) outputs_.resize(count);
     for (std::size_t i = 0; i < count; ++i) {
       NamedCall& call = calls_[i];
-      call.kind = asked.kind;
-      call.op = asked.op;
-      call.root = asked.root;
-      call.prescale = asked.prescale;
-      call.postscale = asked.postscale;
-      call.needs_all_ranks = asked.needs_all_ranks;
+      call = asked.call;
       call.name = asked.names[i].data();
       call.name_bytes = asked.names[i].size();
       bring(static_cast<int>(i), call);
     }
-    if (asked.kind == NamedKind::AllToAll) {
+    if (asked.call.kind == NamedKind::AllToAll) {
       const Tensor splits = input(static_cast<int>(count));
       const auto* const rows = static_cast<const std::int64_t*>(tf.TensorData(splits.get()));
       splits_.assign(rows, rows + tf.TensorByteSize(splits.get()) / sizeof(std::int64_t));
@@ -283,10 +278,7 @@ Kernel::Kernel(Asked asked) : asked_(std::move(asked)) {}
 Kernel::~Kernel() = default;
 
 const char* use(const python::NamedCalls* given) noexcept {
-  const python::NamedCalls own;
-  if (given->version != own.version || given->size != own.size) {
-    return "the op library is of another build than cohort._core -- build and install both again";
-  }
+  if (const char* const problem = given->problem()) return problem;
   calls = given;
   return nullptr;
 }

@@ -18,17 +18,13 @@ namespace cohort::tensorflow {
 
 /// What the attributes of a node say.
 struct Asked {
-  python::NamedKind kind = python::NamedKind::AllReduce;
   std::uint64_t engine = 0;
-  ReduceOp op = ReduceOp::Average;
-  std::int32_t root = 0;
-  double prescale = 1, postscale = 1;
-  bool needs_all_ranks = false;
+  python::NamedCall call;  // but for its name and arrays
   std::vector<std::string> names;
 
   /// Whether results are as long as what is brought: those lie in the inputs' memory where TensorFlow gives it up.
   bool keeps_shape() const noexcept {
-    return kind == python::NamedKind::AllReduce || kind == python::NamedKind::Broadcast;
+    return call.kind == python::NamedKind::AllReduce || call.kind == python::NamedKind::Broadcast;
   }
 };
 

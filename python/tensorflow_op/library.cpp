@@ -75,13 +75,13 @@ void* create(TF_OpKernelConstruction* node) {
   Attributes attributes(node);
   try {
     Asked asked;
-    asked.kind = static_cast<python::NamedKind>(attributes.number("kind"));
+    asked.call.kind = static_cast<python::NamedKind>(attributes.number("kind"));
     asked.engine = static_cast<std::uint64_t>(attributes.number("engine"));
-    asked.op = static_cast<ReduceOp>(attributes.number("op"));
-    asked.root = static_cast<std::int32_t>(attributes.number("root"));
-    asked.prescale = attributes.factor("prescale");
-    asked.postscale = attributes.factor("postscale");
-    asked.needs_all_ranks = attributes.number("needs_all_ranks") != 0;
+    asked.call.op = static_cast<ReduceOp>(attributes.number("op"));
+    asked.call.root = static_cast<std::int32_t>(attributes.number("root"));
+    asked.call.prescale = attributes.factor("prescale");
+    asked.call.postscale = attributes.factor("postscale");
+    asked.call.needs_all_ranks = attributes.number("needs_all_ranks") != 0;
     asked.names = attributes.texts("names");
     return new Kernel(std::move(asked));
   } catch (const Problem& problem) {

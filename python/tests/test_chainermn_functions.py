@@ -243,7 +243,7 @@ class Collectives(FunctionCase):
 
     def test_refused(self):
         if self.size > 1:
-            with self.assertRaisesRegex(ValueError, "rank 0 brought torch.float32, rank 1 torch.float64"):
+            with self.assertRaisesRegex(ValueError, "rank 0 brought torch's float32, rank 1 torch's float64"):
                 functions.allgather(self.comm, torch.zeros(1, dtype=torch.float64 if self.rank == 1 else torch.float32))
         with self.assertRaisesRegex(ValueError, f"one part for each of {self.size} ranks"):
             functions.alltoall(self.comm, [torch.zeros(1)] * (self.size + 1))

@@ -32,8 +32,9 @@ class Refusals(WithEngine):
         self.differs(self.engine.all_reduce("type", KINDS[0].make([1], "int8" if odd else "int32")), "int8[1]")
         self.differs(self.engine.all_reduce("op", data, op="max" if odd else "min"), "min")
         self.differs(self.engine.all_reduce("scale", data, prescale=1 + odd), "prescale 2")
-        self.differs(self.engine.broadcast("root", data, root=odd), "from rank 1")
-        self.differs(self.engine.all_gather("kind", data) if odd else self.engine.all_reduce("kind", data), "all_gather")
+        self.differs(self.engine.broadcast_group(["root"], [data], root=odd)[0], "from rank 1")
+        gather = lambda: self.engine.all_gather_group(["kind"], [data])[0]  # noqa: E731
+        self.differs(gather() if odd else self.engine.all_reduce("kind", data), "all_gather")
         if numpy:
             self.differs(self.engine.all_reduce("folded", numpy.zeros((2, 3) if odd else (3, 2))), "[3, 2]")
 
@@ -49,7 +50,7 @@ class Refusals(WithEngine):
             lambda: self.engine.all_reduce("x", data, KINDS[0].make([1.0, 2.0], "float32")),
             lambda: self.engine.all_reduce("x", data, prescale=float("inf")),
             lambda: self.engine.all_reduce("x", bytearray(4), op="bit_or", prescale=2),
-            lambda: self.engine.broadcast("x", data, root=self.size),
+            lambda: self.engine.broadcast_group(["x"], [data], root=self.size),
             lambda: self.engine.all_to_all("x", data, [5] * self.size),
             lambda: self.engine.all_to_all("x", data, []),
             lambda: self.engine.all_reduce_group(["a", "b"], [data]),

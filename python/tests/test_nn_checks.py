@@ -25,7 +25,7 @@ class Case(unittest.TestCase):
         cohort.world().barrier()
 
     def same_text(self, error):
-        texts = all_gather_bytes(cohort.world(), str(error).encode())
+        texts = [bytes(one) for one in all_gather_bytes(cohort.world(), str(error).encode())]
         self.assertEqual(set(texts), {str(error).encode()})
 
 

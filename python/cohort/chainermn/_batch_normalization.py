@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from cohort._batch_norm import Normalize, OverRanks, Ranks, replaced
+from cohort._batch_norm import OverRanks, Ranks, replaced
 from cohort.chainermn.communicators import CommunicatorBase
 from cohort.errors import InvalidArgument
 
@@ -81,17 +81,7 @@ class MultiNodeBatchNormalization(OverRanks):
         self._check_input_dim(input)
         if not self.training:
             return super().forward(input)
-        if input.size(1) != self.num_features:
-            raise InvalidArgument(
-                f"MultiNodeBatchNormalization: {self.num_features} channels are needed, not {input.size(1)}"
-            )
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        factor = 1.0 / float(self.num_batches_tracked) if finetune else self.momentum
-        result: Tensor = Normalize.apply(
-            input, self.weight, self.bias, self.running_mean, self.running_var, factor, self.eps, _RanksOf(self.comm)
-        )
-        return result
+        return self.over(_RanksOf(self.comm), input, None if finetune else self.momentum)
 
 
 def create_mnbn_model(

@@ -18,7 +18,7 @@ from cohort import _pickling
 from cohort.errors import InvalidArgument
 from cohort.torch._tensors import dense
 
-Bytes = Union[bytearray, memoryview]
+Bytes = Union[bytes, bytearray, memoryview]
 
 _ALIGNMENT = 64
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import array
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
 
 import cohort
 from cohort import Communicator, Work
-from cohort._collective import all_gather_bytes
+from cohort._collective import all_gather_bytes, broadcast_bytes, cut
 from cohort.chainermn import _gradients, _packets
-from cohort.chainermn._packets import Received
+from cohort.chainermn._packets import Bytes, Received
 from cohort.errors import InvalidArgument
 from cohort._core import require_same_on_all_ranks
 from cohort.nn._tensors import broadcast_tensors
@@ -202,21 +202,18 @@ class CommunicatorBase:
 
         max_buf_len  of no effect: nothing is too large
         """
-        if isinstance(data, (tuple, list)) and self.rank == root:
-            data_type = type(data).__name__
-            return self._bcast(lambda: _refuse(f"bcast: one array is needed, not a {data_type}"), root, "bcast")
-        received = self._bcast(lambda: _packets.of_arrays(data, "bcast"), root, "bcast")
+        received = self._bcast(lambda: _one_array(data, "bcast"), root, "bcast")
         return data if received is None else received.arrays()
 
     def gather(self, data: Any, root: int = 0) -> Optional[tuple[Any, ...]]:
         """A tuple of all ranks' arrays, of one type and any shapes, on the root; None on the others."""
         parts = self._gather(lambda: _one_array(data, "gather"), root, "gather")
-        return None if parts is None else _of_one_type([part.arrays() for part in parts], "gather")
+        return None if parts is None else of_one_type(parts, "gather")
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
         """A tuple of all ranks' arrays, of one type and any shapes."""
         parts = self._all_gather(lambda: _one_array(x, "allgather"), "allgather")
-        return _of_one_type([part.arrays() for part in parts], "allgather")
+        return of_one_type(parts, "allgather")
 
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
         """Sends xs[r] to rank r, and returns what came from each: a tuple of arrays, of any shapes.
@@ -226,7 +223,7 @@ class CommunicatorBase:
         parts = self._exchange(
             lambda: [_one_array(x, "alltoall") for x in self._one_for_each(xs, "alltoall")], "alltoall"
         )
-        return _of_one_type([part.arrays() for part in parts], "alltoall")
+        return of_one_type(parts, "alltoall")
 
     def scatter(self, xs: Any = None, root: int = 0) -> Any:
         """The part for this rank of what the root has: a tuple of arrays of any shapes, or one array with a row for
@@ -267,8 +264,7 @@ class CommunicatorBase:
 
     def bcast_obj(self, obj: Any = None, max_buf_len: Optional[int] = None, root: int = 0) -> Any:
         """The root's object; there `obj` itself, elsewhere a copy. max_buf_len: of no effect."""
-        received = self._bcast(lambda: _packets.of_object(obj), root, "bcast_obj")
-        return obj if received is None else received.object()
+        return self._bcast_object(lambda: obj, root, "bcast_obj")
 
     def gather_obj(self, obj: Any, root: int = 0) -> Optional[list[Any]]:
         """A list of all ranks' objects on the root, None on the others."""
@@ -362,70 +358,63 @@ class CommunicatorBase:
         self._comm.recv(packet, source, tag=tag)
         return packet
 
-    def _bcast(self, make: Any, root: int, what: str) -> Optional[Received]:
+    def _bcast(self, make: Callable[[], bytearray], root: int, what: str) -> Optional[Received]:
         """None on the root."""
-        if self.rank == root:
-            packet, error = _packets.attempt(make)
-            sizes = array.array("q", [len(packet)])
-            self.communicator.broadcast(sizes, root=root)
-            self._comm.broadcast(packet, root=root)
-            if error is not None:
-                raise error
-            return None
-        sizes = array.array("q", [0])
-        self.communicator.broadcast(sizes, root=root)
-        packet = bytearray(sizes[0])
-        self._comm.broadcast(packet, root=root)
-        return Received(packet, root, what)
+        self._require_rank(root, what)
+        packet, error = _packets.attempt(make) if self.rank == root else (b"", None)
+        received = broadcast_bytes(self.communicator, packet, root)
+        if error is not None:
+            raise error
+        return None if self.rank == root else Received(received, root, what)
 
-    def _gather(self, make: Any, root: int, what: str) -> Optional[list[Received]]:
+    def _bcast_object(self, make: Callable[[], Any], root: int, what: str) -> Any:
+        """What `make` gives on the root: there itself, elsewhere a copy."""
+        made = None
+
+        def pack() -> bytearray:
+            nonlocal made
+            made = make()
+            return _packets.of_object(made)
+
+        received = self._bcast(pack, root, what)
+        return made if received is None else received.object()
+
+    def _gather(self, make: Callable[[], bytearray], root: int, what: str) -> Optional[list[Received]]:
         """None elsewhere than on the root."""
         self._require_rank(root, what)
-        packet, error = _packets.attempt(make)
-        got = self._move([packet if rank == root else b"" for rank in range(self.size)])
-        if error is not None:
-            raise error
-        return [Received(one, rank, what) for rank, one in enumerate(got)] if self.rank == root else None
+        is_root = self.rank == root
+        make_all = lambda: [b""] * root + [make()] + [b""] * (self.size - root - 1)  # noqa: E731
+        received = self._exchange(make_all, what, range(self.size) if is_root else ())
+        return received if is_root else None
 
-    def _scatter(self, make: Any, root: int, what: str) -> Received:
+    def _scatter(self, make: Callable[[], Sequence[Bytes]], root: int, what: str) -> Received:
         self._require_rank(root, what)
-        packets, error = self._attempt_all(make) if self.rank == root else ([b""] * self.size, None)
-        got = self._move(packets)
-        if error is not None:
-            raise error
-        return Received(got[root], root, what)
+        return self._exchange(make if self.rank == root else lambda: [b""] * self.size, what, [root])[0]
 
-    def _exchange(self, make: Any, what: str) -> list[Received]:
-        packets, error = self._attempt_all(make)
-        got = self._move(packets)
-        if error is not None:
-            raise error
-        return [Received(one, rank, what) for rank, one in enumerate(got)]
-
-    def _all_gather(self, make: Any, what: str) -> list[Received]:
-        packet, error = _packets.attempt(make)
-        counts = array.array("q", bytes(8 * self.size))
-        self.communicator.all_gather(array.array("q", [len(packet)]), counts)
-        together = bytearray(sum(counts))
-        self._comm.all_gather_v(packet, together, list(counts))
-        if error is not None:
-            raise error
-        return [Received(one, rank, what) for rank, one in enumerate(_cut(together, counts))]
-
-    def _attempt_all(self, make: Any) -> tuple[list[Any], Optional[Exception]]:
+    def _exchange(
+        self, make: Callable[[], Sequence[Bytes]], what: str, sources: Optional[Sequence[int]] = None
+    ) -> list[Received]:
+        """Sends make()[r], which may be empty, to rank r; returns what came from each of the sources, by default all."""
         try:
-            return make(), None
-        except Exception as error:
-            return [_packets.of_error(error)] * self.size, error
-
-    def _move(self, packets: Sequence[Any]) -> list[memoryview]:
-        """Sends packets[r], which may be empty, to rank r; returns what came from each."""
+            packets, error = make(), None
+        except Exception as failure:
+            packets, error = [_packets.of_error(failure)] * self.size, failure
         counts = array.array("q", [len(packet) for packet in packets])
         theirs = array.array("q", bytes(8 * self.size))
         self.communicator.all_to_all(counts, theirs)
         together = bytearray(sum(theirs))
         self._comm.all_to_all_v(bytearray().join(packets), list(counts), together, list(theirs))
-        return _cut(together, theirs)
+        if error is not None:
+            raise error
+        parts = cut(together, theirs)
+        return [Received(parts[rank], rank, what) for rank in (range(self.size) if sources is None else sources)]
+
+    def _all_gather(self, make: Callable[[], bytearray], what: str) -> list[Received]:
+        packet, error = _packets.attempt(make)
+        received = all_gather_bytes(self.communicator, packet)
+        if error is not None:
+            raise error
+        return [Received(one, rank, what) for rank, one in enumerate(received)]
 
     def _require_rank(self, root: int, what: str) -> None:
         if not 0 <= root < self.size:
@@ -448,21 +437,9 @@ class CommunicatorBase:
         return int(self.bcast_obj(int(torch.randint(2**62, ()))))
 
 
-def _cut(together: bytearray, counts: Sequence[int]) -> list[memoryview]:
-    view, at, parts = memoryview(together), 0, []
-    for count in counts:
-        parts.append(view[at : at + count])
-        at += count
-    return parts
-
-
 def _require_tag(tag: int) -> None:
     if not 0 <= tag < GRADIENTS:
         raise InvalidArgument(f"the tag is {tag}; tags are from 0, below 2**30")
-
-
-def _refuse(why: str) -> bytearray:
-    raise TypeError(why)
 
 
 def _one_array(data: Any, what: str) -> bytearray:
@@ -471,19 +448,20 @@ def _one_array(data: Any, what: str) -> bytearray:
     return _packets.of_arrays(data, what)
 
 
-def _of_one_type(arrays: list[Any], what: str) -> tuple[Any, ...]:
+def of_one_type(received: Sequence[Received], what: str) -> tuple[Any, ...]:
+    arrays = tuple(one.arrays() for one in received)
     types = [_packets.type_name(one) for one in arrays]
     for rank, name in enumerate(types):
         if name != types[0]:
             raise InvalidArgument(
                 f"{what}: arrays of one type are needed -- rank 0 brought {types[0]}, rank {rank} {name}"
             )
-    return tuple(arrays)
+    return arrays
 
 
 def _number_hosts(comm: Communicator) -> tuple[int, int]:
     """This host's number, by the lowest ranks of hosts, and how many there are."""
-    names = [one.decode() for one in all_gather_bytes(comm, comm.host().encode())]
+    names = [str(one, "utf-8") for one in all_gather_bytes(comm, comm.host().encode())]
     first = list(dict.fromkeys(names))
     counts = {name: names.count(name) for name in first}
     agreed = array.array("b", [counts[comm.host()] == comm.local_size()])

@@ -50,21 +50,15 @@ def scatter_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0, shuffle
     force_equal_length  all ranks get equally many samples, so that some are on two ranks if it does not divide;
                         otherwise each is on one rank
     """
-    sent: Any = None
-    if comm.rank == root:
-        try:
-            size = len(dataset)
-            if seed is not None and not 0 <= seed < 2**64:
-                raise InvalidArgument(f"scatter_dataset: seed {seed} is no unsigned 64-bit integer")
-            sent = (
-                dataset,
-                size,
-                (random.SystemRandom().getrandbits(64) if seed is None else seed) if shuffle else None,
-            )
-        except Exception as error:
-            failure = error
-            comm._bcast(lambda: _raise(failure), root, "scatter_dataset")
-    whole, size, chosen = comm.bcast_obj(sent, root=root)
+
+    def bring() -> Any:
+        size = len(dataset)
+        if seed is not None and not 0 <= seed < 2**64:
+            raise InvalidArgument(f"scatter_dataset: seed {seed} is no unsigned 64-bit integer")
+        drawn = random.SystemRandom().getrandbits(64) if seed is None else seed
+        return dataset, size, drawn if shuffle else None
+
+    whole, size, chosen = comm._bcast_object(bring, root, "scatter_dataset")
     begin, finish = _bounds(size, comm, force_equal_length)
     return SubDataset(whole, begin, finish, None if chosen is None else permutation(size, chosen))
 
@@ -77,14 +71,13 @@ def scatter_index(
     force_equal_length  parts are equally long, neighbours share samples if it does not divide; otherwise no two share
                         one
     """
-    sent: Any = None
-    if comm.rank == root:
+
+    def bring() -> int:
         if not isinstance(n_total_samples, int) or n_total_samples < 0:
-            comm._bcast(
-                lambda: _raise(InvalidArgument(f"scatter_index: {n_total_samples!r} samples")), root, "scatter_index"
-            )
-        sent = n_total_samples
-    return _bounds(int(comm.bcast_obj(sent, root=root)), comm, force_equal_length)
+            raise InvalidArgument(f"scatter_index: {n_total_samples!r} samples")
+        return n_total_samples
+
+    return _bounds(comm._bcast_object(bring, root, "scatter_index"), comm, force_equal_length)
 
 
 def _bounds(size: int, comm: CommunicatorBase, equal: bool) -> tuple[int, int]:
@@ -99,7 +92,3 @@ def _bounds(size: int, comm: CommunicatorBase, equal: bool) -> tuple[int, int]:
 def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
     """As many samples as the data set has, without anything in them: for ranks whose part of a model has no input."""
     return [()] * len(dataset)
-
-
-def _raise(error: Exception) -> bytearray:
-    raise error

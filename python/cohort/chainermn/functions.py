@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from cohort.chainermn import _packets
 from cohort.chainermn._packets import Received
-from cohort.chainermn.communicators import CommunicatorBase, _require_tag
+from cohort.chainermn.communicators import CommunicatorBase, _require_tag, of_one_type
 from cohort.errors import InvalidArgument
 
 __all__ = ["allgather", "alltoall", "bcast", "gather", "pseudo_connect", "recv", "scatter", "send"]
@@ -263,7 +263,7 @@ def gather(communicator: CommunicatorBase, x: Tensor, root: int = 0) -> Tensors:
         delegate: Tensor = _Gather.apply(communicator, root, [reply], _anchor(), x)
         return delegate
     replies = [one.reply for one in received]
-    parts = _of_one_dtype(received, "gather")
+    parts = of_one_type(received, "functions.gather")
     if not any(replies):
         return parts
     outputs: tuple[Tensor, ...] = _Gather.apply(communicator, root, replies, _anchor(), x, *parts)
@@ -345,7 +345,7 @@ def alltoall(communicator: CommunicatorBase, xs: Any) -> tuple[Tensor, ...]:
         return [_packets.of_arrays(one, "functions.alltoall", reply) for one in tensors]
 
     received = communicator._exchange(make, "functions.alltoall")
-    came = _of_one_dtype(received, "alltoall")
+    came = of_one_type(received, "functions.alltoall")
     if not any(one.reply for one in received):
         return came
     outputs: tuple[Tensor, ...] = _AllToAll.apply(communicator, list(came), _anchor(), *_tensors(tuple(xs), "alltoall"))
@@ -378,18 +378,8 @@ def allgather(communicator: CommunicatorBase, x: Tensor) -> tuple[Tensor, ...]:
         return _packets.of_arrays(tensor, "functions.allgather", int(_wants_gradient(tensor)))
 
     received = communicator._all_gather(make, "functions.allgather")
-    came = _of_one_dtype(received, "allgather")
+    came = of_one_type(received, "functions.allgather")
     if not any(one.reply for one in received):
         return came
     outputs: tuple[Tensor, ...] = _AllGather.apply(communicator, list(came), _anchor(), x)
     return outputs
-
-
-def _of_one_dtype(received: list[Received], what: str) -> tuple[Tensor, ...]:
-    parts = _tensors(tuple(one.arrays() for one in received), what)
-    for rank, part in enumerate(parts):
-        if part.dtype != parts[0].dtype:
-            raise InvalidArgument(
-                f"functions.{what}: tensors of one type are needed -- rank 0 brought {parts[0].dtype}, rank {rank} {part.dtype}"
-            )
-    return parts

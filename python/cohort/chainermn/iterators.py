@@ -39,8 +39,8 @@ class MultiNodeIterator:
         communicator._require_rank(rank_master, "create_multi_node_iterator")
         self._actual: Any = actual_iterator if self._is_master else None
         self._batches: Any = None
-        length, self._position = communicator.bcast_obj(self._look() if self._is_master else None, root=rank_master)
-        self._length: Any = length
+        looked = communicator._bcast_object(self._look, rank_master, "create_multi_node_iterator")
+        self._length, self._position = looked
 
     def _look(self) -> tuple[Any, dict[str, Any]]:
         try:
@@ -57,18 +57,15 @@ class MultiNodeIterator:
     def __next__(self) -> Any:
         if self._batches is None:
             iter(self)
-        if self._is_master:
+
+        def bring() -> Any:
             try:
-                sent: Any = ((next(self._batches),), self._look()[1])
+                batch: Any = (next(self._batches),)
             except StopIteration:
-                sent = (None, self._look()[1])
-            except Exception as error:
-                failure = error
-                self._communicator._bcast(lambda: _raise(failure), self._master, "create_multi_node_iterator")
-            self._communicator.bcast_obj(sent, root=self._master)
-        else:
-            sent = self._communicator.bcast_obj(root=self._master)
-        batch, self._position = sent
+                batch = None
+            return batch, self._look()[1]
+
+        batch, self._position = self._communicator._bcast_object(bring, self._master, "create_multi_node_iterator")
         if batch is None:
             self._batches = None
             raise StopIteration
@@ -112,7 +109,3 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
     sampler.generator = torch.Generator()
     sampler.generator.manual_seed(seed)
     return actual_iterator
-
-
-def _raise(error: Exception) -> bytearray:
-    raise error

@@ -16,11 +16,9 @@ from torch._C import _distributed_c10d as c10d
 
 import cohort
 from cohort.distributed import arrivals, completion, environment, inner, profiler
-from cohort.distributed.group_moves import Moves
-from cohort.distributed.group_reductions import Reductions
-from cohort.distributed.messages import Messages
+from cohort.distributed.operations import Operations
 from cohort.distributed.tensors import DEVICES, check_device
-from cohort.distributed.work import Failed, Work, for_caller
+from cohort.distributed.work import Failed, Work
 
 _numbers = itertools.count()
 _ZERO, _UNSET = datetime.timedelta(0), datetime.timedelta(milliseconds=-1)
@@ -28,7 +26,7 @@ _ZERO, _UNSET = datetime.timedelta(0), datetime.timedelta(milliseconds=-1)
 _GRACE_SECONDS = 30.0
 
 
-class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
+class ProcessGroup(Operations, dist.ProcessGroup):
     """One rank's handle of a group. Use it through torch.distributed."""
 
     def __init__(self, store: Any, communicator: cohort.Communicator, ranks: Sequence[int] = (),
@@ -121,12 +119,6 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
 
     # --- how operations begin ---
 
-    def _elsewhere(self, tensor: Any) -> Any:
-        """The group of another device's backend, if the tensor is for it."""
-        if self._beside is not None and isinstance(tensor, torch.Tensor) and tensor.device.type in self._beside_devices:
-            return self._beside
-        return None
-
     def _limit(self, opts: Any) -> Optional[float]:
         """Of an operation, in seconds; None: the group's own."""
         timeout = getattr(opts, "timeout", _UNSET)
@@ -188,14 +180,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):
         by_stream = all(work._by_stream for work in works)
         return Work("coalesced", (self._number, "coalesced"), core, outputs, deliver, by_stream=by_stream)
 
-    # --- waiting for each other, and ends ---
-
-    def barrier(self, opts: Any = None) -> Any:
-        # As NCCL's: it comes after what GPUs have been given. Where torch has used none, nothing has been.
-        for index in getattr(opts, "device_ids", None) or () if torch.cuda.is_initialized() else ():
-            torch.cuda.current_stream(index).synchronize()
-        how = {"timeout": self._limit(opts)}
-        return for_caller(self._start("barrier", [], [], [], self.communicator.barrier, [], how))
+    # --- who has come, and ends ---
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Raises cohort.Timeout, naming every rank that has not come: arrivals.py."""

@@ -11,7 +11,7 @@ import cohort
 from cohort.distributed import profiler
 from cohort.distributed.reductions import reduction_of
 from cohort.distributed.tensors import DEVICES, arrive, as_moved
-from cohort.distributed.work import Work
+from cohort.distributed.work import All, Work
 
 # What ranks have made of valid tensors is valid; torch 2 wants to be told.
 _UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
@@ -59,16 +59,5 @@ def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     with torch.no_grad():
         tensor.copy_(total)
     arrive(tensor)
-    core = _OVER if event is None else profiler.Seen(_OVER, event, group._line)
+    core = All() if event is None else profiler.Seen(All(), event, group._line)
     return group._work(name, core, [tensor])
-
-
-class _Over:
-    def wait(self, timeout: Any = None) -> bool:
-        return True
-
-    def done(self) -> bool:
-        return True
-
-
-_OVER = _Over()

@@ -54,8 +54,9 @@ class Work(_distributed_c10d.Work):
         self._waited = False
         self._failure: Optional[BaseException] = None
         self._future: Any = None
-        # The future's value is a list of C++'s, for callers there who take no other. It is complete when it is made.
-        self.value_for_cpp = False
+        # What the hook FP16_COMPRESS may have started, which is C++. The future's value is a list of C++'s then, since it takes
+        # no other, and futures that are fulfilled later cannot carry one: it is complete when it is made.
+        self.is_of_half = self.value_for_cpp = False
 
     def __del__(self) -> None:
         if self._waited or sys.is_finalizing():
@@ -182,7 +183,7 @@ class Work(_distributed_c10d.Work):
                 if self._settled:
                     ended.set_result(None)
                 else:
-                    core = _Given(self._core, gpus) if self._by_stream else _All(self._core)
+                    core = _Given(self._core, gpus) if self._by_stream else All(self._core)
                     call_after(self._line, core, lambda: ended.set_result(None))
         return self._future
 
@@ -223,15 +224,19 @@ class _Given:
                 work.synchronize(self._streams[gpu])
 
 
-class _All:
-    """Several of the core's works as one."""
+class All:
+    """Several of the core's works as one; or none: it is over."""
 
-    def __init__(self, works: Sequence[Any]) -> None:
-        self.works = works
+    def __init__(self, works: Sequence[Any] = ()) -> None:
+        self._works = works
 
-    def wait(self) -> None:
-        for work in self.works:
+    def wait(self, timeout: Any = None) -> bool:
+        for work in self._works:
             work.wait()
+        return True
+
+    def done(self) -> bool:
+        return all(work.done() for work in self._works)
 
 
 # Its version: (2, 13).
@@ -244,9 +249,10 @@ _C_KEEPS_WORKS = TORCH >= (2, 7)
 
 def for_caller(work: Work) -> Any:
     """The Work that whoever called the process group's method can hold. Called by that method itself."""
-    if _C_KEEPS_WORKS or _is_called_from_python():
+    if (_C_KEEPS_WORKS and not work.is_of_half) or _is_called_from_python():
         return work
-    return _distributed_c10d._create_work_from_future(work.get_future())
+    work.value_for_cpp = work.is_of_half
+    return work if _C_KEEPS_WORKS else _distributed_c10d._create_work_from_future(work.get_future())
 
 
 _builtin_hooks: set[Any] = set()  # DDP's own, that this process uses
@@ -266,15 +272,6 @@ dist._register_builtin_comm_hook = _note_hooks(dist._register_builtin_comm_hook)
 def may_be_compressed(tensor: torch.Tensor) -> bool:
     """Whether the hook FP16_COMPRESS may have made it."""
     return tensor.dtype == torch.float16 and dist.BuiltinCommHookType.FP16_COMPRESS in _builtin_hooks
-
-
-def for_caller_of_half(work: Work) -> Any:
-    """The same for an all_reduce of 16-bit floats of the hook FP16_COMPRESS, which is C++: it has to be given a list of its own
-    kind, and futures that are fulfilled later cannot carry one."""
-    if _is_called_from_python():
-        return work
-    work.value_for_cpp = True
-    return work if _C_KEEPS_WORKS else _distributed_c10d._create_work_from_future(work.get_future())
 
 
 def _is_called_from_python() -> bool:

@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 import array
-import pickle
 from typing import Any, List, Optional, Tuple
 
+from cohort._pickling import dumps_for_ranks, loads_of_ranks
 from cohort.hvd.exceptions import HorovodInternalError
 from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, root_in
 from cohort.hvd.operations import finished, named
-
-
-def _pickled(value: Any) -> bytearray:
-    """The bytes of an object; cloudpickle's, where it is installed, so that functions and lambdas go too."""
-    return bytearray(pickler().dumps(value))
-
-
-def pickler() -> Any:
-    """The module that pickles."""
-    try:
-        import cloudpickle
-    except ImportError:
-        return pickle
-    return cloudpickle
-
-
-def _unpickled(data: Any) -> Any:
-    # Only bytes of ranks of this job get here: each has shown the job's secret, and uint8 is authenticated on its way.
-    return pickle.loads(data)
 
 
 def broadcast_array(data: Any, root_rank: int, name: str, process_set: ProcessSet = global_process_set) -> None:
@@ -49,10 +30,10 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
     data, failure = bytearray(), None
     if is_root:
         try:
-            data = _pickled(obj)
+            data = bytearray(dumps_for_ranks(obj))
         except Exception as error:  # the others have to hear of it
             failure = error
-            data = _pickled(f"{type(error).__name__}: {error}")
+            data = bytearray(dumps_for_ranks(f"{type(error).__name__}: {error}"))
     head = array.array("q", [len(data), int(failure is not None)])
     broadcast_array(head, root_rank, f"{base}.size", process_set)
     size, failed = head
@@ -62,8 +43,8 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
     if failure is not None:
         raise failure
     if failed:
-        raise HorovodInternalError(f"broadcast_object: rank {root_rank} could not pickle its object -- {_unpickled(data)}")
-    return obj if is_root else _unpickled(data)
+        raise HorovodInternalError(f"broadcast_object: rank {root_rank} could not pickle its object -- {loads_of_ranks(data)}")
+    return obj if is_root else loads_of_ranks(data)
 
 
 def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> List[Any]:
@@ -73,10 +54,10 @@ def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessS
     """
     failure = None
     try:
-        data = _pickled((None, obj))
+        data = bytearray(dumps_for_ranks((None, obj)))
     except Exception as error:  # the others have to hear of it
         failure = error
-        data = _pickled((f"{type(error).__name__}: {error}", None))
+        data = bytearray(dumps_for_ranks((f"{type(error).__name__}: {error}", None)))
     engine = engine_of(process_set)
     full = named("object", name, process_set)
     work = finished("ALLGATHER", [full], engine.all_gather_group, [full], [data], needs_all_ranks=True)[0]
@@ -86,7 +67,7 @@ def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessS
     parts: List[Tuple[Optional[str], Any]] = []
     at = 0
     for size in work.received_splits:
-        parts.append(_unpickled(everything[at : at + size]))
+        parts.append(loads_of_ranks(everything[at : at + size]))
         at += size
     for rank, (problem, _) in enumerate(parts):
         if problem is not None:

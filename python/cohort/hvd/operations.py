@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, List, Optional, TypeVar
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from cohort._core import NamedWork, ReduceOp
 from cohort.errors import Error
 from cohort.hvd import timeline
 from cohort.hvd.exceptions import HorovodInternalError, translated
-from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set
+from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, root_in
 
 __all__ = ["Average", "Max", "Min", "Product", "Sum", "barrier"]
 
@@ -52,6 +52,19 @@ def check_options(op: int, predivide: float, passes: int) -> None:
         raise ValueError(f"gradient_predivide_factor={predivide}: it has to be positive")
     if passes < 1:
         raise ValueError(f"backward_passes_per_step={passes}: at least 1 is needed")
+
+
+def check_groups(groups: Any, num_groups: int, what: str, least: int = 0) -> Any:
+    """The groups that are asked for: a number, or lists of these; num_groups is the older name. Raises ValueError for what
+    has no meaning."""
+    if num_groups:
+        warnings.warn("num_groups is deprecated -- give groups=N", DeprecationWarning, stacklevel=3)
+        groups = num_groups if groups is None else groups
+    if isinstance(groups, int) and groups >= least:
+        return groups or None
+    if groups is None or (isinstance(groups, (list, tuple)) and all(isinstance(one, (list, tuple)) for one in groups)):
+        return groups
+    raise ValueError(f"groups={groups!r}: a number of groups, or a list of lists of {what}")
 
 
 def parts_of(items: List[Any], count: int) -> List[List[Any]]:
@@ -115,6 +128,56 @@ def finished(kind: str, names: List[str], start: Callable[..., Any], *args: Any,
     return works
 
 
+class Call(NamedTuple):
+    """An operation on some tensors, each under a name of its own, which all ranks of the set ask for."""
+
+    kind: str  # allreduce (also Adasum), broadcast, allgather, reducescatter or alltoall
+    names: Sequence[str]
+    process_set: ProcessSet
+    op: int = Average
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0  # a rank of the world
+    needs_all_ranks: bool = True  # of broadcast and allgather: fails while some ranks have joined
+    splits: Optional[Tuple[int, ...]] = None  # of alltoall, which takes one tensor: rows for each rank
+
+    # Of a compiled program of JAX's: the rows of each rank, which the others have to have brought.
+    rows: Tuple[Tuple[int, ...], ...] = ()
+    # In a graph of TensorFlow's each name is asked for once at a time, however functions call each other.
+    once: bool = False
+
+    def also(self, suffix: str, **changes: Any) -> "Call":
+        """Another one that this one leads to, under names that follow from this one's."""
+        return self._replace(names=tuple(f"{name}.{suffix}" for name in self.names), **changes)
+
+    def numbers(self) -> Dict[str, int]:
+        """What compiled programs keep of it, as python::NamedCall has it. Not of Adasum, which is Python's to combine."""
+        root = root_in(self.process_set, self.root) if self.kind == "broadcast" else 0
+        kind = ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall").index(self.kind)
+        return {"engine": self.process_set._key, "kind": kind, "op": ENGINE_OPS[self.op].value, "root": root}
+
+    def start(self, tensors: Sequence[Any], outputs: Optional[Sequence[Any]] = None) -> List[NamedWork]:
+        """Asks the engine for it. Tensors are what it takes: those of a broadcast are written, and of an allreduce if there
+        are no outputs."""
+        engine, names = engine_of(self.process_set), list(self.names)
+        if not names:
+            return []
+        if self.kind == "broadcast":
+            root = root_in(self.process_set, self.root)
+            return started("BROADCAST", names, engine.broadcast_group, names, tensors, root, needs_all_ranks=self.needs_all_ranks)
+        if self.op == Adasum:
+            rows = [one.reshape(1, -1) for one in tensors]
+            return started("ADASUM", names, engine.all_gather_group, names, rows, needs_all_ranks=False)
+        if self.kind == "allgather":
+            return started("ALLGATHER", names, engine.all_gather_group, names, tensors, needs_all_ranks=self.needs_all_ranks)
+        if self.kind == "alltoall":
+            return started("ALLTOALL", names, engine.all_to_all, names[0], tensors[0], self.splits)
+        how = {"op": ENGINE_OPS[self.op], "prescale": self.prescale, "postscale": self.postscale}
+        if self.kind == "reducescatter":
+            return started("REDUCESCATTER", names, engine.reduce_scatter_group, names, tensors, **how)
+        return started("ALLREDUCE", names, engine.all_reduce_group, names, tensors, outputs, **how)
+
+
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until all ranks of the set have called it. Not a part of graphs and compiled programs, which have no order."""
     name = named("barrier", None, process_set)
@@ -136,21 +199,30 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
 
 # --- what gradients and Adasum are computed by, whatever tensors are ---
 
-T = TypeVar("T")
+def reduced_back(back: Call, grads: Sequence[Any], values: Sequence[Any], run: Callable[[Call, Sequence[Any]], List[Any]],
+                 equal: Callable[[Any, Any], Any],
+                 products_of_others: Callable[[Call, Sequence[Any]], List[Any]]) -> List[Any]:  # fmt: skip
+    """The gradients of what an allreduce was given, from those of its results.
 
-
-def shares_of_winners(values: List[T], op: int, prescale: float, reduce: Callable[[List[T], int, str], List[T]],
-                      equal: Callable[[T, T], T]) -> List[Any]:  # fmt: skip
-    """1 where this rank's value is the minimum or maximum, shared among the ranks that have it; else 0.
-
-    reduce  (values, op, what for): the reductions
+    back    as the allreduce, under names of its own
+    values  what was given, of Min, Max and Product
+    run     carries out a call and gives its results
     equal   of two values: 1 where they are, else 0
+    products_of_others  of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros
     """
-    if prescale < 0:
-        op = Max if op == Min else Min
-    best = reduce(values, op, "best")
-    wins = [equal(value, one) for value, one in zip(values, best)]
-    return [won / count for won, count in zip(wins, reduce(wins, Sum, "winners"))]  # type: ignore[operator]
+    if back.op not in (Min, Max, Product):
+        return run(back, grads)
+    plain = back._replace(op=Sum, prescale=1.0, postscale=1.0)
+    totals = run(plain, grads)
+    if back.op == Product:
+        shares = products_of_others(back, values)
+    else:
+        # 1 where this rank's value is the minimum or maximum, shared among the ranks that have it; else 0.
+        op = back.op if back.prescale >= 0 else Max if back.op == Min else Min
+        best = run(plain.also("best", op=op), values)
+        wins = [equal(value, one) for value, one in zip(values, best)]
+        shares = [won / count for won, count in zip(wins, run(plain.also("winners"), wins))]
+    return [total * (back.prescale * back.postscale) * share for total, share in zip(totals, shares)]
 
 
 def adasum(level: List[Any], dot: Callable[[Any, Any], float]) -> Any:

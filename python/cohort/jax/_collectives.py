@@ -15,9 +15,9 @@ from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple, Uni
 
 import jax
 import jax.numpy as jnp
-from cohort.hvd.arrays import Call
 from cohort.hvd.basics import rank
-from cohort.hvd.operations import Adasum, Average, Max, Min, Product, Sum, group_names, named, resolve, shares_of_winners
+from cohort.hvd.operations import (Adasum, Average, Call, Max, Min, Product, Sum, group_names, named, reduced_back,
+                                   resolve)  # fmt: skip
 from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, root_in
 from cohort.jax._arrays import checked, checked_list, is_traced
 from cohort.jax._operations import at_once, in_program
@@ -25,21 +25,12 @@ from cohort.jax._operations import at_once, in_program
 __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "grouped_allreduce", "reducescatter"]
 
 
-def _names(kind: str, name: Optional[str], process_set: ProcessSet, arrays: Sequence[Any]) -> Tuple[str, ...]:
-    return tuple(group_names(_kind(kind, arrays), name, process_set, len(arrays)))
-
-
-def _name(kind: str, name: Optional[str], process_set: ProcessSet, array: Any) -> Tuple[str]:
-    return (named(_kind(kind, [array]), name, process_set),)
-
-
-def _kind(kind: str, arrays: Sequence[Any]) -> str:
+def _call(kind: str, name: Optional[str], process_set: ProcessSet, arrays: Sequence[Any], op: int = Average,
+          prescale: float = 1.0, postscale: float = 1.0, *, group: bool = False, **how: Any) -> Call:  # fmt: skip
     # Unnamed operations of programs count when they are traced, which is not in step with those that are done at once.
-    return f"jit.{kind}" if is_traced(arrays) else kind
-
-
-def _gradient_of(call: Call, **changes: Any) -> Call:
-    return call._replace(names=tuple(f"{name}.grad" for name in call.names), **changes)
+    shown = f"jit.{kind}" if is_traced(arrays) else kind
+    names = group_names(shown, name, process_set, len(arrays)) if group else [named(shown, name, process_set)]
+    return Call(kind, tuple(names), process_set, op, prescale, postscale, **how)
 
 
 def _run(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
@@ -49,10 +40,6 @@ def _run(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
 def _is_none(cotangent: Any) -> bool:
     """Of integers, which have no gradient: then None goes back."""
     return bool(cotangent.dtype == jax.dtypes.float0)
-
-
-def _part(call: Call, at: List[int]) -> Call:
-    return call._replace(names=tuple(call.names[i] for i in at))
 
 
 # --- allreduce ---
@@ -69,41 +56,23 @@ def _all_reduce_forward(call: Call, arrays: Tuple[jax.Array, ...]) -> Any:
 
 def _all_reduce_backward(call: Call, arrays: Any, cotangents: Tuple[jax.Array, ...]) -> Any:
     at = [i for i, cotangent in enumerate(cotangents) if not _is_none(cotangent)]
-    given, back = [cotangents[i] for i in at], _gradient_of(_part(call, at))
-    if not at:
-        own: List[jax.Array] = []
-    elif arrays is None:
-        own = _run(back, given)
-    else:
-        total = _run(back._replace(op=Sum, prescale=1.0, postscale=1.0), given)
-        values = [arrays[i] for i in at]
-        shares = _factors(back, values) if call.op == Product else _shares_of_winners(back, values)
-        own = [grad * (call.prescale * call.postscale) * share for grad, share in zip(total, shares)]
+    back = call._replace(names=tuple(call.names[i] for i in at)).also("grad")
+    values = [] if arrays is None else [arrays[i] for i in at]
+    equal = lambda a, b: (a == b).astype(a.dtype)  # noqa: E731
+    own = reduced_back(back, [cotangents[i] for i in at], values, _run, equal, _products_of_others) if at else []
     return (tuple(own[at.index(i)] if i in at else None for i in range(len(cotangents))),)
 
 
 _all_reduce.defvjp(_all_reduce_forward, _all_reduce_backward)
 
 
-def _suffixed(call: Call, suffix: str) -> Tuple[str, ...]:
-    return tuple(f"{name}.{suffix}" for name in call.names)
-
-
-def _shares_of_winners(call: Call, values: List[jax.Array]) -> List[jax.Array]:
-    def reduce(values: List[jax.Array], op: int, what: str) -> List[jax.Array]:
-        return _run(call._replace(prescale=1.0, postscale=1.0, names=_suffixed(call, what), op=op), values)
-
-    return shares_of_winners(values, call.op, call.prescale, reduce, lambda a, b: (a == b).astype(a.dtype))
-
-
-def _factors(call: Call, values: List[jax.Array]) -> List[jax.Array]:
-    """The product of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros."""
-    engine = engine_of(call.process_set)
+def _products_of_others(back: Call, values: Sequence[jax.Array]) -> List[jax.Array]:
+    engine = engine_of(back.process_set)
     rows = ((1,) * engine.size(),) * len(values)
-    gather = call._replace(kind="allgather", names=_suffixed(call, "values"), prescale=1.0, postscale=1.0, rows=rows)
-    every = _run(gather, [value[None] for value in values])
+    gather = back.also("values", kind="allgather", op=Average, prescale=1.0, postscale=1.0, rows=rows)
     own = engine.rank()
-    products = [jnp.prod(jnp.concatenate([one[:own], one[own + 1 :]]) * call.prescale, axis=0) for one in every]
+    every = _run(gather, [value[None] for value in values])
+    products = [jnp.prod(jnp.concatenate([one[:own], one[own + 1 :]]) * back.prescale, axis=0) for one in every]
     return [jnp.conj(one) if jnp.iscomplexobj(one) else one for one in products]
 
 
@@ -131,9 +100,8 @@ def allreduce(tensor: Any, average: Optional[bool] = None, name: Optional[str] =
     postscale_factor  the result is multiplied by it
     """
     array = checked(tensor, "allreduce")
-    call = Call("allreduce", _name("allreduce", name, process_set, array), process_set, resolve(op, average),
-                prescale_factor, postscale_factor)  # fmt: skip
-    return _reduced(call, [array])[0]
+    op = resolve(op, average)
+    return _reduced(_call("allreduce", name, process_set, [array], op, prescale_factor, postscale_factor), [array])[0]
 
 
 def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, name: Optional[str] = None,
@@ -141,9 +109,8 @@ def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, na
                       process_set: ProcessSet = global_process_set) -> List[jax.Array]:  # fmt: skip
     """As `allreduce` for several arrays, which travel together: none is carried out before all ranks have all."""
     arrays = checked_list(tensors, "grouped_allreduce")
-    call = Call("allreduce", _names("allreduce", name, process_set, arrays), process_set, resolve(op, average),
-                prescale_factor, postscale_factor)  # fmt: skip
-    return _reduced(call, arrays)
+    op = resolve(op, average)
+    return _reduced(_call("allreduce", name, process_set, arrays, op, prescale_factor, postscale_factor, group=True), arrays)
 
 
 # --- allgather ---
@@ -168,8 +135,7 @@ def _all_gather_backward(call: Call, kept: Any, cotangent: jax.Array) -> Any:
     count, start = kept
     if _is_none(cotangent):
         return (None,)
-    back = _gradient_of(call, kind="allreduce", op=Average, prescale=1.0, postscale=1.0, rows=())
-    mean = _run(back, [cotangent])[0]
+    mean = _run(call.also("grad", kind="allreduce", rows=()), [cotangent])[0]
     return (jax.lax.dynamic_slice_in_dim(mean, start, count.shape[0]),)
 
 
@@ -185,7 +151,7 @@ def allgather(tensor: Any, name: Optional[str] = None, process_set: ProcessSet =
     array = checked(tensor, "allgather")
     if array.ndim == 0:
         raise ValueError("allgather: an array without dimensions cannot be concatenated -- pass x.reshape(1)")
-    call = Call("allgather", _name("allgather", name, process_set, array), process_set)
+    call = _call("allgather", name, process_set, [array])
     if not is_traced([array]):
         return _run(call, [array])[0]
     return _all_gather(call._replace(rows=((array.shape[0],) * engine_of(process_set).size(),)), array)
@@ -213,7 +179,7 @@ def _with_gradient(backward: Callable[[Call, jax.Array], jax.Array]) -> Callable
 
 @_with_gradient
 def _broadcast(call: Call, cotangent: jax.Array) -> jax.Array:
-    mean = _run(_gradient_of(call, kind="allreduce", op=Average), [cotangent])[0]
+    mean = _run(call.also("grad", kind="allreduce", op=Average), [cotangent])[0]
     # A value that was dropped here would be an operation less than on the root.
     return jnp.where(rank() == call.root, mean, jnp.zeros_like(mean))
 
@@ -224,7 +190,7 @@ def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None,
     have its shape and type."""
     array = checked(tensor, "broadcast")
     root_in(process_set, root_rank)  # says now what is wrong
-    call = Call("broadcast", _name("broadcast", name, process_set, array), process_set, root=root_rank)
+    call = _call("broadcast", name, process_set, [array], root=root_rank)
     return _broadcast(call, array) if is_traced([array]) else _run(call, [array])[0]
 
 
@@ -251,7 +217,7 @@ def _all_to_all_backward(call: Call, kept: Any, cotangents: Any) -> Any:
     given = cotangents[0]
     if _is_none(given):
         return (None,)
-    back = _gradient_of(call)
+    back = call.also("grad")
     if not is_traced([given, received]):
         result = at_once(back._replace(splits=tuple(int(rows) for rows in received)), [given])[0][0]
     elif call.rows:
@@ -277,7 +243,7 @@ def alltoall(tensor: Any, splits: Optional[Iterable[int]] = None, name: Optional
     """
     array = checked(tensor, "alltoall")
     size = engine_of(process_set).size()
-    call = Call("alltoall", _name("alltoall", name, process_set, array), process_set)
+    call = _call("alltoall", name, process_set, [array])
     sent = array
     if splits is not None:
         if is_traced([array, splits]):
@@ -302,7 +268,7 @@ def alltoall(tensor: Any, splits: Optional[Iterable[int]] = None, name: Optional
 def _reduce_scatter(call: Call, cotangent: jax.Array) -> jax.Array:
     factor = call.prescale * call.postscale * (engine_of(call.process_set).size() if call.op == Sum else 1)
     given = cotangent if factor == 1 else cotangent * factor
-    return _run(_gradient_of(call, kind="allgather", prescale=1.0, postscale=1.0), [given])[0]
+    return _run(call.also("grad", kind="allgather", op=Average, prescale=1.0, postscale=1.0), [given])[0]
 
 
 def reducescatter(tensor: Any, name: Optional[str] = None, op: int = Average,
@@ -318,6 +284,5 @@ def reducescatter(tensor: Any, name: Optional[str] = None, op: int = Average,
     size = engine_of(process_set).size()
     each, more = divmod(array.shape[0], size)
     rows = (tuple(each + (rank < more) for rank in range(size)),)
-    call = Call("reducescatter", _name("reducescatter", name, process_set, array), process_set, op, prescale_factor,
-                postscale_factor, rows=rows)  # fmt: skip
+    call = _call("reducescatter", name, process_set, [array], op, prescale_factor, postscale_factor, rows=rows)
     return _reduce_scatter(call, array) if is_traced([array]) else _run(call, [array])[0]

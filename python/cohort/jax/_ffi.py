@@ -11,8 +11,6 @@ from typing import Any, Dict, List, Sequence, Tuple
 import jax
 import numpy as np
 from cohort import _core
-from cohort.hvd.operations import ENGINE_OPS
-from cohort.hvd.process_sets import root_in
 
 _TARGET = "cohort_named"
 _LIBRARY = pathlib.Path(_core.__file__).with_name("_jax_ffi.so")
@@ -53,13 +51,10 @@ def lowered(ctx: Any, operands: Sequence[Any], call: Any) -> Any:
         operand_output_aliases={i: i for i in range(len(operands))} if in_place else {},
     )
     attributes: Dict[str, Any] = {
-        "engine": np.int64(call.process_set._key),
-        "kind": call.kind,
+        **{name: np.int64(number) for name, number in call.numbers().items()},
         "names": "".join(f"{len(name.encode())}:{name}" for name in call.names),
-        "op": np.int64(ENGINE_OPS[call.op].value),
         "postscale": np.float64(call.postscale),
         "prescale": np.float64(call.prescale),
-        "root": np.int64(root_in(call.process_set, call.root) if call.kind == "broadcast" else 0),
         "rows": np.array([count for rows in call.rows for count in rows], np.int64),
     }
     return rule(ctx, *operands, **attributes)

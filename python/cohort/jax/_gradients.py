@@ -7,8 +7,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import jax
 from cohort.hvd.process_sets import ProcessSet, global_process_set
-from cohort.hvd.arrays import Call
-from cohort.hvd.operations import Average
+from cohort.hvd.operations import Average, Call
 from cohort.jax._arrays import checked_list
 from cohort.jax._collectives import _reduced
 from cohort.jax.compression import Compression, compressed

@@ -12,7 +12,8 @@ from typing import Any, List, Sequence, Tuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cohort.hvd.arrays import Call, carry_out
+from cohort.hvd.arrays import carry_out
+from cohort.hvd.operations import Call
 from cohort.hvd.process_sets import engine_of
 from cohort.jax import _ffi
 from cohort.jax._arrays import handed_over, view

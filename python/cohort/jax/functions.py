@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, List
 
 import jax
-from cohort.hvd.arrays import Call
+from cohort.hvd.operations import Call
 from cohort.hvd.process_sets import ProcessSet, global_process_set
 from cohort.jax._arrays import checked, is_traced
 from cohort.jax._gradients import named_leaves

@@ -8,10 +8,10 @@ import tensorflow as tf
 from cohort.hvd.process_sets import ProcessSet
 from cohort.hvd.operations import Min, Sum
 
-from cohort.tensorflow._gradients import alike, reduce_gradients
+from cohort.tensorflow._gradients import alike, reduce_gradients, zeros
 from cohort.tensorflow.compression import Compression
 
-__all__ = ["Compression", "alike", "reduce_gradients"]
+__all__ = ["Compression", "alike", "reduce_gradients", "zeros"]
 
 
 OVERLAPS = True  # a graph's operations begin when their inputs are there
@@ -42,14 +42,6 @@ def times(value: Any, factor: Any) -> Any:
 def samples_in(leaf: Any) -> Any:
     """The number of samples of a batch."""
     return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
-
-
-def zeros(variable: Any, type_of_indices: Any) -> Any:
-    """What a rank without a gradient brings."""
-    shape, kind = tuple(variable.shape), tf.as_dtype(variable.dtype)
-    if type_of_indices is not None:
-        return tf.IndexedSlices(tf.zeros((0, *shape[1:]), kind), tf.zeros((0,), type_of_indices), tf.constant(shape, type_of_indices))
-    return tf.zeros(shape, kind)
 
 
 def type_of_indices(gradient: Any) -> Any:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any, List, Sequence
 
 import torch
-from cohort._core import ReduceOp
-from cohort.hvd.process_sets import ProcessSet, engine_of
-from cohort.hvd.operations import ENGINE_OPS, finished, named
-from cohort.torch._tensors import copy_back, dense
+from cohort.hvd.process_sets import ProcessSet
+from cohort.hvd.operations import Call, Min, Sum
+from cohort.torch._collectives import run
 from cohort.torch.compression import Compression
 
-_WHAT = "DistributedOptimizer"
 OVERLAPS = False  # all gradients are there when they are asked for
 
 
@@ -20,30 +18,23 @@ def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int,
                      sparse_as_dense: bool = False) -> List[Any]:  # fmt: skip
     """The gradients of all ranks: in place, unless they travel as something else."""
     compressed = [compression.compress(gradient.detach()) for gradient in gradients]
-    used = [dense(sent, _WHAT) for sent, _ in compressed]
-    full = [named("allreduce", name, process_set) for name in names]
-    engine = engine_of(process_set)
-    finished("ALLREDUCE", full, engine.all_reduce_group, full, used, op=ENGINE_OPS[op], prescale=prescale,
-             postscale=postscale)  # fmt: skip
-    return [
-        compression.decompress(copy_back(sent, tensor), context) for (sent, context), tensor in zip(compressed, used)
-    ]
+    full = [f"allreduce.{name}" for name in names]
+    reduced, _ = run(Call("allreduce", full, process_set, op, prescale, postscale), [sent for sent, _ in compressed], True)
+    return [compression.decompress(one, context) for one, (_, context) in zip(reduced, compressed)]
 
 
 def total(count: Any, name: str, process_set: ProcessSet) -> float:
     """The sum of a number over ranks."""
-    return float(_reduced(torch.tensor([float(count)], dtype=torch.float64), name, process_set, ReduceOp.Sum))
+    return float(_reduced(torch.tensor([float(count)], dtype=torch.float64), name, process_set, Sum))
 
 
 def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
     """Whether a flag is set on all ranks."""
-    return _reduced(torch.as_tensor(flag).reshape(1).to(torch.uint8), name, process_set, ReduceOp.Min).reshape(()).bool()
+    return _reduced(torch.as_tensor(flag).reshape(1).to(torch.uint8), name, process_set, Min).reshape(()).bool()
 
 
-def _reduced(tensor: torch.Tensor, name: str, process_set: ProcessSet, op: Any) -> torch.Tensor:
-    full = named("allreduce", name, process_set)
-    finished("ALLREDUCE", [full], engine_of(process_set).all_reduce, full, tensor, op=op)
-    return tensor
+def _reduced(tensor: torch.Tensor, name: str, process_set: ProcessSet, op: int) -> torch.Tensor:
+    return run(Call("allreduce", [f"allreduce.{name}"], process_set, op), [tensor], in_place=True)[0][0]
 
 
 def factor_of(count: Any, ranks: int, samples: Any) -> Any:

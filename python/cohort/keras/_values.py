@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from cohort.hvd.arrays import Call, carry_out
-from cohort.hvd.operations import Average, Sum, named, resolve
+from cohort.hvd.arrays import carry_out
+from cohort.hvd.operations import Average, Call, Sum, named, resolve
 from cohort.hvd.process_sets import ProcessSet, global_process_set
 from cohort.keras import _flavor
 from cohort.keras.compression import Compression

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Optional, Sequence, Union
 
 from cohort.hvd.process_sets import ProcessSet, global_process_set, require_world
-from cohort.hvd.operations import Average, Sum, check_options
+from cohort.hvd.operations import Average, Sum, check_groups, check_options
 from cohort.keras import _flavor, _hooks, _reduction, _training
 from cohort.keras._reduction import Reduction, Settings
 from cohort.keras.compression import Compression
@@ -46,19 +45,12 @@ def DistributedOptimizer(optimizer: Any, name: Optional[str] = None, device_dens
     Raises ValueError for arguments that have no meaning, and before `init`; RuntimeError if this Keras does not ask the
     optimizer for what it reduces, since ranks would train apart.
     """
-    if num_groups:
-        warnings.warn("num_groups is deprecated -- give groups=N", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
+    groups = check_groups(groups, num_groups, "variables")
     if op not in (Average, Sum):
         raise ValueError(f"DistributedOptimizer: op={op!r} -- hvd.Average and hvd.Sum are possible")
     check_options(op, gradient_predivide_factor, backward_passes_per_step)
     if average_by not in ("samples", "ranks"):
         raise ValueError(f"average_by={average_by!r}: 'samples' and 'ranks' are possible")
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError(f"groups={groups}: a number of groups, or lists of variables")
-    elif groups is not None and any(not isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError("groups: a number of groups, or a list of lists of variables")
     package = _flavor.package_of(optimizer)
     if not package:
         raise ValueError(f"DistributedOptimizer: {type(optimizer).__name__} is no optimizer of Keras")

@@ -179,8 +179,7 @@ class Table:
         """The keys' rows, in `out` or a new NumPy array [number of keys, dim]. A key without a row gives what it would
         begin as, and gets none. Waits as the table's consistency says."""
         keys = _keys("pull", keys)
-        if out is None:
-            out = _empty(_count(keys), self.dim)
+        out = _empty(_count(keys), self.dim) if out is None else out
         return _done(self._table.pull(keys, out), out, async_op, self._ages)
 
     def push(self, keys: Any, gradients: Any, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
@@ -195,8 +194,7 @@ class Table:
     ) -> Any:
         """Both at once. Only with Async is the push in what is read; else pushes count with `Client.clock`."""
         keys = _keys("push_pull", keys)
-        if out is None:
-            out = _empty(_count(keys), self.dim)
+        out = _empty(_count(keys), self.dim) if out is None else out
         _fits(gradients, (_count(keys), self.dim), "push_pull: gradients")
         return _done(self._table.push_pull(keys, gradients, out, rate("push_pull", lr)), out, async_op, self._ages)
 
@@ -225,8 +223,7 @@ class Variable:
 
     def pull(self, out: Any = None, *, async_op: bool = False) -> Any:
         """Its values, in `out` or a new NumPy array of its shape."""
-        if out is None:
-            out = _empty(*self.shape)
+        out = _empty(*self.shape) if out is None else out
         return _done(self._variable.pull(out), out, async_op)
 
     def push(self, gradients: Any, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
@@ -234,8 +231,7 @@ class Variable:
         return _done(self._variable.push(gradients, rate("push", lr)), None, async_op)
 
     def push_pull(self, gradients: Any, out: Any = None, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
-        if out is None:
-            out = _empty(*self.shape)
+        out = _empty(*self.shape) if out is None else out
         _fits(gradients, self.shape, "push_pull: gradients")
         return _done(self._variable.push_pull(gradients, out, rate("push_pull", lr)), out, async_op)
 

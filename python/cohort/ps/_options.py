@@ -12,10 +12,11 @@ def _numbers(what: str, **given: Any) -> list[float]:
     return [number(what, name, value) for name, value in given.items()]
 
 
-def _betas(what: str, betas: Any) -> tuple[float, float]:
+def _adams(what: str, lr: Any, betas: Any, eps: Any, weight_decay: Any) -> list[float]:
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         refuse(what, "betas", betas, "pass two numbers: (0.9, 0.999)")
-    return number(what, "betas[0]", betas[0]), number(what, "betas[1]", betas[1])
+    both = {"betas[0]": betas[0], "betas[1]": betas[1]}
+    return _numbers(what, lr=lr, **both, eps=eps, weight_decay=weight_decay)
 
 
 class Sgd(_core.PsSgd):
@@ -61,8 +62,7 @@ class Adam(_core.PsAdam):
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
     ) -> None:
-        rate, eps, weight_decay = _numbers("Adam", lr=lr, eps=eps, weight_decay=weight_decay)
-        super().__init__(rate, _betas("Adam", betas), eps, weight_decay)
+        super().__init__(*_adams("Adam", lr, betas, eps, weight_decay))
 
 
 class AdamW(_core.PsAdamW):
@@ -71,8 +71,7 @@ class AdamW(_core.PsAdamW):
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
     ) -> None:
-        rate, eps, weight_decay = _numbers("AdamW", lr=lr, eps=eps, weight_decay=weight_decay)
-        super().__init__(rate, _betas("AdamW", betas), eps, weight_decay)
+        super().__init__(*_adams("AdamW", lr, betas, eps, weight_decay))
 
 
 class Ftrl(_core.PsFtrl):

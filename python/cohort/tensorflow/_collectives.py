@@ -15,8 +15,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from cohort.hvd import basics, operations
-from cohort.hvd.arrays import Call
-from cohort.hvd.operations import Adasum, Average, Max, Min, Product, Sum, named, require_scattering, resolve, shares_of_winners
+from cohort.hvd.operations import Adasum, Average, Call, Sum, named, reduced_back, require_scattering, resolve
 from cohort.hvd.process_sets import (
     ProcessSet,
     engine_of,
@@ -133,22 +132,26 @@ def size_of(process_set: ProcessSet) -> Tensor:
 # --- gradients ---
 
 
-def _differentiable(forward: Callable[..., Tuple[List[Tensor], Any]], tensors: List[Tensor]) -> List[Tensor]:
-    """What `forward` makes of the tensors: it gives results, and the function from their gradients to the inputs'."""
+def _differentiable(call: Call, tensors: Sequence[Tensor], back: Callable[..., List[Tensor]],
+                    splits: Optional[Tensor] = None) -> List[Tensor]:  # fmt: skip
+    """Carries it out: the results and, of alltoall, the rows that came from each rank.
+
+    back  of the results' gradients, what was given and the rows that came makes the gradients of what was given
+    """
+
+    def forward(*given: Tensor) -> Any:
+        results, received = run(call, given, splits)
+
+        def dense(*grads: Any) -> List[Tensor]:  # None: of integers
+            return back([None if one is None else tf.convert_to_tensor(one) for one in grads], given, received)
+
+        return [*results, *received] if call.kind == "alltoall" else results, dense
+
     if not any(one.dtype.is_floating or one.dtype.is_complex for one in tensors):
-        return forward(*tensors)[0]
+        return list(forward(*tensors)[0])
     if tf.executing_eagerly() and not _could_record():
-        return forward(*tensors)[0]  # custom_gradient takes longer than the operation
-
-    def dense(grads: Sequence[Any]) -> List[Any]:
-        return [None if one is None else tf.convert_to_tensor(one) for one in grads]  # None: of integers
-
-    @tf.custom_gradient
-    def whole(*given: Tensor) -> Any:
-        results, back = forward(*given)
-        return results, lambda *grads: back(dense(grads))
-
-    return list(whole(*tensors))
+        return list(forward(*tensors)[0])  # custom_gradient takes longer than the operation
+    return list(tf.custom_gradient(forward)(*tensors))
 
 
 def _grad_name(names: Sequence[str]) -> List[str]:
@@ -208,48 +211,28 @@ def _allreduce(tensors: List[Tensor], names: List[str], compression: Any, op: in
         raise ValueError(f"op=hvd.Adasum needs floating-point tensors, not {[one.dtype.name for one in tensors]}")
     compressed = [compression.compress(tensor) for tensor in tensors]
     call = Call("allreduce", names, process_set, op, prescale, postscale)
-    results = _reduced([one for one, _ in compressed], call)
+    results = _reduced(call, [one for one, _ in compressed])
     return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
 
 
-def _reduced(tensors: List[Tensor], call: Call) -> List[Tensor]:
-    def forward(*given: Tensor) -> Any:
-        return run(call, given)[0], lambda grads: _reduce_back(grads, given, call)
+def _reduced(call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
+    def back(grads: List[Tensor], values: Sequence[Tensor], _: List[Tensor]) -> List[Tensor]:
+        equal = lambda a, b: tf.cast(tf.equal(a, b), a.dtype)  # noqa: E731
+        again = call._replace(names=_grad_name(call.names))
+        return reduced_back(again, grads, values, _reduced, equal, _products_of_others)
 
-    return _differentiable(forward, tensors)
-
-
-def _reduce_back(grads: List[Tensor], values: Sequence[Tensor], call: Call) -> List[Tensor]:
-    back = call._replace(names=_grad_name(call.names))
-    if call.op not in (Min, Max, Product):
-        return _reduced(grads, back)
-    totals = _reduced(grads, back._replace(op=Sum, prescale=1.0, postscale=1.0))
-    factor = call.prescale * call.postscale
-    if call.op == Product:
-        shares = [_product_of_others(value, name, call) for value, name in zip(values, back.names)]
-    else:
-        shares = _shares_of_winners(list(values), back)
-    return [total * tf.cast(factor, total.dtype) * share for total, share in zip(totals, shares)]
+    return _differentiable(call, tensors, back)
 
 
-def _shares_of_winners(values: List[Tensor], call: Call) -> List[Tensor]:
-    def reduce(values: List[Tensor], op: int, what: str) -> List[Tensor]:
-        return run(Call("allreduce", [f"{name}.{what}" for name in call.names], call.process_set, op), values)[0]
-
-    def equal(a: Tensor, b: Tensor) -> Tensor:
-        return tf.cast(tf.equal(a, b), a.dtype)
-
-    return shares_of_winners(values, call.op, call.prescale, reduce, equal)
-
-
-def _product_of_others(value: Tensor, name: str, call: Call) -> Tensor:
-    """The product of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros."""
-    ask = Call("allgather", [f"{name}.others"], call.process_set, needs_all_ranks=False)
-    (rows,), (received,) = run(ask, [value[tf.newaxis]])
-    own = tf.reduce_sum(received[: _own_rank(call.process_set)])
-    others = tf.concat([rows[:own], rows[own + 1 :]], 0) * tf.cast(call.prescale, rows.dtype)
-    product = tf.reshape(tf.reduce_prod(others, 0), tf.shape(value))
-    return tf.math.conj(product) if product.dtype.is_complex else product
+def _products_of_others(back: Call, values: Sequence[Tensor]) -> List[Tensor]:
+    ask = Call("allgather", back.also("others").names, back.process_set, needs_all_ranks=False)
+    products = []
+    for rows, received, value in zip(*run(ask, [value[tf.newaxis] for value in values]), values):
+        own = tf.reduce_sum(received[: _own_rank(back.process_set)])
+        others = tf.concat([rows[:own], rows[own + 1 :]], 0) * tf.cast(back.prescale, rows.dtype)
+        product = tf.reshape(tf.reduce_prod(others, 0), tf.shape(value))
+        products.append(tf.math.conj(product) if product.dtype.is_complex else product)
+    return products
 
 
 # --- allgather ---
@@ -274,12 +257,7 @@ def grouped_allgather(tensors: Sequence[Any], name: Optional[str] = None, ignore
 
 def _gathered(tensors: List[Tensor], call: Call) -> List[Tensor]:
     _need_dimensions(tensors, "allgather")
-
-    def forward(*given: Tensor) -> Any:
-        results, received = run(call, given)
-        return results, lambda grads: _gather_back(grads, received, call)
-
-    return _differentiable(forward, tensors)
+    return _differentiable(call, tensors, lambda grads, _, received: _gather_back(grads, received, call))
 
 
 def _need_dimensions(tensors: List[Tensor], what: str) -> None:
@@ -288,7 +266,7 @@ def _need_dimensions(tensors: List[Tensor], what: str) -> None:
 
 
 def _gather_back(grads: List[Tensor], received: List[Tensor], call: Call) -> List[Tensor]:
-    means = _reduced(grads, Call("allreduce", _grad_name(call.names), call.process_set, Average))
+    means = _reduced(Call("allreduce", _grad_name(call.names), call.process_set), grads)
     rank = _own_rank(call.process_set)
     return [mean[tf.reduce_sum(rows[:rank]) : tf.reduce_sum(rows[: rank + 1])] for mean, rows in zip(means, received)]
 
@@ -302,15 +280,11 @@ def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None, ignore_na
     """Returns rank `root_rank`'s tensor (a rank of the world, also for process sets), a new one, on every rank."""
     names = _names("broadcast", name, ignore_name_scope, process_set)
     call = Call("broadcast", names, process_set, root=root_rank)
-
-    def forward(*given: Tensor) -> Any:
-        return run(call, given)[0], lambda grads: _broadcast_back(grads, call)
-
-    return _differentiable(forward, [_tensor(tensor)])[0]
+    return _differentiable(call, [_tensor(tensor)], lambda grads, *_: _broadcast_back(grads, call))[0]
 
 
 def _broadcast_back(grads: List[Tensor], call: Call) -> List[Tensor]:
-    means = _reduced(grads, Call("allreduce", _grad_name(call.names), call.process_set, Average))
+    means = _reduced(Call("allreduce", _grad_name(call.names), call.process_set), grads)
     is_root = tf.equal(rank_op(), call.root)
     return [tf.where(is_root, mean, tf.zeros_like(mean)) for mean in means]
 
@@ -366,20 +340,13 @@ def alltoall(tensor: Any, splits: Any = None, name: Optional[str] = None, ignore
 
 
 def _exchanged(tensor: Tensor, splits: Optional[Tensor], call: Call) -> Tuple[Tensor, Tensor]:
-    told: List[Tensor] = []
+    def back(grads: List[Tensor], given: Sequence[Tensor], received: List[Tensor]) -> List[Tensor]:
+        result, _ = _exchanged(grads[0], received[0], call._replace(names=_grad_name(call.names)))
+        missing = tf.shape(given[0])[0] - tf.shape(result)[0]  # rows that were not sent
+        return [tf.concat([result, tf.zeros(tf.concat([[missing], tf.shape(result)[1:]], 0), result.dtype)], 0)]
 
-    def forward(given: Tensor) -> Any:
-        results, received = run(call, [given], splits)
-        return [results[0], received[0]], lambda grads: _exchange_back(grads[0], received[0], tf.shape(given)[0], call)
-
-    told = _differentiable(forward, [tensor])
-    return told[0], told[1]
-
-
-def _exchange_back(grad: Tensor, received: Tensor, rows: Tensor, call: Call) -> Tensor:
-    result, _ = _exchanged(grad, received, call._replace(names=_grad_name(call.names)))
-    missing = rows - tf.shape(result)[0]  # rows that were not sent
-    return tf.concat([result, tf.zeros(tf.concat([[missing], tf.shape(result)[1:]], 0), result.dtype)], 0)
+    result, rows = _differentiable(call, [tensor], back, splits)
+    return result, rows
 
 
 # --- reducescatter ---
@@ -414,11 +381,7 @@ def _reducescatter(tensors: List[Tensor], compression: Any, call: Call) -> List[
     require_scattering(call.op)
     _need_dimensions(tensors, "reducescatter")
     compressed = [compression.compress(tensor) for tensor in tensors]
-
-    def forward(*given: Tensor) -> Any:
-        return run(call, given)[0], lambda grads: _scatter_back(grads, call)
-
-    results = _differentiable(forward, [one for one, _ in compressed])
+    results = _differentiable(call, [one for one, _ in compressed], lambda grads, *_: _scatter_back(grads, call))
     return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
 
 

@@ -11,9 +11,9 @@ from typing import Any, List, Optional, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
-from cohort.hvd.arrays import LEAST_TO_HAND_OVER, Call, carry_out
-from cohort.hvd.operations import ENGINE_OPS, Adasum
-from cohort.hvd.process_sets import engine_of, root_in
+from cohort.hvd.arrays import LEAST_TO_HAND_OVER, carry_out
+from cohort.hvd.operations import Adasum, Call
+from cohort.hvd.process_sets import engine_of
 from cohort.tensorflow import _library
 from cohort.tensorflow._errors import as_of_tensorflow
 
@@ -88,19 +88,12 @@ def _tensor_over(array: Any) -> Tensor:
 
 # --- in a graph ---
 
-# Numbers of python::NamedKind. Adasum is not among them: what ranks have sent is combined in Python.
-_KINDS = {"allreduce": 0, "allgather": 1, "broadcast": 2, "reducescatter": 3, "alltoall": 4}
-
-
 def _by_library(library: Any, call: Call, tensors: Sequence[Tensor],
                 splits: Optional[Tensor]) -> Tuple[List[Tensor], List[Tensor]]:  # fmt: skip
     """One op of the library for all tensors. It finds the set's engine when it runs, which may be in a later world."""
     asked = {
+        **call.numbers(),
         "names": call.names,
-        "kind": _KINDS[call.kind],
-        "engine": call.process_set._key,
-        "op": ENGINE_OPS[call.op].value,
-        "root": root_in(call.process_set, call.root) if call.kind == "broadcast" else 0,
         "prescale": float(call.prescale).hex(),
         "postscale": float(call.postscale).hex(),
         "needs_all_ranks": int(call.needs_all_ranks),

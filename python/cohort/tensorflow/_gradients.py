@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from cohort.hvd.process_sets import ProcessSet, global_process_set
-from cohort.hvd.arrays import Call
-from cohort.hvd.operations import Adasum, Average, Max, Sum
+from cohort.hvd.operations import Adasum, Average, Call, Max, Sum
 from cohort.tensorflow._errors import MARK
 from cohort.tensorflow._execution import as_it_is, run
 from cohort.tensorflow.compression import Compression
@@ -95,13 +94,15 @@ def alike(gradients: Sequence[Gradient], names: Sequence[str], sources: Sequence
 def _as_others(gradient: Gradient, dense: int, sparse: int, source: Any) -> Gradient:
     if gradient is not None:
         return tf.convert_to_tensor(gradient) if dense else gradient
-    shape, kind = tuple(source.shape), tf.as_dtype(source.dtype)
-    if dense:
-        return tf.zeros(shape, kind)
-    if sparse:
-        index_type = tf.int64 if sparse == 2 else tf.int32
-        return tf.IndexedSlices(tf.zeros((0, *shape[1:]), kind), tf.zeros((0,), index_type), tf.constant(shape, index_type))
-    return None
+    return zeros(source, None if dense else tf.int64 if sparse == 2 else tf.int32) if dense or sparse else None
+
+
+def zeros(variable: Any, type_of_indices: Any) -> Gradient:
+    """What a rank without a gradient of it brings."""
+    shape, kind = tuple(variable.shape), tf.as_dtype(variable.dtype)
+    if type_of_indices is not None:
+        return tf.IndexedSlices(tf.zeros((0, *shape[1:]), kind), tf.zeros((0,), type_of_indices), tf.constant(shape, type_of_indices))
+    return tf.zeros(shape, kind)
 
 
 def _buckets(tensors: List[Any]) -> List[List[int]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any, Dict, Iterable, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
 from cohort.hvd.process_sets import ProcessSet, global_process_set
-from cohort.hvd.operations import Average, parts_of
+from cohort.hvd.operations import Average, check_groups, check_options, parts_of
 from cohort.tensorflow._collectives import size_of
 from cohort.tensorflow._execution import as_it_is, outermost_graph
 from cohort.tensorflow._gradients import alike, reduce_gradients
@@ -114,18 +113,6 @@ def _grouped(groups: Groups, sources: List[Any]) -> List[List[int]]:
     return list(parts.values())
 
 
-def check_groups(groups: Groups, num_groups: int) -> Groups:
-    """The groups that are asked for; num_groups is the older name. Raises ValueError for what has no meaning."""
-    if num_groups:
-        warnings.warn("num_groups is deprecated -- give groups", DeprecationWarning, stacklevel=3)
-        groups = num_groups if groups is None else groups
-    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
-        return groups
-    if isinstance(groups, (list, tuple)) and all(isinstance(one, (list, tuple)) for one in groups):
-        return groups
-    raise ValueError(f"groups={groups!r} -- a positive number of groups, or a list of lists of variables")
-
-
 def DistributedGradientTape(gradtape: Any, device_dense: str = "", device_sparse: str = "",
                             compression: Any = Compression.none, sparse_as_dense: bool = False, op: int = Average,
                             gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups = None,
@@ -142,8 +129,7 @@ def DistributedGradientTape(gradtape: Any, device_dense: str = "", device_sparse
 
     `device_dense` and `device_sparse` mean nothing here. Raises ValueError for what has no meaning.
     """
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor is for op=hvd.Average")
+    check_options(op, gradient_predivide_factor, 1)
     base = type(gradtape)
     bases: Any = (_Distributed, base) if base is not tf.GradientTape else (_Distributed,)
     make: Any = type
@@ -159,7 +145,7 @@ def DistributedGradientTape(gradtape: Any, device_dense: str = "", device_sparse
         "compression": compression,
         "sparse_as_dense": sparse_as_dense,
     }
-    made._groups = check_groups(groups, num_groups)
+    made._groups = check_groups(groups, num_groups, "variables", least=1)
     made._scales_local = scale_local_gradients
     made._local = set()
     return made

@@ -14,9 +14,10 @@ from cohort._core import NamedWork
 from cohort.errors import Error
 from cohort.hvd import timeline
 from cohort.hvd.exceptions import translated
-from cohort.hvd.operations import ENGINE_OPS, Adasum, Average, group_names, named, require_scattering, resolve, started
-from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, require_world, root_in
-from cohort.torch import _adasum, _handles
+from cohort.hvd.operations import (ENGINE_OPS, Adasum, Average, Call, adasum, group_names, named, require_scattering, resolve,
+                                   started, wait_for)  # fmt: skip
+from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, require_world
+from cohort.torch import _handles
 from cohort.torch._handles import synchronize
 from cohort.torch._tensors import check_list, copy_back, dense, result_of
 from torch import Tensor
@@ -30,6 +31,73 @@ __all__ = ["allgather_async", "allreduce_", "allreduce_async", "allreduce_async_
 UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
 
 Splits = Union[None, Sequence[int], Tensor]
+
+
+# --- calls, of which all are but the shortest way ---
+
+
+def call_of(kind: str, name: Optional[str], process_set: ProcessSet, op: int = Average, prescale: float = 1.0,
+            postscale: float = 1.0, *, group: Optional[List[Tensor]] = None, **how: Any) -> Call:  # fmt: skip
+    """A call for one tensor, or for a group of them."""
+    shown = "adasum" if op == Adasum else kind
+    names = [named(shown, name, process_set)] if group is None else group_names(shown, name, process_set, len(group))
+    return Call(kind, names, process_set, op, prescale, postscale, **how)
+
+
+def begin(
+    call: Call, tensors: Sequence[Tensor], in_place: bool = False
+) -> Tuple[List[NamedWork], Callable[[], List[Tensor]]]:
+    """The operations under way, and what gives their results once they are done: new tensors, or those that were given."""
+    if call.kind == "reducescatter":
+        require_scattering(call.op)
+    if call.op == Adasum:
+        require_world("op=hvd.Adasum")
+    used = [dense(tensor, call.kind) for tensor in tensors]
+    if call.op == Adasum:
+        for tensor in used:
+            if not tensor.is_floating_point():
+                raise ValueError(f"op=hvd.Adasum needs floating-point tensors, not {tensor.dtype}")
+        works = call.start([tensor.detach() for tensor in used])
+        combined = lambda: [_combined(result_of(work), one, call) for work, one in zip(works, used)]  # noqa: E731
+        return works, combined if not in_place else lambda: [copy_back(to, of) for to, of in zip(tensors, combined())]
+    if call.kind in ("allreduce", "broadcast"):
+        made = used
+        if not in_place:
+            empty = call.kind == "allreduce"
+            made = [torch.empty_like(one, requires_grad=False) if empty else one.detach().clone() for one in used]
+        works = call.start(used, made) if call.kind == "allreduce" and not in_place else call.start(made)
+        return works, lambda: [copy_back(to, of) for to, of in zip(tensors, made)] if in_place else made
+    if call.kind != "alltoall" and any(tensor.dim() == 0 for tensor in used):
+        raise ValueError(f"{call.kind}: a tensor without dimensions has no rows -- pass tensor.reshape(1)")
+    works = call.start(used)
+    return works, lambda: [result_of(work) for work in works]
+
+
+def _combined(rows: Tensor, like: Tensor, call: Call) -> Tensor:
+    """Adasum, on the tensors' device: in float32 or, of float64, in that. It takes memory for as many tensors as there are
+    ranks."""
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    vectors = [row.to(wide) * call.prescale for row in rows.unbind(0)]
+    result: Tensor = adasum(vectors, lambda a, b: float(torch.dot(a.double(), b.double()))) * call.postscale
+    return result.to(like.dtype).reshape(like.shape)
+
+
+def run(call: Call, tensors: Sequence[Tensor], in_place: bool = False) -> Tuple[List[Tensor], List[List[int]]]:
+    """Carries it out and waits: the results and, of allgather and alltoall for each, the rows that came from each rank."""
+    works, results = begin(call, tensors, in_place)
+    wait_for(works)
+    counted = call.kind in ("allgather", "alltoall")
+    return results(), [list(work.received_splits) for work in works] if counted else []
+
+
+def _handle(call: Call, tensors: Sequence[Tensor], in_place: bool = False) -> int:
+    works, results = begin(call, tensors, in_place)
+    return _handles.add(works, results)
+
+
+def _handle_of_one(call: Call, tensor: Tensor, in_place: bool = False) -> int:
+    works, results = begin(call, [tensor], in_place)
+    return _handles.add(works, lambda: results()[0])
 
 
 # --- allreduce ---
@@ -47,15 +115,6 @@ def _reduce(tensor: Tensor, output: Optional[Tensor], name: str, op: int, presca
         raise translated(error) from error
 
 
-def _reduce_group(tensors: List[Tensor], outputs: Optional[List[Tensor]], names: List[str], op: int, prescale: float,
-                  postscale: float, process_set: ProcessSet) -> List[NamedWork]:  # fmt: skip
-    engine = engine_of(process_set)
-    if not tensors:
-        return []
-    return started("ALLREDUCE", names, engine.all_reduce_group, names, tensors, outputs, op=ENGINE_OPS[op],
-                   prescale=prescale, postscale=postscale)  # fmt: skip
-
-
 def allreduce_async(tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
                     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                     process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
@@ -67,13 +126,10 @@ def allreduce_async(tensor: Tensor, average: Optional[bool] = None, name: Option
     """
     op = resolve(op, average)
     if op == Adasum:
-        return _adasum.start([tensor], None, [named("adasum", name, process_set)], prescale_factor, postscale_factor,
-                             process_set, single=True)  # fmt: skip
+        return _handle_of_one(call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor), tensor)
     used = dense(tensor, "allreduce")
     output = torch.empty_like(used, requires_grad=False)
-    full = named("allreduce", name, process_set)
-    work = _reduce(used, output, full, op, prescale_factor, postscale_factor, process_set)
-    return _handles.add_one(work, output, output)
+    return allreduce_async_to(used, output, name, op, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_async_(tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None,
@@ -82,15 +138,15 @@ def allreduce_async_(tensor: Tensor, average: Optional[bool] = None, name: Optio
     """As `allreduce_async`, in place. Until `synchronize` the tensor is neither the old nor the new one."""
     op = resolve(op, average)
     if op == Adasum:
-        return _adasum.start([tensor], [tensor], [named("adasum", name, process_set)], prescale_factor,
-                             postscale_factor, process_set, single=True)  # fmt: skip
+        call = call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor)
+        return _handle_of_one(call, tensor, in_place=True)
     used = dense(tensor, "allreduce_")
     full = named("allreduce", name, process_set)
     work = _reduce(used, None, full, op, prescale_factor, postscale_factor, process_set)
     return _handles.add_one(work, tensor, used)
 
 
-def allreduce_async_to(tensor: Tensor, output: Tensor, name: str, op: int, prescale: float, postscale: float,
+def allreduce_async_to(tensor: Tensor, output: Tensor, name: Optional[str], op: int, prescale: float, postscale: float,
                        process_set: ProcessSet) -> int:  # fmt: skip
     """As `allreduce_async`, into a tensor that is given. The engine can use both where they lie; `op` is not Adasum."""
     work = _reduce(tensor, output, named("allreduce", name, process_set), op, prescale, postscale, process_set)
@@ -110,29 +166,17 @@ def grouped_allreduce_async(tensors: Sequence[Tensor], average: Optional[bool] =
                             op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                             process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
     """As `allreduce_async` for several tensors: none is carried out before all ranks have asked for all."""
-    return _grouped(tensors, "grouped_allreduce", resolve(op, average), name, prescale_factor, postscale_factor, process_set)
+    given, op = check_list(tensors, "grouped_allreduce"), resolve(op, average)
+    return _handle(call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor, group=given), given)
 
 
 def grouped_allreduce_async_(tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,
                              op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                              process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
     """As `grouped_allreduce_async`, in place."""
-    return _grouped(tensors, "grouped_allreduce_", resolve(op, average), name, prescale_factor, postscale_factor, process_set)
-
-
-def _grouped(given: Sequence[Tensor], what: str, op: int, name: Optional[str], prescale: float, postscale: float,
-             process_set: ProcessSet) -> int:  # fmt: skip
-    tensors, in_place = check_list(given, what), what.endswith("_")
-    if op == Adasum:
-        names = group_names("adasum", name, process_set, len(tensors))
-        return _adasum.start(tensors, tensors if in_place else None, names, prescale, postscale, process_set)
-    used = [dense(tensor, what) for tensor in tensors]
-    outputs = None if in_place else [torch.empty_like(tensor, requires_grad=False) for tensor in used]
-    names = group_names("allreduce", name, process_set, len(tensors))
-    works = _reduce_group(used, outputs, names, op, prescale, postscale, process_set)
-    if outputs is not None:
-        return _handles.add(works, lambda: outputs)
-    return _handles.add(works, lambda: [copy_back(to, of) for to, of in zip(tensors, used)])
+    given, op = check_list(tensors, "grouped_allreduce_"), resolve(op, average)
+    call = call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor, group=given)
+    return _handle(call, given, in_place=True)
 
 
 def grouped_allreduce_async_to(tensors: List[Tensor], outputs: List[Optional[Tensor]], name: str, op: int,
@@ -141,8 +185,7 @@ def grouped_allreduce_async_to(tensors: List[Tensor], outputs: List[Optional[Ten
     none."""
     used = [dense(one, "grouped_allreduce_") if to is None else one for one, to in zip(tensors, outputs)]
     into = [one if to is None else to for one, to in zip(used, outputs)]
-    names = group_names("allreduce", name, process_set, len(tensors))
-    works = _reduce_group(used, into, names, op, prescale, postscale, process_set)
+    works = call_of("allreduce", name, process_set, op, prescale, postscale, group=used).start(used, into)
 
     def finish() -> List[Tensor]:
         return [copy_back(one, to) if output is None else to for one, to, output in zip(tensors, into, outputs)]
@@ -166,20 +209,18 @@ def sparse_allreduce_async(tensor: Tensor, name: Optional[str], op: Optional[int
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"sparse_allreduce: a sparse COO tensor is needed, not {tensor.layout}")
     base = named("sparse_allreduce", name, process_set)
-    names = [f"{base}.indices", f"{base}.values"]
-    engine = engine_of(process_set)
+    size = engine_of(process_set).size()
     tensor = tensor.detach()
-    # Entry by entry, since dimension 0 is what ranks may differ in.
+    # Entry by entry, since dimension 0 is what ranks may differ in. Those that have joined bring no entries.
     parts = [tensor._indices().t().contiguous(), dense(tensor._values(), "sparse_allreduce")]
-    handle = _handles.add(started("ALLGATHER", names, engine.all_gather_group, names, parts), lambda: None)
-    works = _handles.works_of(handle)
+    call = Call("allgather", [f"{base}.indices", f"{base}.values"], process_set, needs_all_ranks=False)
+    handle = _handle(call, parts)
 
     def wait() -> Tensor:
-        synchronize(handle)
-        indices, values = (result_of(work) for work in works)
+        indices, values = synchronize(handle)
         if op is None or op == Average:
             exact = values.is_floating_point() or values.is_complex()
-            values = values / engine.size() if exact else values.div(engine.size(), rounding_mode="trunc")
+            values = values / size if exact else values.div(size, rounding_mode="trunc")
         return torch.sparse_coo_tensor(indices.t(), values, tensor.size(), **UNCHECKED)
 
     wait.handle = handle  # type: ignore[attr-defined]
@@ -191,30 +232,14 @@ def sparse_allreduce_async(tensor: Tensor, name: Optional[str], op: Optional[int
 
 def allgather_async(tensor: Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> int:
     """Starts concatenating tensors along dimension 0, in the order of ranks. Dimension 0 may differ, others must not."""
-    return _gather([tensor], [named("allgather", name, process_set)], process_set, lambda results: results[0])
-
-
-def allgather_active_async(tensor: Tensor, name: Optional[str], process_set: ProcessSet) -> int:
-    """As `allgather_async`, also while some ranks have joined: they bring no rows. For what is right without them."""
-    names = [named("allgather", name, process_set)]
-    return _gather([tensor], names, process_set, lambda results: results[0], needs_all_ranks=False)
+    return _handle_of_one(call_of("allgather", name, process_set), tensor)
 
 
 def grouped_allgather_async(tensors: Sequence[Tensor], name: Optional[str] = None,
                             process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
     """As `allgather_async` for several tensors: none is carried out before all ranks have asked for all."""
-    tensors = check_list(tensors, "grouped_allgather")
-    return _gather(tensors, group_names("allgather", name, process_set, len(tensors)), process_set, lambda results: results)
-
-
-def _gather(tensors: List[Tensor], names: List[str], process_set: ProcessSet, pick: Callable[[List[Tensor]], Any],
-            needs_all_ranks: bool = True) -> int:  # fmt: skip
-    used = [dense(tensor, "allgather") for tensor in tensors]
-    if any(tensor.dim() == 0 for tensor in used):
-        raise ValueError("allgather: a tensor without dimensions cannot be concatenated -- pass tensor.reshape(1)")
-    gather = engine_of(process_set).all_gather_group
-    works = started("ALLGATHER", names, gather, names, used, needs_all_ranks=needs_all_ranks) if used else []
-    return _handles.add(works, lambda: pick([result_of(work) for work in works]))
+    given = check_list(tensors, "grouped_allgather")
+    return _handle(call_of("allgather", name, process_set, group=given), given)
 
 
 def broadcast_async(tensor: Tensor, root_rank: int, name: Optional[str] = None,
@@ -223,16 +248,13 @@ def broadcast_async(tensor: Tensor, root_rank: int, name: Optional[str] = None,
 
     root_rank  a rank of the world, also for process sets
     """
-    used = dense(tensor, "broadcast").detach().clone()
-    return _broadcast([used], [named("broadcast", name, process_set)], root_rank, process_set, lambda: used)
+    return _handle_of_one(call_of("broadcast", name, process_set, root=root_rank), tensor)
 
 
 def broadcast_async_(tensor: Tensor, root_rank: int, name: Optional[str] = None,
                      process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
     """As `broadcast_async`, in place."""
-    used = dense(tensor, "broadcast_")
-    names = [named("broadcast", name, process_set)]
-    return _broadcast([used], names, root_rank, process_set, lambda: copy_back(tensor, used))
+    return _handle_of_one(call_of("broadcast", name, process_set, root=root_rank), tensor, in_place=True)
 
 
 def broadcast_(tensor: Tensor, root_rank: int, name: Optional[str] = None,
@@ -240,30 +262,6 @@ def broadcast_(tensor: Tensor, root_rank: int, name: Optional[str] = None,
     """As `broadcast_async_`, and waits. Returns the tensor."""
     result: Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return result
-
-
-def broadcast_active_(tensor: Tensor, root_rank: int, name: str, process_set: ProcessSet) -> None:
-    """As `broadcast_`, also while some ranks have joined (but the root)."""
-    used = dense(tensor, "broadcast_")
-    names = [named("broadcast", name, process_set)]
-    finish = lambda: copy_back(tensor, used)  # noqa: E731
-    synchronize(_broadcast([used], names, root_rank, process_set, finish, needs_all_ranks=False))
-
-
-def broadcast_group_async_(tensors: List[Tensor], root_rank: int, names: List[Optional[str]],
-                           process_set: ProcessSet) -> int:  # fmt: skip
-    """As `broadcast_async_` for several tensors, each under its own name."""
-    used = [dense(tensor, "broadcast_") for tensor in tensors]
-    full = [named("broadcast", name, process_set) for name in names]
-    finish = lambda: [copy_back(to, of) for to, of in zip(tensors, used)]  # noqa: E731
-    return _broadcast(used, full, root_rank, process_set, finish)
-
-
-def _broadcast(used: List[Tensor], names: List[str], root_rank: int, process_set: ProcessSet,
-               finish: Callable[[], Any], needs_all_ranks: bool = True) -> int:  # fmt: skip
-    send, root = engine_of(process_set).broadcast_group, root_in(process_set, root_rank)
-    works = started("BROADCAST", names, send, names, used, root, needs_all_ranks=needs_all_ranks) if used else []
-    return _handles.add(works, finish)
 
 
 def alltoall_async(tensor: Tensor, splits: Splits = None, name: Optional[str] = None,
@@ -276,22 +274,20 @@ def alltoall_async(tensor: Tensor, splits: Splits = None, name: Optional[str] = 
     if not isinstance(splits, Tensor):
         require_world("alltoall")
     used = dense(tensor, "alltoall")
-    counts: Optional[List[int]] = None
-    kind = torch.int32
+    counts: Optional[Tuple[int, ...]] = None
+    kind, device = torch.int32, None
     if isinstance(splits, Tensor):
         if splits.dim() != 1 or splits.is_floating_point() or splits.is_complex() or splits.dtype is torch.bool:
             raise ValueError("alltoall: splits have to be integers, one for each rank")
-        kind = splits.dtype
+        kind, device = splits.dtype, splits.device
     if splits is not None:
-        counts = [int(count) for count in (splits.tolist() if isinstance(splits, Tensor) else splits)]
+        counts = tuple(int(count) for count in (splits.tolist() if isinstance(splits, Tensor) else splits))
         if used.dim() > 0 and min(counts, default=0) >= 0 and sum(counts) < used.size(0):
             used = used[: sum(counts)]
-    full = named("alltoall", name, process_set)
-    works = started("ALLTOALL", [full], engine_of(process_set).all_to_all, full, used, counts)
-    device = splits.device if isinstance(splits, Tensor) else None
+    works, results = begin(call_of("alltoall", name, process_set, splits=counts), [used])
 
     def finish() -> Tuple[Tensor, Tensor]:
-        return result_of(works[0]), torch.tensor(works[0].received_splits, dtype=kind, device=device)
+        return results()[0], torch.tensor(works[0].received_splits, dtype=kind, device=device)
 
     return _handles.add(works, finish)
 
@@ -302,25 +298,12 @@ def reducescatter_async(tensor: Tensor, name: Optional[str] = None, op: int = Av
     """Starts reducing a tensor and giving each rank its rows of the result. Where dimension 0 does not divide, the first
     ranks get one row more. op: hvd.Average or hvd.Sum, others are a NotImplementedError that is a HorovodInternalError
     too; for the factors see `allreduce_async`."""
-    names = [named("reducescatter", name, process_set)]
-    return _scatter([tensor], names, op, process_set, prescale_factor, postscale_factor, lambda results: results[0])
+    return _handle_of_one(call_of("reducescatter", name, process_set, op, prescale_factor, postscale_factor), tensor)
 
 
 def grouped_reducescatter_async(tensors: Sequence[Tensor], name: Optional[str] = None, op: int = Average,
                                 process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                                 postscale_factor: float = 1.0) -> int:  # fmt: skip
     """As `reducescatter_async` for several tensors: none is carried out before all ranks have asked for all."""
-    tensors = check_list(tensors, "grouped_reducescatter")
-    names = group_names("reducescatter", name, process_set, len(tensors))
-    return _scatter(tensors, names, op, process_set, prescale_factor, postscale_factor, lambda results: results)
-
-
-def _scatter(tensors: List[Tensor], names: List[str], op: int, process_set: ProcessSet, prescale: float,
-             postscale: float, pick: Callable[[List[Tensor]], Any]) -> int:  # fmt: skip
-    require_scattering(op)
-    used = [dense(tensor, "reducescatter") for tensor in tensors]
-    if any(tensor.dim() == 0 for tensor in used):
-        raise ValueError("reducescatter: a tensor without dimensions cannot be scattered")
-    scatter, scales = engine_of(process_set).reduce_scatter_group, {"prescale": prescale, "postscale": postscale}
-    works = started("REDUCESCATTER", names, scatter, names, used, op=ENGINE_OPS[op], **scales) if used else []
-    return _handles.add(works, lambda: pick([result_of(work) for work in works]))
+    given = check_list(tensors, "grouped_reducescatter")
+    return _handle(call_of("reducescatter", name, process_set, op, prescale_factor, postscale_factor, group=given), given)

@@ -270,7 +270,8 @@ class Reducer:
             of_names = cohort.world().host()[-100:], name[-400:]  # of very long ones the end
             text = json.dumps([*of_names, shape, element.index, element.position, element.value]).encode()
             room[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-        start.broadcast_active_(room, root, "cohort.non_finite.first", self._process_set)
+        call = start.call_of("broadcast", "cohort.non_finite.first", self._process_set, root=root, needs_all_ranks=False)
+        start.run(call, [room], in_place=True)
         for parameter in self.names:
             parameter.grad = None
         self.renew()

@@ -113,8 +113,3 @@ def synchronize(handle: int) -> Any:
     except KeyboardInterrupt:
         _pending[handle] = pending  # it is still under way
         raise
-
-
-def works_of(handle: int) -> List[NamedWork]:
-    """The operations of a handle that nobody has synchronized yet."""
-    return _pending[handle].works

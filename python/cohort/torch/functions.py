@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from cohort import _optimizer_state
-from cohort.hvd.objects import broadcast_object, pickler
+from cohort._pickling import find_cloudpickle
+from cohort.hvd.objects import broadcast_object
+from cohort.hvd.operations import Call, named
 from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, root_in
 from cohort.torch import _collectives as start
-from cohort.torch._handles import synchronize
 from cohort.torch._tensors import DEVICES
 from torch import Tensor
 
@@ -36,8 +37,12 @@ def broadcast_parameters(params: Parameters, root_rank: int, process_set: Proces
         if len(pair) != 2 or not (pair[1] is None or isinstance(pair[1], Tensor)):
             raise ValueError(f"broadcast_parameters: {pair[0]!r} is no tensor -- broadcast_object sends anything")
     pairs = [pair for pair in pairs if pair[1] is not None]
-    names = [name for name, _ in pairs]
-    synchronize(start.broadcast_group_async_([value for _, value in pairs], root_rank, names, process_set))
+    _broadcast([value for _, value in pairs], [name for name, _ in pairs], root_rank, process_set)
+
+
+def _broadcast(tensors: List[Tensor], names: Sequence[Optional[str]], root_rank: int, process_set: ProcessSet) -> None:
+    full = [named("broadcast", name, process_set) for name in names]
+    start.run(Call("broadcast", full, process_set, root=root_rank), tensors, in_place=True)
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Optional[torch.nn.Module] = None,
@@ -62,8 +67,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     sent = _Sent(taken, parameters) if is_root else None
     sent = broadcast_object(sent, root_rank, "optimizer_state", process_set)
     tensors = sent.tensors if is_root else [place.tensor(parameters) for place in sent.places]
-    names: List[Optional[str]] = [f"optimizer_state.{i}" for i in range(len(tensors))]
-    synchronize(start.broadcast_group_async_(tensors, root_rank, names, process_set))
+    _broadcast(tensors, [f"optimizer_state.{i}" for i in range(len(tensors))], root_rank, process_set)
     if not is_root:
         _optimizer_state.put(optimizer, sent.value(tensors))
 
@@ -117,7 +121,7 @@ class _Sent:
 
     def __reduce__(self) -> Any:
         data = io.BytesIO()
-        kind = type("Pickler", (pickler().Pickler,), {"persistent_id": lambda _, value: self.place(value)})
+        kind = type("Pickler", ((find_cloudpickle() or pickle).Pickler,), {"persistent_id": lambda _, value: self.place(value)})
         kind(data).dump(self._value)
         places = []
         for one in self.tensors:

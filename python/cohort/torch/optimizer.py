@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Iterable, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from cohort.hvd.process_sets import ProcessSet, global_process_set, require_world
-from cohort.hvd.operations import Adasum, Average, check_options, parts_of
+from cohort.hvd.operations import Adasum, Average, check_groups, check_options, parts_of
 from cohort.torch._adasum_optimizer import AdasumOptimizer
 from cohort.torch._gradients import Reducer
 from cohort.torch._reduced_optimizer import ReducedOptimizer
@@ -56,9 +55,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
 
     Raises ValueError for arguments that have no meaning, and before `init`.
     """
-    if num_groups:
-        warnings.warn("num_groups is deprecated -- give groups=N", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
+    groups = check_groups(groups, num_groups, "parameters")
     check_options(op, gradient_predivide_factor, backward_passes_per_step)
     if non_finite not in ("ignore", "raise"):
         raise ValueError(f"non_finite={non_finite!r}: 'ignore' and 'raise' are possible")
@@ -123,11 +120,7 @@ def _groups(optimizer: torch.optim.Optimizer, groups: Groups) -> List[List[Tenso
         return []
     ours = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
     if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError(f"groups={groups}: a number of groups, or lists of parameters")
         return parts_of(ours, groups)
-    if not isinstance(groups, (list, tuple)) or any(not isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError("groups: a number of groups, or a list of lists of parameters")
     seen = set()
     known = {id(parameter) for parameter in ours}
     lists: List[List[Tensor]] = []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
-from cohort._batch_norm import Normalize, OverRanks, Ranks, replaced
+from cohort._batch_norm import OverRanks, Ranks, replaced
 from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set
 from cohort.hvd.operations import Sum
-from cohort.torch import _collectives as start
-from cohort.torch._handles import synchronize
+from cohort.torch._collectives import call_of, run
 from torch import Tensor
 
 
@@ -29,25 +28,7 @@ class SyncBatchNorm(OverRanks):
         self._check_input_dim(input)
         if not self.training or engine_of(self.process_set).size() == 1:
             return super().forward(input)
-        if input.size(1) != self.num_features:
-            raise RuntimeError(f"SyncBatchNorm: {self.num_features} channels are needed, not {input.size(1)}")
-        factor = 0.0 if self.momentum is None else self.momentum
-        if self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                factor = 1.0 / float(self.num_batches_tracked)
-        tracked = self.track_running_stats and self.running_mean is not None
-        result: Tensor = Normalize.apply(
-            input,
-            self.weight,
-            self.bias,
-            self.running_mean if tracked else None,
-            self.running_var if tracked else None,
-            factor,
-            self.eps,
-            _Ranks(self.process_set),
-        )
-        return result
+        return self.over(_Ranks(self.process_set), input, self.momentum)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module,
@@ -66,11 +47,10 @@ class _Ranks(Ranks):
         self._process_set = process_set
 
     def gather(self, own: Tensor, channels: int) -> Tensor:
-        name = f"sync_batch_norm.forward.{channels}"
-        result: Tensor = synchronize(start.allgather_active_async(own, name, self._process_set))
-        return result
+        return self._run(f"forward.{channels}", own, kind="allgather", needs_all_ranks=False)
 
     def add_up(self, sums: Tensor, channels: int) -> Tensor:
-        name = f"sync_batch_norm.backward.{channels}"
-        result: Tensor = synchronize(start.allreduce_async(sums, None, name, Sum, process_set=self._process_set))
-        return result
+        return self._run(f"backward.{channels}", sums, kind="allreduce", op=Sum)
+
+    def _run(self, name: str, tensor: Tensor, **how: Any) -> Tensor:
+        return run(call_of(name=f"sync_batch_norm.{name}", process_set=self._process_set, **how), [tensor])[0][0]
