@@ -282,7 +282,7 @@ static void add_plot(CLI::App& app, int& /*exit_status*/) {
               {"epoch", track::Over::Epoch}, {"step", track::Over::Step}, {"time", track::Over::Time}},
           CLI::ignore_case));
   command->callback([arguments] {
-    if (arguments->runs.empty()) arguments->runs.push_back(find_run({}));
+    if (arguments->runs.empty()) arguments->runs.push_back(newest_run("plot"));
     plot(*arguments);
   });
 }

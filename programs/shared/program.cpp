@@ -296,16 +296,7 @@ namespace fs = std::filesystem;
 
 namespace cohort::app {
 
-fs::path find_run(const fs::path& given) {
-  if (!given.empty()) {
-    const fs::path folder = given.filename() == launch::kLiveFile || given.filename() == "run.jsonl"
-                                ? (given.has_parent_path() ? given.parent_path() : fs::path("."))
-                                : given;
-    if (fs::is_directory(folder)) return folder;
-    raise(ErrorCode::Unavailable,
-          "watching {} failed -- there is no such folder -- give a run's folder, or HOST:PORT of a page",
-          given.string());
-  }
+fs::path newest_run(std::string_view command) {
   fs::path newest;
   fs::file_time_type newest_time;
   std::error_code error;
@@ -321,7 +312,7 @@ fs::path find_run(const fs::path& given) {
   }
   if (newest.empty()) {
     raise(ErrorCode::Unavailable,
-          "no run to watch -- ./runs has none with a live.json -- name the run's folder: cohort watch RUN");
+          "no run to {0} -- ./runs has none with a live.json -- name the run's folder: cohort {0} RUN", command);
   }
   return newest;
 }

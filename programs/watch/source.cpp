@@ -156,9 +156,10 @@ Result<std::string> RemotePage::get(const std::string& target) const {
   });
   std::future<httplib::Result> answered = task.get_future();
   // Those timeouts are of each call of the system, so whoever answers byte by byte is given up from here. And the
-  // library raises SIGPIPE, which ends with the thread that has it blocked.
+  // library raises SIGPIPE, which ends with the thread that has it blocked. A stop from before the request began is
+  // lost.
   std::thread thread = sys::start_without_signals([&task] { task(); });
-  if (answered.wait_for(kTimeout) != std::future_status::ready) http.stop();
+  while (answered.wait_for(kTimeout) != std::future_status::ready) http.stop();
   thread.join();
   const httplib::Result answer = answered.get();
   if (!answer && body.size() > kLongestAnswer) return fail(ErrorCode::Corrupt, "its answer has no end");
