@@ -61,9 +61,6 @@ const ProbeFacts* best_of(const std::vector<const ProbeFacts*>& probes, const Ho
 }
 
 std::string what_became(std::string_view result) {
-  if (result == kRefused) return "refused";
-  if (result == kNoAnswer) return "no answer";
-  if (result == kNoRoute) return "no route";
   if (result == kSomebodyElse) return "another one answers";
   if (result == kLargeLost) return "large packets are lost";
   return std::string(result);

@@ -18,6 +18,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <system_error>
@@ -295,6 +296,17 @@ int program_main(int argc, char** argv, std::initializer_list<AddCommand> comman
 namespace fs = std::filesystem;
 
 namespace cohort::app {
+
+TemporaryFolder::TemporaryFolder(const fs::path& parent, std::string_view prefix) {
+  std::string name = (parent / prefix).string() + "XXXXXX";
+  if (::mkdtemp(name.data()) == nullptr) raise(ErrorCode::Io, "{}: {}", parent.string(), errno_text(errno));
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
 
 fs::path newest_run(std::string_view command) {
   fs::path newest;
