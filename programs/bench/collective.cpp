@@ -265,27 +265,25 @@ Result<std::size_t> parse_size(const std::string& text) {
 
 Result<Plan> plan_of(const Words& words) {
   Plan plan;
-  auto collectives = parse_collectives(words.collectives);
-  auto sizes = parse_sizes(words);
-  auto dtypes = parse_names<DType>("-d", words.dtypes, names_of<DType>(kDTypeCount));
-  auto ops = parse_names<ReduceOp>("-o", words.ops, names_of<ReduceOp>(kReduceOpCount));
-  auto memories = parse_names<MemoryKind>("--memory", words.memory == "both" ? "all" : words.memory, {"arena", "heap"});
-  auto state = parse_names<State>("--state", words.state, {"hot", "touched", "cold"});
-  if (!collectives) return tl::unexpected(collectives.error());
-  if (!sizes) return tl::unexpected(sizes.error());
-  if (!dtypes) return tl::unexpected(dtypes.error());
-  if (!ops) return tl::unexpected(ops.error());
-  if (!memories) return tl::unexpected(memories.error());
-  if (!state) return tl::unexpected(state.error());
-  if (state->size() != 1) {
+  std::vector<State> states;
+  std::optional<Error> error;  // the first
+  const auto take = [&error](auto parsed, auto& to) {
+    if (parsed)
+      to = *std::move(parsed);
+    else if (!error)
+      error = parsed.error();
+  };
+  take(parse_collectives(words.collectives), plan.collectives);
+  take(parse_sizes(words), plan.sizes);
+  take(parse_names<DType>("-d", words.dtypes, names_of<DType>(kDTypeCount)), plan.dtypes);
+  take(parse_names<ReduceOp>("-o", words.ops, names_of<ReduceOp>(kReduceOpCount)), plan.ops);
+  take(parse_names<MemoryKind>("--memory", words.memory == "both" ? "all" : words.memory, {"arena", "heap"}),
+       plan.memories);
+  take(parse_names<State>("--state", words.state, {"hot", "touched", "cold"}), states);
+  if (error) return tl::unexpected(*error);
+  if (states.size() != 1)
     return fail(ErrorCode::InvalidArgument, "--state {}: one of hot, touched and cold is wanted", words.state);
-  }
-  plan.collectives = *std::move(collectives);
-  plan.sizes = *std::move(sizes);
-  plan.dtypes = *std::move(dtypes);
-  plan.ops = *std::move(ops);
-  plan.memories = *std::move(memories);
-  plan.state = state->front();
+  plan.state = states.front();
   if (auto put = put_on_gpus(words, plan); !put) return tl::unexpected(put.error());
 
   const bool reduces = std::any_of(plan.collectives.begin(), plan.collectives.end(),

@@ -31,20 +31,6 @@
 #include <vector>
 
 namespace cohort::app::bench {
-namespace {
-
-std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with("model name")) continue;
-    const auto colon = line.find(": ");
-    if (colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown processor";
-}
-
-}  // namespace
-
 CpuTime cpu_time() {
   std::ifstream file("/proc/stat");
   std::string cpu;
@@ -82,13 +68,14 @@ nlohmann::json describe_machine() {
   std::array<double, 3> load{};
   if (::getloadavg(load.data(), 3) < 1) load[0] = -1;
   const std::time_t now = std::time(nullptr);
+  const std::string processor = sys::processor_name();
   return {{"event", "header"},
           {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now))},
           {"version", launch::kVersion},
           {"compiler", launch::kCompiler},
           {"build", launch::kBuildType},
           {"host", sys::host_name()},
-          {"processor", processor()},
+          {"processor", processor.empty() ? "unknown processor" : processor},
           {"cores", sys::usable_cores()},
           {"load", load[0]},
           {"busy_cores_before", busy_cores(std::chrono::milliseconds(200))}};

@@ -115,10 +115,14 @@ double averaged(DType dtype, double sum, int ranks) {
   return static_cast<double>(static_cast<float>(sum) / static_cast<float>(ranks));
 }
 
-std::int64_t reduced_integer(DType dtype, ReduceOp op, int ranks, std::int64_t index) {
-  std::int64_t result = whole_number(dtype, op, 0, index);
+struct Ranks {
+  int first, count;
+};
+
+std::int64_t reduced_integer(DType dtype, ReduceOp op, const Ranks& ranks, std::int64_t index) {
+  std::int64_t result = whole_number(dtype, op, ranks.first, index);
   const bool logic = dtype == DType::Bool;
-  for (int rank = 1; rank < ranks; ++rank) {
+  for (int rank = ranks.first + 1; rank < ranks.first + ranks.count; ++rank) {
     const std::int64_t value = whole_number(dtype, op, rank, index);
     switch (op) {
       case ReduceOp::Sum:
@@ -131,12 +135,12 @@ std::int64_t reduced_integer(DType dtype, ReduceOp op, int ranks, std::int64_t i
       case ReduceOp::BitXor: result ^= value; break;
     }
   }
-  return op == ReduceOp::Average ? result / ranks : result;
+  return op == ReduceOp::Average ? result / ranks.count : result;
 }
 
-double reduced_real(DType dtype, ReduceOp op, int ranks, std::int64_t index) {
-  double result = whole_number(dtype, op, 0, index);
-  for (int rank = 1; rank < ranks; ++rank) {
+double reduced_real(DType dtype, ReduceOp op, const Ranks& ranks, std::int64_t index) {
+  double result = whole_number(dtype, op, ranks.first, index);
+  for (int rank = ranks.first + 1; rank < ranks.first + ranks.count; ++rank) {
     const double value = whole_number(dtype, op, rank, index);
     switch (op) {
       case ReduceOp::Product: result *= value; break;
@@ -145,43 +149,24 @@ double reduced_real(DType dtype, ReduceOp op, int ranks, std::int64_t index) {
       default: result += value;
     }
   }
-  return op == ReduceOp::Average ? averaged(dtype, result, ranks) : result;
+  return op == ReduceOp::Average ? averaged(dtype, result, ranks.count) : result;
 }
 
 // In the order and by the formula of the reductions, so that zeros have their sign.
-std::complex<double> reduced_complex(DType dtype, ReduceOp op, int ranks, std::int64_t index) {
-  std::complex<double> result = complex_number(op, whole_number(dtype, op, 0, index));
-  for (int rank = 1; rank < ranks; ++rank) {
+std::complex<double> reduced_complex(DType dtype, ReduceOp op, const Ranks& ranks, std::int64_t index) {
+  std::complex<double> result = complex_number(op, whole_number(dtype, op, ranks.first, index));
+  for (int rank = ranks.first + 1; rank < ranks.first + ranks.count; ++rank) {
     const std::complex<double> value = complex_number(op, whole_number(dtype, op, rank, index));
     const double a = result.real(), b = result.imag(), c = value.real(), d = value.imag();
     result = op == ReduceOp::Product ? std::complex<double>(a * c - b * d, a * d + b * c) : result + value;
   }
   if (op == ReduceOp::Average) {
-    return {averaged(dtype, result.real(), ranks), averaged(dtype, result.imag(), ranks)};
+    return {averaged(dtype, result.real(), ranks.count), averaged(dtype, result.imag(), ranks.count)};
   }
   return result;
 }
 
-}  // namespace
-
-Tile input_tile(DType dtype, ReduceOp op, int rank) {
-  const std::size_t element = size_of(dtype);
-  Tile tile(static_cast<std::size_t>(kPeriod) * element);
-  for (std::int64_t i = 0; i < kPeriod; ++i) {
-    std::byte* const to = tile.data() + static_cast<std::size_t>(i) * element;
-    const int whole = whole_number(dtype, op, rank, i);
-    if (is_complex(dtype)) {
-      encode_complex(to, dtype, complex_number(op, whole));
-    } else if (is_floating(dtype)) {
-      encode_real(to, dtype, whole);
-    } else {
-      encode_integer(to, dtype, whole);
-    }
-  }
-  return tile;
-}
-
-Tile reduced_tile(DType dtype, ReduceOp op, int ranks) {
+Tile tile_of(DType dtype, ReduceOp op, const Ranks& ranks) {
   const std::size_t element = size_of(dtype);
   Tile tile(static_cast<std::size_t>(kPeriod) * element);
   for (std::int64_t i = 0; i < kPeriod; ++i) {
@@ -196,6 +181,11 @@ Tile reduced_tile(DType dtype, ReduceOp op, int ranks) {
   }
   return tile;
 }
+
+}  // namespace
+
+Tile input_tile(DType dtype, ReduceOp op, int rank) { return tile_of(dtype, op, {rank, 1}); }
+Tile reduced_tile(DType dtype, ReduceOp op, int ranks) { return tile_of(dtype, op, {0, ranks}); }
 
 namespace {
 

@@ -215,26 +215,6 @@ struct BuildMpiOptions {
   std::string check;
 };
 
-/// A folder for the compiler's work, beside the result: other file systems may forbid to load programs from them.
-class Workplace {
- public:
-  explicit Workplace(const fs::path& folder) {
-    std::string name = (folder / ".build-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) raise(ErrorCode::Io, "{}: {}", folder.string(), errno_text(errno));
-    path_ = name;
-  }
-  ~Workplace() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Workplace(const Workplace&) = delete;
-  Workplace& operator=(const Workplace&) = delete;
-  fs::path operator/(const char* name) const { return path_ / name; }
-
- private:
-  fs::path path_;
-};
-
 /// What a plug-in says of itself, a line each: family, made for, library.
 void print_check(const std::string& path) {
   const mpi::Plugin plugin = value_or_throw(mpi::open_plugin(fs::absolute(path)));
@@ -286,7 +266,8 @@ fs::path make_folder(const BuildMpiOptions& options) {
 }
 
 void build(const std::string& compiler, const fs::path& folder) {
-  const Workplace work(folder);
+  const TemporaryFolder beside(folder, ".build-");  // other file systems may forbid to load programs from them
+  const fs::path& work = beside.path();
   value_or_throw(sys::write_file_atomically((work / "cohort_mpi.h").string(), kMpiHeader));
   value_or_throw(sys::write_file_atomically((work / "cohort_mpi_plugin.c").string(), kMpiPlugin));
   const std::string made = (work / "plugin.so").string();

@@ -71,88 +71,98 @@ std::string truth(const std::string& value, const std::string& origin) {
         meant.empty() ? "" : "; did you mean " + meant + "?");
 }
 
-/// The words after `cohort run`: -np is one word, torchrun's --node_rank is --node-rank, and from the program on
-/// nothing is an option. CLI11 would read -np as -n p, and the program's options as ours.
-class Words {
- public:
-  explicit Words(const std::vector<std::string>& words) : words_(words) {
-    for (; next_ < words.size(); ++next_) {
-      const std::string& word = words[next_];
-      if (word == "--") {
-        ++next_;
-        break;
-      }
-      if (word.size() < 2 || word[0] != '-') break;  // the program
-      if (word == "--help" || word == "-h") {
-        help = true;
-      } else if (word == "--help-all") {
-        help_all = true;
-      } else if (word.starts_with("--") || word.starts_with("-np")) {
-        read_long(word);
-      } else {
-        read_short(word);
+void add_options(CLI::App& command) {
+  for (const RunPart& part : run_parts()) {
+    for (const RunOption* row : part.options) {
+      const RunOption& option = *row;
+      const std::string names(option.names), help(option.help), title(part.title);
+      if (option.is_flag())
+        command.add_flag(names, help)->group(title);
+      else
+        command.add_option(names, help)
+            ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+            ->type_name(option.shown_type())
+            ->default_str(std::string(option.standard))
+            ->group(title);
+      if (option.name() == "--config") {
+        command.set_help_all_flag("--help-all", "Print all options, by topic")->group(title);
+        command.get_option("--help")->group(title);
       }
     }
-    program.assign(words.begin() + static_cast<std::ptrdiff_t>(next_), words.end());
   }
+}
 
+/// A word as CLI11 takes it. To CLI11 alone, -np is -n with the value p, but it is one word to everyone who comes from
+/// MPI (also as -np4 and -nproc), as other launchers' options are that it would read as several of ours (-mca);
+/// torchrun's --node_rank is an unknown option; the value of `-n=4` begins with =; that of `--run-dir=` is the next
+/// word.
+std::vector<std::string> spelled(const std::string& word) {
+  if (word.size() < 2 || word[0] != '-' || word == "--") return {word};
+  const auto equals = std::min(word.find('='), word.size());
+  std::string name = word.substr(0, equals);
+  if (name.size() > 3 && name.starts_with("-np") && name[3] >= '0' && name[3] <= '9') return {"--np", word.substr(3)};
+  if (name.starts_with("--"))
+    std::ranges::replace(name, '_', '-');
+  else if (name.starts_with("-np") && run_option("-" + name) != nullptr)
+    name.insert(0, "-");
+  else if (name.starts_with("-np") || !foreign_option(name).empty())
+    return {"--" + word};  // nobody's
+  const RunOption* const option = run_option(name.starts_with("--") ? name : std::string("-") + name.back());
+  if (option == nullptr) return {word};
+  if (equals == word.size()) return {name};
+  std::string value = word.substr(equals + 1);
+  if (!option->is_flag()) return {name, value};
+  return {name.starts_with("--") ? name + "=" + (value.empty() ? " " : value) : "--" + word};
+}
+
+/// The words after `cohort run`.
+struct Words {
   std::map<const RunOption*, std::vector<std::string>> given;
   std::vector<std::string> program;  ///< with its arguments
-  bool help = false, help_all = false;
-
- private:
-  void read_long(std::string word) {
-    // -np is one word to everyone who comes from MPI, also as -np4 and -nproc.
-    if (word[1] != '-') {
-      const bool number = word.size() > 3 && word[3] >= '0' && word[3] <= '9';
-      word = number ? "--np=" + word.substr(3) : "-" + word;
-      if (run_option(word.substr(0, word.find('='))) == nullptr) refuse(word.substr(1, word.find('=') - 1));
-    }
-    const auto equals = std::min(word.find('='), word.size());
-    // torchrun takes --node_rank and --node-rank.
-    std::replace(word.begin(), word.begin() + static_cast<std::ptrdiff_t>(equals), '_', '-');
-    const std::string name = word.substr(0, equals);
-    const RunOption* const option = run_option(name);
-    if (option == nullptr) refuse(name);
-    if (equals < word.size()) {
-      const std::string value = word.substr(equals + 1);
-      note(*option, option->is_flag() ? truth(value, name) : value);
-    } else {
-      note(*option, option->is_flag() ? "true" : value_behind(name));
-    }
-  }
-
-  /// "-qm" is two flags, "-n4" one option and its value.
-  void read_short(const std::string& word) {
-    for (std::size_t at = 1; at < word.size(); ++at) {
-      const RunOption* const option = run_option(std::string("-") + word[at]);
-      if (option == nullptr || !foreign_option(word.substr(0, word.find('='))).empty())
-        refuse(word.substr(0, word.find('=')));
-      if (option->is_flag()) {
-        note(*option, "true");
-        continue;
-      }
-      note(*option, at + 1 < word.size() ? word.substr(at + 1 + (word[at + 1] == '=' ? 1 : 0)) : value_behind(word));
-      return;
-    }
-  }
-
-  std::string value_behind(const std::string& name) {
-    if (++next_ == words_.size()) raise(ErrorCode::InvalidArgument, "{} wants a value", name);
-    return words_[next_];
-  }
-
-  void note(const RunOption& option, std::string value) {
-    auto& values = given[&option];
-    if (!values.empty() && !is_repeatable(option) && !option.is_flag())
-      raise(ErrorCode::InvalidArgument, "{} is given twice, with {} and {}",
-            option.name() == "--np" ? "-np" : option.name(), values.back(), value);
-    values.push_back(std::move(value));
-  }
-
-  const std::vector<std::string>& words_;
-  std::size_t next_ = 0;
 };
+
+/// Throws CLI::CallForHelp and CallForAllHelp where the words ask for it.
+Words read_words(const std::vector<std::string>& typed) {
+  CLI::App parser;
+  add_options(parser);
+  parser.prefix_command();  // from the program on nothing is an option
+  std::vector<std::string> words;
+  std::vector<std::size_t> origins;  // in `typed`
+  for (std::size_t at = 0; at < typed.size(); ++at) {
+    for (std::string& word : spelled(typed[at])) {
+      words.push_back(std::move(word));
+      origins.push_back(at);
+    }
+  }
+  try {
+    parse_words(parser, words);
+  } catch (const CLI::ArgumentMismatch&) {
+    raise(ErrorCode::InvalidArgument, "{} wants a value", words.back());
+  }
+  std::vector<std::string> rest = parser.remaining();
+  if (!rest.empty() && rest.front() == "--") {
+    rest.erase(rest.begin());
+  } else if (!rest.empty() && rest.front().size() > 1 && rest.front()[0] == '-') {
+    std::string name = rest.front().substr(rest.front().starts_with("---") ? 2 : 0);
+    if (name.starts_with("--")) std::ranges::replace(name, '_', '-');
+    refuse(name.substr(0, name.find('=')));
+  }
+  Words read;
+  if (!rest.empty())
+    read.program.assign(typed.begin() + static_cast<std::ptrdiff_t>(origins[words.size() - rest.size()]), typed.end());
+  for (const RunOption& option : run_options()) {
+    std::vector<std::string> values = parser.get_option(option.name())->results();
+    if (values.empty()) continue;
+    if (values.size() > 1 && !is_repeatable(option) && !option.is_flag())
+      raise(ErrorCode::InvalidArgument, "{} is given twice, with {} and {}",
+            option.name() == "--np" ? "-np" : option.name(), values[0], values[1]);
+    for (std::string& value : values) {
+      if (option.is_flag()) value = truth(value, option.name());
+    }
+    read.given[&option] = std::move(values);
+  }
+  return read;
+}
 
 void read_file(const std::string& path, RunSettings& settings) {
   for (const launch::ConfigEntry& entry : value_or_throw(launch::read_config(path))) {
@@ -344,25 +354,9 @@ std::string foreign_option(std::string_view word) {
 
 void add_run(CLI::App& app, int&) {
   CLI::App* command = app.add_subcommand("run", "Run a program as N processes that form one world");
-  // For the help and the completion; read_settings reads the words.
-  static std::vector<std::string> unread;
-  for (const RunPart& part : run_parts()) {
-    for (const RunOption* row : part.options) {
-      const RunOption& option = *row;
-      const std::string names(option.names), help(option.help);
-      CLI::Option* const added = option.is_flag() ? command->add_flag(names, help)
-                                                  : command->add_option(names, unread, help)
-                                                        ->expected(1)
-                                                        ->type_name(option.shown_type())
-                                                        ->default_str(std::string(option.standard));
-      added->group(std::string(part.title));
-      if (option.name() == "--config") {
-        command->set_help_all_flag("--help-all", "Print all options, by topic")->group(std::string(part.title));
-        command->get_option("--help")->group(std::string(part.title));
-      }
-    }
-  }
-  command->add_option("PROGRAM", unread, "Program or .py file, and its arguments")->type_name("");
+  // For the help and the completion; read_words reads the words.
+  add_options(*command);
+  command->add_option("PROGRAM", "Program or .py file, and its arguments")->type_name("...");
   set_run_help(*command);
 }
 
@@ -384,9 +378,7 @@ void merge_trace_of(const std::string& run_folder, bool quiet) {
 }  // namespace
 
 void run(const std::vector<std::string>& typed, int& exit_status) {
-  const Words words(typed);
-  if (words.help_all) throw CLI::CallForAllHelp();
-  if (words.help) throw CLI::CallForHelp();
+  const Words words = read_words(typed);
   const RunSettings settings = read_settings(words);
   const launch::JobSpec spec = spec_of(settings, words.program);
   if (spec.check_build) return print_build();

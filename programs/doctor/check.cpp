@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 namespace cohort::doctor {
 namespace {
@@ -113,6 +114,14 @@ std::vector<Finding> judge(const Checkup& checkup) {
   return found;
 }
 
+void add(std::vector<Finding>& out, std::string row, Level level, const std::string& host, std::string found,
+         std::string fix, std::string effect) {
+  Finding finding{std::move(row), level, {}, {}, std::move(found), std::move(effect), {}};
+  if (!host.empty()) finding.hosts.push_back(host);
+  if (level != Level::Ok) finding.fix = std::move(fix);
+  out.push_back(std::move(finding));
+}
+
 std::string size_text(std::int64_t bytes) {
   if (bytes < 0) return "unlimited";
   constexpr std::array kUnits = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -133,49 +142,27 @@ void check_folders(const Checkup& checkup, std::vector<Finding>& out) {
     if (!host.facts) continue;
     const FolderFacts& folder = host.facts->folder;
     if (!folder.error.empty()) {
-      out.push_back({"folder",
-                     Level::Failed,
-                     {host.name},
-                     {},
-                     folder.error,
-                     {},
-                     fmt::format("on {}: mount the file system that {} is in, or make a copy of the folder", host.name,
-                                 checkup.here)});
+      add(out, "folder", Level::Failed, host.name, folder.error,
+          fmt::format("on {}: mount the file system that {} is in, or make a copy of the folder", host.name,
+                      checkup.here));
       continue;
     }
-    out.push_back(
-        {"folder",
-         folder.writable ? Level::Ok : Level::Failed,
-         {host.name},
-         {},
-         fmt::format("{} ({}){}", folder.path, folder.file_system, folder.writable ? "" : " cannot be written to"),
-         folder.writable ? "" : "the run's folder cannot be made: the job does not start",
-         folder.writable
-             ? ""
-             : fmt::format("--run-dir with a folder that is yours, or on {}: chmod u+w {}", host.name, folder.path)});
+    add(out, "folder", folder.writable ? Level::Ok : Level::Failed, host.name,
+        fmt::format("{} ({}){}", folder.path, folder.file_system, folder.writable ? "" : " cannot be written to"),
+        fmt::format("--run-dir with a folder that is yours, or on {}: chmod u+w {}", host.name, folder.path),
+        "the run's folder cannot be made: the job does not start");
     const bool none = folder.free < 16 * kMiB, little = folder.free < 1024 * kMiB;
-    out.push_back({"space",
-                   none     ? Level::Failed
-                   : little ? Level::Warning
-                            : Level::Ok,
-                   {host.name},
-                   {},
-                   size_text(folder.free),
-                   {},
-                   little ? fmt::format("on {}: df -h {}; remove what is not needed, or --run-dir elsewhere", host.name,
-                                        folder.path)
-                          : ""});
+    add(out, "space",
+        none     ? Level::Failed
+        : little ? Level::Warning
+                 : Level::Ok,
+        host.name, size_text(folder.free),
+        fmt::format("on {}: df -h {}; remove what is not needed, or --run-dir elsewhere", host.name, folder.path));
     if (host.same_folder) {
-      out.push_back({"same-folder",
-                     *host.same_folder ? Level::Ok : Level::Warning,
-                     {host.name},
-                     {},
-                     *host.same_folder ? fmt::format("a file made on {} is seen", checkup.here)
-                                       : fmt::format("a file made on {} in {} is not seen", checkup.here, folder.path),
-                     {},
-                     *host.same_folder ? ""
-                                       : "work in a folder of a shared file system; or copy it: rsync -a . " +
-                                             host.name + ":" + folder.path});
+      add(out, "same-folder", *host.same_folder ? Level::Ok : Level::Warning, host.name,
+          *host.same_folder ? fmt::format("a file made on {} is seen", checkup.here)
+                            : fmt::format("a file made on {} in {} is not seen", checkup.here, folder.path),
+          "work in a folder of a shared file system; or copy it: rsync -a . " + host.name + ":" + folder.path);
     }
   }
 }
@@ -186,19 +173,14 @@ void check_starts(const Checkup& checkup, std::vector<Finding>& out) {
   for (const HostState& host : checkup.hosts) {
     if (host.trouble.empty()) {
       const std::string_view way = host.here ? "directly" : launch::start_method_name(checkup.method);
-      out.push_back(
-          {"start", Level::Ok, {host.name}, {}, fmt::format("{} ({:.1f} s)", way, host.start_seconds), {}, {}});
+      add(out, "start", Level::Ok, host.name, fmt::format("{} ({:.1f} s)", way, host.start_seconds));
     } else {
-      out.push_back({host.trouble, Level::Failed, {host.name}, {}, host.why, {}, host.fix});
+      add(out, host.trouble, Level::Failed, host.name, host.why, host.fix);
     }
     if (!host.printed.empty()) {
-      out.push_back({"shell-prints",
-                     Level::Warning,
-                     {host.name},
-                     {},
-                     fmt::format("a start-up file of the shell printed: {}", host.printed.substr(0, 100)),
-                     {},
-                     "in .bashrc, before what prints: case $- in *i*) ;; *) return;; esac"});
+      add(out, "shell-prints", Level::Warning, host.name,
+          fmt::format("a start-up file of the shell printed: {}", host.printed.substr(0, 100)),
+          "in .bashrc, before what prints: case $- in *i*) ;; *) return;; esac");
     }
   }
 }

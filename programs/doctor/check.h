@@ -80,6 +80,10 @@ struct Checkup {
 
 std::vector<Finding> judge(const Checkup& checkup);
 
+/// One about one host, or with an empty name about the command's own environment. What is in order needs no `fix`.
+void add(std::vector<Finding>& out, std::string row, Level level, const std::string& host, std::string found,
+         std::string fix = {}, std::string effect = {});
+
 // The families.
 void check_environment(const Checkup& checkup, std::vector<Finding>& out);
 void check_starts(const Checkup& checkup, std::vector<Finding>& out);

@@ -24,23 +24,13 @@ using rendezvous::find;
 void check_launchers(const rendezvous::Environment& environment, std::vector<Finding>& out) {
   const auto role = launch::choose_node({}, environment);
   if (!role) {
-    out.push_back({"launchers",
-                   Level::Warning,
-                   {},
-                   {},
-                   role.error().what(),
-                   {},
-                   "what it names: one launcher on each node, or none under another launcher"});
+    add(out, "launchers", Level::Warning, {}, role.error().what(),
+        "what it names: one launcher on each node, or none under another launcher");
   } else if (*role) {
     const launch::NodeRole& node = **role;
-    out.push_back({"launchers",
-                   Level::Ok,
-                   {},
-                   {},
-                   fmt::format("`cohort run` here is node {} of {}, which make one job ({}){}", node.rank, node.count,
-                               node.source, node.master ? "; each needs the same COHORT_SECRET_FILE" : ""),
-                   {},
-                   {}});
+    add(out, "launchers", Level::Ok, {},
+        fmt::format("`cohort run` here is node {} of {}, which make one job ({}){}", node.rank, node.count, node.source,
+                    node.master ? "; each needs the same COHORT_SECRET_FILE" : ""));
   }
 }
 
@@ -49,40 +39,25 @@ void check_launcher(const Checkup& checkup, std::vector<Finding>& out) {
   const auto detected = rendezvous::detect(environment);
   if (!detected) {
     // Contradictions, and a world of one under a larger launcher.
-    out.push_back({"launcher",
-                   Level::Failed,
-                   {},
-                   {},
-                   detected.error().what(),
-                   {},
-                   "unset what is left of another job (`env -u NAME`); COHORT_ALONE=1 if it is meant"});
+    add(out, "launcher", Level::Failed, {}, detected.error().what(),
+        "unset what is left of another job (`env -u NAME`); COHORT_ALONE=1 if it is meant");
     return;
   }
   if (detected->alone) {
-    out.push_back({"alone", Level::Failed, {}, {}, "COHORT_ALONE=1 is set", {}, "unset COHORT_ALONE"});
+    add(out, "alone", Level::Failed, {}, "COHORT_ALONE=1 is set", "unset COHORT_ALONE");
   }
   switch (detected->warning) {
     case rendezvous::LaunchWarning::None: break;
     case rendezvous::LaunchWarning::Script:
-      out.push_back({"batch",
-                     Level::Warning,
-                     {},
-                     {},
-                     detected->note,
-                     {},
-                     "start programs in it with `srun ./train`, or with `cohort run ./train`"});
+      add(out, "batch", Level::Warning, {}, detected->note,
+          "start programs in it with `srun ./train`, or with `cohort run ./train`");
       break;
     case rendezvous::LaunchWarning::Hosts:
-      out.push_back({"apart", Level::Warning, {}, {}, detected->note, {}, "one launcher that knows of all hosts"});
+      add(out, "apart", Level::Warning, {}, detected->note, "one launcher that knows of all hosts");
       break;
     case rendezvous::LaunchWarning::Gpus:
-      out.push_back({"one-process",
-                     Level::Warning,
-                     {},
-                     {},
-                     detected->note,
-                     {},
-                     fmt::format("`cohort run -np {}`", rendezvous::gpus_claimed(environment).gpus)});
+      add(out, "one-process", Level::Warning, {}, detected->note,
+          fmt::format("`cohort run -np {}`", rendezvous::gpus_claimed(environment).gpus));
       break;
   }
   std::string text;
@@ -94,7 +69,7 @@ void check_launcher(const Checkup& checkup, std::vector<Finding>& out) {
   for (const HostState& host : checkup.hosts) ranks += host.slots;
   text += fmt::format("; `cohort run` would start {} rank{} on {} host{}", ranks, ranks == 1 ? "" : "s",
                       checkup.hosts.size(), checkup.hosts.size() == 1 ? "" : "s");
-  out.push_back({"launcher", Level::Ok, {}, {}, text, {}, {}});
+  add(out, "launcher", Level::Ok, {}, text);
 
   // Variables of launchers that set them for processes of theirs only, and no such process above us.
   constexpr std::array<std::string_view, 7> kOfProcesses = {"torchrun", "Open MPI", "MVAPICH2",   "MPI (PMI)",
@@ -114,13 +89,9 @@ void check_launcher(const Checkup& checkup, std::vector<Finding>& out) {
           name == "WORLD_SIZE" || name == "LOCAL_RANK" || name == "LOCAL_WORLD_SIZE")
         names += " -u " + name;
     }
-    out.push_back({"leftovers",
-                   Level::Warning,
-                   {},
-                   {},
-                   fmt::format("{}, but no such launcher has started this shell", fmt::join(left, ", ")),
-                   {},
-                   "a new shell, or env" + names + " COMMAND"});
+    add(out, "leftovers", Level::Warning, {},
+        fmt::format("{}, but no such launcher has started this shell", fmt::join(left, ", ")),
+        "a new shell, or env" + names + " COMMAND");
   }
 }
 
@@ -128,20 +99,13 @@ void check_master(const Checkup& checkup, std::vector<Finding>& out) {
   const std::string* master = find(checkup.environment, env::kMasterAddr);
   if (master == nullptr) return;
   if (!net::is_loopback_name(*master)) {
-    out.push_back({"master", Level::Ok, {}, {}, fmt::format("MASTER_ADDR={}", *master), {}, {}});
+    add(out, "master", Level::Ok, {}, fmt::format("MASTER_ADDR={}", *master));
     return;
   }
   const auto detected = rendezvous::detect(checkup.environment);
   const bool several = checkup.several_hosts || (detected && detected->nodes.value_or(1) > 1);
-  out.push_back({"master",
-                 several ? Level::Failed : Level::Ok,
-                 {},
-                 {},
-                 fmt::format("MASTER_ADDR={}", *master),
-                 several ? "" : "nothing on one host",
-                 several ? "unset MASTER_ADDR (`cohort run` sets its own), or give "
-                           "the first host's address"
-                         : ""});
+  add(out, "master", several ? Level::Failed : Level::Ok, {}, fmt::format("MASTER_ADDR={}", *master),
+      "unset MASTER_ADDR (`cohort run` sets its own), or give the first host's address");
 }
 
 bool names_an_interface(const std::string& list, const HostFacts& facts) {
@@ -173,52 +137,35 @@ void check_of_host(const HostState& host, std::vector<Finding>& out) {
       if (there.find(network.interface) == std::string::npos) there += (there.empty() ? "" : ", ") + network.interface;
     }
     if (names_an_interface(*list, facts))
-      out.push_back({"interface", Level::Ok, {host.name}, {}, fmt::format("{}={}", name, *list), {}, {}});
+      add(out, "interface", Level::Ok, host.name, fmt::format("{}={}", name, *list));
     else
-      out.push_back({"interface",
-                     Level::Warning,
-                     {host.name},
-                     {},
-                     fmt::format("{}={}, and there is no such interface; there are: {}", name, *list, there),
-                     {},
-                     fmt::format("unset {}, or name one that all hosts have", name)});
+      add(out, "interface", Level::Warning, host.name,
+          fmt::format("{}={}, and there is no such interface; there are: {}", name, *list, there),
+          fmt::format("unset {}, or name one that all hosts have", name));
   }
   if (!facts.network_error.empty()) {
-    out.push_back({"network-choice",
-                   Level::Failed,
-                   {host.name},
-                   {},
-                   facts.network_error,
-                   {},
-                   "--network with a network that every host is in (10.0.0.0/8), or the name of an interface"});
+    add(out, "network-choice", Level::Failed, host.name, facts.network_error,
+        "--network with a network that every host is in (10.0.0.0/8), or the name of an interface");
   } else if (const std::string* network = value(env::kNetwork)) {
-    out.push_back({"network-choice", Level::Ok, {host.name}, {}, fmt::format("COHORT_NETWORK={}", *network), {}, {}});
+    add(out, "network-choice", Level::Ok, host.name, fmt::format("COHORT_NETWORK={}", *network));
   }
   if (const std::string* seen = value("CUDA_VISIBLE_DEVICES");
       !facts.machine.gpus.empty() && seen != nullptr && rendezvous::devices_named(*seen) == 0) {
-    out.push_back({"gpu-choice",
-                   Level::Warning,
-                   {host.name},
-                   {},
-                   fmt::format("CUDA_VISIBLE_DEVICES='{}' hides {} GPUs", *seen, facts.machine.gpus.size()),
-                   {},
-                   "unset CUDA_VISIBLE_DEVICES"});
+    add(out, "gpu-choice", Level::Warning, host.name,
+        fmt::format("CUDA_VISIBLE_DEVICES='{}' hides {} GPUs", *seen, facts.machine.gpus.size()),
+        "unset CUDA_VISIBLE_DEVICES");
   }
   if (const std::string* threads = value(env::kOmpNumThreads)) {
     const auto number = parse_integer<int>(*threads);
     const std::int64_t all = std::int64_t{number.value_or(0)} * host.slots;
     if (number && *number > 0 && all > facts.machine.cores) {
-      out.push_back({"threads",
-                     Level::Warning,
-                     {host.name},
-                     {},
-                     fmt::format("OMP_NUM_THREADS={} for each of {} ranks, and {} cores", *threads, host.slots,
-                                 facts.machine.cores),
-                     {},
-                     fmt::format("unset OMP_NUM_THREADS, or OMP_NUM_THREADS={}",
-                                 std::max(1, facts.machine.cores / std::max(1, host.slots)))});
+      add(out, "threads", Level::Warning, host.name,
+          fmt::format("OMP_NUM_THREADS={} for each of {} ranks, and {} cores", *threads, host.slots,
+                      facts.machine.cores),
+          fmt::format("unset OMP_NUM_THREADS, or OMP_NUM_THREADS={}",
+                      std::max(1, facts.machine.cores / std::max(1, host.slots))));
     } else {
-      out.push_back({"threads", Level::Ok, {host.name}, {}, fmt::format("OMP_NUM_THREADS={}", *threads), {}, {}});
+      add(out, "threads", Level::Ok, host.name, fmt::format("OMP_NUM_THREADS={}", *threads));
     }
   }
 }
@@ -229,17 +176,12 @@ void check_environment(const Checkup& checkup, std::vector<Finding>& out) {
   check_launcher(checkup, out);
   check_master(checkup, out);
   if (const std::string* fake = find(checkup.environment, env::kPretendHosts)) {
-    out.push_back({"pretend",
-                   Level::Warning,
-                   {},
-                   {},
-                   fmt::format("COHORT_PRETEND_HOSTS={}", *fake),
-                   {},
-                   "unset COHORT_PRETEND_HOSTS"});
+    add(out, "pretend", Level::Warning, {}, fmt::format("COHORT_PRETEND_HOSTS={}", *fake),
+        "unset COHORT_PRETEND_HOSTS");
   }
   for (const char* name : {"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"}) {
     if (find(checkup.environment, name) == nullptr) continue;
-    out.push_back({"proxy", Level::Ok, {}, {}, fmt::format("{} is set; it does no harm", name), {}, {}});
+    add(out, "proxy", Level::Ok, {}, fmt::format("{} is set; it does no harm", name));
     break;
   }
   for (const HostState& host : checkup.hosts) {
@@ -321,13 +263,8 @@ void check_software(const Checkup& checkup, std::vector<Finding>& out) {
     if (!host.facts) continue;
     const SoftwareFacts& software = host.facts->software;
     if (!software.python_error.empty())
-      out.push_back({"python",
-                     Level::Warning,
-                     {host.name},
-                     {},
-                     software.python_error,
-                     {},
-                     fmt::format("on {}: python3 --version", host.name)});
+      add(out, "python", Level::Warning, host.name, software.python_error,
+          fmt::format("on {}: python3 --version", host.name));
   }
 }
 

@@ -15,47 +15,24 @@ void check_cores(const HostState& host, std::vector<Finding>& out) {
   const bool few = host.slots > machine.cores;
   if (few) text = fmt::format("{} ranks on {} usable cores (of {})", host.slots, machine.cores, machine.processors);
   if (machine.affinity < machine.processors) text += fmt::format("; affinity leaves {}", machine.affinity);
-  out.push_back({"cores",
-                 few ? Level::Warning : Level::Ok,
-                 {host.name},
-                 {},
-                 text,
-                 {},
-                 few ? fmt::format("-H {}:{}; or ask the scheduler for more (`taskset -p $$` shows what it left)",
-                                   host.name, machine.cores)
-                     : ""});
+  add(out, "cores", few ? Level::Warning : Level::Ok, host.name, text,
+      fmt::format("-H {}:{}; or ask the scheduler for more (`taskset -p $$` shows what it left)", host.name,
+                  machine.cores));
   if (machine.quota > 0 && machine.quota < machine.affinity) {
     const bool whole = machine.quota >= host.slots;
-    out.push_back({"quota",
-                   Level::Warning,
-                   {host.name},
-                   {},
-                   fmt::format("the control group gives {:g} of {} cores' time", machine.quota, machine.affinity),
-                   {},
-                   whole ? "bind the container to whole cores (--cpuset-cpus) instead of a quota (--cpus)"
-                         : fmt::format("a larger quota, or at most {:.0f} ranks", std::max(1.0, machine.quota))});
+    add(out, "quota", Level::Warning, host.name,
+        fmt::format("the control group gives {:g} of {} cores' time", machine.quota, machine.affinity),
+        whole ? "bind the container to whole cores (--cpuset-cpus) instead of a quota (--cpus)"
+              : fmt::format("a larger quota, or at most {:.0f} ranks", std::max(1.0, machine.quota)));
   }
   // The doctor itself and what it starts make some.
   const bool busy = machine.cores > 0 && machine.load > 0.5 * machine.cores + 1;
-  out.push_back({"load",
-                 busy ? Level::Warning : Level::Ok,
-                 {host.name},
-                 {},
-                 fmt::format("{:.1f}", machine.load),
-                 {},
-                 busy ? (host.here ? std::string("what runs there? top -bn1")
-                                   : fmt::format("what runs there? ssh {} top -bn1", host.name))
-                      : ""});
+  add(out, "load", busy ? Level::Warning : Level::Ok, host.name, fmt::format("{:.1f}", machine.load),
+      host.here ? "what runs there? top -bn1" : fmt::format("what runs there? ssh {} top -bn1", host.name));
   if (machine.numa_nodes > 0 || machine.threads > 0) {
-    out.push_back(
-        {"numa",
-         Level::Ok,
-         {host.name},
-         {},
-         fmt::format("{} NUMA node{}, {} thread{} a core", std::max(1, machine.numa_nodes),
-                     machine.numa_nodes > 1 ? "s" : "", std::max(1, machine.threads), machine.threads > 1 ? "s" : ""),
-         {},
-         {}});
+    add(out, "numa", Level::Ok, host.name,
+        fmt::format("{} NUMA node{}, {} thread{} a core", std::max(1, machine.numa_nodes),
+                    machine.numa_nodes > 1 ? "s" : "", std::max(1, machine.threads), machine.threads > 1 ? "s" : ""));
   }
 }
 
@@ -70,15 +47,8 @@ void check_memory(const HostState& host, std::vector<Finding>& out) {
   }
   // A process with torch has about that much before it does anything.
   const bool little = left < std::max(512 * kMiB * host.slots, machine.memory / 20);
-  out.push_back(
-      {"memory",
-       little ? Level::Warning : Level::Ok,
-       {host.name},
-       {},
-       text,
-       {},
-       little ? fmt::format("fewer ranks on {}, or end what uses it: ssh {} ps aux --sort -rss", host.name, host.name)
-              : ""});
+  add(out, "memory", little ? Level::Warning : Level::Ok, host.name, text,
+      fmt::format("fewer ranks on {}, or end what uses it: ssh {} ps aux --sort -rss", host.name, host.name));
 }
 
 /// That a rank would see: CUDA_VISIBLE_DEVICES leaves some.
@@ -92,16 +62,12 @@ int visible_gpus(const HostFacts& facts) {
 void check_gpu_pairs(const HostState& host, std::vector<Finding>& out) {
   const MachineFacts& machine = host.facts->machine;
   if (!machine.gpu_strangers.empty()) {
-    out.push_back({"gpu-pairs",
-                   Level::Warning,
-                   {host.name},
-                   {},
-                   fmt::format("GPUs may not read each other's memory: {}{}{}", machine.gpu_strangers,
-                               machine.gpu_links.empty() ? "" : "; ", machine.gpu_links),
-                   {},
-                   "nvidia-smi topo -p2p r; IOMMU and ACS off, or GPUs of one switch"});
+    add(out, "gpu-pairs", Level::Warning, host.name,
+        fmt::format("GPUs may not read each other's memory: {}{}{}", machine.gpu_strangers,
+                    machine.gpu_links.empty() ? "" : "; ", machine.gpu_links),
+        "nvidia-smi topo -p2p r; IOMMU and ACS off, or GPUs of one switch");
   } else if (!machine.gpu_links.empty()) {
-    out.push_back({"gpu-pairs", Level::Ok, {host.name}, {}, machine.gpu_links, {}, {}});
+    add(out, "gpu-pairs", Level::Ok, host.name, machine.gpu_links);
   }
 }
 
@@ -121,54 +87,33 @@ void check_gpu_cards(const HostState& host, std::vector<Finding>& out) {
       far += fmt::format("{}{} (node {})", far.empty() ? "" : ", ", gpu, machine.gpu_nodes[gpu]);
   }
   if (with_cards.empty() || far.empty()) return;
-  out.push_back({"gpu-cards",
-                 Level::Warning,
-                 {host.name},
-                 {},
-                 fmt::format("GPUs far from network cards: {}; cards: {}", far, cards),
-                 {},
-                 "a card for each node, or fewer ranks, with CUDA_VISIBLE_DEVICES those near it"});
+  add(out, "gpu-cards", Level::Warning, host.name,
+      fmt::format("GPUs far from network cards: {}; cards: {}", far, cards),
+      "a card for each node, or fewer ranks, with CUDA_VISIBLE_DEVICES those near it");
 }
 
 void check_gpus(const HostState& host, std::vector<Finding>& out) {
   const MachineFacts& machine = host.facts->machine;
   if (!machine.gpu_error.empty()) {
-    out.push_back({"gpus",
-                   Level::Failed,
-                   {host.name},
-                   {},
-                   fmt::format("driver {}: nvidia-smi: {}", machine.gpu_driver, machine.gpu_error),
-                   {},
-                   "the driver's module and library have to be of one version: reboot after an upgrade"});
+    add(out, "gpus", Level::Failed, host.name,
+        fmt::format("driver {}: nvidia-smi: {}", machine.gpu_driver, machine.gpu_error),
+        "the driver's module and library have to be of one version: reboot after an upgrade");
     return;
   }
   if (machine.gpus.empty()) return;
-  out.push_back({"gpus",
-                 Level::Ok,
-                 {host.name},
-                 {},
-                 fmt::format("{} x {}, driver {}; the rank with LOCAL_RANK r is to use cuda:r", machine.gpus.size(),
-                             machine.gpus.front(), machine.gpu_driver),
-                 {},
-                 {}});
+  add(out, "gpus", Level::Ok, host.name,
+      fmt::format("{} x {}, driver {}; the rank with LOCAL_RANK r is to use cuda:r", machine.gpus.size(),
+                  machine.gpus.front(), machine.gpu_driver));
   if (const int seen = visible_gpus(*host.facts); seen > 0 && host.slots > seen) {
-    out.push_back({"gpu-shared",
-                   Level::Warning,
-                   {host.name},
-                   {},
-                   fmt::format("{} ranks for {} GPU{}", host.slots, seen, seen == 1 ? "" : "s"),
-                   {},
-                   fmt::format("-H {}:{}", host.name, seen)});
+    add(out, "gpu-shared", Level::Warning, host.name,
+        fmt::format("{} ranks for {} GPU{}", host.slots, seen, seen == 1 ? "" : "s"),
+        fmt::format("-H {}:{}", host.name, seen));
   }
   if (machine.nccl.empty() && machine.nccl_error.empty()) return;
   const bool found = machine.nccl_error.empty();
-  out.push_back({"nccl",
-                 found ? Level::Ok : Level::Warning,
-                 {host.name},
-                 {},
-                 found ? fmt::format("{} ({})", machine.nccl, machine.nccl_path) : machine.nccl_error,
-                 {},
-                 found ? "" : "pip install nvidia-nccl-cu12 (or -cu13, as the driver is)"});
+  add(out, "nccl", found ? Level::Ok : Level::Warning, host.name,
+      found ? fmt::format("{} ({})", machine.nccl, machine.nccl_path) : machine.nccl_error,
+      "pip install nvidia-nccl-cu12 (or -cu13, as the driver is)");
 }
 
 /// "8 (a, b), 4 (c)": fewest first.
@@ -242,21 +187,15 @@ void check_shared(const HostState& host, std::vector<Finding>& out) {
   const std::string fix =
       fmt::format("on {}: mount -o remount,size=50% /dev/shm (containers: --shm-size=8g)", host.name);
   if (!machine.shared_error.empty()) {
-    out.push_back({"shm", Level::Warning, {host.name}, {}, machine.shared_error, {}, fix});
+    add(out, "shm", Level::Warning, host.name, machine.shared_error, fix);
     return;
   }
   // Containers have 64 MiB if nobody says otherwise.
   const bool small = machine.shared < 256 * kMiB;
   const bool full = machine.shared_free < 64 * kMiB;
-  out.push_back({"shm",
-                 small || full ? Level::Warning : Level::Ok,
-                 {host.name},
-                 {},
-                 fmt::format("{} free of {}", size_text(machine.shared_free), size_text(machine.shared)),
-                 {},
-                 small  ? fix
-                 : full ? fmt::format("on {}: what is left there of ended programs? ls -la /dev/shm", host.name)
-                        : ""});
+  add(out, "shm", small || full ? Level::Warning : Level::Ok, host.name,
+      fmt::format("{} free of {}", size_text(machine.shared_free), size_text(machine.shared)),
+      small ? fix : fmt::format("on {}: what is left there of ended programs? ls -la /dev/shm", host.name));
 }
 
 }  // namespace
@@ -269,46 +208,24 @@ void check_limits(const Checkup& checkup, std::vector<Finding>& out) {
     const std::int64_t needed = 64 + 5 * std::int64_t{host.slots};
     const bool too_few = below(limits.open_files_most, needed);
     const bool few = below(limits.open_files, std::max<std::int64_t>(1024, needed));
-    out.push_back({"open-files",
-                   too_few ? Level::Failed
-                   : few   ? Level::Warning
-                           : Level::Ok,
-                   {host.name},
-                   {},
-                   limits.open_files == limits.open_files_most
-                       ? number(limits.open_files)
-                       : fmt::format("{}, up to {}", number(limits.open_files), number(limits.open_files_most)),
-                   {},
-                   too_few || few
-                       ? fmt::format("on {}: ulimit -n 65536; for good: nofile in /etc/security/limits.conf", host.name)
-                       : ""});
+    add(out, "open-files",
+        too_few ? Level::Failed
+        : few   ? Level::Warning
+                : Level::Ok,
+        host.name,
+        limits.open_files == limits.open_files_most
+            ? number(limits.open_files)
+            : fmt::format("{}, up to {}", number(limits.open_files), number(limits.open_files_most)),
+        fmt::format("on {}: ulimit -n 65536; for good: nofile in /etc/security/limits.conf", host.name));
     const bool few_processes = below(limits.processes, 512 + 64 * std::int64_t{host.slots});
-    out.push_back({"processes",
-                   few_processes ? Level::Warning : Level::Ok,
-                   {host.name},
-                   {},
-                   number(limits.processes),
-                   {},
-                   few_processes
-                       ? fmt::format("on {}: ulimit -u 32768; for good: nproc in /etc/security/limits.conf", host.name)
-                       : ""});
+    add(out, "processes", few_processes ? Level::Warning : Level::Ok, host.name, number(limits.processes),
+        fmt::format("on {}: ulimit -u 32768; for good: nproc in /etc/security/limits.conf", host.name));
     const bool pinned = host.facts->machine.infiniband && below(limits.locked_memory, 1024 * kMiB);
-    out.push_back(
-        {"locked",
-         pinned ? Level::Warning : Level::Ok,
-         {host.name},
-         {},
-         fmt::format("{}{}", size_text(limits.locked_memory),
-                     host.facts->machine.infiniband ? "; there is InfiniBand" : "; no InfiniBand that needs it"),
-         {},
-         pinned ? fmt::format("on {}: memlock unlimited in /etc/security/limits.conf", host.name) : ""});
-    out.push_back({"core-dumps",
-                   Level::Ok,
-                   {host.name},
-                   {},
-                   limits.core == 0 ? "off" : "up to " + size_text(limits.core),
-                   {},
-                   {}});
+    add(out, "locked", pinned ? Level::Warning : Level::Ok, host.name,
+        fmt::format("{}{}", size_text(limits.locked_memory),
+                    host.facts->machine.infiniband ? "; there is InfiniBand" : "; no InfiniBand that needs it"),
+        fmt::format("on {}: memlock unlimited in /etc/security/limits.conf", host.name));
+    add(out, "core-dumps", Level::Ok, host.name, limits.core == 0 ? "off" : "up to " + size_text(limits.core));
     check_shared(host, out);
   }
 }

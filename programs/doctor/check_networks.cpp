@@ -61,9 +61,6 @@ const ProbeFacts* best_of(const std::vector<const ProbeFacts*>& probes, const Ho
 }
 
 std::string what_became(std::string_view result) {
-  if (result == kRefused) return "refused";
-  if (result == kNoAnswer) return "no answer";
-  if (result == kNoRoute) return "no route";
   if (result == kSomebodyElse) return "another one answers";
   if (result == kLargeLost) return "large packets are lost";
   return std::string(result);
@@ -154,16 +151,12 @@ void check_dead_ends(const Checkup& checkup, std::vector<Finding>& out) {
     for (const auto& [result, count] : state.results) how += (how.empty() ? "" : ", ") + result;
     // What is tried last does no harm; before others it costs time, and leads astray who takes the first.
     const bool first = state.offered == 0;
-    out.push_back({"network",
-                   first ? Level::Warning : Level::Ok,
-                   {there.name},
-                   {},
-                   fmt::format("{} leads to no other host ({}){}", interface, how,
-                               state.offered < 0 ? "; a job does not try it"
-                               : first           ? ""
-                                                 : "; a job tries others first"),
-                   {},
-                   first ? "--network with the network that works, below (COHORT_NETWORK, GLOO_SOCKET_IFNAME)" : ""});
+    add(out, "network", first ? Level::Warning : Level::Ok, there.name,
+        fmt::format("{} leads to no other host ({}){}", interface, how,
+                    state.offered < 0 ? "; a job does not try it"
+                    : first           ? ""
+                                      : "; a job tries others first"),
+        "--network with the network that works, below (COHORT_NETWORK, GLOO_SOCKET_IFNAME)");
   }
 }
 
@@ -205,15 +198,10 @@ void check_clocks(const Checkup& checkup, std::vector<Finding>& out) {
     if (!host.clock_offset || host.here) continue;
     const double offset = *host.clock_offset;
     const bool apart = std::abs(offset) > kClocksApart + host.clock_error;
-    out.push_back(
-        {"clock",
-         apart ? Level::Warning : Level::Ok,
-         {host.name},
-         {},
-         apart ? fmt::format("{:.1f} s {} {}'s", std::abs(offset), offset > 0 ? "ahead of" : "behind", checkup.here)
-               : fmt::format("less than {:.0f} s apart", kClocksApart),
-         {},
-         apart ? fmt::format("on {}: timedatectl set-ntp true", host.name) : ""});
+    add(out, "clock", apart ? Level::Warning : Level::Ok, host.name,
+        apart ? fmt::format("{:.1f} s {} {}'s", std::abs(offset), offset > 0 ? "ahead of" : "behind", checkup.here)
+              : fmt::format("less than {:.0f} s apart", kClocksApart),
+        fmt::format("on {}: timedatectl set-ntp true", host.name));
   }
 }
 
@@ -257,24 +245,16 @@ void check_networks(const Checkup& checkup, std::vector<Finding>& out) {
       check_closed(a, b, between, best_of(probes.between(to, from), a) != nullptr, out);
     }
     if ((mute || untried > 0) && a.trouble.empty()) {
-      out.push_back({"reach",
-                     Level::Warning,
-                     {a.name},
-                     {},
-                     mute ? "it had no time to say which hosts it reaches"
-                          : fmt::format("it had no time to try all addresses of {} of the others", untried),
-                     "ways that do not work would not be known",
-                     "once more; addresses that do not answer, and hosts that hang, cost the time of the others"});
+      add(out, "reach", Level::Warning, a.name,
+          mute ? "it had no time to say which hosts it reaches"
+               : fmt::format("it had no time to try all addresses of {} of the others", untried),
+          "once more; addresses that do not answer, and hosts that hang, cost the time of the others",
+          "ways that do not work would not be known");
     }
     if (!reached.empty())
-      out.push_back({"reach",
-                     Level::Ok,
-                     {a.name},
-                     {},
-                     reached.size() > 8 ? fmt::format("reaches {} other hosts", reached.size())
-                                        : fmt::format("reaches {}", fmt::join(reached, ", ")),
-                     {},
-                     {}});
+      add(out, "reach", Level::Ok, a.name,
+          reached.size() > 8 ? fmt::format("reaches {} other hosts", reached.size())
+                             : fmt::format("reaches {}", fmt::join(reached, ", ")));
   }
   check_dead_ends(checkup, out);
   check_speeds(checkup, out);
@@ -323,14 +303,11 @@ void check_names(const Checkup& checkup, std::vector<Finding>& out) {
   for (const NameFacts& name : checkup.names_here) {
     if (is_number(name.name)) continue;
     const bool known = !name.addresses.empty();
-    out.push_back({"names",
-                   known ? Level::Ok : Level::Warning,
-                   {},
-                   {},
-                   known ? fmt::format("{} means {} here", name.name, joined(name.addresses))
-                         : fmt::format("{} does not resolve here", name.name),
-                   known ? "" : "it is reached only if ~/.ssh/config or the starter knows its address",
-                   known ? "" : fmt::format("a line ADDRESS {} in /etc/hosts, or DNS", name.name)});
+    add(out, "names", known ? Level::Ok : Level::Warning, {},
+        known ? fmt::format("{} means {} here", name.name, joined(name.addresses))
+              : fmt::format("{} does not resolve here", name.name),
+        fmt::format("a line ADDRESS {} in /etc/hosts, or DNS", name.name),
+        "it is reached only if ~/.ssh/config or the starter knows its address");
   }
   for (const HostState& host : checkup.hosts) {
     if (!host.facts || host.facts->names.empty()) continue;
@@ -352,26 +329,16 @@ void check_names(const Checkup& checkup, std::vector<Finding>& out) {
       }
     }
     if (!wrong.empty()) {
-      out.push_back(
-          {"names",
-           Level::Warning,
-           {host.name},
-           {},
-           joined(wrong) + ", which is no address of it",
-           "programs with this name in MASTER_ADDR talk to another host, or to nobody",
-           fmt::format("on {}: correct /etc/hosts or DNS; `getent ahosts NAME` shows what counts", host.name)});
+      add(out, "names", Level::Warning, host.name, joined(wrong) + ", which is no address of it",
+          fmt::format("on {}: correct /etc/hosts or DNS; `getent ahosts NAME` shows what counts", host.name),
+          "programs with this name in MASTER_ADDR talk to another host, or to nobody");
     }
     if (!unknown.empty()) {
-      out.push_back({"names",
-                     Level::Warning,
-                     {host.name},
-                     {},
-                     fmt::format("does not know {}", joined(unknown)),
-                     {},
-                     fmt::format("on {}: a line ADDRESS NAME in /etc/hosts, or DNS", host.name)});
+      add(out, "names", Level::Warning, host.name, fmt::format("does not know {}", joined(unknown)),
+          fmt::format("on {}: a line ADDRESS NAME in /etc/hosts, or DNS", host.name));
     }
     if (good > 0 && wrong.empty() && unknown.empty())
-      out.push_back({"names", Level::Ok, {host.name}, {}, "knows the others by name", {}, {}});
+      add(out, "names", Level::Ok, host.name, "knows the others by name");
   }
 }
 

@@ -10,6 +10,7 @@
 #include "base/signals.h"
 #include "base/unique_fd.h"
 #include "doctor/probe.h"
+#include "launch/output/live_run.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/processes.h"
 #include "launch/start/agent_pool.h"
@@ -43,7 +44,31 @@ namespace {
 
 class SharedFile {
  public:
-  SharedFile();
+  SharedFile() : content_(sys::random_hex(16)), path_(launch::absolute_path(".cohort-doctor-" + sys::random_hex(4))) {
+    std::array<int, 2> ends{};
+    const sys::UniqueFd nothing(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+    if (::pipe2(ends.data(), O_CLOEXEC) == 0) {
+      const sys::UniqueFd in(ends[0]);
+      lifeline_.reset(ends[1]);
+      sys::SpawnOptions shell;
+      shell.path = "/bin/sh";
+      shell.arguments = {"sh", "-c", "cat >/dev/null; rm -f -- \"$1\"", "sh", path_};
+      shell.environment = launch::Environment::current().assignments();
+      shell.folder = "/";
+      shell.stdin_fd = in.get();
+      shell.stdout_fd = nothing.get();
+      shell.stderr_fd = nothing.get();
+      shell.group = sys::Group::Session;  // Ctrl-C is not for it
+      // Without it the file is only removed in good order.
+      if (auto pending = sys::spawn(shell)) (void)std::move(*pending).confirm();
+    }
+    const sys::UniqueFd file(::open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644));
+    if (!file) return;
+    made_ = true;
+    const std::string line = content_ + "\n";
+    if (::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()) || ::fsync(file.get()) != 0)
+      remove();
+  }
   ~SharedFile() { remove(); }
   SharedFile(const SharedFile&) = delete;
   SharedFile& operator=(const SharedFile&) = delete;
@@ -53,7 +78,9 @@ class SharedFile {
   const std::string& content() const noexcept { return content_; }
 
  private:
-  void remove() noexcept;
+  void remove() noexcept {
+    if (std::exchange(made_, false)) ::unlink(path_.c_str());
+  }
 
   std::string content_, path_;
   sys::UniqueFd lifeline_;  ///< of the shell
@@ -150,37 +177,6 @@ std::vector<Pairs> rounds_of_pairs(std::size_t count, bool all) {
 
 namespace {
 
-SharedFile::SharedFile()
-    : content_(sys::random_hex(16)), path_(launch::absolute_path(".cohort-doctor-" + sys::random_hex(4))) {
-  std::array<int, 2> ends{};
-  const sys::UniqueFd nothing(::open("/dev/null", O_WRONLY | O_CLOEXEC));
-  if (::pipe2(ends.data(), O_CLOEXEC) == 0) {
-    const sys::UniqueFd in(ends[0]);
-    lifeline_.reset(ends[1]);
-    sys::SpawnOptions shell;
-    shell.path = "/bin/sh";
-    shell.arguments = {"sh", "-c", "cat >/dev/null; rm -f -- \"$1\"", "sh", path_};
-    shell.environment = launch::Environment::current().assignments();
-    shell.folder = "/";
-    shell.stdin_fd = in.get();
-    shell.stdout_fd = nothing.get();
-    shell.stderr_fd = nothing.get();
-    shell.group = sys::Group::Session;  // Ctrl-C is not for it
-    // Without it the file is only removed in good order.
-    if (auto pending = sys::spawn(shell)) (void)std::move(*pending).confirm();
-  }
-  const sys::UniqueFd file(::open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644));
-  if (!file) return;
-  made_ = true;
-  const std::string line = content_ + "\n";
-  if (::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()) || ::fsync(file.get()) != 0)
-    remove();
-}
-
-void SharedFile::remove() noexcept {
-  if (std::exchange(made_, false)) ::unlink(path_.c_str());
-}
-
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
@@ -257,7 +253,7 @@ void Examination::on_joined(launch::AgentHandle& member) {
   if (examined_[at].over) return member.channel->send(launch::Finish{});
   examined_[at].joined = true;
   state(at).start_seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
-  if (member.remote) state(at).printed = launch::one_line(member.remote->noise());
+  if (member.remote) state(at).printed = launch::last_of(member.remote->noise());
   // As a job's order: what of the environment goes along, what the agent makes of it, how its process ends.
   launch::StartJob job;
   job.path = "/proc/self/exe";  // the agent's own, wherever it is there
@@ -311,7 +307,7 @@ void Examination::on_message(std::size_t at, launch::Message message) {
     // It ends when it is let go, and give_up knows of that.
     give_up(at, "lost",
             fmt::format("what looked around there ended ({}){}", sys::to_string(exited->status),
-                        exited->last_stderr.empty() ? "" : ": " + launch::one_line(exited->last_stderr)),
+                        exited->last_stderr.empty() ? "" : ": " + launch::last_of(exited->last_stderr)),
             "");
   } else if (std::holds_alternative<launch::AllGone>(message)) {
     member.all_gone = true;
@@ -357,7 +353,7 @@ void Examination::ask(std::size_t at, const json& order, std::function<void(cons
   launch::AgentHandle& member = *agents_->members()[at];
   examined.order = order.at("do").get<std::string>();
   examined.take = std::move(take);
-  examined.asked_at = wall_clock();
+  examined.asked_at = launch::seconds_now();
   member.channel->send(launch::Input{order.dump(-1, ' ', true, json::error_handler_t::replace) + "\n"});
 }
 
@@ -512,7 +508,7 @@ void Examination::compare_clocks() {
       ask(at, {{"do", "clock"}}, [this, at](const std::string& data) {
         const json said = parse_json_or_discard(data);
         if (!said.is_number()) return;
-        const double now = wall_clock();
+        const double now = launch::seconds_now();
         const double error = (now - examined_[at].asked_at) / 2;
         if (state(at).clock_offset && state(at).clock_error <= error) return;
         state(at).clock_offset = said.get<double>() - (examined_[at].asked_at + now) / 2;

@@ -44,9 +44,6 @@ std::vector<Pairs> rounds_of_pairs(std::size_t count, bool all);
 /// Returns the process's exit status; the caller has to end the process at once, since threads still listen.
 int run_doctor_host();
 
-/// Seconds since 1970: hosts' clocks are compared by it.
-double wall_clock();
-
 /// Before every answer: programs that are asked for a version may print to our stdout.
 inline constexpr char kAnswerMark[] = "cohort-doctor-host ";
 

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "doctor/examination.h"
 #include "doctor/probe.h"
+#include "launch/output/live_run.h"
 #include "net/socket.h"
 
 #include <poll.h>
@@ -235,7 +236,7 @@ int whole(const json& said) {
 bool obey(const json& order, int host, const net::Secret& secret, const ProbeServer& server) {
   const std::string what = order.at("do").get<std::string>();
   if (what == "facts") return answer(what, to_json(look_around(order, server)));
-  if (what == "clock") return answer(what, fmt::format("{:.6f}", wall_clock()));
+  if (what == "clock") return answer(what, fmt::format("{:.6f}", launch::seconds_now()));
   if (what == "see") {
     const bool seen = sees(order.at("path").get<std::string>(), order.at("content").get<std::string>());
     return answer(what, seen ? "true" : "false");
@@ -259,10 +260,6 @@ bool obey(const json& order, int host, const net::Secret& secret, const ProbeSer
 }
 
 }  // namespace
-
-double wall_clock() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 int run_doctor_host() {
   const auto descriptor = env::number(env::kSecretFd);

@@ -8,6 +8,7 @@
 #include "base/unique_fd.h"
 #include "comm/gpu/nccl.h"
 #include "launch/agent/agent.h"
+#include "launch/output/text.h"
 #include "launch/plan/program.h"
 #include "launch/start/invitation.h"
 #include "launch/start/starter.h"
@@ -55,16 +56,8 @@ std::string first_line_of_file(const std::string& path) {
 
 /// "0-3,8" -> 5; 0 if it is no list.
 int count_list(const std::string& text) {
-  int count = 0;
-  std::stringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) {
-    const auto dash = part.find('-');
-    const auto low = parse_integer<int>(std::string_view(part).substr(0, dash));
-    const auto high = dash == std::string::npos ? low : parse_integer<int>(std::string_view(part).substr(dash + 1));
-    if (!low || !high || *high < *low || *high - *low > 1'000'000) return 0;
-    count += *high - *low + 1;
-  }
-  return count;
+  const auto numbers = parse_ranges(text, 1'000'000);
+  return numbers ? static_cast<int>(numbers->size()) : 0;
 }
 
 /// The value after "NAME:" in a file of such lines.
@@ -84,44 +77,6 @@ std::int64_t kibibytes(const std::string& text) {
   return parse_integer<std::int64_t>(std::string_view(text).substr(0, text.find(' '))).value_or(0) * 1024;
 }
 
-/// This process's groups, from its own up to the root of the hierarchy.
-std::vector<std::string> groups(const std::string& root, const std::string& controller) {
-  const std::string mount = root + "/sys/fs/cgroup" + (controller.empty() ? "" : "/" + controller);
-  std::ifstream file(root + "/proc/self/cgroup");
-  std::string group;
-  for (std::string line; std::getline(file, line);) {
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string names = "," + line.substr(first + 1, second - first - 1) + ",";
-    if (controller.empty() ? names == ",," : names.find("," + controller + ",") != std::string::npos)
-      group = line.substr(second + 1);
-  }
-  std::vector<std::string> out;
-  while (group.size() > 1) {
-    out.push_back(mount + group);
-    group.resize(group.rfind('/') == std::string::npos ? 0 : group.rfind('/'));
-  }
-  out.push_back(mount);
-  return out;
-}
-
-double quota(const std::string& root) {
-  double least = 0;
-  const auto take = [&least](double value) { least = least == 0 ? value : std::min(least, value); };
-  for (const std::string& folder : groups(root, "")) {
-    std::ifstream file(folder + "/cpu.max");
-    double amount = 0, period = 0;
-    if (file >> amount >> period && amount > 0 && period > 0) take(amount / period);
-  }
-  for (const std::string& folder : groups(root, "cpu")) {
-    const auto amount = parse_integer<std::int64_t>(first_line_of_file(folder + "/cpu.cfs_quota_us"));
-    const auto period = parse_integer<std::int64_t>(first_line_of_file(folder + "/cpu.cfs_period_us"));
-    if (amount && period && *amount > 0 && *period > 0)
-      take(static_cast<double>(*amount) / static_cast<double>(*period));
-  }
-  return least;
-}
-
 std::int64_t memory_limit(const std::string& root, std::int64_t memory) {
   std::int64_t least = 0;
   const auto take = [&](const std::string& path) {
@@ -129,8 +84,8 @@ std::int64_t memory_limit(const std::string& root, std::int64_t memory) {
     // Without a limit version 1 has a number beyond all memory.
     if (value && *value > 0 && *value < memory) least = least == 0 ? *value : std::min(least, *value);
   };
-  for (const std::string& folder : groups(root, "")) take(folder + "/memory.max");
-  for (const std::string& folder : groups(root, "memory")) take(folder + "/memory.limit_in_bytes");
+  for (const std::string& folder : sys::control_groups("", root)) take(folder + "/memory.max");
+  for (const std::string& folder : sys::control_groups("memory", root)) take(folder + "/memory.limit_in_bytes");
   return least;
 }
 
@@ -139,6 +94,15 @@ std::int64_t limit_of(int which, bool hard) {
   if (::getrlimit(static_cast<__rlimit_resource_t>(which), &limit) != 0) return kUnlimited;
   const rlim_t value = hard ? limit.rlim_max : limit.rlim_cur;
   return value == RLIM_INFINITY ? kUnlimited : static_cast<std::int64_t>(value);
+}
+
+std::vector<fs::path> entries(const fs::path& folder) {
+  std::error_code error;
+  std::vector<fs::path> found;
+  for (fs::directory_iterator each(folder, error), end; !error && each != end; each.increment(error))
+    found.push_back(each->path());
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
 std::string trimmed(std::string text) {
@@ -161,11 +125,11 @@ LimitFacts probe_limits() {
 
 MachineFacts probe_machine(const std::string& root) {
   MachineFacts facts;
-  facts.processor = field(root + "/proc/cpuinfo", "model name");
+  facts.processor = sys::processor_name(root);
   facts.processors = count_list(first_line_of_file(root + "/sys/devices/system/cpu/online"));
   facts.affinity = count_list(field(root + "/proc/self/status", "Cpus_allowed_list"));
   if (facts.affinity == 0) facts.affinity = facts.processors;
-  facts.quota = quota(root);
+  facts.quota = sys::quota_cores(root);
   facts.cores = root.empty() ? sys::usable_cores() : facts.affinity;
   if (!root.empty() && facts.quota > 0)
     facts.cores = std::max(1, std::min(facts.affinity, static_cast<int>(facts.quota + 0.999)));
@@ -198,13 +162,7 @@ void probe_gpus(MachineFacts& facts, const std::string& root, std::chrono::milli
       break;
     }
   }
-  std::error_code error;
-  std::vector<fs::path> folders;
-  for (fs::directory_iterator each(root + "/proc/driver/nvidia/gpus", error), end; !error && each != end;
-       each.increment(error))
-    folders.push_back(each->path());
-  std::sort(folders.begin(), folders.end());
-  for (const fs::path& folder : folders) {
+  for (const fs::path& folder : entries(root + "/proc/driver/nvidia/gpus")) {
     std::string model = field((folder / "information").string(), "Model");
     facts.gpus.push_back(trimmed(model.empty() ? "GPU" : model));
   }
@@ -281,10 +239,7 @@ void ask_python(SoftwareFacts& facts, const launch::Environment& environment, st
     return;
   }
   const auto said = parse_json_or_discard(first_line(answer->text.substr(at + kMark.size())));
-  const auto text = [&said](const char* name) {
-    return said.is_object() && said.contains(name) && said[name].is_string() ? said[name].get<std::string>()
-                                                                             : std::string();
-  };
+  const auto text = [&said](const char* name) { return text_in(said, name); };
   facts.python = text("python");
   if (!text("path").empty()) facts.python_path = text("path");
   facts.torch = text("torch");
@@ -432,19 +387,6 @@ std::map<std::string, std::string> variables_that_matter(const launch::Environme
 
 namespace {
 
-/// Whatever prints in colour or underlined on a terminal.
-std::string without_escapes(std::string_view text) {
-  std::string plain;
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    if (text[at] != '\033') {
-      plain += text[at];
-      continue;
-    }
-    while (at < text.size() && text[at] != 'm') ++at;
-  }
-  return plain;
-}
-
 /// "GPU3" -> 3.
 std::optional<int> number_of_gpu(std::string_view word) {
   if (!word.starts_with("GPU")) return std::nullopt;
@@ -465,9 +407,9 @@ std::size_t distance(std::string_view way) {
 std::vector<GpuPair> parse_gpu_pairs(std::string_view text) {
   std::vector<GpuPair> pairs;
   std::vector<int> columns;
-  std::stringstream lines(without_escapes(text));
+  std::stringstream lines{std::string(text)};
   for (std::string line; std::getline(lines, line);) {
-    std::stringstream words(line);
+    std::stringstream words(launch::plain(line));  // colours and underlines are for terminals
     std::string word;
     std::vector<std::string> row;
     while (words >> word) row.push_back(word);
@@ -511,19 +453,7 @@ namespace {
 
 /// -1: not known.
 int numa_node(const fs::path& device) {
-  std::ifstream file(device / "numa_node");
-  std::string line;
-  std::getline(file, line);
-  return parse_integer<int>(line).value_or(-1);
-}
-
-std::vector<fs::path> entries(const fs::path& folder) {
-  std::error_code error;
-  std::vector<fs::path> found;
-  for (fs::directory_iterator each(folder, error), end; !error && each != end; each.increment(error))
-    found.push_back(each->path());
-  std::sort(found.begin(), found.end());
-  return found;
+  return parse_integer<int>(first_line_of_file((device / "numa_node").string())).value_or(-1);
 }
 
 std::string topology(const std::vector<std::string>& options, std::chrono::milliseconds limit) {

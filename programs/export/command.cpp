@@ -22,14 +22,13 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -73,49 +72,35 @@ class Patience {
     watcher_ = std::thread([this] { watch(); });
   }
   ~Patience() {
-    over_.set();
+    over_.set_value();
     watcher_.join();
   }
   Patience(const Patience&) = delete;
   Patience& operator=(const Patience&) = delete;
 
-  bool wait(std::chrono::milliseconds time) { return told_.wait(time); }
+  bool wait(std::chrono::milliseconds time) { return is_set(signalled_, time); }
 
  private:
-  /// Set once.
-  class Event {
-   public:
-    void set() {
-      const std::scoped_lock lock(mutex_);
-      is_set_ = true;
-      changed_.notify_all();
-    }
-    bool wait(std::chrono::milliseconds time) {
-      std::unique_lock lock(mutex_);
-      return changed_.wait_for(lock, time, [this] { return is_set_; });
-    }
-
-   private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool is_set_ = false;
-  };
+  static bool is_set(const std::future<void>& event, std::chrono::milliseconds time) {
+    return event.wait_for(time) == std::future_status::ready;
+  }
 
   void watch() {
     pollfd waiting{signals_.fd(), POLLIN, 0};
     constexpr auto kLook = std::chrono::milliseconds(50);
     while (::poll(&waiting, 1, static_cast<int>(kLook.count())) <= 0 || !signals_.next()) {
-      if (over_.wait({})) return;
+      if (is_set(ended_, {})) return;
     }
-    told_.set();
-    if (last_words_.empty() || over_.wait(kHurry)) return;
+    told_.set_value();
+    if (last_words_.empty() || is_set(ended_, kHurry)) return;
     fmt::print(stderr, "cohort: {}\n", last_words_);
     std::_Exit(1);  // what is there is there, and what is not is known beside the record
   }
 
   sys::SignalFd signals_ = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
   std::string last_words_;
-  Event told_, over_;
+  std::promise<void> told_, over_;
+  std::future<void> signalled_ = told_.get_future(), ended_ = over_.get_future();
   std::thread watcher_;
 };
 
@@ -282,7 +267,7 @@ static void add_plot(CLI::App& app, int& /*exit_status*/) {
               {"epoch", track::Over::Epoch}, {"step", track::Over::Step}, {"time", track::Over::Time}},
           CLI::ignore_case));
   command->callback([arguments] {
-    if (arguments->runs.empty()) arguments->runs.push_back(find_run({}));
+    if (arguments->runs.empty()) arguments->runs.push_back(newest_run("plot"));
     plot(*arguments);
   });
 }

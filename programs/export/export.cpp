@@ -34,27 +34,6 @@ namespace {
 
 // A run record's values as a table: RFC 4180, a row for each, for spreadsheets and pandas.
 
-/// Columns time, step, rank (empty: of the run), name, value. Rows are appended whole; what is not finite is NaN,
-/// Infinity or -Infinity.
-class CsvSink final : public Sink {
- public:
-  /// Replaces the file. Throws Io.
-  explicit CsvSink(std::filesystem::path file);
-
-  void take(const SinkLine& line) override;
-  Replay go_back(std::int64_t step, double time) override;
-  void flush() override;
-  void finish(RunState state) override;
-
- private:
-  void begin();
-
-  std::filesystem::path file_;
-  sys::UniqueFd fd_;
-  PointReader points_;
-  std::string rows_;
-};
-
 constexpr std::string_view kWritingCsv = "writing the CSV file";
 
 void add_text(std::string& row, std::string_view text) {
@@ -70,56 +49,55 @@ void add_text(std::string& row, std::string_view text) {
   row += '"';
 }
 
-void add_number(std::string& row, double value) {
-  if (std::isnan(value))
-    row += "NaN";
-  else if (std::isinf(value))
-    row += value > 0 ? "Infinity" : "-Infinity";
-  else
-    fmt::format_to(std::back_inserter(row), "{}", value);
-}
-
-CsvSink::CsvSink(std::filesystem::path file) : file_(std::move(file)) {
-  if (file_.has_parent_path()) {
+/// Columns time, step, rank (empty: of the run), name, value. Rows are appended whole; what is not finite is NaN,
+/// Infinity or -Infinity.
+class CsvSink final : public Sink {
+ public:
+  /// Replaces the file. Throws Io.
+  explicit CsvSink(std::filesystem::path file) : file_(std::move(file)) {
     std::error_code error;
-    std::filesystem::create_directories(file_.parent_path(), error);
+    if (file_.has_parent_path()) std::filesystem::create_directories(file_.parent_path(), error);
     if (error) raise_io({-1, file_, kWritingCsv}, error.value());
+    begin();
   }
-  begin();
-}
 
-void CsvSink::begin() {
-  fd_.reset(::open(file_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOCTTY, 0644));
-  if (!fd_) raise_io({-1, file_, kWritingCsv}, errno);
-  points_ = {};
-  rows_ = "time,step,rank,name,value\r\n";
-}
+  void take(const SinkLine& line) override {
+    if (line.superseded) return;
+    points_.read(line.line, [this](const MetricPoint& point) {
+      fmt::format_to(std::back_inserter(rows_), "{:.3f},{},", point.time, point.step);
+      if (point.rank) fmt::format_to(std::back_inserter(rows_), "{}", *point.rank);
+      rows_ += ',';
+      add_text(rows_, point.name);
+      rows_ += ',' + text_of(point.value) + "\r\n";
+    });
+    if (rows_.size() >= kAppendBuffer) flush();
+  }
 
-void CsvSink::take(const SinkLine& line) {
-  if (line.superseded) return;
-  points_.read(line.line, [this](const MetricPoint& point) {
-    fmt::format_to(std::back_inserter(rows_), "{:.3f},{},", point.time, point.step);
-    if (point.rank) fmt::format_to(std::back_inserter(rows_), "{}", *point.rank);
-    rows_ += ',';
-    add_text(rows_, point.name);
-    rows_ += ',';
-    add_number(rows_, point.value);
-    rows_ += "\r\n";
-  });
-  if (rows_.size() >= kAppendBuffer) flush();
-}
+  Replay go_back(std::int64_t /*step*/, double /*time*/) override {
+    begin();
+    return Replay::Yes;
+  }
 
-Sink::Replay CsvSink::go_back(std::int64_t /*step*/, double /*time*/) {
-  begin();
-  return Replay::Yes;
-}
+  void flush() override {
+    append_all({fd_.get(), file_, kWritingCsv}, rows_);
+    rows_.clear();
+  }
 
-void CsvSink::flush() {
-  append_all({fd_.get(), file_, kWritingCsv}, rows_);
-  rows_.clear();
-}
+  void finish(RunState /*state*/) override { flush(); }
 
-void CsvSink::finish(RunState /*state*/) { flush(); }
+ private:
+  void begin() {
+    fd_.reset(::open(file_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOCTTY, 0644));
+    if (!fd_) raise_io({-1, file_, kWritingCsv}, errno);
+    points_ = {};
+    rows_ = "time,step,rank,name,value\r\n";
+  }
+
+  std::filesystem::path file_;
+  sys::UniqueFd fd_;
+  PointReader points_;
+  std::string rows_;
+};
 
 using Clock = std::chrono::steady_clock;
 

@@ -32,7 +32,7 @@ class Sink {
   virtual void take(const SinkLine& line) = 0;
   /// The run went on after `step` while it was followed: what was taken of later steps counts no more. Yes: the sink
   /// has let go of all that it had, and wants every line again.
-  virtual Replay go_back(std::int64_t step, double time) = 0;
+  virtual Replay go_back(std::int64_t /*step*/, double /*time*/) { return Replay::No; }
   /// What was taken shall be where others find it.
   virtual void flush() = 0;
   /// There was nothing new for an interval.

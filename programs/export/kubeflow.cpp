@@ -21,12 +21,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kControllerTime = std::chrono::seconds(3);
 
-std::string text_of(double value) {
-  if (std::isnan(value)) return "NaN";
-  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
-  return fmt::format("{}", value);
-}
-
 }  // namespace
 
 std::string kubeflow_status(const RunProgress& progress, double now) {
@@ -80,8 +74,6 @@ void KubeflowSink::take(const SinkLine& taken) {
   progress_.take(taken.line);
   news_ = true;
 }
-
-Sink::Replay KubeflowSink::go_back(std::int64_t /*step*/, double /*time*/) { return Replay::No; }
 
 void KubeflowSink::flush() {
   if (news_ && Clock::now() >= next_) post();

@@ -24,7 +24,6 @@ class KubeflowSink final : public Sink {
   ~KubeflowSink() override;
 
   void take(const SinkLine& line) override;
-  Replay go_back(std::int64_t step, double time) override;
   void flush() override;
   void idle() override { flush(); }
   void finish(RunState state) override;

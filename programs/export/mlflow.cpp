@@ -43,13 +43,6 @@ std::string url_encoded(std::string_view text) {
   return out;
 }
 
-std::string shortened(std::string text, std::size_t most) {
-  if (text.size() <= most) return text;
-  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
-  text.resize(most);
-  return text;
-}
-
 std::string found_text(const nlohmann::json& json, std::initializer_list<const char*> path) {
   const nlohmann::json* at = &json;
   for (const char* name : path) {
@@ -270,15 +263,10 @@ const std::string& MlflowSink::key_of(const MetricPoint& point) {
 
 void MlflowSink::add(const MetricPoint& point) {
   if (in_batch_ == kMostPoints) send();
-  const auto out = std::back_inserter(batch_);
-  fmt::format_to(out, R"({}{{"key":{},"timestamp":{},"step":{},"value":)", in_batch_ == 0 ? "" : ",", key_of(point),
-                 milliseconds_of(point.time), point.step);
-  if (std::isnan(point.value))
-    batch_ += R"("NaN"})";
-  else if (std::isinf(point.value))
-    batch_ += point.value > 0 ? R"("Infinity"})" : R"("-Infinity"})";
-  else
-    fmt::format_to(out, "{}}}", point.value);
+  const char* const quote = std::isfinite(point.value) ? "" : "\"";
+  fmt::format_to(std::back_inserter(batch_), R"({}{{"key":{},"timestamp":{},"step":{},"value":{}{}{}}})",
+                 in_batch_ == 0 ? "" : ",", key_of(point), milliseconds_of(point.time), point.step, quote,
+                 text_of(point.value), quote);
   ++in_batch_;
 }
 
@@ -300,8 +288,6 @@ void MlflowSink::send() {
   state_->save();
   sent_ = Clock::now();
 }
-
-Sink::Replay MlflowSink::go_back(std::int64_t /*step*/, double /*time*/) { return Replay::No; }
 
 void MlflowSink::finish(RunState state) {
   if (!state_) return;

@@ -33,6 +33,8 @@ namespace cohort::track {
 // How far a record has got into an MLflow server, in a file beside the record: a sink that was killed goes on there.
 // One process at a time has it (it is locked). One thread.
 
+/// At most so many bytes of it, and whole characters.
+std::string shortened(std::string text, std::size_t most);
 /// A name that MLflow takes for a metric or a parameter: other characters are '_', and it has at most 250 bytes.
 std::string mlflow_key(std::string_view name);
 
@@ -139,15 +141,14 @@ struct MlflowSinkOptions {
   std::chrono::milliseconds interval;  ///< at least that long between two batches that are not full
 };
 
-/// A run that it was given (`MlflowPlace::run`) is written into, and its state is left to whose it is.
+/// Where a run goes back to an earlier step, MLflow keeps what it was told. A run that it was given
+/// (`MlflowPlace::run`) is written into, and its state is left to whose it is.
 class MlflowSink final : public Sink {
  public:
   /// Finds the experiment, or makes it. Throws as MlflowServer.
   explicit MlflowSink(MlflowSinkOptions options);
 
   void take(const SinkLine& line) override;
-  /// MLflow keeps what it was told: the older points stay.
-  Replay go_back(std::int64_t step, double time) override;
   void flush() override { send_if_due(); }
   void idle() override { send_if_due(); }
   void finish(RunState state) override;

@@ -7,6 +7,7 @@
 #include "base/result.h"
 #include "export/mlflow_store.py.h"
 #include "net/http.h"
+#include "net/socket.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -155,11 +156,8 @@ struct MlflowServer::Impl {
     Answer answer{.status = response.status, .code = {}, .message = {}, .body = response.body};
     if (answer.good()) return answer;
     const auto json = parse_json_or_discard(response.body);
-    const auto text = [&json](const char* name) {
-      return json.is_object() && json.contains(name) && json[name].is_string() ? json[name].get<std::string>() : "";
-    };
-    answer.code = text("error_code");
-    answer.message = net::as_line(json.is_object() ? text("message") : response.body);
+    answer.code = text_in(json, "error_code");
+    answer.message = net::as_line(json.is_object() ? text_in(json, "message") : response.body);
     return answer;
   }
 
@@ -223,13 +221,10 @@ constexpr auto kStartTime = std::chrono::minutes(5);  // it imports MLflow, and 
 /// The line that it says first; what there is of it where it ends, or the time is over.
 std::string first_line(int from) {
   std::string line;
-  const auto until = std::chrono::steady_clock::now() + kStartTime;
+  const net::Deadline until = net::deadline_in(kStartTime);
   while (line.find('\n') == std::string::npos) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
-    pollfd waiting{from, POLLIN, 0};
-    const int ready = left.count() <= 0 ? 0 : ::poll(&waiting, 1, static_cast<int>(left.count()));
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready == 0) return fmt::format("it has said nothing for {} s", std::chrono::seconds(kStartTime).count());
+    if (!net::wait_ready(from, POLLIN, until).value_or(false))
+      return fmt::format("it has said nothing for {} s", std::chrono::seconds(kStartTime).count());
     char bytes[512];
     const ssize_t got = ::read(from, bytes, sizeof bytes);
     if (got <= 0) break;
@@ -295,6 +290,13 @@ constexpr std::size_t kLongestKey = 250;
 
 }  // namespace
 
+std::string shortened(std::string text, std::size_t most) {
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
+  text.resize(most);
+  return text;
+}
+
 std::string mlflow_key(std::string_view name) {
   std::string key;
   // A path as it would be written plainly: no empty parts, none that are dots alone.
@@ -310,12 +312,8 @@ std::string mlflow_key(std::string_view name) {
       key += good && !dots ? c : '_';
     }
   }
-  if (key.size() > kLongestKey) {
-    std::size_t end = kLongestKey;
-    while (end > 0 && (static_cast<unsigned char>(key[end]) & 0xc0) == 0x80) --end;  // within a character
-    key.resize(end);
-    while (key.ends_with('/')) key.pop_back();
-  }
+  key = shortened(std::move(key), kLongestKey);
+  while (key.ends_with('/')) key.pop_back();
   return key.empty() ? "_" : key;
 }
 
@@ -341,7 +339,7 @@ MlflowProgress MlflowProgress::read(std::string_view text) {
   for (const auto& [name, to] :
        {std::pair("to", &progress.to), std::pair("record", &progress.record), std::pair("intent", &progress.intent),
         std::pair("run", &progress.run), std::pair("experiment", &progress.experiment)}) {
-    if (const auto found = json.find(name); found != json.end() && found->is_string()) *to = *found;
+    *to = text_in(json, name);
   }
   if (const auto found = json.find("offset"); found != json.end() && found->is_number_unsigned())
     progress.offset = *found;

@@ -126,8 +126,6 @@ void PrometheusSink::add_communication(const RecordLine& line) {
   }
 }
 
-Sink::Replay PrometheusSink::go_back(std::int64_t /*step*/, double /*time*/) { return Replay::No; }
-
 std::string PrometheusSink::text(PrometheusFormat format) const {
   std::string labels = fmt::format("job=\"{}\"", escaped(job_.empty() ? program_ : job_));
   if (!host_.empty()) labels += fmt::format(",host=\"{}\"", escaped(host_));

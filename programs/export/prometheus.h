@@ -25,7 +25,6 @@ enum class PrometheusFormat {
 class PrometheusSink : public Sink {
  public:
   void take(const SinkLine& line) override;
-  Replay go_back(std::int64_t step, double time) override;
   void flush() final;
   void idle() final;
   void finish(RunState state) override;

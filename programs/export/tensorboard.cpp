@@ -28,24 +28,17 @@ using status::ProtoWriter;
 constexpr std::string_view kWritingEvents = "writing TensorBoard's events";
 constexpr std::string_view kSuffix = ".cohort";
 
-using Table = std::array<std::array<std::uint32_t, 256>, 8>;
-
-constexpr Table make_table() {
-  Table table{};
+constexpr std::array<std::uint32_t, 256> make_table() {
+  std::array<std::uint32_t, 256> table{};
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
     std::uint32_t crc = byte;
     for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0x82f63b78U : 0U);
-    table[0][byte] = crc;
-  }
-  for (std::size_t byte = 0; byte < 256; ++byte) {
-    for (std::size_t i = 1; i < 8; ++i) {
-      table[i][byte] = (table[i - 1][byte] >> 8) ^ table[0][table[i - 1][byte] & 0xff];
-    }
+    table[byte] = crc;
   }
   return table;
 }
 
-constexpr Table kTable = make_table();
+constexpr auto kTable = make_table();
 
 static_assert(std::endian::native == std::endian::little, "event files are little-endian, as is this code");
 
@@ -78,17 +71,7 @@ std::string event_of(double wall_time, std::int64_t step) {
 
 std::uint32_t crc32c(std::string_view bytes) noexcept {
   std::uint32_t crc = 0xffffffffU;
-  while (bytes.size() >= 8) {  // by eight tables at once
-    std::uint32_t low = 0, high = 0;
-    std::memcpy(&low, bytes.data(), 4);
-    std::memcpy(&high, bytes.data() + 4, 4);
-    low ^= crc;
-    crc = kTable[7][low & 0xff] ^ kTable[6][(low >> 8) & 0xff] ^ kTable[5][(low >> 16) & 0xff] ^ kTable[4][low >> 24] ^
-          kTable[3][high & 0xff] ^ kTable[2][(high >> 8) & 0xff] ^ kTable[1][(high >> 16) & 0xff] ^
-          kTable[0][high >> 24];
-    bytes.remove_prefix(8);
-  }
-  for (const char c : bytes) crc = (crc >> 8) ^ kTable[0][(crc ^ static_cast<unsigned char>(c)) & 0xff];
+  for (const char c : bytes) crc = (crc >> 8) ^ kTable[(crc ^ static_cast<unsigned char>(c)) & 0xff];
   return ~crc;
 }
 

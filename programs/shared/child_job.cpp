@@ -7,6 +7,8 @@
 #include "base/unique_fd.h"
 #include "launch/processes.h"
 #include "launch/start/starter.h"
+#include "net/socket.h"
+#include "shared/program.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -22,7 +24,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <system_error>
 #include <utility>
 
 namespace cohort::app {
@@ -33,69 +34,26 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kKeptLines = 8;
 
-double number(const Json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_number() ? found->get<double>() : 0;
-}
-std::string text(const Json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
-}
+double number(const Json& object, const char* name) { return number_in(object, name).value_or(0); }
 
 RankTimes rank_of(const Json& event) {
   RankTimes times;
   times.rank = static_cast<int>(number(event, "rank"));
-  times.host = text(event, "host");
-  const auto found = event.find("times");
-  if (found == event.end() || !found->is_object()) return times;
-  times.steps = number(*found, "steps");
-  times.seconds = number(*found, "seconds");
-  times.busy = number(*found, "busy");
-  times.waited = number(*found, "waited");
-  times.wire = number(*found, "wire");
-  times.exposed = number(*found, "exposed");
-  times.wire_bytes = number(*found, "wire_bytes");
+  times.host = text_in(event, "host");
+  const Json found = event.value("times", Json());
+  times.steps = number(found, "steps");
+  times.seconds = number(found, "seconds");
+  times.busy = number(found, "busy");
+  times.waited = number(found, "waited");
+  times.wire = number(found, "wire");
+  times.exposed = number(found, "exposed");
+  times.wire_bytes = number(found, "wire_bytes");
   return times;
 }
 
 /// `cohort run` ends its job at the timeout and then cleans up on every host.
 constexpr std::chrono::seconds kAfterTimeout(60);
 constexpr std::size_t kLongestLine = std::size_t{1} << 20;
-
-/// For the job's record, which nobody wants. Private (0700); where this process is killed, `cohort run` removes it.
-class Folder {
- public:
-  Folder() {
-    std::error_code error;
-    std::string path = (std::filesystem::temp_directory_path(error) / "cohort-bench-XXXXXX").string();
-    if (error || ::mkdtemp(path.data()) == nullptr) {
-      raise(ErrorCode::Io, "bench: no temporary folder: {}", errno_text(errno));
-    }
-    path_ = path;
-  }
-  ~Folder() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const std::string& path() const noexcept { return path_; }
-
- private:
-  std::string path_;
-};
-
-/// False if the deadline passed.
-bool until_readable(int fd, Clock::time_point deadline) {
-  while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0) return false;
-    pollfd waiting{fd, POLLIN, 0};
-    const int ready = ::poll(&waiting, 1, static_cast<int>(std::min<std::int64_t>(left, 1000)));
-    if (ready < 0 && errno != EINTR) raise(ErrorCode::Io, "bench: poll: {}", errno_text(errno));
-    if (ready > 0) return true;
-  }
-}
 
 class Child {
  public:
@@ -119,7 +77,7 @@ class Child {
 
   /// False if it has not ended by the deadline.
   bool wait_until(Clock::time_point deadline) {
-    if (!until_readable(pidfd_.get(), deadline)) return false;
+    if (!value_or_throw(net::wait_ready(pidfd_.get(), POLLIN, deadline))) return false;
     wait();
     return true;
   }
@@ -148,7 +106,7 @@ std::vector<std::string> own_environment() {
 bool read_lines(int fd, JobReader& reader, Clock::time_point deadline) {
   std::string line;
   while (true) {
-    if (!until_readable(fd, deadline)) return false;
+    if (!value_or_throw(net::wait_ready(fd, POLLIN, deadline))) return false;
     char bytes[16384];
     const ssize_t got = ::read(fd, bytes, sizeof bytes);
     if (got < 0 && errno == EINTR) continue;
@@ -170,25 +128,25 @@ bool read_lines(int fd, JobReader& reader, Clock::time_point deadline) {
 void JobReader::take(const std::string& said) {
   const Json event = parse_json_or_discard(said);
   if (!event.is_object()) return;
-  const std::string kind = text(event, "event");
+  const std::string kind = text_in(event, "event");
   if (kind == "rank_ended") outcome_.ranks.push_back(rank_of(event));
-  if (kind == "notice") notice_ = text(event, "text");
+  if (kind == "notice") notice_ = text_in(event, "text");
   if (kind == "output" && on_output_) {
-    const std::string line = text(event, "line");
-    if (text(event, "stream") == "stdout") return on_output_(line);
+    const std::string line = text_in(event, "line");
+    if (text_in(event, "stream") == "stdout") return on_output_(line);
     std::fprintf(stderr, "%s\n", line.c_str());
-  } else if (kind == "output" && text(event, "stream") == "stderr") {
-    last_lines_.push_back(text(event, "line"));
+  } else if (kind == "output" && text_in(event, "stream") == "stderr") {
+    last_lines_.push_back(text_in(event, "line"));
     if (last_lines_.size() > kKeptLines) last_lines_.erase(last_lines_.begin());
   }
   if (kind == "failure") {
-    outcome_.failure =
-        fmt::format("rank {} (host {}) failed: {}", number(event, "rank"), text(event, "host"), text(event, "status"));
+    outcome_.failure = fmt::format("rank {} (host {}) failed: {}", number(event, "rank"), text_in(event, "host"),
+                                   text_in(event, "status"));
   }
   if (kind == "end") {
     outcome_.exit_status = static_cast<int>(number(event, "exit_status"));
     outcome_.seconds = number(event, "seconds");
-    if (outcome_.failure.empty()) outcome_.failure = text(event, "reason");
+    if (outcome_.failure.empty()) outcome_.failure = text_in(event, "reason");
   }
 }
 
@@ -201,13 +159,14 @@ JobOutcome JobReader::finish() && {
 }
 
 JobOutcome run_job(const JobRequest& request) {
-  const Folder folder;
+  // For the job's record, which nobody wants. Where this process is killed, `cohort run` removes it.
+  const TemporaryFolder folder(std::filesystem::temp_directory_path(), "cohort-bench-");
   sys::SpawnOptions spawn;
   spawn.path = value_or_throw(launch::own_command());
-  spawn.arguments = {"cohort", "run", "--json", "--no-logs", "--run-dir", folder.path() + "/run",
+  spawn.arguments = {"cohort", "run", "--json", "--no-logs", "--run-dir", (folder.path() / "run").string(),
                      // Whatever ends this process ends the job, and nobody else can remove its folder then.
-                     "--owner", std::to_string(::getpid()), "--owner-folder", folder.path(), "--max-restarts", "0",
-                     "-np", std::to_string(request.processes), "--timeout",
+                     "--owner", std::to_string(::getpid()), "--owner-folder", folder.path().string(), "--max-restarts",
+                     "0", "-np", std::to_string(request.processes), "--timeout",
                      fmt::format("{}", std::chrono::duration<double>(request.timeout).count())};
   spawn.arguments.insert(spawn.arguments.end(), request.options.begin(), request.options.end());
   spawn.arguments.emplace_back("--");

@@ -18,6 +18,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <system_error>
@@ -296,16 +297,18 @@ namespace fs = std::filesystem;
 
 namespace cohort::app {
 
-fs::path find_run(const fs::path& given) {
-  if (!given.empty()) {
-    const fs::path folder = given.filename() == launch::kLiveFile || given.filename() == "run.jsonl"
-                                ? (given.has_parent_path() ? given.parent_path() : fs::path("."))
-                                : given;
-    if (fs::is_directory(folder)) return folder;
-    raise(ErrorCode::Unavailable,
-          "watching {} failed -- there is no such folder -- give a run's folder, or HOST:PORT of a page",
-          given.string());
-  }
+TemporaryFolder::TemporaryFolder(const fs::path& parent, std::string_view prefix) {
+  std::string name = (parent / prefix).string() + "XXXXXX";
+  if (::mkdtemp(name.data()) == nullptr) raise(ErrorCode::Io, "{}: {}", parent.string(), errno_text(errno));
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+fs::path newest_run(std::string_view command) {
   fs::path newest;
   fs::file_time_type newest_time;
   std::error_code error;
@@ -321,7 +324,7 @@ fs::path find_run(const fs::path& given) {
   }
   if (newest.empty()) {
     raise(ErrorCode::Unavailable,
-          "no run to watch -- ./runs has none with a live.json -- name the run's folder: cohort watch RUN");
+          "no run to {0} -- ./runs has none with a live.json -- name the run's folder: cohort {0} RUN", command);
   }
   return newest;
 }

@@ -62,7 +62,20 @@ std::string completion_cases(const CLI::App& app, const std::map<std::string, st
 /// The same of a program; empty where it is not there.
 std::string completion_cases_of(std::string_view program);
 
-/// The folder of a run: as given, or the newest in ./runs. Throws Unavailable where there is none.
-std::filesystem::path find_run(const std::filesystem::path& given);
+/// A private folder (0700) in `parent`, removed with this. Throws Io.
+class TemporaryFolder {
+ public:
+  TemporaryFolder(const std::filesystem::path& parent, std::string_view prefix);
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// The folder of the newest run in ./runs. Throws Unavailable where there is none, with what to type for `command`.
+std::filesystem::path newest_run(std::string_view command);
 
 }  // namespace cohort::app

@@ -31,10 +31,8 @@ std::string text_at(const Json& object, const char* key) {
 }
 
 std::optional<double> number_at(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  if (found == object.end() || !found->is_number()) return std::nullopt;
-  const double number = found->get<double>();
-  return std::isfinite(number) && std::abs(number) < kLastMicrosecond ? std::optional(number) : std::nullopt;
+  const auto number = number_in(object, key);
+  return number && std::abs(*number) < kLastMicrosecond ? number : std::nullopt;
 }
 
 /// Horovod leaves the list open, and so does whoever is killed while writing one.

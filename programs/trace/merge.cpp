@@ -244,28 +244,24 @@ std::string_view category_of(TraceTrack kind) {
 /// One file: an object as torch's profiler writes it.
 class File {
  public:
-  File(const fs::path& path, const OrderedJson& head) : file_(value_or_throw(sys::AtomicFile::create(path.string()))) {
-    text_ = json_text(head);
-    text_.back() = ',';
-    text_ += "\"traceEvents\":[";
+  File(const fs::path& path, const OrderedJson& head) : out_(path) {
+    out_.text() = json_text(head);
+    out_.text().back() = ',';
+    out_.text() += "\"traceEvents\":[";
   }
   void add(const OrderedJson& event) {
-    text_ += first_ ? "\n" : ",\n";
+    out_.text() += first_ ? "\n" : ",\n";
     first_ = false;
-    text_ += json_text(event);
-    if (text_.size() < kMergeBuffer) return;
-    value_or_throw(file_.writer().write(text_));
-    text_.clear();
+    out_.text() += json_text(event);
+    out_.spill();
   }
   void commit() {
-    text_ += "\n]}\n";
-    value_or_throw(file_.writer().write(text_));
-    value_or_throw(file_.commit());
+    out_.text() += "\n]}\n";
+    out_.commit();
   }
 
  private:
-  sys::AtomicFile file_;
-  std::string text_;
+  Output out_;
   bool first_ = true;
 };
 

@@ -254,22 +254,22 @@ std::int64_t HostClock::common_ns(std::int64_t host_ns) const noexcept {
   return host_ns - (before.offset_ns + static_cast<std::int64_t>(drifted));
 }
 
+const HostClock::Realtime& HostClock::nearest(std::int64_t Realtime::*clock, std::int64_t ns) const noexcept {
+  return *std::min_element(realtime_.begin(), realtime_.end(), [clock, ns](const Realtime& a, const Realtime& b) {
+    return std::llabs(a.*clock - ns) < std::llabs(b.*clock - ns);
+  });
+}
+
 std::optional<std::int64_t> HostClock::host_ns_of(std::int64_t realtime_ns) const noexcept {
   if (realtime_.empty() || !sane_day(realtime_ns)) return std::nullopt;
-  const Realtime* nearest = &realtime_.front();
-  for (const Realtime& one : realtime_) {
-    if (std::llabs(one.realtime_ns - realtime_ns) < std::llabs(nearest->realtime_ns - realtime_ns)) nearest = &one;
-  }
-  return nearest->host_ns + (realtime_ns - nearest->realtime_ns);
+  const Realtime& one = nearest(&Realtime::realtime_ns, realtime_ns);
+  return one.host_ns + (realtime_ns - one.realtime_ns);
 }
 
 std::optional<std::int64_t> HostClock::realtime_of(std::int64_t host_ns) const noexcept {
   if (realtime_.empty() || !sane(host_ns)) return std::nullopt;
-  const Realtime* nearest = &realtime_.front();
-  for (const Realtime& one : realtime_) {
-    if (std::llabs(one.host_ns - host_ns) < std::llabs(nearest->host_ns - host_ns)) nearest = &one;
-  }
-  return nearest->realtime_ns + (host_ns - nearest->host_ns);
+  const Realtime& one = nearest(&Realtime::host_ns, host_ns);
+  return one.realtime_ns + (host_ns - one.host_ns);
 }
 
 std::int64_t HostClock::uncertainty_ns() const noexcept {

@@ -131,6 +131,9 @@ class HostClock {
   struct Realtime {
     std::int64_t host_ns, realtime_ns;
   };
+  /// There are some.
+  const Realtime& nearest(std::int64_t Realtime::*clock, std::int64_t ns) const noexcept;
+
   std::optional<std::int64_t> base_ns_;
   std::vector<Offset> offsets_;     ///< by time
   std::vector<Realtime> realtime_;  ///< by time

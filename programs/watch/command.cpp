@@ -3,6 +3,7 @@
 #include "base/hardware.h"
 #include "base/result.h"
 #include "base/signals.h"
+#include "launch/output/live_run.h"
 #include "net/address.h"
 #include "net/socket.h"
 #include "shared/program.h"
@@ -19,6 +20,9 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <system_error>
+
+namespace fs = std::filesystem;
 
 namespace cohort::app {
 namespace {
@@ -35,8 +39,7 @@ struct WatchArguments {
 /// A place is a page's if no folder has its name.
 bool is_page(const std::string& place) {
   std::error_code error;
-  return place.find(':') != std::string::npos && !std::filesystem::exists(place, error) &&
-         net::parse_address(place).has_value();
+  return place.find(':') != std::string::npos && !fs::exists(place, error) && net::parse_address(place).has_value();
 }
 
 net::Secret token_of_page(const std::string& file) {
@@ -58,6 +61,17 @@ net::Secret token_of_page(const std::string& file) {
           "--token-file FILE, the variable COHORT_PAGE_TOKEN, or type it");
   }
   return *token;
+}
+
+/// As given, or the newest.
+fs::path find_run(const fs::path& given) {
+  if (given.empty()) return newest_run("watch");
+  fs::path folder = given.filename() == launch::kLiveFile || given.filename() == "run.jsonl"
+                        ? (given.has_parent_path() ? given.parent_path() : fs::path("."))
+                        : given;
+  if (fs::is_directory(folder)) return folder;
+  raise(ErrorCode::Unavailable,
+        "watching {} failed -- there is no such folder -- give a run's folder, or HOST:PORT of a page", given.string());
 }
 
 void serve(const WatchArguments& arguments) {

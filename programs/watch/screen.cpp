@@ -1,5 +1,6 @@
 #include "watch/screen.h"
 
+#include "base/parse.h"
 #include "train/track/curves.h"
 
 #include <fmt/format.h>
@@ -217,23 +218,17 @@ Sort next(Sort sort) noexcept { return static_cast<Sort>((static_cast<std::size_
 std::string fitted(std::string_view text, int columns, bool unicode) {
   std::string out;
   int width = 0;
-  for (std::size_t i = 0; i < text.size() && width < columns;) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    std::size_t length = byte < 0x80 ? 1 : byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : byte >= 0xC2 ? 2 : 0;
-    bool whole = length > 0 && i + length <= text.size();
-    for (std::size_t at = 1; whole && at < length; ++at)
-      whole = (static_cast<unsigned char>(text[i + at]) & 0xC0) == 0x80;
+  for (; !text.empty() && width < columns; ++width) {
+    const std::size_t length = character_length(text);
+    const auto byte = static_cast<unsigned char>(text[0]);
     // (Controls of the second kind, U+0080 to U+009F, are C2 80 to C2 9F.)
     const bool control =
-        byte < 0x20 || byte == 0x7F || (whole && byte == 0xC2 && static_cast<unsigned char>(text[i + 1]) < 0xA0);
-    if (!whole || control || (length > 1 && !unicode)) {
+        byte < 0x20 || byte == 0x7F || (length == 2 && byte == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0);
+    if (control || length == 0 || (length > 1 && !unicode))
       out += control ? ' ' : '?';
-      if (!whole) length = 1;
-    } else {
-      out += text.substr(i, length);
-    }
-    i += length;
-    ++width;
+    else
+      out += text.substr(0, length);
+    text.remove_prefix(std::max<std::size_t>(length, 1));
   }
   return out;
 }

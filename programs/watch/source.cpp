@@ -29,21 +29,11 @@ constexpr std::uint64_t kLongestLive = std::uint64_t{256} << 20;
 constexpr std::int64_t kLogBytes = 256 << 10;
 
 /// What a terminal or a page shows as it stands there.
-std::string plain(std::string_view line) {
-  std::string out;
+std::string shown(std::string_view line) {
   // A progress bar overwrites itself: what stands there last.
   if (const auto back = line.find_last_of('\r'); back != std::string_view::npos && back + 1 < line.size())
     line.remove_prefix(back + 1);
-  for (std::size_t i = 0; i < line.size();) {
-    if (line[i] == '\033') {
-      i += std::max<std::size_t>(launch::escape_length(line.substr(i)), 1);
-      continue;
-    }
-    const auto byte = static_cast<unsigned char>(line[i++]);
-    if (byte == '\t') out += ' ';
-    if (byte >= 0x20 && byte != 0x7F) out += static_cast<char>(byte);
-  }
-  return out;
+  return launch::plain(line);
 }
 
 }  // namespace
@@ -118,7 +108,7 @@ LogTail RunFiles::log(int rank, launch::Stream stream, std::size_t lines) {
   if (rest.ends_with('\n')) rest.remove_suffix(1);
   while (!rest.empty() && tail.lines.size() < lines) {
     const auto end = rest.rfind('\n');
-    tail.lines.push_back(plain(end == std::string_view::npos ? rest : rest.substr(end + 1)));
+    tail.lines.push_back(shown(end == std::string_view::npos ? rest : rest.substr(end + 1)));
     rest = end == std::string_view::npos ? std::string_view() : rest.substr(0, end);
   }
   std::reverse(tail.lines.begin(), tail.lines.end());
@@ -156,9 +146,10 @@ Result<std::string> RemotePage::get(const std::string& target) const {
   });
   std::future<httplib::Result> answered = task.get_future();
   // Those timeouts are of each call of the system, so whoever answers byte by byte is given up from here. And the
-  // library raises SIGPIPE, which ends with the thread that has it blocked.
+  // library raises SIGPIPE, which ends with the thread that has it blocked. A stop from before the request began is
+  // lost.
   std::thread thread = sys::start_without_signals([&task] { task(); });
-  if (answered.wait_for(kTimeout) != std::future_status::ready) http.stop();
+  while (answered.wait_for(kTimeout) != std::future_status::ready) http.stop();
   thread.join();
   const httplib::Result answer = answered.get();
   if (!answer && body.size() > kLongestAnswer) return fail(ErrorCode::Corrupt, "its answer has no end");

@@ -1,5 +1,6 @@
 #include "watch/screen.h"
 
+#include "base/files.h"
 #include "base/signals.h"
 #include "base/terminal.h"
 
@@ -26,20 +27,7 @@ using std::chrono::milliseconds;
 /// Between two looks at the files.
 constexpr milliseconds kLook{200};
 
-bool put(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t put = ::write(1, bytes.data(), bytes.size());
-    if (put > 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(put));
-    } else if (put < 0 && errno == EAGAIN) {
-      pollfd waiting{1, POLLOUT, 0};
-      ::poll(&waiting, 1, 1000);
-    } else if (put < 0 && errno != EINTR) {
-      return false;
-    }
-  }
-  return true;
-}
+bool put(std::string_view bytes) { return sys::write_all(1, bytes); }
 
 /// The other screen, without cursor and echo, as long as it lives.
 class Screen {

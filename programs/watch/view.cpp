@@ -153,13 +153,6 @@ void read_curve(const Json& json, const char* name, Curve& curve) {
   }
 }
 
-std::optional<double> number(const Json& json, const char* name) {
-  if (!json.contains(name) || !json[name].is_number()) return std::nullopt;
-  const double value = json[name].get<double>();
-  if (!std::isfinite(value)) return std::nullopt;
-  return value;
-}
-
 }  // namespace
 
 LiveRun by_host(const LiveRun& run) {
@@ -227,16 +220,16 @@ Result<View> parse_view(std::string_view text) {
   View view;
   view.run = *std::move(run);
   Progress& progress = view.progress;
-  progress.step = static_cast<std::int64_t>(std::clamp(number(head, "step").value_or(0), 0.0, 9e15));
-  progress.epoch = number(head, "epoch").value_or(0);
-  view.now = number(head, "now").value_or(view.run.time);
-  progress.steps = number(head, "steps");
-  progress.epochs = number(head, "epochs");
-  progress.learning_rate = number(head, "lr");
-  progress.seconds_left = number(head, "seconds_left");
-  progress.loss = number(head, "loss");
-  if (head.contains("loss") && head["loss"].is_string()) progress.loss = std::nan("");
-  if (head.contains("loss_name") && head["loss_name"].is_string()) progress.loss_name = head["loss_name"];
+  progress.step = static_cast<std::int64_t>(std::clamp(number_in(head, "step").value_or(0), 0.0, 9e15));
+  progress.epoch = number_in(head, "epoch").value_or(0);
+  view.now = number_in(head, "now").value_or(view.run.time);
+  progress.steps = number_in(head, "steps");
+  progress.epochs = number_in(head, "epochs");
+  progress.learning_rate = number_in(head, "lr");
+  progress.seconds_left = number_in(head, "seconds_left");
+  progress.loss = number_in(head, "loss");
+  if (!text_in(head, "loss").empty()) progress.loss = std::nan("");
+  progress.loss_name = text_in(head, "loss_name");
   read_curve(head, "losses", progress.losses);
   read_curve(head, "speeds", progress.speeds);
   return view;

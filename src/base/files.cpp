@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 
@@ -273,6 +274,11 @@ bool write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t put = ::write(fd, text.data(), text.size());
     if (put < 0 && errno == EINTR) continue;
+    if (put < 0 && errno == EAGAIN) {  // a terminal of which another process has made this
+      pollfd waiting{fd, POLLOUT, 0};
+      ::poll(&waiting, 1, 1000);
+      continue;
+    }
     if (put <= 0) return false;
     text.remove_prefix(static_cast<std::size_t>(put));
   }

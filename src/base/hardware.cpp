@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -24,59 +23,6 @@ std::optional<std::string> first_word(const std::string& path) {
   return word;
 }
 
-/// This process's folder in the hierarchy of `controller` (empty: v2), walked upwards to the root by the caller.
-std::string group_path(const std::string& controller) {
-  std::ifstream file("/proc/self/cgroup");
-  std::string line;
-  while (std::getline(file, line)) {
-    const auto first = line.find(':');
-    const auto second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    std::stringstream names(line.substr(first + 1, second - first - 1));
-    std::string name;
-    if (controller.empty() && second == first + 1) return line.substr(second + 1);
-    while (std::getline(names, name, ',')) {
-      if (!controller.empty() && name == controller) return line.substr(second + 1);
-    }
-  }
-  return "/";
-}
-
-/// Calls `look(folder)` from the process's group up to the hierarchy's root until it returns true.
-template <class Look>
-void walk_up(const std::string& mount, std::string group, Look look) {
-  while (!group.empty() && group != "/") {
-    if (look(mount + group)) return;
-    group.resize(group.rfind('/') == std::string::npos ? 0 : group.rfind('/'));
-  }
-  look(mount);
-}
-
-double quota_cores() {
-  double least = 1e9;
-  walk_up("/sys/fs/cgroup", group_path(""), [&](const std::string& folder) {
-    std::ifstream file(folder + "/cpu.max");
-    std::string quota;
-    double period = 0;
-    if (file >> quota >> period && quota != "max" && period > 0) {
-      if (const auto number = parse_integer<std::int64_t>(quota)) {
-        least = std::min(least, static_cast<double>(*number) / period);
-      }
-    }
-    return false;
-  });
-  walk_up("/sys/fs/cgroup/cpu", group_path("cpu"), [&](const std::string& folder) {
-    const auto quota = first_word(folder + "/cpu.cfs_quota_us");
-    const auto period = first_word(folder + "/cpu.cfs_period_us");
-    if (!quota || !period) return false;
-    const auto q = parse_integer<std::int64_t>(*quota);
-    const auto p = parse_integer<std::int64_t>(*period);
-    if (q && p && *q > 0 && *p > 0) least = std::min(least, static_cast<double>(*q) / static_cast<double>(*p));
-    return false;
-  });
-  return least;
-}
-
 std::optional<std::uint64_t> counter(const std::string& path) {
   std::ifstream file(path);
   std::string name;
@@ -89,6 +35,45 @@ std::optional<std::uint64_t> counter(const std::string& path) {
 
 }  // namespace
 
+std::vector<std::string> control_groups(const std::string& controller, const std::string& root) {
+  const std::string mount = root + "/sys/fs/cgroup" + (controller.empty() ? "" : "/" + controller);
+  std::ifstream file(root + "/proc/self/cgroup");
+  std::string group;
+  for (std::string line; std::getline(file, line);) {
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string names = "," + line.substr(first + 1, second - first - 1) + ",";
+    if (controller.empty() ? names == ",," : names.find("," + controller + ",") != std::string::npos)
+      group = line.substr(second + 1);
+  }
+  std::vector<std::string> out;
+  while (group.size() > 1) {
+    out.push_back(mount + group);
+    group.resize(group.rfind('/') == std::string::npos ? 0 : group.rfind('/'));
+  }
+  out.push_back(mount);
+  return out;
+}
+
+double quota_cores(const std::string& root) {
+  double least = 0;
+  const auto take = [&least](double amount, double period) {
+    if (amount > 0 && period > 0) least = least == 0 ? amount / period : std::min(least, amount / period);
+  };
+  for (const std::string& folder : control_groups("", root)) {
+    std::ifstream file(folder + "/cpu.max");  // "max" is no number
+    double amount = 0, period = 0;
+    if (file >> amount >> period) take(amount, period);
+  }
+  for (const std::string& folder : control_groups("cpu", root)) {
+    const auto number = [&folder](const char* name) {
+      return static_cast<double>(parse_integer<std::int64_t>(first_word(folder + name).value_or("")).value_or(0));
+    };
+    take(number("/cpu.cfs_quota_us"), number("/cpu.cfs_period_us"));
+  }
+  return least;
+}
+
 int usable_cores() {
   cpu_set_t set;
   int cores = 0;
@@ -96,7 +81,7 @@ int usable_cores() {
   if (::sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
   if (cores <= 0) cores = static_cast<int>(std::thread::hardware_concurrency());
   const double quota = quota_cores();
-  if (quota < cores) cores = static_cast<int>(quota + 0.999);
+  if (quota > 0 && quota < cores) cores = static_cast<int>(quota + 0.999);
   return std::max(cores, 1);
 }
 
@@ -126,18 +111,22 @@ std::vector<std::vector<int>> cores_of_process() {
 }
 
 std::optional<std::uint64_t> out_of_memory_kills() {
-  std::optional<std::uint64_t> kills;
-  const auto look = [&kills](const std::string& path) {
-    kills = counter(path);
-    return kills.has_value();
-  };
-  walk_up("/sys/fs/cgroup", group_path(""), [&](const std::string& folder) { return look(folder + "/memory.events"); });
-  if (!kills) {
-    walk_up("/sys/fs/cgroup/memory", group_path("memory"),
-            [&](const std::string& folder) { return look(folder + "/memory.oom_control"); });
+  for (const std::string& folder : control_groups("")) {
+    if (const auto kills = counter(folder + "/memory.events")) return kills;
   }
-  if (!kills) kills = counter("/proc/vmstat");
-  return kills;
+  for (const std::string& folder : control_groups("memory")) {
+    if (const auto kills = counter(folder + "/memory.oom_control")) return kills;
+  }
+  return counter("/proc/vmstat");
+}
+
+std::string processor_name(const std::string& root) {
+  std::ifstream file(root + "/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const auto colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return {};
 }
 
 std::string host_name() {

@@ -12,6 +12,16 @@ namespace cohort::sys {
 /// Cores by affinity, cut to the control group's quota (v1 and v2), rounded up; at least 1.
 int usable_cores();
 
+/// This process's folders among the control groups of `controller` (empty: version 2), from its own up to the root of
+/// them. Here and below `root` has proc and sys.
+std::vector<std::string> control_groups(const std::string& controller, const std::string& root = {});
+
+/// What the control group gives of the cores' time, in cores; 0: there is no limit.
+double quota_cores(const std::string& root = {});
+
+/// Empty where the system does not say.
+std::string processor_name(const std::string& root = {});
+
 /// The processors that this process may run on, those of one core together, neighbours (same package) next to each
 /// other.
 std::vector<std::vector<int>> cores_of_process();

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <cstddef>
 
 namespace cohort {
@@ -57,6 +58,25 @@ Json parse_json_or_discard(std::string_view text) {
 template Result<nlohmann::json> parse_json(std::string_view);
 template nlohmann::json parse_json_or_discard(std::string_view);
 template nlohmann::ordered_json parse_json_or_discard(std::string_view);
+
+template <class Json>
+std::string text_in(const Json& json, const char* name) {
+  const auto found = json.is_object() ? json.find(name) : json.end();
+  return found != json.end() && found->is_string() ? found->template get<std::string>() : std::string();
+}
+
+template <class Json>
+std::optional<double> number_in(const Json& json, const char* name) {
+  const auto found = json.is_object() ? json.find(name) : json.end();
+  if (found == json.end() || !found->is_number()) return std::nullopt;
+  const auto value = found->template get<double>();
+  return std::isfinite(value) ? std::optional(value) : std::nullopt;
+}
+
+template std::string text_in(const nlohmann::json&, const char*);
+template std::string text_in(const nlohmann::ordered_json&, const char*);
+template std::optional<double> number_in(const nlohmann::json&, const char*);
+template std::optional<double> number_in(const nlohmann::ordered_json&, const char*);
 
 std::string json_text(const nlohmann::json& value, int indent) { return text_of(value, indent); }
 std::string json_text(const nlohmann::ordered_json& value, int indent) { return text_of(value, indent); }

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,12 @@ Result<Json> parse_json(std::string_view text);
 /// Likewise; discarded (`is_discarded`) if it is none, or too deep.
 template <class Json = nlohmann::json>
 Json parse_json_or_discard(std::string_view text);
+
+/// The member of an object, where `json` is one and has it with that type; else "", or nullopt (also if not finite).
+template <class Json>
+std::string text_in(const Json& json, const char* name);
+template <class Json>
+std::optional<double> number_in(const Json& json, const char* name);
 
 /// On one line, or with `indent` on many. Bytes that are no UTF-8 become U+FFFD, as is right for names and output.
 std::string json_text(const nlohmann::json& value, int indent = -1);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -46,6 +47,9 @@ inline std::string_view take_until(std::string_view& text, std::string_view mark
   text.remove_prefix(taken.size() == text.size() ? taken.size() : taken.size() + 1);
   return taken;
 }
+
+/// Of the character (UTF-8) that it begins with; 0: it begins with none.
+std::size_t character_length(std::string_view text) noexcept;
 
 /// FNV-1a (Fowler, Noll, Vo): for names and to tell texts apart, nothing that has to withstand anybody.
 constexpr std::uint64_t fnv1a(std::string_view text) noexcept {

@@ -207,18 +207,25 @@ std::string to_bytes(const HttpResponse& response) {
   return out += "\r\n" + response.body;
 }
 
-std::string as_line(std::string_view answer) {
-  constexpr std::size_t kLongest = 500;
-  std::string line(answer.substr(0, kLongest));
-  std::replace_if(
-      line.begin(), line.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
-  // U+0080 to U+009F, which terminals obey, too.
-  for (std::size_t at = 0; (at = line.find('\xC2', at)) != std::string::npos && at + 1 < line.size(); ++at) {
-    const auto next = static_cast<unsigned char>(line[at + 1]);
-    if (next >= 0x80 && next < 0xA0) line.replace(at, 2, "  ");
+std::string as_line(std::string_view text, std::size_t longest, Kept kept) {
+  const auto byte = [&text](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0; };
+  std::string out;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (c == '\n' || c == '\r' || c == '\t' || c == '\0') {
+      if (!out.empty() && out.back() != ' ') out += ' ';
+    } else if (byte(at) == 0xC2 && byte(at + 1) >= 0x80 && byte(at + 1) < 0xA0) {
+      ++at;  // U+0080 to U+009F, which terminals obey, too
+    } else if (byte(at) >= ' ' && c != '\x7f') {
+      out += c;
+    }
   }
-  while (line.ends_with(' ')) line.pop_back();
-  return answer.size() > kLongest ? line + "..." : line;
+  while (out.ends_with(' ')) out.pop_back();
+  if (out.size() <= longest) return out;
+  const auto within_character = [&out](std::size_t at) { return (static_cast<unsigned char>(out[at]) & 0xC0) == 0x80; };
+  std::size_t cut = kept == Kept::Beginning ? longest - 3 : out.size() - (longest - 4);
+  while (cut < out.size() && within_character(cut)) kept == Kept::Beginning ? --cut : ++cut;
+  return kept == Kept::Beginning ? out.substr(0, cut) + "..." : "... " + out.substr(cut);
 }
 
 namespace {

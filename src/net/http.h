@@ -52,8 +52,10 @@ struct HttpResponse {
 /// With the headers that keep a browser from doing with it what nobody wants. The connection ends after it.
 std::string to_bytes(const HttpResponse& response);
 
-/// What a server has answered, for a line of ours: without control characters, and not long.
-std::string as_line(std::string_view answer);
+/// A text of others for a line of ours: without line ends and control characters (those of Unicode, too), and with
+/// "..." for what is beyond `longest` bytes at the end, or with Kept::End at the beginning.
+enum class Kept { Beginning, End };
+std::string as_line(std::string_view text, std::size_t longest = 500, Kept kept = Kept::Beginning);
 
 // A small server of pages (HTTP/1.1, GET and HEAD; an answer for each connection). It has a thread of its own, which
 // calls the handler. Whoever may connect is a stranger: how many there are at once, the size of a request and the time

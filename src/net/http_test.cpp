@@ -83,10 +83,10 @@ TEST(Http, TheTypeIsTheOneThatTheClientPrefers) {
 }
 
 TEST(Http, WhatAServerSaysIsOnePlainLine) {
-  EXPECT_EQ(as_line("a\r\n\x1b[2Jb\x7f"), "a   [2Jb");
+  EXPECT_EQ(as_line("a\r\n\x1b[2Jb\x7f"), "a [2Jb");
   EXPECT_EQ(as_line("a\xC2\x9B"
                     "2J gr\xC3\xBCn\xC2\xA0 \xC2"),
-            "a  2J gr\xC3\xBCn\xC2\xA0 \xC2")
+            "a2J gr\xC3\xBCn\xC2\xA0 \xC2")
       << "CSI as one character";
 }
 

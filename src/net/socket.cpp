@@ -3,6 +3,7 @@
 #include "base/parse.h"
 #include "base/thread.h"
 #include "net/address.h"
+#include "net/http.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -17,7 +18,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cerrno>
 #include <condition_variable>
 #include <cstddef>
@@ -213,15 +213,8 @@ bool has_socket(const std::string& process, const std::string& link) {
 
 std::string command_line(const std::string& process) {
   std::ifstream file("/proc/" + process + "/cmdline", std::ios::binary);
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  while (!text.empty() && text.back() == '\0') text.pop_back();
-  // It is another process's text: keep it on one line and printable.
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return c == '\0'; }, ' ');
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0; }, '?');
-  if (text.size() > 120) text = text.substr(0, 117) + "...";
-  return text;
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  return as_line(text, 120);
 }
 
 /// The process that listens at the endpoint, e.g. "pid 4711 (python3 train.py)"; empty if /proc does not show it.

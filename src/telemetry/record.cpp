@@ -166,6 +166,12 @@ std::optional<double> number_of(const RecordLine::Field& field) {
   return std::nullopt;
 }
 
+std::string text_of(double number) {
+  if (std::isnan(number)) return "NaN";
+  if (std::isinf(number)) return number > 0 ? "Infinity" : "-Infinity";
+  return fmt::format("{}", number);
+}
+
 std::string text_of(const RecordLine::Field& field) {
   return std::visit([](const auto& held) { return fmt::format("{}", held); }, field.value);
 }

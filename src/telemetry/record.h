@@ -52,6 +52,8 @@ struct RecordLine {
 std::optional<double> number_of(const RecordLine::Field& field);
 /// As people write it: 0.1, 7, true, a text as it is.
 std::string text_of(const RecordLine::Field& field);
+/// As records have it: "NaN", "Infinity" and "-Infinity" are texts there.
+std::string text_of(double number);
 
 struct RecordLines {
   std::vector<RecordLine> events;  ///< in the order of the file

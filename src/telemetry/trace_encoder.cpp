@@ -1,5 +1,7 @@
 #include "telemetry/trace_encoder.h"
 
+#include "base/parse.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -72,28 +74,10 @@ void append_packet(std::string& trace, std::string_view fields) {
 
 std::string valid_text(std::string_view text) {
   std::string out;
-  for (std::size_t at = 0; at < text.size();) {
-    const auto byte = [&](std::size_t i) {
-      return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0U;
-    };
-    const unsigned first = byte(0);
-    const std::size_t length = first < 0x80                    ? 1
-                               : first >= 0xc2 && first < 0xe0 ? 2
-                               : first >= 0xe0 && first < 0xf0 ? 3
-                               : first >= 0xf0 && first < 0xf5 ? 4
-                                                               : 0;
-    bool whole = length > 0;
-    for (std::size_t i = 1; i < length; ++i) whole = whole && (byte(i) & 0xc0) == 0x80;
-    // Too long a form, surrogates, beyond the last character.
-    if (length == 3) whole = whole && !(first == 0xe0 && byte(1) < 0xa0) && !(first == 0xed && byte(1) >= 0xa0);
-    if (length == 4) whole = whole && !(first == 0xf0 && byte(1) < 0x90) && !(first == 0xf4 && byte(1) >= 0x90);
-    if (whole) {
-      out += text.substr(at, length);
-      at += length;
-    } else {
-      out += '?';
-      ++at;
-    }
+  while (!text.empty()) {
+    const std::size_t length = character_length(text);
+    out += length > 0 ? text.substr(0, length) : "?";
+    text.remove_prefix(std::max<std::size_t>(length, 1));
   }
   return out;
 }

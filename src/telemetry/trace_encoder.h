@@ -25,7 +25,7 @@ inline constexpr std::uint32_t kClockSnapshot = 6, kTimestamp = 8, kSequence = 1
 inline constexpr std::uint64_t kStateCleared = 1, kNeedsState = 2;
 // ClockSnapshot.clocks, and the clocks
 inline constexpr std::uint32_t kClocks = 1, kClockId = 1, kClockTime = 2;
-inline constexpr std::uint64_t kRealtime = 1, kMonotonic = 3, kBoottime = 6;
+inline constexpr std::uint64_t kRealtime = 1, kBoottime = 6;
 // TracePacketDefaults.track_event_defaults.track_uuid
 inline constexpr std::uint32_t kTrackEventDefaults = 11;
 // TrackDescriptor
@@ -39,7 +39,7 @@ inline constexpr std::uint32_t kAnnotation = 4, kType = 9, kNameId = 10, kTrack 
                                kFlow = 47;
 inline constexpr std::uint64_t kBegin = 1, kEnd = 2, kInstant = 3, kCounterType = 4;
 // DebugAnnotation
-inline constexpr std::uint32_t kAnnotationNameId = 1, kUnsigned = 3, kSigned = 4, kText = 6, kAnnotationName = 10;
+inline constexpr std::uint32_t kAnnotationNameId = 1, kUnsigned = 3, kSigned = 4, kAnnotationName = 10;
 // InternedData and its entries
 inline constexpr std::uint32_t kEventNames = 2, kAnnotationNames = 3, kIid = 1, kInternedName = 2;
 }  // namespace trace_field

@@ -161,6 +161,23 @@ TEST(RunOptions, DryRunSaysExactlyWhatWouldBeStarted) {
   EXPECT_EQ(run({{"run", "-np", "1", "--dry-run", "no-such-program"}}).status, 127);
 }
 
+TEST(RunOptions, AreSpelledAsOtherLaunchersHaveThemAndThoseOfTheProgramStay) {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"-np", "4"}, {"-np4"}, {"-np=4"}, {"-nproc=4"}, {"-n4"}, {"-n=4"}, {"-qn", "4"}}) {
+    std::vector<std::string> all = {"run", "--rdzv-id=", "--node_rank", "0", "--show-config"};
+    all.insert(all.begin() + 1, words.begin(), words.end());
+    const auto shown = run({all});
+    EXPECT_NE(shown.out.find("\nnp = '4' "), std::string::npos) << words.front() << shown.err;
+    EXPECT_NE(shown.out.find("\nnode-rank = '0' "), std::string::npos) << shown.out << shown.err;
+  }
+  const auto dry = run({{"run", "-np2", "--dry-run", "--", "echo", "-np4", "--node_rank", "[a,b]", "--", "-n=", "-h"}});
+  EXPECT_NE(dry.out.find("echo -np4 --node_rank '[a,b]' -- -n= -h\n"), std::string::npos) << dry.out << dry.err;
+  EXPECT_NE(run({{"run", "-np", "2", "-np", "3", "true"}}).err.find("-np is given twice, with 2 and 3"),
+            std::string::npos);
+  EXPECT_NE(run({{"run", "-mca", "a", "b", "true"}}).err.find("no option -mca: it is mpirun's"), std::string::npos);
+  EXPECT_NE(run({{"run", "--quiet=maybe", "true"}}).err.find("true or false is wanted"), std::string::npos);
+}
+
 TEST(RunOptions, BoundRanksKeepToTheirCores) {
   cpu_set_t set;
   ASSERT_EQ(::sched_getaffinity(0, sizeof set, &set), 0);

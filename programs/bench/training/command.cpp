@@ -164,7 +164,7 @@ constexpr const char* kFooter = R"(Examples:
   salloc -N 2 cohort bench training --processes 1,2,4       the hosts are the allocation's
   cohort bench training -H a:4,b:4 --batch 64 -- digits --batch-per-process 64 --threads 1 --epochs 2
 
-Without a command it trains layers in plain loops (--layers, on generated images; the gradients are averaged over all ranks while
+Without a command it trains layers in plain loops (--layers, on noise; the gradients are averaged over all ranks while
 the next ones are computed). A command of yours should print little and take a minute or so. Where its steps are Cohort's
 (cohort.nn, cohort.torch, cohort::DistributedDataParallel) they are timed from the third to the last one; else its whole time counts.
 Where hosts are and how they are reached is also taken from the variables of `cohort run` (COHORT_RUN_HOSTS, COHORT_RUN_SSH, ...).
@@ -241,7 +241,7 @@ std::vector<Setup> setups_of(const Options& options) {
 std::vector<int> layers_of(const std::string& text) {
   const auto layers = numbers_in(text, 1'000'000).value_or(std::vector<int>());
   double parameters = 0;
-  for (std::size_t i = 0; i + 1 < layers.size(); ++i) parameters += (layers[i] + 1.0) * layers[i + 1];
+  for (std::size_t i = 0; i + 1 < layers.size(); ++i) parameters += 1.0 * layers[i] * layers[i + 1];
   if (layers.size() < 2 || layers.back() < 2 || parameters > 2e9) {
     raise(
         ErrorCode::InvalidArgument,
@@ -340,7 +340,7 @@ void run(const Options& options) {
     workload.bf16_wire = options.bf16_wire;
     double parameters = 0;
     for (std::size_t i = 0; i + 1 < trainee.layers.size(); ++i) {
-      parameters += (trainee.layers[i] + 1.0) * trainee.layers[i + 1];
+      parameters += 1.0 * trainee.layers[i] * trainee.layers[i + 1];
     }
     workload.parameters_bytes = parameters * sizeof(float);
     what = fmt::format("a network of {} ({} of gradients), {} samples for each rank and step", options.layers,

@@ -47,41 +47,23 @@ void multiply(const Product& p) {
   }
 }
 
-/// A rank's images, the same in each step: each class has a pattern, which an image shows with noise over it.
-struct Batch {
-  std::vector<float> inputs;
-  std::vector<std::size_t> labels;
-};
-
-Batch make_batch(std::size_t inputs, std::size_t classes, int samples, unsigned rank) {
-  std::uniform_real_distribution<float> value(-1, 1);
-  std::mt19937 pattern(77), noise(rank);
-  std::vector<float> patterns(inputs * classes);
-  for (float& pixel : patterns) pixel = value(pattern);
-  Batch batch;
-  for (std::size_t sample = 0; sample < static_cast<std::size_t>(samples); ++sample) {
-    batch.labels.push_back((rank + sample) % classes);
-    for (std::size_t i = 0; i < inputs; ++i)
-      batch.inputs.push_back(0.5F * patterns[batch.labels.back() * inputs + i] + value(noise));
-  }
-  return batch;
-}
-
-/// Fully connected layers with ReLU between them and a softmax at the end; the same weights on all ranks.
+/// Fully connected layers with ReLU between them and a softmax at the end, without biases; the same weights on all
+/// ranks. A rank's samples are noise, the same in each step.
 class Network {
  public:
-  Network(const std::vector<int>& widths, int batch)
+  Network(const std::vector<int>& widths, int batch, int rank)
       : widths_(widths.begin(), widths.end()), batch_(static_cast<std::size_t>(batch)) {
-    std::mt19937 random(1);
+    std::mt19937 random(1), noise(static_cast<unsigned>(rank) + 2);
     for (std::size_t layer = 0; layer < layers(); ++layer) {
       begins_.push_back(weights_.size());
       const float range = std::sqrt(6.0F / static_cast<float>(widths_[layer]));
       std::uniform_real_distribution<float> value(-range, range);
       std::generate_n(std::back_inserter(weights_), widths_[layer] * widths_[layer + 1], [&] { return value(random); });
-      weights_.resize(weights_.size() + widths_[layer + 1]);
-      outputs_.emplace_back(batch_ * widths_[layer + 1]);
     }
     begins_.push_back(weights_.size());
+    for (const std::size_t width : widths_) outputs_.emplace_back(batch_ * width);
+    std::uniform_real_distribution<float> value(-1, 1);
+    for (float& pixel : outputs_.front()) pixel = value(noise);
   }
 
   std::size_t layers() const noexcept { return widths_.size() - 1; }
@@ -93,20 +75,23 @@ class Network {
   /// Forward and backward: calls `ready(layer)` once the layer's gradient is in its part of `gradients`, the last layer
   /// first. Returns the mean loss.
   template <class Ready>
-  double differentiate(const Batch& batch, std::span<float> gradients, const Ready& ready) {
-    const double loss = forward(batch);
+  double differentiate(std::span<float> gradients, const Ready& ready) {
+    for (std::size_t layer = 0; layer < layers(); ++layer) {
+      std::vector<float>& outputs = outputs_[layer + 1];
+      multiply({outputs_[layer].data(), widths_[layer], 1, part(weights_, layer).data(), outputs.data(), batch_,
+                widths_[layer], widths_[layer + 1]});
+      if (layer + 1 == layers()) break;
+      for (float& value : outputs) value = std::max(value, 0.0F);
+    }
+    const double loss = softmax();
     for (std::size_t layer = layers(); layer-- > 0;) {
       const std::size_t in = widths_[layer], out = widths_[layer + 1];
-      const float* const below = layer > 0 ? outputs_[layer - 1].data() : batch.inputs.data();
-      float* const gradient = gradients.data() + begins_[layer];
-      multiply({below, 1, in, error_.data(), gradient, in, batch_, out});
-      float* const bias = gradient + in * out;
-      std::fill_n(bias, out, 0.0F);
-      for (std::size_t i = 0; i < batch_ * out; ++i) bias[i % out] += error_[i];
+      const std::vector<float>& below = outputs_[layer];
+      multiply({below.data(), 1, in, error_.data(), part(gradients, layer).data(), in, batch_, out});
       ready(layer);
       if (layer == 0) break;
       std::vector<float> transposed(in * out), error(batch_ * in);
-      for (std::size_t i = 0; i < in * out; ++i) transposed[i % out * in + i / out] = weights_[begins_[layer] + i];
+      for (std::size_t i = 0; i < in * out; ++i) transposed[i % out * in + i / out] = part(weights_, layer)[i];
       multiply({error_.data(), out, 1, transposed.data(), error.data(), batch_, out, in});
       for (std::size_t i = 0; i < error.size(); ++i) error[i] = below[i] > 0 ? error[i] : 0;
       error_ = std::move(error);
@@ -115,55 +100,41 @@ class Network {
   }
 
  private:
-  /// Leaves the derivative of the loss by the last layer's outputs in error_.
-  double forward(const Batch& batch) {
-    const float* below = batch.inputs.data();
-    for (std::size_t layer = 0; layer < layers(); ++layer) {
-      const std::size_t in = widths_[layer], out = widths_[layer + 1];
-      const float* const matrix = weights_.data() + begins_[layer];
-      std::vector<float>& outputs = outputs_[layer];
-      multiply({below, in, 1, matrix, outputs.data(), batch_, in, out});
-      for (std::size_t i = 0; i < outputs.size(); ++i) {
-        outputs[i] += matrix[in * out + i % out];
-        if (layer + 1 < layers()) outputs[i] = std::max(outputs[i], 0.0F);
-      }
-      below = outputs.data();
-    }
+  /// Leaves the derivative of the loss by the last layer's outputs in error_. Sample s is of class s.
+  double softmax() {
     error_ = outputs_.back();
     double loss = 0;
     for (std::size_t row = 0; row < batch_; ++row) {
       const std::span<float> error = std::span(error_).subspan(row * widths_.back(), widths_.back());
+      float& wanted = error[row % widths_.back()];
       const float top = *std::max_element(error.begin(), error.end());
-      loss += top - error[batch.labels[row]];
+      loss += top - wanted;
       for (float& value : error) value = std::exp(value - top);
       const float sum = std::accumulate(error.begin(), error.end(), 0.0F);
       loss += std::log(sum);
       for (float& value : error) value /= sum * static_cast<float>(batch_);
-      error[batch.labels[row]] -= 1 / static_cast<float>(batch_);
+      wanted -= 1 / static_cast<float>(batch_);
     }
     return loss / static_cast<double>(batch_);
   }
 
   std::vector<std::size_t> widths_;
   std::size_t batch_;
-  std::vector<std::size_t> begins_;  // of each layer's matrix, with its bias behind it, and the end
+  std::vector<std::size_t> begins_;  // of each layer's matrix, and the end
   std::vector<float> weights_, error_;
-  std::vector<std::vector<float>> outputs_;
+  std::vector<std::vector<float>> outputs_;  // the samples, and what each layer makes of them
 };
 
 }  // namespace
 
 Trained train(Communicator& world, const TraineeOptions& options) {
-  Network network(options.layers, options.batch);
+  Network network(options.layers, options.batch, world.rank());
   std::vector<float>& weights = network.weights();
-  const Batch batch =
-      make_batch(static_cast<std::size_t>(options.layers.front()), static_cast<std::size_t>(options.layers.back()),
-                 options.batch, static_cast<unsigned>(world.rank()));
   const Memory memory = world.allocate(weights.size() * sizeof(float));
   const std::span<float> gradients(static_cast<float*>(memory.data()), weights.size());
   std::vector<Work> works(network.layers());
   const auto step = [&] {
-    const double loss = network.differentiate(batch, gradients, [&](std::size_t layer) {
+    const double loss = network.differentiate(gradients, [&](std::size_t layer) {
       works[layer] =
           world.all_reduce(network.part(gradients, layer), {.op = ReduceOp::Average, .wire_dtype = options.wire_dtype});
     });

@@ -121,7 +121,7 @@ std::string bars_of(const std::vector<Point>& points, const sys::TextStyle& styl
 std::string svg_of(const std::vector<Point>& points, const Workload& workload, const std::string& subtitle);
 
 // One rank of the training that `cohort bench training` measures where it is given no command: a network of fully
-// connected layers in plain loops, since this command has no libtorch, on generated images, since the digits are not
+// connected layers in plain loops, since this command has no libtorch, on noise, since the digits are not
 // installed with it. Computes gradients, has each layer's averaged over all ranks while it goes on with the next, and
 // steps. `cohort run` starts it, as `cohort bench trainee`.
 struct TraineeOptions {

@@ -7,6 +7,7 @@
 #include "base/unique_fd.h"
 
 #include <fcntl.h>
+#include <fmt/chrono.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -107,29 +108,14 @@ Result<sys::UniqueFd> continue_file(int folder, const std::string& name, mode_t 
 }
 
 bool write_or_close(sys::UniqueFd& file, std::string_view bytes) {
-  while (file && !bytes.empty()) {
-    const ssize_t put = ::write(file.get(), bytes.data(), bytes.size());
-    if (put > 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(put));
-    } else if (put < 0 && errno != EINTR) {
-      const int error = errno;
-      file.reset();
-      errno = error;
-      return false;
-    }
-  }
-  return true;
+  if (!file || sys::write_all(file.get(), bytes)) return true;
+  const int error = errno;
+  file.reset();
+  errno = error;
+  return false;
 }
 
 namespace {
-
-std::string utc_text(const char* format) {
-  const std::time_t now = std::time(nullptr);
-  tm parts{};
-  ::gmtime_r(&now, &parts);
-  char text[64];
-  return {text, std::strftime(text, sizeof text, format, &parts)};
-}
 
 /// For the user's convenience only: a link that cannot be made is no error, and several jobs may try at once.
 void point_latest_to(int runs, const std::string& name) {
@@ -209,17 +195,14 @@ bool is_of_logs(std::string_view name) {
 std::string utc_now() {
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
-  tm parts{};
-  ::gmtime_r(&now.tv_sec, &parts);
-  char text[64];
-  const std::size_t size = std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &parts);
-  return fmt::format("{}.{:03}Z", std::string_view(text, size), now.tv_nsec / 1'000'000);
+  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z", fmt::gmtime(now.tv_sec), now.tv_nsec / 1'000'000);
 }
 
 Result<RunFolder> make_run_folder(const RunFolderRequest& request) {
   const bool own_name = request.path.empty();
   const std::string shown =
-      own_name ? fmt::format("runs/{}-{}-{}", utc_text("%Y%m%d-%H%M%S"), request.program_name, request.id)
+      own_name ? fmt::format("runs/{}-{}-{}", fmt::format("{:%Y%m%d-%H%M%S}", fmt::gmtime(std::time(nullptr))),
+                             request.program_name, request.id)
                : request.path;
   const auto failed = [&shown](const std::string& why) {
     return fail(ErrorCode::Io, "cannot make the run's folder {}: {}; choose another with --run-dir", shown, why);

@@ -107,9 +107,11 @@ namespace {
 /// More cannot be seen of the last line, with its colours.
 constexpr std::size_t kLooksAt = 2048;
 
-std::string plain(std::string_view line) {
+}  // namespace
+
+std::string plain(std::string_view line, std::size_t longest) {
   std::string out;
-  for (std::size_t i = 0; i < line.size() && out.size() < LastLine::kLongest;) {
+  for (std::size_t i = 0; i < line.size() && out.size() < longest;) {
     if (line[i] == '\033') {
       i += std::max<std::size_t>(escape_length(line.substr(i)), 1);
       continue;
@@ -123,8 +125,6 @@ std::string plain(std::string_view line) {
   return out;
 }
 
-}  // namespace
-
 void LastLine::append(Stream stream, std::string_view bytes) {
   std::string& partial = partial_[stream == Stream::Stderr];
   if (bytes.size() > kLooksAt) {
@@ -137,7 +137,7 @@ void LastLine::append(Stream stream, std::string_view bytes) {
     const auto end = std::min(bytes.find_first_of("\r\n"), bytes.size());
     partial.append(bytes.substr(0, end), 0, kLooksAt - std::min(partial.size(), kLooksAt));
     const bool over = end < bytes.size();
-    if (std::string line = plain(partial); !line.empty()) text_ = std::move(line);
+    if (std::string line = plain(partial, kLongest); !line.empty()) text_ = std::move(line);
     if (over) partial.clear();
     bytes.remove_prefix(std::min(end + 1, bytes.size()));
   }

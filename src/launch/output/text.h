@@ -34,6 +34,10 @@ struct Line {
   End end = End::Newline;
 };
 
+/// As a terminal shows it at the end: no escape sequences and control characters, no blanks at the end; about so many
+/// bytes at most.
+std::string plain(std::string_view line, std::size_t longest = std::string_view::npos);
+
 /// Makes whole lines out of the pieces in which a stream arrives.
 class LineSplitter {
  public:

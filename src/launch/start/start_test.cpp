@@ -218,13 +218,13 @@ TEST(HostEnvironment, WhatIsAHostsOwnStaysThere) {
 }
 
 TEST(OneLine, NothingInItCanSteerATerminal) {
-  EXPECT_EQ(one_line("a\r\nb\t\tc\n"), "a b c");
-  EXPECT_EQ(one_line("\x1b[2Jx\x7f\xc2\x9b"
-                     "31my\xc2\xa0z"),
+  EXPECT_EQ(last_of("a\r\nb\t\tc\n"), "a b c");
+  EXPECT_EQ(last_of("\x1b[2Jx\x7f\xc2\x9b"
+                    "31my\xc2\xa0z"),
             "[2Jx31my\xc2\xa0z");
   std::string umlauts;
   for (int i = 0; i < 500; ++i) umlauts += "\xc3\xa4";
-  const std::string cut = one_line(umlauts);
+  const std::string cut = last_of(umlauts);
   EXPECT_LE(cut.size(), 600U);
   EXPECT_TRUE(cut.starts_with("... \xc3\xa4")) << cut.substr(0, 8);
 }

@@ -6,6 +6,7 @@
 #include "base/unique_fd.h"
 #include "launch/plan/program.h"
 #include "launch/processes.h"
+#include "net/http.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -421,32 +422,12 @@ std::string filled(std::string_view advice, const FailedStart& failed) {
 
 }  // namespace
 
-std::string one_line(std::string_view text) {
-  constexpr std::size_t kLongest = 600;
-  constexpr std::string_view kCut = "... ";
-  const auto byte = [&text](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0; };
-  std::string out;
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    const char c = text[at];
-    if (c == '\n' || c == '\r' || c == '\t') {
-      if (!out.empty() && out.back() != ' ') out += ' ';
-    } else if (byte(at) == 0xC2 && byte(at + 1) >= 0x80 && byte(at + 1) < 0xA0) {
-      ++at;  // the other control characters, as UTF-8 has them
-    } else if (byte(at) >= ' ' && c != '\x7f') {
-      out += c;
-    }
-  }
-  while (!out.empty() && out.back() == ' ') out.pop_back();
-  if (out.size() <= kLongest) return out;
-  std::size_t begin = out.size() - (kLongest - kCut.size());
-  while (begin < out.size() && (static_cast<unsigned char>(out[begin]) & 0xC0) == 0x80) ++begin;  // within a character
-  return std::string(kCut) + out.substr(begin);
-}
+std::string last_of(std::string_view text) { return net::as_line(text, 600, net::Kept::End); }
 
 Diagnosis diagnose(const FailedStart& failed) {
   Diagnosis out;
-  const std::string said = one_line(failed.complaints);
-  const std::string printed = one_line(failed.noise);
+  const std::string said = last_of(failed.complaints);
+  const std::string printed = last_of(failed.noise);
   if (!said.empty()) out.said = fmt::format(" -- it said: {}", said);
   if (!printed.empty()) out.said += fmt::format(" -- stdout had: {}", printed);
   const auto is = [&](std::string_view kind, std::string why, std::string_view advice) {

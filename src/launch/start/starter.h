@@ -131,6 +131,6 @@ bool is_transient(const FailedStart& failed);
 /// Why, and what to try.
 std::string explain(const FailedStart& failed);
 /// Without line ends and control characters, at most 600 bytes: the last ones.
-std::string one_line(std::string_view text);
+std::string last_of(std::string_view text);
 
 }  // namespace cohort::launch

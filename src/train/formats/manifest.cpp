@@ -4,6 +4,7 @@
 #include "base/result.h"
 #include "train/formats/tensor.h"
 
+#include <fmt/chrono.h>
 #include <openssl/evp.h>
 #include <nlohmann/json.hpp>
 
@@ -231,13 +232,7 @@ bool is_plain_name(std::string_view name) {
 
 }  // namespace
 
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                     utc.tm_hour, utc.tm_min, utc.tm_sec);
-}
+std::string utc_now() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
 
 Result<std::string> to_json(const Manifest& manifest) {
   Json body = {{"format", kFormat},           {"version", manifest.version}, {"generation", manifest.generation},
