@@ -170,17 +170,16 @@ void Job::look_at_plan() {
 }
 
 Result<void> Job::settle_nodes() {
-  std::vector<HostSlots> hosts;
+  Plan whole = setup_.plan;
+  whole.hosts.clear();
   int ranks = 0;
   if (!has_launchers()) agents_->sort_by_host();
   for (const auto& member : agents_->members()) {
-    hosts.push_back({member->host.name, member->host.ranks, member->host.local, member->machine, member->devices});
-    ranks += member->host.ranks;
+    whole.hosts.push_back(member->host);
+    ranks += member->host.slots;
   }
-  auto plan = make_plan(hosts, ranks, other_roles(spec_));
+  auto plan = make_plan(std::move(whole), ranks, spec_);
   if (!plan) return tl::unexpected(plan.error());
-  plan->method = setup_.plan.method;
-  plan->node = setup_.plan.node;
   setup_.plan = *std::move(plan);
   for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) agents_->members()[i]->host = setup_.plan.hosts[i];
   try {
