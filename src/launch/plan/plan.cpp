@@ -275,12 +275,6 @@ std::optional<net::Address> master_of(const Words& words) {
   return place_of(master_port.empty() ? master_addr : both, text, kDefaultMasterPort);
 }
 
-/// A number of another program's variable, if it has one.
-std::optional<int> variable(const rendezvous::Environment& environment, std::string_view name) {
-  const auto value = rendezvous::number(environment, name, 0);
-  return value ? *value : std::nullopt;
-}
-
 const rendezvous::Launcher* row_of(std::string_view name) {
   for (const rendezvous::Launcher& row : rendezvous::launchers()) {
     if (row.name == name) return &row;
@@ -451,7 +445,8 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
       if (row.name == "Slurm") throw said.error();
       // Only PMIx's library knows how many there are, and this process may not load it: it would have threads. All but
       // the first know that they are several, and prterun ends a job one of whose processes fails.
-      if (const auto rank = variable(environment, "PMIX_RANK"); row.name == "PMIx" && rank.value_or(0) > 0) {
+      if (const auto rank = rendezvous::possible_number(environment, "PMIX_RANK", 0);
+          row.name == "PMIx" && rank.value_or(0) > 0) {
         raise(ErrorCode::InvalidArgument,
               "`cohort run` was started several times, and each would be a job of its own -- PMIX_RANK={} (PMIx) -- "
               "let prterun start the ranks: `prterun -np N PROGRAM`; or run `cohort run -np N -H a:2,b:2 PROGRAM` "
@@ -485,11 +480,7 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
 }  // namespace
 
 Result<std::optional<NodeRole>> choose_node(const JobSpec& spec, const rendezvous::Environment& environment) {
-  try {
-    return role_of(spec, environment);
-  } catch (const Error& error) {
-    return tl::unexpected(error);
-  }
+  return result_of([&] { return role_of(spec, environment); });
 }
 
 }  // namespace cohort::launch
