@@ -153,7 +153,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   stage_ = Stage::Running;
   limits_.start = Timer();
   started_at_ = Clock::now();
-  events_.spare(run_.running());
+  run_.running();
   health_->start();
   if (spec_.timeout) {
     if (!budget_.limit) budget_.limit = Clock::now() + *spec_.timeout;
@@ -173,23 +173,19 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   ask_next_role();
 }
 
+Ending Epoch::ending_of(int process, const ProcessEnd& end) const {
+  const auto index = static_cast<std::size_t>(process);
+  const Roles& roles = members_.roles();
+  return {end, roles.role_of(process), roles.number_of(process), members_.hosts()[index], state_.pids[index]};
+}
+
 void Epoch::on_exited(const Exited& exited) {
   const Roles& roles = members_.roles();
   if (!roles.has(exited.rank)) return;
-  Ending ending;
-  ending.role = roles.role_of(exited.rank);
-  ending.rank = roles.number_of(exited.rank);
+  Ending ending = ending_of(exited.rank, exited);
   ending.asked = ending.role == Role::Worker ? workers_asked_ : asked_ >= ending.role;
-  ending.host = members_.hosts()[static_cast<std::size_t>(exited.rank)];
-  ending.pid = state_.pids[static_cast<std::size_t>(exited.rank)];
-  ending.status = exited.status;
-  ending.before_stop = exited.before_stop;
-  ending.out_of_memory = exited.out_of_memory;
   ending.after_seconds = static_cast<double>(exited.after_ns) * 1e-9;
-  ending.last_stderr = exited.last_stderr;
-  ending.last = exited.last;
   ending.words = demangled(exited.words);
-  ending.cause = exited.cause;
   run_.rank_ended(ending);
   if (ending.asked && ending.status.signal == SIGKILL && stage_ == Stage::Running)
     say(fmt::format("{} has not ended within its grace, and was killed", ending.name()));
@@ -323,11 +319,7 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
   }
   for (const int process : lost) {
     awaited_.erase(process);
-    Ending ending;
-    ending.role = Role::Server;
-    ending.rank = roles.number_of(process);
-    ending.host = agent.host.name;
-    ending.pid = state_.pids[static_cast<std::size_t>(process)];
+    Ending ending = ending_of(process, {});
     ending.status.signal = SIGKILL;
     ending.spared = true;
     members_.end(process);

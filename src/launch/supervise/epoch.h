@@ -71,8 +71,6 @@ class Epoch {
     std::function<Result<void>()> before_end;
     /// All is said of it.
     std::function<void(int status, bool again)> on_ended;
-    /// What runs beside its ranks from now on, and is no part of it.
-    std::function<void(const std::vector<pid_t>&)> spare;
   };
   /// `number`: of restarts before it. All but `events` outlive this; members are those of `setup.plan`, or of what
   /// `settle` finds there later.
@@ -103,6 +101,7 @@ class Epoch {
   void say(const std::string& text) { run_.say(text); }
   std::string why_not_started() const;
   void on_started(AgentHandle& agent, const Started& started);
+  Ending ending_of(int process, const ProcessEnd& end) const;
   void on_exited(const Exited& exited);
   /// A server that has failed, where the job may go on: it is started again, or gone on without.
   enum class Fate { Failed, Again, Without };

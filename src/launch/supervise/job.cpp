@@ -126,8 +126,8 @@ class Job {
   AgentPool::Events agent_events();
   /// All agents are there: the plan is settled, and the first epoch can begin.
   void on_joined(AgentHandle& agent);
-  /// Everybody has said how many ranks they want.
-  Result<void> settle_nodes();
+  /// Everybody has said how many ranks they want. Throws, also where --ranks names one that there is not.
+  void settle_nodes();
   /// To the owner, who brings it to the agents.
   void leave_invitation() const;
   void on_signal(int signal);
@@ -149,7 +149,6 @@ class Job {
   Result<void> close();
   void end(int status);
 
-  bool has_launchers() const { return setup_.plan.method == StartMethod::Launcher; }
   /// The plan is what agents say that they take.
   bool settles_late() const { return says_itself(setup_.plan.method); }
   bool owner_gone() const { return owner_ && owner_->gone(); }
@@ -252,25 +251,18 @@ void Job::leave_invitation() const {
     raise(ErrorCode::Unavailable, "the owner does not take the invitation of its agents: {}", errno_text(error));
 }
 
-Result<void> Job::settle_nodes() {
+void Job::settle_nodes() {
   Plan whole = setup_.plan;
   whole.hosts.clear();
   int ranks = 0;
-  if (!has_launchers()) agents_->sort_by_host();
+  if (whole.method == StartMethod::Owner) agents_->sort_by_host();
   for (const auto& member : agents_->members()) {
     whole.hosts.push_back(member->host);
     ranks += member->host.slots;
   }
-  auto plan = make_plan(std::move(whole), ranks, spec_);
-  if (!plan) return tl::unexpected(plan.error());
-  setup_.plan = *std::move(plan);
+  setup_.plan = value_or_throw(make_plan(std::move(whole), ranks, spec_));
   for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) agents_->members()[i]->host = setup_.plan.hosts[i];
-  try {
-    epoch_->settle(shown_ranks(spec_, setup_.plan));
-  } catch (const Error& error) {  // --ranks names one that there is not
-    return tl::unexpected(error);
-  }
-  return {};
+  epoch_->settle(shown_ranks(spec_, setup_.plan));
 }
 
 AgentPool::Events Job::agent_events() {
@@ -300,8 +292,10 @@ void Job::on_joined(AgentHandle& agent) {
   if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});
   // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
   if (!agents_->all_joined()) return;
-  if (settles_late()) {
-    if (auto settled = settle_nodes(); !settled) return epoch_->fail_start(settled.error().what());
+  try {
+    if (settles_late()) settle_nodes();
+  } catch (const Error& error) {
+    return epoch_->fail_start(error.what());
   }
   run_->state().master_port = facts_for(agent).master_port;
   if (have_ports()) give_orders();
@@ -398,7 +392,6 @@ void Job::make_epoch() {
     if (!again) return end(status);
     next_ = Timer(loop_, {}, [this] { begin_epoch(setup_.plan); });
   };
-  events.spare = [this](const std::vector<pid_t>& pids) { spared_.insert(spared_.end(), pids.begin(), pids.end()); };
   epoch_ = std::make_unique<Epoch>(loop_, setup_, *agents_, *run_, budget_, restarts_.done(), std::move(events));
 }
 
@@ -430,6 +423,8 @@ void Job::announce_epoch() {
 Result<void> Job::close() {
   run_->finish_warnings();
   // What a killed agent has left was handed to us by the kernel.
+  const auto helpers = run_->helpers();
+  spared_.insert(spared_.end(), helpers.begin(), helpers.end());
   const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
   if (!stuck.empty()) run_->say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
   if (!payload_transfer_ || owner_gone()) return {};

@@ -93,7 +93,7 @@ void RunOutput::set_plan(const Plan& plan, const std::vector<int>& shown) {
   changed();
 }
 
-std::vector<pid_t> RunOutput::running() {
+void RunOutput::running() {
   announcer_.started(state_, folder_.path, start_text());
   log::info("launch", "job {} is not contained: {}", state_.job_id, kNotContained);
   state_.stage = "running";
@@ -101,10 +101,9 @@ std::vector<pid_t> RunOutput::running() {
   changed();
   start_page();
   write_record();
-  if (trackers_ || spec_.track.empty()) return {};
+  if (trackers_ || spec_.track.empty()) return;
   // They learn from job.json how the job goes on.
   trackers_.emplace(loop_, spec_.track, folder_.shown, [this](const std::string& text) { say(text); });
-  return trackers_->pids();
 }
 
 std::string RunOutput::start_text() const {

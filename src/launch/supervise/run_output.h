@@ -46,8 +46,8 @@ class RunOutput {
   void begin_attempt(int number);
   /// Who takes part; `shown`: the ranks whose output is shown, empty: all.
   void set_plan(const Plan& plan, const std::vector<int>& shown);
-  /// All ranks run. Returns what has been started beside them, which outlives them.
-  std::vector<pid_t> running();
+  /// All ranks run.
+  void running();
   void take(const Reports& reports);
   void take(std::size_t source, const Output& output);
   /// Before anything follows from it.
@@ -67,6 +67,8 @@ class RunOutput {
 
   // The end of the job.
   bool reader_gone() const { return display_.reader_gone(); }
+  /// What runs beside the ranks, and outlives them.
+  std::vector<pid_t> helpers() const { return trackers_ ? trackers_->pids() : std::vector<pid_t>(); }
   /// No warnings come any more: waits a moment for the commands that are told of them.
   void finish_warnings() { warnings_.finish(); }
   /// Calls `on_done` once all is out, or nobody takes it.
