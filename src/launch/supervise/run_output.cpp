@@ -127,11 +127,11 @@ void RunOutput::start_page() {
   // Its address lets in whoever has it: it is for a terminal. What a batch system keeps may be read by others.
   auto page = SideCommand::cohort({"watch", folder_.path, "--page"}, SIGKILL);
   page.output = SideCommand::Options::Output::All;
-  page.say = [this](const std::string& line) {
+  page.on_output = by_lines([this](const std::string& line) {
     if (line.find("?token=") == std::string::npos || ::isatty(STDERR_FILENO) != 0) return announcer_.say(line);
     if (auto kept = replace_file(folder_, kPageFile, line + "\n"); !kept) return announcer_.say(kept.error().what());
     announcer_.say(fmt::format("the page's address, with its token: cat {}/{}", folder_.shown, kPageFile));
-  };
+  });
   try {
     page_.emplace(loop_, std::move(page));
   } catch (const Error& error) {
