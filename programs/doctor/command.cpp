@@ -36,7 +36,7 @@ doctor::ExaminationOptions request_of(const DoctorOptions& options) {
     raise(ErrorCode::InvalidArgument, "--start-timeout {}: from 1 to 600 seconds", options.start_timeout);
   const launch::JobSpec& spec = options.shared.spec;
   narrow_networks(spec.network);
-  launch::HostChoice choice = hosts_of(spec);
+  launch::Plan choice = hosts_of(spec);
   doctor::ExaminationOptions request{spec, choice.method, std::move(choice.hosts)};
   const std::chrono::milliseconds longer(static_cast<std::int64_t>(options.start_timeout * 1000));
   request.whole_limit += longer - request.start_limit;

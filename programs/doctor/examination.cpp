@@ -212,10 +212,10 @@ Examination::Examination(const ExaminationOptions& options) : options_(options) 
   checkup_.starter_local = options.spec.starter == launch::Starter::Local;
   checkup_.environment = rendezvous::current_environment();
   checkup_.launcher_alive = has_launcher_above();
-  std::vector<launch::HostSlots> hosts = options.hosts;
+  std::vector<launch::PlannedHost> hosts = options.hosts;
   if (hosts.empty()) hosts = {{sys::host_name(), sys::usable_cores(), true}};
   checkup_.several_hosts = hosts.size() > 1;
-  for (const launch::HostSlots& host : hosts) {
+  for (const launch::PlannedHost& host : hosts) {
     HostState state;
     state.name = host.name;
     state.here = host.local;
@@ -434,7 +434,7 @@ Examined Examination::run() {
   std::vector<launch::PlannedHost>& hosts = plan.hosts;
   for (const HostState& host : checkup_.hosts) {
     const int index = static_cast<int>(hosts.size());
-    hosts.push_back({host.name, index, index, 1, host.here});
+    hosts.push_back({.name = host.name, .local = host.here, .index = index, .first_rank = index, .ranks = 1});
     if (!options_.hosts.empty()) hosts.back().component = options_.hosts[static_cast<std::size_t>(index)].component;
   }
   launch::AgentPool::Events events;

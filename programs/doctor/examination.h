@@ -22,7 +22,7 @@ namespace cohort::doctor {
 struct ExaminationOptions {
   launch::JobSpec spec = {};                                         ///< how hosts are reached
   launch::StartMethod method = launch::StartMethod::Ssh;             ///< likewise
-  std::vector<launch::HostSlots> hosts = {};                         ///< empty: this one
+  std::vector<launch::PlannedHost> hosts = {};                       ///< empty: this one
   std::chrono::milliseconds start_limit = std::chrono::seconds(10);  ///< for agents to come
   std::chrono::milliseconds whole_limit = std::chrono::seconds(24);
 };

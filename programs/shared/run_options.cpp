@@ -411,7 +411,7 @@ void add_shared_options(CLI::App& command, std::initializer_list<std::string_vie
   }
 }
 
-launch::HostChoice hosts_of(const launch::JobSpec& spec) {
+launch::Plan hosts_of(const launch::JobSpec& spec) {
   if (spec.starter == launch::Starter::Hand)
     raise(ErrorCode::InvalidArgument, "--starter hand is for `cohort run` alone");
   return launch::choose_hosts(spec, launch::Environment::current());

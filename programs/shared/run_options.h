@@ -81,7 +81,7 @@ struct SharedOptions {
 void add_shared_options(CLI::App& command, std::initializer_list<std::string_view> names, SharedOptions& shared);
 
 /// The hosts that they say, for commands that cannot wait for agents which somebody starts by hand.
-launch::HostChoice hosts_of(const launch::JobSpec& spec);
+launch::Plan hosts_of(const launch::JobSpec& spec);
 
 /// For this process and all that it starts: COHORT_NETWORK. Refuses (InvalidArgument) what is no list of networks, or
 /// fits none of this host's addresses, and names the interfaces that there are. Nothing if `networks` is empty.

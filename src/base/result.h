@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace cohort {
@@ -42,6 +43,21 @@ template <class T>
 T value_or_throw(Result<T> result) {
   if (!result) throw std::move(result).error();
   if constexpr (!std::is_void_v<T>) return *std::move(result);
+}
+
+/// What `f` returns, or the Error that it throws: where code that throws meets code that looks at results.
+template <class F>
+auto result_of(F&& f) -> Result<decltype(f())> {
+  try {
+    if constexpr (std::is_void_v<decltype(f())>) {
+      f();
+      return {};
+    } else {
+      return f();
+    }
+  } catch (const Error& error) {
+    return tl::unexpected(error);
+  }
 }
 
 /// "No such file or directory (ENOENT)".

@@ -71,16 +71,20 @@ struct Output {
   std::string bytes;
 };
 
-struct Exited {
-  std::int32_t rank = 0;
+/// How a process ended, as its agent saw it.
+struct ProcessEnd {
   sys::ExitStatus status;
   bool before_stop = true;     ///< it was dead or dying when the agent began to stop the job
   bool out_of_memory = false;  ///< the kernel counted an out-of-memory kill around the same time
-  std::uint64_t after_ns = 0;  ///< since the workers were started, by the agent's clock
   std::string last_stderr;     ///< its last lines
   RankReport last;             ///< what it was doing
   std::string words;           ///< its own last words: an exception with its trace
   CauseReport cause;           ///< and for programs
+};
+
+struct Exited : ProcessEnd {
+  std::int32_t rank = 0;
+  std::uint64_t after_ns = 0;  ///< since the workers were started, by the agent's clock
 };
 
 struct InputTaken {

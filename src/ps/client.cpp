@@ -84,14 +84,25 @@ Concluded Client::Impl::await(std::int64_t clock_ended) {
   return value_or_throw(codec::decode<Concluded>(heard.payload()));
 }
 
-void Client::Impl::conclude(std::size_t first_link, std::int64_t next, const Quorum& quorum) {
-  std::vector<Link::RequestPtr> told;
-  for (std::size_t i = first_link; i < links.size(); ++i) {
-    told.push_back(links[i].send_change(Method::Conclude, [&](const Order& order) {
-      return pack(Conclude{order, next, quorum});
-    }));
+void Client::Impl::ask_all(const std::function<Link::RequestPtr(std::size_t)>& ask, const Take& take,
+                           std::size_t first) {
+  std::vector<Link::RequestPtr> asked;
+  for (std::size_t server = first; server < links.size(); ++server) asked.push_back(ask(server));
+  std::optional<Error> failed;
+  for (std::size_t server = first; server < links.size(); ++server) {
+    try {
+      const Heard heard = links[server].finish(asked[server - first]);
+      if (take) take(server, heard);
+    } catch (const Error& error) {
+      if (!failed) failed = error;
+    }
   }
-  for (std::size_t i = 0; i < told.size(); ++i) links[first_link + i].finish(told[i]);
+  if (failed) throw *failed;
+}
+
+void Client::Impl::conclude(std::size_t first_link, std::int64_t next, const Quorum& quorum) {
+  const auto build = [&](const Order& order) { return pack(Conclude{order, next, quorum}); };
+  change_all(Method::Conclude, build, {}, first_link);
   clock = next;
 }
 
@@ -164,9 +175,7 @@ Client Client::connect(ClientOptions options) {
     impl->clock = std::max(impl->clock.load(), welcome.clock);
     impl->barrier = std::max(impl->barrier, welcome.barrier);
   }
-  for (Link& link : impl->links) {
-    link.finish(link.send_change(Method::Start, [&](const Order& order) { return pack(Start{order, impl->clock}); }));
-  }
+  impl->change_all(Method::Start, [&](const Order& order) { return pack(Start{order, impl->clock}); });
   impl->keeper = sys::start_without_signals([raw = impl.get()] { raw->keep(); });
   return Client(std::move(impl));
 }
@@ -197,22 +206,14 @@ std::shared_ptr<Table::Impl> open(const std::shared_ptr<Client::Impl>& client, s
   table->name = name;
   table->options = options;
   table->elements = elements;
-  std::vector<Link::RequestPtr> asked;
-  for (Link& link : client->links) {
-    asked.push_back(link.send_change(Method::Open, [&](const Order& order) {
-      return pack(Open{order, std::string(name), options, elements});
-    }));
-  }
-  std::optional<Error> failed;
-  for (std::size_t i = 0; i < asked.size(); ++i) {
-    try {
-      const Heard heard = client->links[i].finish(asked[i]);
-      table->numbers.push_back(value_or_throw(codec::decode<Opened>(heard.payload())).table);
-    } catch (const Error& error) {
-      if (!failed) failed = error;
-    }
-  }
-  if (failed) throw *failed;
+  client->change_all(
+      Method::Open,
+      [&](const Order& order) {
+        return pack(Open{order, std::string(name), options, elements});
+      },
+      [&](std::size_t, const Heard& heard) {
+        table->numbers.push_back(value_or_throw(codec::decode<Opened>(heard.payload())).table);
+      });
   if (options.consistency.backup_workers > 0) client->begin_with_backup_workers();
   return table;
 }
@@ -239,13 +240,7 @@ std::int64_t Client::clock() {
   impl_->demand_here("clock");
   if (impl_->has_backup_workers) return impl_->end_clock_with_backup_workers();
   for (Link& link : impl_->links) link.drain();
-  std::vector<Link::RequestPtr> told;
-  for (Link& link : impl_->links) {
-    told.push_back(link.send_change(Method::Commit, [&](const Order& order) {
-      return pack(Commit{order, impl_->clock});
-    }));
-  }
-  for (std::size_t i = 0; i < told.size(); ++i) impl_->links[i].finish(told[i]);
+  impl_->change_all(Method::Commit, [&](const Order& order) { return pack(Commit{order, impl_->clock}); });
   return ++impl_->clock;
 }
 
@@ -271,19 +266,18 @@ std::string Client::snapshot(const std::string& folder, const SnapshotOptions& o
   manifest.place = "shared";
   value_or_throw(writer.begin(manifest.generation, manifest.step));
   const auto servers = static_cast<std::uint32_t>(impl_->links.size());
-  std::vector<Link::RequestPtr> asked;
-  for (std::uint32_t i = 0; i < servers; ++i) {
+  const auto ask = [&](std::size_t i) {
     Link& link = impl_->links[i];
-    asked.push_back(link.send(Method::Snapshot, pack(Snapshot{writer.hidden(), snapshot_file(i, servers), manifest.step,
-                                                              link.patience_ms()})));
-  }
-  for (std::uint32_t i = 0; i < servers; ++i) {
-    const Heard heard = impl_->links[i].finish(asked[i]);
+    return link.send(Method::Snapshot,
+                     pack(Snapshot{writer.hidden(), snapshot_file(static_cast<std::uint32_t>(i), servers),
+                                   manifest.step, link.patience_ms()}));
+  };
+  impl_->ask_all(ask, [&](std::size_t i, const Heard& heard) {
     auto written = value_or_throw(codec::decode<Written>(heard.payload()));
     if (!is_snapshot_file(written.file))
       raise(ErrorCode::Corrupt, "{} has written a snapshot to \"{}\"", impl_->links[i].name(), written.file);
     manifest.files[written.file] = {written.bytes, std::move(written.sha256), std::move(written.crc32)};
-  }
+  });
   // What servers had begun that have lost their place meanwhile.
   for (const std::string& name : value_or_throw(sys::list_folder(writer.hidden()))) {
     std::error_code none;
@@ -319,21 +313,7 @@ std::int64_t Client::restore(const std::string& folder) {
           list.damaged.empty() ? std::string() : std::string(": ") + list.damaged.back().what());
   }
   const formats::StoredCheckpoint& newest = newest_undamaged(list.sound);
-  std::vector<Link::RequestPtr> asked;
-  for (Link& link : impl_->links) {
-    asked.push_back(link.send_change(Method::Restore, [&](const Order& order) {
-      return pack(Restore{order, newest.folder});
-    }));
-  }
-  std::optional<Error> failed;
-  for (std::size_t i = 0; i < asked.size(); ++i) {
-    try {
-      impl_->links[i].finish(asked[i]);
-    } catch (const Error& error) {
-      if (!failed) failed = error;
-    }
-  }
-  if (failed) throw *failed;
+  impl_->change_all(Method::Restore, [&](const Order& order) { return pack(Restore{order, newest.folder}); });
   return newest.manifest.step;
 }
 
@@ -342,7 +322,7 @@ void Client::leave() {
   for (Link& link : impl_->links) link.drain();
   impl_->stop_keeping();
   std::optional<Error> failed;
-  for (Link& link : impl_->links) {
+  for (Link& link : impl_->links) {  // each is told, whatever becomes of the others
     try {
       link.finish(link.send_change(Method::Leave, [](const Order& order) { return pack(Leave{order}); }));
     } catch (const Error& error) {
@@ -389,12 +369,11 @@ Work Table::erase(std::span<const std::uint64_t> keys) {
 
 TableStats Table::stats() {
   impl_->client->demand_here("stats");
-  std::vector<Link::RequestPtr> asked;
-  for (std::size_t i = 0; i < impl_->numbers.size(); ++i)
-    asked.push_back(impl_->client->links[i].send(Method::Stats, pack(Stats{impl_->numbers[i]})));
   TableStats stats;
-  for (std::size_t i = 0; i < asked.size(); ++i) {
-    const Heard heard = impl_->client->links[i].finish(asked[i]);
+  const auto ask = [this](std::size_t i) {
+    return impl_->client->links[i].send(Method::Stats, pack(Stats{impl_->numbers[i]}));
+  };
+  impl_->client->ask_all(ask, [&stats](std::size_t, const Heard& heard) {
     const TableCounts counts = value_or_throw(codec::decode<TableCounts>(heard.payload()));
     stats.rows += counts.rows;
     stats.bytes += counts.bytes;
@@ -403,7 +382,7 @@ TableStats Table::stats() {
     stats.dropped += counts.dropped;
     stats.steps += counts.steps;
     stats.rows_of_servers.push_back(counts.rows);
-  }
+  });
   return stats;
 }
 

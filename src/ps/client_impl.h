@@ -173,6 +173,16 @@ struct Client::Impl {
   bool proposed = false;  // under the mutex: the first server knows that the clock has ended, and the others do not
   std::atomic<std::int64_t> late{0};
 
+  /// Asks all servers, from `first` on, at once, and hands on what each answers. Throws the first failure once all have
+  /// answered.
+  using Take = std::function<void(std::size_t server, const Heard&)>;
+  void ask_all(const std::function<Link::RequestPtr(std::size_t server)>& ask, const Take& take = {},
+               std::size_t first = 0);
+  void change_all(Method method, const std::function<std::string(const Order&)>& build, const Take& take = {},
+                  std::size_t first = 0) {
+    ask_all([&](std::size_t server) { return links[server].send_change(method, build); }, take, first);
+  }
+
   void begin_with_backup_workers();
   std::int64_t end_clock_with_backup_workers();
   Concluded await(std::int64_t clock_ended);

@@ -31,23 +31,19 @@ struct Earlier {
   std::int64_t ended = 0;
 };
 void visit_fields(auto& m, auto& a, const Earlier*) { a(m.incarnation, m.ended); }
+/// What it was refused follows in pieces of its own.
 struct OfWorker {
   std::uint32_t number = 0;
-  Worker::Phase phase = Worker::Phase::Expected;
-  bool fenced = false;
-  std::uint64_t incarnation = 0;
-  std::uint64_t nonce = 0;
-  std::uint64_t mark = 0;
-  std::int64_t committed = 0;
-  bool late = false;
-  std::uint64_t barrier = 0;
-  std::uint64_t banned = 0;
-  std::vector<Earlier> earlier = {};
-  std::string host = {};
+  Worker worker = {};
 };
 void visit_fields(auto& m, auto& a, const OfWorker*) {
-  a(m.number, codec::below(m.phase, 4, "a worker in an unknown phase"), m.fenced, m.incarnation, m.nonce, m.mark,
-    m.committed, m.late, m.barrier, m.banned, m.earlier, codec::longest(m.host, 300));
+  auto& w = m.worker;
+  std::vector<Earlier> earlier;
+  for (const auto& [incarnation, ended] : w.earlier) earlier.push_back({incarnation, ended});
+  a(m.number, codec::below(w.phase, 4, "a worker in an unknown phase"), w.fenced, w.incarnation, w.nonce, w.mark,
+    w.committed, w.late, w.barrier, w.banned, earlier, codec::longest(w.host, 300));
+  if constexpr (!std::is_const_v<std::remove_reference_t<decltype(m)>>)
+    for (const Earlier& one : earlier) w.earlier.emplace(one.incarnation, one.ended);
 }
 
 /// A change that was refused.
@@ -93,20 +89,6 @@ std::string piece_of(Kind kind, const T& record) {
   return std::string(1, static_cast<char>(kind)).append(pack(record));
 }
 
-OfWorker saved(std::uint32_t number, const Worker& worker) {
-  OfWorker of{number,           worker.phase, worker.fenced,  worker.incarnation, worker.nonce, worker.mark,
-              worker.committed, worker.late,  worker.barrier, worker.banned,      {},           worker.host};
-  for (const auto& [incarnation, ended] : worker.earlier) of.earlier.push_back({incarnation, ended});
-  return of;
-}
-
-Worker loaded(OfWorker&& of) {
-  Worker worker{of.phase, of.fenced,  of.incarnation, of.nonce, of.mark, of.committed,
-                of.late,  of.barrier, of.banned,      {},       {},      std::move(of.host)};
-  for (const Earlier& one : of.earlier) worker.earlier.emplace(one.incarnation, one.ended);
-  return worker;
-}
-
 }  // namespace
 
 void visit_fields(auto& m, auto& a, const TableShape*) { a(m.end, m.first_free, m.hand, m.seen, m.counts); }
@@ -137,7 +119,7 @@ Image::Image(std::shared_ptr<const FrozenState> of) : of_(std::move(of)) {
   ready_.push_back(piece_of(Kind::Begin, Beginning{of_->introduced, of_->workers.count(), of_->settled, of_->quorum}));
   for (std::uint32_t number = 0; number < of_->workers.count(); ++number) {
     const Worker& worker = of_->workers.at(number);
-    ready_.push_back(piece_of(Kind::Worker, saved(number, worker)));
+    ready_.push_back(piece_of(Kind::Worker, OfWorker{number, worker}));
     for (const auto& [sequence, error] : worker.refused)
       ready_.push_back(piece_of(Kind::Refused, OfRefused{number, sequence, error}));
   }
@@ -219,8 +201,7 @@ Result<void> State::load(std::string_view piece) {
       auto opened = unpack<OfWorker>(piece);
       if (!opened) return tl::unexpected(opened.error());
       if (opened->record.number >= workers_.count()) return fail(ErrorCode::Corrupt, "a worker beyond all");
-      Worker& worker = workers_.at(opened->record.number);
-      worker = loaded(std::move(opened->record));
+      workers_.at(opened->record.number) = std::move(opened->record.worker);
       return {};
     }
     case Kind::Refused: {

@@ -26,59 +26,46 @@ namespace {
 // JSON of launchers, read strictly: what is not as it should be is an error that names the variable, the place and what
 // was found. Used within this folder only. Pure; any thread.
 
-/// The whole text as one value. `what` names it in messages.
-Result<nlohmann::json> parse_json(std::string_view text, std::string_view what);
-
-/// "WHAT: WHERE: WHY -- ADVICE" without advice where there is none.
-tl::unexpected<Error> json_error(std::string_view what, std::string_view where, std::string_view why);
-
-/// The string under the key; nullopt if there is none.
-Result<std::optional<std::string>> json_string(const nlohmann::json& object, std::string_view key,
-                                               std::string_view what);
-
-/// A list of strings, not empty ones.
-Result<std::vector<std::string>> json_strings(const nlohmann::json& list, std::string_view where,
-                                              std::string_view what);
-
-/// A number from 0 to a million, or a text of one.
-std::optional<int> json_index(const nlohmann::json& value);
-
 using nlohmann::json;
 
 constexpr std::size_t kLongestText = std::size_t{4} << 20;
 constexpr int kLargestIndex = 1000000;
 
-tl::unexpected<Error> json_error(std::string_view what, std::string_view where, std::string_view why) {
-  return fail(ErrorCode::InvalidArgument, "{}: {}{}{} -- correct or unset it", what, where, where.empty() ? "" : ": ",
-              why);
+/// "WHAT: WHERE: WHY -- ADVICE".
+[[noreturn]] void json_error(std::string_view what, std::string_view where, std::string_view why) {
+  raise(ErrorCode::InvalidArgument, "{}: {}{}{} -- correct or unset it", what, where, where.empty() ? "" : ": ", why);
 }
 
-Result<json> parse_json(std::string_view text, std::string_view what) {
-  if (text.size() > kLongestText) return json_error(what, "", "a text of more than 4 MiB");
+/// The whole text as one value. `what` names it in messages.
+json parse_json(std::string_view text, std::string_view what) {
+  if (text.size() > kLongestText) json_error(what, "", "a text of more than 4 MiB");
   auto value = cohort::parse_json(text);
-  if (!value) return json_error(what, "", value.error().what());
-  return value;
+  if (!value) json_error(what, "", value.error().what());
+  return *std::move(value);
 }
 
-Result<std::optional<std::string>> json_string(const json& object, std::string_view key, std::string_view what) {
+/// The string under the key; nullopt if there is none.
+std::optional<std::string> json_string(const json& object, std::string_view key, std::string_view what) {
   const auto found = object.find(key);
-  if (found == object.end()) return std::optional<std::string>();
-  if (!found->is_string()) return json_error(what, key, "no text");
+  if (found == object.end()) return std::nullopt;
+  if (!found->is_string()) json_error(what, key, "no text");
   return found->get<std::string>();
 }
 
-Result<std::vector<std::string>> json_strings(const json& list, std::string_view where, std::string_view what) {
-  if (!list.is_array()) return json_error(what, where, "no list");
+/// A list of strings, not empty ones.
+std::vector<std::string> json_strings(const json& list, std::string_view where, std::string_view what) {
+  if (!list.is_array()) json_error(what, where, "no list");
   std::vector<std::string> texts;
   texts.reserve(list.size());
   for (const json& item : list) {
     if (!item.is_string() || item.get_ref<const std::string&>().empty())
-      return json_error(what, where, fmt::format("item {} is no text", texts.size()));
+      json_error(what, where, fmt::format("item {} is no text", texts.size()));
     texts.push_back(item.get<std::string>());
   }
   return texts;
 }
 
+/// A number from 0 to a million, or a text of one.
 std::optional<int> json_index(const json& value) {
   std::optional<int> index;
   if (value.is_string()) {
@@ -97,31 +84,29 @@ constexpr std::string_view kWorker = "worker";
 constexpr std::string_view kServer = "ps";
 constexpr std::string_view kEvaluator = "evaluator";
 
-tl::unexpected<Error> bad(std::string_view where, std::string_view why) { return json_error(kTfConfig, where, why); }
+[[noreturn]] void bad(std::string_view where, std::string_view why) { json_error(kTfConfig, where, why); }
 
-Result<void> add_task(TfJob& job, int index, const json& address, const std::string& where) {
-  if (!address.is_string()) return bad(where, "an address that is no text");
+void add_task(TfJob& job, int index, const json& address, const std::string& where) {
+  if (!address.is_string()) bad(where, "an address that is no text");
   auto parsed = net::parse_address(address.get_ref<const std::string&>());
-  if (!parsed) return bad(where, parsed.error().what());
-  if (!job.tasks.emplace(index, *std::move(parsed)).second) return bad(where, "an index for the second time");
-  return {};
+  if (!parsed) bad(where, parsed.error().what());
+  if (!job.tasks.emplace(index, *std::move(parsed)).second) bad(where, "an index for the second time");
 }
 
-Result<TfJob> read_job(const json& value, const std::string& where) {
+TfJob read_job(const json& value, const std::string& where) {
   TfJob job;
   if (value.is_array()) {
     for (std::size_t i = 0; i < value.size(); ++i) {
-      if (auto added = add_task(job, static_cast<int>(i), value[i], where); !added)
-        return tl::unexpected(added.error());
+      add_task(job, static_cast<int>(i), value[i], where);
     }
     return job;
   }
-  if (!value.is_object()) return bad(where, "neither a list of addresses nor an object from index to address");
+  if (!value.is_object()) bad(where, "neither a list of addresses nor an object from index to address");
   job.listed = false;
   for (const auto& [key, address] : value.items()) {
     const auto index = json_index(json(key));
-    if (!index) return bad(where, fmt::format("'{}' is no index", key.substr(0, 40)));
-    if (auto added = add_task(job, *index, address, where); !added) return tl::unexpected(added.error());
+    if (!index) bad(where, fmt::format("'{}' is no index", key.substr(0, 40)));
+    add_task(job, *index, address, where);
   }
   return job;
 }
@@ -131,103 +116,98 @@ std::size_t tasks_of(const TfConfig& config, std::string_view type) {
   return found == config.cluster.end() ? 0 : found->second.tasks.size();
 }
 
-Result<void> read_task(const json& task, TfConfig& config) {
-  if (!task.is_object()) return bad("task", "no object");
+void read_task(const json& task, TfConfig& config) {
+  if (!task.is_object()) bad("task", "no object");
   auto type = json_string(task, "type", kTfConfig);
-  if (!type) return tl::unexpected(type.error());
-  if (!*type) return bad("task", "there is no type");
+  if (!type) bad("task", "there is no type");
   constexpr std::array kTypes = {kChief, kMaster, kWorker, kServer, kEvaluator};
-  if (std::find(kTypes.begin(), kTypes.end(), **type) == kTypes.end())
-    return bad("task",
-               fmt::format("the type '{}' is none of chief, worker, ps, evaluator, master", (*type)->substr(0, 40)));
-  config.task_type = **type;
+  if (std::find(kTypes.begin(), kTypes.end(), *type) == kTypes.end())
+    bad("task", fmt::format("the type '{}' is none of chief, worker, ps, evaluator, master", type->substr(0, 40)));
+  config.task_type = *type;
   const auto index = task.find("index");
-  if (index == task.end()) return bad("task", "there is no index");
+  if (index == task.end()) bad("task", "there is no index");
   const auto value = json_index(*index);
-  if (!value) return bad("task", "the index is no number from 0");
+  if (!value) bad("task", "the index is no number from 0");
   config.task_index = *value;
-  return {};
 }
 
-Result<void> check(const TfConfig& config) {
+void check(const TfConfig& config) {
   for (const std::string_view one : {kChief, kMaster, kEvaluator}) {
-    if (tasks_of(config, one) > 1) return bad("cluster", fmt::format("there is more than one {}", one));
+    if (tasks_of(config, one) > 1) bad("cluster", fmt::format("there is more than one {}", one));
   }
   if (tasks_of(config, kChief) > 0 && tasks_of(config, kMaster) > 0)
-    return bad("cluster", "there are a chief and a master, which are the same role");
+    bad("cluster", "there are a chief and a master, which are the same role");
   if (config.cluster.empty()) {
-    if (config.task_index != 0) return bad("task", "the index is not 0, and there is no cluster");
-    return {};
+    if (config.task_index != 0) bad("task", "the index is not 0, and there is no cluster");
+    return;
   }
-  if (config.task_type.empty()) return bad("", "there is a cluster and no task: which of its tasks is this process?");
+  if (config.task_type.empty()) bad("", "there is a cluster and no task: which of its tasks is this process?");
   if (config.task_type == kEvaluator) {
-    if (tasks_of(config, kMaster) > 0) return bad("task", "an evaluator, which a cluster with a master cannot have");
-    if (tasks_of(config, kEvaluator) == 0) return {};  // it may stand outside of the cluster
+    if (tasks_of(config, kMaster) > 0) bad("task", "an evaluator, which a cluster with a master cannot have");
+    if (tasks_of(config, kEvaluator) == 0) return;  // it may stand outside of the cluster
   }
   const auto job = config.cluster.find(config.task_type);
-  if (job == config.cluster.end())
-    return bad("task", fmt::format("the type '{}' is not in the cluster", config.task_type));
+  if (job == config.cluster.end()) bad("task", fmt::format("the type '{}' is not in the cluster", config.task_type));
   if (!job->second.tasks.contains(config.task_index))
-    return bad("task", fmt::format("{} {} is not in the cluster, which names {} of them", config.task_type,
-                                   config.task_index, job->second.tasks.size()));
-  return {};
+    bad("task", fmt::format("{} {} is not in the cluster, which names {} of them", config.task_type, config.task_index,
+                            job->second.tasks.size()));
 }
 
 }  // namespace
 
 Result<TfConfig> parse_tf_config(std::string_view text) {
-  const auto root = parse_json(text, kTfConfig);
-  if (!root) return tl::unexpected(root.error());
-  if (!root->is_object()) return bad("", "no object");
-  TfConfig config;
-  // The operator's dynamic workers are told of themselves and the servers only.
-  const bool sparse = !root->contains("cluster") && root->contains("sparseCluster");
-  if (const auto cluster = root->find(sparse ? "sparseCluster" : "cluster"); cluster != root->end()) {
-    if (!cluster->is_object()) return bad("cluster", "no object from task type to addresses");
-    for (const auto& [type, job] : cluster->items()) {
-      auto read = read_job(job, fmt::format("cluster, {}", type.substr(0, 40)));
-      if (!read) return tl::unexpected(read.error());
-      if (sparse) read->listed = false;
-      if (!read->tasks.empty()) config.cluster.emplace(type, *std::move(read));
+  return result_of([&] {
+    const auto root = parse_json(text, kTfConfig);
+    if (!root.is_object()) bad("", "no object");
+    TfConfig config;
+    // The operator's dynamic workers are told of themselves and the servers only.
+    const bool sparse = !root.contains("cluster") && root.contains("sparseCluster");
+    if (const auto cluster = root.find(sparse ? "sparseCluster" : "cluster"); cluster != root.end()) {
+      if (!cluster->is_object()) bad("cluster", "no object from task type to addresses");
+      for (const auto& [type, job] : cluster->items()) {
+        auto read = read_job(job, fmt::format("cluster, {}", type.substr(0, 40)));
+        if (sparse) read.listed = false;
+        if (!read.tasks.empty()) config.cluster.emplace(type, std::move(read));
+      }
     }
-  }
-  if (const auto task = root->find("task"); task != root->end() && !(task->is_object() && task->empty())) {
-    if (auto read = read_task(*task, config); !read) return tl::unexpected(read.error());
-  }
-  const auto rpc_layer = json_string(*root, "rpc_layer", kTfConfig);
-  if (!rpc_layer) return tl::unexpected(rpc_layer.error());
-  config.rpc_layer = rpc_layer->value_or("");
-  if (auto checked = check(config); !checked) return tl::unexpected(checked.error());
-  return config;
+    if (const auto task = root.find("task"); task != root.end() && !(task->is_object() && task->empty())) {
+      read_task(*task, config);
+    }
+    config.rpc_layer = json_string(root, "rpc_layer", kTfConfig).value_or("");
+    check(config);
+    return config;
+  });
 }
 
 Result<TfPlace> tf_place(const TfConfig& config) {
-  TfPlace place;
-  const bool evaluator = config.task_type == kEvaluator;
-  const bool server = config.task_type == kServer;
-  if (evaluator) place.role = TfPlace::Role::Evaluator;
-  if (server) place.role = TfPlace::Role::ParameterServer;
-  if (config.cluster.empty()) return place;
-  place.servers = static_cast<int>(tasks_of(config, kServer));
-  for (const std::string_view type : {kChief, kMaster, kWorker}) {
-    const auto found = config.cluster.find(std::string(type));
-    if (found == config.cluster.end()) continue;
-    const TfJob& job = found->second;
-    const int last = job.tasks.rbegin()->first;
-    // With one entry it may be the task's own only: the operator's dynamic workers know no other.
-    const bool complete = static_cast<std::size_t>(last) + 1 == job.tasks.size() &&
-                          (job.listed || type != kWorker || job.tasks.size() > 1);
-    if (!complete && !evaluator && !server) {
-      return bad(fmt::format("cluster, {}", type),
-                 "an object that names only some of the tasks, so that nobody knows how many ranks there are");
+  return result_of([&]() -> TfPlace {
+    TfPlace place;
+    const bool evaluator = config.task_type == kEvaluator;
+    const bool server = config.task_type == kServer;
+    if (evaluator) place.role = TfPlace::Role::Evaluator;
+    if (server) place.role = TfPlace::Role::ParameterServer;
+    if (config.cluster.empty()) return place;
+    place.servers = static_cast<int>(tasks_of(config, kServer));
+    for (const std::string_view type : {kChief, kMaster, kWorker}) {
+      const auto found = config.cluster.find(std::string(type));
+      if (found == config.cluster.end()) continue;
+      const TfJob& job = found->second;
+      const int last = job.tasks.rbegin()->first;
+      // With one entry it may be the task's own only: the operator's dynamic workers know no other.
+      const bool complete = static_cast<std::size_t>(last) + 1 == job.tasks.size() &&
+                            (job.listed || type != kWorker || job.tasks.size() > 1);
+      if (!complete && !evaluator && !server) {
+        bad(fmt::format("cluster, {}", type),
+            "an object that names only some of the tasks, so that nobody knows how many ranks there are");
+      }
+      if (type == config.task_type) place.rank = static_cast<int>(place.ranks.size()) + config.task_index;
+      for (const auto& [index, address] : job.tasks) place.ranks.push_back(address);
     }
-    if (type == config.task_type) place.rank = static_cast<int>(place.ranks.size()) + config.task_index;
-    for (const auto& [index, address] : job.tasks) place.ranks.push_back(address);
-  }
-  if (evaluator || server) return place;
-  place.size = static_cast<int>(place.ranks.size());
-  place.role = place.size > 1 ? TfPlace::Role::Rank : TfPlace::Role::Single;
-  return place;
+    if (evaluator || server) return place;
+    place.size = static_cast<int>(place.ranks.size());
+    place.role = place.size > 1 ? TfPlace::Role::Rank : TfPlace::Role::Single;
+    return place;
+  });
 }
 
 namespace {
@@ -235,109 +215,94 @@ namespace {
 constexpr std::string_view kConfig = "resourceconfig.json";
 constexpr std::uint64_t kLargestConfig = std::uint64_t{1} << 20;
 
-Result<void> check_hosts(const SageMakerHosts& all, std::string_view what) {
-  if (all.hosts.empty()) return json_error(what, "hosts", "there is none");
+void check_hosts(const SageMakerHosts& all, std::string_view what) {
+  if (all.hosts.empty()) json_error(what, "hosts", "there is none");
   std::set<std::string_view> known;
   for (const std::string& host : all.hosts) {
-    if (const std::string_view fault = fault_of_host(host); !fault.empty()) return json_error(what, "hosts", fault);
-    if (!known.insert(host).second) return json_error(what, "hosts", fmt::format("'{}' is there twice", host));
+    if (const std::string_view fault = fault_of_host(host); !fault.empty()) json_error(what, "hosts", fault);
+    if (!known.insert(host).second) json_error(what, "hosts", fmt::format("'{}' is there twice", host));
   }
   if (!known.contains(all.current))
-    return json_error(what, "hosts", fmt::format("the current host '{}' is not among them", all.current.substr(0, 60)));
+    json_error(what, "hosts", fmt::format("the current host '{}' is not among them", all.current.substr(0, 60)));
   for (const SageMakerGroup& group : all.groups) {
     for (const std::string& host : group.hosts) {
       if (!known.contains(host)) {
-        return json_error(what, "instance_groups",
-                          fmt::format("'{}' of group '{}' is not among the hosts", host.substr(0, 60), group.name));
+        json_error(what, "instance_groups",
+                   fmt::format("'{}' of group '{}' is not among the hosts", host.substr(0, 60), group.name));
       }
     }
   }
-  return {};
 }
 
-Result<SageMakerGroup> read_group(const json& value) {
+SageMakerGroup read_group(const json& value) {
   constexpr std::string_view kWhere = "instance_groups";
-  if (!value.is_object()) return json_error(kConfig, kWhere, "an item that is no object");
+  if (!value.is_object()) json_error(kConfig, kWhere, "an item that is no object");
   SageMakerGroup group;
   auto name = json_string(value, "instance_group_name", kConfig);
-  if (!name) return tl::unexpected(name.error());
-  if (!*name) return json_error(kConfig, kWhere, "a group without instance_group_name");
-  group.name = **name;
-  auto type = json_string(value, "instance_type", kConfig);
-  if (!type) return tl::unexpected(type.error());
-  group.instance_type = type->value_or("");
+  if (!name) json_error(kConfig, kWhere, "a group without instance_group_name");
+  group.name = *name;
+  group.instance_type = json_string(value, "instance_type", kConfig).value_or("");
   const auto hosts = value.find("hosts");
-  if (hosts == value.end()) return json_error(kConfig, kWhere, fmt::format("group '{}' has no hosts", group.name));
-  auto names = json_strings(*hosts, kWhere, kConfig);
-  if (!names) return tl::unexpected(names.error());
-  group.hosts = *std::move(names);
+  if (hosts == value.end()) json_error(kConfig, kWhere, fmt::format("group '{}' has no hosts", group.name));
+  group.hosts = json_strings(*hosts, kWhere, kConfig);
   return group;
 }
 
 }  // namespace
 
 Result<SageMakerHosts> parse_resource_config(std::string_view text) {
-  const auto root = parse_json(text, kConfig);
-  if (!root) return tl::unexpected(root.error());
-  if (!root->is_object()) return json_error(kConfig, "", "no object");
-  SageMakerHosts all;
-  for (const auto& [key, target, required] : {std::tuple("current_host", &all.current, true),
-                                              std::tuple("network_interface_name", &all.network_interface, false)}) {
-    auto value = json_string(*root, key, kConfig);
-    if (!value) return tl::unexpected(value.error());
-    if (!*value && required) return json_error(kConfig, key, "it is missing");
-    *target = value->value_or("");
-  }
-  const auto hosts = root->find("hosts");
-  if (hosts == root->end()) return json_error(kConfig, "hosts", "it is missing");
-  auto names = json_strings(*hosts, "hosts", kConfig);
-  if (!names) return tl::unexpected(names.error());
-  all.hosts = *std::move(names);
-  if (const auto groups = root->find("instance_groups"); groups != root->end() && !groups->is_null()) {
-    if (!groups->is_array()) return json_error(kConfig, "instance_groups", "no list");
-    for (const json& value : *groups) {
-      auto group = read_group(value);
-      if (!group) return tl::unexpected(group.error());
-      all.groups.push_back(*std::move(group));
+  return result_of([&] {
+    const auto root = parse_json(text, kConfig);
+    if (!root.is_object()) json_error(kConfig, "", "no object");
+    SageMakerHosts all;
+    for (const auto& [key, target, required] : {std::tuple("current_host", &all.current, true),
+                                                std::tuple("network_interface_name", &all.network_interface, false)}) {
+      auto value = json_string(root, key, kConfig);
+      if (!value && required) json_error(kConfig, key, "it is missing");
+      *target = value.value_or("");
     }
-  }
-  if (auto checked = check_hosts(all, kConfig); !checked) return tl::unexpected(checked.error());
-  return all;
+    const auto hosts = root.find("hosts");
+    if (hosts == root.end()) json_error(kConfig, "hosts", "it is missing");
+    all.hosts = json_strings(*hosts, "hosts", kConfig);
+    if (const auto groups = root.find("instance_groups"); groups != root.end() && !groups->is_null()) {
+      if (!groups->is_array()) json_error(kConfig, "instance_groups", "no list");
+      for (const json& value : *groups) all.groups.push_back(read_group(value));
+    }
+    check_hosts(all, kConfig);
+    return all;
+  });
 }
 
 Result<SageMakerHosts> parse_sagemaker_hosts(std::string_view hosts, std::string_view current) {
-  constexpr std::string_view kWhat = "SM_HOSTS";
-  const auto list = parse_json(hosts, kWhat);
-  if (!list) return tl::unexpected(list.error());
-  auto names = json_strings(*list, "", kWhat);
-  if (!names) return tl::unexpected(names.error());
-  SageMakerHosts all;
-  all.current = current;
-  all.hosts = *std::move(names);
-  if (auto checked = check_hosts(all, kWhat); !checked) return tl::unexpected(checked.error());
-  return all;
+  return result_of([&] {
+    constexpr std::string_view kWhat = "SM_HOSTS";
+    SageMakerHosts all;
+    all.current = current;
+    all.hosts = json_strings(parse_json(hosts, kWhat), "", kWhat);
+    check_hosts(all, kWhat);
+    return all;
+  });
 }
 
 Result<std::vector<std::string>> training_hosts(const SageMakerHosts& all, std::string_view groups) {
-  constexpr std::string_view kWhat = "SM_DISTRIBUTION_INSTANCE_GROUPS";
-  if (groups.empty()) return all.hosts;
-  const auto list = parse_json(groups, kWhat);
-  if (!list) return tl::unexpected(list.error());
-  const auto names = json_strings(*list, "", kWhat);
-  if (!names) return tl::unexpected(names.error());
-  if (names->empty()) return all.hosts;
-  std::set<std::string_view> training;
-  for (const std::string& name : *names) {
-    const auto group = std::find_if(all.groups.begin(), all.groups.end(),
-                                    [&](const SageMakerGroup& candidate) { return candidate.name == name; });
-    if (group == all.groups.end())
-      return json_error(kWhat, "", fmt::format("there is no instance group '{}'", name.substr(0, 60)));
-    training.insert(group->hosts.begin(), group->hosts.end());
-  }
-  std::vector<std::string> hosts;
-  std::copy_if(all.hosts.begin(), all.hosts.end(), std::back_inserter(hosts),
-               [&](const std::string& host) { return training.contains(host); });
-  return hosts;
+  return result_of([&]() -> std::vector<std::string> {
+    constexpr std::string_view kWhat = "SM_DISTRIBUTION_INSTANCE_GROUPS";
+    if (groups.empty()) return all.hosts;
+    const auto names = json_strings(parse_json(groups, kWhat), "", kWhat);
+    if (names.empty()) return all.hosts;
+    std::set<std::string_view> training;
+    for (const std::string& name : names) {
+      const auto group = std::find_if(all.groups.begin(), all.groups.end(),
+                                      [&](const SageMakerGroup& candidate) { return candidate.name == name; });
+      if (group == all.groups.end())
+        json_error(kWhat, "", fmt::format("there is no instance group '{}'", name.substr(0, 60)));
+      training.insert(group->hosts.begin(), group->hosts.end());
+    }
+    std::vector<std::string> hosts;
+    std::copy_if(all.hosts.begin(), all.hosts.end(), std::back_inserter(hosts),
+                 [&](const std::string& host) { return training.contains(host); });
+    return hosts;
+  });
 }
 
 void add_resource_config(Environment& environment, const std::string& path) {

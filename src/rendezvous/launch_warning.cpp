@@ -21,12 +21,12 @@ std::string note_of_script(const Environment& environment) {
   };
   for (const auto& scheduler : schedulers) {
     const std::string* const job = find(environment, scheduler.job);
-    const auto size = number(environment, scheduler.size, 1);
-    if (job == nullptr || !size || size->value_or(1) == 1) continue;
+    const int size = possible_number(environment, scheduler.size, 1).value_or(1);
+    if (job == nullptr || size == 1) continue;
     return fmt::format(
         "this process runs alone, within {} job {} of {} {} ({}={}): it is the job's script or shell and none of "
         "its tasks -- if they were meant, start the program by {} or `cohort run`; COHORT_ALONE=1 silences this",
-        scheduler.launcher, *job, **size, scheduler.parts, scheduler.size, **size, scheduler.starter);
+        scheduler.launcher, *job, size, scheduler.parts, scheduler.size, size, scheduler.starter);
   }
   return {};
 }
@@ -85,8 +85,7 @@ GpuClaim gpus_claimed(const Environment& environment) {
     return {devices_named(list->second), fmt::format("CUDA_VISIBLE_DEVICES={}", list->second)};
   }
   for (const std::string_view name : {"SM_NUM_GPUS", "SLURM_GPUS_ON_NODE"}) {
-    const auto gpus = number(environment, name, 0);
-    if (gpus && *gpus) return {**gpus, fmt::format("{}={}", name, **gpus)};
+    if (const auto gpus = possible_number(environment, name, 0)) return {*gpus, fmt::format("{}={}", name, *gpus)};
   }
   return {};
 }

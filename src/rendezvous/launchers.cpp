@@ -41,9 +41,9 @@ std::vector<SizeClaim> size_claims(const Environment& environment) {
   for (const Launcher& row : launchers()) {
     if (!recognised(environment, row)) continue;
     if (row.read == nullptr) {  // the size counts even where the rest is incomplete
-      const auto size = number(environment, row.size, 1);
-      if (size && *size) claims.push_back({std::string(row.name), fmt::format("{}={}", row.size, **size), **size});
-    } else if (const auto detected = row.read(environment)) {
+      const auto size = possible_number(environment, row.size, 1);
+      if (size) claims.push_back({std::string(row.name), fmt::format("{}={}", row.size, *size), *size});
+    } else if (const auto detected = read(environment, row)) {
       claims.push_back({std::string(row.name), detected->source, detected->size});
     }
   }
@@ -138,11 +138,10 @@ bool is_horovod(const Environment& environment) {
   return !(same(env::kRank, "HOROVOD_RANK") && same(env::kWorldSize, "HOROVOD_SIZE"));
 }
 
-Result<void> complete_horovod(const Environment& environment, Detected& detected) {
+void complete_horovod(const Environment& environment, Detected& detected) {
   const std::string* const address = find(environment, "HOROVOD_GLOO_RENDEZVOUS_ADDR");
   const std::string* const port = find(environment, "HOROVOD_GLOO_RENDEZVOUS_PORT");
   if (address != nullptr && port != nullptr) detected.job = fmt::format("{}:{}", *address, *port);
-  return {};
 }
 
 // The parts of a job's name that are set, each of which all its processes have in common.
@@ -156,12 +155,11 @@ std::string joined(const Environment& environment, std::initializer_list<std::st
 }
 
 // OMPI_COMM_WORLD_NODE_RANK is no node's number, but the rank within the node over all jobs.
-Result<void> complete_open_mpi(const Environment& environment, Detected& detected) {
+void complete_open_mpi(const Environment& environment, Detected& detected) {
   detected.job = joined(environment, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"});
-  const auto nodes = number(environment, "OMPI_MCA_orte_num_nodes", 1);
   // The number of nodes of the allocation, which may be more than those of the job.
-  if (nodes && *nodes && **nodes == 1) detected.nodes = 1;
-  return {};
+  const std::string* const nodes = find(environment, "OMPI_MCA_orte_num_nodes");
+  if (nodes != nullptr && *nodes == "1") detected.nodes = 1;
 }
 
 // srun gives its tasks PMI's variables too. Hydra's tell the local size, which Slurm's do not.
@@ -173,11 +171,11 @@ bool is_hydra(const Environment& environment) {
          *size != *find(environment, "PMI_SIZE");
 }
 
-Result<Detected> read_pmi_port(const Environment& environment) {
-  return fail(ErrorCode::InvalidArgument,
-              "PMI_ID={} and PMI_PORT={} say that mpiexec started this process, but not how many there are (PMI_SIZE) "
-              "-- start without -pmi-port",
-              *find(environment, "PMI_ID"), *find(environment, "PMI_PORT"));
+Detected read_pmi_port(const Environment& environment) {
+  raise(ErrorCode::InvalidArgument,
+        "PMI_ID={} and PMI_PORT={} say that mpiexec started this process, but not how many there are (PMI_SIZE) "
+        "-- start without -pmi-port",
+        *find(environment, "PMI_ID"), *find(environment, "PMI_PORT"));
 }
 bool is_pmi_port(const Environment& environment) { return find(environment, "PMI_SIZE") == nullptr; }
 
@@ -186,14 +184,12 @@ bool is_pmix(const Environment& environment) {
   return find(environment, "SLURM_STEP_ID") == nullptr || !find(environment, "PMIX_NAMESPACE")->starts_with("slurm.");
 }
 
-Result<void> complete_pmix(const Environment& environment, Detected& detected) {
+void complete_pmix(const Environment& environment, Detected& detected) {
   detected.job = joined(environment, {"PMIX_NAMESPACE"});
-  return {};
 }
 
-Result<void> complete_jsm(const Environment& environment, Detected& detected) {
+void complete_jsm(const Environment& environment, Detected& detected) {
   detected.job = joined(environment, {"LSB_JOBID", "JSM_NAMESPACE_ID", "PMIX_NAMESPACE"});
-  return {};
 }
 
 // The batch script, the shell of salloc and the like run in steps with numbers from the top of 32 bits.
@@ -203,47 +199,42 @@ bool is_slurm_task(const Environment& environment) {
 }
 
 template <class A, class B>
-tl::unexpected<Error> disagree(std::string_view first, const A& one, std::string_view second, const B& other,
-                               std::string_view launcher) {
-  return fail(ErrorCode::InvalidArgument, "{}={} but {}={} ({}): they contradict each other -- correct or unset one",
-              first, one, second, other, launcher);
+[[noreturn]] void disagree(std::string_view first, const A& one, std::string_view second, const B& other,
+                           std::string_view launcher) {
+  raise(ErrorCode::InvalidArgument, "{}={} but {}={} ({}): they contradict each other -- correct or unset one", first,
+        one, second, other, launcher);
 }
 
-Result<void> complete_slurm(const Environment& environment, Detected& detected) {
+void complete_slurm(const Environment& environment, Detected& detected) {
   constexpr std::string_view kName = "Slurm";
   detected.job = joined(environment, {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"});
   const auto node = number(environment, "SLURM_NODEID", 0);
   const auto nodes = number(environment, "SLURM_STEP_NUM_NODES", 1);
-  for (const auto* value : {&node, &nodes}) {
-    if (!*value) return tl::unexpected(value->error());
-  }
-  detected.node_rank = *node;
-  detected.nodes = *nodes;
-  if (*node && *nodes && **node >= **nodes)
-    return disagree("SLURM_NODEID", **node, "SLURM_STEP_NUM_NODES", **nodes, kName);
+  detected.node_rank = node;
+  detected.nodes = nodes;
+  if (node && nodes && *node >= *nodes) disagree("SLURM_NODEID", *node, "SLURM_STEP_NUM_NODES", *nodes, kName);
   if (const std::string* const text = find(environment, "SLURM_STEP_TASKS_PER_NODE")) {
     const auto counts = parse_slurm_counts(*text);
-    if (!counts) return fail(ErrorCode::InvalidArgument, "SLURM_STEP_TASKS_PER_NODE: {}", counts.error().what());
+    if (!counts) raise(ErrorCode::InvalidArgument, "SLURM_STEP_TASKS_PER_NODE: {}", counts.error().what());
     if (std::accumulate(counts->begin(), counts->end(), std::int64_t{0}) != detected.size)
-      return disagree("SLURM_STEP_TASKS_PER_NODE", *text, "SLURM_STEP_NUM_TASKS", detected.size, kName);
-    if (*nodes && counts->size() != static_cast<std::size_t>(**nodes))
-      return disagree("SLURM_STEP_TASKS_PER_NODE", *text, "SLURM_STEP_NUM_NODES", **nodes, kName);
-    if (*node) {
-      if (static_cast<std::size_t>(**node) >= counts->size())
-        return disagree("SLURM_NODEID", **node, "SLURM_STEP_TASKS_PER_NODE", *text, kName);
-      detected.local_size = (*counts)[static_cast<std::size_t>(**node)];
+      disagree("SLURM_STEP_TASKS_PER_NODE", *text, "SLURM_STEP_NUM_TASKS", detected.size, kName);
+    if (nodes && counts->size() != static_cast<std::size_t>(*nodes))
+      disagree("SLURM_STEP_TASKS_PER_NODE", *text, "SLURM_STEP_NUM_NODES", *nodes, kName);
+    if (node) {
+      if (static_cast<std::size_t>(*node) >= counts->size())
+        disagree("SLURM_NODEID", *node, "SLURM_STEP_TASKS_PER_NODE", *text, kName);
+      detected.local_size = (*counts)[static_cast<std::size_t>(*node)];
     }
-  } else if (*nodes && **nodes == 1) {
+  } else if (nodes && *nodes == 1) {
     detected.local_size = detected.size;
   }
   // Names are for messages: a spelling that only Slurm's controller understands does no harm.
   if (const std::string* const text = find(environment, "SLURM_STEP_NODELIST")) {
     auto hosts = parse_slurm_hosts(*text);
-    if (hosts && *nodes && hosts->size() != static_cast<std::size_t>(**nodes))
-      return disagree("SLURM_STEP_NODELIST", *text, "SLURM_STEP_NUM_NODES", **nodes, kName);
+    if (hosts && nodes && hosts->size() != static_cast<std::size_t>(*nodes))
+      disagree("SLURM_STEP_NODELIST", *text, "SLURM_STEP_NUM_NODES", *nodes, kName);
     if (hosts) detected.hosts = *std::move(hosts);
   }
-  return {};
 }
 
 constexpr std::string_view kPmix = "PMIx";
@@ -369,27 +360,26 @@ constexpr Launcher kLaunchers[] = {
     {.name = "SageMaker", .markers = {"SM_CURRENT_HOST", {}}, .is_it = is_sagemaker, .read = read_sagemaker},
 };
 
-tl::unexpected<Error> out_of_range(std::string_view first, int one, std::string_view second, int other,
-                                   std::string_view row, std::string_view why) {
-  return fail(ErrorCode::InvalidArgument, "{}={} but {}={} ({}): {} -- correct one of them", first, one, second, other,
-              row, why);
+[[noreturn]] void out_of_range(std::string_view first, int one, std::string_view second, int other,
+                               std::string_view row, std::string_view why) {
+  raise(ErrorCode::InvalidArgument, "{}={} but {}={} ({}): {} -- correct one of them", first, one, second, other, row,
+        why);
 }
 
 // The rank and the sizes have to fit each other.
-Result<void> check(const Launcher& row, const Detected& detected) {
+void check(const Launcher& row, const Detected& detected) {
   const auto& [local_rank, local_size] = std::tie(detected.local_rank, detected.local_size);
   const std::string_view size_name = row.local_size.empty() ? "its local size" : row.local_size;
   if (detected.rank >= detected.size)
-    return out_of_range(row.rank, detected.rank, row.size, detected.size, row.name, "ranks count from 0");
+    out_of_range(row.rank, detected.rank, row.size, detected.size, row.name, "ranks count from 0");
   if (local_rank && local_size && *local_rank >= *local_size)
-    return out_of_range(row.local_rank, *local_rank, size_name, *local_size, row.name, "local ranks count from 0");
+    out_of_range(row.local_rank, *local_rank, size_name, *local_size, row.name, "local ranks count from 0");
   if (local_size && *local_size > detected.size)
-    return out_of_range(size_name, *local_size, row.size, detected.size, row.name,
-                        "a host cannot have more ranks than the world");
+    out_of_range(size_name, *local_size, row.size, detected.size, row.name,
+                 "a host cannot have more ranks than the world");
   if (local_rank && *local_rank > detected.rank)
-    return out_of_range(row.local_rank, *local_rank, row.rank, detected.rank, row.name,
-                        "a local rank is never above the rank");
-  return {};
+    out_of_range(row.local_rank, *local_rank, row.rank, detected.rank, row.name,
+                 "a local rank is never above the rank");
 }
 
 }  // namespace
@@ -409,22 +399,25 @@ const std::string* find(const Environment& environment, std::string_view name) {
   return found == environment.end() || found->second.empty() ? nullptr : &found->second;
 }
 
-Result<std::uint16_t> port_of(const Environment& environment, std::string_view name) {
+std::uint16_t port_of(const Environment& environment, std::string_view name) {
   const std::string* const text = find(environment, name);
   if (text == nullptr) return std::uint16_t{29500};
   const auto port = parse_integer<std::uint16_t>(*text);
   if (!port || *port == 0)
-    return fail(ErrorCode::InvalidArgument, "{}='{}' is not a port from 1 to 65535 -- correct it", name, *text);
+    raise(ErrorCode::InvalidArgument, "{}='{}' is not a port from 1 to 65535 -- correct it", name, *text);
   return *port;
 }
 
-Result<std::optional<int>> number(const Environment& environment, std::string_view name, int least) {
+std::optional<int> possible_number(const Environment& environment, std::string_view name, int least) {
   const std::string* const text = find(environment, name);
-  if (text == nullptr) return std::optional<int>();
-  const auto value = parse_integer<int>(*text);
-  if (!value || *value < least) {
-    return fail(ErrorCode::InvalidArgument, "{}='{}' is not a number from {} -- correct or unset it", name, *text,
-                least);
+  const auto value = text == nullptr ? std::nullopt : parse_integer<int>(*text);
+  return value && *value >= least ? value : std::nullopt;
+}
+
+std::optional<int> number(const Environment& environment, std::string_view name, int least) {
+  const auto value = possible_number(environment, name, least);
+  if (const std::string* const text = find(environment, name); text != nullptr && !value) {
+    raise(ErrorCode::InvalidArgument, "{}='{}' is not a number from {} -- correct or unset it", name, *text, least);
   }
   return value;
 }
@@ -436,32 +429,34 @@ bool recognised(const Environment& environment, const Launcher& launcher) {
   return launcher.is_it == nullptr || launcher.is_it(environment);
 }
 
-Result<Detected> read(const Environment& environment, const Launcher& row) {
-  if (row.read != nullptr) return row.read(environment);
+namespace {
+
+Detected read_numbers(const Environment& environment, const Launcher& row) {
   const auto rank = number(environment, row.rank, 0);
   const auto size = number(environment, row.size, 1);
   const auto local_rank = number(environment, row.local_rank, 0);
   const auto local_size = number(environment, row.local_size, 1);
-  for (const auto* value : {&rank, &size, &local_rank, &local_size}) {
-    if (!*value) return tl::unexpected(value->error());
-  }
-  if (!*rank || !*size) {
-    return fail(ErrorCode::InvalidArgument, "{} is set and {} is not ({}) -- set both or neither",
-                *size ? row.size : row.rank, *size ? row.rank : row.size, row.name);
+  if (!rank || !size) {
+    raise(ErrorCode::InvalidArgument, "{} is set and {} is not ({}) -- set both or neither", size ? row.size : row.rank,
+          size ? row.rank : row.size, row.name);
   }
   Detected detected;
   detected.launcher = row.name;
-  detected.rank = **rank;
-  detected.size = **size;
-  detected.local_rank = *local_rank;
-  detected.local_size = *local_size;
+  detected.rank = *rank;
+  detected.size = *size;
+  detected.local_rank = local_rank;
+  detected.local_size = local_size;
   detected.meeting = row.meeting;
-  detected.source = fmt::format("{}={}, {}={} ({})", row.rank, **rank, row.size, **size, row.name);
-  if (row.complete != nullptr) {
-    if (auto completed = row.complete(environment, detected); !completed) return tl::unexpected(completed.error());
-  }
-  if (auto checked = check(row, detected); !checked) return tl::unexpected(checked.error());
+  detected.source = fmt::format("{}={}, {}={} ({})", row.rank, *rank, row.size, *size, row.name);
+  if (row.complete != nullptr) row.complete(environment, detected);
+  check(row, detected);
   return detected;
+}
+
+}  // namespace
+
+Result<Detected> read(const Environment& environment, const Launcher& row) {
+  return result_of([&] { return row.read != nullptr ? row.read(environment) : read_numbers(environment, row); });
 }
 
 namespace {

@@ -21,32 +21,44 @@ struct Nodes {
   int least = 1;
   int most = 1;
 };
-Result<Nodes> read_nodes(const std::string& text) {
+Nodes read_nodes(const std::string& text) {
   const std::size_t colon = text.find(':');
   const auto least = parse_integer<int>(std::string_view(text).substr(0, colon));
   const auto most = colon == std::string::npos ? least : parse_integer<int>(std::string_view(text).substr(colon + 1));
   if (!least || !most || *least < 1 || *most < *least)
-    return fail(ErrorCode::InvalidArgument, "PET_NNODES='{}' is neither N nor MIN:MAX -- correct or unset it", text);
+    raise(ErrorCode::InvalidArgument, "PET_NNODES='{}' is neither N nor MIN:MAX -- correct or unset it", text);
   return Nodes{*least, *most};
 }
 
 // The pods' numbers are given with and without PET_; both have to say the same.
-Result<std::string> one_of(const Environment& environment, std::string_view plain, std::string_view prefixed) {
+std::string one_of(const Environment& environment, std::string_view plain, std::string_view prefixed) {
   const std::string* const one = find(environment, plain);
   const std::string* const other = find(environment, prefixed);
   if (one != nullptr && other != nullptr && *one != *other) {
-    return fail(ErrorCode::InvalidArgument,
-                "{}={} but {}={} (Kubeflow): they contradict each other -- correct or unset one", plain, *one, prefixed,
-                *other);
+    raise(ErrorCode::InvalidArgument, "{}={} but {}={} (Kubeflow): they contradict each other -- correct or unset one",
+          plain, *one, prefixed, *other);
   }
   return one != nullptr ? *one : other != nullptr ? *other : std::string();
 }
 
-tl::unexpected<Error> no_rank(std::string_view who, std::string_view what) {
-  return fail(ErrorCode::InvalidArgument,
-              "{}: this process is {}, not a rank -- start the ranks from it by `cohort run`, torchrun or mpirun; to "
-              "run singly on purpose, set COHORT_ALONE=1",
-              who, what);
+/// Pods and hosts of one process each, and the first of them leads.
+void one_for_each_pod(Detected& detected) {
+  detected.local_rank = 0;
+  detected.local_size = 1;
+  detected.node_rank = detected.rank;
+  detected.nodes = detected.size;
+}
+
+void meet_at(Detected& detected, const std::string& host, std::uint16_t port) {
+  detected.meeting = Meeting::Address;
+  detected.address = {host, port};
+}
+
+[[noreturn]] void no_rank(std::string_view who, std::string_view what) {
+  raise(ErrorCode::InvalidArgument,
+        "{}: this process is {}, not a rank -- start the ranks from it by `cohort run`, torchrun or mpirun; to "
+        "run singly on purpose, set COHORT_ALONE=1",
+        who, what);
 }
 
 }  // namespace
@@ -61,101 +73,87 @@ bool is_kubeflow_pod(const Environment& environment) {
   return rank == nullptr || *rank == *node;
 }
 
-Result<Detected> read_kubeflow(const Environment& environment) {
+Detected read_kubeflow(const Environment& environment) {
   const auto nodes = read_nodes(text_of(environment, "PET_NNODES"));
-  if (!nodes) return tl::unexpected(nodes.error());
   const std::string processes = text_of(environment, "PET_NPROC_PER_NODE");
   if (const auto count = parse_integer<int>(processes); count && *count > 1) {
-    return no_rank(fmt::format("PET_NPROC_PER_NODE={} (Kubeflow)", *count),
-                   fmt::format("the first one of its pod, where {} were meant, and RANK numbers the pods", *count));
+    no_rank(fmt::format("PET_NPROC_PER_NODE={} (Kubeflow)", *count),
+            fmt::format("the first one of its pod, where {} were meant, and RANK numbers the pods", *count));
   }
-  if (nodes->least != nodes->most || find(environment, "PET_NODE_RANK") == nullptr) {
-    if (nodes->most > 1) {
-      return no_rank(fmt::format("PET_NNODES={} (Kubeflow, elastic)", text_of(environment, "PET_NNODES")),
-                     "one whose number torchrun would have to find out");
+  if (nodes.least != nodes.most || find(environment, "PET_NODE_RANK") == nullptr) {
+    if (nodes.most > 1) {
+      no_rank(fmt::format("PET_NNODES={} (Kubeflow, elastic)", text_of(environment, "PET_NNODES")),
+              "one whose number torchrun would have to find out");
     }
   }
   const auto rank = number(environment, "PET_NODE_RANK", 0);
   const auto size = number(environment, env::kWorldSize, 1);
-  for (const auto* value : {&rank, &size}) {
-    if (!*value) return tl::unexpected(value->error());
-  }
   Detected detected;
   detected.launcher = "Kubeflow";
-  detected.rank = rank->value_or(0);
-  detected.size = nodes->most;
-  detected.local_rank = 0;
-  detected.local_size = 1;
-  detected.node_rank = detected.rank;
-  detected.nodes = detected.size;
+  detected.rank = rank.value_or(0);
+  detected.size = nodes.most;
+  one_for_each_pod(detected);
   detected.source = fmt::format("PET_NODE_RANK={}, PET_NNODES={} (Kubeflow)", detected.rank, detected.size);
-  if (size->value_or(detected.size) != detected.size) {
-    return fail(ErrorCode::InvalidArgument,
-                "WORLD_SIZE={} but PET_NNODES={} (Kubeflow) and one process per pod: they contradict each other -- "
-                "correct one of them",
-                **size, detected.size);
+  if (size.value_or(detected.size) != detected.size) {
+    raise(ErrorCode::InvalidArgument,
+          "WORLD_SIZE={} but PET_NNODES={} (Kubeflow) and one process per pod: they contradict each other -- "
+          "correct one of them",
+          *size, detected.size);
   }
   if (detected.rank >= detected.size) {
-    return fail(ErrorCode::InvalidArgument,
-                "PET_NODE_RANK={} but PET_NNODES={} (Kubeflow): nodes count from 0 -- correct one of them",
-                detected.rank, detected.size);
+    raise(ErrorCode::InvalidArgument,
+          "PET_NODE_RANK={} but PET_NNODES={} (Kubeflow): nodes count from 0 -- correct one of them", detected.rank,
+          detected.size);
   }
   if (detected.size == 1) return detected;
   const auto host = one_of(environment, env::kMasterAddr, "PET_MASTER_ADDR");
-  if (!host) return tl::unexpected(host.error());
-  const auto same_port = one_of(environment, env::kMasterPort, "PET_MASTER_PORT");
-  if (!same_port) return tl::unexpected(same_port.error());
-  if (host->empty()) {
-    return fail(ErrorCode::InvalidArgument,
-                "{}, but neither MASTER_ADDR nor PET_MASTER_ADDR is set: ranks have to know where to meet -- set "
-                "MASTER_ADDR to the first pod's name",
-                detected.source);
+  (void)one_of(environment, env::kMasterPort, "PET_MASTER_PORT");
+  if (host.empty()) {
+    raise(ErrorCode::InvalidArgument,
+          "{}, but neither MASTER_ADDR nor PET_MASTER_ADDR is set: ranks have to know where to meet -- set "
+          "MASTER_ADDR to the first pod's name",
+          detected.source);
   }
   const bool plain = find(environment, env::kMasterPort) != nullptr;
-  const auto port = port_of(environment, plain ? env::kMasterPort : "PET_MASTER_PORT");
-  if (!port) return tl::unexpected(port.error());
-  detected.meeting = Meeting::Address;
-  detected.address = {*host, *port};
+  meet_at(detected, host, port_of(environment, plain ? env::kMasterPort : "PET_MASTER_PORT"));
   return detected;
 }
 
-Result<Detected> read_mpijob_launcher(const Environment& environment) {
+Detected read_mpijob_launcher(const Environment& environment) {
   const std::string role = text_of(environment, "K_MPI_JOB_ROLE");
-  return no_rank(fmt::format("K_MPI_JOB_ROLE={} (Kubeflow MPIJob)", role), fmt::format("the {} pod's own", role));
+  no_rank(fmt::format("K_MPI_JOB_ROLE={} (Kubeflow MPIJob)", role), fmt::format("the {} pod's own", role));
 }
 
-Result<Detected> read_tf_config(const Environment& environment) {
-  const auto config = parse_tf_config(*find(environment, "TF_CONFIG"));
-  if (!config) return tl::unexpected(config.error());
-  const auto place = tf_place(*config);
-  if (!place) return tl::unexpected(place.error());
-  const std::string source = fmt::format("task {} {} of TF_CONFIG", config->task_type, config->task_index);
+Detected read_tf_config(const Environment& environment) {
+  const auto config = value_or_throw(parse_tf_config(*find(environment, "TF_CONFIG")));
+  const auto place = value_or_throw(tf_place(config));
+  const std::string source = fmt::format("task {} {} of TF_CONFIG", config.task_type, config.task_index);
   Detected detected;
-  detected.servers = place->servers;
-  if (place->role == TfPlace::Role::ParameterServer || place->role == TfPlace::Role::Evaluator) {
+  detected.servers = place.servers;
+  if (place.role == TfPlace::Role::ParameterServer || place.role == TfPlace::Role::Evaluator) {
     detected.launcher = "TF_CONFIG";
     detected.source = source;
-    detected.role = place->role == TfPlace::Role::Evaluator ? Role::Evaluator : Role::Server;
-    detected.number = config->task_index;
-    detected.workers = static_cast<int>(place->ranks.size());
+    detected.role = place.role == TfPlace::Role::Evaluator ? Role::Evaluator : Role::Server;
+    detected.number = config.task_index;
+    detected.workers = static_cast<int>(place.ranks.size());
     return detected;
   }
   detected.launcher = "TF_CONFIG";
-  detected.source = config->task_type.empty() ? std::string("TF_CONFIG without a task") : source;
-  detected.rank = place->rank;
-  detected.size = place->size;
-  for (const net::Address& rank : place->ranks) detected.hosts.push_back(rank.host);
-  if (place->role != TfPlace::Role::Rank) return detected;
+  detected.source = config.task_type.empty() ? std::string("TF_CONFIG without a task") : source;
+  detected.rank = place.rank;
+  detected.size = place.size;
+  for (const net::Address& rank : place.ranks) detected.hosts.push_back(rank.host);
+  if (place.role != TfPlace::Role::Rank) return detected;
   const auto same_host = std::count(detected.hosts.begin(), detected.hosts.end(), detected.hosts.front());
   if (same_host == detected.size) {
     detected.local_rank = detected.rank;
     detected.local_size = detected.size;
   }
   detected.meeting = Meeting::Address;
-  detected.address = place->ranks.front();
+  detected.address = place.ranks.front();
   if (detected.address.port == 0) {
-    return fail(ErrorCode::InvalidArgument, "TF_CONFIG: the port of {} is 0; all ranks have to know the same one",
-                detected.address.host);
+    raise(ErrorCode::InvalidArgument, "TF_CONFIG: the port of {} is 0; all ranks have to know the same one",
+          detected.address.host);
   }
   return detected;
 }
@@ -165,47 +163,41 @@ bool is_sagemaker(const Environment& environment) {
 }
 
 // The toolkit starts one process per host, unless it uses mpirun or torchrun, which are launchers of their own.
-Result<Detected> read_sagemaker(const Environment& environment) {
+Detected read_sagemaker(const Environment& environment) {
   const std::string current = text_of(environment, "SM_CURRENT_HOST");
   const std::string list = text_of(environment, "SM_HOSTS");
   const std::string config = text_of(environment, "SM_RESOURCE_CONFIG");
-  auto all = config.empty() ? parse_sagemaker_hosts(list, current) : parse_resource_config(config);
-  if (!all) return tl::unexpected(all.error());
+  const SageMakerHosts all =
+      value_or_throw(config.empty() ? parse_sagemaker_hosts(list, current) : parse_resource_config(config));
   if (!config.empty()) {
-    if (all->current != current) {
-      return fail(
-          ErrorCode::InvalidArgument,
-          "SM_CURRENT_HOST={} but SM_RESOURCE_CONFIG says {} (SageMaker): they contradict each other -- correct "
-          "or unset one",
-          current, all->current);
+    if (all.current != current) {
+      raise(ErrorCode::InvalidArgument,
+            "SM_CURRENT_HOST={} but SM_RESOURCE_CONFIG says {} (SageMaker): they contradict each other -- correct "
+            "or unset one",
+            current, all.current);
     }
     if (!list.empty()) {
-      const auto listed = parse_sagemaker_hosts(list, current);
-      if (!listed) return tl::unexpected(listed.error());
-      if (listed->hosts != all->hosts) {
-        return fail(ErrorCode::InvalidArgument,
-                    "SM_HOSTS={} but SM_RESOURCE_CONFIG names other hosts (SageMaker): they contradict each other -- "
-                    "correct or unset one",
-                    list);
+      const auto listed = value_or_throw(parse_sagemaker_hosts(list, current));
+      if (listed.hosts != all.hosts) {
+        raise(ErrorCode::InvalidArgument,
+              "SM_HOSTS={} but SM_RESOURCE_CONFIG names other hosts (SageMaker): they contradict each other -- "
+              "correct or unset one",
+              list);
       }
     }
   }
-  const auto hosts = training_hosts(*all, text_of(environment, "SM_DISTRIBUTION_INSTANCE_GROUPS"));
-  if (!hosts) return tl::unexpected(hosts.error());
+  const auto hosts = value_or_throw(training_hosts(all, text_of(environment, "SM_DISTRIBUTION_INSTANCE_GROUPS")));
   Detected detected;
   detected.launcher = "SageMaker";
-  const auto here = std::find(hosts->begin(), hosts->end(), current);
-  if (here == hosts->end()) {
+  const auto here = std::find(hosts.begin(), hosts.end(), current);
+  if (here == hosts.end()) {
     detected.source = fmt::format("{} is in none of the groups that train (SageMaker)", current);
     return detected;
   }
-  detected.rank = static_cast<int>(here - hosts->begin());
-  detected.size = static_cast<int>(hosts->size());
-  detected.local_rank = 0;
-  detected.local_size = 1;
-  detected.node_rank = detected.rank;
-  detected.nodes = detected.size;
-  detected.hosts = *hosts;
+  detected.rank = static_cast<int>(here - hosts.begin());
+  detected.size = static_cast<int>(hosts.size());
+  one_for_each_pod(detected);
+  detected.hosts = hosts;
   detected.source =
       fmt::format("SM_CURRENT_HOST={} is number {} of {} hosts (SageMaker)", current, detected.rank, detected.size);
   // The newest toolkit counts, too: all hosts, in the same order.
@@ -215,75 +207,56 @@ Result<Detected> read_sagemaker(const Environment& environment) {
   } counted[] = {{"SM_CURRENT_HOST_RANK", detected.rank}, {"SM_HOST_COUNT", detected.size}};
   for (const auto& each : counted) {
     const auto value = number(environment, each.name, 0);
-    if (!value) return tl::unexpected(value.error());
-    if (!*value || **value == each.ours || hosts->size() != all->hosts.size()) continue;
-    return fail(ErrorCode::InvalidArgument,
-                "{}={} but {}: they contradict each other -- correct or unset one of SageMaker's variables", each.name,
-                **value, detected.source);
+    if (!value || *value == each.ours || hosts.size() != all.hosts.size()) continue;
+    raise(ErrorCode::InvalidArgument,
+          "{}={} but {}: they contradict each other -- correct or unset one of SageMaker's variables", each.name,
+          *value, detected.source);
   }
   if (detected.size == 1) return detected;
   const bool plain = find(environment, env::kMasterPort) != nullptr;
-  const auto port = port_of(environment, plain ? env::kMasterPort : "SM_MASTER_PORT");
-  if (!port) return tl::unexpected(port.error());
-  detected.meeting = Meeting::Address;
-  detected.address = {hosts->front(), *port};
+  meet_at(detected, hosts.front(), port_of(environment, plain ? env::kMasterPort : "SM_MASTER_PORT"));
   return detected;
 }
 
 namespace {
 
 // Kubernetes' ways to number pods, each of which runs one process.
-
-void one_for_each_pod(Detected& detected) {
-  detected.local_rank = 0;
-  detected.local_size = 1;
-  detected.node_rank = detected.rank;
-  detected.nodes = detected.size;
-}
-
-Result<void> meet_at(const Environment& environment, Detected& detected, std::string_view host, std::string_view port) {
+void pod_with_port(const Environment& environment, Detected& detected, std::string_view host, std::string_view port) {
   one_for_each_pod(detected);
-  const auto number = port_of(environment, port);
-  if (!number) return tl::unexpected(number.error());
-  detected.address = {*find(environment, host), *number};
-  return {};
+  detected.address = {*find(environment, host), port_of(environment, port)};
 }
 
 }  // namespace
 
-Result<void> complete_leader_worker_set(const Environment& environment, Detected& detected) {
-  return meet_at(environment, detected, "LWS_LEADER_ADDRESS", env::kMasterPort);
+void complete_leader_worker_set(const Environment& environment, Detected& detected) {
+  pod_with_port(environment, detected, "LWS_LEADER_ADDRESS", env::kMasterPort);
 }
 
 // Names that others may use, too.
 bool is_jax_job(const Environment& environment) { return find(environment, "PROCESS_ID") != nullptr; }
 
-Result<void> complete_jax_job(const Environment& environment, Detected& detected) {
-  return meet_at(environment, detected, "COORDINATOR_ADDRESS", "COORDINATOR_PORT");
+void complete_jax_job(const Environment& environment, Detected& detected) {
+  pod_with_port(environment, detected, "COORDINATOR_ADDRESS", "COORDINATOR_PORT");
 }
 
 // "HOST:PORT", or a host with its port in a variable of its own.
-Result<void> complete_jax_trainer(const Environment& environment, Detected& detected) {
+void complete_jax_trainer(const Environment& environment, Detected& detected) {
   const std::string& text = *find(environment, "JAX_COORDINATOR_ADDRESS");
   if (text.find(':') == std::string::npos)
-    return meet_at(environment, detected, "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT");
+    return pod_with_port(environment, detected, "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT");
   one_for_each_pod(detected);
   auto address = net::parse_address(text);
   if (!address || address->port == 0) {
-    return fail(ErrorCode::InvalidArgument, "JAX_COORDINATOR_ADDRESS='{}' is not HOST:PORT -- correct it", text);
+    raise(ErrorCode::InvalidArgument, "JAX_COORDINATOR_ADDRESS='{}' is not HOST:PORT -- correct it", text);
   }
   detected.address = *std::move(address);
-  return {};
 }
 
 // The control plane numbers the pods of an Indexed Job; how many there are, and where the first one is, the job's
 // author says. Whoever gives RANK too has said it all.
 bool is_indexed_job(const Environment& environment) { return find(environment, env::kRank) == nullptr; }
 
-Result<void> complete_indexed_job(const Environment&, Detected& detected) {
-  one_for_each_pod(detected);
-  return {};
-}
+void complete_indexed_job(const Environment&, Detected& detected) { one_for_each_pod(detected); }
 
 // The plugins `env` and `svc` of a Volcano job: VC_TASK_INDEX, and VC_<TASK>_HOSTS with VC_<TASK>_NUM for each task.
 bool is_volcano(const Environment& environment) {
@@ -292,18 +265,17 @@ bool is_volcano(const Environment& environment) {
   });
 }
 
-Result<Detected> read_volcano(const Environment& environment) {
+Detected read_volcano(const Environment& environment) {
   const auto rank = number(environment, "VC_TASK_INDEX", 0);
-  if (!rank) return tl::unexpected(rank.error());
   std::string names;
   const std::string* list = nullptr;
   for (const auto& [name, value] : environment) {
     if (!name.starts_with("VC_") || !name.ends_with("_HOSTS") || value.empty()) continue;
     if (list != nullptr) {
-      return fail(ErrorCode::InvalidArgument,
-                  "VC_TASK_INDEX={} counts the pods of one task, and this Volcano job has several ({}, {}): which of "
-                  "them are ranks? -- set RANK, WORLD_SIZE and MASTER_ADDR for those, or COHORT_ALONE=1 for others",
-                  **rank, names, name);
+      raise(ErrorCode::InvalidArgument,
+            "VC_TASK_INDEX={} counts the pods of one task, and this Volcano job has several ({}, {}): which of "
+            "them are ranks? -- set RANK, WORLD_SIZE and MASTER_ADDR for those, or COHORT_ALONE=1 for others",
+            *rank, names, name);
     }
     names = name;
     list = &value;
@@ -315,27 +287,23 @@ Result<Detected> read_volcano(const Environment& environment) {
     rest.remove_prefix(std::min(rest.size(), host.size() + 1));
     if (!host.empty()) detected.hosts.emplace_back(host);
   }
-  detected.rank = **rank;
+  detected.rank = *rank;
   detected.size = static_cast<int>(detected.hosts.size());
   const std::string count_name = names.substr(0, names.size() - 5) + "NUM";
   const auto count = number(environment, count_name, 1);
-  if (!count) return tl::unexpected(count.error());
-  if (*count && **count != detected.size) {
-    return fail(ErrorCode::InvalidArgument, "{}={} but {} names {} hosts (Volcano) -- correct one of them", count_name,
-                **count, names, detected.size);
+  if (count && *count != detected.size) {
+    raise(ErrorCode::InvalidArgument, "{}={} but {} names {} hosts (Volcano) -- correct one of them", count_name,
+          *count, names, detected.size);
   }
   if (detected.rank >= detected.size) {
-    return fail(ErrorCode::InvalidArgument,
-                "VC_TASK_INDEX={} but {} names {} hosts (Volcano): tasks count from 0 -- correct one of them",
-                detected.rank, names, detected.size);
+    raise(ErrorCode::InvalidArgument,
+          "VC_TASK_INDEX={} but {} names {} hosts (Volcano): tasks count from 0 -- correct one of them", detected.rank,
+          names, detected.size);
   }
   detected.source = fmt::format("VC_TASK_INDEX={}, {} hosts in {} (Volcano)", detected.rank, detected.size, names);
   one_for_each_pod(detected);
   if (detected.size == 1) return detected;
-  const auto port = port_of(environment, env::kMasterPort);
-  if (!port) return tl::unexpected(port.error());
-  detected.meeting = Meeting::Address;
-  detected.address = {detected.hosts.front(), *port};
+  meet_at(detected, detected.hosts.front(), port_of(environment, env::kMasterPort));
   return detected;
 }
 
@@ -345,24 +313,19 @@ namespace {
 // of ps-lite (MXNet, BytePS), which set DMLC_ROLE.
 
 // 0 where it is not set.
-Result<int> count(const Environment& environment, std::string_view name, int least = 0) {
-  const auto value = number(environment, name, least);
-  if (!value) return tl::unexpected(value.error());
-  return value->value_or(0);
+int count(const Environment& environment, std::string_view name, int least = 0) {
+  return number(environment, name, least).value_or(0);
 }
 
-tl::unexpected<Error> not_among(std::string_view name, int number, std::string_view of, int all) {
-  return fail(ErrorCode::InvalidArgument, "{}={} but {}={}: numbers count from 0 -- correct one of them", name, number,
-              of, all);
+[[noreturn]] void not_among(std::string_view name, int number, std::string_view of, int all) {
+  raise(ErrorCode::InvalidArgument, "{}={} but {}={}: numbers count from 0 -- correct one of them", name, number, of,
+        all);
 }
 
 }  // namespace
 
-Result<void> complete_cohort_run(const Environment& environment, Detected& detected) {
-  const auto servers = count(environment, env::kServers);
-  if (!servers) return tl::unexpected(servers.error());
-  detected.servers = *servers;
-  return {};
+void complete_cohort_run(const Environment& environment, Detected& detected) {
+  detected.servers = count(environment, env::kServers);
 }
 
 // Ranks have the row above, and so has what a server starts as ranks.
@@ -371,84 +334,71 @@ bool is_beside_ranks(const Environment& environment) {
   return role != nullptr && *role != to_string(Role::Worker);
 }
 
-Result<Detected> read_beside_ranks(const Environment& environment) {
-  const auto role = env::value(env::kRole, environment);
-  if (!role) return tl::unexpected(role.error());
+Detected read_beside_ranks(const Environment& environment) {
+  const auto role = value_or_throw(env::value(env::kRole, environment));
   const auto number = count(environment, env::kRoleNumber);
   const auto workers = count(environment, env::kWorkers);
   const auto servers = count(environment, env::kServers);
-  for (const auto* value : {&number, &workers, &servers}) {
-    if (!*value) return tl::unexpected(value->error());
-  }
   Detected detected;
   detected.launcher = "cohort run";
-  detected.role = std::get<std::string>(*role) == to_string(Role::Server) ? Role::Server : Role::Evaluator;
-  detected.number = *number;
-  detected.workers = *workers;
-  detected.servers = *servers;
-  detected.source =
-      fmt::format("COHORT_ROLE={}, COHORT_ROLE_NUMBER={} (cohort run)", to_string(detected.role), *number);
-  if (detected.role == Role::Server && *number >= *servers)
-    return not_among(env::kRoleNumber, *number, env::kServers, *servers);
+  detected.role = std::get<std::string>(role) == to_string(Role::Server) ? Role::Server : Role::Evaluator;
+  detected.number = number;
+  detected.workers = workers;
+  detected.servers = servers;
+  detected.source = fmt::format("COHORT_ROLE={}, COHORT_ROLE_NUMBER={} (cohort run)", to_string(detected.role), number);
+  if (detected.role == Role::Server && number >= servers) not_among(env::kRoleNumber, number, env::kServers, servers);
   return detected;
 }
 
 // Workers and servers count apart. ps-lite's own processes get their numbers from its scheduler; here they have to be
 // set, as BytePS and most scripts do (DMLC_WORKER_ID), and no scheduler is needed.
-Result<Detected> read_dmlc(const Environment& environment) {
+Detected read_dmlc(const Environment& environment) {
   const std::string role = *find(environment, "DMLC_ROLE");
   const auto workers = count(environment, "DMLC_NUM_WORKER", 1);
   const auto servers = count(environment, "DMLC_NUM_SERVER");
-  for (const auto* value : {&workers, &servers}) {
-    if (!*value) return tl::unexpected(value->error());
-  }
   Detected detected;
   detected.launcher = "DMLC (ps-lite)";
-  detected.workers = *workers;
-  detected.servers = *servers;
+  detected.workers = workers;
+  detected.servers = servers;
   const bool worker = role == "worker";
   if (role == "scheduler") {
-    return fail(ErrorCode::InvalidArgument,
-                "DMLC_ROLE=scheduler: Cohort's workers and servers find each other without one -- do not start this "
-                "process");
+    raise(ErrorCode::InvalidArgument,
+          "DMLC_ROLE=scheduler: Cohort's workers and servers find each other without one -- do not start this "
+          "process");
   }
   if (!worker && role != "server") {
-    return fail(ErrorCode::InvalidArgument,
-                "DMLC_ROLE='{}' is none of worker, server, scheduler -- correct or unset it", role);
+    raise(ErrorCode::InvalidArgument, "DMLC_ROLE='{}' is none of worker, server, scheduler -- correct or unset it",
+          role);
   }
   detected.role = worker ? Role::Worker : Role::Server;
-  const int all = worker ? *workers : *servers;
+  const int all = worker ? workers : servers;
   std::string_view name = worker ? "DMLC_WORKER_ID" : "DMLC_SERVER_ID";
   if (find(environment, name) == nullptr) name = "DMLC_RANK";
   const auto given = number(environment, name, 0);
-  if (!given) return tl::unexpected(given.error());
-  detected.number = *given;
-  if (!*given && all == 1) detected.number = 0;
+  detected.number = given;
+  if (!given && all == 1) detected.number = 0;
   if (detected.number && *detected.number >= all)
-    return not_among(name, *detected.number, worker ? "DMLC_NUM_WORKER" : "DMLC_NUM_SERVER", all);
-  detected.source = fmt::format("DMLC_ROLE={}{} (ps-lite)", role, *given ? fmt::format(", {}={}", name, **given) : "");
+    not_among(name, *detected.number, worker ? "DMLC_NUM_WORKER" : "DMLC_NUM_SERVER", all);
+  detected.source = fmt::format("DMLC_ROLE={}{} (ps-lite)", role, given ? fmt::format(", {}={}", name, *given) : "");
   if (!worker) return detected;
   if (!detected.number) {
-    return fail(
-        ErrorCode::InvalidArgument,
-        "DMLC_ROLE=worker and DMLC_NUM_WORKER={}, but nothing says which of them this is -- set DMLC_WORKER_ID, "
-        "from 0",
-        *workers);
+    raise(ErrorCode::InvalidArgument,
+          "DMLC_ROLE=worker and DMLC_NUM_WORKER={}, but nothing says which of them this is -- set DMLC_WORKER_ID, "
+          "from 0",
+          workers);
   }
   detected.rank = *detected.number;
-  detected.size = *workers;
+  detected.size = workers;
   if (detected.size == 1) return detected;
   const std::string* const host = find(environment, "DMLC_PS_ROOT_URI");
   const auto port = number(environment, "DMLC_PS_ROOT_PORT", 1);
-  if (!port) return tl::unexpected(port.error());
-  if (host == nullptr || !*port || **port > 65535) {
-    return fail(ErrorCode::InvalidArgument,
-                "{}, but DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT do not say where to meet -- set them to the host of "
-                "worker 0, and a free port there",
-                detected.source);
+  if (host == nullptr || !port || *port > 65535) {
+    raise(ErrorCode::InvalidArgument,
+          "{}, but DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT do not say where to meet -- set them to the host of "
+          "worker 0, and a free port there",
+          detected.source);
   }
-  detected.meeting = Meeting::Address;
-  detected.address = {*host, static_cast<std::uint16_t>(**port)};
+  meet_at(detected, *host, static_cast<std::uint16_t>(*port));
   return detected;
 }
 

@@ -197,7 +197,7 @@ struct Setup {
 };
 
 std::vector<Setup> setups_of(const Options& options) {
-  const launch::HostChoice choice = hosts_of(options.shared.spec);
+  const launch::Plan choice = hosts_of(options.shared.spec);
   const bool given = !choice.hosts.empty();
   const int there = given ? static_cast<int>(choice.hosts.size()) : 1;
   const std::vector<int> hosts =

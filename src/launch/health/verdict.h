@@ -13,19 +13,12 @@
 namespace cohort::launch {
 
 /// How one process ended.
-struct Ending {
+struct Ending : ProcessEnd {
+  Role role = Role::Worker;
   int rank = 0;  ///< its number in its role
   std::string host;
   int pid = 0;
-  sys::ExitStatus status;
-  bool before_stop = true;
-  bool out_of_memory = false;
   double after_seconds = 0;
-  std::string last_stderr;
-  RankReport last = {};    ///< what it was doing
-  std::string words = {};  ///< its own last words,
-  CauseReport cause = {};  ///< and for programs
-  Role role = Role::Worker;
   bool asked = false;            ///< to end, since those before it had ended
   bool spared = false;           ///< a server that the job goes on without
   int restarts = 0;              ///< of a server: how often it had been started again,

@@ -9,19 +9,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 
 namespace cohort::launch {
 namespace {
 
+/// A host with nothing on it yet.
+PlannedHost empty_host(const PlannedHost& host, const Plan& plan) {
+  PlannedHost planned{host.name, host.slots, host.local, host.part_of, host.devices, host.component};
+  planned.index = static_cast<int>(plan.hosts.size());
+  return planned;
+}
+
 /// The sum of their slots.
-Result<long long> slots_of(const std::vector<HostSlots>& hosts) {
+Result<long long> slots_of(const std::vector<PlannedHost>& hosts) {
   long long slots = 0;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     if (hosts[i].slots < 1)
       return fail(ErrorCode::InvalidArgument, "host {} has {} slots", hosts[i].name, hosts[i].slots);
     slots += hosts[i].slots;
     for (std::size_t j = 0; j < i; ++j) {
-      if (hosts[j].name == hosts[i].name && hosts[i].machine.empty())
+      if (hosts[j].name == hosts[i].name && hosts[i].part_of.empty())
         return fail(ErrorCode::InvalidArgument, "host {} is named twice", hosts[i].name);
     }
   }
@@ -39,10 +47,10 @@ void spread_servers(Plan& plan, int servers) {
   }
 }
 
-Result<void> place_servers(Plan& plan, const OtherRoles& others) {
-  const auto slots = slots_of(others.server_hosts);
+Result<void> place_servers(Plan& plan, int servers_wanted) {
+  const auto slots = slots_of(plan.server_hosts);
   if (!slots) return tl::unexpected(slots.error());
-  const long long wanted = others.servers > 0 ? others.servers : *slots;
+  const long long wanted = servers_wanted > 0 ? servers_wanted : *slots;
   if (wanted > *slots) {
     return fail(ErrorCode::InvalidArgument,
                 "{} servers do not fit the {} slots of --server-hosts: name more hosts, or HOST:N for several on one",
@@ -52,18 +60,14 @@ Result<void> place_servers(Plan& plan, const OtherRoles& others) {
     return fail(ErrorCode::InvalidArgument, "{} processes: more than {} are not started at once",
                 wanted + plan.world_size, kMostProcesses);
   }
-  for (const HostSlots& host : others.server_hosts) {
+  for (const PlannedHost& host : plan.server_hosts) {
     const int servers = std::min(host.slots, static_cast<int>(wanted) - plan.servers);
     if (servers == 0) break;
     auto known = std::ranges::find_if(plan.hosts, [&](const auto& one) { return one.name == host.name; });
     if (known == plan.hosts.end()) {
-      PlannedHost planned;
-      planned.name = host.name;
-      planned.local = host.local;
-      planned.index = static_cast<int>(plan.hosts.size());
+      PlannedHost planned = empty_host(host, plan);
       planned.first_rank = plan.world_size;
       planned.machine = plan.hosts.back().machine + 1;
-      planned.component = host.component;
       known = plan.hosts.insert(known, std::move(planned));
     }
     known->first_server = plan.servers;
@@ -75,34 +79,30 @@ Result<void> place_servers(Plan& plan, const OtherRoles& others) {
 
 }  // namespace
 
-Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const OtherRoles& others) {
+Result<Plan> make_plan(Plan plan, int processes, const JobSpec& spec) {
   if (processes < 1) return fail(ErrorCode::InvalidArgument, "{} processes: at least 1 is needed", processes);
-  if (others.servers < 0) return fail(ErrorCode::InvalidArgument, "{} servers: at least 0 are wanted", others.servers);
-  if (processes > kMostProcesses || others.servers > kMostProcesses - processes) {
+  if (spec.servers < 0) return fail(ErrorCode::InvalidArgument, "{} servers: at least 0 are wanted", spec.servers);
+  if (processes > kMostProcesses || spec.servers > kMostProcesses - processes) {
     return fail(ErrorCode::InvalidArgument, "{} processes: more than {} are not started at once",
-                static_cast<long long>(processes) + others.servers, kMostProcesses);
+                static_cast<long long>(processes) + spec.servers, kMostProcesses);
   }
+  const std::vector<PlannedHost> hosts = std::exchange(plan.hosts, {});
   const auto slots = slots_of(hosts);
   if (!slots) return tl::unexpected(slots.error());
   if (*slots < processes) {
     return fail(ErrorCode::InvalidArgument, "{} processes do not fit the {} slots of {} host{}", processes, *slots,
                 hosts.size(), hosts.size() == 1 ? "" : "s");
   }
-  Plan plan;
   plan.world_size = processes;
+  plan.machines = plan.servers = 0;
   int next = 0;
-  for (const HostSlots& host : hosts) {
+  for (const PlannedHost& host : hosts) {
     if (next == processes) break;
-    PlannedHost planned;
-    planned.name = host.name;
-    planned.local = host.local;
-    planned.component = host.component;
-    planned.index = static_cast<int>(plan.hosts.size());
+    PlannedHost planned = empty_host(host, plan);
     planned.first_rank = next;
     planned.ranks = std::min(host.slots, processes - next);
     next += planned.ranks;
-    const std::size_t i = plan.hosts.size();
-    const bool goes_on = i > 0 && !host.machine.empty() && hosts[i - 1].machine == host.machine;
+    const bool goes_on = !plan.hosts.empty() && !host.part_of.empty() && plan.hosts.back().part_of == host.part_of;
     planned.machine = goes_on ? plan.machines - 1 : plan.machines++;
     if (goes_on) planned.first_local = plan.hosts.back().first_local + plan.hosts.back().ranks;
     plan.hosts.push_back(std::move(planned));
@@ -113,7 +113,7 @@ Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const
     int ranks = 0;
     for (end = begin; end < plan.hosts.size() && plan.hosts[end].machine == plan.hosts[begin].machine; ++end) {
       ranks += plan.hosts[end].ranks;
-      for (const std::string& device : hosts[end].devices) {
+      for (const std::string& device : plan.hosts[end].devices) {
         if (std::ranges::find(devices, device) == devices.end()) devices.push_back(device);
       }
     }
@@ -122,10 +122,10 @@ Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const
       plan.hosts[part].devices = devices;
     }
   }
-  plan.evaluator = plan.hosts.front().evaluator = others.evaluator;
-  if (others.server_hosts.empty()) {
-    spread_servers(plan, others.colocated ? static_cast<int>(plan.hosts.size()) : others.servers);
-  } else if (auto placed = place_servers(plan, others); !placed) {
+  plan.evaluator = plan.hosts.front().evaluator = spec.evaluator.has_value();
+  if (plan.server_hosts.empty()) {
+    spread_servers(plan, spec.colocated ? static_cast<int>(plan.hosts.size()) : spec.servers);
+  } else if (auto placed = place_servers(plan, spec.servers); !placed) {
     return tl::unexpected(placed.error());
   }
   return plan;
@@ -138,8 +138,6 @@ std::vector<int> processes_of(const Plan& plan, const PlannedHost& host) {
   if (host.evaluator) processes.push_back(plan.world_size + plan.servers);
   return processes;
 }
-
-OtherRoles other_roles(const JobSpec& spec) { return {spec.servers, spec.colocated, {}, spec.evaluator.has_value()}; }
 
 bool goes_elsewhere(const Plan& plan) {
   return std::ranges::any_of(plan.hosts, [](const PlannedHost& host) { return !host.local; });
@@ -275,12 +273,6 @@ std::optional<net::Address> master_of(const Words& words) {
   if (!master_port.empty()) text += ":" + master_port.text;
   const Word both{master_addr.text + ":" + master_port.text, master_addr.name};
   return place_of(master_port.empty() ? master_addr : both, text, kDefaultMasterPort);
-}
-
-/// A number of another program's variable, if it has one.
-std::optional<int> variable(const rendezvous::Environment& environment, std::string_view name) {
-  const auto value = rendezvous::number(environment, name, 0);
-  return value ? *value : std::nullopt;
 }
 
 const rendezvous::Launcher* row_of(std::string_view name) {
@@ -453,7 +445,8 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
       if (row.name == "Slurm") throw said.error();
       // Only PMIx's library knows how many there are, and this process may not load it: it would have threads. All but
       // the first know that they are several, and prterun ends a job one of whose processes fails.
-      if (const auto rank = variable(environment, "PMIX_RANK"); row.name == "PMIx" && rank.value_or(0) > 0) {
+      if (const auto rank = rendezvous::possible_number(environment, "PMIX_RANK", 0);
+          row.name == "PMIx" && rank.value_or(0) > 0) {
         raise(ErrorCode::InvalidArgument,
               "`cohort run` was started several times, and each would be a job of its own -- PMIX_RANK={} (PMIx) -- "
               "let prterun start the ranks: `prterun -np N PROGRAM`; or run `cohort run -np N -H a:2,b:2 PROGRAM` "
@@ -487,11 +480,7 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
 }  // namespace
 
 Result<std::optional<NodeRole>> choose_node(const JobSpec& spec, const rendezvous::Environment& environment) {
-  try {
-    return role_of(spec, environment);
-  } catch (const Error& error) {
-    return tl::unexpected(error);
-  }
+  return result_of([&] { return role_of(spec, environment); });
 }
 
 }  // namespace cohort::launch

@@ -53,61 +53,48 @@ constexpr bool says_itself(StartMethod method) {
 /// Who is on other hosts comes by itself, at no command of ours.
 constexpr bool comes_by_itself(StartMethod method) { return method == StartMethod::Hand || says_itself(method); }
 
-/// A host that may run workers.
-struct HostSlots {
+/// A host of a job: what it may take, and, once `make_plan` has placed them, what it runs.
+struct PlannedHost {
   std::string name;   ///< for messages
-  int slots = 1;      ///< how many workers it takes
+  int slots = 1;      ///< how many ranks it takes
   bool local = true;  ///< it is the one that this process is on
   /// Several with the same one are parts of one host, each with an agent of its own, and stand beside each other;
   /// empty: it is a host by itself.
-  std::string machine = {};
-  std::vector<std::string> devices = {};  ///< GPUs that it brings along, as CUDA_VISIBLE_DEVICES names them
-  int component = -1;                     ///< of a heterogeneous Slurm job, which srun has to be told; -1: of none
-};
-
-struct PlannedHost {
-  std::string name;
+  std::string part_of = {};
+  /// GPUs that it brings along, as CUDA_VISIBLE_DEVICES names them; in a plan those of all its parts. Empty: nobody
+  /// said.
+  std::vector<std::string> devices = {};
+  int component = -1;  ///< of a heterogeneous Slurm job, which srun has to be told; -1: of none
+  // What it runs.
   int index = 0;       ///< of its agent
   int first_rank = 0;  ///< its ranks are consecutive
   int ranks = 0;
-  bool local = true;
   // Of the host that it is, or is a part of.
-  int machine = 0;                        ///< GROUP_RANK
-  int first_local = 0;                    ///< LOCAL_RANK of its first rank
-  int local_ranks = 0;                    ///< LOCAL_WORLD_SIZE
-  std::vector<std::string> devices = {};  ///< of all its parts; empty: nobody said
+  int machine = 0;      ///< GROUP_RANK
+  int first_local = 0;  ///< LOCAL_RANK of its first rank
+  int local_ranks = 0;  ///< LOCAL_WORLD_SIZE
   // Beside its ranks.
   int first_server = 0;  ///< its servers are consecutive
   int servers = 0;
   bool evaluator = false;
-  int component = -1;  ///< as HostSlots has it
 
   /// Of all roles.
   int processes() const noexcept { return ranks + servers + (evaluator ? 1 : 0); }
 };
 
-/// What a job has besides its ranks. These processes take no slots.
-struct OtherRoles {
-  int servers = 0;
-  bool colocated = false;  ///< one server on each host that has ranks, instead of that number
-  /// Where servers run, each up to its slots; `servers` 0: as many as there are slots. They may have ranks, too. Empty:
-  /// servers are on the hosts that have ranks.
-  std::vector<HostSlots> server_hosts = {};
-  bool evaluator = false;
-};
-
-/// Where servers run is found out besides (`choose_hosts`).
-OtherRoles other_roles(const JobSpec& spec);
-
+/// Which hosts there are, how others are reached, and what runs where. Before `make_plan` the hosts are those that may
+/// run something; empty: this one, and as many ranks as are wanted.
 struct Plan {
-  int world_size = 0;
-  int servers = 0;
-  bool evaluator = false;
-  int machines = 0;                ///< that have ranks
-  std::vector<PlannedHost> hosts;  ///< only those that run something; those without ranks come last
+  std::vector<PlannedHost> hosts = {};  ///< in a plan those that run something; those without ranks come last
+  /// Where servers run, each up to its slots. They may have ranks, too. Empty: on the hosts that have ranks.
+  std::vector<PlannedHost> server_hosts = {};
   StartMethod method = StartMethod::Ssh;
   std::optional<NodeRole> node = {};  ///< this command is the launcher of one of several nodes
   std::string note = {};              ///< for the user: which names are one host
+  int world_size = 0;
+  int servers = 0;
+  bool evaluator = false;
+  int machines = 0;  ///< that have ranks
 
   Roles roles() const noexcept { return {world_size, servers, evaluator}; }
 };
@@ -116,9 +103,10 @@ struct Plan {
 inline constexpr int kMostProcesses = 65536;
 
 /// Fills the hosts in order, each up to its slots. Errors (InvalidArgument): no process asked for, too many for the
-/// slots (the message says how many there are), a host named twice. Servers fill `server_hosts` likewise, and are
-/// spread evenly over the hosts that have ranks where none are named; the evaluator is on rank 0's.
-Result<Plan> make_plan(const std::vector<HostSlots>& hosts, int processes, const OtherRoles& others = {});
+/// slots (the message says how many there are), a host named twice. Of `spec` only which servers there are, and whether
+/// an evaluator: they take no slots. Servers fill `server_hosts` likewise (`spec.servers` 0: as many as there are
+/// slots), and are spread evenly over the hosts that have ranks where none are named; the evaluator is on rank 0's.
+Result<Plan> make_plan(Plan plan, int processes, const JobSpec& spec = {});
 
 /// The processes of a host, in the order in which its agent starts them: by their numbers in `Plan::roles`.
 std::vector<int> processes_of(const Plan& plan, const PlannedHost& host);

@@ -18,25 +18,25 @@ namespace cohort::launch {
 namespace {
 
 TEST(PlanTest, FillsHostsInOrder) {
-  const auto plan = make_plan({{"a", 2}, {"b", 4}, {"c", 1}}, 5);
+  const auto plan = make_plan({.hosts = {{"a", 2}, {"b", 4}, {"c", 1}}}, 5);
   ASSERT_TRUE(plan);
   ASSERT_EQ(plan->hosts.size(), 2U);
   EXPECT_EQ(plan->hosts[1].first_rank, 2);
   EXPECT_EQ(plan->hosts[1].ranks, 3);
   EXPECT_EQ(to_string(*plan), "5 processes on 2 hosts (a: ranks 0-1, b: ranks 2-4)");
-  EXPECT_EQ(to_string(*make_plan({{"a", 2}}, 1)), "1 process on 1 host (a: rank 0)");
+  EXPECT_EQ(to_string(*make_plan({.hosts = {{"a", 2}}}, 1)), "1 process on 1 host (a: rank 0)");
 }
 
 TEST(PlanTest, RefusesWhatHasNoMeaning) {
-  EXPECT_FALSE(make_plan({{"a", 2}}, 0));
-  EXPECT_FALSE(make_plan({{"a", 2}}, 3));
-  EXPECT_FALSE(make_plan({{"a", 0}}, 1));
-  EXPECT_FALSE(make_plan({{"a", 2}, {"a", 2}}, 1));
-  EXPECT_FALSE(make_plan({{"a", 1 << 20}}, 1 << 17));
+  EXPECT_FALSE(make_plan({.hosts = {{"a", 2}}}, 0));
+  EXPECT_FALSE(make_plan({.hosts = {{"a", 2}}}, 3));
+  EXPECT_FALSE(make_plan({.hosts = {{"a", 0}}}, 1));
+  EXPECT_FALSE(make_plan({.hosts = {{"a", 2}, {"a", 2}}}, 1));
+  EXPECT_FALSE(make_plan({.hosts = {{"a", 1 << 20}}}, 1 << 17));
 }
 
 TEST(PlanTest, RanksKnowTheirPlaceOnSeveralHosts) {
-  const auto plan = *make_plan({{"a", 2}, {"b", 2}}, 4);
+  const auto plan = *make_plan({.hosts = {{"a", 2}, {"b", 2}}}, 4);
   JobFacts facts;
   facts.master_address = "a";
   facts.master_port = 1234;
@@ -57,8 +57,8 @@ TEST(PlanTest, RanksKnowTheirPlaceOnSeveralHosts) {
 }
 
 TEST(PlanTest, PartsOfAHostCountTheirRanksTogether) {
-  const auto plan =
-      make_plan({{"a", 1, false, "a", {"0", "1"}}, {"a", 2, false, "a", {"3", "1"}}, {"b", 1, false, "b"}}, 4);
+  const auto plan = make_plan(
+      {.hosts = {{"a", 1, false, "a", {"0", "1"}}, {"a", 2, false, "a", {"3", "1"}}, {"b", 1, false, "b"}}}, 4);
   ASSERT_TRUE(plan);
   EXPECT_EQ(to_string(*plan), "4 processes on 2 hosts (a: ranks 0-2, b: rank 3)");
   const auto has = [&plan](std::size_t host, int rank, std::initializer_list<const char*> wanted) {
@@ -72,7 +72,8 @@ TEST(PlanTest, PartsOfAHostCountTheirRanksTogether) {
 }
 
 TEST(PlanTest, ServersAreSpreadOverTheHostsAndAreNoRanks) {
-  const auto plan = *make_plan({{"a", 2}, {"b", 2}, {"c", 2}}, 5, {.servers = 4, .evaluator = true});
+  const auto plan =
+      *make_plan({.hosts = {{"a", 2}, {"b", 2}, {"c", 2}}}, 5, {.servers = 4, .evaluator = ProgramRequest()});
   EXPECT_EQ(plan.world_size, 5);
   EXPECT_EQ(to_string(plan),
             "5 processes, 4 servers and an evaluator on 3 hosts (a: ranks 0-1, servers 0-1, evaluator, b: ranks 2-3, "
@@ -86,17 +87,17 @@ TEST(PlanTest, ServersAreSpreadOverTheHostsAndAreNoRanks) {
   EXPECT_EQ(roles.names_of({3, 4, 5, 6, 9}), "ranks 3-4, servers 0-1, evaluator");
   EXPECT_EQ(file_name(Role::Server, 3), "server-3");
   // Fewer servers than hosts: the first hosts have them.
-  EXPECT_EQ(make_plan({{"a", 1}, {"b", 1}}, 2, {.servers = 1})->hosts[1].servers, 0);
+  EXPECT_EQ(make_plan({.hosts = {{"a", 1}, {"b", 1}}}, 2, {.servers = 1})->hosts[1].servers, 0);
   // A host that runs no rank runs no server either.
-  const auto each = *make_plan({{"a", 2}, {"b", 2}, {"c", 2}}, 3, {.colocated = true});
+  const auto each = *make_plan({.hosts = {{"a", 2}, {"b", 2}, {"c", 2}}}, 3, {.colocated = true});
   EXPECT_EQ(each.servers, 2);
   EXPECT_EQ(each.hosts[1].first_server, 1);
-  EXPECT_FALSE(make_plan({{"a", 2}}, 2, {.servers = -1}));
-  EXPECT_FALSE(make_plan({{"a", 2}}, 2, {.servers = kMostProcesses}));
+  EXPECT_FALSE(make_plan({.hosts = {{"a", 2}}}, 2, {.servers = -1}));
+  EXPECT_FALSE(make_plan({.hosts = {{"a", 2}}}, 2, {.servers = kMostProcesses}));
 }
 
 TEST(PlanTest, ServersFillTheHostsThatAreNamedForThem) {
-  const auto plan = *make_plan({{"a", 2}, {"b", 2}}, 3, {.server_hosts = {{"c", 2, false}, {"b", 1}}});
+  const auto plan = *make_plan({.hosts = {{"a", 2}, {"b", 2}}, .server_hosts = {{"c", 2, false}, {"b", 1}}}, 3);
   EXPECT_EQ(to_string(plan),
             "3 processes and 3 servers on 3 hosts (a: ranks 0-1, b: rank 2, server 2, c: servers 0-1)");
   EXPECT_EQ(plan.machines, 2);  // GROUP_WORLD_SIZE
@@ -105,16 +106,16 @@ TEST(PlanTest, ServersFillTheHostsThatAreNamedForThem) {
   EXPECT_EQ(processes_of(plan, plan.hosts[2]), (std::vector{3, 4}));
   EXPECT_EQ(hosts_of_processes(plan), (std::vector<std::string>{"a", "a", "b", "c", "c", "b"}));
   // Fewer than they take: the first ones have them, and the others are not there.
-  const auto fewer = *make_plan({{"a", 1}}, 1, {.servers = 1, .server_hosts = {{"c", 2}, {"d", 1}}});
+  const auto fewer = *make_plan({.hosts = {{"a", 1}}, .server_hosts = {{"c", 2}, {"d", 1}}}, 1, {.servers = 1});
   EXPECT_EQ(to_string(fewer), "1 process and 1 server on 2 hosts (a: rank 0, c: server 0)");
-  EXPECT_NE(std::string(make_plan({{"a", 1}}, 1, {.servers = 4, .server_hosts = {{"c", 3}}}).error().what())
+  EXPECT_NE(std::string(make_plan({.hosts = {{"a", 1}}, .server_hosts = {{"c", 3}}}, 1, {.servers = 4}).error().what())
                 .find("4 servers do not fit the 3 slots of --server-hosts"),
             std::string::npos);
-  EXPECT_FALSE(make_plan({{"a", 1}}, 1, {.server_hosts = {{"c", 1}, {"c", 1}}}));
+  EXPECT_FALSE(make_plan({.hosts = {{"a", 1}}, .server_hosts = {{"c", 1}, {"c", 1}}}, 1));
 }
 
 TEST(PlanTest, AServerIsToldItsRoleAndNothingOfARank) {
-  const auto plan = *make_plan({{"a", 1}, {"b", 1}}, 2, {.servers = 2});
+  const auto plan = *make_plan({.hosts = {{"a", 1}, {"b", 1}}}, 2, {.servers = 2});
   JobFacts facts;
   facts.job_id = "job";
   facts.store = "a:7";
@@ -134,7 +135,7 @@ TEST(PlanTest, AServerIsToldItsRoleAndNothingOfARank) {
 }
 
 TEST(RankEnvironmentTest, EveryVariableIsInTheTable) {
-  const Plan plan = *make_plan({{"a", 1}}, 1);
+  const Plan plan = *make_plan({.hosts = {{"a", 1}}}, 1);
   JobFacts facts;
   facts.tf_addresses = {"a:1"};
   auto all = rank_environment(plan, plan.hosts[0], 0, facts);
@@ -149,7 +150,7 @@ TEST(RankEnvironmentTest, EveryVariableIsInTheTable) {
 }
 
 TEST(RankEnvironmentTest, TensorFlowsClusterHasEveryRankAsAWorker) {
-  const Plan plan = *make_plan({{"a", 2}, {"b", 1}}, 3);
+  const Plan plan = *make_plan({.hosts = {{"a", 2}, {"b", 1}}}, 3);
   JobFacts facts;
   const auto value_of = [&](const PlannedHost& host, int rank) {
     constexpr std::string_view kName = "TF_CONFIG=";
@@ -194,7 +195,7 @@ TEST(RankEnvironmentTest, TensorFlowsClusterWithServersHasAChief) {
 }
 
 TEST(RankEnvironmentTest, HorovodsNumbersOfHostsThatDiffer) {
-  const Plan plan = *make_plan({{"a", 1}, {"b", 3}, {"c", 2}}, 6);
+  const Plan plan = *make_plan({.hosts = {{"a", 1}, {"b", 3}, {"c", 2}}}, 6);
   const auto has = [](const std::vector<std::string>& env, const char* wanted) {
     return std::find(env.begin(), env.end(), wanted) != env.end();
   };

@@ -276,11 +276,11 @@ std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& 
 
 void remove_rank_variables(Environment& environment) {
   // Of a plan of one rank: what ranks are told and other processes are not.
-  Environment ranks(rank_environment({1, 0, false, 1, {}}, {}, 0, {}));
-  for (const std::string& of_all : other_environment({1, 1, false, 1, {}}, {}, 1, {}))
+  Environment ranks(rank_environment({.world_size = 1, .machines = 1}, {}, 0, {}));
+  for (const std::string& of_all : other_environment({.world_size = 1, .servers = 1, .machines = 1}, {}, 1, {}))
     ranks.remove(of_all.substr(0, of_all.find('=')));
   for (const auto& [name, value] : ranks.variables()) environment.remove(name);
-  for (const std::string& of_horovod : horovod_environment({1, 0, false, 1, {}}, {}, 0))
+  for (const std::string& of_horovod : horovod_environment({.world_size = 1, .machines = 1}, {}, 0))
     environment.remove(of_horovod.substr(0, of_horovod.find('=')));
 }
 

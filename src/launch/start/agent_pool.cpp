@@ -206,11 +206,11 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
   AgentHandle& member = **found;
   if (hello.nodes > 0) {
     member.host.name = name_for(hello, member.host.index);
-    member.host.ranks = hello.ranks;
+    member.host.slots = hello.ranks;
   } else if (method_ == StartMethod::Owner) {
-    member.host.name = member.machine = hello.host;
-    member.host.ranks = hello.ranks;
-    member.devices = hello.devices;
+    member.host.name = member.host.part_of = hello.host;
+    member.host.slots = hello.ranks;
+    member.host.devices = hello.devices;
   }
   member.channel = std::make_unique<Channel>(
       loop_, std::move(connection),
@@ -372,8 +372,10 @@ void AgentPool::send_exit_status(int status) {
 
 void AgentPool::sort_by_host() {
   std::map<std::string, int> first;
-  for (const auto& member : members_) first.emplace(member->machine, member->host.index);
-  const auto place = [&first](const auto& member) { return std::pair(first[member->machine], member->host.index); };
+  for (const auto& member : members_) first.emplace(member->host.part_of, member->host.index);
+  const auto place = [&first](const auto& member) {
+    return std::pair(first[member->host.part_of], member->host.index);
+  };
   std::ranges::sort(members_, [&](const auto& a, const auto& b) { return place(a) < place(b); });
 }
 

@@ -24,8 +24,6 @@ namespace cohort::launch {
 /// One agent, from its start to its end.
 struct AgentHandle {
   PlannedHost host;
-  std::string machine;               ///< of one that says itself where it is: its host
-  std::vector<std::string> devices;  ///< and its GPUs
   AgentProcess process;
   std::unique_ptr<RemoteStart> remote;  ///< where a command is in between
   std::uint16_t free_port = 0;          ///< that the agent holds for the job, on its host

@@ -54,9 +54,9 @@ void check_name(const std::string& name) {
   }
 }
 
-std::vector<HostSlots> from(Result<std::vector<rendezvous::HostSlots>> parsed, std::string_view where) {
+std::vector<PlannedHost> from(Result<std::vector<rendezvous::HostSlots>> parsed, std::string_view where) {
   try {
-    std::vector<HostSlots> hosts;
+    std::vector<PlannedHost> hosts;
     for (const rendezvous::HostSlots& host : value_or_throw(std::move(parsed))) {
       check_name(host.host);
       hosts.push_back({host.host, host.slots.value_or(1), false});
@@ -68,7 +68,7 @@ std::vector<HostSlots> from(Result<std::vector<rendezvous::HostSlots>> parsed, s
   }
 }
 
-std::vector<HostSlots> from_file(const std::string& path) {
+std::vector<PlannedHost> from_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (!file.is_open() || file.bad()) raise(ErrorCode::InvalidArgument, "--hostfile {}: {}", path, errno_text(errno));
@@ -76,13 +76,13 @@ std::vector<HostSlots> from_file(const std::string& path) {
 }
 
 struct Allocation {
-  std::vector<HostSlots> hosts;
+  std::vector<PlannedHost> hosts;
   std::map<std::string, int> components;  ///< the first of each host, where there are several
-  std::vector<std::vector<HostSlots>> of_components;
+  std::vector<std::vector<PlannedHost>> of_components;
 };
 
 /// The nodes that variables with this ending name.
-std::vector<HostSlots> nodes_of(const Environment& environment, const std::string& ending) {
+std::vector<PlannedHost> nodes_of(const Environment& environment, const std::string& ending) {
   const std::string list = "SLURM_JOB_NODELIST" + ending, tasks = "SLURM_TASKS_PER_NODE" + ending;
   const std::string nodes = environment.find(list).value_or("");
   const auto names = rendezvous::parse_slurm_hosts(nodes);
@@ -94,14 +94,14 @@ std::vector<HostSlots> nodes_of(const Environment& environment, const std::strin
     // Within a step it may describe the step's nodes only.
     if (parsed->size() == slots.size()) slots = *std::move(parsed);
   }
-  std::vector<HostSlots> hosts;
+  std::vector<PlannedHost> hosts;
   for (std::size_t i = 0; i < names->size(); ++i) hosts.push_back({(*names)[i], slots[i], false});
   return hosts;
 }
 
 /// A node may be in two components.
-void merge(std::vector<HostSlots>& hosts, const std::vector<HostSlots>& more) {
-  for (const HostSlots& node : more) {
+void merge(std::vector<PlannedHost>& hosts, const std::vector<PlannedHost>& more) {
+  for (const PlannedHost& node : more) {
     const auto known = std::ranges::find_if(hosts, [&](const auto& one) { return one.name == node.name; });
     if (known == hosts.end())
       hosts.push_back(node);
@@ -134,22 +134,22 @@ Allocation from_slurm(const Environment& environment) {
             "script or shell, with all of its environment",
             *components, component);
     }
-    std::vector<HostSlots> nodes = nodes_of(environment, ending);
+    std::vector<PlannedHost> nodes = nodes_of(environment, ending);
     merge(all.hosts, nodes);
-    for (const HostSlots& node : nodes) all.components.emplace(node.name, component);
+    for (const PlannedHost& node : nodes) all.components.emplace(node.name, component);
     all.of_components.push_back(std::move(nodes));
   }
   return all;
 }
 
 /// This host may have several names: in all lists it gets the first, and in each the slots of all.
-void mark_local(HostChoice& choice, Starter starter) {
+void mark_local(Plan& choice, Starter starter) {
   std::string first;
-  for (std::vector<HostSlots>* const hosts : {&choice.hosts, &choice.server_hosts}) {
-    HostSlots* here = nullptr;
-    std::vector<HostSlots> once;
+  for (std::vector<PlannedHost>* const hosts : {&choice.hosts, &choice.server_hosts}) {
+    PlannedHost* here = nullptr;
+    std::vector<PlannedHost> once;
     once.reserve(hosts->size());
-    for (HostSlots& host : *hosts) {
+    for (PlannedHost& host : *hosts) {
       host.local = starter == Starter::Local || is_this_host(host.name);
       if (host.local && starter != Starter::Local) {
         if (first.empty()) first = host.name;
@@ -167,7 +167,7 @@ void mark_local(HostChoice& choice, Starter starter) {
   }
 }
 
-std::vector<HostSlots> hosts_of_servers(const std::string& wished, const Allocation& slurm) {
+std::vector<PlannedHost> hosts_of_servers(const std::string& wished, const Allocation& slurm) {
   constexpr std::string_view kComponent = "component ";
   if (!wished.starts_with(kComponent)) return from(rendezvous::parse_host_slots(wished), "--server-hosts " + wished);
   const auto component = parse_integer<std::size_t>(std::string_view(wished).substr(kComponent.size()));
@@ -180,15 +180,15 @@ std::vector<HostSlots> hosts_of_servers(const std::string& wished, const Allocat
 }
 
 /// Whole hosts are the servers' own.
-void leave_to_servers(std::vector<HostSlots>& hosts, const std::vector<HostSlots>& servers) {
-  std::erase_if(hosts, [&servers](const HostSlots& host) {
-    return std::ranges::any_of(servers, [&](const HostSlots& one) { return one.name == host.name; });
+void leave_to_servers(std::vector<PlannedHost>& hosts, const std::vector<PlannedHost>& servers) {
+  std::erase_if(hosts, [&servers](const PlannedHost& host) {
+    return std::ranges::any_of(servers, [&](const PlannedHost& one) { return one.name == host.name; });
   });
 }
 
-bool all_among(const std::vector<HostSlots>& hosts, const std::vector<HostSlots>& others) {
-  return std::ranges::all_of(hosts, [&others](const HostSlots& host) {
-    return std::ranges::any_of(others, [&host](const HostSlots& other) { return other.name == host.name; });
+bool all_among(const std::vector<PlannedHost>& hosts, const std::vector<PlannedHost>& others) {
+  return std::ranges::all_of(hosts, [&others](const PlannedHost& host) {
+    return std::ranges::any_of(others, [&host](const PlannedHost& other) { return other.name == host.name; });
   });
 }
 
@@ -217,11 +217,11 @@ bool is_this_host(const std::string& name) {
   return !listed.empty() && std::ranges::all_of(listed, is_own);
 }
 
-HostChoice choose_hosts(const JobSpec& spec, const Environment& environment) {
+Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
   if (!spec.hosts.empty() && !spec.host_file.empty())
     raise(ErrorCode::InvalidArgument, "-H and --hostfile: one of them says which hosts there are");
   const Allocation slurm = from_slurm(environment);
-  HostChoice choice;
+  Plan choice;
   if (!spec.server_hosts.empty()) choice.server_hosts = hosts_of_servers(spec.server_hosts, slurm);
   if (!spec.hosts.empty() || !spec.host_file.empty()) {
     choice.hosts = spec.host_file.empty() ? from(rendezvous::parse_host_slots(spec.hosts), "-H " + spec.hosts)
@@ -244,7 +244,7 @@ HostChoice choose_hosts(const JobSpec& spec, const Environment& environment) {
       raise(ErrorCode::InvalidArgument, "--nodes {}: which? name them with -H a,b or --hostfile FILE", spec.nodes);
     if (spec.per_node > 0) choice.hosts = {{sys::host_name(), spec.per_node, true}};
     if (choice.server_hosts.empty()) return choice;
-    for (HostSlots& host : choice.server_hosts) {
+    for (PlannedHost& host : choice.server_hosts) {
       if (is_this_host(host.name)) host.name = sys::host_name();  // which ranks are on, and under this name
     }
   }
@@ -255,7 +255,7 @@ HostChoice choose_hosts(const JobSpec& spec, const Environment& environment) {
   }
   if (count > 0 && count < choice.hosts.size()) choice.hosts.resize(count);
   if (spec.per_node > 0) {
-    for (HostSlots& host : choice.hosts) host.slots = spec.per_node;
+    for (PlannedHost& host : choice.hosts) host.slots = spec.per_node;
   }
   switch (spec.starter) {
     case Starter::Auto:
@@ -277,7 +277,7 @@ HostChoice choose_hosts(const JobSpec& spec, const Environment& environment) {
   if (choice.method == StartMethod::Slurm) {
     // On this node, too, what the allocation has is given to a step: its GPUs, its cores, its limits.
     for (auto* const hosts : {&choice.hosts, &choice.server_hosts}) {
-      for (HostSlots& host : *hosts) {
+      for (PlannedHost& host : *hosts) {
         host.local = false;
         if (const auto found = slurm.components.find(host.name); found != slurm.components.end())
           host.component = found->second;
@@ -367,7 +367,7 @@ void check_by_hand(const JobSpec& spec) {
 }
 
 /// Of launchers that are several: with so many ranks on each.
-std::vector<HostSlots> hosts_of_nodes(const JobSpec& spec, const NodeRole& node, int ranks) {
+std::vector<PlannedHost> hosts_of_nodes(const JobSpec& spec, const NodeRole& node, int ranks) {
   if (spec.owner_pid) {
     raise(ErrorCode::InvalidArgument,
           "{}: the process that starts this job for itself is one of several, each of which would start one -- start "
@@ -388,7 +388,7 @@ std::vector<HostSlots> hosts_of_nodes(const JobSpec& spec, const NodeRole& node,
           "--server-hosts: a launcher on each node starts servers on these nodes -- leave it out, or start the job "
           "from one of them by -H{}",
           spec.origin_of("--server-hosts"));
-  std::vector<HostSlots> hosts;
+  std::vector<PlannedHost> hosts;
   for (int index = 0; index < node.count; ++index) {
     const bool here = index == std::max(0, node.rank);
     hosts.push_back({here ? sys::host_name() : fmt::format("node {}", index), ranks, here});
@@ -401,53 +401,45 @@ std::vector<HostSlots> hosts_of_nodes(const JobSpec& spec, const NodeRole& node,
 Plan plan_of(const JobSpec& spec) {
   int processes = processes_wanted(spec);
   check_servers(spec);
-  OtherRoles others = other_roles(spec);
-  HostChoice choice;
-  std::optional<NodeRole> node;
+  Plan plan;
   if (spec.agents > 0) {
     if (!spec.invitation_fd || spec.names_hosts() || spec.processes)
       raise(ErrorCode::InvalidArgument,
             "--agents: --invitation-fd is wanted, and neither hosts nor a number of processes");
-    choice.method = StartMethod::Owner;
-    for (int agent = 0; agent < spec.agents; ++agent)
-      choice.hosts.push_back({fmt::format("agent {}", agent), 1, false});
+    plan.method = StartMethod::Owner;
+    for (int agent = 0; agent < spec.agents; ++agent) plan.hosts.push_back({fmt::format("agent {}", agent), 1, false});
     processes = 0;  // as many as they take
   } else {
-    node = value_or_throw(choose_node(spec, rendezvous::current_environment()));
+    auto node = value_or_throw(choose_node(spec, rendezvous::current_environment()));
     if (node && node->count > 1) {
       node->secret_file = !spec.secret_file.empty() ? spec.secret_file : env::text(env::kSecretFile);
-      choice.hosts = hosts_of_nodes(spec, *node, processes != 0 ? processes : sys::usable_cores());
-      choice.method = StartMethod::Launcher;
+      plan.hosts = hosts_of_nodes(spec, *node, processes != 0 ? processes : sys::usable_cores());
+      plan.method = StartMethod::Launcher;
+      plan.node = std::move(node);
       processes = 0;  // as many as the nodes have
     } else {
       // One that is to be the only one is that in an allocation of several nodes, too.
       const bool asks_for_hosts =
           spec.names_hosts() || !spec.server_hosts.empty() || spec.per_node != 0 || spec.starter != Starter::Auto;
       if (!node || asks_for_hosts) {
-        choice = choose_hosts(spec, Environment::current());
+        plan = choose_hosts(spec, Environment::current());
         check_by_hand(spec);
       }
-      node.reset();
     }
   }
   // MPI connects only what its own launcher has started, and here `cohort run` starts the ranks.
-  if (choice.hosts.size() > 1 && spec.agents == 0 && env::text(env::kTransport) == "mpi") {
+  if (plan.hosts.size() > 1 && spec.agents == 0 && env::text(env::kTransport) == "mpi") {
     raise(ErrorCode::InvalidArgument,
           "COHORT_TRANSPORT=mpi: `cohort run` starts the ranks itself, and MPI knows only those of its own launcher -- "
           "start them by it, without `cohort run`: COHORT_TRANSPORT=mpi mpirun -np 4 ./train, or srun");
   }
-  others.server_hosts = std::move(choice.server_hosts);
-  if (choice.hosts.empty()) {
-    choice.hosts = {{sys::host_name(), kMostProcesses}};
+  if (plan.hosts.empty()) {
+    plan.hosts = {{sys::host_name(), kMostProcesses}};
     if (processes == 0) processes = sys::usable_cores();
   } else if (processes == 0) {
-    for (const HostSlots& host : choice.hosts) processes += host.slots;
+    for (const PlannedHost& host : plan.hosts) processes += host.slots;
   }
-  Plan plan = value_or_throw(make_plan(choice.hosts, processes, others));
-  plan.method = choice.method;
-  plan.node = std::move(node);
-  plan.note = std::move(choice.note);
-  return plan;
+  return value_or_throw(make_plan(std::move(plan), processes, spec));
 }
 
 }  // namespace cohort::launch

@@ -12,16 +12,9 @@
 
 namespace cohort::launch {
 
-/// What `choose_hosts` finds.
-struct HostChoice {
-  std::vector<HostSlots> hosts;         ///< empty: this host, and as many as are wanted
-  std::vector<HostSlots> server_hosts;  ///< empty: those of the ranks
-  StartMethod method = StartMethod::Ssh;
-  std::string note;  ///< of names that are one host; empty: there are none
-};
-
-/// Throws Error (InvalidArgument).
-HostChoice choose_hosts(const JobSpec& spec, const Environment& environment);
+/// The hosts that may run something, and how they are reached: a plan with nobody in it yet. Throws Error
+/// (InvalidArgument).
+Plan choose_hosts(const JobSpec& spec, const Environment& environment);
 
 /// Who runs what where, and how the other hosts are reached. Throws Error (InvalidArgument) where options contradict
 /// each other or the environment, or the hosts have too few slots.

@@ -230,14 +230,14 @@ TEST(OneLine, NothingInItCanSteerATerminal) {
 }
 
 std::string chosen(const JobSpec& options, const std::vector<std::string>& environment = {}) {
-  const auto shown = [](const std::vector<HostSlots>& hosts) {
+  const auto shown = [](const std::vector<PlannedHost>& hosts) {
     std::string text;
-    for (const HostSlots& host : hosts)
+    for (const PlannedHost& host : hosts)
       text += " " + host.name + ":" + std::to_string(host.slots) + (host.local ? "*" : "");
     return text;
   };
   try {
-    const HostChoice choice = choose_hosts(options, Environment(environment));
+    const Plan choice = choose_hosts(options, Environment(environment));
     return std::string(start_method_name(choice.method)) + shown(choice.hosts) +
            (options.server_hosts.empty() ? "" : " |" + shown(choice.server_hosts));
   } catch (const Error& error) {
@@ -343,7 +343,8 @@ TEST(Hosts, AHeterogeneousJobHasTheNodesOfAllItsComponents) {
   const auto components_of = [](std::vector<std::string> variables) {
     variables.insert(variables.end(), {"SLURM_JOB_ID=7", "SLURM_HET_SIZE=2"});
     std::map<std::string, int> components;
-    for (const HostSlots& host : choose_hosts({}, Environment(variables)).hosts) components[host.name] = host.component;
+    for (const PlannedHost& host : choose_hosts({}, Environment(variables)).hosts)
+      components[host.name] = host.component;
     return components;
   };
   // Of a batch script, which runs in the first component.

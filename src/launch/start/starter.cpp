@@ -10,6 +10,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,7 +25,6 @@
 namespace cohort::launch {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostText = std::size_t{1} << 20;
 constexpr std::size_t kMostInPipe = std::size_t{1} << 20;  // the most that a pipe can be set to
 
@@ -40,82 +40,120 @@ Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::str
   return *std::move(process);
 }
 
-int milliseconds_until(Clock::time_point deadline) {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<long long>(left, 0, 1'000'000));
-}
-
-/// Ends what is left of the child and its group, and reaps the child.
-int end(const sys::ChildProcess& child) {
-  ::kill(-child.pid, SIGKILL);
-  int word = 0;
-  while (::waitpid(child.pid, &word, 0) < 0 && errno == EINTR) {
-  }
-  return word;
-}
-
 }  // namespace
 
+SideCommand::SideCommand(Loop& loop, Options options) : options_(std::move(options)) {
+  sys::SpawnOptions& spawn = options_.spawn;
+  sys::UniqueFd theirs;
+  if (options_.output != Options::Output::None) {
+    Pipe pipe = value_or_throw(make_pipe());
+    output_ = std::move(pipe.read_end);
+    theirs = std::move(pipe.write_end);
+    (void)::fcntl(output_.get(), F_SETFL, O_NONBLOCK);
+    spawn.stderr_fd = theirs.get();
+    if (options_.output == Options::Output::All) spawn.stdout_fd = theirs.get();
+  }
+  const sys::UniqueFd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  if (spawn.stdout_fd < 0) spawn.stdout_fd = nowhere.get();
+  if (spawn.stderr_fd < 0) spawn.stderr_fd = nowhere.get();
+  process_ = value_or_throw(launch::spawn(spawn, spawn.path));
+  if (output_) {
+    output_watch_ = Watch(loop, output_.get());
+    output_watch_.on_readable([this] { read(); });
+  }
+  process_watch_ = Watch(loop, process_.pidfd.get());
+  process_watch_.on_readable([this] { end(); });
+}
+
+SideCommand::Options SideCommand::cohort(std::vector<std::string> arguments, int parent_death_signal) {
+  Options options;
+  options.spawn.path = value_or_throw(own_command());
+  options.spawn.arguments = std::move(arguments);
+  options.spawn.arguments.insert(options.spawn.arguments.begin(), "cohort");
+  options.spawn.environment = Environment::current().assignments();
+  options.spawn.group = sys::Group::Session;
+  options.spawn.parent_death_signal = parent_death_signal;
+  return options;
+}
+
+// No more at once than lies in a pipe: what it has left behind may write for ever.
+void SideCommand::read() {
+  char bytes[16384];
+  for (std::size_t all = 0; all <= kMostInPipe;) {
+    const ssize_t got = ::read(output_.get(), bytes, sizeof bytes);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {
+      output_watch_ = Watch();
+      return;
+    }
+    all += static_cast<std::size_t>(got);
+    options_.on_output({bytes, static_cast<std::size_t>(got)});
+  }
+}
+
+void SideCommand::end() {
+  process_watch_ = Watch();
+  if (output_watch_) read();
+  const auto status = sys::peek_exit_status(process_.pid);
+  const auto told = options_.on_ended;  // a copy: it may destroy this
+  if (told) told(status.value_or(sys::ExitStatus{}));
+}
+
+bool SideCommand::wait(net::Deadline deadline) {
+  while (true) {
+    pollfd waiting{process_.pidfd.get(), POLLIN, 0};
+    if (::poll(&waiting, 1, net::poll_timeout(deadline)) > 0) return true;
+    if (net::passed(deadline)) return false;
+  }
+}
+
+SideCommand::~SideCommand() {
+  if (output_watch_) read();
+  // (Swept already, perhaps, where the job has ended as a whole: then the pid may be somebody else's.)
+  if (::syscall(SYS_pidfd_send_signal, process_.pidfd.get(), SIGKILL, nullptr, 0) != 0) return;
+  ::kill(-process_.pid, SIGKILL);  // what it has left in the background
+  while (::waitpid(process_.pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
 Result<Captured> capture(const std::vector<std::string>& command, std::chrono::milliseconds limit) {
-  const Clock::time_point deadline = Clock::now() + limit;
-  const Environment environment = Environment::current();
   ProgramRequest request;
   request.program = command.front();
   request.arguments.assign(command.begin() + 1, command.end());
   request.python = ProgramRequest::Python::Never;
+  const Environment environment = Environment::current();
   auto program = resolve_program(request, environment);
   if (!program) return tl::unexpected(program.error());
-
-  auto pipe = make_pipe();
-  if (!pipe) return tl::unexpected(pipe.error());
-  auto& [out, in] = *pipe;
-  sys::SpawnOptions options;
-  options.path = program->path;
-  options.arguments = program->arguments;
-  options.environment = environment.assignments();
-  options.stdout_fd = in.get();
-  options.stderr_fd = in.get();
-  options.group = sys::Group::Own;
-  options.parent_death_signal = SIGKILL;
-  auto child = spawn(options, command.front());
-  in.reset();
-  if (!child) return tl::unexpected(child.error());
-
+  Loop loop;
   Captured captured;
-  const auto too_late = [&] {
-    end(*child);
-    return fail(ErrorCode::Timeout, "{} has not ended within {:g} s", command.front(),
-                std::chrono::duration<double>(limit).count());
+  bool ended = false;
+  SideCommand::Options options;
+  options.spawn.path = program->path;
+  options.spawn.arguments = program->arguments;
+  options.spawn.environment = environment.assignments();
+  options.spawn.group = sys::Group::Own;
+  options.spawn.parent_death_signal = SIGKILL;
+  options.output = SideCommand::Options::Output::All;
+  options.on_output = [&captured](std::string_view bytes) {
+    if (captured.text.size() < kMostText) captured.text.append(bytes);
   };
   // Its end counts, and not the pipe's: what it has started may hold that open.
-  std::size_t after_end = 0;
-  while (true) {
-    if (Clock::now() >= deadline) return too_late();
-    std::array<pollfd, 2> waited{{{out.get(), POLLIN, 0}, {child->pidfd.get(), POLLIN, 0}}};
-    const int ready = ::poll(waited.data(), waited.size(), milliseconds_until(deadline));
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready <= 0) return too_late();
-    bool ended = waited[1].revents != 0;
-    if (waited[0].revents != 0) {
-      std::array<char, 16384> buffer;
-      const ssize_t got = ::read(out.get(), buffer.data(), buffer.size());
-      if (got > 0) {
-        if (captured.text.size() < kMostText) captured.text.append(buffer.data(), static_cast<std::size_t>(got));
-        // What it has written lies in the pipe, which holds 64 KiB; what comes beyond is another's.
-        if (ended) after_end += static_cast<std::size_t>(got);
-        if (after_end <= kMostInPipe) continue;
-      }
-      if (!ended) {
-        // It has closed its output, and runs on.
-        pollfd last{child->pidfd.get(), POLLIN, 0};
-        if (::poll(&last, 1, milliseconds_until(deadline)) <= 0) return too_late();
-        ended = true;
-      }
-    }
-    if (ended) break;
+  options.on_ended = [&](const sys::ExitStatus& status) {
+    captured.status = status.shell_status();
+    ended = true;
+    loop.stop();
+  };
+  const Timer late(loop, limit, [&loop] { loop.stop(); });
+  try {
+    const SideCommand child(loop, std::move(options));
+    loop.run();
+  } catch (const Error& error) {
+    return tl::unexpected(error);
   }
-  captured.status = sys::exit_status_from_wait(end(*child)).shell_status();
-  return captured;
+  if (ended) return captured;
+  return fail(ErrorCode::Timeout, "{} has not ended within {:g} s", command.front(),
+              std::chrono::duration<double>(limit).count());
 }
 
 namespace {

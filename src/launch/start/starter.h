@@ -1,6 +1,7 @@
 // Places one agent on a host. A starter is the only part that knows how a host is reached; what it returns looks the
 // same for every kind: a process on this host that ends when the agent has ended, and a lifeline that tells the agent,
-// by its end, that the supervisor is gone. Starters keep no state; the agent pool's thread calls them.
+// by its end, that the supervisor is gone. Starters keep no state; the agent pool's thread calls them. And SideCommand:
+// any other program that runs beside this one.
 #pragma once
 
 #include "base/process.h"
@@ -22,6 +23,39 @@
 #include <vector>
 
 namespace cohort::launch {
+
+/// A program that runs beside this one, in a group of its own at least. Ends with it at the latest.
+class SideCommand {
+ public:
+  struct Options {
+    sys::SpawnOptions spawn;  ///< what its output is not taken of goes where these descriptors say
+    enum class Output { None, Errors, All } output = Output::None;
+    std::function<void(std::string_view)> on_output = {};  ///< gets that, as it comes
+    /// Once it has ended, and what it printed has been handed on; may destroy this.
+    std::function<void(const sys::ExitStatus&)> on_ended;
+  };
+  /// Throws Unavailable.
+  SideCommand(Loop& loop, Options options);
+  /// Hands on what it has printed by then, and kills it, and what it has started in its group.
+  ~SideCommand();
+  SideCommand(const SideCommand&) = delete;
+  SideCommand& operator=(const SideCommand&) = delete;
+
+  /// Another `cohort`, with these arguments, in a session of its own: a Ctrl-C is for the job.
+  static Options cohort(std::vector<std::string> arguments, int parent_death_signal);
+  pid_t pid() const noexcept { return process_.pid; }
+  /// Waits, until `deadline`. False if it still runs; else `end` is called next.
+  bool wait(net::Deadline deadline);
+  void end();
+
+ private:
+  void read();
+
+  Options options_;
+  sys::ChildProcess process_;
+  sys::UniqueFd output_;
+  Watch output_watch_, process_watch_;
+};
 
 struct Captured {
   int status = 0;    ///< as a shell gives it

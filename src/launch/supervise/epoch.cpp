@@ -1,75 +1,90 @@
-// Of an epoch: servers that fail while it goes on, and are started again, or gone on without.
-#include "launch/supervise/job.h"
+#include "launch/supervise/epoch.h"
 
 #include <cohort/exit_status.h>
 
-#include "base/hardware.h"
-#include "base/log.h"
-#include "launch/health/verdict.h"
-#include "launch/output/other_hosts.h"
-#include "launch/output/run_folder.h"
-#include "launch/supervise/supervisor.h"
-#include "telemetry/last_words.h"
+#include "base/signals.h"
+#include "base/terminal.h"
+#include "launch/processes.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
+#include <cstddef>
 #include <utility>
-#include <vector>
 
 namespace cohort::launch {
 namespace {
 
-/// The cores of this host, where it has more ranks than these; else 0.
-int crowded_cores(const Plan& plan) {
-  const int cores = sys::usable_cores();
-  const bool crowded =
-      std::ranges::any_of(plan.hosts, [cores](const PlannedHost& host) { return host.local && host.ranks > cores; });
-  return crowded ? cores : 0;
-}
+/// For the rank that others have fallen after to be dead, too; as often while a rank that has left its world goes on to
+/// run its last destructors, or a host is silent, which may be lost.
+constexpr auto kCauseTime = std::chrono::milliseconds(500);
+constexpr int kMostCauseWaits = 10;
+/// A rank's failure is told so long after it at the latest.
+constexpr auto kTellTime = std::chrono::milliseconds(700);
+/// For more hosts to fail, once the agent of one cannot be started.
+constexpr auto kOtherHostsTime = std::chrono::milliseconds(1500);
+constexpr std::size_t kMostHostsTold = 8;
 
 }  // namespace
 
-Epoch::Epoch(Job& job) : job_(job), agents_(*job.agents_), stopping_(job.loop_, spec_.grace, stopping_events()) {
-  static_cast<Attempt&>(state_) = {};
-  state_.start = utc_now();
-  if (spec_.keep_logs) state_.log_folder = absolute_path(job_.logs_below(job_.folder_.path));
-  limits_.start = Timer(job_.loop_, start_timeout_, [this] {
-    const Plan& plan = job_.setup_.plan;
-    const int cores = crowded_cores(plan);
-    fail_start(fmt::format(
-        "no sign of running ranks from {} after {:.0f} s{}", agents_.missing(),
-        std::chrono::duration<double>(start_timeout_).count(),
-        cores == 0
-            ? std::string()
-            : fmt::format(
-                  ": {} processes share the {} core{} here -- start fewer, or give them more time (--start-timeout)",
-                  plan.roles().all(), cores, cores == 1 ? "" : "s")));
-  });
+void Members::end(int process) {
+  if (has_ended(process)) return;
+  ended_[static_cast<std::size_t>(process)] = true;
+  --running_[static_cast<std::size_t>(roles_.role_of(process))];
 }
 
-void Epoch::look_at_plan() {
-  const Plan& plan = job_.setup_.plan;
-  hosts_ = hosts_of_processes(plan);
-  health_.emplace(job_.loop_, hosts_, plan.roles(), spec_,
+Role Members::running_role() const {
+  for (const Role role : {Role::Worker, Role::Server}) {
+    if (running(role) > 0) return role;
+  }
+  return Role::Evaluator;
+}
+
+std::string Members::running_others() const {
+  std::vector<int> processes;
+  for (int process = roles_.workers; process < roles_.all(); ++process) {
+    if (!has_ended(process)) processes.push_back(process);
+  }
+  return roles_.names_of(processes);
+}
+
+Epoch::Epoch(Loop& loop, const JobSetup& setup, AgentPool& agents, RunOutput& run, EpochBudget& budget, int number,
+             Events events)
+    : loop_(loop),
+      setup_(setup),
+      agents_(agents),
+      run_(run),
+      budget_(budget),
+      events_(std::move(events)),
+      members_(setup.plan),
+      stopping_(loop, spec_.grace, stopping_events()) {
+  run_.begin_attempt(number);
+  limits_.start = Timer(loop_, start_timeout_, [this] { fail_start(why_not_started()); });
+}
+
+std::string Epoch::why_not_started() const {
+  const int cores = crowded_cores(setup_.plan);
+  return fmt::format(
+      "no sign of running ranks from {} after {:.0f} s{}", agents_.missing(),
+      std::chrono::duration<double>(start_timeout_).count(),
+      cores == 0
+          ? std::string()
+          : fmt::format(
+                ": {} processes share the {} core{} here -- start fewer, or give them more time (--start-timeout)",
+                members_.roles().all(), cores, cores == 1 ? "" : "s"));
+}
+
+void Epoch::settle(const std::vector<int>& shown) {
+  members_ = Members(setup_.plan);
+  const Roles& roles = members_.roles();
+  health_.emplace(loop_, members_.hosts(), roles, spec_,
                   HealthWatch::Events{[this](const std::string& text) { say(text); },
-                                      [this](const Warning& warning) { job_.warnings_->tell(warning); },
+                                      [this](const Warning& warning) { run_.warn(warning); },
                                       [this](const std::string& why) { on_stuck(why); }});
-  state_.plan = plan;
-  state_.stage = "starting";
-  state_.restarts = job_.restarts_.done();
-  job_.live_->begin_epoch();
-  state_.pids.assign(static_cast<std::size_t>(plan.roles().all()), 0);
-  if (spec_.keep_logs && goes_elsewhere(plan))
-    remote_logs_.emplace(state_.log_folder, plan.roles(), [this](const std::string& text) { say(text); });
-}
-
-void Epoch::give_orders() {
-  if (stage_ != Stage::Starting) return;
-  for (const auto& each : agents_.members())
-    each->channel->send(order_for(job_.setup_, each->host, job_.facts_for(*each)));
+  run_.set_plan(setup_.plan, shown);
+  if (spec_.keep_logs && goes_elsewhere(setup_.plan))
+    remote_logs_.emplace(state_.log_folder, roles, [this](const std::string& text) { say(text); });
 }
 
 void Epoch::on_unfit(const AgentHandle* agent, const std::string& why) {
@@ -81,31 +96,30 @@ void Epoch::on_unfit(const AgentHandle* agent, const std::string& why) {
 
 void Epoch::on_message(AgentHandle& agent, Message message) {
   if (auto* output = std::get_if<Output>(&message)) {
-    if (!job_.setup_.plan.roles().has(output->rank)) return;
+    if (!members_.roles().has(output->rank)) return;
     if (remote_logs_ && !agent.host.local) remote_logs_->keep(*output);
-    job_.live_->take(*output);
-    job_.display_.feed(static_cast<std::size_t>(agent.host.index), *output);
+    run_.take(static_cast<std::size_t>(agent.host.index), *output);
   } else if (const auto* started = std::get_if<Started>(&message)) {
     on_started(agent, *started);
   } else if (const auto* failed = std::get_if<StartFailed>(&message)) {
-    const std::string where =
-        failed->rank >= 0 ? fmt::format("{} on {}", job_.setup_.plan.roles().name_of(failed->rank), agent.host.name)
-                          : agent.host.name;
+    const std::string where = failed->rank >= 0
+                                  ? fmt::format("{} on {}", members_.roles().name_of(failed->rank), agent.host.name)
+                                  : agent.host.name;
     // (Each of several launchers starts a program of its own, which its reason names.)
-    fail_start(job_.has_launchers() ? fmt::format("{}: {}", where, failed->reason)
-                                    : fmt::format("cannot start {}: {}: {}", program_of(job_.setup_, failed->rank),
-                                                  where, failed->reason));
+    fail_start(setup_.plan.method == StartMethod::Launcher
+                   ? fmt::format("{}: {}", where, failed->reason)
+                   : fmt::format("cannot start {}: {}: {}", program_of(setup_, failed->rank), where, failed->reason));
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
     on_exited(*exited);
   } else if (const auto* again = std::get_if<StartedAgain>(&message)) {
     on_started_again(*again);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
-    job_.live_->take(*reports);
-    health_->take(std::move(*reports), processes_of(job_.setup_.plan, agent.host));
+    run_.take(*reports);
+    health_->take(std::move(*reports), processes_of(setup_.plan, agent.host));
     if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
     if (!stacks->text.empty())
-      say(fmt::format("stacks of {}:\n{}", job_.setup_.plan.roles().name_of(stacks->rank), demangled(stacks->text)));
+      say(fmt::format("stacks of {}:\n{}", members_.roles().name_of(stacks->rank), demangled(stacks->text)));
   } else if (const auto* taken = std::get_if<InputTaken>(&message)) {
     if (input_) input_->taken(taken->bytes);
   } else if (const auto* told = std::get_if<Told>(&message)) {
@@ -116,7 +130,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     say(fmt::format("{}: {}", agent.host.name, trouble->text));
   } else if (const auto* gone = std::get_if<AllGone>(&message)) {
     agent.all_gone = true;
-    health_->host_ended(processes_of(job_.setup_.plan, agent.host));
+    health_->host_ended(processes_of(setup_.plan, agent.host));
     if (!gone->stuck.empty()) {
       say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
                       gone->stuck));
@@ -127,7 +141,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
 }
 
 void Epoch::on_started(AgentHandle& agent, const Started& started) {
-  const std::vector<int> processes = processes_of(job_.setup_.plan, agent.host);
+  const std::vector<int> processes = processes_of(setup_.plan, agent.host);
   if (started.pids.size() != processes.size()) return;
   agent.started = true;
   if (remote_logs_ && !agent.host.local) remote_logs_->open(processes);
@@ -139,18 +153,11 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   stage_ = Stage::Running;
   limits_.start = Timer();
   started_at_ = Clock::now();
-  job_.announcer_.started(state_, job_.folder_.path, start_text());
-  log::info("launch", "job {} is not contained: {}", state_.job_id, kNotContained);
+  run_.running();
   health_->start();
-  state_.stage = "running";
-  state_.running_since = seconds_now();
-  job_.live_->changed();
-  job_.start_page();
-  job_.write_record();
-  job_.start_trackers();
   if (spec_.timeout) {
-    if (!job_.limit_) job_.limit_ = Clock::now() + *spec_.timeout;
-    limits_.job = Timer(job_.loop_, *job_.limit_ - Clock::now(), [this] {
+    if (!budget_.limit) budget_.limit = Clock::now() + *spec_.timeout;
+    limits_.job = Timer(loop_, *budget_.limit - Clock::now(), [this] {
       if (!end_.stop_status) end_.stop_status = kTimeoutStatus;
       stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*spec_.timeout).count()),
            SIGTERM, grace_after(SIGTERM));
@@ -160,70 +167,35 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   AgentHandle* const first = agents_.members().front().get();
   if (InputReader::worth_reading(0) && !(first->host.local && InputReader::may_be_given(0))) {
     input_ = std::make_unique<InputReader>(
-        job_.loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
+        loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
   }
   look_for_failure();  // on a host that was faster than another
   ask_next_role();
 }
 
-/// "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."
-std::string Epoch::start_text() const {
-  const Plan& plan = state_.plan;
-  std::string text = to_string(plan);
-  if (job_.has_launchers()) {
-    const int ranks = plan.hosts.front().ranks;
-    const bool same = std::ranges::all_of(plan.hosts, [ranks](const PlannedHost& host) { return host.ranks == ranks; });
-    text += same ? fmt::format(", -np {} of a launcher on each", ranks) : ", a launcher on each with its own -np";
-  }
-  if (const int cores = crowded_cores(plan); cores > 0)
-    text += fmt::format(", more than the {} core{} here", cores, cores == 1 ? "" : "s");
-  if (spec_.bind == Binding::Core) text += ", each bound to its share of the cores";
-  if (const int threads = state_.threads; threads > 0)
-    text += fmt::format(", {} thread{} each", threads, threads == 1 ? "" : "s");
-  return spec_.keep_logs ? text + ", run " + job_.folder_.shown : text;
-}
-
-/// The stack that an exception or a crash left is long: it is at the end of the log.
-void Epoch::keep_words(const Ending& ending) const {
-  const bool stack = ending.words.find(status::kThrowStack) != std::string::npos ||
-                     ending.words.find(status::kNativeStack) != std::string::npos;
-  if (!stack || !spec_.keep_logs) return;
-  const auto folder = open_folder(state_.log_folder);
-  if (!folder) return;
-  const std::string name = log_name(ending.role, ending.rank, Stream::Stderr);
-  const sys::UniqueFd log(::openat(folder->get(), name.c_str(), O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC));
-  const std::string text = fmt::format("cohort: its own last words:\n{}", ending.words);
-  if (log) static_cast<void>(!::write(log.get(), text.data(), text.size()));  // a full disk has been told of
+Ending Epoch::ending_of(int process, const ProcessEnd& end) const {
+  const auto index = static_cast<std::size_t>(process);
+  const Roles& roles = members_.roles();
+  return {end, roles.role_of(process), roles.number_of(process), members_.hosts()[index], state_.pids[index]};
 }
 
 void Epoch::on_exited(const Exited& exited) {
-  const Roles roles = job_.setup_.plan.roles();
+  const Roles& roles = members_.roles();
   if (!roles.has(exited.rank)) return;
-  Ending ending;
-  ending.role = roles.role_of(exited.rank);
-  ending.rank = roles.number_of(exited.rank);
+  Ending ending = ending_of(exited.rank, exited);
   ending.asked = ending.role == Role::Worker ? workers_asked_ : asked_ >= ending.role;
-  ending.host = hosts_[static_cast<std::size_t>(exited.rank)];
-  ending.pid = state_.pids[static_cast<std::size_t>(exited.rank)];
-  ending.status = exited.status;
-  ending.before_stop = exited.before_stop;
-  ending.out_of_memory = exited.out_of_memory;
   ending.after_seconds = static_cast<double>(exited.after_ns) * 1e-9;
-  ending.last_stderr = exited.last_stderr;
-  ending.last = exited.last;
   ending.words = demangled(exited.words);
-  keep_words(ending);
-  ending.cause = exited.cause;
-  job_.announcer_.rank_ended(ending);
+  run_.rank_ended(ending);
   if (ending.asked && ending.status.signal == SIGKILL && stage_ == Stage::Running)
     say(fmt::format("{} has not ended within its grace, and was killed", ending.name()));
   if (settle_fate(ending, exited.rank) == Fate::Again) return;
-  if (ending.role == Role::Server && !ending.asked && running_ranks() > 0) {
-    job_.tell_how_server_ended(ending.rank,
-                               fmt::format("{} after {:.1f} s", sys::to_string(ending.status), ending.after_seconds));
+  if (ending.role == Role::Server && !ending.asked && members_.running_ranks() > 0) {
+    events_.on_server_ended(ending.rank,
+                            fmt::format("{} after {:.1f} s", sys::to_string(ending.status), ending.after_seconds));
   }
   const bool well = ending.spared || (ending.asked && has_ended_well(ending));
-  ++ended_[static_cast<std::size_t>(ending.role)];
+  members_.end(exited.rank);
   end_.endings.push_back(std::move(ending));
   if (!exited.status.success() && !well && end_.doing_then.empty()) {
     end_.doing_then = health_->doing_now();
@@ -231,7 +203,7 @@ void Epoch::on_exited(const Exited& exited) {
       end_.doing_then[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
   }
   health_->rank_ended(exited.rank, exited.last);
-  job_.live_->process_ended(exited.rank, exited.status.success() || well, exited.status);
+  run_.process_ended(exited.rank, exited.status.success() || well, exited.status);
   if (exited.rank == 0) input_.reset();
   look_for_requeue();
   look_for_failure();
@@ -241,15 +213,15 @@ void Epoch::on_exited(const Exited& exited) {
 
 // What ParameterServerStrategy's workers run never ends by itself.
 void Epoch::look_for_chief(const Exited& exited) {
-  const bool chief = spec_.tf_config && job_.setup_.plan.servers > 0 && exited.rank == 0;
-  if (!chief || !exited.status.success() || stage_ != Stage::Running || running_ranks() == 0) return;
+  const bool chief = spec_.tf_config && setup_.plan.servers > 0 && exited.rank == 0;
+  if (!chief || !exited.status.success() || stage_ != Stage::Running || members_.running_ranks() == 0) return;
   workers_asked_ = true;
   stopping_.begin({}, SIGTERM, {spec_.grace});
 }
 
 void Epoch::ask_next_role() {
-  const Role next = running_role();
-  if (stage_ == Stage::Starting || stage_ == Stage::Ended || next <= asked_ || running(next) == 0) return;
+  const Role next = members_.running_role();
+  if (stage_ == Stage::Starting || stage_ == Stage::Ended || next <= asked_ || members_.running(next) == 0) return;
   // Where all has gone well it has the last checkpoint to look at.
   const bool evaluates = next == Role::Evaluator && stage_ == Stage::Running;
   asked_ = next;
@@ -260,11 +232,12 @@ void Epoch::ask_next_role() {
 void Epoch::look_for_requeue() {
   const auto saved = std::ranges::find_if(end_.endings, asks_for_requeue);
   if (saved == end_.endings.end() || limits_.requeue || stage_ != Stage::Running) return;
-  limits_.requeue = Timer(job_.loop_, spec_.preempt_grace, [this, rank = saved->rank] {
+  limits_.requeue = Timer(loop_, spec_.preempt_grace, [this, rank = saved->rank] {
     on_stuck(
         fmt::format("rank {} has saved and ended (exit status {}), and {} {} still running {:g} s later -- do all "
                     "ranks ask Preemption::requested, at every step?",
-                    rank, kRequeueStatus, running_ranks(), running_ranks() == 1 ? "other rank is" : "other ranks are",
+                    rank, kRequeueStatus, members_.running_ranks(),
+                    members_.running_ranks() == 1 ? "other rank is" : "other ranks are",
                     std::chrono::duration<double>(spec_.preempt_grace).count()));
   });
 }
@@ -273,7 +246,7 @@ void Epoch::look_for_failure() {
   if (stage_ != Stage::Running || !first_failure(end_.endings)) return;
   // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
   // last destructors. Told to end now, it would lose the status that it is about to give.
-  if (follows_another(*first_failure(end_.endings)) && running_ranks() > 0) {
+  if (follows_another(*first_failure(end_.endings)) && members_.running_ranks() > 0) {
     if (!limits_.cause) wait_for_cause();
   } else {
     stop_for_failure();
@@ -283,7 +256,7 @@ void Epoch::look_for_failure() {
 AgentHandle& Epoch::agent_of(int process) const {
   const auto& all = agents_.members();
   const auto found = std::ranges::find_if(all, [&](const auto& member) {
-    const std::vector<int> here = processes_of(job_.setup_.plan, member->host);
+    const std::vector<int> here = processes_of(setup_.plan, member->host);
     return std::ranges::find(here, process) != here.end();
   });
   return **found;
@@ -301,20 +274,18 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
   if (!may) return Fate::Failed;
   const std::string lost =
       fmt::format("{} on {} is lost ({})", ending.name(), ending.host, sys::to_string(ending.status));
-  if (job_.server_restarts_ < spec_.server_restarts) {
-    say(fmt::format("{}; it is started again ({} of {} times, --server-restarts)", lost, ++job_.server_restarts_,
+  if (budget_.server_restarts < spec_.server_restarts) {
+    say(fmt::format("{}; it is started again ({} of {} times, --server-restarts)", lost, ++budget_.server_restarts,
                     spec_.server_restarts));
     agent_of(process).channel->send(
         StartAgain{process, {fmt::format("{}={}", env::kServerRestart, ending.restarts + 1)}});
     awaited_.insert(process);
     health_->rank_ended(process, ending.last);
-    job_.live_->starts_again(process);
-    state_.server_failures.push_back(ending);
-    job_.write_record();
+    run_.starts_again(process, ending);
     again_.insert_or_assign(process, std::move(ending));
     return Fate::Again;
   }
-  if (lost_servers_ < spec_.lost_servers && running(Role::Server) > 1) {
+  if (lost_servers_ < spec_.lost_servers && members_.running(Role::Server) > 1) {
     ending.spared = true;
     say(fmt::format("{}; the job goes on without it ({} of {} that may be, --lost-servers)", lost, ++lost_servers_,
                     spec_.lost_servers));
@@ -327,14 +298,14 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
 // Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
 bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
   if (stage_ != Stage::Running || agent.host.ranks > 0 || agent.all_gone) return false;
-  const Roles roles = job_.setup_.plan.roles();
+  const Roles& roles = members_.roles();
   std::vector<int> lost;
-  for (const int process : processes_of(job_.setup_.plan, agent.host)) {
+  for (const int process : processes_of(setup_.plan, agent.host)) {
     if (roles.role_of(process) != Role::Server) return false;
-    if (!has_ended(process)) lost.push_back(process);
+    if (!members_.has_ended(process)) lost.push_back(process);
   }
   const int count = static_cast<int>(lost.size());
-  if (lost_servers_ + count > spec_.lost_servers || running(Role::Server) <= count) return false;
+  if (lost_servers_ + count > spec_.lost_servers || members_.running(Role::Server) <= count) return false;
   lost_servers_ += count;
   agent.all_gone = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
@@ -348,20 +319,16 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
   }
   for (const int process : lost) {
     awaited_.erase(process);
-    Ending ending;
-    ending.role = Role::Server;
-    ending.rank = roles.number_of(process);
-    ending.host = agent.host.name;
-    ending.pid = state_.pids[static_cast<std::size_t>(process)];
+    Ending ending = ending_of(process, {});
     ending.status.signal = SIGKILL;
     ending.spared = true;
-    ++ended_[static_cast<std::size_t>(Role::Server)];
-    job_.tell_how_server_ended(ending.rank, "lost with its host");
+    members_.end(process);
+    events_.on_server_ended(ending.rank, "lost with its host");
     health_->rank_ended(process, {});
-    job_.live_->process_ended(process, ending.spared, ending.status);
+    run_.process_ended(process, ending.spared, ending.status);
     end_.endings.push_back(std::move(ending));
   }
-  health_->host_ended(processes_of(job_.setup_.plan, agent.host));
+  health_->host_ended(processes_of(setup_.plan, agent.host));
   ask_next_role();
   return true;
 }
@@ -371,20 +338,282 @@ void Epoch::on_started_again(const StartedAgain& started) {
   const int process = started.rank;
   Ending& before = again_.at(process);
   if (started.pid != 0) {
-    state_.pids[static_cast<std::size_t>(process)] = started.pid;
     health_->started_again(process);
-    job_.announcer_.started_again(before, started.pid);
-    job_.write_record();
-    return;
+    return run_.started_again(process, before, started.pid);
   }
   // It stays what it was: a failure, or, where all are told to end, nothing that anybody needs.
   before.spared = started.why.empty();
   if (!before.spared) say(fmt::format("{} on {} cannot be started again: {}", before.name(), before.host, started.why));
-  ++ended_[static_cast<std::size_t>(Role::Server)];
-  job_.live_->process_ended(process, before.spared, before.status);
+  members_.end(process);
+  run_.process_ended(process, before.spared, before.status);
   end_.endings.push_back(before);
   look_for_failure();
   ask_next_role();
+}
+
+void Epoch::wait_for_cause() {
+  limits_.cause = Timer(loop_, kCauseTime, [this] {
+    const bool more = health_->somebody_leaves() || agents_.somebody_is_silent();
+    if (more && ++cause_waits_ < kMostCauseWaits) return wait_for_cause();
+    stop_for_failure();
+  });
+}
+
+void Epoch::stop_for_failure() {
+  const auto first = first_failure(end_.endings);
+  stop(fmt::format("{} failed: {}", first->name(), sys::to_string(first->status)), SIGTERM, {spec_.grace});
+  // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: nobody has to wait for that.
+  // (Where there may be a restart, its line says what has failed.)
+  if (spec_.max_restarts == 0) tell_limit_ = Timer(loop_, kTellTime, [this] { tell_failure(); });
+}
+
+void Epoch::tell_failure() {
+  if (stage_ != Stage::Stopping) return;
+  JobEnd end = how_it_ended();
+  end.early = true;
+  if (const Verdict verdict = judge(end); verdict.post_mortem) run_.failed(*verdict.post_mortem);
+}
+
+void Epoch::on_stuck(const std::string& why) {
+  end_.stuck = !end_.stop_status && stage_ == Stage::Running;
+  if (!end_.stop_status) end_.stop_status = kTimeoutStatus;
+  stop(why, SIGTERM, {spec_.grace});
+}
+
+Stopping::Events Epoch::stopping_events() {
+  Stopping::Events events;
+  events.tell = [this](int signal, Stopping::Grace grace) { tell_agents(signal, grace); };
+  events.give_up = [this] {
+    say("an agent does not answer; ending its processes from here");
+    agent_lost_ = true;
+    finish();
+  };
+  events.running_ranks = [this] { return members_.running_ranks(); };
+  events.running_others = [this] { return members_.running_others(); };
+  events.say = [this](const std::string& text) { say(text); };
+  return events;
+}
+
+void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
+  if (stage_ == Stage::Ended) return;
+  stage_ = Stage::Stopping;
+  limits_ = {};
+  if (health_) health_->stop();
+  state_.stage = "ending";
+  run_.changed();
+  input_.reset();
+  agents_.start_no_more();
+  if (end_.quiet) stopping_.be_quiet();
+  stopping_.begin(reason, signal, grace);
+  if (health_ && health_->somebody_saves()) stopping_.they_save();
+  check_end();
+}
+
+void Epoch::tell_agents(int signal, Stopping::Grace grace) {
+  const Role role = members_.running_role();
+  asked_ = std::max(asked_, role);
+  for (const auto& agent : agents_.members()) {
+    if (agent->channel == nullptr) {
+      AgentPool::kill(*agent);  // it has nothing to end but itself
+    } else if (!agent->started) {
+      agent->channel->send(Finish{end_.stop_status.value_or(1)});
+    } else {
+      agent->channel->send(StopWorkers{signal, static_cast<std::uint32_t>(grace.usual.count()),
+                                       static_cast<std::uint32_t>(grace.saving.count()), role});
+    }
+  }
+}
+
+void Epoch::fail_start(const std::string& why) {
+  if (!end_.stop_status) end_.stop_status = kCannotStartStatus;
+  end_.start_failure = why;
+  stop(why, SIGKILL, {});
+}
+
+void Epoch::on_host_failed(const AgentHandle& agent, const std::string& why) {
+  if (!failed_hosts_.emplace(agent.host.index, why).second) return;
+  agents_.start_no_more();
+  const auto& all = agents_.members();
+  const bool settled = std::ranges::all_of(all, [this](const auto& member) {
+    return member->host.local || member->channel != nullptr || member->process_gone || member->remote == nullptr ||
+           failed_hosts_.contains(member->host.index);
+  });
+  if (settled) return fail_start_of_hosts();
+  // Whoever mends one host wants to know of the others that do not work either.
+  if (!limits_.other_hosts) limits_.other_hosts = Timer(loop_, kOtherHostsTime, [this] { fail_start_of_hosts(); });
+}
+
+void Epoch::fail_start_of_hosts() {
+  if (stage_ != Stage::Starting) return;
+  if (failed_hosts_.size() == 1) return fail_start(failed_hosts_.begin()->second);
+  std::string text = fmt::format("{} hosts cannot be had (`cohort doctor` with the same hosts looks at all of them)",
+                                 failed_hosts_.size());
+  std::size_t told = 0;
+  for (const auto& [index, why] : failed_hosts_) {
+    if (++told > kMostHostsTold) break;
+    text += "\n  " + why;
+  }
+  if (failed_hosts_.size() > kMostHostsTold)
+    text += fmt::format("\n  and {} more", failed_hosts_.size() - kMostHostsTold);
+  fail_start(text);
+}
+
+// Unless a rank had failed before, and not because it had lost others.
+void Epoch::lose_agent(const std::string& what) {
+  agent_lost_ = true;
+  const auto first = first_failure(end_.endings);
+  if (end_.stop_status || (first && !follows_another(*first))) return;
+  end_.stop_status = 1;
+  lost_agent_ = what;
+}
+
+void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& error) {
+  if (agent.all_gone || stage_ == Stage::Ended) return;
+  if (goes_on_without(agent, error ? error->what() : "its agent is lost")) return;
+  AgentPool::kill(agent);  // its guard, if it lives, ends what is left
+  const std::string why = error ? fmt::format(" ({})", error->what()) : "";
+  if (stopping_.reason().empty()) say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name, why));
+  lose_agent(fmt::format("the agent of {} was lost{}", agent.host.name, why));
+  stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
+}
+
+void Epoch::on_agent_process_ended(AgentHandle& agent) {
+  if (!agent.all_gone && stage_ != Stage::Ended) {
+    // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
+    if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
+      on_host_failed(agent, agents_.why_not(agent));
+    } else if (agent.remote &&
+               goes_on_without(agent, fmt::format("the connection to it has ended, {}", agents_.how_ended(agent)))) {
+      return check_end();
+    } else if (agent.channel == nullptr || agent.channel->closed()) {
+      lose_agent(fmt::format("the agent of {} was lost", agent.host.name));
+      if (stopping_.reason().empty())
+        say(fmt::format("the agent of {} ended before the job; ending the job", agent.host.name));
+      if (stage_ != Stage::Stopping) stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
+    } else if (stage_ != Stage::Stopping) {
+      if (!end_.stop_status) end_.stop_status = 1;
+      const std::string what =
+          agent.remote ? fmt::format("the connection to {} has ended ({})", agent.host.name, agents_.how_ended(agent))
+                       : fmt::format("the guard of {} was killed", agent.host.name);
+      say(what + "; ending the job");
+      stop(what, SIGKILL, {});
+    }
+  }
+  check_end();
+}
+
+void Epoch::on_agent_ends(AgentHandle& agent, const Ends& ends) {
+  if (stage_ == Stage::Stopping || stage_ == Stage::Ended || goes_on_without(agent, ends.why)) return;
+  agent_lost_ = true;
+  if (!end_.stop_status) end_.stop_status = 1;
+  say(ends.why + "; ending the job");
+  stop(ends.why, SIGKILL, {});
+}
+
+void Epoch::on_signal(int signal) {
+  switch (signal) {
+    case SIGUSR1:
+    case SIGUSR2: return pass_on(signal);
+    case SIGCONT:
+      if (input_) input_->look_again();
+      return;
+    case SIGQUIT:
+      if (stage_ != Stage::Running) break;
+      if (health_->show_soon()) agents_.broadcast(AskStacks{});
+      return;
+    default: break;
+  }
+  // A batch system tells all processes of a job at once: the agents' word and this are one request.
+  if (stage_ == Stage::Stopping && signal == told_by_ && std::exchange(told_by_agent_, false)) return;
+  on_told(signal, fmt::format("told to end by {}", sys::signal_name(signal)));
+}
+
+void Epoch::pass_on(int signal) {
+  if (stage_ == Stage::Starting) return early_signals_.push_back(signal);
+  if (stage_ == Stage::Running && health_->somebody_saves())
+    say(fmt::format("{}: asking the ranks to save and end", sys::signal_name(signal)));
+  agents_.broadcast(SignalWorkers{signal});
+}
+
+void Epoch::on_agent_told(const AgentHandle& agent, const Told& told) {
+  // Each agent has heard it, and it is no reason for more haste.
+  if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
+  told_by_agent_ = true;
+  on_told(told.signal,
+          fmt::format("the agent of {} was told to end by {}", agent.host.name, sys::signal_name(told.signal)));
+}
+
+void Epoch::on_told(int signal, const std::string& reason) {
+  if (stage_ == Stage::Ended) return loop_.stop();  // output that nobody takes is given up
+  told_to_end_ = true;
+  if (stage_ == Stage::Stopping) return stopping_.hurry();
+  if (!end_.stop_status) {
+    end_.stop_status = 128 + signal;
+    told_by_ = signal;
+  }
+  stop(reason, signal, grace_after(signal));
+}
+
+Stopping::Grace Epoch::grace_after(int signal) const {
+  return {spec_.grace, signal == SIGTERM ? spec_.preempt_grace : Milliseconds(0)};
+}
+
+void Epoch::on_reader_gone() {
+  if (stage_ != Stage::Running) return;
+  end_.quiet = true;
+  end_.stop_status = 128 + SIGPIPE;
+  stop("nobody reads stdout any more", SIGTERM, {spec_.grace});
+}
+
+void Epoch::on_owner_gone() {
+  end_.quiet = true;
+  if (!end_.stop_status && stage_ != Stage::Stopping) end_.stop_status = 128 + SIGHUP;
+  stop(fmt::format("the process that it belongs to (pid {}) has ended", *spec_.owner_pid), SIGTERM, {spec_.grace});
+}
+
+void Epoch::check_end() {
+  if (stage_ == Stage::Ended || !agents_.nothing_runs()) return;
+  if (!restart_) {
+    const Verdict verdict = judge(how_it_ended());
+    const bool final = !verdict.breakdown || told_to_end_ || agent_lost_;
+    restart_ = final ? Restarts::Decision() : events_.on_breakdown(*verdict.breakdown);
+    if (!restart_->again) agents_.finish();
+  }
+  if (restart_->again || agents_.all_ended()) finish();
+}
+
+JobEnd Epoch::how_it_ended() const {
+  JobEnd end = end_;
+  end.roles = members_.roles();
+  end.stop_reason = !undelivered_.empty() ? undelivered_ : lost_agent_.empty() ? stopping_.reason() : lost_agent_;
+  end.told_to_end = told_by_ != 0;
+  end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
+  end.log_folder = run_.shown_logs();
+  end.colour = sys::wants_colour(2);
+  return end;
+}
+
+void Epoch::finish() {
+  stage_ = Stage::Ended;
+  stopping_.finish();
+  tell_limit_ = Timer();
+  input_.reset();
+  const Restarts::Decision restart = restart_.value_or(Restarts::Decision());
+  run_.end_lines();
+  if (auto closed = restart.again ? Result<void>() : events_.before_end(); !closed) {
+    // A job whose results are lost has not ended well; a reason that there is already came first.
+    if (end_.stop_status || first_failure(end_.endings)) {
+      say(closed.error().what());
+    } else {
+      end_.stop_status = 1;
+      undelivered_ = closed.error().what();
+    }
+  }
+  const JobEnd end = how_it_ended();
+  const Verdict verdict = judge(end);
+  end_.stop_status = verdict.status;
+  run_.attempt_ended(end, verdict, restart);
+  events_.on_ended(verdict.status, restart.again);
 }
 
 }  // namespace cohort::launch

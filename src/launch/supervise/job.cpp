@@ -1,65 +1,194 @@
-#include "launch/supervise/job.h"
-
+// A job: what lives as long as it, however often its ranks are started (each time an Epoch, of which there is one at a
+// time), and its trace. One thread.
 #include "base/files.h"
+#include "base/signals.h"
+#include "base/terminal.h"
+#include "launch/output/other_hosts.h"
+#include "launch/plan/rank_environment.h"
 #include "launch/processes.h"
+#include "launch/start/agent_pool.h"
+#include "launch/supervise/epoch.h"
+#include "launch/supervise/run_output.h"
+#include "launch/supervise/stopping.h"
 #include "launch/supervise/supervisor.h"
+#include "net/secret.h"
 #include "net/served_store.h"
 #include "net/store.h"
 #include "rendezvous/place.h"
 
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <map>
+#include <memory>
+#include <optional>
 #include <utility>
+#include <variant>
 
 namespace cohort::launch {
 namespace {
-
-constexpr const char* kPageFile = "page.url";
 
 constexpr std::initializer_list<int> kJobSignals = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT,
                                                     SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// Of the job's store, which is in this process.
 constexpr auto kStoreTime = std::chrono::seconds(10);
-/// After the job's end, for its record to get where --track says.
-constexpr auto kTrackersTime = std::chrono::seconds(30);
 
 /// Of TF_CONFIG's cluster, that are on a host.
 int tasks_of(const PlannedHost& host) { return host.ranks + host.servers; }
 
-}  // namespace
+/// Good clocks drift by some parts in a million: 1 ms in a minute at the worst, most of which is taken out again.
+constexpr auto kMeasureEvery = std::chrono::minutes(1);
 
-Job::Job(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace)
-    : spec_(spec),
-      on_trace_(on_trace),
-      setup_(set_up_job(spec, std::move(plan))),
-      restarts_(spec.max_restarts),
-      display_(loop_, {[this](std::size_t source, std::uint64_t bytes) {
-                         agents_->members()[source]->channel->send(OutputTaken{bytes});
-                       },
-                       [this] { epoch_->on_reader_gone(); }, [this](int fd, int error) { on_no_room(fd, error); }}),
-      announcer_(display_, spec.json    ? Announcer::Form::Json
-                           : spec.quiet ? Announcer::Form::QuietText
-                                        : Announcer::Form::Text) {}
+std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
-Job::~Job() = default;
+status::HostTrace host_of(const AgentHandle& agent) { return {agent.host.index, agent.host.name}; }
+
+/// What the supervisor does for a trace (`--trace`): keeps what agents send of their ranks' timelines, and measures
+/// their hosts' clocks against its own: when they come, each minute, and when their ranks end.
+class Tracing {
+ public:
+  Tracing(Loop& loop, const std::string& run_folder, std::function<void(std::string)> on_trouble);
+
+  void on_joined(AgentHandle& agent);
+  /// True: it was for this.
+  bool take(const AgentHandle& agent, const Message& message);
+  /// Ranks of this agent begin to end.
+  void on_ending(const AgentHandle& agent);
+  /// Nothing more comes.
+  void finish();
+
+ private:
+  void measure_again();
+
+  Loop& loop_;
+  TracePieces pieces_;
+  std::map<int, std::unique_ptr<ClockSync>> clocks_;  ///< by host, of those that are elsewhere
+  Timer again_;
+};
+
+Tracing::Tracing(Loop& loop, const std::string& run_folder, std::function<void(std::string)> on_trouble)
+    : loop_(loop), pieces_(run_folder, std::move(on_trouble)) {}
+
+void Tracing::on_joined(AgentHandle& agent) {
+  // An agent on this host has this very clock.
+  if (agent.host.local) return pieces_.keep_offset(host_of(agent), {now_ns(), 0, 0});
+  ClockSync::Ports ports;
+  ports.now = now_ns;
+  ports.send = [&agent](std::uint64_t number) { agent.channel->send(ClockQuestion{number}); };
+  ports.found = [this, &agent](const ClockOffset& offset) { pieces_.keep_offset(host_of(agent), offset); };
+  auto& clock = clocks_[agent.host.index];
+  clock = std::make_unique<ClockSync>(std::move(ports));
+  clock->begin();
+  if (!again_) measure_again();
+}
+
+void Tracing::measure_again() {
+  again_ = Timer(loop_, kMeasureEvery, [this] {
+    for (const auto& [host, clock] : clocks_) clock->begin();
+    measure_again();
+  });
+}
+
+bool Tracing::take(const AgentHandle& agent, const Message& message) {
+  if (const auto* piece = std::get_if<TracePiece>(&message)) {
+    pieces_.keep(host_of(agent), piece->base_ns, piece->packets);
+  } else if (const auto* answer = std::get_if<ClockAnswer>(&message)) {
+    if (const auto clock = clocks_.find(agent.host.index); clock != clocks_.end())
+      clock->second->answer(answer->number, answer->now_ns);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void Tracing::on_ending(const AgentHandle& agent) {
+  if (const auto clock = clocks_.find(agent.host.index); clock != clocks_.end()) clock->second->begin();
+}
+
+void Tracing::finish() {
+  again_ = Timer();
+  for (const auto& [host, clock] : clocks_) clock->end();
+}
+
+/// What lives as long as a job: its secret, store, port and agents, what is shown of it, the signals. Has one epoch at
+/// a time, of the members that `setup_.plan` names.
+class Job {
+ public:
+  Job(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace)
+      : spec_(spec), on_trace_(on_trace), setup_(set_up_job(spec, std::move(plan))), restarts_(spec.max_restarts) {}
+  int run();
+
+ private:
+  void prepare();
+  AgentPool::Events agent_events();
+  /// All agents are there: the plan is settled, and the first epoch can begin.
+  void on_joined(AgentHandle& agent);
+  /// Everybody has said how many ranks they want. Throws, also where --ranks names one that there is not.
+  void settle_nodes();
+  /// To the owner, who brings it to the agents.
+  void leave_invitation() const;
+  void on_signal(int signal);
+  void on_owner_gone();
+  JobFacts facts_for(const AgentHandle& agent) const;
+  /// Of a host, as seen from the others.
+  std::string address_of(const AgentHandle& member) const;
+  /// Each agent holds a port for each of its ranks. False: not yet, and those that do not were asked.
+  bool have_ports();
+  void take_ports(AgentHandle& agent, LeasedPorts leased);
+
+  /// One more start of ranks, by these members; nothing of the one before runs any more.
+  void begin_epoch(Plan members);
+  void make_epoch();
+  void give_orders();
+  /// Those that have been told to begin anew meet in this epoch of the job's store.
+  void announce_epoch();
+  /// One that has ended for the last time; before the last word on it.
+  Result<void> close();
+  void end(int status);
+
+  /// The plan is what agents say that they take.
+  bool settles_late() const { return says_itself(setup_.plan.method); }
+  bool owner_gone() const { return owner_ && owner_->gone(); }
+
+  const JobSpec& spec_;
+  const std::function<void(const std::string&)>& on_trace_;
+  JobSetup setup_;
+  Restarts restarts_;
+  EpochBudget budget_;
+
+  Loop loop_;
+  sys::TerminalGuard terminal_{0};
+  std::optional<sys::SignalFd> signals_;
+  Watch signal_watch_;
+  std::optional<Owner> owner_;
+  std::optional<net::Secret> secret_;
+  std::unique_ptr<store::StoreServer> store_;
+  std::optional<PayloadTransferOptions> payload_transfer_;  ///< where the owner has something for ranks elsewhere
+  std::optional<PortLease> port_;
+  std::vector<pid_t> spared_;  ///< by what ends the job's processes
+  std::optional<AgentPool> agents_;
+  std::optional<RunOutput> run_;
+  std::optional<Tracing> tracing_;
+  std::unique_ptr<Epoch> epoch_;
+  Timer next_;  ///< the next epoch, once the last one is no longer on the stack
+  int status_ = 1;
+};
 
 int Job::run() {
   try {
     prepare();
   } catch (...) {
     if (agents_) agents_->drop_lifelines();
-    trackers_.reset();
     sweep(spared_, std::chrono::seconds(5), {});
     throw;
   }
   loop_.run();
   if (tracing_ && on_trace_) {
     tracing_.reset();
-    on_trace_(folder_.path);
+    on_trace_(run_->folder().path);
   }
   return status_;
 }
@@ -77,40 +206,37 @@ void Job::prepare() {
     secret_ = value_or_throw(plan.method == StartMethod::Hand ? net::Secret::from_file(spec_.secret_file)
                                                               : net::Secret::generate());
   agents_.emplace(loop_, *secret_, spec_, plan, InputReader::may_be_given(0) ? 0 : -1, agent_events());
-  const std::string id = sys::random_hex(6);
-  state_.job_id = fmt::format("{}-{}", setup_.program.name, id);
-  state_.program = setup_.program;
-  if (!settles_late()) shown_ranks(spec_, setup_.plan);  // what is wrong with them is told before anything starts
+  if (!settles_late()) shown_ranks(spec_, plan);  // what is wrong with them is told before anything starts
 
   signal_watch_ = Watch(loop_, signals_->fd());
   signal_watch_.on_readable([this] {
     while (const auto signal = signals_->next()) on_signal(*signal);
   });
 
-  if (spec_.owner_pid)
-    owner_.emplace(loop_, *spec_.owner_pid, [this] {
-      if (next_) begin_next();
-      epoch_->on_owner_gone();
-    });
-  make_folders(id.substr(0, 4));
-  if (spec_.trace) tracing_.emplace(loop_, folder_.path, [this](const std::string& text) { say(text); });
-  epoch_ = std::make_unique<Epoch>(*this);
+  if (spec_.owner_pid) owner_.emplace(loop_, *spec_.owner_pid, [this] { on_owner_gone(); });
+  run_.emplace(loop_, setup_, sys::random_hex(6),
+               Display::Events{[this](std::size_t source, std::uint64_t bytes) {
+                                 agents_->members()[source]->channel->send(OutputTaken{bytes});
+                               },
+                               [this] { epoch_->on_reader_gone(); },
+                               {}});
+  if (spec_.trace) tracing_.emplace(loop_, run_->folder().path, [this](const std::string& text) { run_->say(text); });
+  make_epoch();
 
-  start_agents();  // its process starts while we go on
-  port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(state_.job_id)));
+  agents_->start(plan.hosts);  // their processes start while we go on
+  if (const std::string text = agents_->invitation(); !text.empty()) run_->say(text);
+  port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(run_->state().job_id)));
   store::StoreServerOptions store_options;
   store_options.secret = *secret_;
-  if (goes_elsewhere(setup_.plan)) store_options.endpoint = agents_->open_endpoint();
+  if (goes_elsewhere(plan)) store_options.endpoint = agents_->open_endpoint();
   store_ = std::make_unique<store::StoreServer>(store_options);
   if (has_payloads(spec_.owner_folder)) {
     payload_transfer_ = PayloadTransferOptions{spec_.owner_folder, store_->endpoint().tcp.port, *secret_};
     value_or_throw(bring_to_ranks(*payload_transfer_));
   }
 
-  state_.command_line = spec_.command_line;
-  state_.master_port = port_->port();
-  state_.max_restarts = spec_.max_restarts;
-  if (!settles_late()) look_at_plan();
+  run_->state().master_port = port_->port();
+  if (!settles_late()) epoch_->settle(shown_ranks(spec_, plan));
   if (plan.method == StartMethod::Owner) leave_invitation();
 }
 
@@ -125,77 +251,18 @@ void Job::leave_invitation() const {
     raise(ErrorCode::Unavailable, "the owner does not take the invitation of its agents: {}", errno_text(error));
 }
 
-void Job::say(const std::string& text) {
-  announcer_.say(text);
-  note(text);
-}
-
-void Job::note(const std::string& text) {
-  state_.note(text);
-  if (live_) live_->changed();
-}
-
-void Job::make_folders(const std::string& id) {
-  folder_ = value_or_throw(make_run_folder({spec_.run_folder, setup_.program.name, id}));
-  live_.emplace(loop_, folder_, state_,
-                Live::Events{[this](const std::string& why) {
-                               say(fmt::format("{}; the job goes on, but nobody can watch it", why));
-                             },
-                             [this](std::string summary) {
-                               if (spec_.status && !spec_.quiet) display_.set_status(std::move(summary));
-                             }});
-  warnings_.emplace(loop_, folder_,
-                    Warnings::Options{.on_warning = spec_.on_warning,
-                                      .job_id = state_.job_id,
-                                      .show =
-                                          [this](const Warning& warning) {
-                                            announcer_.warn(warning);
-                                            note(warning.text);
-                                          },
-                                      .say = [this](const std::string& text) { say(text); }});
-  if (!folder_.earlier.empty() && !spec_.quiet)
-    say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
-                    folder_.earlier));
-  if (!spec_.keep_logs || spec_.output_folder.empty()) return;
-  auto taken = make_log_folder(spec_.output_folder, folder_);
-  if (!taken) raise(taken.error().code(), "--output-dir {}: {}", spec_.output_folder, taken.error().what());
-  logs_ = *std::move(taken);
-  if (!logs_.earlier.empty() && !spec_.quiet)
-    say(fmt::format("{} has logs of a run before this one; they are now in {}", spec_.output_folder, logs_.earlier));
-}
-
-void Job::look_at_plan() {
-  display_.set_up(spec_, setup_.plan, shown_ranks(spec_, setup_.plan));
-  epoch_->look_at_plan();
-}
-
-Result<void> Job::settle_nodes() {
-  std::vector<HostSlots> hosts;
+void Job::settle_nodes() {
+  Plan whole = setup_.plan;
+  whole.hosts.clear();
   int ranks = 0;
-  if (!has_launchers()) agents_->sort_by_host();
+  if (whole.method == StartMethod::Owner) agents_->sort_by_host();
   for (const auto& member : agents_->members()) {
-    hosts.push_back({member->host.name, member->host.ranks, member->host.local, member->machine, member->devices});
-    ranks += member->host.ranks;
+    whole.hosts.push_back(member->host);
+    ranks += member->host.slots;
   }
-  auto plan = make_plan(hosts, ranks, other_roles(spec_));
-  if (!plan) return tl::unexpected(plan.error());
-  plan->method = setup_.plan.method;
-  plan->node = setup_.plan.node;
-  setup_.plan = *std::move(plan);
+  setup_.plan = value_or_throw(make_plan(std::move(whole), ranks, spec_));
   for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) agents_->members()[i]->host = setup_.plan.hosts[i];
-  try {
-    look_at_plan();
-  } catch (const Error& error) {  // --ranks names one that there is not
-    return tl::unexpected(error);
-  }
-  return {};
-}
-
-void Job::start_trackers() {
-  if (spec_.track.empty() || trackers_) return;
-  trackers_.emplace(loop_, spec_.track, folder_.shown, [this](const std::string& text) { say(text); });
-  const auto pids = trackers_->pids();
-  spared_.insert(spared_.end(), pids.begin(), pids.end());
+  epoch_->settle(shown_ranks(spec_, setup_.plan));
 }
 
 AgentPool::Events Job::agent_events() {
@@ -216,25 +283,22 @@ AgentPool::Events Job::agent_events() {
   events.on_process_ended = [this](AgentHandle& agent) { epoch_->on_agent_process_ended(agent); };
   events.on_unfit = [this](const AgentHandle* agent, const std::string& why) { epoch_->on_unfit(agent, why); };
   events.on_complaint = [this](const AgentHandle& agent, const std::string& line) {
-    if (epoch_->running()) say(fmt::format("{}: {}", agent.host.name, line));
+    if (epoch_->running()) run_->say(fmt::format("{}: {}", agent.host.name, line));
   };
   return events;
-}
-
-void Job::start_agents() {
-  agents_->start(setup_.plan.hosts);
-  if (const std::string text = agents_->invitation(); !text.empty()) say(text);
 }
 
 void Job::on_joined(AgentHandle& agent) {
   if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});
   // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
   if (!agents_->all_joined()) return;
-  if (settles_late()) {
-    if (auto settled = settle_nodes(); !settled) return epoch_->fail_start(settled.error().what());
+  try {
+    if (settles_late()) settle_nodes();
+  } catch (const Error& error) {
+    return epoch_->fail_start(error.what());
   }
-  state_.master_port = facts_for(agent).master_port;
-  if (have_ports()) epoch_->give_orders();
+  run_->state().master_port = facts_for(agent).master_port;
+  if (have_ports()) give_orders();
 }
 
 bool Job::have_ports() {
@@ -252,13 +316,13 @@ void Job::take_ports(AgentHandle& agent, LeasedPorts leased) {
   const bool all = std::ranges::all_of(agents_->members(), [](const auto& member) {
     return member->ports.size() == static_cast<std::size_t>(tasks_of(member->host));
   });
-  if (all) epoch_->give_orders();
+  if (all) give_orders();
 }
 
 JobFacts Job::facts_for(const AgentHandle& agent) const {
   JobFacts facts;
-  facts.job_id = state_.job_id;
-  facts.run_folder = folder_.path;
+  facts.job_id = run_->state().job_id;
+  facts.run_folder = run_->folder().path;
   // Of this host too as others see it, so that what serves here knows where to listen.
   const std::string here = agent.host.local ? address_of(agent) : AgentPool::own_address(agent).host;
   facts.store = net::to_string(net::Address{here, store_->endpoint().tcp.port});
@@ -276,7 +340,7 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
     }
   }
   facts.tf_addresses.insert(facts.tf_addresses.end(), servers.begin(), servers.end());
-  facts.log_folder = state_.log_folder;
+  facts.log_folder = run_->state().log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
   facts.servers_may_die = spec_.server_restarts > 0 || spec_.lost_servers > 0;
@@ -294,7 +358,7 @@ std::string Job::address_of(const AgentHandle& member) const {
 }
 
 void Job::on_signal(int signal) {
-  if (next_) begin_next();  // it is for those that are about to be started
+  if (next_) begin_epoch(setup_.plan);  // it is for those that are about to be started
   switch (signal) {
     case SIGTSTP:
       agents_->broadcast(SignalWorkers{SIGSTOP});
@@ -306,28 +370,44 @@ void Job::on_signal(int signal) {
   epoch_->on_signal(signal);
 }
 
-void Job::on_no_room(int fd, int error) {
-  const std::string logs = shown_logs();
-  const std::string text =
-      fmt::format("{}: {}; the job goes on, and what does not fit there is {}", fd == 1 ? "stdout" : "stderr",
-                  errno_text(error), logs.empty() ? "lost" : "only in " + logs);
-  display_.say(text);  // on stderr in any form: stdout may be what is full
-  state_.output_lost = text;
-  if (!epoch_->starting()) write_record();
+void Job::on_owner_gone() {
+  if (next_) begin_epoch(setup_.plan);
+  if (!epoch_->ended()) return epoch_->on_owner_gone();
+  if (!spec_.owner_folder.empty()) remove_private_folder(spec_.owner_folder);
+  loop_.stop();
 }
 
-Restarts::Decision Job::after(const Breakdown& breakdown) {
-  if (owner_gone() || display_.reader_gone() || !agents_->can_go_on()) return {};
-  return restarts_.after(breakdown, setup_.plan.world_size);
+void Job::make_epoch() {
+  Epoch::Events events;
+  events.on_server_ended = [this](int number, const std::string& how) {
+    store_->set_if_absent(rendezvous::ended_key(restarts_.done(), number), how);
+    store_->set_if_absent(rendezvous::server_key(restarts_.done(), number), std::string(rendezvous::kEndedBefore));
+  };
+  events.on_breakdown = [this](const Breakdown& breakdown) {
+    if (owner_gone() || run_->reader_gone() || !agents_->can_go_on()) return Restarts::Decision();
+    return restarts_.after(breakdown, setup_.plan.world_size);
+  };
+  events.before_end = [this] { return close(); };
+  events.on_ended = [this](int status, bool again) {
+    if (!again) return end(status);
+    next_ = Timer(loop_, {}, [this] { begin_epoch(setup_.plan); });
+  };
+  epoch_ = std::make_unique<Epoch>(loop_, setup_, *agents_, *run_, budget_, restarts_.done(), std::move(events));
 }
 
-void Job::begin_next() {
+void Job::begin_epoch(Plan members) {
   next_ = Timer();
+  setup_.plan = std::move(members);
   agents_->begin_again();
-  epoch_ = std::make_unique<Epoch>(*this);
-  epoch_->look_at_plan();
+  make_epoch();
+  epoch_->settle(shown_ranks(spec_, setup_.plan));
   announce_epoch();
-  epoch_->give_orders();
+  give_orders();
+}
+
+void Job::give_orders() {
+  if (!epoch_->starting()) return;
+  for (const auto& each : agents_->members()) each->channel->send(order_for(setup_, each->host, facts_for(*each)));
 }
 
 void Job::announce_epoch() {
@@ -340,57 +420,26 @@ void Job::announce_epoch() {
   }
 }
 
-void Job::tell_how_server_ended(int number, const std::string& how) {
-  store_->set_if_absent(rendezvous::ended_key(restarts_.done(), number), how);
-  store_->set_if_absent(rendezvous::server_key(restarts_.done(), number), std::string(rendezvous::kEndedBefore));
-}
-
-void Job::start_page() {
-  if (page_ || !spec_.page) return;
-  // Its address lets in whoever has it: it is for a terminal. What a batch system keeps may be read by others.
-  auto page = SideCommand::cohort({"watch", folder_.path, "--page"}, SIGKILL);
-  page.output = SideCommand::Options::Output::All;
-  page.say = [this](const std::string& line) {
-    if (line.find("?token=") == std::string::npos || ::isatty(STDERR_FILENO) != 0) return announcer_.say(line);
-    if (auto kept = replace_file(folder_, kPageFile, line + "\n"); !kept) return announcer_.say(kept.error().what());
-    announcer_.say(fmt::format("the page's address, with its token: cat {}/{}", folder_.shown, kPageFile));
-  };
-  try {
-    page_.emplace(loop_, std::move(page));
-  } catch (const Error& error) {
-    say(fmt::format("no page: {}", error.what()));
-  }
+Result<void> Job::close() {
+  run_->finish_warnings();
+  // What a killed agent has left was handed to us by the kernel.
+  const auto helpers = run_->helpers();
+  spared_.insert(spared_.end(), helpers.begin(), helpers.end());
+  const auto stuck = sweep(spared_, std::chrono::seconds(10), {});
+  if (!stuck.empty()) run_->say(fmt::format("even SIGKILL does not end {}", describe_stuck(stuck)));
+  if (!payload_transfer_ || owner_gone()) return {};
+  return bring_from_ranks(*payload_transfer_, setup_.plan.world_size);
 }
 
 void Job::end(int status) {
   status_ = status;
-  page_.reset();
-  ::unlinkat(folder_.fd.get(), kPageFile, 0);
   if (tracing_) tracing_->finish();
   agents_->send_exit_status(status);
   if (owner_gone() && !spec_.owner_folder.empty()) remove_private_folder(spec_.owner_folder);
-  const auto drain = [this] {
-    const std::string logs = shown_logs();
-    display_.drain(
-        spec_.output_timeout,
-        fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not shown{}",
-                    std::chrono::duration<double>(spec_.output_timeout).count(),
-                    logs.empty() ? "" : "; the complete logs are in " + logs),
-        [this] { loop_.stop(); });
-  };
-  if (!trackers_) return drain();
-  trackers_->finish(kTrackersTime, drain);
+  run_->finish([this] { loop_.stop(); });
 }
 
-std::string Job::logs_below(const std::string& run_folder) const {
-  if (!spec_.keep_logs) return {};
-  const std::string first = spec_.output_folder.empty() ? run_folder + "/logs" : spec_.output_folder;
-  return restarts_.done() == 0 ? first : fmt::format("{}/restart-{}", first, restarts_.done());
-}
-
-void Job::write_record() {
-  if (auto written = write_job_record(folder_, to_json(state_)); !written) say(written.error().what());
-}
+}  // namespace
 
 int run_job(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace) {
   return Job(spec, std::move(plan), on_trace).run();

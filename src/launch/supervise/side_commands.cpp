@@ -5,102 +5,26 @@
 #include "base/env.h"
 #include "base/result.h"
 #include "launch/output/live_run.h"
+#include "launch/output/text.h"
 #include "launch/processes.h"
-#include "launch/start/starter.h"
 #include "net/address.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <utility>
 
 namespace cohort::launch {
 
-SideCommand::SideCommand(Loop& loop, Options options) : options_(std::move(options)) {
-  sys::SpawnOptions& spawn = options_.spawn;
-  sys::UniqueFd theirs;
-  if (options_.output != Options::Output::None) {
-    Pipe pipe = value_or_throw(make_pipe());
-    output_ = std::move(pipe.read_end);
-    theirs = std::move(pipe.write_end);
-    (void)::fcntl(output_.get(), F_SETFL, O_NONBLOCK);
-    spawn.stderr_fd = theirs.get();
-    if (options_.output == Options::Output::All) spawn.stdout_fd = theirs.get();
-  }
-  const sys::UniqueFd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
-  if (spawn.stdout_fd < 0) spawn.stdout_fd = nowhere.get();
-  if (spawn.stderr_fd < 0) spawn.stderr_fd = nowhere.get();
-  auto pending = sys::spawn(spawn);
-  auto child = pending ? std::move(*pending).confirm() : tl::unexpected(pending.error());
-  if (!child) {
-    raise(ErrorCode::Unavailable, "cannot start {}: {}", spawn.path, sys::to_string(child.error()));
-  }
-  process_ = *std::move(child);
-  if (output_) {
-    output_watch_ = Watch(loop, output_.get());
-    output_watch_.on_readable([this] { read(); });
-  }
-  process_watch_ = Watch(loop, process_.pidfd.get());
-  process_watch_.on_readable([this] { end(); });
-}
-
-SideCommand::Options SideCommand::cohort(std::vector<std::string> arguments, int parent_death_signal) {
-  Options options;
-  options.spawn.path = value_or_throw(own_command());
-  options.spawn.arguments = std::move(arguments);
-  options.spawn.arguments.insert(options.spawn.arguments.begin(), "cohort");
-  options.spawn.environment = Environment::current().assignments();
-  options.spawn.group = sys::Group::Session;
-  options.spawn.parent_death_signal = parent_death_signal;
-  return options;
-}
-
-void SideCommand::read() {
-  char bytes[4096];
-  while (true) {
-    const ssize_t got = ::read(output_.get(), bytes, sizeof bytes);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && errno == EAGAIN) return;
-    if (got <= 0) {
-      output_watch_ = Watch();
-      return;
-    }
-    for (const Line& line : lines_.feed({bytes, static_cast<std::size_t>(got)})) options_.say(line.text);
-  }
-}
-
-void SideCommand::end() {
-  process_watch_ = Watch();
-  if (output_watch_) read();
-  const auto status = sys::peek_exit_status(process_.pid);
-  const auto told = options_.on_ended;  // a copy: it may destroy this
-  if (told) told(status.value_or(sys::ExitStatus{}));
-}
-
-bool SideCommand::wait(net::Deadline deadline) {
-  while (true) {
-    pollfd waiting{process_.pidfd.get(), POLLIN, 0};
-    if (::poll(&waiting, 1, net::poll_timeout(deadline)) > 0) return true;
-    if (net::passed(deadline)) return false;
-  }
-}
-
-SideCommand::~SideCommand() {
-  if (output_watch_) read();
-  // (Swept already, perhaps, where the job has ended as a whole: then the pid may be somebody else's.)
-  if (::syscall(SYS_pidfd_send_signal, process_.pidfd.get(), SIGKILL, nullptr, 0) != 0) return;
-  ::kill(-process_.pid, SIGKILL);  // what it has left in the background
-  while (::waitpid(process_.pid, nullptr, 0) < 0 && errno == EINTR) {
-  }
+std::function<void(std::string_view)> by_lines(std::function<void(const std::string&)> say) {
+  return [lines = LineSplitter(), say = std::move(say)](std::string_view bytes) mutable {
+    for (const Line& line : lines.feed(bytes)) say(line.text);
+  };
 }
 
 namespace {
@@ -128,9 +52,8 @@ Trackers::Trackers(Loop& loop, const std::vector<std::string>& destinations, std
 void Trackers::start(Tracker& tracker) {
   auto command = SideCommand::cohort({"export", run_folder_, "--to", tracker.destination, "--follow"}, SIGTERM);
   command.output = SideCommand::Options::Output::Errors;
-  command.say = [this](const std::string& line) {
-    say_(line.starts_with(kOwnPrefix) ? line.substr(kOwnPrefix.size()) : line);
-  };
+  command.on_output = by_lines(
+      [this](const std::string& line) { say_(line.starts_with(kOwnPrefix) ? line.substr(kOwnPrefix.size()) : line); });
   command.on_ended = [this, &tracker](const sys::ExitStatus& status) { on_ended(tracker, status); };
   tracker.command.emplace(loop_, std::move(command));
 }

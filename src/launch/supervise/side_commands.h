@@ -4,11 +4,10 @@
 #pragma once
 
 #include "base/process.h"
-#include "base/unique_fd.h"
 #include "launch/health/health.h"
 #include "launch/loop.h"
 #include "launch/output/run_folder.h"
-#include "launch/output/text.h"
+#include "launch/start/starter.h"
 #include "net/address.h"
 
 #include <chrono>
@@ -18,43 +17,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace cohort::launch {
 
-/// A process beside a job, in a group of its own at least.
-class SideCommand {
- public:
-  struct Options {
-    sys::SpawnOptions spawn;  ///< what its output is not said of goes where these descriptors say
-    enum class Output { None, Errors, All } output = Output::None;
-    std::function<void(const std::string&)> say = {};  ///< gets that, by lines
-    /// Once it has ended, and all that it printed is said; may destroy this.
-    std::function<void(const sys::ExitStatus&)> on_ended;
-  };
-  /// Throws Unavailable.
-  SideCommand(Loop& loop, Options options);
-  /// Says what it has printed by then, and kills it, and what it has started in its group.
-  ~SideCommand();
-  SideCommand(const SideCommand&) = delete;
-  SideCommand& operator=(const SideCommand&) = delete;
-
-  /// Another `cohort`, with these arguments, in a session of its own: a Ctrl-C is for the job.
-  static Options cohort(std::vector<std::string> arguments, int parent_death_signal);
-  pid_t pid() const noexcept { return process_.pid; }
-  /// Waits, until `deadline`. False if it still runs; else `end` is called next.
-  bool wait(net::Deadline deadline);
-  void end();
-
- private:
-  void read();
-
-  Options options_;
-  sys::ChildProcess process_;
-  sys::UniqueFd output_;
-  LineSplitter lines_;
-  Watch output_watch_, process_watch_;
-};
+/// What a SideCommand has printed, handed on by lines.
+std::function<void(std::string_view)> by_lines(std::function<void(const std::string&)> say);
 
 /// Those that take a job's run record elsewhere while it runs (--track): `cohort export --follow`, one for each
 /// destination, in sessions of their own.

@@ -20,7 +20,7 @@
 
 namespace cohort::launch {
 
-Owner::Owner(Loop& loop, int pid, std::function<void()> on_gone) : pid_(pid) {
+Owner::Owner(Loop& loop, int pid, std::function<void()> on_gone) {
   // A process that has ended leaves its children to another, so that a pid which is in use again is noticed.
   if (::getppid() == pid) process_ = value_or_throw(sys::open_pidfd(pid));
   if (!process_ || ::getppid() != pid) {

@@ -19,11 +19,9 @@ class Owner {
   /// Throws cohort::Error (Unavailable) if `pid` is not this process's parent.
   Owner(Loop& loop, int pid, std::function<void()> on_gone);
 
-  int pid() const noexcept { return pid_; }
   bool gone() const noexcept { return gone_; }
 
  private:
-  int pid_;
   bool gone_ = false;
   sys::UniqueFd process_;
   Watch watch_;

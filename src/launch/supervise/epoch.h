@@ -1,0 +1,175 @@
+// One start of a job's ranks (an epoch): who takes part, how far they are, why they are stopped, and what is said of
+// their end. A restart is another epoch over the same agents. One thread.
+#pragma once
+
+#include "base/result.h"
+#include "launch/health/health.h"
+#include "launch/health/verdict.h"
+#include "launch/loop.h"
+#include "launch/messages.h"
+#include "launch/output/other_hosts.h"
+#include "launch/start/agent_pool.h"
+#include "launch/supervise/run_output.h"
+#include "launch/supervise/stopping.h"
+#include "launch/supervise/supervisor.h"
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+/// Who takes part in an epoch, by their numbers in its Roles, and who of them has ended.
+class Members {
+ public:
+  explicit Members(const Plan& plan)
+      : roles_(plan.roles()),
+        hosts_(hosts_of_processes(plan)),
+        ended_(hosts_.size(), false),
+        running_{roles_.workers, roles_.servers, roles_.evaluator ? 1 : 0} {}
+
+  const Roles& roles() const noexcept { return roles_; }
+  const std::vector<std::string>& hosts() const noexcept { return hosts_; }
+  void end(int process);
+  bool has_ended(int process) const { return ended_[static_cast<std::size_t>(process)]; }
+  int running(Role role) const { return running_[static_cast<std::size_t>(role)]; }
+  int running_ranks() const { return running(Role::Worker); }
+  /// The first of the roles of which any process runs.
+  Role running_role() const;
+  /// "servers 0-1": who runs that is no rank.
+  std::string running_others() const;
+
+ private:
+  Roles roles_;
+  std::vector<std::string> hosts_;
+  std::vector<bool> ended_;
+  std::array<int, 3> running_;  ///< by role
+};
+
+/// What all epochs of a job share.
+struct EpochBudget {
+  int server_restarts = 0;                                       ///< that there have been
+  std::optional<std::chrono::steady_clock::time_point> limit{};  ///< of the job's time, once ranks run
+};
+
+class Epoch {
+ public:
+  /// What its job does.
+  struct Events {
+    /// A server has ended while ranks run, and how: "exit code 0 after 3.1 s". Who waits for it is told.
+    std::function<void(int number, const std::string& how)> on_server_ended;
+    /// It broke down, and nothing of it runs any more: whether another epoch follows.
+    std::function<Restarts::Decision(const Breakdown&)> on_breakdown;
+    /// No other follows: what is left to be done before the last word. An error: the job's results are lost.
+    std::function<Result<void>()> before_end;
+    /// All is said of it.
+    std::function<void(int status, bool again)> on_ended;
+  };
+  /// `number`: of restarts before it. All but `events` outlive this; members are those of `setup.plan`, or of what
+  /// `settle` finds there later.
+  Epoch(Loop& loop, const JobSetup& setup, AgentPool& agents, RunOutput& run, EpochBudget& budget, int number,
+        Events events);
+
+  /// `setup.plan` says who takes part. `shown`: the ranks whose output is shown; empty: all.
+  void settle(const std::vector<int>& shown);
+  void on_unfit(const AgentHandle* agent, const std::string& why);
+  void on_message(AgentHandle& agent, Message message);
+  void on_channel_closed(AgentHandle& agent, const std::optional<Error>& error);
+  void on_agent_process_ended(AgentHandle& agent);
+  void on_signal(int signal);
+  void on_reader_gone();
+  void on_owner_gone();
+  void fail_start(const std::string& why);
+
+  bool starting() const noexcept { return stage_ == Stage::Starting; }
+  bool running() const noexcept { return stage_ == Stage::Running; }
+  bool ended() const noexcept { return stage_ == Stage::Ended; }
+  int stop_status() const noexcept { return end_.stop_status.value_or(1); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Milliseconds = std::chrono::milliseconds;
+  enum class Stage { Starting, Running, Stopping, Ended };
+
+  void say(const std::string& text) { run_.say(text); }
+  std::string why_not_started() const;
+  void on_started(AgentHandle& agent, const Started& started);
+  Ending ending_of(int process, const ProcessEnd& end) const;
+  void on_exited(const Exited& exited);
+  /// A server that has failed, where the job may go on: it is started again, or gone on without.
+  enum class Fate { Failed, Again, Without };
+  Fate settle_fate(Ending& ending, int process);
+  bool goes_on_without(AgentHandle& agent, const std::string& why);
+  void on_started_again(const StartedAgain& started);
+  AgentHandle& agent_of(int process) const;
+  void look_for_failure();
+  void look_for_requeue();
+  void look_for_chief(const Exited& exited);
+  /// Once all ranks have ended: the servers are asked to, and after them the evaluator.
+  void ask_next_role();
+  void wait_for_cause();
+  void stop_for_failure();
+  void tell_failure();
+  void on_stuck(const std::string& why);
+  void on_agent_ends(AgentHandle& agent, const Ends& ends);
+  void on_agent_told(const AgentHandle& agent, const Told& told);
+  void on_told(int signal, const std::string& reason);
+  void pass_on(int signal);
+  Stopping::Grace grace_after(int signal) const;
+  void stop(const std::string& reason, int signal, Stopping::Grace grace);
+  Stopping::Events stopping_events();
+  void tell_agents(int signal, Stopping::Grace grace);
+  void lose_agent(const std::string& what);
+  void on_host_failed(const AgentHandle& agent, const std::string& why);
+  void fail_start_of_hosts();
+  void check_end();
+  JobEnd how_it_ended() const;
+  void finish();
+
+  Loop& loop_;
+  const JobSetup& setup_;
+  const JobSpec& spec_ = setup_.spec;
+  AgentPool& agents_;
+  RunOutput& run_;
+  RunState& state_ = run_.state();
+  EpochBudget& budget_;
+  Events events_;
+  const Milliseconds start_timeout_ = start_timeout_of(spec_, setup_.plan);
+  Stage stage_ = Stage::Starting;
+  Members members_;
+  Stopping stopping_;
+  std::unique_ptr<InputReader> input_;
+  std::optional<RemoteLogs> remote_logs_;
+  int lost_servers_ = 0;         ///< that the job goes on without
+  std::map<int, Ending> again_;  ///< by process: the latest failure of a server that was to be started again,
+  std::set<int> awaited_;        ///< and those of which it is not known yet whether they have been
+  std::optional<HealthWatch> health_;
+  JobEnd end_;                                 ///< what is known of it so far; the rest is in `how_it_ended`
+  std::string lost_agent_;                     ///< where that is why the job ends
+  std::string undelivered_;                    ///< why the owner lacks what its ranks have sent
+  std::map<int, std::string> failed_hosts_;    ///< by index: why their agents do not come
+  std::optional<Restarts::Decision> restart_;  ///< nothing runs any more
+  bool agent_lost_ = false;
+  bool told_to_end_ = false;
+  bool told_by_agent_ = false;  ///< and not yet by a signal to this process
+  int told_by_ = 0;             ///< the signal that the exit status is of
+  Role asked_ = Role::Worker;   ///< those of this role have been told to end; of workers it is not known
+  bool workers_asked_ = false;  ///< since TensorFlow's chief has ended
+  Clock::time_point started_at_ = Clock::now();
+  struct Limits {  ///< until the job is stopped
+    Timer start, job, cause, other_hosts;
+    Timer requeue;  ///< for the others, once a rank has saved and ended
+  } limits_;
+  std::vector<int> early_signals_;  ///< that came before ranks ran
+  int cause_waits_ = 0;
+  Timer tell_limit_;
+};
+
+}  // namespace cohort::launch

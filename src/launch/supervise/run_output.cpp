@@ -1,0 +1,284 @@
+#include "launch/supervise/run_output.h"
+
+#include "base/files.h"
+#include "base/hardware.h"
+#include "base/log.h"
+#include "launch/output/other_hosts.h"
+#include "telemetry/last_words.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+constexpr const char* kPageFile = "page.url";
+/// What comes within this time of each other is one change of live.json.
+constexpr std::chrono::milliseconds kGather{30};
+/// After the job's end, for its record to get where --track says.
+constexpr auto kTrackersTime = std::chrono::seconds(30);
+
+}  // namespace
+
+int crowded_cores(const Plan& plan) {
+  const int cores = sys::usable_cores();
+  const bool crowded =
+      std::ranges::any_of(plan.hosts, [cores](const PlannedHost& host) { return host.local && host.ranks > cores; });
+  return crowded ? cores : 0;
+}
+
+RunOutput::RunOutput(Loop& loop, const JobSetup& setup, const std::string& id, Display::Events events)
+    : loop_(loop),
+      spec_(setup.spec),
+      folder_(value_or_throw(make_run_folder({spec_.run_folder, setup.program.name, id.substr(0, 4)}))),
+      display_(loop, {std::move(events.on_taken), std::move(events.on_reader_gone),
+                      [this](int fd, int error) { on_no_room(fd, error); }}),
+      announcer_(display_, spec_.json    ? Announcer::Form::Json
+                           : spec_.quiet ? Announcer::Form::QuietText
+                                         : Announcer::Form::Text),
+      live_file_(folder_),
+      warnings_(loop, folder_,
+                {.on_warning = spec_.on_warning,
+                 .job_id = fmt::format("{}-{}", setup.program.name, id),
+                 .show =
+                     [this](const Warning& warning) {
+                       announcer_.warn(warning);
+                       state_.note(warning.text);
+                       changed();
+                     },
+                 .say = [this](const std::string& text) { say(text); }}) {
+  state_.job_id = fmt::format("{}-{}", setup.program.name, id);
+  state_.program = setup.program;
+  state_.command_line = spec_.command_line;
+  state_.max_restarts = spec_.max_restarts;
+  if (!folder_.earlier.empty() && !spec_.quiet)
+    say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
+                    folder_.earlier));
+  if (!spec_.keep_logs || spec_.output_folder.empty()) return;
+  auto taken = make_log_folder(spec_.output_folder, folder_);
+  if (!taken) raise(taken.error().code(), "--output-dir {}: {}", spec_.output_folder, taken.error().what());
+  logs_ = *std::move(taken);
+  if (!logs_.earlier.empty() && !spec_.quiet)
+    say(fmt::format("{} has logs of a run before this one; they are now in {}", spec_.output_folder, logs_.earlier));
+}
+
+void RunOutput::say(const std::string& text) {
+  announcer_.say(text);
+  state_.note(text);
+  changed();
+}
+
+void RunOutput::begin_attempt(int number) {
+  static_cast<Attempt&>(state_) = {};
+  state_.restarts = number;
+  state_.start = utc_now();
+  if (spec_.keep_logs) state_.log_folder = absolute_path(logs_below(folder_.path));
+}
+
+void RunOutput::set_plan(const Plan& plan, const std::vector<int>& shown) {
+  display_.set_up(spec_, plan, shown);
+  const Roles roles = plan.roles();
+  state_.plan = plan;
+  state_.stage = "starting";
+  state_.pids.assign(static_cast<std::size_t>(roles.all()), 0);
+  figures_ = Figures(roles.workers, roles.others());
+  lines_.assign(state_.pids.size(), {});
+  restarts_.assign(lines_.size(), 0);
+  changed();
+}
+
+void RunOutput::running() {
+  announcer_.started(state_, folder_.path, start_text());
+  log::info("launch", "job {} is not contained: {}", state_.job_id, kNotContained);
+  state_.stage = "running";
+  state_.running_since = seconds_now();
+  changed();
+  start_page();
+  write_record();
+  if (trackers_ || spec_.track.empty()) return;
+  // They learn from job.json how the job goes on.
+  trackers_.emplace(loop_, spec_.track, folder_.shown, [this](const std::string& text) { say(text); });
+}
+
+std::string RunOutput::start_text() const {
+  const Plan& plan = state_.plan;
+  std::string text = to_string(plan);
+  if (plan.method == StartMethod::Launcher) {
+    const int ranks = plan.hosts.front().ranks;
+    const bool same = std::ranges::all_of(plan.hosts, [ranks](const PlannedHost& host) { return host.ranks == ranks; });
+    text += same ? fmt::format(", -np {} of a launcher on each", ranks) : ", a launcher on each with its own -np";
+  }
+  if (const int cores = crowded_cores(plan); cores > 0)
+    text += fmt::format(", more than the {} core{} here", cores, cores == 1 ? "" : "s");
+  if (spec_.bind == Binding::Core) text += ", each bound to its share of the cores";
+  if (const int threads = state_.threads; threads > 0)
+    text += fmt::format(", {} thread{} each", threads, threads == 1 ? "" : "s");
+  return spec_.keep_logs ? text + ", run " + folder_.shown : text;
+}
+
+void RunOutput::start_page() {
+  if (page_ || !spec_.page) return;
+  // Its address lets in whoever has it: it is for a terminal. What a batch system keeps may be read by others.
+  auto page = SideCommand::cohort({"watch", folder_.path, "--page"}, SIGKILL);
+  page.output = SideCommand::Options::Output::All;
+  page.on_output = by_lines([this](const std::string& line) {
+    if (line.find("?token=") == std::string::npos || ::isatty(STDERR_FILENO) != 0) return announcer_.say(line);
+    if (auto kept = replace_file(folder_, kPageFile, line + "\n"); !kept) return announcer_.say(kept.error().what());
+    announcer_.say(fmt::format("the page's address, with its token: cat {}/{}", folder_.shown, kPageFile));
+  });
+  try {
+    page_.emplace(loop_, std::move(page));
+  } catch (const Error& error) {
+    say(fmt::format("no page: {}", error.what()));
+  }
+}
+
+void RunOutput::take(const Reports& reports) {
+  for (const RankReport& report : reports.ranks) figures_.report(report, Figures::Clock::now());
+  changed();
+}
+
+void RunOutput::take(std::size_t source, const Output& output) {
+  lines_[static_cast<std::size_t>(output.rank)].append(output.stream, output.bytes);
+  changed();
+  display_.feed(source, output);
+}
+
+void RunOutput::rank_ended(const Ending& ending) {
+  announcer_.rank_ended(ending);
+  // The stack that an exception or a crash left is long: it is at the end of the log.
+  const bool stack = ending.words.find(status::kThrowStack) != std::string::npos ||
+                     ending.words.find(status::kNativeStack) != std::string::npos;
+  if (!stack || !spec_.keep_logs) return;
+  const auto folder = open_folder(state_.log_folder);
+  if (!folder) return;
+  const std::string name = log_name(ending.role, ending.rank, Stream::Stderr);
+  const sys::UniqueFd log(::openat(folder->get(), name.c_str(), O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC));
+  const std::string text = fmt::format("cohort: its own last words:\n{}", ending.words);
+  if (log) static_cast<void>(!::write(log.get(), text.data(), text.size()));  // a full disk has been told of
+}
+
+void RunOutput::process_ended(int process, bool well, const sys::ExitStatus& status) {
+  figures_.ended(process, well, sys::to_string(status));
+  changed();
+}
+
+void RunOutput::starts_again(int process, const Ending& ending) {
+  figures_.begins_anew(process);
+  ++restarts_[static_cast<std::size_t>(process)];
+  state_.server_failures.push_back(ending);
+  changed();
+  write_record();
+}
+
+void RunOutput::started_again(int process, const Ending& before, int pid) {
+  state_.pids[static_cast<std::size_t>(process)] = pid;
+  announcer_.started_again(before, pid);
+  write_record();
+}
+
+void RunOutput::changed() {
+  if (!soon_)
+    soon_ = Timer(loop_, kGather, [this] {
+      soon_ = Timer();
+      if (!live_file_.due()) return changed();
+      write_live();
+    });
+}
+
+void RunOutput::write_live() {
+  soon_ = Timer();
+  LiveRun run = look();
+  if (spec_.status && !spec_.quiet) display_.set_status(run.state == "ended" ? std::string() : summary(run, run.time));
+  live_file_.write(std::move(run));
+  if (const auto why = live_file_.complaint()) say(fmt::format("{}; the job goes on, but nobody can watch it", *why));
+}
+
+LiveRun RunOutput::look() const {
+  LiveRun run;
+  run.time = seconds_now();
+  run.job = state_.job_id;
+  run.program = state_.program.name;
+  run.state = state_.stage;
+  run.start = state_.running_since;
+  run.exit_status = state_.exit_status;
+  run.reason = state_.reason;
+  run.restarts = state_.restarts;
+  run.logs = state_.log_folder;
+  run.notices = state_.notices;
+  for (const PlannedHost& host : state_.plan.hosts) run.hosts.push_back({host.name, host.first_rank, host.ranks});
+  const Roles roles = state_.plan.roles();
+  const std::vector<std::string> hosts = hosts_of_processes(state_.plan);
+  std::vector<RankFigures> figures = figures_.look(Figures::Clock::now());
+  for (std::size_t i = 0; i < figures.size(); ++i) {
+    RankFigures& one = figures[i];
+    const int process = static_cast<int>(i);
+    if (roles.is_rank(process))
+      run.ranks.push_back({std::move(one), lines_[i].text()});
+    else
+      run.others.push_back({roles.name_of(process), hosts[i], one.state, one.memory, lines_[i].text(), restarts_[i]});
+  }
+  return run;
+}
+
+void RunOutput::on_no_room(int fd, int error) {
+  const std::string logs = shown_logs();
+  const std::string text =
+      fmt::format("{}: {}; the job goes on, and what does not fit there is {}", fd == 1 ? "stdout" : "stderr",
+                  errno_text(error), logs.empty() ? "lost" : "only in " + logs);
+  display_.say(text);  // on stderr in any form: stdout may be what is full
+  state_.output_lost = text;
+  if (state_.stage != "starting") write_record();
+}
+
+void RunOutput::attempt_ended(const JobEnd& end, const Verdict& verdict, const Restarts::Decision& restart) {
+  if (const std::string doubt = doubt_about(end, verdict); !doubt.empty() && !spec_.quiet && !spec_.tf_config)
+    say(doubt);
+  announcer_.ended(end, verdict, restart);
+  if (verdict.post_mortem) state_.failure = verdict.post_mortem->first;
+  state_.end = utc_now();
+  state_.exit_status = verdict.status;
+  state_.reason = verdict.reason;
+  state_.attempts.push_back(static_cast<const Attempt&>(state_));
+  state_.stage = "ended";
+  write_live();
+  if (restart.again) {  // its attempts say how this one has ended; who reads the record must not take that for the job
+    state_.end.clear();
+    state_.exit_status.reset();
+  }
+  write_record();
+}
+
+void RunOutput::finish(std::function<void()> on_done) {
+  page_.reset();
+  ::unlinkat(folder_.fd.get(), kPageFile, 0);
+  const auto drain = [this, on_done = std::move(on_done)] {
+    const std::string logs = shown_logs();
+    display_.drain(
+        spec_.output_timeout,
+        fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not shown{}",
+                    std::chrono::duration<double>(spec_.output_timeout).count(),
+                    logs.empty() ? "" : "; the complete logs are in " + logs),
+        on_done);
+  };
+  if (!trackers_) return drain();
+  trackers_->finish(kTrackersTime, drain);
+}
+
+std::string RunOutput::logs_below(const std::string& run_folder) const {
+  if (!spec_.keep_logs) return {};
+  const std::string first = spec_.output_folder.empty() ? run_folder + "/logs" : spec_.output_folder;
+  return state_.restarts == 0 ? first : fmt::format("{}/restart-{}", first, state_.restarts);
+}
+
+void RunOutput::write_record() {
+  if (auto written = write_job_record(folder_, to_json(state_)); !written) say(written.error().what());
+}
+
+}  // namespace cohort::launch
