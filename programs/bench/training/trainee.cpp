@@ -48,7 +48,7 @@ void multiply(const Product& p) {
 }
 
 /// Fully connected layers with ReLU between them and a softmax at the end, without biases; the same weights on all
-/// ranks. A rank's samples are noise, the same in each step.
+/// ranks. A rank's samples are noise with a mark for their class, the same in each step.
 class Network {
  public:
   Network(const std::vector<int>& widths, int batch, int rank)
@@ -64,6 +64,8 @@ class Network {
     for (const std::size_t width : widths_) outputs_.emplace_back(batch_ * width);
     std::uniform_real_distribution<float> value(-1, 1);
     for (float& pixel : outputs_.front()) pixel = value(noise);
+    for (std::size_t row = 0; row < batch_; ++row)  // a pixel for each class, so that there is something to learn
+      outputs_.front()[row * widths_.front() + row % widths_.back() % widths_.front()] += 2;
   }
 
   std::size_t layers() const noexcept { return widths_.size() - 1; }
