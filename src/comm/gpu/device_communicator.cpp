@@ -122,13 +122,13 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   /// Not finished: ranks have not come. With neither an error nor a flight it goes by staging, on all ranks.
   std::optional<Error> run_direct(Turn& turn, bool& finished) noexcept {
     return gpu_->queue->guarded(whole_, called_, [&](CollectiveEvent* event) {
-      NcclPlane& nccl = *gpu_->nccl;
+      NcclPlane& plane = *gpu_->nccl;
       Round round;
-      finished = !nccl.open() || turn.agree(whole_, round, event);
+      finished = !plane.open() || turn.agree(whole_, round, event);
       if (!finished) return false;
       try {
         // What the plane tells is of its last round.
-        if (round.everyone && nccl.form(direct_.front().gpu, turn)) {
+        if (round.everyone && plane.form(direct_.front().gpu, turn)) {
           if (event != nullptr) event->sequence = 0;
           turn.carry_out(as_round(whole_, round), event);
         }
@@ -136,7 +136,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
         if (round.everyone) {
           gpu_->in_flight->await_room(InFlight::kMost, whole_, deadline(), turn);
           gpu_->in_flight->watch_from_now_on();
-          given = nccl.run(direct_, round, turn);
+          given = plane.run(direct_, round, turn);
         }
         if (given) {
           if (event != nullptr) event_ = *event;
@@ -144,7 +144,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
           return false;
         }
         gpu_->in_flight->await_room(1, whole_, deadline(), turn);
-        for (const DeviceCall& call : direct_) staged_.push_back(nccl.stage(call));
+        for (const DeviceCall& call : direct_) staged_.push_back(plane.stage(call));
       } catch (const Error& error) {
         gpu_->queue->abort(error.what());
         throw;
