@@ -208,9 +208,9 @@ Communicator join(const JoinOptions& options) {
   }
   meet.prefix = "join/" + meeting;
   meet.serves_store = place->server != nullptr;
-  const rendezvous::Membership membership = rendezvous::hold_meeting(*place->store, info, meet);
+  const rendezvous::AgreedWorld agreed = rendezvous::hold_meeting(*place->store, info, meet);
 
-  const rendezvous::MembershipEntry& entry = membership.entries[static_cast<std::size_t>(plan.rank)];
+  const rendezvous::AgreedPlace& entry = agreed.entries[static_cast<std::size_t>(plan.rank)];
   comm::FormOptions form;
   form.store =
       store::make_prefix_store(meet.prefix + "/comm", std::shared_ptr<store::Store>(place, place->store.get()));
@@ -224,14 +224,14 @@ Communicator join(const JoinOptions& options) {
   form.transport = plan.transport;
   form.one_machine = !fake.empty();
   if (entry.cross_size > 1) {
-    for (const rendezvous::MembershipEntry& each : membership.entries) form.hosts.push_back(each.cross_rank);
+    for (const rendezvous::AgreedPlace& each : agreed.entries) form.hosts.push_back(each.cross_rank);
   }
   if (fake.empty()) compare_with_launcher(plan, form.placement);
-  Communicator communicator(backend_named(membership.backend).create(form));
+  Communicator communicator(backend_named(agreed.backend).create(form));
   rendezvous::leave_meeting(*place->store, info, meet);
   if (place->server) place->server->close_listener();  // the world is complete
   joining.set_formed();
-  say_what_was_formed(plan, membership.layout);
+  say_what_was_formed(plan, agreed.layout);
   return communicator;
 }
 
