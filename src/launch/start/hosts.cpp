@@ -366,6 +366,49 @@ void check_by_hand(const JobSpec& spec) {
   }
 }
 
+/// What an elastic job cannot have yet, and how many ranks it begins with; 0: as many as are planned without these.
+void check_elastic(const JobSpec& spec, const Plan& plan, int& processes) {
+  const ElasticSpec& elastic = spec.elastic;
+  if (!elastic) {
+    const char* const option = elastic.most > 0         ? "--max-np"
+                               : elastic.most_changes   ? "--reset-limit"
+                               : elastic.timeout        ? "--elastic-timeout"
+                                                        : nullptr;
+    if (option == nullptr) return;
+    raise(ErrorCode::InvalidArgument, "{}: --min-np is wanted, too: the fewest ranks with which the job goes on{}",
+          option, spec.origin_of(option));
+  }
+  const auto refuse = [&spec](std::string_view option, std::string_view why) {
+    raise(ErrorCode::InvalidArgument, "--min-np and {}: {}{}{}", option, why, spec.origin_of("--min-np"),
+          spec.origin_of(option));
+  };
+  const bool servers = spec.colocated || spec.servers > 0 || !spec.server_hosts.empty();
+  if (servers) refuse("--servers", "servers cannot be part of an elastic job yet");
+  if (spec.evaluator) refuse("--evaluator", "an evaluator cannot be part of an elastic job yet");
+  if (spec.tf_config) refuse("--tf-config", "TF_CONFIG describes a cluster that never changes");
+  if (spec.max_restarts > 0)
+    refuse("--max-restarts", "ranks that go on and ranks that begin anew cannot be had together yet; leave one out");
+  if (spec.agents > 0) refuse("--agents", "agents that the owner starts cannot be part of an elastic job yet");
+  if (spec.owner_pid) refuse("--owner", "who collects what each rank returns needs all of them; use `cohort run`");
+  if (plan.node)
+    raise(ErrorCode::InvalidArgument,
+          "--min-np: {}: a launcher on each node cannot be part of an elastic job yet -- start the job from one host, "
+          "by -H or --hostfile{}",
+          plan.node->source, spec.origin_of("--min-np"));
+  if (elastic.most > 0 && elastic.most < elastic.least)
+    raise(ErrorCode::InvalidArgument, "--min-np {} and --max-np {}: the least is more than the most", elastic.least,
+          elastic.most);
+  const std::string limits = elastic.most > 0 ? fmt::format("--min-np {} --max-np {}", elastic.least, elastic.most)
+                                              : fmt::format("--min-np {}", elastic.least);
+  if (spec.processes.value_or(0) == 0 && spec.nproc_per_node.empty()) {
+    if (elastic.most > 0) processes = std::min(processes, elastic.most);
+    if (plan.hosts.front().slots == kMostProcesses) processes = std::max(processes, elastic.least);
+  }
+  if (processes < elastic.least || (elastic.most > 0 && processes > elastic.most))
+    raise(ErrorCode::InvalidArgument, "{}: the job would begin with {} rank{}{}", limits, processes,
+          processes == 1 ? "" : "s", spec.origin_of("--min-np"));
+}
+
 /// Of launchers that are several: with so many ranks on each.
 std::vector<PlannedHost> hosts_of_nodes(const JobSpec& spec, const NodeRole& node, int ranks) {
   if (spec.owner_pid) {
@@ -439,6 +482,7 @@ Plan plan_of(const JobSpec& spec) {
   } else if (processes == 0) {
     for (const PlannedHost& host : plan.hosts) processes += host.slots;
   }
+  check_elastic(spec, plan, processes);
   return value_or_throw(make_plan(std::move(plan), processes, spec));
 }
 

@@ -83,6 +83,7 @@ void Epoch::settle(const std::vector<int>& shown) {
                                       [this](const Warning& warning) { run_.warn(warning); },
                                       [this](const std::string& why) { on_stuck(why); }});
   run_.set_plan(setup_.plan, shown);
+  begin_elastic();
   if (spec_.keep_logs && goes_elsewhere(setup_.plan))
     remote_logs_.emplace(state_.log_folder, roles, [this](const std::string& text) { say(text); });
 }
@@ -115,6 +116,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     on_started_again(*again);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
     run_.take(*reports);
+    note_worlds(*reports);
     health_->take(std::move(*reports), processes_of(setup_.plan, agent.host));
     if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
@@ -181,7 +183,7 @@ Ending Epoch::ending_of(int process, const ProcessEnd& end) const {
 
 void Epoch::on_exited(const Exited& exited) {
   const Roles& roles = members_.roles();
-  if (!roles.has(exited.rank)) return;
+  if (!roles.has(exited.rank) || members_.has_ended(exited.rank)) return;
   Ending ending = ending_of(exited.rank, exited);
   ending.asked = ending.role == Role::Worker ? workers_asked_ : asked_ >= ending.role;
   ending.after_seconds = static_cast<double>(exited.after_ns) * 1e-9;
@@ -243,6 +245,7 @@ void Epoch::look_for_requeue() {
 }
 
 void Epoch::look_for_failure() {
+  let_failed_leave();
   if (stage_ != Stage::Running || !first_failure(end_.endings)) return;
   // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
   // last destructors. Told to end now, it would lose the status that it is about to give.
@@ -297,6 +300,7 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
 
 // Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
 bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
+  if (elastic_) return goes_on_without_ranks(agent, why);
   if (stage_ != Stage::Running || agent.host.ranks > 0 || agent.all_gone) return false;
   const Roles& roles = members_.roles();
   std::vector<int> lost;
@@ -482,8 +486,9 @@ void Epoch::on_agent_process_ended(AgentHandle& agent) {
     // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
     if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
       on_host_failed(agent, agents_.why_not(agent));
-    } else if (agent.remote &&
-               goes_on_without(agent, fmt::format("the connection to it has ended, {}", agents_.how_ended(agent)))) {
+    } else if ((agent.remote || elastic_) &&
+               goes_on_without(agent, agent.remote ? fmt::format("the connection to it has ended, {}", agents_.how_ended(agent))
+                                                   : std::string("its guard was killed"))) {
       return check_end();
     } else if (agent.channel == nullptr || agent.channel->closed()) {
       lose_agent(fmt::format("the agent of {} was lost", agent.host.name));

@@ -145,6 +145,9 @@ class Job {
   void give_orders();
   /// Those that have been told to begin anew meet in this epoch of the job's store.
   void announce_epoch();
+  std::shared_ptr<store::Store> own_store() const;
+  /// Of an elastic job, into its store: the record, and then that it counts. Throws cohort::Error.
+  void write_members(const rendezvous::Membership& members);
   /// One that has ended for the last time; before the last word on it.
   Result<void> close();
   void end(int status);
@@ -343,6 +346,7 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
   facts.log_folder = run_->state().log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
+  facts.elastic = static_cast<bool>(spec_.elastic);
   facts.servers_may_die = spec_.server_restarts > 0 || spec_.lost_servers > 0;
   if (spec_.host_timeout != kHostTimeout) {
     facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(spec_.host_timeout);
@@ -383,6 +387,7 @@ void Job::make_epoch() {
     store_->set_if_absent(rendezvous::ended_key(restarts_.done(), number), how);
     store_->set_if_absent(rendezvous::server_key(restarts_.done(), number), std::string(rendezvous::kEndedBefore));
   };
+  events.on_members = [this](const rendezvous::Membership& members) { write_members(members); };
   events.on_breakdown = [this](const Breakdown& breakdown) {
     if (owner_gone() || run_->reader_gone() || !agents_->can_go_on()) return Restarts::Decision();
     return restarts_.after(breakdown, setup_.plan.world_size);
@@ -407,14 +412,27 @@ void Job::begin_epoch(Plan members) {
 
 void Job::give_orders() {
   if (!epoch_->starting()) return;
+  try {
+    if (const auto* members = epoch_->members()) write_members(*members);
+  } catch (const Error& error) {
+    return epoch_->fail_start(fmt::format("the job's store does not take its members: {}", error.what()));
+  }
   for (const auto& each : agents_->members()) each->channel->send(order_for(setup_, each->host, facts_for(*each)));
+}
+
+std::shared_ptr<store::Store> Job::own_store() const {
+  return store::connect_tcp_store("127.0.0.1", store_->endpoint().tcp.port, *secret_, net::deadline_in(kStoreTime));
+}
+
+void Job::write_members(const rendezvous::Membership& members) {
+  const auto store = own_store();
+  store->set(rendezvous::membership_key(members.epoch), rendezvous::encode(members));
+  store->set(store::kEpochKey, std::to_string(members.epoch));
 }
 
 void Job::announce_epoch() {
   try {
-    const net::Deadline deadline = net::deadline_in(kStoreTime);
-    const auto store = store::connect_tcp_store("127.0.0.1", store_->endpoint().tcp.port, *secret_, deadline);
-    store->set(store::kEpochKey, std::to_string(restarts_.done()));
+    own_store()->set(store::kEpochKey, std::to_string(restarts_.done()));
   } catch (const Error& error) {
     epoch_->fail_start(fmt::format("the job's store does not take the ranks' next start: {}", error.what()));
   }

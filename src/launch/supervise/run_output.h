@@ -57,6 +57,8 @@ class RunOutput {
   /// A server that has failed.
   void starts_again(int process, const Ending& ending);
   void started_again(int process, const Ending& before, int pid);
+  /// An elastic job has other members than before; `text` says who, and why.
+  void members_changed(const rendezvous::Membership& now, const std::string& text);
   void changed();
   /// No more output comes from its processes.
   void end_lines() { display_.end_lines(); }

@@ -32,9 +32,16 @@ NO_MEANING = {
 }
 # Options without which it would not be the job that was meant.
 NOT_YET = dict.fromkeys(
-    ("min_num_proc", "max_num_proc", "slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range",
-     "host_discovery_script"), "elastic jobs are not there yet; -np alone starts a job of fixed size"
-)  # fmt: skip
+    ("slots_per_host", "blacklist_cooldown_range", "host_discovery_script"),
+    "hosts that come while a job runs are not there yet; --min-np alone starts one that goes on when ranks fail",
+)
+# Options of an elastic job, as `cohort run` has them.
+ELASTIC = {
+    "min_num_proc": "--min-np",
+    "max_num_proc": "--max-np",
+    "reset_limit": "--reset-limit",
+    "elastic_timeout": "--elastic-timeout",
+}
 
 
 @dataclasses.dataclass
@@ -49,6 +56,7 @@ class Plan:
     ways: list[str] = dataclasses.field(default_factory=list)  # options that say how hosts and ranks reach each other
     folder: str | None = None
     prefix: str = "rank"
+    elastic: list[str] = dataclasses.field(default_factory=list)  # options of an elastic job
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -78,6 +86,7 @@ def plan_of(processes: int, wishes: Mapping[str, Any], spelled: Callable[[str], 
     plan.hosts = wanted.get("hosts")
     plan.hostfile = os.fspath(wanted["hostfile"]) if "hostfile" in wanted else None
     plan.notes += [f"{spelled(name)} has no meaning here -- {NO_MEANING[name]}" for name in wanted if name in NO_MEANING]
+    plan.elastic = [word for name in ELASTIC if name in wanted for word in (ELASTIC[name], str(wanted[name]))]
     plan.ways = _ssh_ways(plan, wanted, spelled) + _network_ways(wanted, spelled)
     timeout = wanted.get("start_timeout")
     where = spelled("start_timeout")

@@ -99,12 +99,12 @@ def make_parser() -> argparse.ArgumentParser:
     option(group, "--autotune-bayes-opt-max-samples", type=int, metavar="N")
     option(group, "--autotune-gaussian-process-noise", type=_noise, metavar="X")
 
-    group = parser.add_argument_group("elastic jobs (not there yet)")
-    option(group, "--min-np", "--min-num-proc", type=int, dest="min_num_proc", metavar="N")
-    option(group, "--max-np", "--max-num-proc", type=int, dest="max_num_proc", metavar="N")
+    group = parser.add_argument_group("elastic jobs")
+    option(group, "--min-np", "--min-num-proc", type=int, dest="min_num_proc", metavar="N", help="the job goes on with so many")
+    option(group, "--max-np", "--max-num-proc", type=int, dest="max_num_proc", metavar="N", help="never more (no limit)")
+    option(group, "--reset-limit", type=int, metavar="N", help="most changes of its ranks (no limit)")
+    option(group, "--elastic-timeout", type=float, metavar="SECONDS", help="for hosts to come, where they are too few (600)")
     option(group, "--slots-per-host", type=int, metavar="N")
-    option(group, "--elastic-timeout", type=float, metavar="SECONDS")
-    option(group, "--reset-limit", type=int, metavar="N")
     option(group, "--blacklist-cooldown-range", type=_cooldown, nargs=2, metavar=("MIN", "MAX"))
 
     group = parser.add_argument_group("timeline")
