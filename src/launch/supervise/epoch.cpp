@@ -508,7 +508,8 @@ void Epoch::on_agent_process_ended(AgentHandle& agent) {
 }
 
 void Epoch::on_agent_ends(AgentHandle& agent, const Ends& ends) {
-  if (stage_ == Stage::Stopping || stage_ == Stage::Ended || goes_on_without(agent, ends.why)) return;
+  if (agent.all_gone || stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
+  if (goes_on_without(agent, ends.why)) return;
   agent_lost_ = true;
   if (!end_.stop_status) end_.stop_status = 1;
   say(ends.why + "; ending the job");
