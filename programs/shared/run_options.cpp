@@ -99,6 +99,13 @@ std::chrono::milliseconds host_timeout_of(Text text) {
   return timeout;
 }
 
+std::pair<std::chrono::seconds, std::chrono::seconds> cooldown_of(Text text) {
+  const auto numbers = numbers_in(text, 3600);
+  if (!numbers || numbers->size() != 2 || numbers->front() > numbers->back())
+    raise(ErrorCode::InvalidArgument, "two numbers of seconds from 1 to 3600 are wanted, LOW,HIGH");
+  return {std::chrono::seconds(numbers->front()), std::chrono::seconds(numbers->back())};
+}
+
 std::string assignment_of(Text wish) {
   const auto equals = wish.find('=');
   if (equals == 0 || wish.empty()) raise(ErrorCode::InvalidArgument, "NAME=VALUE or NAME is wanted");
@@ -314,6 +321,16 @@ const RunOption kOptions[] = {
     {"--elastic-timeout", "SECONDS", "600",
      "With --min-np: how long a job with too few ranks waits for hosts, where others may come",
      [](C& c, Text v) { c.elastic.timeout = seconds_of(v); }},
+    {"--host-discovery-script", "COMMAND", "",
+     "With --min-np, in place of -H: this shell command, which is run each second, prints the hosts that there are, as "
+     "--hostfile has them; ranks are started on those that come, and leave those that go",
+     [](C& c, Text v) { c.elastic.script = v; }},
+    {"--slots-per-host", "N", "1", "Ranks of each host of --host-discovery-script that is printed without a number",
+     [](C& c, Text v) { c.elastic.slots_per_host = number_of(v, 1, launch::kMostProcesses); }},
+    {"--blacklist-cooldown-range", "LOW,HIGH", "",
+     "Use a host on which a rank has failed again after LOW seconds, then after twice as long each time, up to HIGH "
+     "(also in two words) [never]",
+     [](C& c, Text v) { c.elastic.cooldown = cooldown_of(v); }},
     {"--config", "FILE", "", "Take options from the table [run] of this TOML file", [](C&, Text) {}},
     {"--show-config", "", "", "Print the value of each option and where it is from, and end",
      [](C& c, Text v) { c.show_config = truth(v); }, Kind::CommandFlag},

@@ -131,7 +131,6 @@ struct StatusLayout {
   std::atomic<std::uint32_t> abilities;  ///< what it can be asked for
   std::atomic<std::int32_t> joining;     ///< the size of a world whose ranks it waits for; 0: it forms none now
   std::atomic<std::uint32_t> worlds;     ///< that it has formed so far
-  std::atomic<std::uint64_t> announced_epoch;  ///< of an elastic job's members; the agent writes it
   std::atomic<std::int64_t> step;        ///< optimizer steps so far
   std::atomic<std::int64_t> samples;     ///< of this rank in these, where who counts steps knows them
   std::atomic<std::uint32_t> words_ready;

@@ -6,8 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -51,6 +55,94 @@ class ElasticJob : public testing::Test {
   }
   std::optional<Job> job_;
 };
+
+/// Hosts are what a file says, all of them this one.
+class ElasticHosts : public ElasticJob {
+ protected:
+  ElasticHosts() : folder_(testing::TempDir() + "/cohort-hosts-XXXXXX") {
+    if (::mkdtemp(folder_.data()) == nullptr) throw std::runtime_error("mkdtemp");
+  }
+  ~ElasticHosts() override { std::filesystem::remove_all(folder_); }
+  /// The script copies it: "exit 3" or "sleep 9" in it are done.
+  void list(const std::string& text) const {
+    std::ofstream(folder_ + "/new") << text;
+    std::filesystem::rename(folder_ + "/new", folder_ + "/hosts");
+  }
+  void start_on(const std::string& text, std::vector<std::string> options, int workers) {
+    std::ofstream(folder_ + "/script") << "sed /^!/d " << folder_ << "/hosts; . " << folder_ << "/then";
+    std::ofstream(folder_ + "/then") << "";
+    list(text);
+    options.insert(options.end(), {"--starter", "local", "--host-discovery-script", "sh " + folder_ + "/script"});
+    start(options, workers);
+  }
+  void then(const std::string& command) const {
+    std::ofstream(folder_ + "/new") << command;
+    std::filesystem::rename(folder_ + "/new", folder_ + "/then");
+  }
+  void expect_ready(int worker) const {
+    EXPECT_TRUE(eventually([&] { return !file("ready", worker).empty(); })) << job_->err();
+  }
+  std::string folder_;
+};
+
+TEST_F(ElasticHosts, ThatComeGetWorkers) {
+  start_on("a\nb:2\n", {"--min-np", "1", "--max-np", "5", "--run-dir", "r"}, 3);
+  list("a\nb:2\nc:4 # as many as there is room for\n");
+  expect_said("host c has come with workers 3-4; epoch 1 goes on with 5 workers, 2 of them new\n");
+  expect_ready(4);
+  EXPECT_TRUE(eventually([this] { return job_->out().find("c:4 | worker 4 of 1") != std::string::npos; })) << job_->out();
+  order("fail", 0);
+  expect_said("epoch 2 goes on with 4 of 5 workers (ranks 0-3 are workers 1-4)\n");
+  list("a\nc:4\n");
+  expect_said("workers 1-2 leave: host b is listed no more; epoch 3 goes on with 2 of 4 workers");
+  for (const int worker : {1, 2, 3, 4}) order(worker < 3 ? "fail" : "end", worker);
+  EXPECT_EQ(job_->wait(), 0);
+  expect_silent_about("epoch 4");
+  EXPECT_NE(job_->file("r/logs/rank-4.out"), "");
+  EXPECT_TRUE(job_->processes().empty());
+}
+
+TEST_F(ElasticHosts, AreAwaitedWhereTooFewAreLeft) {
+  start_on("a\nb\n", {"--min-np", "2"}, 2);
+  order("kill", 1);
+  expect_said("1 worker is left, and --min-np is 2: waiting up to 600 s for hosts\n");
+  list("a\nb\nc\n");
+  expect_said("host c has come with worker 2; epoch 1 goes on with 2 workers, 1 of them new (ranks 0-1 are workers 0,2)\n");
+  order("end", 0);
+  order("end", 2);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticHosts, AreAwaitedNoLongerThanTheTimeout) {
+  start_on("a\nb\n", {"--min-np", "2", "--elastic-timeout", "1"}, 2);
+  order("fail", 1);
+  EXPECT_EQ(job_->wait(), 5);
+  expect_said("the job cannot go on: no hosts have come within 1 s (--elastic-timeout)\n");
+}
+
+TEST_F(ElasticHosts, AreUsedAgainOnceTheyHaveCooledDown) {
+  start_on("a\nb\n", {"--min-np", "1", "--blacklist-cooldown-range", "1", "4"}, 2);
+  order("kill", 1);
+  expect_said("epoch 1 goes on with 1 of 2 workers\n");
+  expect_said("host b has come with worker 2; epoch 2 goes on with 2 workers, 1 of them new");
+  order("end", 0);
+  order("end", 2);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticHosts, StayAsTheyAreWhereTheScriptFails) {
+  start_on("a\nb\n", {"--min-np", "1"}, 2);
+  then("echo a; exit 3");
+  expect_said("exit code 3; the hosts stay as they are\n");
+  then("echo 'two words'");
+  expect_said("host file, line 3");
+  then("");
+  list("");  // nobody at all: all but as many as are needed could go, and none may
+  expect_said("stays: fewer than --min-np 1 would be left\n");
+  order("end", 0);
+  order("end", 1);
+  EXPECT_EQ(job_->wait(), 0);
+}
 
 TEST_F(ElasticJob, GoesOnWithoutWorkersThatFail) {
   start({"-np", "4", "--min-np", "2"}, 4);
@@ -164,6 +256,9 @@ TEST(ElasticOptions, AreRefusedWhereTheyCannotBeMet) {
   refused({"-np", "2", "--min-num-proc", "1", "--tf-config"}, "--min-np and --tf-config: ");
   refused({"-np", "2", "--min-np", "1", "--max-restarts", "1"}, "--min-np and --max-restarts: ");
   refused({"--nnodes", "2", "--rdzv-endpoint", "h:1", "--min-np", "1"}, "a launcher on each node cannot be part of");
+  refused({"-np", "2", "--host-discovery-script", "true"}, "--host-discovery-script: --min-np is wanted, too");
+  refused({"-H", "a", "--min-np", "1", "--host-discovery-script", "true"}, "leave out -H");
+  refused({"-np", "2", "--min-np", "1", "--slots-per-host", "2"}, "is for hosts of --host-discovery-script");
   refused({"--nnodes", "1:2"}, "as many nodes from its start to its end");
 }
 

@@ -262,6 +262,12 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
     const net::Deadline deadline = net::deadline_in(plan.join_timeout);  // the supervisor has just decided
     const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, host);
     const rendezvous::Membership membership = rendezvous::current_membership(*place->store, least);
+    // Who comes to a job that runs is started before the epoch begins that has it.
+    const bool awaited = !comm::joined_epoch() && !rendezvous::place_of(membership, *plan.worker);
+    if (awaited && rendezvous::await_next_epoch(*place->store, membership.epoch, deadline)) {
+      least = membership.epoch + 1;
+      continue;
+    }
     become_member(plan, membership, host);
     const auto epoch = static_cast<int>(membership.epoch);
     Joining joining(plan.size);

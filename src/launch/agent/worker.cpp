@@ -221,7 +221,7 @@ bool Worker::saves_when_asked() const {
 bool Worker::makes_room() const { return page() != nullptr && page()->preempted_by.load() != 0; }
 
 void Worker::announce(std::uint64_t epoch) noexcept {
-  if (page() != nullptr) page()->announced_epoch.store(epoch, std::memory_order_release);
+  if (page() != nullptr) page()->epoch.store(epoch, std::memory_order_relaxed);
 }
 
 RankReport Worker::report() const {

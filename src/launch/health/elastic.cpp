@@ -44,6 +44,10 @@ int Elastic::room() const {
   return std::max(0, (limits_.most > 0 ? limits_.most : kMostProcesses) - size());
 }
 
+bool Elastic::can_spare(int workers) const {
+  return !over_ && !waits_ && !finishing_ && !changes_are_used_up() && size() - workers >= limits_.least;
+}
+
 Elastic::Decision Elastic::end(std::string why) {
   over_ = true;
   waits_ = false;
@@ -54,7 +58,10 @@ Elastic::Decision Elastic::announce(const std::string& cause) {
   if (changes_are_used_up())
     return end(fmt::format("its members have changed {} time{} (--reset-limit)", current_.epoch,
                            current_.epoch == 1 ? "" : "s"));
-  sizes_ = fmt::format("{} of {}", size(), current_.members.size());
+  const auto fresh = std::ranges::count_if(
+      workers_, [this](const Worker& one) { return !place_of(current_, one.number).has_value(); });
+  sizes_ = fresh == 0 ? fmt::format("{} of {} workers", size(), current_.members.size())
+                      : fmt::format("{} workers, {} of them new", size(), fresh);
   current_ = {current_.epoch + 1, by_rank(workers_), cause};
   waits_ = false;
   return {Decision::Kind::Announce};
@@ -82,7 +89,7 @@ void Elastic::finish(int worker) {
 }
 
 Elastic::Decision Elastic::come(const std::vector<Worker>& workers, const std::string& cause) {
-  if (over_ || workers.empty()) return {};
+  if (over_ || finishing_ || workers.empty()) return {};
   workers_.insert(workers_.end(), workers.begin(), workers.end());
   if (size() < limits_.least) return {};
   return announce(cause);

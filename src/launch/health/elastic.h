@@ -42,12 +42,14 @@ class Elastic {
   Elastic(Limits limits, std::vector<Worker> workers);
 
   const rendezvous::Membership& current() const noexcept { return current_; }
-  /// "2 of 4": those that `current` has, and those that the one before had.
+  /// "2 of 4 workers", "6 workers, 2 of them new": those of `current`, beside the one before.
   const std::string& sizes() const noexcept { return sizes_; }
   bool waits() const noexcept { return waits_; }
   bool over() const noexcept { return over_; }
   /// That may come now.
   int room() const;
+  /// So many members may be told to leave.
+  bool can_spare(int workers) const;
 
   /// They have failed, or are lost. `cause`: as in a Membership.
   Decision leave(const std::vector<int>& workers, const std::string& cause);

@@ -34,7 +34,9 @@ TEST(ElasticMembers, GoOnWithoutWhoFails) {
   EXPECT_EQ(elastic.current().epoch, 1U);
   EXPECT_EQ(elastic.current().cause, "worker 1 fell");
   EXPECT_EQ(numbers(elastic.current()), (std::vector<int>{0, 2, 3}));
-  EXPECT_EQ(elastic.sizes(), "3 of 4");
+  EXPECT_EQ(elastic.sizes(), "3 of 4 workers");
+  EXPECT_TRUE(elastic.can_spare(1));
+  EXPECT_FALSE(elastic.can_spare(2));
   EXPECT_EQ(elastic.leave({1}, "again").kind, Kind::Nothing) << "it has left already";
   EXPECT_EQ(elastic.leave({0}, "").kind, Kind::Announce);
   EXPECT_EQ(elastic.current().members.front().host_number, 0) << "hosts are numbered anew";
@@ -82,6 +84,7 @@ TEST(ElasticMembers, TheOldestIsRankZeroAlsoWhereItsHostComesLast) {
   EXPECT_EQ(elastic.leave({0}, "").kind, Kind::Announce);
   EXPECT_EQ(elastic.come({{2, 0, "h0"}, {3, 1, "h1"}}, "").kind, Kind::Announce);
   EXPECT_EQ(numbers(elastic.current()), (std::vector<int>{1, 3, 2}));
+  EXPECT_EQ(elastic.sizes(), "3 workers, 2 of them new");
 }
 
 // Whatever happens in whatever order: an epoch has only workers that run, each once, no fewer and no more than allowed,

@@ -102,6 +102,15 @@ void Health::ended(int rank, Clock::time_point now, std::uint32_t worlds) {
   one.silence_told = false;
 }
 
+void Health::grow(std::vector<std::string> hosts, Clock::time_point now) {
+  const std::size_t before = ranks_.size();
+  hosts_ = std::move(hosts);
+  roles_.workers = static_cast<int>(hosts_.size());
+  ranks_.resize(hosts_.size());
+  away_told_.resize(hosts_.size(), seconds(0));
+  for (std::size_t rank = before; rank < ranks_.size(); ++rank) began_anew(static_cast<int>(rank), now);
+}
+
 void Health::left(int rank) {
   Rank& one = ranks_.at(static_cast<std::size_t>(rank));
   one.left = true;

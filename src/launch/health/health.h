@@ -107,6 +107,8 @@ class Health {
   void report(RankReport report, Clock::time_point now);
   /// `worlds`: that it had formed.
   void ended(int rank, Clock::time_point now, std::uint32_t worlds = 0);
+  /// More ranks, behind those that there are; there are no other processes. `hosts`: of all.
+  void grow(std::vector<std::string> hosts, Clock::time_point now);
   /// The others go on without it, in a world of their own.
   void left(int rank);
   /// Another process has been started in its place.
@@ -209,6 +211,10 @@ class HealthWatch {
   void take(Reports reports, const std::vector<int>& processes);
   /// `last`: what it was doing then.
   void rank_ended(int process, RankReport last);
+  void grow(std::vector<std::string> hosts) {
+    roles_.workers = static_cast<int>(hosts.size());
+    health_.grow(std::move(hosts), Health::Clock::now());
+  }
   void left(int process) { health_.left(process); }
   void started_again(int process) { health_.began_anew(process, Health::Clock::now()); }
   void host_ended(const std::vector<int>& processes) { health_.host_ended(processes); }

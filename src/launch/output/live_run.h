@@ -51,6 +51,8 @@ class Figures {
   explicit Figures(int ranks, int others = 0)
       : workers_(static_cast<std::size_t>(ranks)), ranks_(static_cast<std::size_t>(ranks + others)) {}
 
+  /// More ranks; there are no other processes.
+  void grow(int ranks) { ranks_.resize(workers_ = static_cast<std::size_t>(ranks)); }
   void report(const RankReport& report, Clock::time_point now);
   /// Another process is started in its place.
   void begins_anew(int rank);

@@ -140,7 +140,7 @@ std::vector<int> processes_of(const Plan& plan, const PlannedHost& host) {
 }
 
 bool goes_elsewhere(const Plan& plan) {
-  return std::ranges::any_of(plan.hosts, [](const PlannedHost& host) { return !host.local; });
+  return plan.may_grow || std::ranges::any_of(plan.hosts, [](const PlannedHost& host) { return !host.local; });
 }
 
 std::chrono::milliseconds start_timeout_of(const JobSpec& spec, const Plan& plan) {

@@ -94,7 +94,8 @@ struct Plan {
   int world_size = 0;
   int servers = 0;
   bool evaluator = false;
-  int machines = 0;  ///< that have ranks
+  int machines = 0;       ///< that have ranks
+  bool may_grow = false;  ///< hosts may come while it runs, also other ones than this
 
   Roles roles() const noexcept { return {world_size, servers, evaluator}; }
 };

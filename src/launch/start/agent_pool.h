@@ -57,6 +57,9 @@ class AgentPool {
 
   /// Throws where a local one cannot be started; those before it run, until `drop_lifelines`.
   void start(const std::vector<PlannedHost>& hosts);
+  /// Another one, while the job runs: its index is its place among the members, which is not theirs of `plan`. Throws
+  /// where it is here and cannot be started.
+  AgentHandle& add(PlannedHost host);
   void start_no_more() noexcept { over_ = true; }
   /// Nothing has come from a host for longer than anything should take.
   bool somebody_is_silent() const;
@@ -129,6 +132,7 @@ class AgentPool {
   const JobSpec& spec_;
   const StartMethod method_;
   const std::optional<NodeRole> node_;
+  const bool may_grow_;
   const int input_fd_;
   Events events_;
   net::Endpoint here_;  ///< where it listens

@@ -4,6 +4,7 @@
 #include "base/hardware.h"
 #include "base/parse.h"
 #include "base/result.h"
+#include "launch/start/discovery.h"
 #include "net/address.h"
 #include "net/interfaces.h"
 #include "rendezvous/detect.h"
@@ -217,13 +218,42 @@ bool is_this_host(const std::string& name) {
   return !listed.empty() && std::ranges::all_of(listed, is_own);
 }
 
+Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod method, const std::string& text) {
+  std::istringstream lines(text);
+  bool none = true;
+  for (std::string line; std::getline(lines, line);) {
+    const auto first = line.find_first_not_of(" \t\r");
+    none = none && (first == std::string::npos || line[first] == '#');
+  }
+  return result_of([&] {
+    Plan found;
+    if (none) return found.hosts;
+    for (const rendezvous::HostSlots& host : value_or_throw(rendezvous::parse_host_file(text))) {
+      check_name(host.host);
+      found.hosts.push_back({host.host, host.slots.value_or(std::max(1, spec.elastic.slots_per_host)), false});
+    }
+    mark_local(found, spec.starter);
+    if (method == StartMethod::Slurm) {
+      for (PlannedHost& host : found.hosts) host.local = false;
+    }
+    return found.hosts;
+  });
+}
+
 Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
   if (!spec.hosts.empty() && !spec.host_file.empty())
     raise(ErrorCode::InvalidArgument, "-H and --hostfile: one of them says which hosts there are");
   const Allocation slurm = from_slurm(environment);
   Plan choice;
   if (!spec.server_hosts.empty()) choice.server_hosts = hosts_of_servers(spec.server_hosts, slurm);
-  if (!spec.hosts.empty() || !spec.host_file.empty()) {
+  if (!spec.elastic.script.empty()) {
+    if (spec.names_hosts() || spec.per_node > 0)
+      raise(ErrorCode::InvalidArgument, "--host-discovery-script says which hosts there are: leave out -H, --hostfile, "
+                                        "--nodes and --per-node (--slots-per-host says how many ranks each takes)");
+    choice.hosts = discover_hosts(spec, choice.method, std::max(spec.elastic.least, spec.processes.value_or(0)),
+                                  spec.start_timeout.value_or(std::chrono::seconds(30)));
+    choice.may_grow = true;
+  } else if (!spec.hosts.empty() || !spec.host_file.empty()) {
     choice.hosts = spec.host_file.empty() ? from(rendezvous::parse_host_slots(spec.hosts), "-H " + spec.hosts)
                                           : from_file(spec.host_file);
   } else {
@@ -372,6 +402,7 @@ void check_elastic(const JobSpec& spec, const Plan& plan, int& processes) {
   if (!elastic) {
     const char* const option = elastic.most > 0         ? "--max-np"
                                : elastic.most_changes   ? "--reset-limit"
+                               : !elastic.script.empty() ? "--host-discovery-script"
                                : elastic.timeout        ? "--elastic-timeout"
                                                         : nullptr;
     if (option == nullptr) return;
@@ -398,9 +429,20 @@ void check_elastic(const JobSpec& spec, const Plan& plan, int& processes) {
   if (elastic.most > 0 && elastic.most < elastic.least)
     raise(ErrorCode::InvalidArgument, "--min-np {} and --max-np {}: the least is more than the most", elastic.least,
           elastic.most);
+  if (elastic.script.empty() && (elastic.slots_per_host > 0 || elastic.cooldown))
+    raise(ErrorCode::InvalidArgument, "{} is for hosts of --host-discovery-script",
+          elastic.slots_per_host > 0 ? "--slots-per-host" : "--blacklist-cooldown-range");
+  if (!elastic.script.empty() && spec.starter == Starter::Hand)
+    refuse("--starter hand", "hosts that --host-discovery-script names are reached by ssh, srun or mpirun");
   const std::string limits = elastic.most > 0 ? fmt::format("--min-np {} --max-np {}", elastic.least, elastic.most)
                                               : fmt::format("--min-np {}", elastic.least);
-  if (spec.processes.value_or(0) == 0 && spec.nproc_per_node.empty()) {
+  // Horovod's meaning: with a script -np only says how many have to be there before anything starts.
+  const bool all = !elastic.script.empty() && !plan.hosts.empty();
+  if (all) {
+    processes = 0;
+    for (const PlannedHost& host : plan.hosts) processes += host.slots;
+  }
+  if (all || (spec.processes.value_or(0) == 0 && spec.nproc_per_node.empty())) {
     if (elastic.most > 0) processes = std::min(processes, elastic.most);
     if (plan.hosts.front().slots == kMostProcesses) processes = std::max(processes, elastic.least);
   }

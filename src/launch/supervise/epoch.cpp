@@ -34,6 +34,13 @@ void Members::end(int process) {
   --running_[static_cast<std::size_t>(roles_.role_of(process))];
 }
 
+void Members::grow(const Plan& plan) {
+  running_[0] += plan.world_size - roles_.workers;
+  roles_ = plan.roles();
+  hosts_ = hosts_of_processes(plan);
+  ended_.resize(hosts_.size(), false);
+}
+
 Role Members::running_role() const {
   for (const Role role : {Role::Worker, Role::Server}) {
     if (running(role) > 0) return role;
@@ -89,6 +96,8 @@ void Epoch::settle(const std::vector<int>& shown) {
 }
 
 void Epoch::on_unfit(const AgentHandle* agent, const std::string& why) {
+  const auto newcomer = std::ranges::find(newcomers_, agent, [](const auto& one) { return one.first; });
+  if (newcomer != newcomers_.end()) return give_up_newcomer(*newcomer->first, why);
   if (stage_ != Stage::Starting) return;
   // Which it is, is not known; or no other one could be started either.
   if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
@@ -106,6 +115,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     const std::string where = failed->rank >= 0
                                   ? fmt::format("{} on {}", members_.roles().name_of(failed->rank), agent.host.name)
                                   : agent.host.name;
+    if (is_newcomer(agent)) return give_up_newcomer(agent, fmt::format("{}: {}", where, failed->reason));
     // (Each of several launchers starts a program of its own, which its reason names.)
     fail_start(setup_.plan.method == StartMethod::Launcher
                    ? fmt::format("{}: {}", where, failed->reason)
@@ -150,6 +160,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   for (std::size_t i = 0; i < processes.size(); ++i)
     state_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
   if (&agent == agents_.members().front().get()) state_.threads = started.threads;  // of rank 0's host
+  if (is_newcomer(agent)) return on_newcomer_started(agent);
   if (stage_ != Stage::Starting) return;
   if (!agents_.all_started()) return;
   stage_ = Stage::Running;
@@ -170,6 +181,11 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   if (InputReader::worth_reading(0) && !(first->host.local && InputReader::may_be_given(0))) {
     input_ = std::make_unique<InputReader>(
         loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
+  }
+  if (elastic_ && !spec_.elastic.script.empty()) {
+    discovery_.emplace(loop_, spec_, setup_.plan.method,
+                       Discovery::Events{[this](const std::vector<PlannedHost>& hosts) { on_hosts(hosts); },
+                                         [this](const std::string& trouble) { say(trouble); }});
   }
   look_for_failure();  // on a host that was faster than another
   ask_next_role();
@@ -402,6 +418,8 @@ void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
   if (stage_ == Stage::Ended) return;
   stage_ = Stage::Stopping;
   limits_ = {};
+  discovery_.reset();
+  newcomers_.clear();
   if (health_) health_->stop();
   state_.stage = "ending";
   run_.changed();
@@ -483,6 +501,10 @@ void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& er
 
 void Epoch::on_agent_process_ended(AgentHandle& agent) {
   if (!agent.all_gone && stage_ != Stage::Ended) {
+    if (is_newcomer(agent) && agent.channel == nullptr) {
+      give_up_newcomer(agent, agents_.why_not(agent));
+      return check_end();
+    }
     // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
     if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
       on_host_failed(agent, agents_.why_not(agent));
@@ -578,6 +600,12 @@ void Epoch::on_owner_gone() {
 }
 
 void Epoch::check_end() {
+  if (members_.running_ranks() == 0) {  // nobody waits for those that are still on their way
+    for (const auto& [agent, limit] : std::exchange(newcomers_, {})) {
+      agent->all_gone = true;
+      AgentPool::kill(*agent);
+    }
+  }
   if (stage_ == Stage::Ended || !agents_.nothing_runs()) return;
   if (!restart_) {
     const Verdict verdict = judge(how_it_ended());
@@ -603,6 +631,7 @@ void Epoch::finish() {
   stage_ = Stage::Ended;
   stopping_.finish();
   tell_limit_ = Timer();
+  discovery_.reset();
   input_.reset();
   const Restarts::Decision restart = restart_.value_or(Restarts::Decision());
   run_.end_lines();

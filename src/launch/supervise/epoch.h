@@ -10,6 +10,7 @@
 #include "launch/messages.h"
 #include "launch/output/other_hosts.h"
 #include "launch/start/agent_pool.h"
+#include "launch/start/discovery.h"
 #include "launch/supervise/run_output.h"
 #include "launch/supervise/stopping.h"
 #include "launch/supervise/supervisor.h"
@@ -38,6 +39,8 @@ class Members {
 
   const Roles& roles() const noexcept { return roles_; }
   const std::vector<std::string>& hosts() const noexcept { return hosts_; }
+  /// The plan has more ranks, and no other processes.
+  void grow(const Plan& plan);
   void end(int process);
   bool has_ended(int process) const { return ended_[static_cast<std::size_t>(process)]; }
   int running(Role role) const { return running_[static_cast<std::size_t>(role)]; }
@@ -68,6 +71,8 @@ class Epoch {
     std::function<void(int number, const std::string& how)> on_server_ended;
     /// An elastic job goes on with these: everybody can read it once this returns. Throws cohort::Error.
     std::function<void(const rendezvous::Membership&)> on_members;
+    /// So many ranks more are to be started by this agent, which runs none: it is ordered, and the plan has them.
+    std::function<void(AgentHandle&, int ranks)> on_more;
     /// It broke down, and nothing of it runs any more: whether another epoch follows.
     std::function<Restarts::Decision(const Breakdown&)> on_breakdown;
     /// No other follows: what is left to be done before the last word. An error: the job's results are lost.
@@ -93,6 +98,12 @@ class Epoch {
 
   /// Of an elastic job, once it is settled; nullptr.
   const rendezvous::Membership* members() const noexcept { return elastic_ ? &elastic_->current() : nullptr; }
+  /// It is on its way to a job that runs.
+  bool is_newcomer(AgentHandle& agent) const { return newcomers_.contains(&agent); }
+  /// One that has joined: it is told to start its ranks, or to end.
+  void take_newcomer(AgentHandle& agent);
+  /// `setup.plan` has more ranks.
+  void grow();
   bool starting() const noexcept { return stage_ == Stage::Starting; }
   bool running() const noexcept { return stage_ == Stage::Running; }
   bool ended() const noexcept { return stage_ == Stage::Ended; }
@@ -121,6 +132,17 @@ class Epoch {
   /// True: it goes on, or waits for others.
   bool follow(const Elastic::Decision& decision, const std::string& cause);
   void announce_members();
+  /// What `--host-discovery-script` names.
+  void on_hosts(const std::vector<PlannedHost>& listed);
+  void drain_unlisted(const std::vector<PlannedHost>& listed);
+  void bring(const PlannedHost& host, int ranks);
+  AgentHandle* latest_of(const std::string& host) const;
+  /// Its ranks run.
+  void on_newcomer_started(AgentHandle& agent);
+  void give_up_newcomer(AgentHandle& agent, const std::string& why);
+  void note_host_failure(const std::string& host);
+  /// A rank of which nothing more will be heard; the others go on.
+  void end_lost(int process);
   void note_worlds(const Reports& reports);
   void spare(std::size_t ending);
   void on_started_again(const StartedAgain& started);
@@ -172,6 +194,14 @@ class Epoch {
   /// fail, too.
   std::vector<std::size_t> fresh_leavers_;
   std::vector<std::uint32_t> worlds_, worlds_then_;  ///< by rank: that it has formed, and had when the members changed
+  std::map<AgentHandle*, Timer> newcomers_;  ///< agents whose ranks do not run yet, and for how long they may not
+  struct Failures {
+    int count = 0;
+    std::optional<Clock::time_point> free_at;  ///< nothing: never
+  };
+  std::map<std::string, Failures> host_failures_;  ///< by name
+  std::set<std::string> unspared_;                 ///< hosts that are listed no more, and that the job needs
+  std::optional<Discovery> discovery_;
   std::optional<HealthWatch> health_;
   JobEnd end_;                                 ///< what is known of it so far; the rest is in `how_it_ended`
   std::string lost_agent_;                     ///< where that is why the job ends

@@ -37,7 +37,8 @@ void Epoch::begin_elastic() {
   }
   worlds_.assign(workers.size(), 0);
   worlds_then_ = worlds_;
-  elastic_.emplace(Elastic::Limits{spec_.elastic.least, spec_.elastic.most, spec_.elastic.most_changes, false},
+  elastic_.emplace(Elastic::Limits{spec_.elastic.least, spec_.elastic.most, spec_.elastic.most_changes,
+                                   !spec_.elastic.script.empty()},
                    std::move(workers));
   state_.members = {{utc_now(), elastic_->current()}};
 }
@@ -52,8 +53,14 @@ void Epoch::let_failed_leave() {
       elastic_->finish(ending.rank);
       continue;
     }
+    // Those of hosts that are listed no more end by themselves, however they do.
+    if (!rendezvous::place_of(elastic_->current(), ending.rank)) {
+      end_.endings[considered_].spared = true;
+      continue;
+    }
     cause += (cause.empty() ? "" : "; ") + how_left(ending);
     workers.push_back(ending.rank);
+    note_host_failure(ending.host);
     spare(considered_);
   }
   if (!workers.empty()) (void)follow(elastic_->leave(workers, cause), cause);
@@ -78,22 +85,26 @@ bool Epoch::goes_on_without_ranks(AgentHandle& agent, const std::string& why) {
                                           one ? "is" : "are", one ? "its" : "their", agent.host.name, why);
     if (!follow(elastic_->leave(lost, cause), cause)) return false;
   }
+  newcomers_.erase(&agent);
+  note_host_failure(agent.host.name);
   agent.all_gone = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
-  for (const int process : lost) {
-    Ending ending = ending_of(process, {});
-    ending.status.signal = SIGKILL;
-    ending.after_seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
-    members_.end(process);
-    health_->rank_ended(process, {});
-    run_.process_ended(process, false, ending.status);
-    end_.endings.push_back(std::move(ending));
-    spare(end_.endings.size() - 1);
-    if (process == 0) input_.reset();
-  }
-  considered_ = end_.endings.size();
+  for (const int process : lost) end_lost(process);
   health_->host_ended(processes);
   return true;
+}
+
+void Epoch::end_lost(int process) {
+  Ending ending = ending_of(process, {});
+  ending.status.signal = SIGKILL;
+  ending.after_seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
+  members_.end(process);
+  health_->rank_ended(process, {});
+  run_.process_ended(process, false, ending.status);
+  end_.endings.push_back(std::move(ending));
+  considered_ = end_.endings.size();
+  spare(considered_ - 1);
+  if (process == 0) input_.reset();
 }
 
 bool Epoch::follow(const Elastic::Decision& decision, const std::string& cause) {
@@ -132,7 +143,7 @@ void Epoch::announce_members() {
                 {spec_.grace});
   }
   agents_.broadcast(NewMembership{now.epoch});
-  run_.members_changed(now, fmt::format("{}; epoch {} goes on with {} workers{}", now.cause, now.epoch,
+  run_.members_changed(now, fmt::format("{}; epoch {} goes on with {}{}", now.cause, now.epoch,
                                         elastic_->sizes(), numbering_of(now)));
 }
 
@@ -146,6 +157,135 @@ void Epoch::note_worlds(const Reports& reports) {
     fresh_leavers_.clear();
     end_.doing_then.clear();  // of the failure that is over
   }
+}
+
+// ---- hosts that come and go ----
+
+AgentHandle* Epoch::latest_of(const std::string& host) const {
+  AgentHandle* latest = nullptr;
+  for (const auto& member : agents_.members()) {
+    if (member->host.name == host) latest = member.get();
+  }
+  return latest;
+}
+
+void Epoch::on_hosts(const std::vector<PlannedHost>& listed) {
+  if (stage_ != Stage::Running || elastic_->over()) return;
+  drain_unlisted(listed);
+  int room = stage_ == Stage::Running ? elastic_->room() : 0;
+  for (const auto& [agent, limit] : newcomers_) room -= agent->host.slots;
+  for (const PlannedHost& host : listed) {
+    if (room <= 0) return;
+    const AgentHandle* const here = latest_of(host.name);
+    if (here != nullptr && !here->all_gone) continue;
+    const auto failures = host_failures_.find(host.name);
+    const bool free = failures == host_failures_.end() ||
+                      (failures->second.free_at && *failures->second.free_at <= Clock::now());
+    if (!free) continue;
+    const int ranks = std::min(host.slots, room);
+    room -= ranks;
+    bring(host, ranks);
+  }
+}
+
+void Epoch::bring(const PlannedHost& host, int ranks) {
+  try {
+    AgentHandle* agent = latest_of(host.name);
+    const bool there = agent != nullptr && agent->channel != nullptr && !agent->channel->closed();
+    PlannedHost wanted = host;
+    wanted.slots = ranks;
+    if (there) agent->host.slots = ranks;
+    else agent = &agents_.add(std::move(wanted));
+    newcomers_[agent] = Timer(loop_, start_timeout_, [this, agent] {
+      give_up_newcomer(*agent, fmt::format("no sign of running ranks from {} after {:.0f} s", agent->host.name,
+                                           std::chrono::duration<double>(start_timeout_).count()));
+    });
+    if (there) take_newcomer(*agent);
+  } catch (const Error& error) {
+    note_host_failure(host.name);
+    say(fmt::format("{} cannot be had: {}", host.name, error.what()));
+  }
+}
+
+void Epoch::take_newcomer(AgentHandle& agent) {
+  if (elastic_->room() >= agent.host.slots) return events_.on_more(agent, agent.host.slots);
+  newcomers_.erase(&agent);  // the job is about to end, or has as many as it may
+  agent.all_gone = true;
+  agent.channel->send(Finish{});
+  check_end();
+}
+
+void Epoch::grow() {
+  members_.grow(setup_.plan);
+  worlds_.resize(static_cast<std::size_t>(setup_.plan.world_size), 0);
+  worlds_then_.resize(worlds_.size(), 0);
+  health_->grow(members_.hosts());
+  run_.grow(setup_.plan);
+  if (remote_logs_) remote_logs_->grow(members_.roles());
+}
+
+void Epoch::on_newcomer_started(AgentHandle& agent) {
+  newcomers_.erase(&agent);
+  run_.changed();
+  std::vector<Elastic::Worker> workers;
+  std::vector<int> numbers = processes_of(setup_.plan, agent.host);
+  for (const int number : numbers) workers.push_back({number, agent.host.index, agent.host.name});
+  if (elastic_->room() < static_cast<int>(workers.size())) {
+    const auto grace = static_cast<std::uint32_t>(spec_.grace.count());
+    agent.channel->send(StopWorkers{SIGTERM, grace, grace, Role::Worker});
+    return;
+  }
+  const std::string cause = fmt::format("host {} has come with worker{} {}", agent.host.name,
+                                        numbers.size() == 1 ? "" : "s", to_ranges(numbers));
+  (void)follow(elastic_->come(workers, cause), cause);
+}
+
+void Epoch::give_up_newcomer(AgentHandle& agent, const std::string& why) {
+  newcomers_.erase(&agent);
+  note_host_failure(agent.host.name);
+  say(fmt::format("{}; the job goes on without {}", why, agent.host.name));
+  for (const int process : processes_of(setup_.plan, agent.host)) {
+    if (!members_.has_ended(process)) end_lost(process);
+  }
+  agent.all_gone = true;
+  AgentPool::kill(agent);
+  check_end();
+}
+
+void Epoch::drain_unlisted(const std::vector<PlannedHost>& listed) {
+  for (const auto& agent : agents_.members()) {
+    const std::string& name = agent->host.name;
+    const bool is_listed = std::ranges::any_of(listed, [&name](const auto& host) { return host.name == name; });
+    std::vector<int> workers;
+    for (const int process : processes_of(setup_.plan, agent->host)) {
+      if (!members_.has_ended(process) && rendezvous::place_of(elastic_->current(), process)) workers.push_back(process);
+    }
+    if (is_listed) unspared_.erase(name);
+    if (is_listed || workers.empty() || stage_ != Stage::Running) continue;
+    const bool one = workers.size() == 1;
+    if (!elastic_->can_spare(static_cast<int>(workers.size()))) {
+      if (unspared_.insert(name).second)
+        say(fmt::format("host {} is listed no more, and its worker{} {} {}: fewer than --min-np {} would be left", name,
+                        one ? "" : "s", to_ranges(workers), one ? "stays" : "stay", spec_.elastic.least));
+      continue;
+    }
+    const std::string cause = fmt::format("worker{} {} {}: host {} is listed no more", one ? "" : "s",
+                                          to_ranges(workers), one ? "leaves" : "leave", name);
+    for (const int worker : workers) health_->left(worker);
+    (void)follow(elastic_->leave(workers, cause), cause);
+  }
+}
+
+// As Horovod documents it: the first time for the shorter one.
+void Epoch::note_host_failure(const std::string& host) {
+  Failures& failures = host_failures_[host];
+  if (failures.count > 0 && (!failures.free_at || *failures.free_at > Clock::now())) return;  // of the same trouble
+  ++failures.count;
+  if (!spec_.elastic.cooldown) return;
+  const auto& [low, high] = *spec_.elastic.cooldown;
+  std::chrono::seconds pause = low;
+  for (int i = 1; i < failures.count && pause < high; ++i) pause *= 2;
+  failures.free_at = Clock::now() + std::min(pause, high);
 }
 
 }  // namespace cohort::launch

@@ -36,6 +36,11 @@ constexpr std::initializer_list<int> kJobSignals = {SIGINT,  SIGTERM, SIGHUP,  S
 /// Of the job's store, which is in this process.
 constexpr auto kStoreTime = std::chrono::seconds(10);
 
+/// Its address is known.
+bool is_there(const AgentHandle& agent) {
+  return agent.host.local || (agent.channel != nullptr && !agent.channel->closed());
+}
+
 /// Of TF_CONFIG's cluster, that are on a host.
 int tasks_of(const PlannedHost& host) { return host.ranks + host.servers; }
 
@@ -146,6 +151,7 @@ class Job {
   /// Those that have been told to begin anew meet in this epoch of the job's store.
   void announce_epoch();
   std::shared_ptr<store::Store> own_store() const;
+  void start_more(AgentHandle& agent, int ranks);
   /// Of an elastic job, into its store: the record, and then that it counts. Throws cohort::Error.
   void write_members(const rendezvous::Membership& members);
   /// One that has ended for the last time; before the last word on it.
@@ -292,6 +298,7 @@ AgentPool::Events Job::agent_events() {
 }
 
 void Job::on_joined(AgentHandle& agent) {
+  if (epoch_->is_newcomer(agent)) return epoch_->take_newcomer(agent);
   if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});
   // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
   if (!agents_->all_joined()) return;
@@ -329,8 +336,9 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
   // Of this host too as others see it, so that what serves here knows where to listen.
   const std::string here = agent.host.local ? address_of(agent) : AgentPool::own_address(agent).host;
   facts.store = net::to_string(net::Address{here, store_->endpoint().tcp.port});
-  // Rank 0's host, as seen from the others.
-  const AgentHandle& first = *agents_->members().front();
+  // Rank 0's host, as seen from the others; of an elastic job the first that is there.
+  const auto found = std::ranges::find_if(agents_->members(), [](const auto& member) { return is_there(*member); });
+  const AgentHandle& first = found != agents_->members().end() ? **found : agent;
   facts.master_port = first.host.local ? port_->port() : first.free_port;
   facts.master_address = address_of(first);
   // In the order of the plan's Roles: all ranks, then all servers.
@@ -356,7 +364,7 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
 
 std::string Job::address_of(const AgentHandle& member) const {
   for (const auto& other : agents_->members()) {
-    if (member.host.local && !other->host.local) return AgentPool::own_address(*other).host;
+    if (member.host.local && !other->host.local && is_there(*other)) return AgentPool::own_address(*other).host;
   }
   return AgentPool::agent_address(member).host;
 }
@@ -387,6 +395,7 @@ void Job::make_epoch() {
     store_->set_if_absent(rendezvous::ended_key(restarts_.done(), number), how);
     store_->set_if_absent(rendezvous::server_key(restarts_.done(), number), std::string(rendezvous::kEndedBefore));
   };
+  events.on_more = [this](AgentHandle& agent, int ranks) { start_more(agent, ranks); };
   events.on_members = [this](const rendezvous::Membership& members) { write_members(members); };
   events.on_breakdown = [this](const Breakdown& breakdown) {
     if (owner_gone() || run_->reader_gone() || !agents_->can_go_on()) return Restarts::Decision();
@@ -422,6 +431,20 @@ void Job::give_orders() {
 
 std::shared_ptr<store::Store> Job::own_store() const {
   return store::connect_tcp_store("127.0.0.1", store_->endpoint().tcp.port, *secret_, net::deadline_in(kStoreTime));
+}
+
+void Job::start_more(AgentHandle& agent, int ranks) {
+  Plan& plan = setup_.plan;
+  PlannedHost host = agent.host;
+  host.first_rank = plan.world_size;
+  host.ranks = host.local_ranks = ranks;
+  host.machine = plan.machines++;
+  plan.world_size += ranks;
+  plan.hosts.push_back(host);
+  agent.host = std::move(host);
+  agent.started = agent.all_gone = false;
+  epoch_->grow();
+  agent.channel->send(order_for(setup_, agent.host, facts_for(agent)));
 }
 
 void Job::write_members(const rendezvous::Membership& members) {

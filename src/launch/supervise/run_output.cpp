@@ -94,6 +94,17 @@ void RunOutput::set_plan(const Plan& plan, const std::vector<int>& shown) {
   changed();
 }
 
+void RunOutput::grow(const Plan& plan) {
+  const auto all = static_cast<std::size_t>(plan.world_size);
+  state_.plan = plan;
+  state_.pids.resize(all, 0);
+  figures_.grow(plan.world_size);
+  lines_.resize(all);
+  restarts_.resize(all, 0);
+  display_.grow(plan);
+  changed();
+}
+
 void RunOutput::running() {
   announcer_.started(state_, folder_.path, start_text());
   log::info("launch", "job {} is not contained: {}", state_.job_id, kNotContained);

@@ -46,6 +46,8 @@ class RunOutput {
   void begin_attempt(int number);
   /// Who takes part; `shown`: the ranks whose output is shown, empty: all.
   void set_plan(const Plan& plan, const std::vector<int>& shown);
+  /// An elastic job has more ranks.
+  void grow(const Plan& plan);
   /// All ranks run.
   void running();
   void take(const Reports& reports);
