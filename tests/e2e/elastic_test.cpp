@@ -259,7 +259,7 @@ TEST(ElasticOptions, AreRefusedWhereTheyCannotBeMet) {
   refused({"-np", "2", "--host-discovery-script", "true"}, "--host-discovery-script: --min-np is wanted, too");
   refused({"-H", "a", "--min-np", "1", "--host-discovery-script", "true"}, "leave out -H");
   refused({"-np", "2", "--min-np", "1", "--slots-per-host", "2"}, "is for hosts of --host-discovery-script");
-  refused({"--nnodes", "1:2"}, "as many nodes from its start to its end");
+  refused({"--nnodes", "1:2"}, "a job has as many nodes from its start to its end where each has a launcher");
 }
 
 }  // namespace

@@ -231,7 +231,7 @@ int nodes_of(const Word& word) {
   const int least = number_of({word.text.substr(0, colon), word.name}, 1, kMostProcesses);
   if (least == number_of({word.text.substr(colon + 1), word.name}, 1, kMostProcesses)) return least;
   raise(ErrorCode::InvalidArgument,
-        "{}: a job with a launcher on each node has as many nodes from its start to its end -- give one number, and "
+        "{}: a job has as many nodes from its start to its end where each has a launcher -- give one number, and "
         "--max-restarts N to start all again after a failure; or start it from one host with -H and --min-np N, and it "
         "goes on without nodes that are lost",
         word.shown());

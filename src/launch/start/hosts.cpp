@@ -247,9 +247,6 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
   Plan choice;
   if (!spec.server_hosts.empty()) choice.server_hosts = hosts_of_servers(spec.server_hosts, slurm);
   if (!spec.elastic.script.empty()) {
-    if (spec.names_hosts() || spec.per_node > 0)
-      raise(ErrorCode::InvalidArgument, "--host-discovery-script says which hosts there are: leave out -H, --hostfile, "
-                                        "--nodes and --per-node (--slots-per-host says how many ranks each takes)");
     choice.hosts = discover_hosts(spec, choice.method, std::max(spec.elastic.least, spec.processes.value_or(0)),
                                   spec.start_timeout.value_or(std::chrono::seconds(30)));
     choice.may_grow = true;
@@ -396,15 +393,17 @@ void check_by_hand(const JobSpec& spec) {
   }
 }
 
-/// What an elastic job cannot have yet, and how many ranks it begins with; 0: as many as are planned without these.
-void check_elastic(const JobSpec& spec, const Plan& plan, int& processes) {
+/// What an elastic job cannot have yet.
+void check_elastic(const JobSpec& spec) {
   const ElasticSpec& elastic = spec.elastic;
   if (!elastic) {
-    const char* const option = elastic.most > 0         ? "--max-np"
-                               : elastic.most_changes   ? "--reset-limit"
+    const char* const option = elastic.most > 0          ? "--max-np"
+                               : elastic.most_changes    ? "--reset-limit"
                                : !elastic.script.empty() ? "--host-discovery-script"
-                               : elastic.timeout        ? "--elastic-timeout"
-                                                        : nullptr;
+                               : elastic.slots_per_host  ? "--slots-per-host"
+                               : elastic.cooldown        ? "--blacklist-cooldown-range"
+                               : elastic.timeout         ? "--elastic-timeout"
+                                                         : nullptr;
     if (option == nullptr) return;
     raise(ErrorCode::InvalidArgument, "{}: --min-np is wanted, too: the fewest ranks with which the job goes on{}",
           option, spec.origin_of(option));
@@ -413,42 +412,52 @@ void check_elastic(const JobSpec& spec, const Plan& plan, int& processes) {
     raise(ErrorCode::InvalidArgument, "--min-np and {}: {}{}{}", option, why, spec.origin_of("--min-np"),
           spec.origin_of(option));
   };
-  const bool servers = spec.colocated || spec.servers > 0 || !spec.server_hosts.empty();
-  if (servers) refuse("--servers", "servers cannot be part of an elastic job yet");
+  if (spec.colocated || spec.servers > 0 || !spec.server_hosts.empty())
+    refuse("--servers", "servers cannot be part of an elastic job yet");
   if (spec.evaluator) refuse("--evaluator", "an evaluator cannot be part of an elastic job yet");
   if (spec.tf_config) refuse("--tf-config", "TF_CONFIG describes a cluster that never changes");
   if (spec.max_restarts > 0)
     refuse("--max-restarts", "ranks that go on and ranks that begin anew cannot be had together yet; leave one out");
   if (spec.agents > 0) refuse("--agents", "agents that the owner starts cannot be part of an elastic job yet");
   if (spec.owner_pid) refuse("--owner", "who collects what each rank returns needs all of them; use `cohort run`");
+  if (elastic.most > 0 && elastic.most < elastic.least)
+    raise(ErrorCode::InvalidArgument, "--min-np {} and --max-np {}: the least is more than the most", elastic.least,
+          elastic.most);
+  if (elastic.script.empty()) {
+    if (elastic.slots_per_host == 0 && !elastic.cooldown) return;
+    raise(ErrorCode::InvalidArgument, "{} is for hosts of --host-discovery-script",
+          elastic.slots_per_host > 0 ? "--slots-per-host" : "--blacklist-cooldown-range");
+  }
+  if (spec.names_hosts() || spec.per_node > 0)
+    raise(ErrorCode::InvalidArgument,
+          "--host-discovery-script says which hosts there are: leave out -H, --hostfile, --nodes and --per-node "
+          "(--slots-per-host says how many ranks each takes)");
+  if (spec.starter == Starter::Hand)
+    refuse("--starter hand", "hosts that --host-discovery-script names are reached by ssh, srun or mpirun");
+}
+
+/// How many ranks an elastic job begins with; `processes`: as many as are planned without its options.
+int first_ranks(const JobSpec& spec, const Plan& plan, int processes) {
+  const ElasticSpec& elastic = spec.elastic;
+  if (!elastic) return processes;
   if (plan.node)
     raise(ErrorCode::InvalidArgument,
           "--min-np: {}: a launcher on each node cannot be part of an elastic job yet -- start the job from one host, "
           "by -H or --hostfile{}",
           plan.node->source, spec.origin_of("--min-np"));
-  if (elastic.most > 0 && elastic.most < elastic.least)
-    raise(ErrorCode::InvalidArgument, "--min-np {} and --max-np {}: the least is more than the most", elastic.least,
-          elastic.most);
-  if (elastic.script.empty() && (elastic.slots_per_host > 0 || elastic.cooldown))
-    raise(ErrorCode::InvalidArgument, "{} is for hosts of --host-discovery-script",
-          elastic.slots_per_host > 0 ? "--slots-per-host" : "--blacklist-cooldown-range");
-  if (!elastic.script.empty() && spec.starter == Starter::Hand)
-    refuse("--starter hand", "hosts that --host-discovery-script names are reached by ssh, srun or mpirun");
-  const std::string limits = elastic.most > 0 ? fmt::format("--min-np {} --max-np {}", elastic.least, elastic.most)
-                                              : fmt::format("--min-np {}", elastic.least);
   // Horovod's meaning: with a script -np only says how many have to be there before anything starts.
-  const bool all = !elastic.script.empty() && !plan.hosts.empty();
-  if (all) {
+  if (!elastic.script.empty()) {
     processes = 0;
     for (const PlannedHost& host : plan.hosts) processes += host.slots;
   }
-  if (all || (spec.processes.value_or(0) == 0 && spec.nproc_per_node.empty())) {
+  if (!elastic.script.empty() || (spec.processes.value_or(0) == 0 && spec.nproc_per_node.empty())) {
     if (elastic.most > 0) processes = std::min(processes, elastic.most);
     if (plan.hosts.front().slots == kMostProcesses) processes = std::max(processes, elastic.least);
   }
-  if (processes < elastic.least || (elastic.most > 0 && processes > elastic.most))
-    raise(ErrorCode::InvalidArgument, "{}: the job would begin with {} rank{}{}", limits, processes,
-          processes == 1 ? "" : "s", spec.origin_of("--min-np"));
+  if (processes >= elastic.least && (elastic.most == 0 || processes <= elastic.most)) return processes;
+  raise(ErrorCode::InvalidArgument, "--min-np {}{}: the job would begin with {} rank{}{}", elastic.least,
+        elastic.most > 0 ? fmt::format(" --max-np {}", elastic.most) : std::string(), processes,
+        processes == 1 ? "" : "s", spec.origin_of("--min-np"));
 }
 
 /// Of launchers that are several: with so many ranks on each.
@@ -486,6 +495,7 @@ std::vector<PlannedHost> hosts_of_nodes(const JobSpec& spec, const NodeRole& nod
 Plan plan_of(const JobSpec& spec) {
   int processes = processes_wanted(spec);
   check_servers(spec);
+  check_elastic(spec);
   Plan plan;
   if (spec.agents > 0) {
     if (!spec.invitation_fd || spec.names_hosts() || spec.processes)
@@ -524,7 +534,7 @@ Plan plan_of(const JobSpec& spec) {
   } else if (processes == 0) {
     for (const PlannedHost& host : plan.hosts) processes += host.slots;
   }
-  check_elastic(spec, plan, processes);
+  processes = first_ranks(spec, plan, processes);
   return value_or_throw(make_plan(std::move(plan), processes, spec));
 }
 
