@@ -360,7 +360,7 @@ constexpr std::pair<std::string_view, std::string_view> kParts[] = {
     {"--module", "The program"},
     {"--prefix", "Output and what is kept"},
     {"--timeout", "Limits and restarts"},
-    {"--min-np", "Elastic jobs"},
+    {"--min-np", "Elastic training"},
     {"--config", "Configuration and dry runs"},
     {"--owner", ""},
 };

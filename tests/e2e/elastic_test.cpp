@@ -48,7 +48,8 @@ class ElasticJob : public testing::Test {
     std::ofstream(job_->folder() + "/" + kind + "." + std::to_string(worker)) << "now";
   }
   void expect_said(const std::string& text) const {
-    EXPECT_TRUE(eventually([&] { return job_->err().find(text) != std::string::npos; })) << text << "\nin\n" << job_->err();
+    EXPECT_TRUE(eventually([&] { return job_->err().find(text) != std::string::npos; })) << text << "\nin\n"
+                                                                                         << job_->err();
   }
   void expect_silent_about(const std::string& text) const {
     EXPECT_EQ(job_->err().find(text), std::string::npos) << job_->err();
@@ -90,7 +91,8 @@ TEST_F(ElasticHosts, ThatComeGetWorkers) {
   list("a\nb:2\nc:4 # as many as there is room for\n");
   expect_said("host c has come with workers 3-4; epoch 1 goes on with 5 workers, 2 of them new\n");
   expect_ready(4);
-  EXPECT_TRUE(eventually([this] { return job_->out().find("c:4 | worker 4 of 1") != std::string::npos; })) << job_->out();
+  EXPECT_TRUE(eventually([this] { return job_->out().find("c:4 | worker 4 of 1") != std::string::npos; }))
+      << job_->out();
   order("fail", 0);
   expect_said("epoch 2 goes on with 4 of 5 workers (ranks 0-3 are workers 1-4)\n");
   list("a\nc:4\n");
@@ -107,7 +109,8 @@ TEST_F(ElasticHosts, AreAwaitedWhereTooFewAreLeft) {
   order("kill", 1);
   expect_said("1 worker is left, and --min-np is 2: waiting up to 600 s for hosts\n");
   list("a\nb\nc\n");
-  expect_said("host c has come with worker 2; epoch 1 goes on with 2 workers, 1 of them new (ranks 0-1 are workers 0,2)\n");
+  expect_said(
+      "host c has come with worker 2; epoch 1 goes on with 2 workers, 1 of them new (ranks 0-1 are workers 0,2)\n");
   order("end", 0);
   order("end", 2);
   EXPECT_EQ(job_->wait(), 0);
@@ -149,7 +152,8 @@ TEST_F(ElasticJob, GoesOnWithoutWorkersThatFail) {
   order("kill", 1);
   expect_said("worker 1 (");
   expect_said(") was killed by SIGKILL; epoch 1 goes on with 3 of 4 workers (ranks 0-2 are workers 0,2-3)\n");
-  EXPECT_TRUE(eventually([this] { return job_->processes("sleep 1000").size() == 3; })) << "what it has started is left";
+  EXPECT_TRUE(eventually([this] { return job_->processes("sleep 1000").size() == 3; }))
+      << "what it has started is left";
   order("fail", 3);
   expect_said(") ended with exit code 5; epoch 2 goes on with 2 of 3 workers (ranks 0-1 are workers 0,2)\n");
   EXPECT_NE(job_->out().find("0 | worker 0 of 1"), std::string::npos) << job_->out();

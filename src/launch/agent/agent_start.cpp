@@ -279,9 +279,7 @@ void Agent::start_those_again() {
 }
 
 void Agent::kill_group(pid_t group) {
-  const auto of_group = [group](pid_t pid) {
-    return ::getpgid(pid) == group && sys::descends_from(pid, ::getpid());
-  };
+  const auto of_group = [group](pid_t pid) { return ::getpgid(pid) == group && sys::descends_from(pid, ::getpid()); };
   for (const pid_t pid : sys::descendants(::getpid())) sys::signal_if(pid, SIGKILL, of_group);
 }
 

@@ -16,9 +16,8 @@ std::vector<rendezvous::Member> by_rank(std::vector<Elastic::Worker> workers) {
     const auto [at, fresh] = oldest.try_emplace(worker.host, worker.number);
     at->second = std::min(at->second, worker.number);
   }
-  std::ranges::sort(workers, {}, [&oldest](const Elastic::Worker& worker) {
-    return std::pair(oldest[worker.host], worker.number);
-  });
+  std::ranges::sort(workers, {},
+                    [&oldest](const Elastic::Worker& worker) { return std::pair(oldest[worker.host], worker.number); });
   std::vector<rendezvous::Member> members;
   int host_number = -1;
   for (std::size_t i = 0; i < workers.size(); ++i) {
@@ -76,8 +75,8 @@ Elastic::Decision Elastic::leave(const std::vector<int>& workers, const std::str
   if (std::ranges::none_of(workers_, [this](const Worker& one) { return place_of(current_, one.number).has_value(); }))
     return end("no worker is left");
   if (size() >= limits_.least) return announce(cause);
-  const std::string few = fmt::format("{} worker{} left, and --min-np is {}", size(), size() == 1 ? " is" : "s are",
-                                      limits_.least);
+  const std::string few =
+      fmt::format("{} worker{} left, and --min-np is {}", size(), size() == 1 ? " is" : "s are", limits_.least);
   if (changes_are_used_up()) return end(fmt::format("{}; --reset-limit {} lets no others come", few, current_.epoch));
   if (!limits_.others_may_come || finishing_) return end(few);
   if (std::exchange(waits_, true)) return {};

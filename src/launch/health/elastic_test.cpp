@@ -94,7 +94,8 @@ TEST(ElasticMembers, HoldInAnyOrderOfEvents) {
     std::mt19937 random(seed);
     const auto below = [&random](int most) { return static_cast<int>(random() % static_cast<unsigned>(most)); };
     std::vector<int> hosts;
-    for (int host = 0; host < 1 + below(4); ++host) hosts.insert(hosts.end(), static_cast<std::size_t>(1 + below(3)), host);
+    for (int host = 0; host < 1 + below(4); ++host)
+      hosts.insert(hosts.end(), static_cast<std::size_t>(1 + below(3)), host);
     const int first = static_cast<int>(hosts.size());
     Elastic::Limits limits;
     limits.least = 1 + below(first);

@@ -119,7 +119,8 @@ void Health::left(int rank) {
 
 int Health::members() const {
   const auto end = ranks_.begin() + roles_.workers;
-  return roles_.workers - static_cast<int>(std::count_if(ranks_.begin(), end, [](const Rank& one) { return one.left; }));
+  return roles_.workers -
+         static_cast<int>(std::count_if(ranks_.begin(), end, [](const Rank& one) { return one.left; }));
 }
 
 void Health::began_anew(int rank, Clock::time_point now) {
@@ -290,7 +291,8 @@ void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
     for (std::size_t other = 0; roles_.is_rank(static_cast<int>(other)); ++other) {
       const Rank& theirs = ranks_[other];
       // One that has formed more worlds has been in this one.
-      if (theirs.gone && !theirs.left && theirs.report.worlds <= rank.report.worlds) absent.push_back(static_cast<int>(other));
+      if (theirs.gone && !theirs.left && theirs.report.worlds <= rank.report.worlds)
+        absent.push_back(static_cast<int>(other));
     }
   }
   if (absent.empty()) return;

@@ -92,7 +92,8 @@ std::string members_event(const rendezvous::Membership& before, const rendezvous
                           std::string_view text) {
   const auto missing = [](const std::vector<int>& from, const std::vector<int>& in) {
     std::vector<int> rest;
-    std::ranges::copy_if(from, std::back_inserter(rest), [&in](int one) { return std::ranges::find(in, one) == in.end(); });
+    std::ranges::copy_if(from, std::back_inserter(rest),
+                         [&in](int one) { return std::ranges::find(in, one) == in.end(); });
     return rest;
   };
   const std::vector<int> old = workers_of(before), members = workers_of(now);

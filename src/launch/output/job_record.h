@@ -70,7 +70,7 @@ struct RunState : Attempt {
   int master_port = 0;
   std::vector<Ending> server_failures;  ///< of servers that were started again
   int max_restarts = 0;
-  std::vector<Attempt> attempts;  ///< those that have ended
+  std::vector<Attempt> attempts;       ///< those that have ended
   std::vector<MembersChange> members;  ///< of an elastic job: at the start, and after each change
   // For those who watch it.
   std::string stage = "starting";  ///< "running", "ending", "ended"

@@ -73,12 +73,13 @@ inline constexpr std::chrono::seconds kElasticTimeout{600};
 
 /// Of a job whose ranks go on with fewer of them.
 struct ElasticSpec {
-  int least = 0;                             ///< ranks; 0: the job is not elastic
-  int most = 0;                              ///< 0: no limit
-  std::optional<int> most_changes = {};      ///< of its members, in the whole job
-  std::string script = {};                   ///< names the hosts that there are; empty: they are those of the start
-  int slots_per_host = 0;                    ///< where it does not say how many; 0: 1
-  /// For how long a host on which a worker has failed is not used again: from the first to the second; nothing: for ever.
+  int least = 0;                         ///< ranks; 0: the job is not elastic
+  int most = 0;                          ///< 0: no limit
+  std::optional<int> most_changes = {};  ///< of its members, in the whole job
+  std::string script = {};               ///< names the hosts that there are; empty: they are those of the start
+  int slots_per_host = 0;                ///< where it does not say how many; 0: 1
+  /// For how long a host on which a worker has failed is not used again: from the first to the second; nothing: for
+  /// ever.
   std::optional<std::pair<std::chrono::seconds, std::chrono::seconds>> cooldown = {};
   std::optional<std::chrono::seconds> timeout = {};  ///< for hosts to come, below `least`; nothing: kElasticTimeout
   explicit operator bool() const noexcept { return least > 0; }

@@ -53,7 +53,8 @@ void Discovery::look_again() {
 void Discovery::fail(const std::string& why) {
   look_again();
   if (std::exchange(trouble_, why) == why) return;
-  events_.on_trouble(fmt::format("--host-discovery-script {}: {}; the hosts stay as they are", spec_.elastic.script, why));
+  events_.on_trouble(
+      fmt::format("--host-discovery-script {}: {}; the hosts stay as they are", spec_.elastic.script, why));
 }
 
 void Discovery::on_ended(const sys::ExitStatus& status) {

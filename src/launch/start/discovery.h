@@ -1,6 +1,6 @@
 // The hosts that an elastic job may use, as a script names them (--host-discovery-script): it is run each second, in a
-// process of its own, and what it prints is a list of hosts. One that fails, takes too long or prints something else has
-// named nobody: that is never taken for "there are no hosts". One thread.
+// process of its own, and what it prints is a list of hosts. One that fails, takes too long or prints something else
+// has named nobody: that is never taken for "there are no hosts". One thread.
 #pragma once
 
 #include "launch/loop.h"

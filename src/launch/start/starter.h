@@ -30,7 +30,7 @@ class SideCommand {
   struct Options {
     sys::SpawnOptions spawn;  ///< what its output is not taken of goes where these descriptors say
     enum class Output { None, Errors, Results, All } output = Output::None;  ///< Results: stdout
-    std::function<void(std::string_view)> on_output = {};  ///< gets that, as it comes
+    std::function<void(std::string_view)> on_output = {};                    ///< gets that, as it comes
     /// Once it has ended, and what it printed has been handed on; may destroy this.
     std::function<void(const sys::ExitStatus&)> on_ended;
   };

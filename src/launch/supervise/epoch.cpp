@@ -509,8 +509,9 @@ void Epoch::on_agent_process_ended(AgentHandle& agent) {
     if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
       on_host_failed(agent, agents_.why_not(agent));
     } else if ((agent.remote || elastic_) &&
-               goes_on_without(agent, agent.remote ? fmt::format("the connection to it has ended, {}", agents_.how_ended(agent))
-                                                   : std::string("its guard was killed"))) {
+               goes_on_without(agent, agent.remote
+                                          ? fmt::format("the connection to it has ended, {}", agents_.how_ended(agent))
+                                          : std::string("its guard was killed"))) {
       return check_end();
     } else if (agent.channel == nullptr || agent.channel->closed()) {
       lose_agent(fmt::format("the agent of {} was lost", agent.host.name));

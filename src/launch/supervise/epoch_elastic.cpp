@@ -110,15 +110,14 @@ void Epoch::end_lost(int process) {
 bool Epoch::follow(const Elastic::Decision& decision, const std::string& cause) {
   switch (decision.kind) {
     case Elastic::Decision::Kind::Nothing: return true;
-    case Elastic::Decision::Kind::Announce:
-      announce_members();
-      return true;
+    case Elastic::Decision::Kind::Announce: announce_members(); return true;
     case Elastic::Decision::Kind::Wait: {
       const auto limit = spec_.elastic.timeout.value_or(kElasticTimeout);
       say(fmt::format("{}; {}: waiting up to {} s for hosts", cause, decision.why, limit.count()));
       limits_.elastic = Timer(loop_, limit, [this, limit] {
-        (void)follow(elastic_->give_up(fmt::format("no hosts have come within {} s (--elastic-timeout)", limit.count())),
-                     "too few workers are left");
+        (void)follow(
+            elastic_->give_up(fmt::format("no hosts have come within {} s (--elastic-timeout)", limit.count())),
+            "too few workers are left");
         look_for_failure();
       });
       return true;
@@ -139,12 +138,11 @@ void Epoch::announce_members() {
     events_.on_members(now);
   } catch (const Error& error) {
     if (!end_.stop_status) end_.stop_status = 1;
-    return stop(fmt::format("the job's store does not take its new members: {}", error.what()), SIGTERM,
-                {spec_.grace});
+    return stop(fmt::format("the job's store does not take its new members: {}", error.what()), SIGTERM, {spec_.grace});
   }
   agents_.broadcast(NewMembership{now.epoch});
-  run_.members_changed(now, fmt::format("{}; epoch {} goes on with {}{}", now.cause, now.epoch,
-                                        elastic_->sizes(), numbering_of(now)));
+  run_.members_changed(
+      now, fmt::format("{}; epoch {} goes on with {}{}", now.cause, now.epoch, elastic_->sizes(), numbering_of(now)));
 }
 
 void Epoch::note_worlds(const Reports& reports) {
@@ -179,8 +177,8 @@ void Epoch::on_hosts(const std::vector<PlannedHost>& listed) {
     const AgentHandle* const here = latest_of(host.name);
     if (here != nullptr && !here->all_gone) continue;
     const auto failures = host_failures_.find(host.name);
-    const bool free = failures == host_failures_.end() ||
-                      (failures->second.free_at && *failures->second.free_at <= Clock::now());
+    const bool free =
+        failures == host_failures_.end() || (failures->second.free_at && *failures->second.free_at <= Clock::now());
     if (!free) continue;
     const int ranks = std::min(host.slots, room);
     room -= ranks;
@@ -194,8 +192,10 @@ void Epoch::bring(const PlannedHost& host, int ranks) {
     const bool there = agent != nullptr && agent->channel != nullptr && !agent->channel->closed();
     PlannedHost wanted = host;
     wanted.slots = ranks;
-    if (there) agent->host.slots = ranks;
-    else agent = &agents_.add(std::move(wanted));
+    if (there)
+      agent->host.slots = ranks;
+    else
+      agent = &agents_.add(std::move(wanted));
     newcomers_[agent] = Timer(loop_, start_timeout_, [this, agent] {
       give_up_newcomer(*agent, fmt::format("no sign of running ranks from {} after {:.0f} s", agent->host.name,
                                            std::chrono::duration<double>(start_timeout_).count()));
@@ -258,7 +258,8 @@ void Epoch::drain_unlisted(const std::vector<PlannedHost>& listed) {
     const bool is_listed = std::ranges::any_of(listed, [&name](const auto& host) { return host.name == name; });
     std::vector<int> workers;
     for (const int process : processes_of(setup_.plan, agent->host)) {
-      if (!members_.has_ended(process) && rendezvous::place_of(elastic_->current(), process)) workers.push_back(process);
+      if (!members_.has_ended(process) && rendezvous::place_of(elastic_->current(), process))
+        workers.push_back(process);
     }
     if (is_listed) unspared_.erase(name);
     if (is_listed || workers.empty() || stage_ != Stage::Running) continue;
