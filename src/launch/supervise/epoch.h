@@ -144,7 +144,6 @@ class Epoch {
   /// A rank of which nothing more will be heard; the others go on.
   void end_lost(int process);
   void note_worlds(const Reports& reports);
-  void spare(std::size_t ending);
   void on_started_again(const StartedAgain& started);
   AgentHandle& agent_of(int process) const;
   void look_for_failure();

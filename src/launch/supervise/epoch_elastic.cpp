@@ -61,20 +61,21 @@ void Epoch::let_failed_leave() {
     cause += (cause.empty() ? "" : "; ") + how_left(ending);
     workers.push_back(ending.rank);
     note_host_failure(ending.host);
-    spare(considered_);
+    end_.endings[considered_].spared = true;
+    fresh_leavers_.push_back(considered_);
+    health_->left(ending.rank);
   }
   if (!workers.empty()) (void)follow(elastic_->leave(workers, cause), cause);
 }
 
-void Epoch::spare(std::size_t ending) {
-  end_.endings[ending].spared = true;
-  fresh_leavers_.push_back(ending);
-  health_->left(end_.endings[ending].rank);
-}
-
 bool Epoch::goes_on_without_ranks(AgentHandle& agent, const std::string& why) {
   if (stage_ != Stage::Running || elastic_->over() || agent.all_gone) return false;
+  if (is_newcomer(agent)) {
+    give_up_newcomer(agent, fmt::format("{} is lost ({})", agent.host.name, why));
+    return true;
+  }
   const std::vector<int> processes = processes_of(setup_.plan, agent.host);
+  const rendezvous::Membership before = elastic_->current();
   std::vector<int> lost;
   std::ranges::copy_if(processes, std::back_inserter(lost), [this](int one) { return !members_.has_ended(one); });
   if (lost.empty()) {
@@ -85,11 +86,13 @@ bool Epoch::goes_on_without_ranks(AgentHandle& agent, const std::string& why) {
                                           one ? "is" : "are", one ? "its" : "their", agent.host.name, why);
     if (!follow(elastic_->leave(lost, cause), cause)) return false;
   }
-  newcomers_.erase(&agent);
   note_host_failure(agent.host.name);
   agent.all_gone = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
-  for (const int process : lost) end_lost(process);
+  for (const int process : lost) {
+    end_lost(process);
+    if (rendezvous::place_of(before, process)) fresh_leavers_.push_back(end_.endings.size() - 1);
+  }
   health_->host_ended(processes);
   return true;
 }
@@ -101,15 +104,18 @@ void Epoch::end_lost(int process) {
   members_.end(process);
   health_->rank_ended(process, {});
   run_.process_ended(process, false, ending.status);
+  ending.spared = true;
+  health_->left(process);
   end_.endings.push_back(std::move(ending));
   considered_ = end_.endings.size();
-  spare(considered_ - 1);
   if (process == 0) input_.reset();
 }
 
 bool Epoch::follow(const Elastic::Decision& decision, const std::string& cause) {
   switch (decision.kind) {
-    case Elastic::Decision::Kind::Nothing: return true;
+    case Elastic::Decision::Kind::Nothing:
+      if (elastic_->waits()) say(cause + "; waiting for more hosts");
+      return true;
     case Elastic::Decision::Kind::Announce: announce_members(); return true;
     case Elastic::Decision::Kind::Wait: {
       const auto limit = spec_.elastic.timeout.value_or(kElasticTimeout);
