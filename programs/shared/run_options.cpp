@@ -180,9 +180,10 @@ const RunOption kOptions[] = {
      "Hosts of the servers, and how many on each; without --servers N all that they take. Nodes of a Slurm allocation "
      "that are named have no ranks; \"component N\": those of a component of a heterogeneous job [those of the ranks]",
      [](C& c, Text v) { c.server_hosts = v; }},
-    common({"--nnodes", "N", "",
+    common({"--nnodes", "N or MIN:MAX", "",
             "This command is started on each of N hosts, and they form one job: with --node-rank, --master and "
-            "--secret-file; -np counts on each. Not needed in an srun step with one task per node",
+            "--secret-file; -np counts on each. Not needed in an srun step with one task per node. MIN:MAX: an elastic "
+            "job, which begins 30 s after MIN have come and goes on with the ranks of MIN",
             [](C& c, Text v) { c.nnodes = v; }}),
     {"--node-rank", "R", "", "Which of the --nnodes hosts this is; 0 supervises, and shows the output of all",
      [](C& c, Text v) { c.node_rank = v; }},

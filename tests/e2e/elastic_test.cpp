@@ -107,7 +107,7 @@ TEST_F(ElasticHosts, ThatComeGetWorkers) {
 TEST_F(ElasticHosts, AreAwaitedWhereTooFewAreLeft) {
   start_on("a\nb\n", {"--min-np", "2"}, 2);
   order("kill", 1);
-  expect_said("1 worker is left, and --min-np is 2: waiting up to 600 s for hosts\n");
+  expect_said("1 worker is left, and 2 are wanted: waiting up to 600 s for hosts\n");
   list("a\nb\nc\n");
   expect_said(
       "host c has come with worker 2; epoch 1 goes on with 2 workers, 1 of them new (ranks 0-1 are workers 0,2)\n");
@@ -169,7 +169,7 @@ TEST_F(ElasticJob, EndsWithTheFirstCauseWhereTooFewAreLeft) {
   expect_said("epoch 1 goes on with 2 of 3 workers\n");
   order("fail", 0);
   EXPECT_EQ(job_->wait(), 128 + SIGKILL);
-  expect_said("the job cannot go on: 1 worker is left, and --min-np is 2\n");
+  expect_said("the job cannot go on: 1 worker is left, and 2 are wanted\n");
   // Nobody had formed a world since: that one may be why the other has failed.
   expect_said("rank 2 failed: killed by SIGKILL");
 }
@@ -259,11 +259,10 @@ TEST(ElasticOptions, AreRefusedWhereTheyCannotBeMet) {
   refused({"-np", "2", "--min-np", "1", "--evaluator", "true"}, "--min-np and --evaluator: ");
   refused({"-np", "2", "--min-num-proc", "1", "--tf-config"}, "--min-np and --tf-config: ");
   refused({"-np", "2", "--min-np", "1", "--max-restarts", "1"}, "--min-np and --max-restarts: ");
-  refused({"--nnodes", "2", "--rdzv-endpoint", "h:1", "--min-np", "1"}, "a launcher on each node cannot be part of");
+  refused({"--nnodes", "1:2", "--rdzv-endpoint", "h:1", "--max-restarts", "1"}, " and --max-restarts: ");
   refused({"-np", "2", "--host-discovery-script", "true"}, "--host-discovery-script: --min-np is wanted, too");
   refused({"-H", "a", "--min-np", "1", "--host-discovery-script", "true"}, "leave out -H");
   refused({"-np", "2", "--min-np", "1", "--slots-per-host", "2"}, "is for hosts of --host-discovery-script");
-  refused({"--nnodes", "1:2"}, "a job has as many nodes from its start to its end where each has a launcher");
 }
 
 }  // namespace

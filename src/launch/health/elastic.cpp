@@ -76,7 +76,7 @@ Elastic::Decision Elastic::leave(const std::vector<int>& workers, const std::str
     return end("no worker is left");
   if (size() >= limits_.least) return announce(cause);
   const std::string few =
-      fmt::format("{} worker{} left, and --min-np is {}", size(), size() == 1 ? " is" : "s are", limits_.least);
+      fmt::format("{} worker{} left, and {} are wanted", size(), size() == 1 ? " is" : "s are", limits_.least);
   if (changes_are_used_up()) return end(fmt::format("{}; --reset-limit {} lets no others come", few, current_.epoch));
   if (!limits_.others_may_come || finishing_) return end(few);
   if (std::exchange(waits_, true)) return {};

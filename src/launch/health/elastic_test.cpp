@@ -42,7 +42,7 @@ TEST(ElasticMembers, GoOnWithoutWhoFails) {
   EXPECT_EQ(elastic.current().members.front().host_number, 0) << "hosts are numbered anew";
   const auto last = elastic.leave({2}, "");
   EXPECT_EQ(last.kind, Kind::End);
-  EXPECT_EQ(last.why, "1 worker is left, and --min-np is 2");
+  EXPECT_EQ(last.why, "1 worker is left, and 2 are wanted");
   EXPECT_EQ(elastic.current().epoch, 2U);
   EXPECT_EQ(elastic.leave({3}, "").kind, Kind::Nothing) << "it is over";
 }

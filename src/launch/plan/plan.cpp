@@ -224,17 +224,11 @@ int number_of(const Word& word, int least, int most) {
   raise(ErrorCode::InvalidArgument, "{}: a number from {} to {} is wanted", word.shown(), least, most);
 }
 
-/// "2", or "2:2".
-int nodes_of(const Word& word) {
+/// "2", or torchrun's "1:4": the fewest and the most.
+std::pair<int, int> nodes_of(const Word& word) {
   const auto colon = word.text.find(':');
-  if (colon == std::string::npos) return number_of(word, 1, kMostProcesses);
-  const int least = number_of({word.text.substr(0, colon), word.name}, 1, kMostProcesses);
-  if (least == number_of({word.text.substr(colon + 1), word.name}, 1, kMostProcesses)) return least;
-  raise(ErrorCode::InvalidArgument,
-        "{}: a job has as many nodes from its start to its end where each has a launcher -- give one number, and "
-        "--max-restarts N to start all again after a failure; or start it from one host with -H and --min-np N, and it "
-        "goes on without nodes that are lost",
-        word.shown());
+  const auto most = number_of({word.text.substr(colon == std::string::npos ? 0 : colon + 1), word.name}, 1, kMostProcesses);
+  return {colon == std::string::npos ? most : number_of({word.text.substr(0, colon), word.name}, 1, most), most};
 }
 
 void check_backend(const Word& backend) {
@@ -296,7 +290,9 @@ bool one_on_each_node(const Detected& step) { return step.nodes == step.size && 
 NodeRole role_by_hand(const Words& words, bool has_secret, const rendezvous::Environment& environment) {
   check_backend(words.backend);
   NodeRole role;
-  role.count = nodes_of(words.count);
+  const auto [least, most] = nodes_of(words.count);
+  role.count = most;
+  role.least = least < most ? least : 0;
   role.id = words.id.text;
   if (!words.rank.empty()) role.rank = number_of(words.rank, 0, role.count - 1);
   if (role.count == 1) return role;

@@ -238,10 +238,7 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
     member.remote->set_joined();
     if (!member.process_gone) --starting_;
   }
-  if (all_joined() && !may_grow_) {
-    entrance_ = Watch();
-    acceptor_.reset();
-  }
+  if (all_joined() && !may_grow_) close_entrance();
   events_.on_joined(member);
   start_remote();
 }
@@ -384,6 +381,16 @@ void AgentPool::send_exit_status(int status) {
   for (const auto& member : members_) {
     if (!member->host.local && member->channel != nullptr) member->channel->send(Finish{status});
   }
+}
+
+void AgentPool::close_entrance() {
+  entrance_ = Watch();
+  acceptor_.reset();
+}
+
+void AgentPool::drop_missing() {
+  std::erase_if(members_, [](const auto& member) { return member->channel == nullptr; });
+  close_entrance();
 }
 
 void AgentPool::sort_by_host() {

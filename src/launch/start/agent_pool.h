@@ -75,6 +75,9 @@ class AgentPool {
   /// All are told another start of ranks.
   void begin_again();
 
+  /// Those that have not come, of such as come by themselves, are not waited for any more, and not let in.
+  void drop_missing();
+
   /// In the order of the hosts.
   const std::vector<std::unique_ptr<AgentHandle>>& members() const noexcept { return members_; }
   bool all_joined() const;
@@ -110,6 +113,7 @@ class AgentPool {
 
  private:
   void on_accepted(net::Acceptor::Accepted accepted);
+  void close_entrance();
   /// Of one that has proved the secret.
   void on_nonsense(const std::string& peer);
   /// Of those hosts: "a, b".

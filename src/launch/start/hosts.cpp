@@ -205,6 +205,14 @@ bool same_host(const std::string& a, const std::string& b) {
   return !numeric(a) && !numeric(b) && one_is_short && first_label(a) == first_label(b);
 }
 
+void check_first_ranks(const JobSpec& spec, int ranks) {
+  const ElasticSpec& elastic = spec.elastic;
+  if (!elastic || (ranks >= elastic.least && (elastic.most == 0 || ranks <= elastic.most))) return;
+  raise(ErrorCode::InvalidArgument, "--min-np {}{}: the job would begin with {} rank{}{}", elastic.least,
+        elastic.most > 0 ? fmt::format(" --max-np {}", elastic.most) : std::string(), ranks, ranks == 1 ? "" : "s",
+        spec.origin_of("--min-np"));
+}
+
 bool is_this_host(const std::string& name) {
   const std::string plain = plain_name(name);
   if (same_host(plain, plain_name(sys::host_name()))) return true;
@@ -393,10 +401,10 @@ void check_by_hand(const JobSpec& spec) {
   }
 }
 
-/// What an elastic job cannot have yet.
-void check_elastic(const JobSpec& spec) {
+/// What an elastic job cannot have yet. `asks`: the option that makes it one.
+void check_elastic(const JobSpec& spec, const std::string& asks) {
   const ElasticSpec& elastic = spec.elastic;
-  if (!elastic) {
+  if (asks.empty()) {
     const char* const option = elastic.most > 0          ? "--max-np"
                                : elastic.most_changes    ? "--reset-limit"
                                : !elastic.script.empty() ? "--host-discovery-script"
@@ -408,8 +416,8 @@ void check_elastic(const JobSpec& spec) {
     raise(ErrorCode::InvalidArgument, "{}: --min-np is wanted, too: the fewest ranks with which the job goes on{}",
           option, spec.origin_of(option));
   }
-  const auto refuse = [&spec](std::string_view option, std::string_view why) {
-    raise(ErrorCode::InvalidArgument, "--min-np and {}: {}{}{}", option, why, spec.origin_of("--min-np"),
+  const auto refuse = [&](std::string_view option, std::string_view why) {
+    raise(ErrorCode::InvalidArgument, "{} and {}: {}{}{}", asks, option, why, spec.origin_of("--min-np"),
           spec.origin_of(option));
   };
   if (spec.colocated || spec.servers > 0 || !spec.server_hosts.empty())
@@ -439,25 +447,19 @@ void check_elastic(const JobSpec& spec) {
 /// How many ranks an elastic job begins with; `processes`: as many as are planned without its options.
 int first_ranks(const JobSpec& spec, const Plan& plan, int processes) {
   const ElasticSpec& elastic = spec.elastic;
-  if (!elastic) return processes;
-  if (plan.node)
-    raise(ErrorCode::InvalidArgument,
-          "--min-np: {}: a launcher on each node cannot be part of an elastic job yet -- start the job from one host, "
-          "by -H or --hostfile{}",
-          plan.node->source, spec.origin_of("--min-np"));
+  if (!elastic || plan.node) return processes;  // (of nodes, each says how many)
   // Horovod's meaning: with a script -np only says how many have to be there before anything starts.
   if (!elastic.script.empty()) {
     processes = 0;
     for (const PlannedHost& host : plan.hosts) processes += host.slots;
   }
-  if (!elastic.script.empty() || (spec.processes.value_or(0) == 0 && spec.nproc_per_node.empty())) {
+  const bool free = spec.processes.value_or(0) == 0 && spec.nproc_per_node.empty();
+  if (!elastic.script.empty() || free) {
     if (elastic.most > 0) processes = std::min(processes, elastic.most);
     if (plan.hosts.front().slots == kMostProcesses) processes = std::max(processes, elastic.least);
   }
-  if (processes >= elastic.least && (elastic.most == 0 || processes <= elastic.most)) return processes;
-  raise(ErrorCode::InvalidArgument, "--min-np {}{}: the job would begin with {} rank{}{}", elastic.least,
-        elastic.most > 0 ? fmt::format(" --max-np {}", elastic.most) : std::string(), processes,
-        processes == 1 ? "" : "s", spec.origin_of("--min-np"));
+  check_first_ranks(spec, processes);
+  return processes;
 }
 
 /// Of launchers that are several: with so many ranks on each.
@@ -495,8 +497,9 @@ std::vector<PlannedHost> hosts_of_nodes(const JobSpec& spec, const NodeRole& nod
 Plan plan_of(const JobSpec& spec) {
   int processes = processes_wanted(spec);
   check_servers(spec);
-  check_elastic(spec);
+  check_elastic(spec, spec.elastic ? "--min-np" : "");
   Plan plan;
+  plan.least = spec.elastic.least;
   if (spec.agents > 0) {
     if (!spec.invitation_fd || spec.names_hosts() || spec.processes)
       raise(ErrorCode::InvalidArgument,
@@ -508,7 +511,15 @@ Plan plan_of(const JobSpec& spec) {
     auto node = value_or_throw(choose_node(spec, rendezvous::current_environment()));
     if (node && node->count > 1) {
       node->secret_file = !spec.secret_file.empty() ? spec.secret_file : env::text(env::kSecretFile);
-      plan.hosts = hosts_of_nodes(spec, *node, processes != 0 ? processes : sys::usable_cores());
+      const int per_node = processes != 0 ? processes : sys::usable_cores();
+      plan.hosts = hosts_of_nodes(spec, *node, per_node);
+      if (!spec.elastic.script.empty())
+        raise(ErrorCode::InvalidArgument, "{}: --host-discovery-script is for a job that is started from one host",
+              node->source);
+      if (node->least > 0 && !spec.elastic) {
+        check_elastic(spec, node->source);
+        plan.least = node->least * per_node;
+      }
       plan.method = StartMethod::Launcher;
       plan.node = std::move(node);
       processes = 0;  // as many as the nodes have
@@ -518,6 +529,7 @@ Plan plan_of(const JobSpec& spec) {
           spec.names_hosts() || !spec.server_hosts.empty() || spec.per_node != 0 || spec.starter != Starter::Auto;
       if (!node || asks_for_hosts) {
         plan = choose_hosts(spec, Environment::current());
+        plan.least = spec.elastic.least;
         check_by_hand(spec);
       }
     }

@@ -23,6 +23,9 @@ Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod m
 /// each other or the environment, or the hosts have too few slots.
 Plan plan_of(const JobSpec& spec);
 
+/// So many do not fit --min-np and --max-np: throws Error (InvalidArgument).
+void check_first_ranks(const JobSpec& spec, int ranks);
+
 /// A number of processes, 0 for "auto". Throws what is wanted.
 int parse_processes(const std::string& text);
 

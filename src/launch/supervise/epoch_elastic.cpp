@@ -30,14 +30,14 @@ std::string numbering_of(const rendezvous::Membership& now) {
 }  // namespace
 
 void Epoch::begin_elastic() {
-  if (!spec_.elastic) return;
+  if (setup_.plan.least == 0) return;
   std::vector<Elastic::Worker> workers;
   for (const PlannedHost& host : setup_.plan.hosts) {
     for (int i = 0; i < host.ranks; ++i) workers.push_back({host.first_rank + i, host.index, host.name});
   }
   worlds_.assign(workers.size(), 0);
   worlds_then_ = worlds_;
-  elastic_.emplace(Elastic::Limits{spec_.elastic.least, spec_.elastic.most, spec_.elastic.most_changes,
+  elastic_.emplace(Elastic::Limits{setup_.plan.least, spec_.elastic.most, spec_.elastic.most_changes,
                                    !spec_.elastic.script.empty()},
                    std::move(workers));
   state_.members = {{utc_now(), elastic_->current()}};
@@ -273,7 +273,7 @@ void Epoch::drain_unlisted(const std::vector<PlannedHost>& listed) {
     if (!elastic_->can_spare(static_cast<int>(workers.size()))) {
       if (unspared_.insert(name).second)
         say(fmt::format("host {} is listed no more, and its worker{} {} {}: fewer than --min-np {} would be left", name,
-                        one ? "" : "s", to_ranges(workers), one ? "stays" : "stay", spec_.elastic.least));
+                        one ? "" : "s", to_ranges(workers), one ? "stays" : "stay", setup_.plan.least));
       continue;
     }
     const std::string cause = fmt::format("worker{} {} {}: host {} is listed no more", one ? "" : "s",

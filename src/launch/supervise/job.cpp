@@ -7,6 +7,7 @@
 #include "launch/plan/rank_environment.h"
 #include "launch/processes.h"
 #include "launch/start/agent_pool.h"
+#include "launch/start/hosts.h"
 #include "launch/supervise/epoch.h"
 #include "launch/supervise/run_output.h"
 #include "launch/supervise/stopping.h"
@@ -35,6 +36,9 @@ constexpr std::initializer_list<int> kJobSignals = {SIGINT,  SIGTERM, SIGHUP,  S
                                                     SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// Of the job's store, which is in this process.
 constexpr auto kStoreTime = std::chrono::seconds(10);
+
+/// As torchrun's, for nodes beyond the fewest.
+constexpr auto kLastCall = std::chrono::seconds(30);
 
 /// Its address is known.
 bool is_there(const AgentHandle& agent) {
@@ -131,6 +135,7 @@ class Job {
   AgentPool::Events agent_events();
   /// All agents are there: the plan is settled, and the first epoch can begin.
   void on_joined(AgentHandle& agent);
+  void begin();
   /// Everybody has said how many ranks they want. Throws, also where --ranks names one that there is not.
   void settle_nodes();
   /// To the owner, who brings it to the agents.
@@ -182,6 +187,7 @@ class Job {
   std::optional<RunOutput> run_;
   std::optional<Tracing> tracing_;
   std::unique_ptr<Epoch> epoch_;
+  Timer last_call_;  ///< for nodes that need not come
   Timer next_;  ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;
 };
@@ -269,6 +275,7 @@ void Job::settle_nodes() {
     whole.hosts.push_back(member->host);
     ranks += member->host.slots;
   }
+  check_first_ranks(spec_, ranks);
   setup_.plan = value_or_throw(make_plan(std::move(whole), ranks, spec_));
   for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) agents_->members()[i]->host = setup_.plan.hosts[i];
   epoch_->settle(shown_ranks(spec_, setup_.plan));
@@ -301,13 +308,28 @@ void Job::on_joined(AgentHandle& agent) {
   if (epoch_->is_newcomer(agent)) return epoch_->take_newcomer(agent);
   if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});
   // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
-  if (!agents_->all_joined()) return;
+  if (agents_->all_joined()) return begin();
+  const int least = setup_.plan.node ? setup_.plan.node->least : 0;
+  const auto there = std::ranges::count_if(agents_->members(), [](const auto& member) { return member->channel != nullptr; });
+  if (least == 0 || there < least || last_call_) return;
+  const auto wait = std::min<std::chrono::milliseconds>(kLastCall, start_timeout_of(spec_, setup_.plan) / 2);
+  run_->say(fmt::format("{} of {} nodes are there, and {} are enough: the job begins in {:g} s, if no others come", there,
+                        setup_.plan.node->count, least, std::chrono::duration<double>(wait).count()));
+  last_call_ = Timer(loop_, wait, [this] {
+    agents_->drop_missing();
+    begin();
+  });
+}
+
+void Job::begin() {
+  last_call_ = Timer();
+  if (!epoch_->starting()) return;
   try {
     if (settles_late()) settle_nodes();
   } catch (const Error& error) {
     return epoch_->fail_start(error.what());
   }
-  run_->state().master_port = facts_for(agent).master_port;
+  run_->state().master_port = facts_for(*agents_->members().front()).master_port;
   if (have_ports()) give_orders();
 }
 
@@ -354,7 +376,7 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
   facts.log_folder = run_->state().log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
-  facts.elastic = static_cast<bool>(spec_.elastic);
+  facts.elastic = setup_.plan.least > 0;
   facts.servers_may_die = spec_.server_restarts > 0 || spec_.lost_servers > 0;
   if (spec_.host_timeout != kHostTimeout) {
     facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(spec_.host_timeout);

@@ -162,7 +162,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   job.programs = setup.programs;
   job.servers_again = setup.spec.server_restarts > 0;
   job.ignored = setup.ignored;
-  job.elastic = static_cast<bool>(setup.spec.elastic);
+  job.elastic = setup.plan.least > 0;
   const Roles roles = setup.plan.roles();
   for (const int process : processes_of(setup.plan, host)) {
     const bool is_rank = roles.is_rank(process);
@@ -229,7 +229,7 @@ std::string describe_job(const JobSpec& spec, Plan plan) {
   JobFacts facts;
   facts.run_folder = spec.run_folder.empty() ? std::string() : absolute_path(spec.run_folder);
   facts.master_address = "127.0.0.1";
-  facts.elastic = static_cast<bool>(spec.elastic);
+  facts.elastic = setup.plan.least > 0;
   facts.servers_may_die = spec.server_restarts > 0 || spec.lost_servers > 0;
   if (spec.tf_config)
     facts.tf_addresses.assign(static_cast<std::size_t>(setup.plan.world_size + setup.plan.servers), "127.0.0.1:1");
