@@ -227,7 +227,8 @@ int number_of(const Word& word, int least, int most) {
 /// "2", or torchrun's "1:4": the fewest and the most.
 std::pair<int, int> nodes_of(const Word& word) {
   const auto colon = word.text.find(':');
-  const auto most = number_of({word.text.substr(colon == std::string::npos ? 0 : colon + 1), word.name}, 1, kMostProcesses);
+  const auto most =
+      number_of({word.text.substr(colon == std::string::npos ? 0 : colon + 1), word.name}, 1, kMostProcesses);
   return {colon == std::string::npos ? most : number_of({word.text.substr(0, colon), word.name}, 1, most), most};
 }
 

@@ -37,9 +37,9 @@ void Epoch::begin_elastic() {
   }
   worlds_.assign(workers.size(), 0);
   worlds_then_ = worlds_;
-  elastic_.emplace(Elastic::Limits{setup_.plan.least, spec_.elastic.most, spec_.elastic.most_changes,
-                                   !spec_.elastic.script.empty()},
-                   std::move(workers));
+  elastic_.emplace(
+      Elastic::Limits{setup_.plan.least, spec_.elastic.most, spec_.elastic.most_changes, !spec_.elastic.script.empty()},
+      std::move(workers));
   state_.members = {{utc_now(), elastic_->current()}};
 }
 

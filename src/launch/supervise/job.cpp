@@ -188,7 +188,7 @@ class Job {
   std::optional<Tracing> tracing_;
   std::unique_ptr<Epoch> epoch_;
   Timer last_call_;  ///< for nodes that need not come
-  Timer next_;  ///< the next epoch, once the last one is no longer on the stack
+  Timer next_;       ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;
 };
 
@@ -310,11 +310,12 @@ void Job::on_joined(AgentHandle& agent) {
   // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
   if (agents_->all_joined()) return begin();
   const int least = setup_.plan.node ? setup_.plan.node->least : 0;
-  const auto there = std::ranges::count_if(agents_->members(), [](const auto& member) { return member->channel != nullptr; });
+  const auto there =
+      std::ranges::count_if(agents_->members(), [](const auto& member) { return member->channel != nullptr; });
   if (least == 0 || there < least || last_call_) return;
   const auto wait = std::min<std::chrono::milliseconds>(kLastCall, start_timeout_of(spec_, setup_.plan) / 2);
-  run_->say(fmt::format("{} of {} nodes are there, and {} are enough: the job begins in {:g} s, if no others come", there,
-                        setup_.plan.node->count, least, std::chrono::duration<double>(wait).count()));
+  run_->say(fmt::format("{} of {} nodes are there, and {} are enough: the job begins in {:g} s, if no others come",
+                        there, setup_.plan.node->count, least, std::chrono::duration<double>(wait).count()));
   last_call_ = Timer(loop_, wait, [this] {
     agents_->drop_missing();
     begin();
