@@ -79,6 +79,15 @@ Membership current_membership(store::Store& store, std::uint64_t least) {
   return membership;
 }
 
+bool was_member(store::Store& store, std::uint64_t epoch, int worker) {
+  while (epoch-- > 0) {
+    const auto bytes = store.try_get(membership_key(epoch));
+    const auto membership = bytes ? decode_membership(*bytes) : fail(ErrorCode::Unavailable, "none");
+    if (membership && place_of(*membership, worker)) return true;
+  }
+  return false;
+}
+
 std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch) {
   return std::make_shared<EndingWithEpoch>(std::move(store), epoch);
 }

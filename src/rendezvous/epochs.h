@@ -24,6 +24,9 @@ class Superseded : public Error {
 /// Of the latest epoch, which is not before `least`. Throws Corrupt, and Unavailable if the job has none.
 Membership current_membership(store::Store& store, std::uint64_t least);
 
+/// Whether the worker was in an earlier epoch than this one: who is in none yet may be in a later one.
+bool was_member(store::Store& store, std::uint64_t epoch, int worker);
+
 /// The same store, whose waits (and looks, for those who look again and again) end with Superseded when a later epoch
 /// has begun. What is there counts first.
 std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch);

@@ -232,26 +232,36 @@ void note_joined(const rendezvous::Membership& membership) {
   joined = membership;
 }
 
-/// Who this process is in an epoch.
-void become_member(JoinPlan& plan, const rendezvous::Membership& membership, const std::string& host) {
+[[noreturn]] void raise_no_member(const JoinPlan& plan, const rendezvous::Membership& membership, bool removed) {
+  ErrorContext context;
+  context.host = rendezvous::host_identity().name;
+  context.operation = "join";
+  const std::size_t others = membership.members.size();
+  const std::string why =
+      removed ? "is no member of the job any more: its supervisor has removed it"
+              : fmt::format("has not become a member of the job within {:g} s: its supervisor began no epoch with it",
+                            std::chrono::duration<double>(plan.join_timeout).count());
+  throw Error(removed ? ErrorCode::Aborted : ErrorCode::Timeout,
+              fmt::format("join at {}: this process, worker {} on {}, {}, and epoch {} goes on with {} other{}{}{} -- "
+                          "end it",
+                          plan.place_name, *plan.worker, context.host, why, membership.epoch, others,
+                          others == 1 ? "" : "s", membership.cause.empty() ? "" : ": ", membership.cause),
+              context);
+}
+
+/// Who this process is in an epoch; false: nobody yet.
+bool become_member(JoinPlan& plan, const rendezvous::Membership& membership, store::Store& store) {
   const auto place = rendezvous::place_of(membership, *plan.worker);
   if (!place) {
-    ErrorContext context;
-    context.host = host;
-    context.operation = "join";
-    throw Error(
-        ErrorCode::Aborted,
-        fmt::format("join at {}: this process, worker {} on {}, is no member of the job any more: its "
-                    "supervisor has removed it, and epoch {} goes on with {} other{}{}{} -- end it",
-                    plan.place_name, *plan.worker, host, membership.epoch, membership.members.size(),
-                    membership.members.size() == 1 ? "" : "s", membership.cause.empty() ? "" : ": ", membership.cause),
-        std::move(context));
+    if (rendezvous::was_member(store, membership.epoch, *plan.worker)) raise_no_member(plan, membership, true);
+    return false;
   }
   plan.rank = place->rank;
   plan.size = static_cast<int>(membership.members.size());
   plan.local_rank = place->local_rank;
   plan.local_size = place->local_size;
   plan.source = fmt::format("worker {} in epoch {} of the job", *plan.worker, membership.epoch);
+  return true;
 }
 
 /// Forms the world of the job's latest epoch. A member that is lost meanwhile is no error here: the supervisor begins
@@ -262,9 +272,16 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
     const net::Deadline deadline = net::deadline_in(plan.join_timeout);  // the supervisor has just decided
     const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, host);
     const rendezvous::Membership membership = rendezvous::current_membership(*place->store, least);
-    become_member(plan, membership, host);
+    // Who has just been started says by its page that it is here; the supervisor then begins an epoch with it.
+    const bool member = become_member(plan, membership, *place->store);
+    Joining joining(member ? plan.size : 1);
+    if (!member) {
+      if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline))
+        raise_no_member(plan, membership, false);
+      least = membership.epoch + 1;
+      continue;
+    }
     const auto epoch = static_cast<int>(membership.epoch);
-    Joining joining(plan.size);
     std::optional<Error> ended;
     try {
       Communicator communicator;
