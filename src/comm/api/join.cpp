@@ -4,7 +4,6 @@
 #include "base/result.h"
 #include "base/signals.h"
 #include "comm/api/communicator_impl.h"
-#include "comm/api/job_news.h"
 #include "comm/transport/mpi/endpoint.h"
 #include "net/store.h"
 #include "rendezvous/detect.h"
@@ -224,14 +223,6 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
 
 // --- elastic jobs ---
 
-std::mutex joined_mutex;
-std::optional<rendezvous::Membership> joined;
-
-void note_joined(const rendezvous::Membership& membership) {
-  const std::lock_guard lock(joined_mutex);
-  joined = membership;
-}
-
 [[noreturn]] void raise_no_member(const JoinPlan& plan, const rendezvous::Membership& membership, bool removed) {
   ErrorContext context;
   context.host = rendezvous::host_identity().name;
@@ -295,7 +286,7 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
         rendezvous::conclude(*place->store, "join/" + meeting, membership, plan.rank, deadline);
       }
       joining.set_formed();
-      note_joined(membership);
+      if (options.group_name == JoinOptions().group_name) rendezvous::note_joined(membership);
       log::info("world", "epoch {}: rank {} of {} (worker {})", membership.epoch, plan.rank, plan.size, *plan.worker);
       return communicator;
     } catch (const Error& error) {
@@ -314,33 +305,6 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
 }
 
 }  // namespace
-
-std::optional<comm::JobNews> comm::job_news() {
-  std::optional<rendezvous::Membership> mine;
-  {
-    const std::lock_guard lock(joined_mutex);
-    mine = joined;
-  }
-  const std::uint64_t announced = status::StatusPage::own().announced_epoch();
-  if (!mine || announced <= mine->epoch) return std::nullopt;
-  try {
-    const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));
-    const rendezvous::Membership next = rendezvous::current_membership(*store, announced);
-    const auto missing_in = [](const rendezvous::Membership& one, const rendezvous::Membership& other) {
-      return std::any_of(one.members.begin(), one.members.end(),
-                         [&](const rendezvous::Member& member) { return !place_of(other, member.worker); });
-    };
-    return JobNews{next.epoch, missing_in(next, *mine), missing_in(*mine, next)};
-  } catch (const Error& error) {
-    log::warn("world", "epoch {} of the job has begun, and who is in it cannot be read: {}", announced, error.what());
-    return JobNews{announced, true, true};
-  }
-}
-
-std::optional<std::uint64_t> comm::joined_epoch() {
-  const std::lock_guard lock(joined_mutex);
-  return joined ? std::optional(joined->epoch) : std::nullopt;
-}
 
 Communicator join(const JoinOptions& options) {
   status::keep_last_words();
