@@ -265,7 +265,7 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
     const rendezvous::Membership membership = rendezvous::current_membership(*place->store, least);
     // Who has just been started says by its page that it is here; the supervisor then begins an epoch with it.
     const bool member = become_member(plan, membership, *place->store);
-    Joining joining(member ? plan.size : 1);
+    Joining joining(member ? plan.size : status::StatusLayout::kToBeMember);
     if (!member) {
       if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline))
         raise_no_member(plan, membership, false);
