@@ -111,6 +111,21 @@ class Training(unittest.TestCase):
                 self.assertEqual(status, 0, output)
             self.check(job, 0, 1, 2, 3, 5)
 
+    def test_a_world_of_one_grows(self):
+        with ElasticJob() as job:
+            job.begin(0)
+            job.start(0)
+            job.wait_for_step(0, 0, 0, 1)
+            job.start(1)
+            job.begin(0, 1)
+            # Long enough for what is done every 20 steps.
+            job.wait_for_step(1, 1, 1, 2)
+            for worker in range(2):
+                job.wait_for(worker, rf"^step \d+ 1 {job.steps(1)[0][2] + 45} ")
+            for worker, (status, output) in job.stop().items():
+                self.assertEqual(status, 0, output)
+            self.check(job, 0, 1)
+
     def test_what_belongs_to_an_old_world(self):
         with ElasticJob(OLD_THINGS) as job:
             job.begin(0, 1, 2)
