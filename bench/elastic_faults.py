@@ -30,6 +30,10 @@ def marked(name, function):
 basics.form_again = marked("form_again", basics.form_again)
 cohort.init = marked("join", cohort.init)
 basics.shutdown = marked("leave", basics.shutdown)
+# What torch imports when it is first used.
+warm = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+warm.param_groups[0]["params"][0].sum().backward()
+warm.step()
 hvd.elastic.TorchState.sync = marked("sync", hvd.elastic.TorchState.sync)
 """
 
@@ -81,11 +85,9 @@ def main():
                     phases["sync"].append((marks["sync"][1] - marks["sync"][0]) / 1e6)
             newcomer = arguments.ranks + fault
             members.append(newcomer)
-            # Started before it is announced, so that others do not wait while it imports torch.
-            job.start(newcomer)
-            job.begin(*members, tell=False)
+            job.start(newcomer)  # the others are told once it has come as far as `init`
             job.wait_for(newcomer, "^joining")
-            job.say(f"tell {job.epoch}")
+            job.begin(*members)
             for rank, worker in enumerate(members):
                 job.wait_for_step(worker, job.epoch, rank, len(members))
             oldest = [step[0] for step in job.steps(members[0]) if step[1] in (epoch, job.epoch)]

@@ -7,6 +7,42 @@ import unittest
 from support import needs_torch
 from support_elastic import ElasticJob
 
+OLD_THINGS = """
+import os, time
+import cohort, torch
+import cohort.torch as hvd
+from cohort import _core
+
+hvd.init()
+old = hvd.add_process_set([0, 1])
+group = cohort.world().split(0)
+state = hvd.elastic.ObjectState(step=0)
+handles = []
+
+@hvd.elastic.run
+def train(state):
+    if _core.joined_epoch() == 0:
+        print("ready", flush=True)
+        if hvd.rank() == 2:
+            time.sleep(60)
+        handles.append(hvd.allreduce_async(torch.ones(1), name="never"))
+        handles.append(hvd.allreduce_async(torch.ones(1), name="neither"))
+        hvd.synchronize(handles[0])
+    for old_thing in (lambda: hvd.allreduce(torch.ones(1), process_set=old), lambda: hvd.synchronize(handles[1]),
+                      lambda: group.barrier()):
+        try:
+            old_thing()
+        except Exception as error:
+            print("refused", type(error).__name__, error, flush=True)
+    print("sum", hvd.allreduce(torch.ones(1), name="never", op=hvd.Sum).item())
+    new = hvd.add_process_set([hvd.size() - 1])
+    if new.included():
+        hvd.allreduce(torch.ones(1), process_set=new)
+    print("of the new set", hvd.broadcast(torch.tensor([float(new.size())]), 1).item())
+
+train(state)
+"""
+
 
 @needs_torch
 class Training(unittest.TestCase):
@@ -74,6 +110,38 @@ class Training(unittest.TestCase):
             for worker, (status, output) in job.stop().items():
                 self.assertEqual(status, 0, output)
             self.check(job, 0, 1, 2, 3, 5)
+
+    def test_a_world_of_one_grows(self):
+        with ElasticJob() as job:
+            job.begin(0)
+            job.start(0)
+            job.wait_for_step(0, 0, 0, 1)
+            job.start(1)
+            job.begin(0, 1)
+            # Long enough for what is done every 20 steps.
+            job.wait_for_step(1, 1, 1, 2)
+            for worker in range(2):
+                job.wait_for(worker, rf"^step \d+ 1 {job.steps(1)[0][2] + 45} ")
+            for worker, (status, output) in job.stop().items():
+                self.assertEqual(status, 0, output)
+            self.check(job, 0, 1)
+
+    def test_what_belongs_to_an_old_world(self):
+        with ElasticJob(OLD_THINGS) as job:
+            job.begin(0, 1, 2)
+            job.start(0, 1, 2)
+            for worker in range(3):
+                job.wait_for(worker, "^ready")
+            job.kill(2)
+            job.begin(0, 1)
+            for worker in range(2):
+                self.assertEqual(job.workers[worker].wait(timeout=60), 0, job.log(worker))
+                said = job.log(worker)
+                self.assertIn("refused ValueError ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None) was not", said)
+                self.assertIn("refused HorovodInternalError", said)
+                self.assertRegex(said, "refused (PeerLost|Aborted|InvalidArgument) ")
+                self.assertIn("sum 2.0", said)
+                self.assertIn("of the new set 1.0", said)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 #include "rendezvous/epochs.h"
 
+#include "base/log.h"
 #include "base/parse.h"
 #include "base/result.h"
 
 #include <algorithm>
+#include <chrono>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -79,6 +82,15 @@ Membership current_membership(store::Store& store, std::uint64_t least) {
   return membership;
 }
 
+bool was_member(store::Store& store, std::uint64_t epoch, int worker) {
+  while (epoch-- > 0) {
+    const auto bytes = store.try_get(membership_key(epoch));
+    const auto membership = bytes ? decode_membership(*bytes) : fail(ErrorCode::Unavailable, "none");
+    if (membership && place_of(*membership, worker)) return true;
+  }
+  return false;
+}
+
 std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch) {
   return std::make_shared<EndingWithEpoch>(std::move(store), epoch);
 }
@@ -124,6 +136,45 @@ void conclude(store::MeetingStore& store, const std::string& prefix, const Membe
         "the world of epoch {} was not formed in time: {} did not come, and the job's supervisor began no later epoch "
         "-- see the output of those",
         membership.epoch, missing.empty() ? "a rank that has given up" : missing);
+}
+
+namespace {
+
+std::mutex joined_mutex;
+std::optional<Membership> joined_last;
+
+std::optional<Membership> joined_membership() {
+  const std::lock_guard lock(joined_mutex);
+  return joined_last;
+}
+
+}  // namespace
+
+void note_joined(const Membership& membership) {
+  const std::lock_guard lock(joined_mutex);
+  joined_last = membership;
+}
+
+std::optional<std::uint64_t> joined_epoch() {
+  const auto mine = joined_membership();
+  return mine ? std::optional(mine->epoch) : std::nullopt;
+}
+
+std::optional<JobNews> news_since_joined(std::uint64_t announced) {
+  const auto mine = joined_membership();
+  if (!mine || announced <= mine->epoch) return std::nullopt;
+  try {
+    const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));
+    const Membership now = current_membership(*store, announced);
+    const auto has_others = [](const Membership& one, const Membership& other) {
+      return std::any_of(one.members.begin(), one.members.end(),
+                         [&](const Member& member) { return !place_of(other, member.worker); });
+    };
+    return JobNews{now.epoch, has_others(now, *mine), has_others(*mine, now)};
+  } catch (const Error& error) {
+    log::warn("world", "epoch {} of the job has begun, and who is in it cannot be read: {}", announced, error.what());
+    return JobNews{announced, true, true};
+  }
 }
 
 }  // namespace cohort::rendezvous

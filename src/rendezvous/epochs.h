@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace cohort::rendezvous {
@@ -24,6 +25,9 @@ class Superseded : public Error {
 /// Of the latest epoch, which is not before `least`. Throws Corrupt, and Unavailable if the job has none.
 Membership current_membership(store::Store& store, std::uint64_t least);
 
+/// Whether the worker was in an earlier epoch than this one: who is in none yet may be in a later one.
+bool was_member(store::Store& store, std::uint64_t epoch, int worker);
+
 /// The same store, whose waits (and looks, for those who look again and again) end with Superseded when a later epoch
 /// has begun. What is there counts first.
 std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch);
@@ -35,5 +39,21 @@ bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Dead
 /// does, since a later epoch has begun. Throws Timeout, naming who did not come.
 void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
               net::Deadline deadline);
+
+// What this process knows of its job since it formed a world of it last.
+
+/// It has formed the world of this epoch.
+void note_joined(const Membership& membership);
+/// The epoch of the world that it formed last; nothing: none, or this is no elastic job.
+std::optional<std::uint64_t> joined_epoch();
+
+struct JobNews {
+  std::uint64_t epoch = 0;
+  bool came = false;  ///< workers that were not in this process's world
+  bool left = false;  ///< workers that were
+};
+/// `announced`: the latest epoch, as status::StatusPage has it. Nothing: this process's world is of it, or this is no
+/// elastic job. Asks the job's store only if it is not; if that cannot be read, some came and some left.
+std::optional<JobNews> news_since_joined(std::uint64_t announced);
 
 }  // namespace cohort::rendezvous

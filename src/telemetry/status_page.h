@@ -125,11 +125,12 @@ struct StatusLayout {
   static constexpr std::uint32_t kTellsStacks = 1;     ///< of `abilities`
   static constexpr std::uint32_t kSavesWhenAsked = 2;  ///< a signal makes it save and end: it is given time for that
   static constexpr std::int64_t kWarmSteps = 2;
+  static constexpr std::int32_t kToBeMember = -1;  ///< of `joining`: it waits for an epoch of which it is a member
 
   std::uint64_t magic;
   std::atomic<std::int32_t> pid;         ///< of the process that writes it; 0: none has come yet
   std::atomic<std::uint32_t> abilities;  ///< what it can be asked for
-  std::atomic<std::int32_t> joining;     ///< the size of a world whose ranks it waits for; 0: it forms none now
+  std::atomic<std::int32_t> joining;     ///< the size of a world whose ranks it waits for, or kToBeMember; 0: none now
   std::atomic<std::uint32_t> worlds;     ///< that it has formed so far
   std::atomic<std::int64_t> step;        ///< optimizer steps so far
   std::atomic<std::int64_t> samples;     ///< of this rank in these, where who counts steps knows them

@@ -141,6 +141,17 @@ TEST_P(ElasticJoin, WhoWasRemovedIsTold) {
   expect_joined(left, 0, 1);
 }
 
+// A process may be started, and import what it needs, before the others are told of it.
+TEST_P(ElasticJoin, WhoIsNoMemberYetWaitsForAnEpochWithIt) {
+  job_.begin(0, {0});
+  Child newcomer = start(2);
+  Child first = start(0);
+  expect_joined(first, 0, 1);
+  job_.begin(1, {0});
+  job_.begin(2, {2});
+  expect_joined(newcomer, 0, 1);
+}
+
 INSTANTIATE_TEST_SUITE_P(OnHosts, ElasticJoin, ::testing::Values("", "2"),
                          [](const auto& one) { return *one.param == '\0' ? "One" : "Two"; });
 

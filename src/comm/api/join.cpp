@@ -4,7 +4,6 @@
 #include "base/result.h"
 #include "base/signals.h"
 #include "comm/api/communicator_impl.h"
-#include "comm/api/job_news.h"
 #include "comm/transport/mpi/endpoint.h"
 #include "net/store.h"
 #include "rendezvous/detect.h"
@@ -224,34 +223,36 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
 
 // --- elastic jobs ---
 
-std::mutex joined_mutex;
-std::optional<rendezvous::Membership> joined;
-
-void note_joined(const rendezvous::Membership& membership) {
-  const std::lock_guard lock(joined_mutex);
-  joined = membership;
+[[noreturn]] void raise_no_member(const JoinPlan& plan, const rendezvous::Membership& membership, bool removed) {
+  ErrorContext context;
+  context.host = rendezvous::host_identity().name;
+  context.operation = "join";
+  const std::size_t others = membership.members.size();
+  const std::string why =
+      removed ? "is no member of the job any more: its supervisor has removed it"
+              : fmt::format("has not become a member of the job within {:g} s: its supervisor began no epoch with it",
+                            std::chrono::duration<double>(plan.join_timeout).count());
+  throw Error(removed ? ErrorCode::Aborted : ErrorCode::Timeout,
+              fmt::format("join at {}: this process, worker {} on {}, {}, and epoch {} goes on with {} other{}{}{} -- "
+                          "end it",
+                          plan.place_name, *plan.worker, context.host, why, membership.epoch, others,
+                          others == 1 ? "" : "s", membership.cause.empty() ? "" : ": ", membership.cause),
+              context);
 }
 
-/// Who this process is in an epoch.
-void become_member(JoinPlan& plan, const rendezvous::Membership& membership, const std::string& host) {
+/// Who this process is in an epoch; false: nobody yet.
+bool become_member(JoinPlan& plan, const rendezvous::Membership& membership, store::Store& store) {
   const auto place = rendezvous::place_of(membership, *plan.worker);
   if (!place) {
-    ErrorContext context;
-    context.host = host;
-    context.operation = "join";
-    throw Error(
-        ErrorCode::Aborted,
-        fmt::format("join at {}: this process, worker {} on {}, is no member of the job any more: its "
-                    "supervisor has removed it, and epoch {} goes on with {} other{}{}{} -- end it",
-                    plan.place_name, *plan.worker, host, membership.epoch, membership.members.size(),
-                    membership.members.size() == 1 ? "" : "s", membership.cause.empty() ? "" : ": ", membership.cause),
-        std::move(context));
+    if (rendezvous::was_member(store, membership.epoch, *plan.worker)) raise_no_member(plan, membership, true);
+    return false;
   }
   plan.rank = place->rank;
   plan.size = static_cast<int>(membership.members.size());
   plan.local_rank = place->local_rank;
   plan.local_size = place->local_size;
   plan.source = fmt::format("worker {} in epoch {} of the job", *plan.worker, membership.epoch);
+  return true;
 }
 
 /// Forms the world of the job's latest epoch. A member that is lost meanwhile is no error here: the supervisor begins
@@ -262,15 +263,16 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
     const net::Deadline deadline = net::deadline_in(plan.join_timeout);  // the supervisor has just decided
     const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, host);
     const rendezvous::Membership membership = rendezvous::current_membership(*place->store, least);
-    // Who comes to a job that runs is started before the epoch begins that has it.
-    const bool awaited = !comm::joined_epoch() && !rendezvous::place_of(membership, *plan.worker);
-    if (awaited && rendezvous::await_next_epoch(*place->store, membership.epoch, deadline)) {
+    // Who has just been started says by its page that it is here; the supervisor then begins an epoch with it.
+    const bool member = become_member(plan, membership, *place->store);
+    Joining joining(member ? plan.size : status::StatusLayout::kToBeMember);
+    if (!member) {
+      if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline))
+        raise_no_member(plan, membership, false);
       least = membership.epoch + 1;
       continue;
     }
-    become_member(plan, membership, host);
     const auto epoch = static_cast<int>(membership.epoch);
-    Joining joining(plan.size);
     std::optional<Error> ended;
     try {
       Communicator communicator;
@@ -284,7 +286,7 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
         rendezvous::conclude(*place->store, "join/" + meeting, membership, plan.rank, deadline);
       }
       joining.set_formed();
-      note_joined(membership);
+      if (options.group_name == JoinOptions().group_name) rendezvous::note_joined(membership);
       log::info("world", "epoch {}: rank {} of {} (worker {})", membership.epoch, plan.rank, plan.size, *plan.worker);
       return communicator;
     } catch (const Error& error) {
@@ -303,33 +305,6 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
 }
 
 }  // namespace
-
-std::optional<comm::JobNews> comm::job_news() {
-  std::optional<rendezvous::Membership> mine;
-  {
-    const std::lock_guard lock(joined_mutex);
-    mine = joined;
-  }
-  const std::uint64_t announced = status::StatusPage::own().announced_epoch();
-  if (!mine || announced <= mine->epoch) return std::nullopt;
-  try {
-    const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));
-    const rendezvous::Membership next = rendezvous::current_membership(*store, announced);
-    const auto missing_in = [](const rendezvous::Membership& one, const rendezvous::Membership& other) {
-      return std::any_of(one.members.begin(), one.members.end(),
-                         [&](const rendezvous::Member& member) { return !place_of(other, member.worker); });
-    };
-    return JobNews{next.epoch, missing_in(next, *mine), missing_in(*mine, next)};
-  } catch (const Error& error) {
-    log::warn("world", "epoch {} of the job has begun, and who is in it cannot be read: {}", announced, error.what());
-    return JobNews{announced, true, true};
-  }
-}
-
-std::optional<std::uint64_t> comm::joined_epoch() {
-  const std::lock_guard lock(joined_mutex);
-  return joined ? std::optional(joined->epoch) : std::nullopt;
-}
 
 Communicator join(const JoinOptions& options) {
   status::keep_last_words();

@@ -226,6 +226,7 @@ void Epoch::on_exited(const Exited& exited) {
   look_for_requeue();
   look_for_failure();
   look_for_chief(exited);
+  look_for_members();
   ask_next_role();
 }
 

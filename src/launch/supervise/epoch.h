@@ -132,6 +132,8 @@ class Epoch {
   /// True: it goes on, or waits for others.
   bool follow(const Elastic::Decision& decision, const std::string& cause);
   void announce_members();
+  /// Once none runs any more, what else runs is asked to end: workers of hosts that were listed no more, or came late.
+  void look_for_members();
   /// What `--host-discovery-script` names.
   void on_hosts(const std::vector<PlannedHost>& listed);
   void drain_unlisted(const std::vector<PlannedHost>& listed);

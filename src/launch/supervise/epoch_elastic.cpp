@@ -151,6 +151,17 @@ void Epoch::announce_members() {
       now, fmt::format("{}; epoch {} goes on with {}{}", now.cause, now.epoch, elastic_->sizes(), numbering_of(now)));
 }
 
+void Epoch::look_for_members() {
+  if (!elastic_ || stage_ != Stage::Running || workers_asked_ || members_.running_ranks() == 0) return;
+  const auto& members = elastic_->current().members;
+  if (elastic_->waits() || std::ranges::any_of(members, [this](const rendezvous::Member& member) {
+        return !members_.has_ended(member.worker);
+      }))
+    return;
+  workers_asked_ = true;
+  stopping_.begin({}, SIGTERM, {spec_.grace});
+}
+
 void Epoch::note_worlds(const Reports& reports) {
   if (!elastic_) return;
   for (const RankReport& report : reports.ranks) {
