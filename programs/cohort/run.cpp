@@ -129,6 +129,16 @@ Words read_words(const std::vector<std::string>& typed) {
   std::vector<std::string> words;
   std::vector<std::size_t> origins;  // in `typed`
   for (std::size_t at = 0; at < typed.size(); ++at) {
+    // Horovod's option of two words.
+    if (at + 2 < typed.size() && (typed[at] == "--blacklist-cooldown-range") && parse_integer<int>(typed[at + 1]) &&
+        parse_integer<int>(typed[at + 2])) {
+      for (std::string& word : std::vector{typed[at], typed[at + 1] + "," + typed[at + 2]}) {
+        words.push_back(std::move(word));
+        origins.push_back(at);
+      }
+      at += 2;
+      continue;
+    }
     for (std::string& word : spelled(typed[at])) {
       words.push_back(std::move(word));
       origins.push_back(at);

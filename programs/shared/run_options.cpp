@@ -99,6 +99,13 @@ std::chrono::milliseconds host_timeout_of(Text text) {
   return timeout;
 }
 
+std::pair<std::chrono::seconds, std::chrono::seconds> cooldown_of(Text text) {
+  const auto numbers = numbers_in(text, 3600);
+  if (!numbers || numbers->size() != 2 || numbers->front() > numbers->back())
+    raise(ErrorCode::InvalidArgument, "two numbers of seconds from 1 to 3600 are wanted, LOW,HIGH");
+  return {std::chrono::seconds(numbers->front()), std::chrono::seconds(numbers->back())};
+}
+
 std::string assignment_of(Text wish) {
   const auto equals = wish.find('=');
   if (equals == 0 || wish.empty()) raise(ErrorCode::InvalidArgument, "NAME=VALUE or NAME is wanted");
@@ -173,9 +180,10 @@ const RunOption kOptions[] = {
      "Hosts of the servers, and how many on each; without --servers N all that they take. Nodes of a Slurm allocation "
      "that are named have no ranks; \"component N\": those of a component of a heterogeneous job [those of the ranks]",
      [](C& c, Text v) { c.server_hosts = v; }},
-    common({"--nnodes", "N", "",
+    common({"--nnodes", "N or MIN:MAX", "",
             "This command is started on each of N hosts, and they form one job: with --node-rank, --master and "
-            "--secret-file; -np counts on each. Not needed in an srun step with one task per node",
+            "--secret-file; -np counts on each. Not needed in an srun step with one task per node. MIN:MAX: an elastic "
+            "job, which begins 30 s after MIN have come and goes on with the ranks of MIN",
             [](C& c, Text v) { c.nnodes = v; }}),
     {"--node-rank", "R", "", "Which of the --nnodes hosts this is; 0 supervises, and shows the output of all",
      [](C& c, Text v) { c.node_rank = v; }},
@@ -241,7 +249,7 @@ const RunOption kOptions[] = {
             [](C& c, Text v) { c.quiet = truth(v); }, Kind::Flag}),
     {"--json", "", "",
      "Write everything to stdout as JSON, one event a line: start, output, notice, warning, rank_ended, process_ended, "
-     "failure, restart, end",
+     "members, failure, restart, end",
      [](C& c, Text v) { c.json = truth(v); }, Kind::Flag},
     {"--run-dir", "DIR", "",
      "The run's folder: job.json, logs, and what the program adds. It and the folder above it have to be yours or "
@@ -303,6 +311,27 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.lost_servers = number_of(v, 0, 1024); }},
     common({"--max-restarts", "N", "0", "Restart all ranks when one fails, at most N times",
             [](C& c, Text v) { c.max_restarts = number_of(v, 0, 1'000'000); }}),
+    common({"--min-np,--min-num-proc", "N", "",
+            "The job is elastic: when ranks fail, the others go on as long as there are N of them, for programs that "
+            "form their world again (`elastic.run`) [a rank that fails ends the job]",
+            [](C& c, Text v) { c.elastic.least = number_of(v, 1, launch::kMostProcesses); }}),
+    {"--max-np,--max-num-proc", "N", "", "With --min-np: never more ranks than these [as many as the hosts take]",
+     [](C& c, Text v) { c.elastic.most = number_of(v, 1, launch::kMostProcesses); }},
+    {"--reset-limit", "N", "", "With --min-np: end the job when its ranks would change more than N times [no limit]",
+     [](C& c, Text v) { c.elastic.most_changes = number_of(v, 0, 1'000'000); }},
+    {"--elastic-timeout", "SECONDS", "600",
+     "With --min-np: how long a job with too few ranks waits for hosts, where others may come",
+     [](C& c, Text v) { c.elastic.timeout = seconds_of(v); }},
+    {"--host-discovery-script", "COMMAND", "",
+     "With --min-np, in place of -H: this shell command, which is run each second, prints the hosts that there are, as "
+     "--hostfile has them; ranks are started on those that come, and leave those that go",
+     [](C& c, Text v) { c.elastic.script = v; }},
+    {"--slots-per-host", "N", "1", "Ranks of each host of --host-discovery-script that is printed without a number",
+     [](C& c, Text v) { c.elastic.slots_per_host = number_of(v, 1, launch::kMostProcesses); }},
+    {"--blacklist-cooldown-range", "LOW,HIGH", "",
+     "Use a host on which a rank has failed again after LOW seconds, then after twice as long each time, up to HIGH "
+     "(also in two words) [never]",
+     [](C& c, Text v) { c.elastic.cooldown = cooldown_of(v); }},
     {"--config", "FILE", "", "Take options from the table [run] of this TOML file", [](C&, Text) {}},
     {"--show-config", "", "", "Print the value of each option and where it is from, and end",
      [](C& c, Text v) { c.show_config = truth(v); }, Kind::CommandFlag},
@@ -332,6 +361,7 @@ constexpr std::pair<std::string_view, std::string_view> kParts[] = {
     {"--module", "The program"},
     {"--prefix", "Output and what is kept"},
     {"--timeout", "Limits and restarts"},
+    {"--min-np", "Elastic training"},
     {"--config", "Configuration and dry runs"},
     {"--owner", ""},
 };

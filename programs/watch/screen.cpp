@@ -98,6 +98,8 @@ std::vector<std::string> header(const View& view, const Look& look) {
   first.add(fmt::format("  {} rank{} on {} host{}", run.ranks.size(), run.ranks.size() == 1 ? "" : "s",
                         run.hosts.size(), run.hosts.size() == 1 ? "" : "s"));
   if (run.restarts > 0) first.add(fmt::format("  restart {}", run.restarts), "33");
+  if (run.members)
+    first.add(fmt::format("  epoch {}, {} of {} workers", run.members->epoch, run.members->size, run.ranks.size()), "");
   if (look.frozen) first.add("  frozen", "7");
   lines.push_back(first.take());
   Text second(look.columns, look);

@@ -8,6 +8,8 @@
 #include "base/env.h"
 #include "net/interfaces.h"
 #include "rendezvous/detect.h"
+#include "rendezvous/epochs.h"
+#include "telemetry/status_page.h"
 
 #include <cohort/join.h>
 
@@ -156,6 +158,15 @@ PYBIND11_MODULE(_core, module) {
   module.def("has_launcher", &has_launcher);
   module.def("offered_addresses", [] { return cohort::value_or_throw(cohort::net::offered_addresses()); });
   module.def("rendezvous_method", &rendezvous_method, py::arg("rank"), py::arg("world_size"));
+  module.def("is_elastic", [] { return cohort::env::flag(cohort::env::kElastic).value_or(false); });
+  module.def("joined_epoch", &cohort::rendezvous::joined_epoch);
+  module.def("job_news", []() -> py::object {
+    const auto news = [] {
+      const py::gil_scoped_release release;
+      return cohort::rendezvous::news_since_joined(cohort::status::StatusPage::own().announced_epoch());
+    }();
+    return news ? py::object(py::make_tuple(news->epoch, news->came, news->left)) : py::none();
+  });
   module.def(
       "leave_all",
       [](const py::object& grace, const std::string& reason, bool failed) {

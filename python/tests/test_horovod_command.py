@@ -97,16 +97,33 @@ class Options(Folder):
                   "prefix_output_with_timestamp", "fusion_threshold_mb", "cache_capacity", "timeline_filename",
                   "timeline_mark_cycles", "stall_check", "stall_check_warning_time_seconds",
                   "stall_check_shutdown_time_seconds", "gloo_timeout_seconds", "log_level", "network_interfaces", "ssh_port",
-                  "ssh_identity_file"}
-        self.assertEqual(wishes, heeded | set(_launching.NO_MEANING) | set(_launching.NOT_YET))
+                  "ssh_identity_file", *_launching.ELASTIC}
+        self.assertEqual(wishes, heeded | set(_launching.NO_MEANING))
+
+    def test_an_elastic_job(self):
+        arguments, _, notes = launch.command_of(
+            ["-np", "3", "--min-num-proc", "2", "--max-np", "4", "--reset-limit", "0", "--elastic-timeout", "60", "a"]
+        )
+        self.assertEqual(
+            arguments[-10:],
+            ["--min-np", "2", "--max-np", "4", "--reset-limit", "0", "--elastic-timeout", "60.0", "--", "a"],
+        )
+        self.assertEqual(notes, [])
+        arguments, _, _ = launch.command_of(
+            ["-np", "3", "--host-discovery-script", "./hosts.sh", "--slots-per-host", "2", "--blacklist-cooldown-range", "10",
+             "60", "a"]
+        )
+        self.assertEqual(
+            arguments[-10:],
+            ["--min-np", "3", "--host-discovery-script", "./hosts.sh", "--slots-per-host", "2", "--blacklist-cooldown-range",
+             "10,60", "--", "a"],
+        )
 
     def refused(self, words, *given):
         with self.assertRaisesRegex(ValueError, words):
             launch.command_of([*given, "python", "train.py"])
 
     def test_what_would_be_another_job_is_refused(self):
-        self.refused("--min-np: elastic jobs are not there yet", "-np", "2", "--min-np", "1")
-        self.refused("--host-discovery-script: elastic", "-np", "2", "--host-discovery-script", "./hosts.sh")
         self.refused("at least one is needed", "-np", "0")
         self.refused("-np N, the number of processes, is missing")
         with self.assertRaisesRegex(ValueError, "no program to run"):

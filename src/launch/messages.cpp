@@ -45,10 +45,11 @@ FIELDS(WorkerPlan, m.rank, m.environment, codec::below(m.role, 3, "there is no s
 FIELDS(RoleProgram, codec::below(m.role, 3, "there is no such role"), m.path, m.arguments)
 FIELDS(StartJob, m.path, m.arguments, m.environment, m.folder, m.log_folder, m.workers, m.input, m.tail_lines,
        m.open_files, m.bind_to_cores, m.elsewhere, m.run_folder, m.divides_cores, m.trace, m.programs, m.servers_again,
-       m.ignored)
+       m.ignored, m.elastic)
 FIELDS(StartedAgain, m.rank, m.pid, m.why)
 FIELDS(StartAgain, m.rank, m.environment)
 FIELDS(GoOnWithout, m.rank)
+FIELDS(NewMembership, m.epoch)
 FIELDS(Input, m.bytes)
 FIELDS(OutputTaken, m.bytes)
 FIELDS(SignalWorkers, m.signal)

@@ -24,7 +24,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 16;
+inline constexpr std::uint32_t kProtocol = 17;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -186,6 +186,8 @@ struct StartJob {
   /// to end, its host is not done.
   bool servers_again = false;
   std::vector<std::int32_t> ignored = {};  ///< signals that the caller of `cohort run` ignores, and so do the workers
+  /// Others go on when a rank fails: what it has started is ended with it.
+  bool elastic = false;
 };
 
 /// A server that has failed, as it was started before, but with these variables over those.
@@ -223,6 +225,11 @@ struct StopWorkers {
   Role role = Role::Worker;
 };
 
+/// Of an elastic job: the job's store has the members of this epoch, for ranks to see.
+struct NewMembership {
+  std::uint64_t epoch = 0;
+};
+
 /// Nothing more is wanted: the agent ends. A launcher that is one of several ends with the job's exit status.
 struct Finish {
   std::int32_t status = 0;
@@ -249,7 +256,7 @@ struct LeasePorts {
 using Message = std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
                              OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused,
                              Told, TracePiece, ClockAnswer, ClockQuestion, LeasedPorts, LeasePorts, StartedAgain,
-                             StartAgain, GoOnWithout>;
+                             StartAgain, GoOnWithout, NewMembership>;
 
 std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.

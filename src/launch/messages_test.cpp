@@ -19,6 +19,7 @@ std::vector<Message> samples() {
   job.input = true;
   job.open_files = 1024;
   job.ignored = {1, 3};
+  job.elastic = true;
   Exited exited;
   exited.rank = 3;
   exited.status.signal = 9;
@@ -64,7 +65,8 @@ std::vector<Message> samples() {
           LeasePorts{2},
           StartedAgain{5, 4711, "no such file"},
           StartAgain{5, {"A=1"}},
-          GoOnWithout{5}};
+          GoOnWithout{5},
+          NewMembership{std::uint64_t{1} << 33}};
 }
 
 TEST(Messages, ComeBackAsTheyWere) {

@@ -480,11 +480,22 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     return fail(ErrorCode::InvalidArgument, "join: there is no rank {} in a world of {} ({}) -- ranks count from 0",
                 plan.rank, plan.size, plan.source);
   }
+  const bool job = from_launcher && said.meeting == rendezvous::Meeting::JobStore;
+  if (job && *env::flag(env::kElastic, environment)) {
+    if (!env::get(env::kWorker, environment)) {
+      return fail(
+          ErrorCode::InvalidArgument,
+          "COHORT_ELASTIC=1 says that this job is elastic, and COHORT_WORKER, the number of this process, is not "
+          "set -- start it by `cohort run`");
+    }
+    const auto worker = env::number(env::kWorker, environment);
+    if (!worker) return tl::unexpected(worker.error());
+    plan.worker = static_cast<int>(*worker);
+  }
   if (auto meant = rendezvous::refuse_unmeant_world_of_one(environment, plan.size, plan.source); !meant) {
     return tl::unexpected(meant.error());
   }
-  if (plan.size == 1) return plan;
-  const bool job = from_launcher && said.meeting == rendezvous::Meeting::JobStore;
+  if (plan.size == 1 && !plan.worker) return plan;
   if (!options.share && !from_launcher && method->kind == InitMethod::Kind::File) {
     plan.place = JoinPlan::Place::File;
     plan.path = method->path;

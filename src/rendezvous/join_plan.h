@@ -58,6 +58,7 @@ struct JoinPlan {
   std::string program;  ///< as it was given; empty: it was not
   std::string note;     ///< worth a warning
   bool trusts_network = false;
+  std::optional<int> worker;  ///< of an elastic job: what its membership says counts, not the rank and size above
   Place place = Place::None;
   net::Endpoint endpoint;
   std::optional<net::Secret> secret;

@@ -19,7 +19,7 @@ constexpr std::size_t kMostRanks = 1 << 20;
 struct Decision {
   std::optional<Error> error;
   std::int32_t peer = -1;  // of the error
-  Membership membership;
+  AgreedWorld agreed;
 };
 
 void visit_fields(auto& m, auto& a, const Decision*) {
@@ -27,7 +27,7 @@ void visit_fields(auto& m, auto& a, const Decision*) {
   if (m.error) {
     a(m.peer);
   } else {
-    a(m.membership.backend, codec::most(m.membership.entries, kMostRanks));
+    a(m.agreed.backend, codec::most(m.agreed.entries, kMostRanks));
   }
 }
 
@@ -58,9 +58,7 @@ void visit_fields(auto& m, auto& a, const MemberInfo*) {
   a(m.launcher_local_rank, m.launcher_local_size, m.pid, m.nonce, m.host_id, m.host, m.build, m.source, m.program,
     m.torch, m.transport, m.no_transport, codec::most(m.backends, kMostBackends));
 }
-void visit_fields(auto& m, auto& a, const MembershipEntry*) {
-  a(m.local_rank, m.local_size, m.cross_rank, m.cross_size);
-}
+void visit_fields(auto& m, auto& a, const AgreedPlace*) { a(m.local_rank, m.local_size, m.cross_rank, m.cross_size); }
 
 std::string this_build() {
   // Ranks of different builds could differ in the last bit of a sum, or in the layout of what they share.
@@ -75,21 +73,21 @@ std::string describe(const MemberInfo& info) {
   return fmt::format("rank {} (host {}, pid {})", info.rank, info.host, info.pid);
 }
 
-std::string encode_decision(const Result<Membership>& decision) {
+std::string encode_decision(const Result<AgreedWorld>& decision) {
   if (decision) return codec::encode(Decision{{}, -1, *decision});
   return codec::encode(Decision{decision.error(), decision.error().context().peer, {}});
 }
 
-Result<Membership> decode_decision(std::string_view bytes) {
+Result<AgreedWorld> decode_decision(std::string_view bytes) {
   auto decision = codec::decode<Decision>(bytes);
   if (!decision) return tl::unexpected(decision.error());
-  if (!decision->error) return std::move(decision->membership);
+  if (!decision->error) return std::move(decision->agreed);
   ErrorContext context;
   context.peer = decision->peer;
   return tl::unexpected(Error(decision->error->code(), decision->error->what(), std::move(context)));
 }
 
-Result<Membership> judge(const std::vector<MemberInfo>& infos, const std::vector<BackendChoice>& known) {
+Result<AgreedWorld> judge(const std::vector<MemberInfo>& infos, const std::vector<BackendChoice>& known) {
   const MemberInfo& first = infos.front();
   const MemberInfo* with_torch = nullptr;
   for (const MemberInfo& info : infos) {
@@ -129,12 +127,12 @@ Result<Membership> judge(const std::vector<MemberInfo>& infos, const std::vector
     return fail(ErrorCode::Unavailable, "cannot form a world on {} hosts with the transport '{}': {} -- {}",
                 hosts.ranks.size(), info.transport, describe(info), info.no_transport);
   }
-  Membership membership;
-  membership.entries.resize(infos.size());
+  AgreedWorld agreed;
+  agreed.entries.resize(infos.size());
   for (std::size_t host = 0; host < hosts.ranks.size(); ++host) {
     const std::vector<int>& ranks = hosts.ranks[host];
     for (std::size_t i = 0; i < ranks.size(); ++i) {
-      membership.entries[static_cast<std::size_t>(ranks[i])] = {
+      agreed.entries[static_cast<std::size_t>(ranks[i])] = {
           static_cast<std::int32_t>(i), static_cast<std::int32_t>(ranks.size()), static_cast<std::int32_t>(host),
           static_cast<std::int32_t>(hosts.ranks.size())};
     }
@@ -151,9 +149,9 @@ Result<Membership> judge(const std::vector<MemberInfo>& infos, const std::vector
       return std::find(info.backends.begin(), info.backends.end(), choice.name) != info.backends.end();
     });
     if (everywhere && (hosts.ranks.size() == 1 || choice.several_hosts)) {
-      membership.backend = choice.name;
-      membership.layout = std::move(layout);
-      return membership;
+      agreed.backend = choice.name;
+      agreed.layout = std::move(layout);
+      return agreed;
     }
   }
   if (hosts.ranks.size() > 1) {
@@ -198,7 +196,7 @@ Error lost_error(const MemberInfo& info, std::string_view when) {
   throw Error(error.code(), fmt::format("join at {}: {}", place, error.what()), std::move(context));
 }
 
-Membership take_decision(std::string_view bytes, const MemberInfo& mine, const MeetingOptions& options) {
+AgreedWorld take_decision(std::string_view bytes, const MemberInfo& mine, const MeetingOptions& options) {
   auto decision = decode_decision(bytes);
   if (!decision) raise_here(decision.error(), mine, options.place);
   if (decision->entries.size() != static_cast<std::size_t>(mine.size)) {
@@ -255,7 +253,7 @@ void claim(store::MeetingStore& store, const MemberInfo& mine, const MeetingOpti
 }
 
 // Rank 0: all descriptions, or what ended the meeting before.
-Result<Membership> collect(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
+Result<AgreedWorld> collect(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   std::vector<MemberInfo> infos;
   for (int rank = 0; rank < mine.size; ++rank) {
     const std::string keys[] = {decision_key(options), info_key(options, rank)};
@@ -287,11 +285,11 @@ void stay_for_bad_news(store::MeetingStore& store, const std::string& bytes, con
 
 }  // namespace
 
-Membership hold_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
+AgreedWorld hold_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   claim(store, mine, options);
   const std::string key = decision_key(options);
   if (mine.rank == 0) {
-    Result<Membership> decision = fail(ErrorCode::Internal, "no decision");
+    Result<AgreedWorld> decision = fail(ErrorCode::Internal, "no decision");
     try {
       decision = collect(store, mine, options);
     } catch (const Error& error) {
@@ -302,7 +300,7 @@ Membership hold_meeting(store::MeetingStore& store, const MemberInfo& mine, cons
     // Somebody's will may have come first; then that is the decision.
     const std::string final_bytes = store.compare_and_set(key, std::nullopt, bytes).value_or(bytes);
     if (options.serves_store) stay_for_bad_news(store, final_bytes, mine, options);
-    Membership formed = take_decision(final_bytes, mine, options);
+    AgreedWorld formed = take_decision(final_bytes, mine, options);
     if (decision) formed.layout = decision->layout;
     return formed;
   }

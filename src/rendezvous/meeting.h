@@ -47,22 +47,22 @@ Result<MemberInfo> decode_member_info(std::string_view bytes);
 std::string describe(const MemberInfo& info);
 
 /// Where a rank is, from facts.
-struct MembershipEntry {
+struct AgreedPlace {
   std::int32_t local_rank = 0;
   std::int32_t local_size = 1;
   std::int32_t cross_rank = 0;
   std::int32_t cross_size = 1;
 };
 /// What all agreed on.
-struct Membership {
+struct AgreedWorld {
   std::string backend;
-  std::vector<MembershipEntry> entries;  ///< by rank
-  std::string layout;                    ///< on rank 0 alone: "2 hosts (a: ranks 0-1; b: rank 2)"
+  std::vector<AgreedPlace> entries;  ///< by rank
+  std::string layout;                ///< on rank 0 alone: "2 hosts (a: ranks 0-1; b: rank 2)"
 };
 
-std::string encode_decision(const Result<Membership>& decision);
-/// The membership, or the error that ended the meeting.
-Result<Membership> decode_decision(std::string_view bytes);
+std::string encode_decision(const Result<AgreedWorld>& decision);
+/// The world, or the error that ended the meeting.
+Result<AgreedWorld> decode_decision(std::string_view bytes);
 
 /// One backend as the meeting sees it.
 struct BackendChoice {
@@ -71,7 +71,7 @@ struct BackendChoice {
 };
 /// Judges complete descriptions, infos[r] being rank r's: Mismatch if they cannot be one world, naming both sides'
 /// values; Unavailable if no backend fits. `known` are the backends in order of preference.
-Result<Membership> judge(const std::vector<MemberInfo>& infos, const std::vector<BackendChoice>& known);
+Result<AgreedWorld> judge(const std::vector<MemberInfo>& infos, const std::vector<BackendChoice>& known);
 
 struct MeetingOptions {
   std::string prefix;  ///< of all keys
@@ -82,7 +82,7 @@ struct MeetingOptions {
 };
 
 /// Throws what `cohort::join` throws.
-Membership hold_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options);
+AgreedWorld hold_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options);
 
 /// After the communicator has been formed: whoever serves the store stays until all have theirs. Throws PeerLost if
 /// a rank died before, Timeout naming those that did not finish.

@@ -117,7 +117,7 @@ struct NotFiniteStatus {
 
 /// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
 struct StatusLayout {
-  static constexpr std::uint64_t kMagic = 0x3830544154534843;  // "CHSTAT08"
+  static constexpr std::uint64_t kMagic = 0x3930544154534843;  // "CHSTAT09"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
@@ -125,11 +125,12 @@ struct StatusLayout {
   static constexpr std::uint32_t kTellsStacks = 1;     ///< of `abilities`
   static constexpr std::uint32_t kSavesWhenAsked = 2;  ///< a signal makes it save and end: it is given time for that
   static constexpr std::int64_t kWarmSteps = 2;
+  static constexpr std::int32_t kToBeMember = -1;  ///< of `joining`: it waits for an epoch of which it is a member
 
   std::uint64_t magic;
   std::atomic<std::int32_t> pid;         ///< of the process that writes it; 0: none has come yet
   std::atomic<std::uint32_t> abilities;  ///< what it can be asked for
-  std::atomic<std::int32_t> joining;     ///< the size of a world whose ranks it waits for; 0: it forms none now
+  std::atomic<std::int32_t> joining;     ///< the size of a world whose ranks it waits for, or kToBeMember; 0: none now
   std::atomic<std::uint32_t> worlds;     ///< that it has formed so far
   std::atomic<std::int64_t> step;        ///< optimizer steps so far
   std::atomic<std::int64_t> samples;     ///< of this rank in these, where who counts steps knows them
@@ -145,8 +146,9 @@ struct StatusLayout {
   NameStatus names;
   CallStatus call;
   TimesStatus times;
-  TimesStatus warm;  ///< `times` after the first kWarmSteps steps: what comes before is start-up
-  TimesStatus last;  ///< and after the last step
+  TimesStatus warm;                  ///< `times` after the first kWarmSteps steps: what comes before is start-up
+  TimesStatus last;                  ///< and after the last step
+  std::atomic<std::uint64_t> epoch;  ///< written by the agent: the latest of an elastic job, as its supervisor says
 };
 
 /// After the layout, in the same file: stacks, as text, written through the descriptor when the rank is asked for them.
@@ -200,6 +202,8 @@ class StatusPage {
   /// The agent's file, to write stacks to; -1 if there is no agent. Whoever asks for stacks sets its position.
   int fd() const noexcept { return fd_; }
   const StatusLayout& layout() const noexcept { return *layout_; }
+  /// The latest epoch of an elastic job that this process has been told of; 0: the first, or there is none.
+  std::uint64_t announced_epoch() const noexcept { return layout_->epoch.load(std::memory_order_relaxed); }
 
   StatusPage(const StatusPage&) = delete;
   StatusPage& operator=(const StatusPage&) = delete;

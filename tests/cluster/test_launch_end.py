@@ -163,6 +163,59 @@ class TestEnds(Launch):
         self.assertEqual((job.returncode, out.count("fine")), (0, 2), err)
 
 
+class TestElastic(Launch):
+    """Jobs that go on (`--min-np`): ranks are shells that end once there is a file `end`."""
+
+    PROGRAM = "echo worker $COHORT_WORKER up; while [ ! -e end ]; do sleep 0.1; done"
+
+    def start_up(self, *words, workers):
+        job = self.start_job("--min-np", "2", *words, "sh", "-c", self.PROGRAM)
+        up = {job.stdout.readline().split("worker ")[1] for _ in range(workers)}
+        self.assertEqual(up, {f"{worker} up\n" for worker in range(workers)})
+        return job
+
+    def end_well(self, job):
+        (pathlib.Path(self.folder) / "end").touch()
+        _, err = job.communicate(timeout=PATIENCE)
+        self.assertEqual(job.returncode, 0, err)
+        return err
+
+    def test_it_goes_on_without_a_host_whose_link_is_cut(self):
+        job = self.start_up("-H", "h1:1,h2:2,h3:1", workers=4)
+        self.box.act("cut", "h2")
+        try:
+            begun = time.monotonic()
+            line = job.stderr.readline()
+            while "workers 1-2 are lost with their host h2 (" not in line:
+                self.assertNotEqual(line, "")
+                line = job.stderr.readline()
+            self.assertIn("; epoch 1 goes on with 2 of 4 workers (ranks 0-1 are workers 0,3)", line)
+            self.assertLess(time.monotonic() - begun, 12)
+            wait_until(lambda: set(self.box.processes("h2", "agent|sleep")) <= self.box.before, "h2 cleans up")
+            self.end_well(job)
+        finally:
+            self.box.act("heal", "h2")
+
+    def test_hosts_come_and_go(self):
+        hosts = pathlib.Path(self.folder) / "hosts"
+
+        def listed(text):
+            (pathlib.Path(self.folder) / "new").write_text(text)
+            os.replace(pathlib.Path(self.folder) / "new", hosts)
+
+        listed("h1\nh2\n")
+        job = self.start_up("--host-discovery-script", f"cat {hosts}", workers=2)
+        listed("h1\nh2\nnobody\nh3:2\n")
+        up = {job.stdout.readline().split("worker ")[1] for _ in range(2)}
+        self.assertEqual(up, {"2 up\n", "3 up\n"})
+        wait_until(lambda: self.record()["members"][-1]["workers"] == [0, 1, 2, 3], "they are members")
+        listed("h2\nh3:2\n")
+        wait_until(lambda: self.record()["members"][-1]["workers"] == [1, 2, 3], "h1 is left")
+        err = self.end_well(job)
+        self.assertIn("host h3 has come with workers 2-3; epoch 1 goes on with 4 workers, 2 of them new", err)
+        self.assertIn("; the job goes on without nobody", err)
+
+
 del Launch
 
 if __name__ == "__main__":

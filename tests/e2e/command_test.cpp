@@ -34,7 +34,7 @@ TEST(CommandHelp, TopicsAreSectionsOfTheDocumentation) {
   EXPECT_EQ(run({{"help", "run"}}).out, common);
   const auto shown = lines_of(common);
   const auto options_in = [](const std::string& line) { return line.starts_with("  -"); };
-  EXPECT_EQ(std::count_if(shown.begin(), shown.end(), options_in), 14) << common;  // twelve, --help and --help-all
+  EXPECT_EQ(std::count_if(shown.begin(), shown.end(), options_in), 15) << common;  // thirteen, --help and --help-all
   for (const char* part : {"\n  --help-all ", "\n  -H,--hosts ", "\nExamples:\n", "`cohort run --help-all`"})
     EXPECT_NE(common.find(part), std::string::npos) << part;
   EXPECT_EQ(common.find("--rdzv-id"), std::string::npos) << common;

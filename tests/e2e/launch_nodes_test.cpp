@@ -4,9 +4,11 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,8 +27,9 @@ class Nodes : public ::testing::Test {
     ASSERT_EQ(keeper_->wait(), 0);
   }
 
-  std::unique_ptr<Job> start(int rank, std::vector<std::string> words, std::vector<std::string> environment = {}) {
-    words.insert(words.begin(), {"run", "--nnodes", "2", "--node-rank", std::to_string(rank), "--master", master_});
+  std::unique_ptr<Job> start(int rank, std::vector<std::string> words, std::vector<std::string> environment = {},
+                             const std::string& count = "2") {
+    words.insert(words.begin(), {"run", "--nnodes", count, "--node-rank", std::to_string(rank), "--master", master_});
     environment.push_back("COHORT_SECRET_FILE=" + keeper_->folder() + "/secret");
     return std::make_unique<Job>(JobOptions{std::move(words), std::move(environment)});
   }
@@ -66,6 +69,44 @@ TEST_F(Nodes, AFailureGivesTheStatusOfBothAndLeavesNothing) {
   EXPECT_NE(first->err().find("rank 3 failed: exit code 7"), std::string::npos) << first->err();
   EXPECT_NE(other->err().find("the job has ended with status 7; node 0 "), std::string::npos) << other->err();
   EXPECT_TRUE(eventually([&] { return first->processes().empty() && other->processes().empty(); }));
+}
+
+// torchrun's MIN:MAX.
+TEST_F(Nodes, AJobBeginsAndGoesOnWithTheFewestOfThem) {
+  const std::vector<std::string> words = {"-np",
+                                          "2",
+                                          "--start-timeout",
+                                          "12",
+                                          "sh",
+                                          "-c",
+                                          "touch up.$COHORT_WORKER; while [ ! -e end ]; do sleep 0.05; done"};
+  const auto first = start(0, words, {}, "2:3");
+  const auto other = start(1, words, {}, "2:3");
+  const auto up = [&](const Job& job, int worker) {
+    return ::access(fmt::format("{}/up.{}", job.folder(), worker).c_str(), F_OK) == 0;
+  };
+  ASSERT_TRUE(eventually([&] { return up(*first, 0) && up(*first, 1) && up(*other, 2) && up(*other, 3); }))
+      << first->err();
+  EXPECT_NE(first->err().find("2 of 3 nodes are there, and 2 are enough: the job begins in 6 s"), std::string::npos)
+      << first->err();
+  other->signal(SIGKILL);
+  EXPECT_EQ(first->wait(), 1) << first->err();
+  EXPECT_NE(first->err().find("the job cannot go on: 2 workers are left, and 4 are wanted"), std::string::npos)
+      << first->err();
+}
+
+TEST_F(Nodes, AJobGoesOnWithoutANodeThatItCanSpare) {
+  const std::vector<std::string> words = {"-np", "2", "sh", "-c",
+                                          "touch up.$COHORT_WORKER; while [ ! -e end ]; do sleep 0.05; done"};
+  const auto first = start(0, words, {}, "1:2");
+  const auto other = start(1, words, {}, "1:2");
+  ASSERT_TRUE(eventually([&] { return first->err().find("4 processes on 2 hosts") != std::string::npos; }))
+      << first->err();
+  other->signal(SIGKILL);
+  ASSERT_TRUE(eventually([&] { return first->err().find("epoch 1 goes on with 2 of 4 workers") != std::string::npos; }))
+      << first->err();
+  (void)!::system(("touch " + first->folder() + "/end").c_str());
+  EXPECT_EQ(first->wait(), 0) << first->err();
 }
 
 TEST_F(Nodes, OneThatCannotStartItsProgramEndsTheJobOfAll) {

@@ -30,7 +30,7 @@ TEST(RunOptions, EachHasAVariable) {
   // They speak of one command alone.
   const std::set<std::string> command_line_only = {"help",        "help-all", "show-config",
                                                    "check-build", "owner",    "owner-folder"};
-  const std::set<std::string> second_names = {"nproc"};
+  const std::set<std::string> second_names = {"nproc", "min-num-proc", "max-num-proc"};
   const std::regex name("(^|[ ,])--([a-z][a-z-]*)");
   int options = 0;
   for (const std::string& line : lines_of(help.substr(help.find("Positionals:"), help.find("Examples:")))) {

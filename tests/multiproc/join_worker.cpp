@@ -1,7 +1,7 @@
 // Joins as its arguments (name=value) say and tells on standard output what came of it: "joined ..." and exit status 0,
 // or "CODE: message" and exit status 3. With threads=N its N threads are then ranks of a world over all processes.
 // With share=FOLDER rank 0 tells the others by files there. With until=FILE it joins for a second time once there is
-// such a file.
+// such a file. With beat=1 it meets the others again and again until one is lost, says so, and joins again.
 #include <cohort/cohort.h>
 
 #include <unistd.h>
@@ -69,6 +69,7 @@ int main(int argc, char** argv) {
   int times = 1;
   std::optional<int> threads;
   bool hold = false;
+  bool beat = false;
   std::string until;
   bool meet_all = true;
   for (int i = 1; i < argc; ++i) {
@@ -86,6 +87,7 @@ int main(int argc, char** argv) {
     if (name == "times") times = std::atoi(value.c_str());
     if (name == "threads") threads = std::atoi(value.c_str());
     if (name == "hold") hold = true;
+    if (name == "beat") beat = true;
     if (name == "until") until = value;
     if (name == "barrier") meet_all = value == "1";
   }
@@ -100,6 +102,16 @@ int main(int argc, char** argv) {
                   static_cast<long long>(world.timeout().count()));
       std::fflush(stdout);
       if (hold) ::pause();
+      while (beat) {
+        try {
+          world.barrier().wait();
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        } catch (const cohort::Error& error) {
+          std::printf("ended by %s\n", std::string(cohort::to_string(error.code())).c_str());
+          std::fflush(stdout);
+          break;
+        }
+      }
       if (threads) sum_on_threads(world, *threads);
     }
     return 0;

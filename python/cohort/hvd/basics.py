@@ -12,8 +12,8 @@ import threading
 from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Union
 
 import cohort
-from cohort._core import Communicator, NamedEngine, environment_value
-from cohort.errors import Error
+from cohort._core import Communicator, NamedEngine, environment_value, is_elastic
+from cohort.errors import Aborted, Error, PeerLost
 from cohort.hvd import process_sets, timeline
 from cohort.hvd.exceptions import HorovodInitError
 from cohort.hvd.process_sets import ProcessSet, engine_options
@@ -61,21 +61,36 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
         if is_initialized():
             return
         options = engine_options()
-        try:
-            if not cohort.is_initialized():
-                cohort.init()
-                _formed_world = True
-            communicator = _members(cohort.world(), comm)
-            _place = _place_of(communicator)
-            _open(NamedEngine(communicator, **options), wanted)
-        except BaseException as error:
-            shutdown()
-            if isinstance(error, Error) and not isinstance(error, ValueError):
-                raise HorovodInitError(f"init failed -- {error}") from error
-            raise
+        while True:
+            try:
+                if not cohort.is_initialized():
+                    cohort.init()
+                    _formed_world = True
+                communicator = _members(cohort.world(), comm)
+                _place = _place_of(communicator)
+                _open(NamedEngine(communicator, **options), wanted)
+                break
+            except BaseException as error:
+                shutdown()
+                # A rank of an elastic job that is lost now is not in the next world. (What `join` says is for good: it
+                # has waited for that.)
+                if is_elastic() and isinstance(error, (Aborted, PeerLost)) and error.operation != "join":
+                    cohort.shutdown()
+                    continue
+                if isinstance(error, Error) and not isinstance(error, ValueError):
+                    raise HorovodInitError(f"init failed -- {error}") from error
+                raise
         path = str(environment_value("HOROVOD_TIMELINE") or "")
         if path not in ("", "DYNAMIC"):
             start_timeline(path, is_on("HOROVOD_TIMELINE_MARK_CYCLES"), is_on("HOROVOD_TIMELINE_ALL_RANKS"))
+
+
+def form_again() -> None:
+    """Leaves the world and forms the next; in an elastic job also where the program had formed the default world."""
+    shutdown()
+    if is_elastic():
+        cohort.shutdown()
+    init()
 
 
 def is_on(name: str) -> bool:

@@ -8,14 +8,28 @@ import functools
 import queue
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from cohort import _core
 from cohort.hvd import basics
 from cohort.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from cohort.hvd.objects import broadcast_array, broadcast_object
+from cohort.hvd.objects import allgather_object, broadcast_array, broadcast_object
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "run"]
 
 # A program's own mistake fails again and again at the same place: then it is no failure to be survived.
 _MOST_WITHOUT_COMMIT = 3
+
+# What becomes of hosts, as on_hosts_updated is told; 3 is both.
+_REMOVED, _ADDED = 1, 2
+
+
+def _change_of_job() -> int:
+    """0: this process's world is that of the job's latest epoch, as far as it has been told; or the job is not elastic."""
+    news = _core.job_news() if basics.rank() == 0 else None
+    if news is None:
+        return 0
+    _, came, left = news
+    # The same workers in another order need no state either.
+    return (_ADDED if came else 0) | (_REMOVED if left or not came else 0)
 
 
 class State:
@@ -50,8 +64,9 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt, on all ranks, if rank 0 has heard that hosts have changed."""
-        latest, result = self._last_updated_timestamp, 0
+        """Raises HostsUpdatedInterrupt, on all ranks, if rank 0 has heard that hosts have changed: in an elastic job
+        (`cohort run --min-np`) that it has begun another epoch, else by `on_hosts_updated`."""
+        latest, result = self._last_updated_timestamp, _change_of_job()
         while True:
             try:
                 timestamp, one = self._host_messages.get_nowait()
@@ -61,11 +76,9 @@ class State:
                 latest, result = max(latest, timestamp), result | one
         news = array.array("d", [latest, float(result)])
         broadcast_array(news, 0, "elastic.host_updates")
-        latest, result = float(news[0]), int(news[1])
-        if latest > self._last_updated_timestamp:
-            self._last_updated_timestamp = latest
-            if result:
-                raise HostsUpdatedInterrupt(skip_sync=result == 1)
+        self._last_updated_timestamp, result = float(news[0]), int(news[1])
+        if result:
+            raise HostsUpdatedInterrupt(skip_sync=result == _REMOVED)
 
     def save(self) -> None:
         """Keeps what there is now."""
@@ -118,7 +131,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     HorovodInternalError: the state goes back to its last commit. HostsUpdatedInterrupt: it stays as it is (and is not
     sent again if hosts only went). In both cases the world is left and formed anew, `state.on_reset()` is called, and
-    then all of this again. After three failures with no commit between them the last is raised.
+    then all of this again. After three failures with no commit between them the last is raised, but those that ended
+    an epoch of an elastic job do not count.
     """
 
     @functools.wraps(func)
@@ -126,7 +140,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         skip_sync = False
         failures, commits = 0, state._commits
         while True:
+            epoch = _core.joined_epoch()
             try:
+                # Who comes anew has no state, and of those who were there one may have heard of a failure where another
+                # heard of hosts.
+                if _core.is_elastic():
+                    skip_sync = all(allgather_object(skip_sync, "elastic.skip_sync"))
                 if not skip_sync:
                     state.sync()
                 return func(state, *args, **kwargs)
@@ -139,8 +158,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 skip_sync = False
             except HostsUpdatedInterrupt as change:
                 skip_sync = change.skip_sync
-            basics.shutdown()
-            basics.init()
+            basics.form_again()
+            if _core.joined_epoch() != epoch:  # somebody was lost, or came: no fault of the program
+                failures = 0
             state.on_reset()
 
     return wrapper

@@ -118,7 +118,7 @@ class Training:
         self._original_step = original_step
         self._batches = 0  # that this rank has begun in this epoch
         self._finished = False
-        self._epochs = 0  # that have ended, in all calls of `fit`
+        self._epochs = 0  # that have ended, in all calls of `fit` of all ranks
         self._asks_kinds = False  # whether ranks have to tell each other which gradients are sparse
 
     @classmethod
@@ -337,7 +337,7 @@ class Training:
         if not reduction.is_shared():
             return
         begin = getattr(self.model, "_initial_epoch", None) or epochs[0]
-        own = (begin, epochs[1], steps, self._kinds(), self._is_eager())
+        own = (begin, epochs[1], steps, self._kinds(), self._is_eager(), self._epochs)
         plans = allgather_object(own, "keras.fit", reduction.settings.process_set)
         for rank, plan in enumerate(plans):
             if plan[:2] != plans[0][:2]:
@@ -346,6 +346,7 @@ class Training:
                     f"{self._name(rank)} from {plan[0]} to {plan[1]} -- give all ranks the same epochs and initial_epoch"
                 )
         self._learn([plan[3] for plan in plans])
+        self._epochs = min(plan[5] for plan in plans)  # a rank may be new in a world that others were in before
         self._asks_kinds = not any(self._kinds()) and all(plan[4] for plan in plans)
         if len({plan[2] for plan in plans}) > 1 and reduction.settings.process_set.rank() == 0:
             print(

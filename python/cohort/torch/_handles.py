@@ -6,11 +6,11 @@ Any thread may call.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Dict, List, Union
+from typing import Any, Callable, Dict, List, Set, Union
 
 from cohort._core import NamedWork
 from cohort.hvd import basics
-from cohort.hvd.exceptions import translated
+from cohort.hvd.exceptions import HorovodInternalError, translated
 from cohort.hvd.operations import wait_for
 from cohort.errors import Error
 from cohort.torch._tensors import copy_back
@@ -18,6 +18,7 @@ from torch import Tensor
 
 _numbers = itertools.count()
 _pending: Dict[int, Union["_Several", "_One"]] = {}
+_of_old_worlds: Set[int] = set()  # nobody has asked for them before their world ended
 
 
 class _Several:
@@ -77,7 +78,8 @@ def add(works: List[NamedWork], finish: Callable[[], Any]) -> int:
 
 
 def clear() -> None:
-    """Forgets all handles."""
+    """Forgets what belongs to all handles."""
+    _of_old_worlds.update(_pending)
     _pending.clear()
 
 
@@ -107,6 +109,11 @@ def synchronize(handle: int) -> Any:
     """
     pending = _pending.pop(handle, None)
     if pending is None:
+        if handle in _of_old_worlds:
+            _of_old_worlds.remove(handle)
+            raise HorovodInternalError(
+                f"synchronize({handle}): this operation was of a world that has ended -- start it again in the new one"
+            )
         return None
     try:
         return pending.wait()

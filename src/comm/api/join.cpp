@@ -7,9 +7,11 @@
 #include "comm/transport/mpi/endpoint.h"
 #include "net/store.h"
 #include "rendezvous/detect.h"
+#include "rendezvous/epochs.h"
 #include "rendezvous/identity.h"
 #include "rendezvous/join_plan.h"
 #include "rendezvous/meeting.h"
+#include "rendezvous/membership.h"
 #include "rendezvous/place.h"
 #include "telemetry/last_words.h"
 #include "telemetry/status_page.h"
@@ -23,6 +25,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -44,7 +47,8 @@ std::string next_meeting(const JoinPlan& plan, const std::string& group, int epo
   const bool comes_again = earlier != meetings.end() && std::get<0>(earlier->first) == plan.place_name &&
                            std::get<1>(earlier->first) == group && std::get<2>(earlier->first) == plan.rank;
   const int started_in = env::number(env::kRestart).value_or(epoch);
-  if (!comes_again && plan.place == JoinPlan::Place::Job && started_in < epoch) {
+  // Of an elastic job the membership says who takes part.
+  if (!comes_again && plan.place == JoinPlan::Place::Job && !plan.worker && started_in < epoch) {
     raise(ErrorCode::Unavailable,
           "rank {} cannot join: this process was started in attempt {} of the job, which is in attempt {} now -- it is "
           "left over from then: end it",
@@ -152,30 +156,22 @@ void say_what_was_formed(const JoinPlan& plan, std::string_view layout) {
             launcher.empty() ? "" : ", started by " + launcher);
 }
 
-}  // namespace
-
-Communicator join(const JoinOptions& options) {
-  status::keep_last_words();
-  status::tell_stacks_when_asked();
-  status::show_lines_at_once();
-  const JoinPlan plan = value_or_throw(rendezvous::plan_join(options, rendezvous::current_environment()));
-  if (!plan.note.empty()) log::warn("comm", "{}", plan.note);
-  Joining joining(plan.size);
-  if (plan.place == JoinPlan::Place::None) {
-    if (!options.alone) say_what_was_formed(plan, "this host");
-    Communicator alone = form_alone(plan);
-    joining.set_formed();
-    return alone;
-  }
-  const net::Deadline deadline = net::deadline_in(plan.join_timeout);
-
+/// Which host a rank takes itself to be on: one machine may play several.
+struct Here {
   rendezvous::HostIdentity host = rendezvous::host_identity();
-  const std::vector<int> fake = rendezvous::fake_hosts(plan.size);
-  if (!fake.empty()) {
-    const std::string number = fmt::format("#{}", fake[static_cast<std::size_t>(plan.rank)]);
+  std::vector<int> fake;
+
+  Here(int rank, int size) : fake(rendezvous::fake_hosts(size)) {
+    if (fake.empty()) return;
+    const std::string number = fmt::format("#{}", fake[static_cast<std::size_t>(rank)]);
     host.id += number;
     host.name += number;
   }
+};
+
+/// Meets the others of the plan in `store` and forms the communicator with them.
+Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingStore>& store, const JoinPlan& plan,
+                     const Here& here, const std::string& meeting, net::Deadline deadline) {
   rendezvous::MemberInfo info;
   info.rank = plan.rank;
   info.size = plan.size;
@@ -183,8 +179,8 @@ Communicator join(const JoinOptions& options) {
   info.launcher_local_size = plan.local_size.value_or(-1);
   info.pid = ::getpid();
   info.nonce = make_nonce();
-  info.host_id = host.id;
-  info.host = host.name;
+  info.host_id = here.host.id;
+  info.host = here.host.name;
   info.build = rendezvous::this_build();
   info.program = plan.program.empty() ? rendezvous::own_executable() : plan.program;
   info.torch = rendezvous::loaded_torch();
@@ -195,43 +191,147 @@ Communicator join(const JoinOptions& options) {
       info.no_transport = std::string_view(plugin.error().what()).substr(0, 4000);
   }
   rendezvous::MeetingOptions meet;
+  meet.prefix = "join/" + meeting;
   meet.place = plan.place_name;
   meet.backends = known_backends(info.backends);
   meet.deadline = deadline;
+  meet.serves_store = place.server != nullptr;
+  const rendezvous::AgreedWorld agreed = rendezvous::hold_meeting(*store, info, meet);
 
-  const bool of_job = plan.place == JoinPlan::Place::Job;
-  std::string meeting = of_job ? std::string() : next_meeting(plan, options.group_name, 0);
-  const std::shared_ptr<MeetingPlace> place = reach(plan, meeting, deadline, host.name);
-  if (of_job) {
-    const auto epoch = place->store->try_get(store::kEpochKey);
-    meeting = next_meeting(plan, options.group_name, parse_integer<int>(epoch.value_or("")).value_or(0));
-  }
-  meet.prefix = "join/" + meeting;
-  meet.serves_store = place->server != nullptr;
-  const rendezvous::Membership membership = rendezvous::hold_meeting(*place->store, info, meet);
-
-  const rendezvous::MembershipEntry& entry = membership.entries[static_cast<std::size_t>(plan.rank)];
+  const rendezvous::AgreedPlace& entry = agreed.entries[static_cast<std::size_t>(plan.rank)];
   comm::FormOptions form;
-  form.store =
-      store::make_prefix_store(meet.prefix + "/comm", std::shared_ptr<store::Store>(place, place->store.get()));
+  form.store = store::make_prefix_store(meet.prefix + "/comm", store);
   form.placement = {plan.rank,        plan.size,        entry.local_rank, entry.local_size,
-                    entry.cross_rank, entry.cross_size, host.name,        plan.source};
+                    entry.cross_rank, entry.cross_size, here.host.name,   plan.source};
   form.join_timeout =
       std::max(std::chrono::milliseconds(1),
                std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
   form.timeout = plan.timeout;
   form.secret = plan.secret;
   form.transport = plan.transport;
-  form.one_machine = !fake.empty();
+  form.one_machine = !here.fake.empty();
   if (entry.cross_size > 1) {
-    for (const rendezvous::MembershipEntry& each : membership.entries) form.hosts.push_back(each.cross_rank);
+    for (const rendezvous::AgreedPlace& each : agreed.entries) form.hosts.push_back(each.cross_rank);
   }
-  if (fake.empty()) compare_with_launcher(plan, form.placement);
-  Communicator communicator(backend_named(membership.backend).create(form));
-  rendezvous::leave_meeting(*place->store, info, meet);
-  if (place->server) place->server->close_listener();  // the world is complete
+  if (here.fake.empty()) compare_with_launcher(plan, form.placement);
+  Communicator communicator(backend_named(agreed.backend).create(form));
+  rendezvous::leave_meeting(*store, info, meet);
+  if (place.server) place.server->close_listener();  // the world is complete
+  say_what_was_formed(plan, agreed.layout);
+  return communicator;
+}
+
+// --- elastic jobs ---
+
+[[noreturn]] void raise_no_member(const JoinPlan& plan, const rendezvous::Membership& membership, bool removed) {
+  ErrorContext context;
+  context.host = rendezvous::host_identity().name;
+  context.operation = "join";
+  const std::size_t others = membership.members.size();
+  const std::string why =
+      removed ? "is no member of the job any more: its supervisor has removed it"
+              : fmt::format("has not become a member of the job within {:g} s: its supervisor began no epoch with it",
+                            std::chrono::duration<double>(plan.join_timeout).count());
+  throw Error(removed ? ErrorCode::Aborted : ErrorCode::Timeout,
+              fmt::format("join at {}: this process, worker {} on {}, {}, and epoch {} goes on with {} other{}{}{} -- "
+                          "end it",
+                          plan.place_name, *plan.worker, context.host, why, membership.epoch, others,
+                          others == 1 ? "" : "s", membership.cause.empty() ? "" : ": ", membership.cause),
+              context);
+}
+
+/// Who this process is in an epoch; false: nobody yet.
+bool become_member(JoinPlan& plan, const rendezvous::Membership& membership, store::Store& store) {
+  const auto place = rendezvous::place_of(membership, *plan.worker);
+  if (!place) {
+    if (rendezvous::was_member(store, membership.epoch, *plan.worker)) raise_no_member(plan, membership, true);
+    return false;
+  }
+  plan.rank = place->rank;
+  plan.size = static_cast<int>(membership.members.size());
+  plan.local_rank = place->local_rank;
+  plan.local_size = place->local_size;
+  plan.source = fmt::format("worker {} in epoch {} of the job", *plan.worker, membership.epoch);
+  return true;
+}
+
+/// Forms the world of the job's latest epoch. A member that is lost meanwhile is no error here: the supervisor begins
+/// another epoch without it.
+Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
+  const std::string host = rendezvous::host_identity().name;
+  for (std::uint64_t least = 0;;) {
+    const net::Deadline deadline = net::deadline_in(plan.join_timeout);  // the supervisor has just decided
+    const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, host);
+    const rendezvous::Membership membership = rendezvous::current_membership(*place->store, least);
+    // Who has just been started says by its page that it is here; the supervisor then begins an epoch with it.
+    const bool member = become_member(plan, membership, *place->store);
+    Joining joining(member ? plan.size : status::StatusLayout::kToBeMember);
+    if (!member) {
+      if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline))
+        raise_no_member(plan, membership, false);
+      least = membership.epoch + 1;
+      continue;
+    }
+    const auto epoch = static_cast<int>(membership.epoch);
+    std::optional<Error> ended;
+    try {
+      Communicator communicator;
+      if (plan.size == 1) {
+        communicator = form_alone(plan);
+      } else {
+        const std::shared_ptr<store::MeetingStore> held(place, place->store.get());
+        const std::string meeting = next_meeting(plan, options.group_name, epoch);
+        communicator = form_at(*place, rendezvous::until_superseded(held, membership.epoch), plan,
+                               Here(plan.rank, plan.size), meeting, deadline);
+        rendezvous::conclude(*place->store, "join/" + meeting, membership, plan.rank, deadline);
+      }
+      joining.set_formed();
+      if (options.group_name == JoinOptions().group_name) rendezvous::note_joined(membership);
+      log::info("world", "epoch {}: rank {} of {} (worker {})", membership.epoch, plan.rank, plan.size, *plan.worker);
+      return communicator;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::PeerLost && error.code() != ErrorCode::Aborted) throw;
+      ended = error;
+    }
+    if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline)) {
+      throw Error(ended->code(),
+                  fmt::format("epoch {}: {} -- the job's supervisor began no later epoch within {:g} s", epoch,
+                              ended->what(), std::chrono::duration<double>(plan.join_timeout).count()),
+                  ended->context());
+    }
+    log::info("world", "epoch {} was not formed: {}", membership.epoch, ended->what());
+    least = membership.epoch + 1;
+  }
+}
+
+}  // namespace
+
+Communicator join(const JoinOptions& options) {
+  status::keep_last_words();
+  status::tell_stacks_when_asked();
+  status::show_lines_at_once();
+  const JoinPlan plan = value_or_throw(rendezvous::plan_join(options, rendezvous::current_environment()));
+  if (!plan.note.empty()) log::warn("comm", "{}", plan.note);
+  if (plan.worker) return join_epoch(options, plan);
+  Joining joining(plan.size);
+  if (plan.place == JoinPlan::Place::None) {
+    if (!options.alone) say_what_was_formed(plan, "this host");
+    Communicator alone = form_alone(plan);
+    joining.set_formed();
+    return alone;
+  }
+  const net::Deadline deadline = net::deadline_in(plan.join_timeout);
+  const Here here(plan.rank, plan.size);
+  const bool of_job = plan.place == JoinPlan::Place::Job;
+  std::string meeting = of_job ? std::string() : next_meeting(plan, options.group_name, 0);
+  const std::shared_ptr<MeetingPlace> place = reach(plan, meeting, deadline, here.host.name);
+  if (of_job) {
+    const auto epoch = place->store->try_get(store::kEpochKey);
+    meeting = next_meeting(plan, options.group_name, parse_integer<int>(epoch.value_or("")).value_or(0));
+  }
+  Communicator communicator =
+      form_at(*place, std::shared_ptr<store::MeetingStore>(place, place->store.get()), plan, here, meeting, deadline);
   joining.set_formed();
-  say_what_was_formed(plan, membership.layout);
   return communicator;
 }
 

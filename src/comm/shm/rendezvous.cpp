@@ -311,6 +311,13 @@ class Gathering {
     }
   }
 
+  [[noreturn]] void lost_while_meeting(int rank) {
+    check(fmt::format("rank {}", rank));
+    raise(ErrorCode::PeerLost,
+          "cannot form the world -- rank {} on {} lost rank {} while the ranks met -- see its output", rank_,
+          options_.placement.host, rank);
+  }
+
   void connect_to(int rank) {
     const std::string entry = get_key(rank);
     sockaddr_un address{};
@@ -341,7 +348,10 @@ class Gathering {
     hello.rank = rank_;
     hello.pid = self_.pid;
     hello.start_time = self_.start_time;
-    if (::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) throw_system("send");
+    if (::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) {
+      if (errno != EPIPE && errno != ECONNRESET) throw_system("send");
+      lost_while_meeting(rank);
+    }
     // The answer proves that this is the rank and tells its process's start time.
     await(socket.get(), fmt::format("rank {}", rank));
     Hello answer;
@@ -420,6 +430,7 @@ class Gathering {
     for (int rank = 0; rank < size_; ++rank) new (&layout.state(base, rank)) RankState{};
     for (int rank = 1; rank < size_; ++rank) {
       while (sys::send_with_fd(peer(rank).socket.get(), "C", 1, segment.fd.get()) < 0) {
+        if (errno == EPIPE || errno == ECONNRESET) lost_while_meeting(rank);
         if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) throw_system("sendmsg");
         check(fmt::format("rank {}", rank));
         std::this_thread::sleep_for(1ms);
@@ -434,10 +445,7 @@ class Gathering {
     char byte = 0;
     sys::UniqueFd fd;
     if (sys::receive_with_fd(socket, &byte, 1, fd) != 1 || !fd) {
-      check("rank 0");
-      raise(ErrorCode::PeerLost,
-            "cannot form the world -- rank {} on {} lost rank 0 while the ranks met -- see its output", rank_,
-            options_.placement.host);
+      lost_while_meeting(0);
     }
     const ControlLayout layout(size_);
     sys::Mapping mapping = value_or_throw(sys::map_shared_segment(fd.get(), layout.bytes()));

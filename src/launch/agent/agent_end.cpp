@@ -108,7 +108,9 @@ void Agent::on_reaped(pid_t pid, const sys::ExitStatus& status) {
     if (worker->pid() != pid || !worker->alive()) continue;
     worker->set_reaped();
     --epoch_->alive;
-    return report_exit(*worker, status);
+    report_exit(*worker, status);
+    if (epoch_->launch->job.elastic && !status.success()) kill_group(pid);
+    return;
   }
 }
 

@@ -141,6 +141,8 @@ class Agent {
   void start_those_again();
   /// By a process in its place.
   Result<void> replace(std::unique_ptr<Worker>& worker, const StartAgain& order);
+  /// What a worker that has ended has left in its group.
+  static void kill_group(pid_t group);
   void start_no_more();
   void collect_traces(const StartJob& job);
   void stop(const StopWorkers& order);

@@ -278,12 +278,13 @@ void Agent::start_those_again() {
   }
 }
 
+void Agent::kill_group(pid_t group) {
+  const auto of_group = [group](pid_t pid) { return ::getpgid(pid) == group && sys::descends_from(pid, ::getpid()); };
+  for (const pid_t pid : sys::descendants(::getpid())) sys::signal_if(pid, SIGKILL, of_group);
+}
+
 Result<void> Agent::replace(std::unique_ptr<Worker>& worker, const StartAgain& order) {
-  // What it has forked may hold its place, or its journal.
-  const auto of_its_group = [group = worker->pid()](pid_t pid) {
-    return ::getpgid(pid) == group && sys::descends_from(pid, ::getpid());
-  };
-  for (const pid_t pid : sys::descendants(::getpid())) sys::signal_if(pid, SIGKILL, of_its_group);
+  kill_group(worker->pid());  // what it has forked may hold its place, or its journal
   for (int piece = 0; piece < kMostPieces && worker->drain(); ++piece) {
   }
   WorkerPlan plan =

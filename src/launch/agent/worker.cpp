@@ -220,6 +220,10 @@ bool Worker::saves_when_asked() const {
 
 bool Worker::makes_room() const { return page() != nullptr && page()->preempted_by.load() != 0; }
 
+void Worker::announce(std::uint64_t epoch) noexcept {
+  if (page() != nullptr) page()->epoch.store(epoch, std::memory_order_relaxed);
+}
+
 RankReport Worker::report() const {
   RankReport report = page() != nullptr ? read_status(*page()) : RankReport();
   report.rank = rank_;

@@ -96,6 +96,9 @@ class Worker {
 
   void give_input(std::string_view bytes);  ///< empty: end of input
 
+  /// The job has members of this epoch: it stands on the page.
+  void announce(std::uint64_t epoch) noexcept;
+
   void set_reaped() noexcept { reaped_ = true; }
   const std::string tail() const { return tail_.text(); }
 
@@ -133,9 +136,7 @@ class Worker {
   Role role_;
   int number_;
   Events events_;
-  const status::StatusLayout* page() const noexcept {
-    return static_cast<const status::StatusLayout*>(status_.mapping.data());
-  }
+  status::StatusLayout* page() const noexcept { return static_cast<status::StatusLayout*>(status_.mapping.data()); }
 
   Tail tail_;
   sys::SharedSegment status_;  ///< empty: no page

@@ -102,6 +102,27 @@ void Health::ended(int rank, Clock::time_point now, std::uint32_t worlds) {
   one.silence_told = false;
 }
 
+void Health::grow(std::vector<std::string> hosts, Clock::time_point now) {
+  const std::size_t before = ranks_.size();
+  hosts_ = std::move(hosts);
+  roles_.workers = static_cast<int>(hosts_.size());
+  ranks_.resize(hosts_.size());
+  away_told_.resize(hosts_.size(), seconds(0));
+  for (std::size_t rank = before; rank < ranks_.size(); ++rank) began_anew(static_cast<int>(rank), now);
+}
+
+void Health::left(int rank) {
+  Rank& one = ranks_.at(static_cast<std::size_t>(rank));
+  one.left = true;
+  one.report.groups.clear();
+}
+
+int Health::members() const {
+  const auto end = ranks_.begin() + roles_.workers;
+  return roles_.workers -
+         static_cast<int>(std::count_if(ranks_.begin(), end, [](const Rank& one) { return one.left; }));
+}
+
 void Health::began_anew(int rank, Clock::time_point now) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_.size()) return;
   Rank& one = ranks_[static_cast<std::size_t>(rank)];
@@ -261,15 +282,17 @@ void Health::look_for_silent(Clock::time_point now, Findings& findings) {
 // A world of all ranks cannot be formed without one that has ended.
 void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
   if (limits_.absent.count() == 0 || findings.end) return;
+  const int members = this->members();
   std::vector<int> absent, waiting;
   for (std::size_t i = 0; roles_.is_rank(static_cast<int>(i)); ++i) {
     const Rank& rank = ranks_[i];
-    if (rank.gone || rank.report.joining < roles_.workers || now - rank.joining_at < limits_.absent) continue;
+    if (rank.gone || rank.report.joining < members || now - rank.joining_at < limits_.absent) continue;
     waiting.push_back(static_cast<int>(i));
     for (std::size_t other = 0; roles_.is_rank(static_cast<int>(other)); ++other) {
       const Rank& theirs = ranks_[other];
       // One that has formed more worlds has been in this one.
-      if (theirs.gone && theirs.report.worlds <= rank.report.worlds) absent.push_back(static_cast<int>(other));
+      if (theirs.gone && !theirs.left && theirs.report.worlds <= rank.report.worlds)
+        absent.push_back(static_cast<int>(other));
     }
   }
   if (absent.empty()) return;
@@ -377,7 +400,7 @@ void Health::look_for_slow(Clock::time_point now, Findings& findings) {
     const Rank& rank = ranks_[i];
     if (!rank.gone && rank.own_seconds > 0) own.push_back(rank.own_seconds);
   }
-  if (own.size() < static_cast<std::size_t>(roles_.workers) || own.size() < 2) return;
+  if (own.size() < static_cast<std::size_t>(members()) || own.size() < 2) return;
   std::ranges::sort(own);
   const double median = own[(own.size() - 1) / 2];
   for (std::size_t i = 0; roles_.is_rank(static_cast<int>(i)); ++i) {

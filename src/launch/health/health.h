@@ -107,6 +107,10 @@ class Health {
   void report(RankReport report, Clock::time_point now);
   /// `worlds`: that it had formed.
   void ended(int rank, Clock::time_point now, std::uint32_t worlds = 0);
+  /// More ranks, behind those that there are; there are no other processes. `hosts`: of all.
+  void grow(std::vector<std::string> hosts, Clock::time_point now);
+  /// The others go on without it, in a world of their own.
+  void left(int rank);
   /// Another process has been started in its place.
   void began_anew(int rank, Clock::time_point now);
   /// Their agent is at work, whether or not it has something to report of them.
@@ -137,6 +141,7 @@ class Health {
     RankReport report;
     bool known = false;
     bool gone = false;
+    bool left = false;
     bool swept = false;            ///< what it has started is gone, too
     bool paused = false;           ///< it waited in the report before and does not seem to in this one
     Clock::time_point heard_at{};  ///< the last report, or its end
@@ -164,6 +169,8 @@ class Health {
     bool anyone = false;   ///< `ranks` are all others: which of them it needs is not known
   };
 
+  /// Ranks that others may have to wait for.
+  int members() const;
   void forgive_sleep(Clock::time_point now);
   std::optional<Need> need_of(const Rank& rank) const;
   std::optional<int> world_rank(std::uint64_t group, int rank) const;
@@ -204,6 +211,11 @@ class HealthWatch {
   void take(Reports reports, const std::vector<int>& processes);
   /// `last`: what it was doing then.
   void rank_ended(int process, RankReport last);
+  void grow(std::vector<std::string> hosts) {
+    roles_.workers = static_cast<int>(hosts.size());
+    health_.grow(std::move(hosts), Health::Clock::now());
+  }
+  void left(int process) { health_.left(process); }
   void started_again(int process) { health_.began_anew(process, Health::Clock::now()); }
   void host_ended(const std::vector<int>& processes) { health_.host_ended(processes); }
   /// Says what every rank is doing, once the reports that agents have been asked for now have come. False: that is

@@ -369,10 +369,9 @@ Restarts::Decision Restarts::after(const Breakdown& breakdown, int world_size) {
 namespace {
 
 /// "asked to end by SIGUSR1; all 4 ranks have saved and ended".
-std::string requeue_reason(const JobEnd& end, std::ptrdiff_t ranks) {
+std::string requeue_reason(const JobEnd& end, std::ptrdiff_t ranks, int all) {
   int signal = 0;
   for (const Ending& ending : end.endings) signal = std::max(signal, static_cast<int>(ending.last.preempted_by));
-  const int all = end.roles.workers;
   const std::string who = ranks == all ? ranks == 1 ? "the rank has" : fmt::format("all {} ranks have", ranks)
                                        : fmt::format("{} of {} ranks {}", ranks, all, ranks == 1 ? "has" : "have");
   if (signal == 0) return fmt::format("{} ended", who);
@@ -408,12 +407,13 @@ Verdict judge(const JobEnd& end) {
   };
   const int good = of_ranks([](const Ending& ending) { return ending.status.success(); });
   const int saved = of_ranks(asks_for_requeue);
+  const int left = of_ranks([](const Ending& ending) { return ending.spared; });  // of an elastic job
   const bool by_themselves = !end.stop_status || end.told_to_end;
   // A server that lost what it had makes of the ranks' saving nothing to go on from.
-  if (by_themselves && saved > 0 && saved + good == ranks && !failure) {
+  if (by_themselves && saved > 0 && saved + good + left == ranks && !failure) {
     verdict.status = kRequeueStatus;
     verdict.requeue = true;
-    verdict.reason = requeue_reason(end, saved);
+    verdict.reason = requeue_reason(end, saved, ranks - left);
     verdict.text = fmt::format("cohort: {}, after {:.1f} s; exit status {} asks for a requeue\n", verdict.reason,
                                end.seconds, kRequeueStatus);
   } else if (!end.start_failure.empty()) {
@@ -422,7 +422,7 @@ Verdict judge(const JobEnd& end) {
     verdict.status = failure->status.shell_status();
     PostMortem post_mortem;
     post_mortem.first = *failure;
-    post_mortem.world_size = ranks;
+    post_mortem.world_size = ranks - left;
     post_mortem.ended_well =
         of_ranks([](const Ending& ending) { return ending.before_stop && ending.status.success(); });
     post_mortem.missed = missed_by(*failure, end.endings);

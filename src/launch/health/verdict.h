@@ -20,7 +20,7 @@ struct Ending : ProcessEnd {
   int pid = 0;
   double after_seconds = 0;
   bool asked = false;            ///< to end, since those before it had ended
-  bool spared = false;           ///< a server that the job goes on without
+  bool spared = false;           ///< the job goes on without it
   int restarts = 0;              ///< of a server: how often it had been started again,
   std::string first_cause = {};  ///< and how it had ended the first time
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <iterator>
 
 namespace cohort::launch {
 namespace {
@@ -84,6 +85,25 @@ std::string started_again_event(const Ending& before, int pid) {
   out["host"] = before.host;
   out["pid"] = pid;
   out["restarts"] = before.restarts + 1;
+  return line_of(out);
+}
+
+std::string members_event(const rendezvous::Membership& before, const rendezvous::Membership& now,
+                          std::string_view text) {
+  const auto missing = [](const std::vector<int>& from, const std::vector<int>& in) {
+    std::vector<int> rest;
+    std::ranges::copy_if(from, std::back_inserter(rest),
+                         [&in](int one) { return std::ranges::find(in, one) == in.end(); });
+    return rest;
+  };
+  const std::vector<int> old = workers_of(before), members = workers_of(now);
+  Json out = begin("members");
+  out["epoch"] = now.epoch;
+  out["workers"] = members;
+  out["left"] = missing(old, members);
+  out["joined"] = missing(members, old);
+  out["cause"] = now.cause;
+  out["text"] = text;
   return line_of(out);
 }
 
@@ -169,6 +189,12 @@ void Announcer::started(const RunState& state, const std::string& run_folder, co
 
 void Announcer::rank_ended(const Ending& ending) {
   if (form_ == Form::Json) display_.write(1, exit_event(ending));
+}
+
+void Announcer::members_changed(const rendezvous::Membership& before, const rendezvous::Membership& now,
+                                const std::string& text) {
+  if (form_ == Form::Json) return display_.write(1, members_event(before, now, text));
+  display_.say(text);
 }
 
 void Announcer::started_again(const Ending& before, int pid) {

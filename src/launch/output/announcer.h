@@ -42,6 +42,9 @@ class Announcer {
   /// All ranks run; `text` says how.
   void started(const RunState& state, const std::string& run_folder, const std::string& text);
   void rank_ended(const Ending& ending);
+  /// An elastic job has other members; `text` says who, and why.
+  void members_changed(const rendezvous::Membership& before, const rendezvous::Membership& now,
+                       const std::string& text);
   /// In the place of a process that has ended so.
   void started_again(const Ending& before, int pid);
   /// A rank has failed and others take their time to end: the post-mortem before the end.

@@ -169,7 +169,8 @@ void Display::set_up(const JobSpec& spec, const Plan& plan, const std::vector<in
   view.style = spec.json ? PrefixStyle::Json : spec.prefix;
   view.hosts = hosts_of_processes(plan);
   view.roles = plan.roles();
-  hidden_.assign(view.hosts.size(), !ranks.empty());
+  some_hidden_ = !ranks.empty();
+  hidden_.assign(view.hosts.size(), some_hidden_);
   for (const int rank : ranks) hidden_[static_cast<std::size_t>(rank)] = false;
   view.columns = terminal_columns;
   view.speakers = ranks.size();
@@ -183,6 +184,12 @@ void Display::set_up(const JobSpec& spec, const Plan& plan, const std::vector<in
   }
   if (prefixes) find_terminal();
   view_.emplace(std::move(view));
+}
+
+void Display::grow(const Plan& plan) {
+  std::vector<std::string> hosts = hosts_of_processes(plan);
+  hidden_.resize(hosts.size(), some_hidden_);
+  view_->grow(std::move(hosts));
 }
 
 // The status is where both streams are, or the one of them that is a terminal.

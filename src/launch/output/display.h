@@ -57,6 +57,8 @@ class OutputView {
   explicit OutputView(ViewOptions options);
 
   std::vector<Text> feed(int rank, Stream stream, std::string_view bytes, Clock::time_point now);
+  /// More ranks, behind those that there are: the hosts of all.
+  void grow(std::vector<std::string> hosts);
   /// The unfinished lines of all streams, finished: nothing more comes.
   std::vector<Text> finish();
   /// On a terminal: shows unfinished lines that have waited a moment, e.g. a question without a line end. Call it every
@@ -182,6 +184,8 @@ class Display {
   /// Before the first `feed`. `ranks`: those that are shown; empty: all, and the other roles. What stdout and stderr
   /// are it finds out itself.
   void set_up(const JobSpec& spec, const Plan& plan, const std::vector<int>& ranks);
+  /// The plan has more ranks; these are shown where all are.
+  void grow(const Plan& plan);
   void feed(std::size_t source, const Output& output);
   /// A line of our own, on stderr.
   void say(const std::string& text);
@@ -221,6 +225,7 @@ class Display {
   Timer partial_;
   Timer release_;
   std::vector<bool> hidden_;     ///< by rank
+  bool some_hidden_ = false;     ///< --ranks names those that are shown
   int status_fd_ = -1;           ///< the terminal for the status; -1: none
   std::array<bool, 2> on_it_{};  ///< stdout and stderr are that terminal
   std::string status_;

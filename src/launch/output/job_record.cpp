@@ -272,6 +272,12 @@ void add_pids(nlohmann::ordered_json& out, const Roles& roles, const std::vector
   if (roles.evaluator && static_cast<int>(pids.size()) == roles.all()) out["evaluator_pid"] = pids.back();
 }
 
+std::vector<int> workers_of(const rendezvous::Membership& membership) {
+  std::vector<int> workers;
+  for (const rendezvous::Member& member : membership.members) workers.push_back(member.worker);
+  return workers;
+}
+
 void RunState::note(const std::string& text) {
   constexpr std::size_t kMost = 20;
   if (notices.size() >= kMost) notices.erase(notices.begin());
@@ -320,6 +326,13 @@ nlohmann::ordered_json to_json(const RunState& record) {
   if (!record.server_failures.empty()) {
     out["server_restarts"] = nlohmann::ordered_json::array();
     for (const Ending& failure : record.server_failures) out["server_restarts"].push_back(to_json(failure));
+  }
+  if (!record.members.empty()) {
+    out["members"] = nlohmann::ordered_json::array();
+    for (const auto& [time, now] : record.members) {
+      out["members"].push_back(
+          {{"time", time}, {"epoch", now.epoch}, {"workers", workers_of(now)}, {"cause", now.cause}});
+    }
   }
   if (record.max_restarts > 0) {
     out["max_restarts"] = record.max_restarts;

@@ -7,6 +7,7 @@
 #include "launch/output/live_run.h"
 #include "launch/plan/plan.h"
 #include "launch/plan/program.h"
+#include "rendezvous/membership.h"
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -53,6 +54,12 @@ struct Attempt {
   std::optional<Ending> failure;
 };
 
+/// Of an elastic job's members.
+struct MembersChange {
+  std::string time;  ///< UTC
+  rendezvous::Membership now;
+};
+
 /// All that the supervisor knows of a run, with its latest attempt.
 struct RunState : Attempt {
   std::string job_id;
@@ -63,11 +70,13 @@ struct RunState : Attempt {
   int master_port = 0;
   std::vector<Ending> server_failures;  ///< of servers that were started again
   int max_restarts = 0;
-  std::vector<Attempt> attempts;  ///< those that have ended
+  std::vector<Attempt> attempts;       ///< those that have ended
+  std::vector<MembersChange> members;  ///< of an elastic job: at the start, and after each change
   // For those who watch it.
   std::string stage = "starting";  ///< "running", "ending", "ended"
   double running_since = 0;        ///< seconds since 1970, of the ranks; 0: not yet
   int restarts = 0;                ///< that there have been
+  double members_since = 0;        ///< seconds since 1970, of the latest `members`; 0: they have not changed
   std::vector<LiveNotice> notices;
 
   void note(const std::string& text);
@@ -75,6 +84,8 @@ struct RunState : Attempt {
 
 /// "rank", or "role" and "number".
 void add_process(nlohmann::ordered_json& out, Role role, int number);
+/// Numbers of its members, by rank.
+std::vector<int> workers_of(const rendezvous::Membership& membership);
 /// A host of the plan, as files and events have it.
 nlohmann::ordered_json host_entry(const PlannedHost& host);
 /// "pids" of ranks, by rank; "server_pids" and "evaluator_pid" where there are any.

@@ -148,6 +148,9 @@ void visit_fields(T& it, const Act& act) {
     act("name", it.name), act("first_rank", it.first_rank), act("ranks", it.ranks);
   } else if constexpr (std::is_same_v<Of, LiveNotice>) {
     act("time", it.time), act("text", it.text);
+  } else if constexpr (std::is_same_v<Of, LiveMembers>) {
+    act("epoch", it.epoch), act("size", it.size), act("workers", it.workers);
+    act("cause", it.cause), act("since", it.since);
   } else if constexpr (std::is_same_v<Of, LiveOther>) {
     act("name", it.name), act("host", it.host), act("state", it.state);
     act("memory", it.memory), act("line", it.line), act("restarts", it.restarts);
@@ -272,6 +275,7 @@ std::string to_json(const LiveRun& run) {
   head["hosts"] = list_of(run.hosts);
   head["notices"] = list_of(run.notices);
   if (!run.others.empty()) head["others"] = list_of(run.others);
+  if (run.members) head["members"] = object_of(*run.members);
   head["columns"] = {"rank"};
   const LiveRank any;
   visit_columns(any, [&head](const char* name, const auto&, const char*) { head["columns"].push_back(name); });
@@ -299,6 +303,9 @@ Result<LiveRun> parse_live_run(std::string_view text) {
   read_list(json, "hosts", run.hosts);
   read_list(json, "notices", run.notices);
   read_list(json, "others", run.others);
+  if (const auto members = json.find("members"); members != json.end() && members->is_object()) {
+    visit_fields(run.members.emplace(), [&members](const char* name, auto& value) { read(*members, name, value); });
+  }
   std::map<std::string, std::size_t> places;
   const Json& names = list(json, "columns");
   for (std::size_t i = 0; i < names.size(); ++i) {

@@ -51,6 +51,8 @@ class Figures {
   explicit Figures(int ranks, int others = 0)
       : workers_(static_cast<std::size_t>(ranks)), ranks_(static_cast<std::size_t>(ranks + others)) {}
 
+  /// More ranks; there are no other processes.
+  void grow(int ranks) { ranks_.resize(workers_ = static_cast<std::size_t>(ranks)); }
   void report(const RankReport& report, Clock::time_point now);
   /// Another process is started in its place.
   void begins_anew(int rank);
@@ -109,6 +111,15 @@ struct LiveOther {
   int restarts = 0;  ///< how often it has been started again, alone
 };
 
+/// Of an elastic job.
+struct LiveMembers {
+  std::uint64_t epoch = 0;
+  int size = 0;
+  std::string workers;  ///< their numbers, by rank: "0,2-3"
+  std::string cause;    ///< of the last change
+  double since = 0;
+};
+
 /// Something that the launcher has said.
 struct LiveNotice {
   double time = 0;
@@ -131,6 +142,7 @@ struct LiveRun {
   std::vector<LiveRank> ranks;
   int first_rank = 0;  ///< of these: where they are a part
   std::vector<LiveOther> others;
+  std::optional<LiveMembers> members;  ///< the job is elastic
 };
 
 std::string to_json(const LiveRun& run);

@@ -70,6 +70,7 @@ class RemoteLogs {
  public:
   /// `folder` is made when the first line comes.
   RemoteLogs(std::string folder, const Roles& roles, std::function<void(std::string)> on_trouble);
+  void grow(const Roles& roles) { roles_ = roles; }
   /// Files of those that print nothing are there, too.
   void open(const std::vector<int>& processes);
   void keep(const Output& output);

@@ -58,8 +58,12 @@ void add(std::vector<Text>& out, Stream stream, std::string_view bytes) {
 
 }  // namespace
 
-OutputView::OutputView(ViewOptions options)
-    : options_(std::move(options)), sources_(options_.hosts.size() * 2), last_held_(options_.hosts.size()) {
+OutputView::OutputView(ViewOptions options) : options_(std::move(options)) { grow(options_.hosts); }
+
+void OutputView::grow(std::vector<std::string> hosts) {
+  options_.hosts = std::move(hosts);
+  sources_.resize(options_.hosts.size() * 2);
+  last_held_.resize(options_.hosts.size());
   // Who only knows of hosts has nothing but ranks.
   if (options_.roles.others() == 0) options_.roles.workers = static_cast<int>(options_.hosts.size());
   for (std::size_t i = 0; i < options_.hosts.size(); ++i)

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace cohort::launch {
@@ -65,6 +66,23 @@ struct StepLimits {
   int window_steps = 10;              ///< at least, and
   std::chrono::seconds window{1};
   std::size_t warm_windows = 5;  ///< of which there has to be a median
+};
+
+/// As Horovod's.
+inline constexpr std::chrono::seconds kElasticTimeout{600};
+
+/// Of a job whose ranks go on with fewer of them.
+struct ElasticSpec {
+  int least = 0;                         ///< ranks; 0: the job is not elastic
+  int most = 0;                          ///< 0: no limit
+  std::optional<int> most_changes = {};  ///< of its members, in the whole job
+  std::string script = {};               ///< names the hosts that there are; empty: they are those of the start
+  int slots_per_host = 0;                ///< where it does not say how many; 0: 1
+  /// For how long a host on which a worker has failed is not used again: from the first to the second; nothing: for
+  /// ever.
+  std::optional<std::pair<std::chrono::seconds, std::chrono::seconds>> cooldown = {};
+  std::optional<std::chrono::seconds> timeout = {};  ///< for hosts to come, below `least`; nothing: kElasticTimeout
+  explicit operator bool() const noexcept { return least > 0; }
 };
 
 /// Longest silence of a host, unless somebody wants it otherwise.
@@ -142,6 +160,7 @@ struct JobSpec {
   int server_restarts = 0;      ///< how often a server that has failed is started again, in the whole job
   int lost_servers = 0;         ///< without which the job goes on
   int max_restarts = 0;         ///< how often all ranks are started again after one has failed
+  ElasticSpec elastic = {};
 
   // Of this command.
   bool show_config = false;

@@ -140,7 +140,7 @@ std::vector<int> processes_of(const Plan& plan, const PlannedHost& host) {
 }
 
 bool goes_elsewhere(const Plan& plan) {
-  return std::ranges::any_of(plan.hosts, [](const PlannedHost& host) { return !host.local; });
+  return plan.may_grow || std::ranges::any_of(plan.hosts, [](const PlannedHost& host) { return !host.local; });
 }
 
 std::chrono::milliseconds start_timeout_of(const JobSpec& spec, const Plan& plan) {
@@ -224,16 +224,12 @@ int number_of(const Word& word, int least, int most) {
   raise(ErrorCode::InvalidArgument, "{}: a number from {} to {} is wanted", word.shown(), least, most);
 }
 
-/// "2", or "2:2".
-int nodes_of(const Word& word) {
+/// "2", or torchrun's "1:4": the fewest and the most.
+std::pair<int, int> nodes_of(const Word& word) {
   const auto colon = word.text.find(':');
-  if (colon == std::string::npos) return number_of(word, 1, kMostProcesses);
-  const int least = number_of({word.text.substr(0, colon), word.name}, 1, kMostProcesses);
-  if (least == number_of({word.text.substr(colon + 1), word.name}, 1, kMostProcesses)) return least;
-  raise(ErrorCode::InvalidArgument,
-        "{}: a job has as many nodes from its start to its end -- give one number; --max-restarts N starts all of them "
-        "again after a failure, and a training that resumes may be started on another number of nodes",
-        word.shown());
+  const auto most =
+      number_of({word.text.substr(colon == std::string::npos ? 0 : colon + 1), word.name}, 1, kMostProcesses);
+  return {colon == std::string::npos ? most : number_of({word.text.substr(0, colon), word.name}, 1, most), most};
 }
 
 void check_backend(const Word& backend) {
@@ -295,7 +291,9 @@ bool one_on_each_node(const Detected& step) { return step.nodes == step.size && 
 NodeRole role_by_hand(const Words& words, bool has_secret, const rendezvous::Environment& environment) {
   check_backend(words.backend);
   NodeRole role;
-  role.count = nodes_of(words.count);
+  const auto [least, most] = nodes_of(words.count);
+  role.count = most;
+  role.least = least < most ? least : 0;
   role.id = words.id.text;
   if (!words.rank.empty()) role.rank = number_of(words.rank, 0, role.count - 1);
   if (role.count == 1) return role;

@@ -28,6 +28,7 @@ inline constexpr int kRankAsTheyCome = -1;
 struct NodeRole {
   int rank = 0;   ///< of this launcher, its host's index in the job; or kRankAsTheyCome
   int count = 1;  ///< of launchers
+  int least = 0;  ///< with so many the job begins, if no others come, and goes on; 0: all
   /// Where the one of rank 0 listens. Nullopt: they find each other through `step`.
   std::optional<net::Address> master;
   std::optional<rendezvous::Detected> step;  ///< of Slurm's, each of whose tasks is one of the launchers
@@ -94,7 +95,9 @@ struct Plan {
   int world_size = 0;
   int servers = 0;
   bool evaluator = false;
-  int machines = 0;  ///< that have ranks
+  int machines = 0;       ///< that have ranks
+  int least = 0;          ///< ranks with which an elastic job goes on; 0: it is not elastic
+  bool may_grow = false;  ///< hosts may come while it runs, also other ones than this
 
   Roles roles() const noexcept { return {world_size, servers, evaluator}; }
 };

@@ -342,13 +342,13 @@ TEST(Nodes, TorchrunsVariablesStandForItsOptions) {
   EXPECT_EQ(by_hand("", "1", "h2", all), "1 of 2 at h2:29500");
   const auto refuses = [](const std::string& said, const std::string& why) { EXPECT_TRUE(has(said, why)) << said; };
   refuses(found({{"PET_NNODES", "2"}}), "PET_NNODES=2: --node-rank is wanted, too");
-  refuses(found({{"PET_NNODES", "1:4"}, {"PET_RDZV_ENDPOINT", "h1"}}), "PET_NNODES=1:4: a job has as many nodes");
+  EXPECT_EQ(found({{"PET_NNODES", "1:4"}, {"PET_RDZV_ENDPOINT", "h1"}}), "-1 of 4 at h1:29400");
   refuses(found(with(all, {{"PET_RDZV_BACKEND", "etcd"}})), "PET_RDZV_BACKEND=etcd: ");
 }
 
 TEST(Nodes, WhatHasNoMeaningIsRefused) {
   const auto refuses = [](const std::string& said, const std::string& why) { EXPECT_TRUE(has(said, why)) << said; };
-  refuses(by_hand("1:4", "0", "h1"), "--nnodes 1:4: a job has as many nodes");
+  refuses(by_hand("4:1", "0", "h1"), "--nnodes 4: a number from 1 to 1 is wanted");
   refuses(by_hand("1:x", "0", "h1"), "--nnodes x: a number from 1");
   refuses(by_hand("0", "0", "h1"), "--nnodes 0: a number from 1");
   refuses(by_hand("two", "0", "h1"), "--nnodes two: a number from 1");

@@ -254,6 +254,10 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   // Rank 0 opens torch's store at MASTER_PORT itself; nobody else listens there.
   out.set("TORCHELASTIC_USE_AGENT_STORE", "False");
   out.set_job(plan, host, rank, facts);
+  if (facts.elastic) {
+    out.set(env::kElastic, 1);
+    out.set(env::kWorker, rank);
+  }
   // For keras.distribution.initialize(): where JAX's processes meet.
   out.set("KERAS_DISTRIBUTION_JOB_ADDRESSES", fmt::format("{}:{}", facts.master_address, facts.master_port));
   out.set("KERAS_DISTRIBUTION_NUM_PROCESSES", plan.world_size);

@@ -53,6 +53,7 @@ AgentPool::AgentPool(Loop& loop, const net::Secret& secret, const JobSpec& spec,
       spec_(spec),
       method_(plan.method),
       node_(plan.node),
+      may_grow_(plan.may_grow),
       input_fd_(input_fd),
       events_(std::move(events)) {
   std::vector<sys::UniqueFd> listeners;
@@ -88,6 +89,21 @@ void AgentPool::start(const std::vector<PlannedHost>& hosts) {
   }
   if (comes_by_itself(method_)) over_ = true;  // others do that
   start_remote();
+}
+
+AgentHandle& AgentPool::add(PlannedHost host) {
+  host.index = static_cast<int>(members_.size());
+  AgentHandle& member = *members_.emplace_back(std::make_unique<AgentHandle>());
+  member.host = std::move(host);
+  acceptor_->set_most_pending(kMostPending + 8 * members_.size());
+  try {
+    if (member.host.local) start_local(member);
+  } catch (const Error&) {
+    member.process_gone = member.all_gone = true;
+    throw;
+  }
+  start_remote();
+  return member;
 }
 
 void AgentPool::start_local(AgentHandle& member) {
@@ -222,10 +238,7 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
     member.remote->set_joined();
     if (!member.process_gone) --starting_;
   }
-  if (all_joined()) {
-    entrance_ = Watch();
-    acceptor_.reset();
-  }
+  if (all_joined() && !may_grow_) close_entrance();
   events_.on_joined(member);
   start_remote();
 }
@@ -368,6 +381,16 @@ void AgentPool::send_exit_status(int status) {
   for (const auto& member : members_) {
     if (!member->host.local && member->channel != nullptr) member->channel->send(Finish{status});
   }
+}
+
+void AgentPool::close_entrance() {
+  entrance_ = Watch();
+  acceptor_.reset();
+}
+
+void AgentPool::drop_missing() {
+  std::erase_if(members_, [](const auto& member) { return member->channel == nullptr; });
+  close_entrance();
 }
 
 void AgentPool::sort_by_host() {

@@ -57,6 +57,9 @@ class AgentPool {
 
   /// Throws where a local one cannot be started; those before it run, until `drop_lifelines`.
   void start(const std::vector<PlannedHost>& hosts);
+  /// Another one, while the job runs: its index is its place among the members, which is not theirs of `plan`. Throws
+  /// where it is here and cannot be started.
+  AgentHandle& add(PlannedHost host);
   void start_no_more() noexcept { over_ = true; }
   /// Nothing has come from a host for longer than anything should take.
   bool somebody_is_silent() const;
@@ -71,6 +74,9 @@ class AgentPool {
   void send_exit_status(int status);
   /// All are told another start of ranks.
   void begin_again();
+
+  /// Those that have not come, of such as come by themselves, are not waited for any more, and not let in.
+  void drop_missing();
 
   /// In the order of the hosts.
   const std::vector<std::unique_ptr<AgentHandle>>& members() const noexcept { return members_; }
@@ -107,6 +113,7 @@ class AgentPool {
 
  private:
   void on_accepted(net::Acceptor::Accepted accepted);
+  void close_entrance();
   /// Of one that has proved the secret.
   void on_nonsense(const std::string& peer);
   /// Of those hosts: "a, b".
@@ -129,6 +136,7 @@ class AgentPool {
   const JobSpec& spec_;
   const StartMethod method_;
   const std::optional<NodeRole> node_;
+  const bool may_grow_;
   const int input_fd_;
   Events events_;
   net::Endpoint here_;  ///< where it listens

@@ -4,6 +4,7 @@
 #include "base/hardware.h"
 #include "base/parse.h"
 #include "base/result.h"
+#include "launch/start/discovery.h"
 #include "net/address.h"
 #include "net/interfaces.h"
 #include "rendezvous/detect.h"
@@ -204,6 +205,14 @@ bool same_host(const std::string& a, const std::string& b) {
   return !numeric(a) && !numeric(b) && one_is_short && first_label(a) == first_label(b);
 }
 
+void check_first_ranks(const JobSpec& spec, int ranks) {
+  const ElasticSpec& elastic = spec.elastic;
+  if (!elastic || (ranks >= elastic.least && (elastic.most == 0 || ranks <= elastic.most))) return;
+  raise(ErrorCode::InvalidArgument, "--min-np {}{}: the job would begin with {} rank{}{}", elastic.least,
+        elastic.most > 0 ? fmt::format(" --max-np {}", elastic.most) : std::string(), ranks, ranks == 1 ? "" : "s",
+        spec.origin_of("--min-np"));
+}
+
 bool is_this_host(const std::string& name) {
   const std::string plain = plain_name(name);
   if (same_host(plain, plain_name(sys::host_name()))) return true;
@@ -217,13 +226,39 @@ bool is_this_host(const std::string& name) {
   return !listed.empty() && std::ranges::all_of(listed, is_own);
 }
 
+Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod method, const std::string& text) {
+  std::istringstream lines(text);
+  bool none = true;
+  for (std::string line; std::getline(lines, line);) {
+    const auto first = line.find_first_not_of(" \t\r");
+    none = none && (first == std::string::npos || line[first] == '#');
+  }
+  return result_of([&] {
+    Plan found;
+    if (none) return found.hosts;
+    for (const rendezvous::HostSlots& host : value_or_throw(rendezvous::parse_host_file(text))) {
+      check_name(host.host);
+      found.hosts.push_back({host.host, host.slots.value_or(std::max(1, spec.elastic.slots_per_host)), false});
+    }
+    mark_local(found, spec.starter);
+    if (method == StartMethod::Slurm) {
+      for (PlannedHost& host : found.hosts) host.local = false;
+    }
+    return found.hosts;
+  });
+}
+
 Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
   if (!spec.hosts.empty() && !spec.host_file.empty())
     raise(ErrorCode::InvalidArgument, "-H and --hostfile: one of them says which hosts there are");
   const Allocation slurm = from_slurm(environment);
   Plan choice;
   if (!spec.server_hosts.empty()) choice.server_hosts = hosts_of_servers(spec.server_hosts, slurm);
-  if (!spec.hosts.empty() || !spec.host_file.empty()) {
+  if (!spec.elastic.script.empty()) {
+    choice.hosts = discover_hosts(spec, choice.method, std::max(spec.elastic.least, spec.processes.value_or(0)),
+                                  spec.start_timeout.value_or(std::chrono::seconds(30)));
+    choice.may_grow = true;
+  } else if (!spec.hosts.empty() || !spec.host_file.empty()) {
     choice.hosts = spec.host_file.empty() ? from(rendezvous::parse_host_slots(spec.hosts), "-H " + spec.hosts)
                                           : from_file(spec.host_file);
   } else {
@@ -366,6 +401,67 @@ void check_by_hand(const JobSpec& spec) {
   }
 }
 
+/// What an elastic job cannot have yet. `asks`: the option that makes it one.
+void check_elastic(const JobSpec& spec, const std::string& asks) {
+  const ElasticSpec& elastic = spec.elastic;
+  if (asks.empty()) {
+    const char* const option = elastic.most > 0          ? "--max-np"
+                               : elastic.most_changes    ? "--reset-limit"
+                               : !elastic.script.empty() ? "--host-discovery-script"
+                               : elastic.slots_per_host  ? "--slots-per-host"
+                               : elastic.cooldown        ? "--blacklist-cooldown-range"
+                               : elastic.timeout         ? "--elastic-timeout"
+                                                         : nullptr;
+    if (option == nullptr) return;
+    raise(ErrorCode::InvalidArgument, "{}: --min-np is wanted, too: the fewest ranks with which the job goes on{}",
+          option, spec.origin_of(option));
+  }
+  const auto refuse = [&](std::string_view option, std::string_view why) {
+    raise(ErrorCode::InvalidArgument, "{} and {}: {}{}{}", asks, option, why, spec.origin_of("--min-np"),
+          spec.origin_of(option));
+  };
+  if (spec.colocated || spec.servers > 0 || !spec.server_hosts.empty())
+    refuse("--servers", "servers cannot be part of an elastic job yet");
+  if (spec.evaluator) refuse("--evaluator", "an evaluator cannot be part of an elastic job yet");
+  if (spec.tf_config) refuse("--tf-config", "TF_CONFIG describes a cluster that never changes");
+  if (spec.max_restarts > 0)
+    refuse("--max-restarts", "ranks that go on and ranks that begin anew cannot be had together yet; leave one out");
+  if (spec.agents > 0) refuse("--agents", "agents that the owner starts cannot be part of an elastic job yet");
+  if (spec.owner_pid) refuse("--owner", "who collects what each rank returns needs all of them; use `cohort run`");
+  if (elastic.most > 0 && elastic.most < elastic.least)
+    raise(ErrorCode::InvalidArgument, "--min-np {} and --max-np {}: the least is more than the most", elastic.least,
+          elastic.most);
+  if (elastic.script.empty()) {
+    if (elastic.slots_per_host == 0 && !elastic.cooldown) return;
+    raise(ErrorCode::InvalidArgument, "{} is for hosts of --host-discovery-script",
+          elastic.slots_per_host > 0 ? "--slots-per-host" : "--blacklist-cooldown-range");
+  }
+  if (spec.names_hosts() || spec.per_node > 0)
+    raise(ErrorCode::InvalidArgument,
+          "--host-discovery-script says which hosts there are: leave out -H, --hostfile, --nodes and --per-node "
+          "(--slots-per-host says how many ranks each takes)");
+  if (spec.starter == Starter::Hand)
+    refuse("--starter hand", "hosts that --host-discovery-script names are reached by ssh, srun or mpirun");
+}
+
+/// How many ranks an elastic job begins with; `processes`: as many as are planned without its options.
+int first_ranks(const JobSpec& spec, const Plan& plan, int processes) {
+  const ElasticSpec& elastic = spec.elastic;
+  if (!elastic || plan.node) return processes;  // (of nodes, each says how many)
+  // Horovod's meaning: with a script -np only says how many have to be there before anything starts.
+  if (!elastic.script.empty()) {
+    processes = 0;
+    for (const PlannedHost& host : plan.hosts) processes += host.slots;
+  }
+  const bool free = spec.processes.value_or(0) == 0 && spec.nproc_per_node.empty();
+  if (!elastic.script.empty() || free) {
+    if (elastic.most > 0) processes = std::min(processes, elastic.most);
+    if (plan.hosts.front().slots == kMostProcesses) processes = std::max(processes, elastic.least);
+  }
+  check_first_ranks(spec, processes);
+  return processes;
+}
+
 /// Of launchers that are several: with so many ranks on each.
 std::vector<PlannedHost> hosts_of_nodes(const JobSpec& spec, const NodeRole& node, int ranks) {
   if (spec.owner_pid) {
@@ -401,7 +497,9 @@ std::vector<PlannedHost> hosts_of_nodes(const JobSpec& spec, const NodeRole& nod
 Plan plan_of(const JobSpec& spec) {
   int processes = processes_wanted(spec);
   check_servers(spec);
+  check_elastic(spec, spec.elastic ? "--min-np" : "");
   Plan plan;
+  plan.least = spec.elastic.least;
   if (spec.agents > 0) {
     if (!spec.invitation_fd || spec.names_hosts() || spec.processes)
       raise(ErrorCode::InvalidArgument,
@@ -413,7 +511,15 @@ Plan plan_of(const JobSpec& spec) {
     auto node = value_or_throw(choose_node(spec, rendezvous::current_environment()));
     if (node && node->count > 1) {
       node->secret_file = !spec.secret_file.empty() ? spec.secret_file : env::text(env::kSecretFile);
-      plan.hosts = hosts_of_nodes(spec, *node, processes != 0 ? processes : sys::usable_cores());
+      const int per_node = processes != 0 ? processes : sys::usable_cores();
+      plan.hosts = hosts_of_nodes(spec, *node, per_node);
+      if (!spec.elastic.script.empty())
+        raise(ErrorCode::InvalidArgument, "{}: --host-discovery-script is for a job that is started from one host",
+              node->source);
+      if (node->least > 0 && !spec.elastic) {
+        check_elastic(spec, node->source);
+        plan.least = node->least * per_node;
+      }
       plan.method = StartMethod::Launcher;
       plan.node = std::move(node);
       processes = 0;  // as many as the nodes have
@@ -423,6 +529,7 @@ Plan plan_of(const JobSpec& spec) {
           spec.names_hosts() || !spec.server_hosts.empty() || spec.per_node != 0 || spec.starter != Starter::Auto;
       if (!node || asks_for_hosts) {
         plan = choose_hosts(spec, Environment::current());
+        plan.least = spec.elastic.least;
         check_by_hand(spec);
       }
     }
@@ -439,6 +546,7 @@ Plan plan_of(const JobSpec& spec) {
   } else if (processes == 0) {
     for (const PlannedHost& host : plan.hosts) processes += host.slots;
   }
+  processes = first_ranks(spec, plan, processes);
   return value_or_throw(make_plan(std::move(plan), processes, spec));
 }
 

@@ -16,9 +16,15 @@ namespace cohort::launch {
 /// (InvalidArgument).
 Plan choose_hosts(const JobSpec& spec, const Environment& environment);
 
+/// Of a job with --host-discovery-script: those that its output names; none is no error.
+Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod method, const std::string& text);
+
 /// Who runs what where, and how the other hosts are reached. Throws Error (InvalidArgument) where options contradict
 /// each other or the environment, or the hosts have too few slots.
 Plan plan_of(const JobSpec& spec);
+
+/// So many do not fit --min-np and --max-np: throws Error (InvalidArgument).
+void check_first_ranks(const JobSpec& spec, int ranks);
 
 /// A number of processes, 0 for "auto". Throws what is wanted.
 int parse_processes(const std::string& text);

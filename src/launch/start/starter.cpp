@@ -50,8 +50,8 @@ SideCommand::SideCommand(Loop& loop, Options options) : options_(std::move(optio
     output_ = std::move(pipe.read_end);
     theirs = std::move(pipe.write_end);
     (void)::fcntl(output_.get(), F_SETFL, O_NONBLOCK);
-    spawn.stderr_fd = theirs.get();
-    if (options_.output == Options::Output::All) spawn.stdout_fd = theirs.get();
+    if (options_.output != Options::Output::Results) spawn.stderr_fd = theirs.get();
+    if (options_.output != Options::Output::Errors) spawn.stdout_fd = theirs.get();
   }
   const sys::UniqueFd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
   if (spawn.stdout_fd < 0) spawn.stdout_fd = nowhere.get();

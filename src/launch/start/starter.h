@@ -29,8 +29,8 @@ class SideCommand {
  public:
   struct Options {
     sys::SpawnOptions spawn;  ///< what its output is not taken of goes where these descriptors say
-    enum class Output { None, Errors, All } output = Output::None;
-    std::function<void(std::string_view)> on_output = {};  ///< gets that, as it comes
+    enum class Output { None, Errors, Results, All } output = Output::None;  ///< Results: stdout
+    std::function<void(std::string_view)> on_output = {};                    ///< gets that, as it comes
     /// Once it has ended, and what it printed has been handed on; may destroy this.
     std::function<void(const sys::ExitStatus&)> on_ended;
   };

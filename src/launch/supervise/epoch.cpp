@@ -34,6 +34,13 @@ void Members::end(int process) {
   --running_[static_cast<std::size_t>(roles_.role_of(process))];
 }
 
+void Members::grow(const Plan& plan) {
+  running_[0] += plan.world_size - roles_.workers;
+  roles_ = plan.roles();
+  hosts_ = hosts_of_processes(plan);
+  ended_.resize(hosts_.size(), false);
+}
+
 Role Members::running_role() const {
   for (const Role role : {Role::Worker, Role::Server}) {
     if (running(role) > 0) return role;
@@ -83,11 +90,14 @@ void Epoch::settle(const std::vector<int>& shown) {
                                       [this](const Warning& warning) { run_.warn(warning); },
                                       [this](const std::string& why) { on_stuck(why); }});
   run_.set_plan(setup_.plan, shown);
+  begin_elastic();
   if (spec_.keep_logs && goes_elsewhere(setup_.plan))
     remote_logs_.emplace(state_.log_folder, roles, [this](const std::string& text) { say(text); });
 }
 
 void Epoch::on_unfit(const AgentHandle* agent, const std::string& why) {
+  const auto newcomer = std::ranges::find(newcomers_, agent, [](const auto& one) { return one.first; });
+  if (newcomer != newcomers_.end()) return give_up_newcomer(*newcomer->first, why);
   if (stage_ != Stage::Starting) return;
   // Which it is, is not known; or no other one could be started either.
   if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
@@ -105,6 +115,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     const std::string where = failed->rank >= 0
                                   ? fmt::format("{} on {}", members_.roles().name_of(failed->rank), agent.host.name)
                                   : agent.host.name;
+    if (is_newcomer(agent)) return give_up_newcomer(agent, fmt::format("{}: {}", where, failed->reason));
     // (Each of several launchers starts a program of its own, which its reason names.)
     fail_start(setup_.plan.method == StartMethod::Launcher
                    ? fmt::format("{}: {}", where, failed->reason)
@@ -115,6 +126,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     on_started_again(*again);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
     run_.take(*reports);
+    note_worlds(*reports);
     health_->take(std::move(*reports), processes_of(setup_.plan, agent.host));
     if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
@@ -148,6 +160,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   for (std::size_t i = 0; i < processes.size(); ++i)
     state_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
   if (&agent == agents_.members().front().get()) state_.threads = started.threads;  // of rank 0's host
+  if (is_newcomer(agent)) return on_newcomer_started(agent);
   if (stage_ != Stage::Starting) return;
   if (!agents_.all_started()) return;
   stage_ = Stage::Running;
@@ -169,6 +182,11 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
     input_ = std::make_unique<InputReader>(
         loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
   }
+  if (elastic_ && !spec_.elastic.script.empty()) {
+    discovery_.emplace(loop_, spec_, setup_.plan.method,
+                       Discovery::Events{[this](const std::vector<PlannedHost>& hosts) { on_hosts(hosts); },
+                                         [this](const std::string& trouble) { say(trouble); }});
+  }
   look_for_failure();  // on a host that was faster than another
   ask_next_role();
 }
@@ -181,7 +199,7 @@ Ending Epoch::ending_of(int process, const ProcessEnd& end) const {
 
 void Epoch::on_exited(const Exited& exited) {
   const Roles& roles = members_.roles();
-  if (!roles.has(exited.rank)) return;
+  if (!roles.has(exited.rank) || members_.has_ended(exited.rank)) return;
   Ending ending = ending_of(exited.rank, exited);
   ending.asked = ending.role == Role::Worker ? workers_asked_ : asked_ >= ending.role;
   ending.after_seconds = static_cast<double>(exited.after_ns) * 1e-9;
@@ -208,6 +226,7 @@ void Epoch::on_exited(const Exited& exited) {
   look_for_requeue();
   look_for_failure();
   look_for_chief(exited);
+  look_for_members();
   ask_next_role();
 }
 
@@ -243,6 +262,7 @@ void Epoch::look_for_requeue() {
 }
 
 void Epoch::look_for_failure() {
+  let_failed_leave();
   if (stage_ != Stage::Running || !first_failure(end_.endings)) return;
   // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
   // last destructors. Told to end now, it would lose the status that it is about to give.
@@ -297,6 +317,7 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
 
 // Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
 bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
+  if (elastic_) return goes_on_without_ranks(agent, why);
   if (stage_ != Stage::Running || agent.host.ranks > 0 || agent.all_gone) return false;
   const Roles& roles = members_.roles();
   std::vector<int> lost;
@@ -398,6 +419,8 @@ void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
   if (stage_ == Stage::Ended) return;
   stage_ = Stage::Stopping;
   limits_ = {};
+  discovery_.reset();
+  newcomers_.clear();
   if (health_) health_->stop();
   state_.stage = "ending";
   run_.changed();
@@ -479,11 +502,17 @@ void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& er
 
 void Epoch::on_agent_process_ended(AgentHandle& agent) {
   if (!agent.all_gone && stage_ != Stage::Ended) {
+    if (is_newcomer(agent) && agent.channel == nullptr) {
+      give_up_newcomer(agent, agents_.why_not(agent));
+      return check_end();
+    }
     // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
     if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
       on_host_failed(agent, agents_.why_not(agent));
-    } else if (agent.remote &&
-               goes_on_without(agent, fmt::format("the connection to it has ended, {}", agents_.how_ended(agent)))) {
+    } else if ((agent.remote || elastic_) &&
+               goes_on_without(agent, agent.remote
+                                          ? fmt::format("the connection to it has ended, {}", agents_.how_ended(agent))
+                                          : std::string("its guard was killed"))) {
       return check_end();
     } else if (agent.channel == nullptr || agent.channel->closed()) {
       lose_agent(fmt::format("the agent of {} was lost", agent.host.name));
@@ -503,7 +532,8 @@ void Epoch::on_agent_process_ended(AgentHandle& agent) {
 }
 
 void Epoch::on_agent_ends(AgentHandle& agent, const Ends& ends) {
-  if (stage_ == Stage::Stopping || stage_ == Stage::Ended || goes_on_without(agent, ends.why)) return;
+  if (agent.all_gone || stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
+  if (goes_on_without(agent, ends.why)) return;
   agent_lost_ = true;
   if (!end_.stop_status) end_.stop_status = 1;
   say(ends.why + "; ending the job");
@@ -572,6 +602,12 @@ void Epoch::on_owner_gone() {
 }
 
 void Epoch::check_end() {
+  if (members_.running_ranks() == 0) {  // nobody waits for those that are still on their way
+    for (const auto& [agent, limit] : std::exchange(newcomers_, {})) {
+      agent->all_gone = true;
+      AgentPool::kill(*agent);
+    }
+  }
   if (stage_ == Stage::Ended || !agents_.nothing_runs()) return;
   if (!restart_) {
     const Verdict verdict = judge(how_it_ended());
@@ -597,6 +633,7 @@ void Epoch::finish() {
   stage_ = Stage::Ended;
   stopping_.finish();
   tell_limit_ = Timer();
+  discovery_.reset();
   input_.reset();
   const Restarts::Decision restart = restart_.value_or(Restarts::Decision());
   run_.end_lines();

@@ -3,12 +3,14 @@
 #pragma once
 
 #include "base/result.h"
+#include "launch/health/elastic.h"
 #include "launch/health/health.h"
 #include "launch/health/verdict.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/output/other_hosts.h"
 #include "launch/start/agent_pool.h"
+#include "launch/start/discovery.h"
 #include "launch/supervise/run_output.h"
 #include "launch/supervise/stopping.h"
 #include "launch/supervise/supervisor.h"
@@ -37,6 +39,8 @@ class Members {
 
   const Roles& roles() const noexcept { return roles_; }
   const std::vector<std::string>& hosts() const noexcept { return hosts_; }
+  /// The plan has more ranks, and no other processes.
+  void grow(const Plan& plan);
   void end(int process);
   bool has_ended(int process) const { return ended_[static_cast<std::size_t>(process)]; }
   int running(Role role) const { return running_[static_cast<std::size_t>(role)]; }
@@ -65,6 +69,10 @@ class Epoch {
   struct Events {
     /// A server has ended while ranks run, and how: "exit code 0 after 3.1 s". Who waits for it is told.
     std::function<void(int number, const std::string& how)> on_server_ended;
+    /// An elastic job goes on with these: everybody can read it once this returns. Throws cohort::Error.
+    std::function<void(const rendezvous::Membership&)> on_members;
+    /// So many ranks more are to be started by this agent, which runs none: it is ordered, and the plan has them.
+    std::function<void(AgentHandle&, int ranks)> on_more;
     /// It broke down, and nothing of it runs any more: whether another epoch follows.
     std::function<Restarts::Decision(const Breakdown&)> on_breakdown;
     /// No other follows: what is left to be done before the last word. An error: the job's results are lost.
@@ -88,6 +96,14 @@ class Epoch {
   void on_owner_gone();
   void fail_start(const std::string& why);
 
+  /// Of an elastic job, once it is settled; nullptr.
+  const rendezvous::Membership* members() const noexcept { return elastic_ ? &elastic_->current() : nullptr; }
+  /// It is on its way to a job that runs.
+  bool is_newcomer(AgentHandle& agent) const { return newcomers_.contains(&agent); }
+  /// One that has joined: it is told to start its ranks, or to end.
+  void take_newcomer(AgentHandle& agent);
+  /// `setup.plan` has more ranks.
+  void grow();
   bool starting() const noexcept { return stage_ == Stage::Starting; }
   bool running() const noexcept { return stage_ == Stage::Running; }
   bool ended() const noexcept { return stage_ == Stage::Ended; }
@@ -107,6 +123,29 @@ class Epoch {
   enum class Fate { Failed, Again, Without };
   Fate settle_fate(Ending& ending, int process);
   bool goes_on_without(AgentHandle& agent, const std::string& why);
+  // An elastic job (epoch_elastic.cpp).
+  void begin_elastic();
+  /// Ranks that have failed leave, if the others are enough to go on.
+  void let_failed_leave();
+  /// With their host. False: the job cannot go on.
+  bool goes_on_without_ranks(AgentHandle& agent, const std::string& why);
+  /// True: it goes on, or waits for others.
+  bool follow(const Elastic::Decision& decision, const std::string& cause);
+  void announce_members();
+  /// Once none runs any more, what else runs is asked to end: workers of hosts that were listed no more, or came late.
+  void look_for_members();
+  /// What `--host-discovery-script` names.
+  void on_hosts(const std::vector<PlannedHost>& listed);
+  void drain_unlisted(const std::vector<PlannedHost>& listed);
+  void bring(const PlannedHost& host, int ranks);
+  AgentHandle* latest_of(const std::string& host) const;
+  /// Its ranks run.
+  void on_newcomer_started(AgentHandle& agent);
+  void give_up_newcomer(AgentHandle& agent, const std::string& why);
+  void note_host_failure(const std::string& host);
+  /// A rank of which nothing more will be heard; the others go on.
+  void end_lost(int process);
+  void note_worlds(const Reports& reports);
   void on_started_again(const StartedAgain& started);
   AgentHandle& agent_of(int process) const;
   void look_for_failure();
@@ -150,6 +189,20 @@ class Epoch {
   int lost_servers_ = 0;         ///< that the job goes on without
   std::map<int, Ending> again_;  ///< by process: the latest failure of a server that was to be started again,
   std::set<int> awaited_;        ///< and those of which it is not known yet whether they have been
+  std::optional<Elastic> elastic_;
+  std::size_t considered_ = 0;  ///< endings from which `elastic_` has drawn what follows
+  /// Endings of ranks that have left, until those that go on have formed a world: till then they may be why the others
+  /// fail, too.
+  std::vector<std::size_t> fresh_leavers_;
+  std::vector<std::uint32_t> worlds_, worlds_then_;  ///< by rank: that it has formed, and had when the members changed
+  std::map<AgentHandle*, Timer> newcomers_;  ///< agents whose ranks do not run yet, and for how long they may not
+  struct Failures {
+    int count = 0;
+    std::optional<Clock::time_point> free_at;  ///< nothing: never
+  };
+  std::map<std::string, Failures> host_failures_;  ///< by name
+  std::set<std::string> unspared_;                 ///< hosts that are listed no more, and that the job needs
+  std::optional<Discovery> discovery_;
   std::optional<HealthWatch> health_;
   JobEnd end_;                                 ///< what is known of it so far; the rest is in `how_it_ended`
   std::string lost_agent_;                     ///< where that is why the job ends
@@ -165,6 +218,7 @@ class Epoch {
   Clock::time_point started_at_ = Clock::now();
   struct Limits {  ///< until the job is stopped
     Timer start, job, cause, other_hosts;
+    Timer elastic;  ///< for other hosts to come
     Timer requeue;  ///< for the others, once a rank has saved and ended
   } limits_;
   std::vector<int> early_signals_;  ///< that came before ranks ran

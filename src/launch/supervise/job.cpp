@@ -7,6 +7,7 @@
 #include "launch/plan/rank_environment.h"
 #include "launch/processes.h"
 #include "launch/start/agent_pool.h"
+#include "launch/start/hosts.h"
 #include "launch/supervise/epoch.h"
 #include "launch/supervise/run_output.h"
 #include "launch/supervise/stopping.h"
@@ -35,6 +36,14 @@ constexpr std::initializer_list<int> kJobSignals = {SIGINT,  SIGTERM, SIGHUP,  S
                                                     SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 /// Of the job's store, which is in this process.
 constexpr auto kStoreTime = std::chrono::seconds(10);
+
+/// As torchrun's, for nodes beyond the fewest.
+constexpr auto kLastCall = std::chrono::seconds(30);
+
+/// Its address is known.
+bool is_there(const AgentHandle& agent) {
+  return agent.host.local || (agent.channel != nullptr && !agent.channel->closed());
+}
 
 /// Of TF_CONFIG's cluster, that are on a host.
 int tasks_of(const PlannedHost& host) { return host.ranks + host.servers; }
@@ -126,6 +135,7 @@ class Job {
   AgentPool::Events agent_events();
   /// All agents are there: the plan is settled, and the first epoch can begin.
   void on_joined(AgentHandle& agent);
+  void begin();
   /// Everybody has said how many ranks they want. Throws, also where --ranks names one that there is not.
   void settle_nodes();
   /// To the owner, who brings it to the agents.
@@ -145,6 +155,10 @@ class Job {
   void give_orders();
   /// Those that have been told to begin anew meet in this epoch of the job's store.
   void announce_epoch();
+  std::shared_ptr<store::Store> own_store() const;
+  void start_more(AgentHandle& agent, int ranks);
+  /// Of an elastic job, into its store: the record, and then that it counts. Throws cohort::Error.
+  void write_members(const rendezvous::Membership& members);
   /// One that has ended for the last time; before the last word on it.
   Result<void> close();
   void end(int status);
@@ -173,7 +187,8 @@ class Job {
   std::optional<RunOutput> run_;
   std::optional<Tracing> tracing_;
   std::unique_ptr<Epoch> epoch_;
-  Timer next_;  ///< the next epoch, once the last one is no longer on the stack
+  Timer last_call_;  ///< for nodes that need not come
+  Timer next_;       ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;
 };
 
@@ -260,6 +275,7 @@ void Job::settle_nodes() {
     whole.hosts.push_back(member->host);
     ranks += member->host.slots;
   }
+  check_first_ranks(spec_, ranks);
   setup_.plan = value_or_throw(make_plan(std::move(whole), ranks, spec_));
   for (std::size_t i = 0; i < setup_.plan.hosts.size(); ++i) agents_->members()[i]->host = setup_.plan.hosts[i];
   epoch_->settle(shown_ranks(spec_, setup_.plan));
@@ -289,15 +305,32 @@ AgentPool::Events Job::agent_events() {
 }
 
 void Job::on_joined(AgentHandle& agent) {
+  if (epoch_->is_newcomer(agent)) return epoch_->take_newcomer(agent);
   if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});
   // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
-  if (!agents_->all_joined()) return;
+  if (agents_->all_joined()) return begin();
+  const int least = setup_.plan.node ? setup_.plan.node->least : 0;
+  const auto there =
+      std::ranges::count_if(agents_->members(), [](const auto& member) { return member->channel != nullptr; });
+  if (least == 0 || there < least || last_call_) return;
+  const auto wait = std::min<std::chrono::milliseconds>(kLastCall, start_timeout_of(spec_, setup_.plan) / 2);
+  run_->say(fmt::format("{} of {} nodes are there, and {} are enough: the job begins in {:g} s, if no others come",
+                        there, setup_.plan.node->count, least, std::chrono::duration<double>(wait).count()));
+  last_call_ = Timer(loop_, wait, [this] {
+    agents_->drop_missing();
+    begin();
+  });
+}
+
+void Job::begin() {
+  last_call_ = Timer();
+  if (!epoch_->starting()) return;
   try {
     if (settles_late()) settle_nodes();
   } catch (const Error& error) {
     return epoch_->fail_start(error.what());
   }
-  run_->state().master_port = facts_for(agent).master_port;
+  run_->state().master_port = facts_for(*agents_->members().front()).master_port;
   if (have_ports()) give_orders();
 }
 
@@ -326,8 +359,9 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
   // Of this host too as others see it, so that what serves here knows where to listen.
   const std::string here = agent.host.local ? address_of(agent) : AgentPool::own_address(agent).host;
   facts.store = net::to_string(net::Address{here, store_->endpoint().tcp.port});
-  // Rank 0's host, as seen from the others.
-  const AgentHandle& first = *agents_->members().front();
+  // Rank 0's host, as seen from the others; of an elastic job the first that is there.
+  const auto found = std::ranges::find_if(agents_->members(), [](const auto& member) { return is_there(*member); });
+  const AgentHandle& first = found != agents_->members().end() ? **found : agent;
   facts.master_port = first.host.local ? port_->port() : first.free_port;
   facts.master_address = address_of(first);
   // In the order of the plan's Roles: all ranks, then all servers.
@@ -343,6 +377,7 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
   facts.log_folder = run_->state().log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
+  facts.elastic = setup_.plan.least > 0;
   facts.servers_may_die = spec_.server_restarts > 0 || spec_.lost_servers > 0;
   if (spec_.host_timeout != kHostTimeout) {
     facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(spec_.host_timeout);
@@ -352,7 +387,7 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
 
 std::string Job::address_of(const AgentHandle& member) const {
   for (const auto& other : agents_->members()) {
-    if (member.host.local && !other->host.local) return AgentPool::own_address(*other).host;
+    if (member.host.local && !other->host.local && is_there(*other)) return AgentPool::own_address(*other).host;
   }
   return AgentPool::agent_address(member).host;
 }
@@ -383,6 +418,8 @@ void Job::make_epoch() {
     store_->set_if_absent(rendezvous::ended_key(restarts_.done(), number), how);
     store_->set_if_absent(rendezvous::server_key(restarts_.done(), number), std::string(rendezvous::kEndedBefore));
   };
+  events.on_more = [this](AgentHandle& agent, int ranks) { start_more(agent, ranks); };
+  events.on_members = [this](const rendezvous::Membership& members) { write_members(members); };
   events.on_breakdown = [this](const Breakdown& breakdown) {
     if (owner_gone() || run_->reader_gone() || !agents_->can_go_on()) return Restarts::Decision();
     return restarts_.after(breakdown, setup_.plan.world_size);
@@ -407,14 +444,41 @@ void Job::begin_epoch(Plan members) {
 
 void Job::give_orders() {
   if (!epoch_->starting()) return;
+  try {
+    if (const auto* members = epoch_->members()) write_members(*members);
+  } catch (const Error& error) {
+    return epoch_->fail_start(fmt::format("the job's store does not take its members: {}", error.what()));
+  }
   for (const auto& each : agents_->members()) each->channel->send(order_for(setup_, each->host, facts_for(*each)));
+}
+
+std::shared_ptr<store::Store> Job::own_store() const {
+  return store::connect_tcp_store("127.0.0.1", store_->endpoint().tcp.port, *secret_, net::deadline_in(kStoreTime));
+}
+
+void Job::start_more(AgentHandle& agent, int ranks) {
+  Plan& plan = setup_.plan;
+  PlannedHost host = agent.host;
+  host.first_rank = plan.world_size;
+  host.ranks = host.local_ranks = ranks;
+  host.machine = plan.machines++;
+  plan.world_size += ranks;
+  plan.hosts.push_back(host);
+  agent.host = std::move(host);
+  agent.started = agent.all_gone = false;
+  epoch_->grow();
+  agent.channel->send(order_for(setup_, agent.host, facts_for(agent)));
+}
+
+void Job::write_members(const rendezvous::Membership& members) {
+  const auto store = own_store();
+  store->set(rendezvous::membership_key(members.epoch), rendezvous::encode(members));
+  store->set(store::kEpochKey, std::to_string(members.epoch));
 }
 
 void Job::announce_epoch() {
   try {
-    const net::Deadline deadline = net::deadline_in(kStoreTime);
-    const auto store = store::connect_tcp_store("127.0.0.1", store_->endpoint().tcp.port, *secret_, deadline);
-    store->set(store::kEpochKey, std::to_string(restarts_.done()));
+    own_store()->set(store::kEpochKey, std::to_string(restarts_.done()));
   } catch (const Error& error) {
     epoch_->fail_start(fmt::format("the job's store does not take the ranks' next start: {}", error.what()));
   }

@@ -73,6 +73,7 @@ JobSetup set_up_job(const JobSpec& spec, Plan plan) {
   setup.environment = Environment::current();
   // They are meant for this command: a job that a rank starts must not write into this one's folders.
   setup.environment.remove_run_options();
+  for (const std::string_view name : {env::kElastic, env::kWorker}) setup.environment.remove(name);  // of a job around
   for (const std::string& assignment : spec.environment) {
     setup.environment.set(assignment);
     setup.chosen.push_back(assignment.substr(0, assignment.find('=')));
@@ -161,6 +162,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   job.programs = setup.programs;
   job.servers_again = setup.spec.server_restarts > 0;
   job.ignored = setup.ignored;
+  job.elastic = setup.plan.least > 0;
   const Roles roles = setup.plan.roles();
   for (const int process : processes_of(setup.plan, host)) {
     const bool is_rank = roles.is_rank(process);
@@ -227,6 +229,7 @@ std::string describe_job(const JobSpec& spec, Plan plan) {
   JobFacts facts;
   facts.run_folder = spec.run_folder.empty() ? std::string() : absolute_path(spec.run_folder);
   facts.master_address = "127.0.0.1";
+  facts.elastic = setup.plan.least > 0;
   facts.servers_may_die = spec.server_restarts > 0 || spec.lost_servers > 0;
   if (spec.tf_config)
     facts.tf_addresses.assign(static_cast<std::size_t>(setup.plan.world_size + setup.plan.servers), "127.0.0.1:1");

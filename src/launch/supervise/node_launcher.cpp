@@ -147,7 +147,8 @@ int run_node(const JobSpec& spec, Plan plan, const std::function<void(const std:
   role.secret = place.secret;
   role.port = place.supervisor.front().tcp.port;
   if (!role.step) {
-    role.join = fmt::format("cohort run --nnodes {} {} {} --secret-file FILE -np N ...", role.count,
+    role.join = fmt::format("cohort run --nnodes {} {} {} --secret-file FILE -np N ...",
+                            role.least > 0 ? fmt::format("{}:{}", role.least, role.count) : std::to_string(role.count),
                             lease ? "--rdzv-endpoint" : "--node-rank R --master", place.shown);
   }
   return run_job(spec, std::move(plan), on_trace);

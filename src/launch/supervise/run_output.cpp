@@ -3,6 +3,7 @@
 #include "base/files.h"
 #include "base/hardware.h"
 #include "base/log.h"
+#include "base/parse.h"
 #include "launch/output/other_hosts.h"
 #include "telemetry/last_words.h"
 
@@ -90,6 +91,17 @@ void RunOutput::set_plan(const Plan& plan, const std::vector<int>& shown) {
   figures_ = Figures(roles.workers, roles.others());
   lines_.assign(state_.pids.size(), {});
   restarts_.assign(lines_.size(), 0);
+  changed();
+}
+
+void RunOutput::grow(const Plan& plan) {
+  const auto all = static_cast<std::size_t>(plan.world_size);
+  state_.plan = plan;
+  state_.pids.resize(all, 0);
+  figures_.grow(plan.world_size);
+  lines_.resize(all);
+  restarts_.resize(all, 0);
+  display_.grow(plan);
   changed();
 }
 
@@ -183,6 +195,15 @@ void RunOutput::started_again(int process, const Ending& before, int pid) {
   write_record();
 }
 
+void RunOutput::members_changed(const rendezvous::Membership& now, const std::string& text) {
+  announcer_.members_changed(state_.members.back().now, now, text);
+  state_.members.push_back({utc_now(), now});
+  state_.members_since = seconds_now();
+  state_.note(text);
+  changed();
+  write_record();
+}
+
 void RunOutput::changed() {
   if (!soon_)
     soon_ = Timer(loop_, kGather, [this] {
@@ -212,6 +233,11 @@ LiveRun RunOutput::look() const {
   run.restarts = state_.restarts;
   run.logs = state_.log_folder;
   run.notices = state_.notices;
+  if (!state_.members.empty()) {
+    const rendezvous::Membership& now = state_.members.back().now;
+    run.members = {now.epoch, static_cast<int>(now.members.size()), to_ranges(workers_of(now)), now.cause,
+                   state_.members_since};
+  }
   for (const PlannedHost& host : state_.plan.hosts) run.hosts.push_back({host.name, host.first_rank, host.ranks});
   const Roles roles = state_.plan.roles();
   const std::vector<std::string> hosts = hosts_of_processes(state_.plan);

@@ -46,6 +46,8 @@ class RunOutput {
   void begin_attempt(int number);
   /// Who takes part; `shown`: the ranks whose output is shown, empty: all.
   void set_plan(const Plan& plan, const std::vector<int>& shown);
+  /// An elastic job has more ranks.
+  void grow(const Plan& plan);
   /// All ranks run.
   void running();
   void take(const Reports& reports);
@@ -57,6 +59,8 @@ class RunOutput {
   /// A server that has failed.
   void starts_again(int process, const Ending& ending);
   void started_again(int process, const Ending& before, int pid);
+  /// An elastic job has other members than before; `text` says who, and why.
+  void members_changed(const rendezvous::Membership& now, const std::string& text);
   void changed();
   /// No more output comes from its processes.
   void end_lines() { display_.end_lines(); }

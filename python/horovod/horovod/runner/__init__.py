@@ -43,6 +43,11 @@ def run(func: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str,
     )  # fmt: skip
     count = num_proc if num_proc is not None else np
     plan = _launching.plan_of(1 if count is None else count, given)
+    if plan.elastic:
+        raise ValueError(
+            f"{', '.join(name for name in _launching.ELASTIC if given.get(name) is not None)}: a job that calls a function "
+            "cannot be elastic yet -- put the function into a program: horovodrun --min-np N -np N python train.py"
+        )
     _launching.tell(plan.notes, "horovod.run")
     return cohort.run(func, args, kwargs, np=plan.processes, hosts=plan.hosts, hostfile=plan.hostfile,
                       env=plan.environment, start_timeout=plan.start_timeout, run_dir=plan.folder,

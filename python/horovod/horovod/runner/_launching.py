@@ -30,11 +30,16 @@ NO_MEANING = {
     "thread_affinity": "there is no background thread to bind",
     "log_with_timestamp": "lines of the log have no time; -prefix-timestamp puts one before each line",
 }
-# Options without which it would not be the job that was meant.
-NOT_YET = dict.fromkeys(
-    ("min_num_proc", "max_num_proc", "slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range",
-     "host_discovery_script"), "elastic jobs are not there yet; -np alone starts a job of fixed size"
-)  # fmt: skip
+# Options of an elastic job, as `cohort run` has them.
+ELASTIC = {
+    "min_num_proc": "--min-np",
+    "max_num_proc": "--max-np",
+    "reset_limit": "--reset-limit",
+    "elastic_timeout": "--elastic-timeout",
+    "host_discovery_script": "--host-discovery-script",
+    "slots_per_host": "--slots-per-host",
+    "blacklist_cooldown_range": "--blacklist-cooldown-range",
+}
 
 
 @dataclasses.dataclass
@@ -49,6 +54,7 @@ class Plan:
     ways: list[str] = dataclasses.field(default_factory=list)  # options that say how hosts and ranks reach each other
     folder: str | None = None
     prefix: str = "rank"
+    elastic: list[str] = dataclasses.field(default_factory=list)  # options of an elastic job
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -66,9 +72,6 @@ def plan_of(processes: int, wishes: Mapping[str, Any], spelled: Callable[[str], 
     wanted = {name: value for name, value in wishes.items() if value is not None and value is not False}
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
         raise ValueError(f"{spelled('num_proc')}: {processes!r} processes -- at least one is needed")
-    for name in wanted:
-        if name in NOT_YET:
-            raise ValueError(f"{spelled(name)}: {NOT_YET[name]}")
     plan = Plan(processes)
     if "hosts" in wanted and "hostfile" in wanted:
         raise ValueError(f"{spelled('hosts')} and {spelled('hostfile')} were both given -- one of them says the hosts")
@@ -78,6 +81,12 @@ def plan_of(processes: int, wishes: Mapping[str, Any], spelled: Callable[[str], 
     plan.hosts = wanted.get("hosts")
     plan.hostfile = os.fspath(wanted["hostfile"]) if "hostfile" in wanted else None
     plan.notes += [f"{spelled(name)} has no meaning here -- {NO_MEANING[name]}" for name in wanted if name in NO_MEANING]
+    if "host_discovery_script" in wanted:
+        wanted.setdefault("min_num_proc", processes)
+    for name, option in ELASTIC.items():
+        if name in wanted:
+            values = wanted[name] if isinstance(wanted[name], (list, tuple)) else [wanted[name]]
+            plan.elastic += [option, ",".join(map(str, values))]
     plan.ways = _ssh_ways(plan, wanted, spelled) + _network_ways(wanted, spelled)
     timeout = wanted.get("start_timeout")
     where = spelled("start_timeout")

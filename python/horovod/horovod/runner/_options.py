@@ -99,13 +99,14 @@ def make_parser() -> argparse.ArgumentParser:
     option(group, "--autotune-bayes-opt-max-samples", type=int, metavar="N")
     option(group, "--autotune-gaussian-process-noise", type=_noise, metavar="X")
 
-    group = parser.add_argument_group("elastic jobs (not there yet)")
-    option(group, "--min-np", "--min-num-proc", type=int, dest="min_num_proc", metavar="N")
-    option(group, "--max-np", "--max-num-proc", type=int, dest="max_num_proc", metavar="N")
-    option(group, "--slots-per-host", type=int, metavar="N")
-    option(group, "--elastic-timeout", type=float, metavar="SECONDS")
-    option(group, "--reset-limit", type=int, metavar="N")
-    option(group, "--blacklist-cooldown-range", type=_cooldown, nargs=2, metavar=("MIN", "MAX"))
+    group = parser.add_argument_group("elastic jobs")
+    option(group, "--min-np", "--min-num-proc", type=int, dest="min_num_proc", metavar="N", help="the job goes on with so many")
+    option(group, "--max-np", "--max-num-proc", type=int, dest="max_num_proc", metavar="N", help="never more (no limit)")
+    option(group, "--reset-limit", type=int, metavar="N", help="most changes of its ranks (no limit)")
+    option(group, "--elastic-timeout", type=float, metavar="SECONDS", help="for hosts to come, where they are too few (600)")
+    option(group, "--slots-per-host", type=int, metavar="N", help="of hosts that the script prints without a number (1)")
+    option(group, "--blacklist-cooldown-range", type=_cooldown, nargs=2, metavar=("MIN", "MAX"),
+           help="seconds until a host on which a rank has failed is used again (never)")  # fmt: skip
 
     group = parser.add_argument_group("timeline")
     option(group, "--timeline-filename", metavar="FILE", help="trace of the operations, for chrome://tracing")
@@ -145,7 +146,7 @@ def make_parser() -> argparse.ArgumentParser:
     group = group.add_mutually_exclusive_group()
     option(group, "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many ranks each takes (this host)")
     option(group, "-hostfile", "--hostfile", metavar="FILE", help="a file of them: lines HOST slots=N")
-    option(group, "--host-discovery-script", metavar="FILE")
+    option(group, "--host-discovery-script", metavar="FILE", help="prints the hosts that there are; run each second")
 
     group = parser.add_argument_group("how the ranks are started").add_mutually_exclusive_group()
     flag(group, "--gloo", help="(Cohort's own, as always)")

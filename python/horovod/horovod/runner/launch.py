@@ -91,7 +91,7 @@ def command_of(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[st
         arguments += ["-H", plan.hosts]
     if plan.hostfile is not None:
         arguments += ["--hostfile", plan.hostfile]
-    arguments += plan.ways
+    arguments += plan.ways + plan.elastic
     if plan.folder is not None:
         arguments += ["--run-dir", plan.folder]
     return [*arguments, "--", *program], plan.environment, plan.notes

@@ -1,0 +1,148 @@
+"""Elastic jobs as their ranks see them: hvd.elastic.run where workers are killed, removed and come. The launcher's part is
+played by the test."""
+
+import time
+import unittest
+
+from support import needs_torch
+from support_elastic import ElasticJob
+
+OLD_THINGS = """
+import os, time
+import cohort, torch
+import cohort.torch as hvd
+from cohort import _core
+
+hvd.init()
+old = hvd.add_process_set([0, 1])
+group = cohort.world().split(0)
+state = hvd.elastic.ObjectState(step=0)
+handles = []
+
+@hvd.elastic.run
+def train(state):
+    if _core.joined_epoch() == 0:
+        print("ready", flush=True)
+        if hvd.rank() == 2:
+            time.sleep(60)
+        handles.append(hvd.allreduce_async(torch.ones(1), name="never"))
+        handles.append(hvd.allreduce_async(torch.ones(1), name="neither"))
+        hvd.synchronize(handles[0])
+    for old_thing in (lambda: hvd.allreduce(torch.ones(1), process_set=old), lambda: hvd.synchronize(handles[1]),
+                      lambda: group.barrier()):
+        try:
+            old_thing()
+        except Exception as error:
+            print("refused", type(error).__name__, error, flush=True)
+    print("sum", hvd.allreduce(torch.ones(1), name="never", op=hvd.Sum).item())
+    new = hvd.add_process_set([hvd.size() - 1])
+    if new.included():
+        hvd.allreduce(torch.ones(1), process_set=new)
+    print("of the new set", hvd.broadcast(torch.tensor([float(new.size())]), 1).item())
+
+train(state)
+"""
+
+
+@needs_torch
+class Training(unittest.TestCase):
+    def check(self, job, *workers):
+        """All trained alike: one digest for each step of an epoch, and no step is skipped; one may be done again."""
+        digests = {}
+        for worker in workers:
+            before = None
+            for _, epoch, step, _, _, digest in job.steps(worker):
+                self.assertEqual(digests.setdefault((epoch, step), digest), digest, (worker, epoch, step))
+                if before is not None:
+                    self.assertIn(step, (before, before + 1), worker)
+                before = step
+
+    def test_survivors_go_on_and_a_newcomer_gets_their_state(self):
+        with ElasticJob() as job:
+            job.begin(0, 1, 2)
+            job.start(0, 1, 2)
+            for worker in range(3):
+                job.wait_for_step(worker, 0, worker, 3)
+            job.kill(1)
+            job.begin(0, 2, cause="rank 1 was killed by signal 9")
+            began = time.monotonic_ns()
+            for worker, rank in ((0, 0), (2, 1)):
+                self.assertLess((job.wait_for_step(worker, 1, rank, 2) - began) / 1e9, 5)
+            # It comes by a commit: nobody fails.
+            job.begin(0, 2, 3)
+            job.start(3)
+            for rank, worker in enumerate((0, 2, 3)):
+                job.wait_for_step(worker, 2, rank, 3)
+            self.assertGreater(job.steps(3)[0][2], job.steps(0)[0][2])
+            job.begin(0, 3)
+            job.wait_for(2, "is no member of the job any more")
+            self.assertNotEqual(job.workers[2].wait(), 0)
+            job.wait_for_step(0, 3, 0, 2)
+            for worker, (status, output) in job.stop().items():
+                self.assertEqual(status, 0, output)
+                self.assertIn("\nover ", output)
+            self.check(job, 0, 1, 2, 3)
+
+    def test_deaths_while_survivors_form_the_next_world(self):
+        with ElasticJob() as job:
+            job.begin(0, 1, 2, 3)
+            job.start(0, 1, 2, 3)
+            for worker in range(4):
+                job.wait_for_step(worker, 0, worker, 4)
+            job.kill(3)
+            job.wait_for(0, ".")
+            # Worker 4 of this epoch never comes, and worker 2 dies in it.
+            job.begin(0, 1, 2, 4)
+            time.sleep(0.3)
+            job.kill(2)
+            time.sleep(0.3)
+            job.begin(0, 1)
+            for worker in range(2):
+                job.wait_for_step(worker, 2, worker, 2)
+            job.kill(0)
+            job.begin(1)
+            job.wait_for_step(1, 3, 0, 1)
+            # Of one it grows again.
+            job.begin(1, 5)
+            job.start(5)
+            for rank, worker in enumerate((1, 5)):
+                job.wait_for_step(worker, 4, rank, 2)
+            for worker, (status, output) in job.stop().items():
+                self.assertEqual(status, 0, output)
+            self.check(job, 0, 1, 2, 3, 5)
+
+    def test_a_world_of_one_grows(self):
+        with ElasticJob() as job:
+            job.begin(0)
+            job.start(0)
+            job.wait_for_step(0, 0, 0, 1)
+            job.start(1)
+            job.begin(0, 1)
+            # Long enough for what is done every 20 steps.
+            job.wait_for_step(1, 1, 1, 2)
+            for worker in range(2):
+                job.wait_for(worker, rf"^step \d+ 1 {job.steps(1)[0][2] + 45} ")
+            for worker, (status, output) in job.stop().items():
+                self.assertEqual(status, 0, output)
+            self.check(job, 0, 1)
+
+    def test_what_belongs_to_an_old_world(self):
+        with ElasticJob(OLD_THINGS) as job:
+            job.begin(0, 1, 2)
+            job.start(0, 1, 2)
+            for worker in range(3):
+                job.wait_for(worker, "^ready")
+            job.kill(2)
+            job.begin(0, 1)
+            for worker in range(2):
+                self.assertEqual(job.workers[worker].wait(timeout=60), 0, job.log(worker))
+                said = job.log(worker)
+                self.assertIn("refused ValueError ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None) was not", said)
+                self.assertIn("refused HorovodInternalError", said)
+                self.assertRegex(said, "refused (PeerLost|Aborted|InvalidArgument) ")
+                self.assertIn("sum 2.0", said)
+                self.assertIn("of the new set 1.0", said)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,116 @@
+"""Elastic jobs of `cohort run`: workers that train by hvd.elastic.run are killed, and hosts come and go."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from cohort import _command
+from support import SECONDS, needs_torch
+from support_elastic import TRAINING
+
+
+class Job:
+    """`cohort run` of the training, whose workers' lines it has from their logs."""
+
+    def __init__(self, *options):
+        self.folder = tempfile.TemporaryDirectory(prefix="cohort-elastic-")
+        self.path = pathlib.Path(self.folder.name)
+        (self.path / "train.py").write_text("import os\nprint('pid', os.getpid(), flush=True)\n" + TRAINING)
+        self.err = open(self.path / "err", "w+")
+        self.command = subprocess.Popen(
+            [_command.find(), "run", "--as-horovod", "--run-dir", "r", *options, "train.py"], cwd=self.path,
+            env=dict(os.environ, FOLDER=str(self.path)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=self.err)  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.command.poll() is None:
+            self.command.terminate()
+        self.command.wait(timeout=SECONDS)
+        self.err.close()
+        self.folder.cleanup()
+
+    def said(self):
+        return (self.path / "err").read_text()
+
+    def log(self, worker):
+        path = self.path / "r" / "logs" / f"rank-{worker}.out"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(self, pattern, text):
+        limit = time.monotonic() + 2 * SECONDS
+        while not (found := re.search(pattern, text(), re.MULTILINE)):
+            if time.monotonic() > limit or self.command.poll() is not None:
+                logs = "\n".join(self.log(worker)[-500:] for worker in range(8))
+                raise AssertionError(f"{pattern!r} was never said:\n{self.said()}\n{logs}")
+            time.sleep(0.01)
+        return found
+
+    def wait_for_step(self, worker, epoch, rank, size):
+        self.wait_for(rf"^step \d+ {epoch} \d+ {rank} {size} ", lambda: self.log(worker))
+
+    def kill(self, worker):
+        os.kill(int(self.wait_for(r"^pid (\d+)", lambda: self.log(worker))[1]), signal.SIGKILL)
+
+    def stop(self):
+        (self.path / "stop").touch()
+        return self.command.wait(timeout=2 * SECONDS)
+
+    def check(self, case, *workers):
+        """All trained alike, and no step is skipped; one may be done again."""
+        digests = {}
+        for worker in workers:
+            steps = re.findall(r"^step \d+ (\d+) (\d+) \d+ \d+ (\w+)$", self.log(worker), re.MULTILINE)
+            for before, (epoch, step, digest) in zip([None, *steps], steps):
+                case.assertEqual(digests.setdefault((epoch, step), digest), digest, (worker, epoch, step))
+                if before:
+                    case.assertIn(int(step) - int(before[1]), (0, 1), worker)
+
+
+@needs_torch
+class Elastic(unittest.TestCase):
+    def test_others_train_on_when_workers_are_killed(self):
+        with Job("-np", "4", "--min-np", "2") as job:
+            for worker in range(4):
+                job.wait_for_step(worker, 0, worker, 4)
+            job.kill(1)
+            for rank, worker in enumerate((0, 2, 3)):
+                job.wait_for_step(worker, 1, rank, 3)
+            job.kill(0)
+            for rank, worker in enumerate((2, 3)):
+                job.wait_for_step(worker, 2, rank, 2)
+            self.assertEqual(job.stop(), 0, job.said())
+            self.assertIn("was killed by SIGKILL; epoch 1 goes on with 3 of 4 workers (ranks 0-2 are workers 0,2-3)", job.said())
+            job.check(self, 0, 1, 2, 3)
+
+    def test_hosts_come_and_go_while_it_trains(self):
+        with tempfile.TemporaryDirectory() as folder:
+            hosts = pathlib.Path(folder) / "hosts"
+
+            def listed(text):
+                (pathlib.Path(folder) / "new").write_text(text)
+                os.replace(pathlib.Path(folder) / "new", hosts)
+
+            listed("a:2\n")
+            with Job("--min-np", "1", "--starter", "local", "--host-discovery-script", f"cat {hosts}") as job:
+                for worker in range(2):
+                    job.wait_for_step(worker, 0, worker, 2)
+                listed("a:2\nb\n")
+                for worker in range(3):
+                    job.wait_for_step(worker, 1, worker, 3)
+                listed("b\n")
+                job.wait_for_step(2, 2, 0, 1)
+                self.assertEqual(job.stop(), 0, job.said())
+                self.assertIn("workers 0-1 leave: host a is listed no more; epoch 2 goes on with 1 of 3 workers", job.said())
+                job.check(self, 0, 1, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

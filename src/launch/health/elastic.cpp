@@ -1,0 +1,102 @@
+#include "launch/health/elastic.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+// Hosts in the order of their oldest workers, so that rank 0 is the oldest of all.
+std::vector<rendezvous::Member> by_rank(std::vector<Elastic::Worker> workers) {
+  std::map<int, int> oldest;  // by host
+  for (const Elastic::Worker& worker : workers) {
+    const auto [at, fresh] = oldest.try_emplace(worker.host, worker.number);
+    at->second = std::min(at->second, worker.number);
+  }
+  std::ranges::sort(workers, {},
+                    [&oldest](const Elastic::Worker& worker) { return std::pair(oldest[worker.host], worker.number); });
+  std::vector<rendezvous::Member> members;
+  int host_number = -1;
+  for (std::size_t i = 0; i < workers.size(); ++i) {
+    if (i == 0 || workers[i].host != workers[i - 1].host) ++host_number;
+    members.push_back({workers[i].number, workers[i].host_name, host_number});
+  }
+  return members;
+}
+
+}  // namespace
+
+Elastic::Elastic(Limits limits, std::vector<Worker> workers) : limits_(limits), workers_(std::move(workers)) {
+  current_.members = by_rank(workers_);
+  current_.cause = "the job's start";
+}
+
+bool Elastic::changes_are_used_up() const {
+  return limits_.most_changes && current_.epoch >= static_cast<std::uint64_t>(*limits_.most_changes);
+}
+
+int Elastic::room() const {
+  if (over_ || finishing_ || changes_are_used_up()) return 0;
+  return std::max(0, (limits_.most > 0 ? limits_.most : kMostProcesses) - size());
+}
+
+bool Elastic::can_spare(int workers) const {
+  return !over_ && !waits_ && !finishing_ && !changes_are_used_up() && size() - workers >= limits_.least;
+}
+
+Elastic::Decision Elastic::end(std::string why) {
+  over_ = true;
+  waits_ = false;
+  return {Decision::Kind::End, std::move(why)};
+}
+
+Elastic::Decision Elastic::announce(const std::string& cause) {
+  if (changes_are_used_up())
+    return end(fmt::format("its members have changed {} time{} (--reset-limit)", current_.epoch,
+                           current_.epoch == 1 ? "" : "s"));
+  const auto fresh = std::ranges::count_if(
+      workers_, [this](const Worker& one) { return !place_of(current_, one.number).has_value(); });
+  sizes_ = fresh == 0 ? fmt::format("{} of {} workers", size(), current_.members.size())
+                      : fmt::format("{} workers, {} of them new", size(), fresh);
+  current_ = {current_.epoch + 1, by_rank(workers_), cause};
+  waits_ = false;
+  return {Decision::Kind::Announce};
+}
+
+Elastic::Decision Elastic::leave(const std::vector<int>& workers, const std::string& cause) {
+  const auto left = std::erase_if(workers_, [&workers](const Worker& worker) {
+    return std::ranges::find(workers, worker.number) != workers.end();
+  });
+  if (left == 0 || over_) return {};
+  // Those that have come since know nothing of the training yet.
+  if (std::ranges::none_of(workers_, [this](const Worker& one) { return place_of(current_, one.number).has_value(); }))
+    return end("no worker is left");
+  if (size() >= limits_.least) return announce(cause);
+  const std::string few =
+      fmt::format("{} worker{} left, and {} are wanted", size(), size() == 1 ? " is" : "s are", limits_.least);
+  if (changes_are_used_up()) return end(fmt::format("{}; --reset-limit {} lets no others come", few, current_.epoch));
+  if (!limits_.others_may_come || finishing_) return end(few);
+  if (std::exchange(waits_, true)) return {};
+  return {Decision::Kind::Wait, few};
+}
+
+void Elastic::finish(int worker) {
+  finishing_ = std::erase_if(workers_, [worker](const Worker& one) { return one.number == worker; }) > 0 || finishing_;
+}
+
+Elastic::Decision Elastic::come(const std::vector<Worker>& workers, const std::string& cause) {
+  if (over_ || finishing_ || workers.empty()) return {};
+  workers_.insert(workers_.end(), workers.begin(), workers.end());
+  if (size() < limits_.least) return {};
+  return announce(cause);
+}
+
+Elastic::Decision Elastic::give_up(const std::string& why) {
+  if (!waits_) return {};
+  return end(why);
+}
+
+}  // namespace cohort::launch

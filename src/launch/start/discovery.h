@@ -1,0 +1,47 @@
+// The hosts that an elastic job may use, as a script names them (--host-discovery-script): it is run each second, in a
+// process of its own, and what it prints is a list of hosts. One that fails, takes too long or prints something else
+// has named nobody: that is never taken for "there are no hosts". One thread.
+#pragma once
+
+#include "launch/loop.h"
+#include "launch/plan/plan.h"
+#include "launch/start/starter.h"
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+class Discovery {
+ public:
+  struct Events {
+    std::function<void(const std::vector<PlannedHost>&)> on_hosts;  ///< each time; it may destroy this
+    /// A look that has failed, and why: once, until one is well or fails otherwise.
+    std::function<void(const std::string&)> on_trouble;
+  };
+  /// Looks at once, and then each second. `spec` outlives this.
+  Discovery(Loop& loop, const JobSpec& spec, StartMethod method, Events events);
+
+ private:
+  void look();
+  void look_again();
+  void on_ended(const sys::ExitStatus& status);
+  void fail(const std::string& why);
+
+  Loop& loop_;
+  const JobSpec& spec_;
+  const StartMethod method_;
+  const Events events_;
+  std::optional<SideCommand> script_;
+  std::string text_;
+  std::string trouble_;  ///< that was told last
+  Timer next_, late_;
+};
+
+/// Those that there are before anything is started: once they take `least` ranks. Throws Unavailable after `limit`.
+std::vector<PlannedHost> discover_hosts(const JobSpec& spec, StartMethod method, int least,
+                                        std::chrono::milliseconds limit);
+
+}  // namespace cohort::launch

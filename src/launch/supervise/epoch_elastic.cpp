@@ -1,0 +1,309 @@
+// What becomes of an elastic job's members: who fails leaves, and the others go on, in processes that they keep.
+#include "base/parse.h"
+#include "base/signals.h"
+#include "launch/supervise/epoch.h"
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+namespace cohort::launch {
+namespace {
+
+/// "worker 3 (h2) was killed by SIGKILL".
+std::string how_left(const Ending& ending) {
+  const std::string who = fmt::format("worker {} ({})", ending.rank, ending.host);
+  return ending.status.signal != 0 ? fmt::format("{} was {}", who, sys::to_string(ending.status))
+                                   : fmt::format("{} ended with {}", who, sys::to_string(ending.status));
+}
+
+/// " (ranks 0-2 are workers 0,2-3)"; empty where the numbers are the same.
+std::string numbering_of(const rendezvous::Membership& now) {
+  const std::vector<int> workers = workers_of(now);
+  bool same = true;
+  for (std::size_t rank = 0; rank < workers.size(); ++rank) same = same && workers[rank] == static_cast<int>(rank);
+  if (same) return {};
+  if (workers.size() == 1) return fmt::format(" (rank 0 is worker {})", workers.front());
+  return fmt::format(" (ranks 0-{} are workers {})", workers.size() - 1, to_ranges(workers));
+}
+
+}  // namespace
+
+void Epoch::begin_elastic() {
+  if (setup_.plan.least == 0) return;
+  std::vector<Elastic::Worker> workers;
+  for (const PlannedHost& host : setup_.plan.hosts) {
+    for (int i = 0; i < host.ranks; ++i) workers.push_back({host.first_rank + i, host.index, host.name});
+  }
+  worlds_.assign(workers.size(), 0);
+  worlds_then_ = worlds_;
+  elastic_.emplace(
+      Elastic::Limits{setup_.plan.least, spec_.elastic.most, spec_.elastic.most_changes, !spec_.elastic.script.empty()},
+      std::move(workers));
+  state_.members = {{utc_now(), elastic_->current()}};
+}
+
+void Epoch::let_failed_leave() {
+  if (!elastic_ || stage_ != Stage::Running || elastic_->over()) return;
+  std::vector<int> workers;
+  std::string cause;
+  for (; considered_ < end_.endings.size(); ++considered_) {
+    const Ending& ending = end_.endings[considered_];
+    if (has_ended_well(ending)) {
+      elastic_->finish(ending.rank);
+      continue;
+    }
+    // Those of hosts that are listed no more end by themselves, however they do.
+    if (!rendezvous::place_of(elastic_->current(), ending.rank)) {
+      end_.endings[considered_].spared = true;
+      continue;
+    }
+    cause += (cause.empty() ? "" : "; ") + how_left(ending);
+    workers.push_back(ending.rank);
+    note_host_failure(ending.host);
+    end_.endings[considered_].spared = true;
+    fresh_leavers_.push_back(considered_);
+    health_->left(ending.rank);
+  }
+  if (!workers.empty()) (void)follow(elastic_->leave(workers, cause), cause);
+}
+
+bool Epoch::goes_on_without_ranks(AgentHandle& agent, const std::string& why) {
+  if (stage_ != Stage::Running || elastic_->over() || agent.all_gone) return false;
+  if (is_newcomer(agent)) {
+    give_up_newcomer(agent, fmt::format("{} is lost ({})", agent.host.name, why));
+    return true;
+  }
+  const std::vector<int> processes = processes_of(setup_.plan, agent.host);
+  const rendezvous::Membership before = elastic_->current();
+  std::vector<int> lost;
+  std::ranges::copy_if(processes, std::back_inserter(lost), [this](int one) { return !members_.has_ended(one); });
+  if (lost.empty()) {
+    say(fmt::format("{} is lost ({}), where nothing ran any more", agent.host.name, why));
+  } else {
+    const bool one = lost.size() == 1;
+    const std::string cause = fmt::format("worker{} {} {} lost with {} host {} ({})", one ? "" : "s", to_ranges(lost),
+                                          one ? "is" : "are", one ? "its" : "their", agent.host.name, why);
+    if (!follow(elastic_->leave(lost, cause), cause)) return false;
+  }
+  note_host_failure(agent.host.name);
+  agent.all_gone = true;
+  AgentPool::kill(agent);  // its guard, if it lives, ends what is left
+  for (const int process : lost) {
+    end_lost(process);
+    if (rendezvous::place_of(before, process)) fresh_leavers_.push_back(end_.endings.size() - 1);
+  }
+  health_->host_ended(processes);
+  return true;
+}
+
+void Epoch::end_lost(int process) {
+  Ending ending = ending_of(process, {});
+  ending.status.signal = SIGKILL;
+  ending.after_seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
+  members_.end(process);
+  health_->rank_ended(process, {});
+  run_.process_ended(process, false, ending.status);
+  ending.spared = true;
+  health_->left(process);
+  end_.endings.push_back(std::move(ending));
+  considered_ = end_.endings.size();
+  if (process == 0) input_.reset();
+}
+
+bool Epoch::follow(const Elastic::Decision& decision, const std::string& cause) {
+  switch (decision.kind) {
+    case Elastic::Decision::Kind::Nothing:
+      if (elastic_->waits()) say(cause + "; waiting for more hosts");
+      return true;
+    case Elastic::Decision::Kind::Announce: announce_members(); return true;
+    case Elastic::Decision::Kind::Wait: {
+      const auto limit = spec_.elastic.timeout.value_or(kElasticTimeout);
+      say(fmt::format("{}; {}: waiting up to {} s for hosts", cause, decision.why, limit.count()));
+      limits_.elastic = Timer(loop_, limit, [this, limit] {
+        (void)follow(
+            elastic_->give_up(fmt::format("no hosts have come within {} s (--elastic-timeout)", limit.count())),
+            "too few workers are left");
+        look_for_failure();
+      });
+      return true;
+    }
+    case Elastic::Decision::Kind::End:
+      say(fmt::format("{}; the job cannot go on: {}", cause, decision.why));
+      for (const std::size_t ending : std::exchange(fresh_leavers_, {})) end_.endings[ending].spared = false;
+      return false;
+  }
+  return false;
+}
+
+void Epoch::announce_members() {
+  const rendezvous::Membership& now = elastic_->current();
+  limits_.elastic = Timer();
+  worlds_then_ = worlds_;
+  try {
+    events_.on_members(now);
+  } catch (const Error& error) {
+    if (!end_.stop_status) end_.stop_status = 1;
+    return stop(fmt::format("the job's store does not take its new members: {}", error.what()), SIGTERM, {spec_.grace});
+  }
+  agents_.broadcast(NewMembership{now.epoch});
+  run_.members_changed(
+      now, fmt::format("{}; epoch {} goes on with {}{}", now.cause, now.epoch, elastic_->sizes(), numbering_of(now)));
+}
+
+void Epoch::look_for_members() {
+  if (!elastic_ || stage_ != Stage::Running || workers_asked_ || members_.running_ranks() == 0) return;
+  const auto& members = elastic_->current().members;
+  if (elastic_->waits() || std::ranges::any_of(members, [this](const rendezvous::Member& member) {
+        return !members_.has_ended(member.worker);
+      }))
+    return;
+  workers_asked_ = true;
+  stopping_.begin({}, SIGTERM, {spec_.grace});
+}
+
+void Epoch::note_worlds(const Reports& reports) {
+  if (!elastic_) return;
+  for (const RankReport& report : reports.ranks) {
+    if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= worlds_.size()) continue;
+    const auto rank = static_cast<std::size_t>(report.rank);
+    worlds_[rank] = report.worlds;
+    if (fresh_leavers_.empty() || elastic_->waits() || report.worlds <= worlds_then_[rank]) continue;
+    fresh_leavers_.clear();
+    end_.doing_then.clear();  // of the failure that is over
+  }
+}
+
+// ---- hosts that come and go ----
+
+AgentHandle* Epoch::latest_of(const std::string& host) const {
+  AgentHandle* latest = nullptr;
+  for (const auto& member : agents_.members()) {
+    if (member->host.name == host) latest = member.get();
+  }
+  return latest;
+}
+
+void Epoch::on_hosts(const std::vector<PlannedHost>& listed) {
+  if (stage_ != Stage::Running || elastic_->over()) return;
+  drain_unlisted(listed);
+  int room = stage_ == Stage::Running ? elastic_->room() : 0;
+  for (const auto& [agent, limit] : newcomers_) room -= agent->host.slots;
+  for (const PlannedHost& host : listed) {
+    if (room <= 0) return;
+    const AgentHandle* const here = latest_of(host.name);
+    if (here != nullptr && !here->all_gone) continue;
+    const auto failures = host_failures_.find(host.name);
+    const bool free =
+        failures == host_failures_.end() || (failures->second.free_at && *failures->second.free_at <= Clock::now());
+    if (!free) continue;
+    const int ranks = std::min(host.slots, room);
+    room -= ranks;
+    bring(host, ranks);
+  }
+}
+
+void Epoch::bring(const PlannedHost& host, int ranks) {
+  try {
+    AgentHandle* agent = latest_of(host.name);
+    const bool there = agent != nullptr && agent->channel != nullptr && !agent->channel->closed();
+    PlannedHost wanted = host;
+    wanted.slots = ranks;
+    if (there)
+      agent->host.slots = ranks;
+    else
+      agent = &agents_.add(std::move(wanted));
+    newcomers_[agent] = Timer(loop_, start_timeout_, [this, agent] {
+      give_up_newcomer(*agent, fmt::format("no sign of running ranks from {} after {:.0f} s", agent->host.name,
+                                           std::chrono::duration<double>(start_timeout_).count()));
+    });
+    if (there) take_newcomer(*agent);
+  } catch (const Error& error) {
+    note_host_failure(host.name);
+    say(fmt::format("{} cannot be had: {}", host.name, error.what()));
+  }
+}
+
+void Epoch::take_newcomer(AgentHandle& agent) {
+  if (elastic_->room() >= agent.host.slots) return events_.on_more(agent, agent.host.slots);
+  newcomers_.erase(&agent);  // the job is about to end, or has as many as it may
+  agent.all_gone = true;
+  agent.channel->send(Finish{});
+  check_end();
+}
+
+void Epoch::grow() {
+  members_.grow(setup_.plan);
+  worlds_.resize(static_cast<std::size_t>(setup_.plan.world_size), 0);
+  worlds_then_.resize(worlds_.size(), 0);
+  health_->grow(members_.hosts());
+  run_.grow(setup_.plan);
+  if (remote_logs_) remote_logs_->grow(members_.roles());
+}
+
+void Epoch::on_newcomer_started(AgentHandle& agent) {
+  newcomers_.erase(&agent);
+  run_.changed();
+  std::vector<Elastic::Worker> workers;
+  std::vector<int> numbers = processes_of(setup_.plan, agent.host);
+  for (const int number : numbers) workers.push_back({number, agent.host.index, agent.host.name});
+  if (elastic_->room() < static_cast<int>(workers.size())) {
+    const auto grace = static_cast<std::uint32_t>(spec_.grace.count());
+    agent.channel->send(StopWorkers{SIGTERM, grace, grace, Role::Worker});
+    return;
+  }
+  const std::string cause = fmt::format("host {} has come with worker{} {}", agent.host.name,
+                                        numbers.size() == 1 ? "" : "s", to_ranges(numbers));
+  (void)follow(elastic_->come(workers, cause), cause);
+}
+
+void Epoch::give_up_newcomer(AgentHandle& agent, const std::string& why) {
+  newcomers_.erase(&agent);
+  note_host_failure(agent.host.name);
+  say(fmt::format("{}; the job goes on without {}", why, agent.host.name));
+  for (const int process : processes_of(setup_.plan, agent.host)) {
+    if (!members_.has_ended(process)) end_lost(process);
+  }
+  agent.all_gone = true;
+  AgentPool::kill(agent);
+  check_end();
+}
+
+void Epoch::drain_unlisted(const std::vector<PlannedHost>& listed) {
+  for (const auto& agent : agents_.members()) {
+    const std::string& name = agent->host.name;
+    const bool is_listed = std::ranges::any_of(listed, [&name](const auto& host) { return host.name == name; });
+    std::vector<int> workers;
+    for (const int process : processes_of(setup_.plan, agent->host)) {
+      if (!members_.has_ended(process) && rendezvous::place_of(elastic_->current(), process))
+        workers.push_back(process);
+    }
+    if (is_listed) unspared_.erase(name);
+    if (is_listed || workers.empty() || stage_ != Stage::Running) continue;
+    const bool one = workers.size() == 1;
+    if (!elastic_->can_spare(static_cast<int>(workers.size()))) {
+      if (unspared_.insert(name).second)
+        say(fmt::format("host {} is listed no more, and its worker{} {} {}: fewer than --min-np {} would be left", name,
+                        one ? "" : "s", to_ranges(workers), one ? "stays" : "stay", setup_.plan.least));
+      continue;
+    }
+    const std::string cause = fmt::format("worker{} {} {}: host {} is listed no more", one ? "" : "s",
+                                          to_ranges(workers), one ? "leaves" : "leave", name);
+    for (const int worker : workers) health_->left(worker);
+    (void)follow(elastic_->leave(workers, cause), cause);
+  }
+}
+
+// As Horovod documents it: the first time for the shorter one.
+void Epoch::note_host_failure(const std::string& host) {
+  Failures& failures = host_failures_[host];
+  if (failures.count > 0 && (!failures.free_at || *failures.free_at > Clock::now())) return;  // of the same trouble
+  ++failures.count;
+  if (!spec_.elastic.cooldown) return;
+  const auto& [low, high] = *spec_.elastic.cooldown;
+  std::chrono::seconds pause = low;
+  for (int i = 1; i < failures.count && pause < high; ++i) pause *= 2;
+  failures.free_at = Clock::now() + std::min(pause, high);
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,180 @@
+#include "rendezvous/epochs.h"
+
+#include "base/log.h"
+#include "base/parse.h"
+#include "base/result.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace cohort::rendezvous {
+namespace {
+
+constexpr std::string_view kFormed = "formed";
+
+class EndingWithEpoch final : public store::MeetingStore {
+ public:
+  EndingWithEpoch(std::shared_ptr<MeetingStore> store, std::uint64_t epoch)
+      : store_(std::move(store)), epoch_(epoch), next_(membership_key(epoch + 1)) {}
+
+  void set(std::string_view key, std::string_view value) override { store_->set(key, value); }
+  std::string get(std::string_view key, Deadline deadline) override {
+    const std::string keys[] = {std::string(key)};
+    return get_any(keys, deadline).value;
+  }
+  std::optional<std::string> try_get(std::string_view key) override {
+    auto found = store_->try_get(key);
+    if (!found && store_->try_get(next_)) throw Superseded(epoch_);
+    return found;
+  }
+  void wait(std::span<const std::string> keys, Deadline deadline) override {
+    for (const std::string& key : keys) (void)get(key, deadline);
+  }
+  std::int64_t add(std::string_view key, std::int64_t amount) override { return store_->add(key, amount); }
+  std::optional<std::string> compare_and_set(std::string_view key, std::optional<std::string_view> expected,
+                                             std::string_view desired) override {
+    return store_->compare_and_set(key, expected, desired);
+  }
+  bool delete_key(std::string_view key) override { return store_->delete_key(key); }
+  Found get_any(std::span<const std::string> keys, Deadline deadline) override {
+    std::vector<std::string> and_next(keys.begin(), keys.end());
+    and_next.push_back(next_);
+    Found found = store_->get_any(and_next, deadline);
+    if (found.index == keys.size()) throw Superseded(epoch_);
+    return found;
+  }
+  void leave_will(std::string_view key, std::string_view value) override { store_->leave_will(key, value); }
+  void withdraw_will(std::string_view key) override { store_->withdraw_will(key); }
+
+ private:
+  const std::shared_ptr<MeetingStore> store_;
+  const std::uint64_t epoch_;
+  const std::string next_;
+};
+
+std::string ready_key(const std::string& prefix, int rank) { return fmt::format("{}/ready/{}", prefix, rank); }
+
+}  // namespace
+
+Superseded::Superseded(std::uint64_t epoch)
+    : Error(ErrorCode::Aborted, fmt::format("an epoch of the job after {} has begun", epoch)) {}
+
+Membership current_membership(store::Store& store, std::uint64_t least) {
+  const auto text = store.try_get(store::kEpochKey);
+  const auto said = parse_integer<std::uint64_t>(text.value_or("0"));
+  if (!said) raise(ErrorCode::Corrupt, "the job's store says that its epoch is '{}', which is no number", *text);
+  const std::uint64_t epoch = std::max(*said, least);
+  const auto bytes = store.try_get(membership_key(epoch));
+  if (!bytes) {
+    raise(ErrorCode::Unavailable,
+          "the job's store has no membership of epoch {}, although this process was started in an elastic job "
+          "(COHORT_ELASTIC=1) -- start it by `cohort run`",
+          epoch);
+  }
+  Membership membership = value_or_throw(decode_membership(*bytes));
+  if (membership.epoch != epoch) {
+    raise(ErrorCode::Corrupt, "the job's store has the membership of epoch {} as that of epoch {}", membership.epoch,
+          epoch);
+  }
+  return membership;
+}
+
+bool was_member(store::Store& store, std::uint64_t epoch, int worker) {
+  while (epoch-- > 0) {
+    const auto bytes = store.try_get(membership_key(epoch));
+    const auto membership = bytes ? decode_membership(*bytes) : fail(ErrorCode::Unavailable, "none");
+    if (membership && place_of(*membership, worker)) return true;
+  }
+  return false;
+}
+
+std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch) {
+  return std::make_shared<EndingWithEpoch>(std::move(store), epoch);
+}
+
+bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline) {
+  try {
+    (void)store.get(membership_key(epoch + 1), deadline);
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::Timeout) throw;
+    return false;
+  }
+}
+
+// Members that learn of the next epoch at different moments must not go different ways: one value, set once, decides.
+void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
+              net::Deadline deadline) {
+  const std::string outcome = prefix + "/outcome";
+  const int size = static_cast<int>(membership.members.size());
+  store.set(ready_key(prefix, rank), "");
+  if (store.add(prefix + "/ready", 1) == size) (void)store.compare_and_set(outcome, std::nullopt, kFormed);
+  std::string decided;
+  bool late = false;
+  try {
+    const std::string keys[] = {outcome, membership_key(membership.epoch + 1)};
+    const auto found = store.get_any(keys, deadline);
+    if (found.index == 0) decided = found.value;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::Timeout) throw;
+    late = true;
+  }
+  if (decided.empty()) decided = store.compare_and_set(outcome, std::nullopt, "given up").value_or("");
+  if (decided == kFormed) return;
+  if (!late) throw Superseded(membership.epoch);
+  std::string missing;
+  for (int other = 0; other < size && missing.size() < 300; ++other) {
+    const Member& member = membership.members[static_cast<std::size_t>(other)];
+    if (store.try_get(ready_key(prefix, other))) continue;
+    missing +=
+        fmt::format("{}rank {} (worker {} on {})", missing.empty() ? "" : ", ", other, member.worker, member.host);
+  }
+  raise(ErrorCode::Timeout,
+        "the world of epoch {} was not formed in time: {} did not come, and the job's supervisor began no later epoch "
+        "-- see the output of those",
+        membership.epoch, missing.empty() ? "a rank that has given up" : missing);
+}
+
+namespace {
+
+std::mutex joined_mutex;
+std::optional<Membership> joined_last;
+
+std::optional<Membership> joined_membership() {
+  const std::lock_guard lock(joined_mutex);
+  return joined_last;
+}
+
+}  // namespace
+
+void note_joined(const Membership& membership) {
+  const std::lock_guard lock(joined_mutex);
+  joined_last = membership;
+}
+
+std::optional<std::uint64_t> joined_epoch() {
+  const auto mine = joined_membership();
+  return mine ? std::optional(mine->epoch) : std::nullopt;
+}
+
+std::optional<JobNews> news_since_joined(std::uint64_t announced) {
+  const auto mine = joined_membership();
+  if (!mine || announced <= mine->epoch) return std::nullopt;
+  try {
+    const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));
+    const Membership now = current_membership(*store, announced);
+    const auto has_others = [](const Membership& one, const Membership& other) {
+      return std::any_of(one.members.begin(), one.members.end(),
+                         [&](const Member& member) { return !place_of(other, member.worker); });
+    };
+    return JobNews{now.epoch, has_others(now, *mine), has_others(*mine, now)};
+  } catch (const Error& error) {
+    log::warn("world", "epoch {} of the job has begun, and who is in it cannot be read: {}", announced, error.what());
+    return JobNews{announced, true, true};
+  }
+}
+
+}  // namespace cohort::rendezvous

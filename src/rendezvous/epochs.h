@@ -1,0 +1,59 @@
+// An elastic job as one of its workers sees it: which epoch the job is in, that a later one has begun, and whether all
+// members of one have formed its world. All of it is in the job's store, where the supervisor writes the record of each
+// epoch before anything else says that it has begun, and leaves no number out. Any thread; blocks until the deadline.
+#pragma once
+
+#include "net/address.h"
+#include "net/store.h"
+#include "rendezvous/membership.h"
+
+#include <cohort/error.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace cohort::rendezvous {
+
+/// A later epoch of the job has begun, so what waits for this one's members waits in vain.
+class Superseded : public Error {
+ public:
+  explicit Superseded(std::uint64_t epoch);
+};
+
+/// Of the latest epoch, which is not before `least`. Throws Corrupt, and Unavailable if the job has none.
+Membership current_membership(store::Store& store, std::uint64_t least);
+
+/// Whether the worker was in an earlier epoch than this one: who is in none yet may be in a later one.
+bool was_member(store::Store& store, std::uint64_t epoch, int worker);
+
+/// The same store, whose waits (and looks, for those who look again and again) end with Superseded when a later epoch
+/// has begun. What is there counts first.
+std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch);
+
+/// False if no epoch after this one has begun by the deadline.
+bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline);
+
+/// To be called once, by each member that has its communicator: all of them go on with it, or none. Superseded: nobody
+/// does, since a later epoch has begun. Throws Timeout, naming who did not come.
+void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
+              net::Deadline deadline);
+
+// What this process knows of its job since it formed a world of it last.
+
+/// It has formed the world of this epoch.
+void note_joined(const Membership& membership);
+/// The epoch of the world that it formed last; nothing: none, or this is no elastic job.
+std::optional<std::uint64_t> joined_epoch();
+
+struct JobNews {
+  std::uint64_t epoch = 0;
+  bool came = false;  ///< workers that were not in this process's world
+  bool left = false;  ///< workers that were
+};
+/// `announced`: the latest epoch, as status::StatusPage has it. Nothing: this process's world is of it, or this is no
+/// elastic job. Asks the job's store only if it is not; if that cannot be read, some came and some left.
+std::optional<JobNews> news_since_joined(std::uint64_t announced);
+
+}  // namespace cohort::rendezvous

@@ -1,0 +1,49 @@
+// Who takes part in an elastic job, and as which rank. The supervisor alone decides it, and writes one record for each
+// epoch into the job's store. Plain data and pure functions; the bytes come from another process and are checked in
+// full.
+#pragma once
+
+#include "base/result.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::rendezvous {
+
+struct Member {
+  int worker = 0;  ///< of one process, as long as the job lives; never given again
+  std::string host;
+  int host_number = 0;  ///< as in comm::FormOptions::hosts: from 0, in the order of the ranks
+  friend bool operator==(const Member&, const Member&) = default;
+};
+
+struct Membership {
+  std::uint64_t epoch = 0;
+  std::vector<Member> members;  ///< by rank; those of one host are consecutive, the oldest hosts and workers first
+  std::string cause;            ///< why it is not the one before: "rank 2 (host b) was killed by signal 9"
+  friend bool operator==(const Membership&, const Membership&) = default;
+};
+
+std::string encode(const Membership& membership);
+/// Corrupt if it is no membership of this version: no members, a worker twice, hosts out of order.
+Result<Membership> decode_membership(std::string_view bytes);
+
+/// Where the job's store has it.
+std::string membership_key(std::uint64_t epoch);
+
+/// What a worker is in it.
+struct MemberPlace {
+  int rank = 0;
+  int local_rank = 0;
+  int local_size = 1;
+  int cross_rank = 0;  ///< number of its host
+  int cross_size = 1;  ///< hosts
+  friend bool operator==(const MemberPlace&, const MemberPlace&) = default;
+};
+/// Nothing: the worker is not in it.
+std::optional<MemberPlace> place_of(const Membership& membership, int worker);
+
+}  // namespace cohort::rendezvous

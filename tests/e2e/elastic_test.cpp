@@ -1,0 +1,269 @@
+// Jobs that go on when ranks fail (`cohort run --min-np`): who leaves, what is said of it, and how such a job ends.
+// Ranks of most tests are shells, which need no world.
+#include "launch_harness.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace cohort::test {
+namespace {
+
+using nlohmann::json;
+
+/// Each waits for its orders, a file "KIND.NUMBER"; what it has started must not outlive it.
+constexpr const char* kWorker =
+    "sleep 1000 & n=$COHORT_WORKER; echo \"worker $n of ${COHORT_ELASTIC:-none}\"; touch ready.$n; "
+    "while true; do "
+    "if [ -e end.$n ]; then kill $!; exit 0; fi; "
+    "if [ -e kill.$n ]; then kill -9 $$; fi; "
+    "if [ -e fail.$n ]; then exit 5; fi; "
+    "sleep 0.02; done";
+
+class ElasticJob : public testing::Test {
+ protected:
+  void start(const std::vector<std::string>& options, int workers) {
+    JobOptions job;
+    job.arguments = {"run", "--grace", "1"};
+    job.arguments.insert(job.arguments.end(), options.begin(), options.end());
+    job.arguments.insert(job.arguments.end(), {"sh", "-c", kWorker});
+    job_.emplace(job);
+    for (int worker = 0; worker < workers; ++worker)
+      ASSERT_TRUE(eventually([&] { return !file("ready", worker).empty(); })) << job_->err();
+  }
+  std::string file(const std::string& kind, int worker) const {
+    const std::string path = job_->folder() + "/" + kind + "." + std::to_string(worker);
+    return std::ifstream(path).good() ? path : std::string();
+  }
+  void order(const std::string& kind, int worker) const {
+    std::ofstream(job_->folder() + "/" + kind + "." + std::to_string(worker)) << "now";
+  }
+  void expect_said(const std::string& text) const {
+    EXPECT_TRUE(eventually([&] { return job_->err().find(text) != std::string::npos; })) << text << "\nin\n"
+                                                                                         << job_->err();
+  }
+  void expect_silent_about(const std::string& text) const {
+    EXPECT_EQ(job_->err().find(text), std::string::npos) << job_->err();
+  }
+  std::optional<Job> job_;
+};
+
+/// Hosts are what a file says, all of them this one.
+class ElasticHosts : public ElasticJob {
+ protected:
+  ElasticHosts() : folder_(testing::TempDir() + "/cohort-hosts-XXXXXX") {
+    if (::mkdtemp(folder_.data()) == nullptr) throw std::runtime_error("mkdtemp");
+  }
+  ~ElasticHosts() override { std::filesystem::remove_all(folder_); }
+  /// The script copies it: "exit 3" or "sleep 9" in it are done.
+  void list(const std::string& text) const {
+    std::ofstream(folder_ + "/new") << text;
+    std::filesystem::rename(folder_ + "/new", folder_ + "/hosts");
+  }
+  void start_on(const std::string& text, std::vector<std::string> options, int workers) {
+    std::ofstream(folder_ + "/script") << "sed /^!/d " << folder_ << "/hosts; . " << folder_ << "/then";
+    std::ofstream(folder_ + "/then") << "";
+    list(text);
+    options.insert(options.end(), {"--starter", "local", "--host-discovery-script", "sh " + folder_ + "/script"});
+    start(options, workers);
+  }
+  void then(const std::string& command) const {
+    std::ofstream(folder_ + "/new") << command;
+    std::filesystem::rename(folder_ + "/new", folder_ + "/then");
+  }
+  void expect_ready(int worker) const {
+    EXPECT_TRUE(eventually([&] { return !file("ready", worker).empty(); })) << job_->err();
+  }
+  std::string folder_;
+};
+
+TEST_F(ElasticHosts, ThatComeGetWorkers) {
+  start_on("a\nb:2\n", {"--min-np", "1", "--max-np", "5", "--run-dir", "r"}, 3);
+  list("a\nb:2\nc:4 # as many as there is room for\n");
+  expect_said("host c has come with workers 3-4; epoch 1 goes on with 5 workers, 2 of them new\n");
+  expect_ready(4);
+  EXPECT_TRUE(eventually([this] { return job_->out().find("c:4 | worker 4 of 1") != std::string::npos; }))
+      << job_->out();
+  order("fail", 0);
+  expect_said("epoch 2 goes on with 4 of 5 workers (ranks 0-3 are workers 1-4)\n");
+  list("a\nc:4\n");
+  expect_said("workers 1-2 leave: host b is listed no more; epoch 3 goes on with 2 of 4 workers");
+  for (const int worker : {1, 2, 3, 4}) order(worker < 3 ? "fail" : "end", worker);
+  EXPECT_EQ(job_->wait(), 0);
+  expect_silent_about("epoch 4");
+  EXPECT_NE(job_->file("r/logs/rank-4.out"), "");
+  EXPECT_TRUE(job_->processes().empty());
+}
+
+TEST_F(ElasticHosts, AreAwaitedWhereTooFewAreLeft) {
+  start_on("a\nb\n", {"--min-np", "2"}, 2);
+  order("kill", 1);
+  expect_said("1 worker is left, and 2 are wanted: waiting up to 600 s for hosts\n");
+  list("a\nb\nc\n");
+  expect_said(
+      "host c has come with worker 2; epoch 1 goes on with 2 workers, 1 of them new (ranks 0-1 are workers 0,2)\n");
+  order("end", 0);
+  order("end", 2);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticHosts, AreAwaitedNoLongerThanTheTimeout) {
+  start_on("a\nb\n", {"--min-np", "2", "--elastic-timeout", "1"}, 2);
+  order("fail", 1);
+  EXPECT_EQ(job_->wait(), 5);
+  expect_said("the job cannot go on: no hosts have come within 1 s (--elastic-timeout)\n");
+}
+
+TEST_F(ElasticHosts, AreUsedAgainOnceTheyHaveCooledDown) {
+  start_on("a\nb\n", {"--min-np", "1", "--blacklist-cooldown-range", "1", "4"}, 2);
+  order("kill", 1);
+  expect_said("epoch 1 goes on with 1 of 2 workers\n");
+  expect_said("host b has come with worker 2; epoch 2 goes on with 2 workers, 1 of them new");
+  order("end", 0);
+  order("end", 2);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticHosts, StayAsTheyAreWhereTheScriptFails) {
+  start_on("a\nb\n", {"--min-np", "1"}, 2);
+  then("echo a; exit 3");
+  expect_said("exit code 3; the hosts stay as they are\n");
+  then("echo 'two words'");
+  expect_said("host file, line 3");
+  then("");
+  list("");  // nobody at all: all but as many as are needed could go, and none may
+  expect_said("stays: fewer than --min-np 1 would be left\n");
+  order("end", 0);
+  order("end", 1);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticJob, GoesOnWithoutWorkersThatFail) {
+  start({"-np", "4", "--min-np", "2"}, 4);
+  order("kill", 1);
+  expect_said("worker 1 (");
+  expect_said(") was killed by SIGKILL; epoch 1 goes on with 3 of 4 workers (ranks 0-2 are workers 0,2-3)\n");
+  EXPECT_TRUE(eventually([this] { return job_->processes("sleep 1000").size() == 3; }))
+      << "what it has started is left";
+  order("fail", 3);
+  expect_said(") ended with exit code 5; epoch 2 goes on with 2 of 3 workers (ranks 0-1 are workers 0,2)\n");
+  EXPECT_NE(job_->out().find("0 | worker 0 of 1"), std::string::npos) << job_->out();
+  order("end", 0);
+  order("end", 2);
+  EXPECT_EQ(job_->wait(), 0);
+  expect_silent_about("failed");
+}
+
+TEST_F(ElasticJob, EndsWithTheFirstCauseWhereTooFewAreLeft) {
+  start({"-np", "3", "--min-np", "2"}, 3);
+  order("kill", 2);
+  expect_said("epoch 1 goes on with 2 of 3 workers\n");
+  order("fail", 0);
+  EXPECT_EQ(job_->wait(), 128 + SIGKILL);
+  expect_said("the job cannot go on: 1 worker is left, and 2 are wanted\n");
+  // Nobody had formed a world since: that one may be why the other has failed.
+  expect_said("rank 2 failed: killed by SIGKILL");
+}
+
+TEST_F(ElasticJob, ChangesNoMoreOftenThanItMay) {
+  start({"-np", "3", "--min-np", "1", "--reset-limit", "1"}, 3);
+  order("fail", 0);
+  expect_said("epoch 1 goes on with 2 of 3 workers (ranks 0-1 are workers 1-2)\n");
+  order("fail", 1);
+  EXPECT_EQ(job_->wait(), 5);
+  expect_said("the job cannot go on: its members have changed 1 time (--reset-limit)\n");
+}
+
+TEST_F(ElasticJob, GoesOnWithoutAHostThatIsLost) {
+  start({"-H", "a:1,b:2,c:1", "--starter", "local", "--min-np", "2"}, 4);
+  // The agents are in the order of the hosts.
+  std::vector<pid_t> guards;
+  for (const pid_t pid : job_->processes(COHORT_COMMAND " agent --connect")) {
+    const auto stat = sys::process_stat(pid);
+    if (stat && stat->parent == job_->pid()) guards.push_back(pid);
+  }
+  ASSERT_EQ(guards.size(), 3U);
+  ::kill(guards[1], SIGKILL);
+  expect_said("workers 1-2 are lost with their host b (");
+  expect_said("epoch 1 goes on with 2 of 4 workers (ranks 0-1 are workers 0,3)\n");
+  EXPECT_TRUE(eventually([this] { return job_->processes("sleep 1000").size() == 2; }));
+  order("end", 0);
+  order("end", 3);
+  EXPECT_EQ(job_->wait(), 0);
+  EXPECT_TRUE(job_->processes().empty());
+}
+
+TEST_F(ElasticJob, EndsAsAnyOtherWhereItIsToldTo) {
+  start({"-np", "3", "--min-np", "1"}, 3);
+  order("kill", 0);
+  expect_said("epoch 1 goes on with 2 of 3 workers");
+  job_->signal(SIGTERM);
+  EXPECT_EQ(job_->wait(), 128 + SIGTERM);
+  expect_silent_about("epoch 2");
+  EXPECT_TRUE(job_->processes().empty());
+}
+
+TEST_F(ElasticJob, IsToldInEventsAndInItsRecord) {
+  start({"-np", "3", "--min-np", "1", "--json", "--run-dir", "r"}, 3);
+  order("kill", 1);
+  const auto live = [this]() -> json {
+    const json read = json::parse(job_->file("r/live.json"), nullptr, false);
+    return read.is_object() ? read.value("members", json()) : json();
+  };
+  ASSERT_TRUE(eventually([&] { return live().is_object() && live().at("epoch") == 1; })) << job_->file("r/live.json");
+  EXPECT_EQ(live().at("workers"), "0,2");
+  EXPECT_EQ(live().at("size"), 2);
+  order("end", 0);
+  order("end", 2);
+  EXPECT_EQ(job_->wait(), 0);
+  std::vector<json> changes;
+  std::istringstream lines(job_->out());
+  for (std::string line; std::getline(lines, line);) {
+    if (json event = json::parse(line); event.at("event") == "members") changes.push_back(std::move(event));
+  }
+  ASSERT_EQ(changes.size(), 1U) << job_->out();
+  EXPECT_EQ(changes[0].at("epoch"), 1);
+  EXPECT_EQ(changes[0].at("workers"), json({0, 2}));
+  EXPECT_EQ(changes[0].at("left"), json({1}));
+  const json record = json::parse(job_->file("r/job.json"));
+  ASSERT_EQ(record.at("members").size(), 2U);
+  EXPECT_EQ(record.at("members")[0].at("workers"), json({0, 1, 2}));
+  EXPECT_EQ(record.at("members")[1].at("workers"), json({0, 2}));
+  EXPECT_EQ(record.at("exit_status"), 0);
+  EXPECT_FALSE(record.contains("failure"));
+}
+
+TEST(ElasticOptions, AreRefusedWhereTheyCannotBeMet) {
+  const auto refused = [](std::vector<std::string> options, const std::string& why) {
+    options.insert(options.begin(), "run");
+    options.emplace_back("true");
+    const auto finished = run({options});
+    EXPECT_EQ(finished.status, 2) << finished.err;
+    EXPECT_NE(finished.err.find(why), std::string::npos) << finished.err;
+  };
+  refused({"--max-np", "2"}, "--max-np: --min-np is wanted, too");
+  refused({"--elastic-timeout", "9"}, "--elastic-timeout: --min-np is wanted, too");
+  refused({"-np", "2", "--min-np", "3"}, "--min-np 3: the job would begin with 2 ranks");
+  refused({"-np", "4", "--min-np", "1", "--max-np", "3"}, "--min-np 1 --max-np 3: the job would begin with 4 ranks");
+  refused({"-np", "2", "--min-np", "2", "--max-num-proc", "1"}, "the least is more than the most");
+  refused({"-np", "2", "--min-np", "1", "--servers", "1"}, "--min-np and --servers: ");
+  refused({"-np", "2", "--min-np", "1", "--evaluator", "true"}, "--min-np and --evaluator: ");
+  refused({"-np", "2", "--min-num-proc", "1", "--tf-config"}, "--min-np and --tf-config: ");
+  refused({"-np", "2", "--min-np", "1", "--max-restarts", "1"}, "--min-np and --max-restarts: ");
+  refused({"--nnodes", "1:2", "--rdzv-endpoint", "h:1", "--max-restarts", "1"}, " and --max-restarts: ");
+  refused({"-np", "2", "--host-discovery-script", "true"}, "--host-discovery-script: --min-np is wanted, too");
+  refused({"-H", "a", "--min-np", "1", "--host-discovery-script", "true"}, "leave out -H");
+  refused({"-np", "2", "--min-np", "1", "--slots-per-host", "2"}, "is for hosts of --host-discovery-script");
+}
+
+}  // namespace
+}  // namespace cohort::test
