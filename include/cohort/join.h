@@ -10,7 +10,9 @@ namespace cohort {
 /// Throws InvalidArgument when sources contradict each other (the message names both), Mismatch when ranks differ in
 /// what they run: the program, the build of Cohort, or the version of the libtorch that they have loaded; Timeout when
 /// ranks do not appear (it names them), Unavailable when there is no secret and one is needed, PeerLost when one dies
-/// meanwhile.
+/// meanwhile. In an elastic job (`cohort run --min-np`) the job's membership says which rank of how many this process
+/// is; a rank that dies meanwhile is no error, since the others form the next epoch's world, and Aborted says that the
+/// job has removed this process.
 Communicator join(const JoinOptions& options = {});
 
 }  // namespace cohort

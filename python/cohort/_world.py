@@ -66,7 +66,9 @@ def join(init_method: str = "", *, rank: int = -1, world_size: int = -1, secret_
 
     Raises InvalidArgument when sources contradict each other, Mismatch when ranks differ in what they run (program,
     version of torch where it is loaded, build of Cohort), Timeout when ranks do not appear, Unavailable when there
-    is no secret and one is needed, PeerLost when a rank dies meanwhile.
+    is no secret and one is needed, PeerLost when a rank dies meanwhile. In an elastic job (`cohort run --min-np`) it
+    says which rank of how many this process is, those that are left form the next world where a rank dies meanwhile,
+    and Aborted says that the job has removed this process.
     """
     _refuse_child_that_imports_main()
     _last_words.tell_stacks()

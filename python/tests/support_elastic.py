@@ -51,6 +51,7 @@ class ElasticJob:
     """The job's store, secret and status pages are another process's. As a context: nothing of it is left at the end."""
 
     def __init__(self, script=TRAINING, workers=16, **environment):
+        self.shared_before = set(os.listdir("/dev/shm"))
         self.folder = tempfile.TemporaryDirectory(prefix="cohort-elastic-")
         self.path = pathlib.Path(self.folder.name)
         (self.path / "script.py").write_text(script)
@@ -133,6 +134,17 @@ class ElasticJob:
         """(time, epoch, step, rank, size, digest) of each."""
         found = re.findall(r"^step (\d+) (\d+) (\d+) (\d+) (\d+) (\w+)$", self.log(worker), re.MULTILINE)
         return [(*map(int, each[:5]), each[5]) for each in found]
+
+    def left_behind(self):
+        """Processes of the job, but for the keeper, and what is in /dev/shm."""
+        found = [f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self.shared_before if "cohort" in name]
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                if f"FOLDER={self.path}\0".encode() in (process / "environ").read_bytes():
+                    found.append(process.name)
+            except OSError:
+                pass  # it has ended
+        return found
 
     def stop(self):
         """The training ends; (exit status, output) of those that still ran, by worker."""

@@ -82,6 +82,7 @@ class Training(unittest.TestCase):
                 self.assertEqual(status, 0, output)
                 self.assertIn("\nover ", output)
             self.check(job, 0, 1, 2, 3)
+            self.assertEqual(job.left_behind(), [])
 
     def test_deaths_while_survivors_form_the_next_world(self):
         with ElasticJob() as job:

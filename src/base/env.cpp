@@ -118,6 +118,8 @@ constexpr Variable kVariables[] = {
      SetForRanks},
     {kElastic, kFlag, "0", "the job may go on with fewer or more ranks (--min-np); each is what its store says",
      SetForRanks},
+    {"COHORT_ELASTIC_TIMEOUT", seconds_from(0, 1e9), "600",
+     "of an elastic job: how long it waits for hosts (--elastic-timeout); joining waits so long, too", SetForRanks},
     {kWorker, kCount, "", "number of this process in an elastic job; never given to another", SetForRanks},
     {kServersMayDie, kFlag, "0", "of a server: the job goes on when one dies (--server-restarts, --lost-servers)",
      SetForRanks},

@@ -155,6 +155,9 @@ using std::chrono::milliseconds;
 // For rank 0 to be there, which should hear that a rank has no secret.
 constexpr std::chrono::seconds kTellingTime{5};
 
+// For those who have come then to form their world.
+constexpr std::chrono::seconds kAfterHosts{60};
+
 constexpr std::string_view kHowToGiveASecret =
     "to meet over a network, give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or "
     "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if "
@@ -491,6 +494,8 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     const auto worker = env::number(env::kWorker, environment);
     if (!worker) return tl::unexpected(worker.error());
     plan.worker = static_cast<int>(*worker);
+    // A job that has lost too many waits for hosts, and its ranks for the epoch with them.
+    plan.join_timeout = std::max(plan.join_timeout, *env::seconds("COHORT_ELASTIC_TIMEOUT", environment) + kAfterHosts);
   }
   if (auto meant = rendezvous::refuse_unmeant_world_of_one(environment, plan.size, plan.source); !meant) {
     return tl::unexpected(meant.error());

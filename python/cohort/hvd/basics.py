@@ -93,6 +93,11 @@ def form_again() -> None:
     init()
 
 
+def may_grow() -> bool:
+    """Whether a world of one is to do what larger ones do, since it may become one."""
+    return is_elastic() or is_on("HOROVOD_ELASTIC")
+
+
 def is_on(name: str) -> bool:
     """Whether a variable is set to something that means yes."""
     return environment_value(name) is True

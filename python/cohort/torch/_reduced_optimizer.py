@@ -7,7 +7,7 @@ import warnings
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
-from cohort._core import count_step, is_elastic
+from cohort._core import count_step
 from cohort.hvd import basics
 from cohort.hvd.operations import Average
 from cohort.torch import _collectives as start
@@ -34,7 +34,7 @@ class ReducedOptimizer(Wrapped):
         self._included = included
         self._should_synchronize = True
         self._reading = False
-        alone = (reducer._process_set.size() or 1) == 1 and not (basics.is_on("HOROVOD_ELASTIC") or is_elastic())
+        alone = (reducer._process_set.size() or 1) == 1 and not basics.may_grow()
         if included and (not alone or reducer.raises_non_finite):
             reducer.attach()
             if compare and not alone:  # those who come later do

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Iterable, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
+from cohort.hvd import basics
 from cohort.hvd.process_sets import ProcessSet, global_process_set, require_world
 from cohort.hvd.operations import Adasum, Average, check_groups, check_options, parts_of
 from cohort.torch._adasum_optimizer import AdasumOptimizer
@@ -72,7 +73,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     else:
         included = bool(process_set.included())
     size = process_set.size() or 1
-    if op == Adasum and size > 1:
+    if op == Adasum and (size > 1 or basics.may_grow()):
         return AdasumOptimizer.wrap(
             optimizer, names, compression, backward_passes_per_step, process_set, included, compare_ranks
         )
