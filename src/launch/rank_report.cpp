@@ -170,6 +170,7 @@ std::string last_words(const status::StatusLayout& page) {
 }
 
 std::string doing(const RankReport& report) {
+  if (report.joining < 0) return "waiting to be a member of the job";
   if (report.joining > 0) return fmt::format("joining a world of {}, and waiting for its other ranks", report.joining);
   // (One that works with parameter servers alone joins none.)
   if (!report.joined) return "in no world: it has joined none yet (cohort::join, init_process_group)";

@@ -62,7 +62,7 @@ struct RankReport {
   std::int32_t rank = 0;
   std::int32_t pid = 0;      ///< of the process that joined; the worker's own before it has
   bool joined = false;       ///< it has written into its page
-  std::int32_t joining = 0;  ///< the size of a world whose ranks it waits for; 0: it forms none now
+  std::int32_t joining = 0;  ///< the size of a world whose ranks it waits for; kToBeMember; 0: none now
   std::uint32_t worlds = 0;  ///< that it has formed so far
   std::uint8_t state = 0;    ///< /proc/PID/stat's: 'R', 'S', 'T', ...; 0: not known
   std::uint64_t cpu_ms = 0;

@@ -166,7 +166,11 @@ class TestEnds(Launch):
 class TestElastic(Launch):
     """Jobs that go on (`--min-np`): ranks are shells that end once there is a file `end`."""
 
-    PROGRAM = "echo worker $COHORT_WORKER up; while [ ! -e end ]; do sleep 0.1; done"
+    # As one that joins: it says by its status page (`StatusLayout::joining`) that it waits to be a member.
+    PROGRAM = (
+        "printf '\\377\\377\\377\\377' | dd of=/proc/self/fd/$COHORT_STATUS_FD bs=1 seek=16 conv=notrunc 2>/dev/null; "
+        "echo worker $COHORT_WORKER up; while [ ! -e end ]; do sleep 0.1; done"
+    )
 
     def start_up(self, *words, workers):
         job = self.start_job("--min-np", "2", *words, "sh", "-c", self.PROGRAM)

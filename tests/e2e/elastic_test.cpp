@@ -35,7 +35,10 @@ class ElasticJob : public testing::Test {
     JobOptions job;
     job.arguments = {"run", "--grace", "1"};
     job.arguments.insert(job.arguments.end(), options.begin(), options.end());
-    job.arguments.insert(job.arguments.end(), {"sh", "-c", kWorker});
+    if (program_.empty())
+      job.arguments.insert(job.arguments.end(), {"sh", "-c", kWorker});
+    else
+      job.arguments.push_back(program_);
     job_.emplace(job);
     for (int worker = 0; worker < workers; ++worker)
       ASSERT_TRUE(eventually([&] { return !file("ready", worker).empty(); })) << job_->err();
@@ -55,6 +58,7 @@ class ElasticJob : public testing::Test {
     EXPECT_EQ(job_->err().find(text), std::string::npos) << job_->err();
   }
   std::optional<Job> job_;
+  std::string program_;  ///< empty: the shell's
 };
 
 /// Hosts are what a file says, all of them this one.
@@ -73,6 +77,7 @@ class ElasticHosts : public ElasticJob {
     std::ofstream(folder_ + "/script") << "sed /^!/d " << folder_ << "/hosts; . " << folder_ << "/then";
     std::ofstream(folder_ + "/then") << "";
     list(text);
+    program_ = ELASTIC_PEER;
     options.insert(options.end(), {"--starter", "local", "--host-discovery-script", "sh " + folder_ + "/script"});
     start(options, workers);
   }

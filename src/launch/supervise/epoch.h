@@ -139,8 +139,9 @@ class Epoch {
   void drain_unlisted(const std::vector<PlannedHost>& listed);
   void bring(const PlannedHost& host, int ranks);
   AgentHandle* latest_of(const std::string& host) const;
-  /// Its ranks run.
+  /// Its ranks run; they are members once they wait to be.
   void on_newcomer_started(AgentHandle& agent);
+  void take_arrivals();
   void give_up_newcomer(AgentHandle& agent, const std::string& why);
   void note_host_failure(const std::string& host);
   /// A rank of which nothing more will be heard; the others go on.
@@ -196,6 +197,8 @@ class Epoch {
   std::vector<std::size_t> fresh_leavers_;
   std::vector<std::uint32_t> worlds_, worlds_then_;  ///< by rank: that it has formed, and had when the members changed
   std::map<AgentHandle*, Timer> newcomers_;  ///< agents whose ranks do not run yet, and for how long they may not
+  std::map<int, Elastic::Worker> arrivals_;  ///< that run and are no members yet
+  std::set<int> waiting_arrivals_;           ///< of these, that wait to be, so that nobody has to wait for them
   struct Failures {
     int count = 0;
     std::optional<Clock::time_point> free_at;  ///< nothing: never

@@ -2,6 +2,7 @@
 #include "base/parse.h"
 #include "base/signals.h"
 #include "launch/supervise/epoch.h"
+#include "telemetry/status_page.h"
 
 #include <algorithm>
 #include <csignal>
@@ -53,9 +54,12 @@ void Epoch::let_failed_leave() {
       elastic_->finish(ending.rank);
       continue;
     }
-    // Those of hosts that are listed no more end by themselves, however they do.
     if (!rendezvous::place_of(elastic_->current(), ending.rank)) {
       end_.endings[considered_].spared = true;
+      health_->left(ending.rank);
+      if (arrivals_.erase(ending.rank) == 0) continue;  // its host is listed no more: it ends by itself
+      note_host_failure(ending.host);
+      say(how_left(ending) + " before it was a member; the job goes on without it");
       continue;
     }
     cause += (cause.empty() ? "" : "; ") + how_left(ending);
@@ -108,6 +112,7 @@ void Epoch::end_lost(int process) {
   health_->left(process);
   end_.endings.push_back(std::move(ending));
   considered_ = end_.endings.size();
+  arrivals_.erase(process);
   if (process == 0) input_.reset();
 }
 
@@ -168,10 +173,12 @@ void Epoch::note_worlds(const Reports& reports) {
     if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= worlds_.size()) continue;
     const auto rank = static_cast<std::size_t>(report.rank);
     worlds_[rank] = report.worlds;
+    if (report.joining == status::StatusLayout::kToBeMember) waiting_arrivals_.insert(report.rank);
     if (fresh_leavers_.empty() || elastic_->waits() || report.worlds <= worlds_then_[rank]) continue;
     fresh_leavers_.clear();
     end_.doing_then.clear();  // of the failure that is over
   }
+  if (stage_ == Stage::Running && !arrivals_.empty()) take_arrivals();
 }
 
 // ---- hosts that come and go ----
@@ -189,6 +196,7 @@ void Epoch::on_hosts(const std::vector<PlannedHost>& listed) {
   drain_unlisted(listed);
   int room = stage_ == Stage::Running ? elastic_->room() : 0;
   for (const auto& [agent, limit] : newcomers_) room -= agent->host.slots;
+  room -= static_cast<int>(arrivals_.size());
   for (const PlannedHost& host : listed) {
     if (room <= 0) return;
     const AgentHandle* const here = latest_of(host.name);
@@ -252,9 +260,27 @@ void Epoch::on_newcomer_started(AgentHandle& agent) {
     agent.channel->send(StopWorkers{SIGTERM, grace, grace, Role::Worker});
     return;
   }
-  const std::string cause = fmt::format("host {} has come with worker{} {}", agent.host.name,
-                                        numbers.size() == 1 ? "" : "s", to_ranges(numbers));
-  (void)follow(elastic_->come(workers, cause), cause);
+  for (Elastic::Worker& worker : workers) arrivals_.emplace(worker.number, std::move(worker));
+}
+
+void Epoch::take_arrivals() {
+  std::map<int, std::vector<Elastic::Worker>> hosts;
+  std::set<int> late;
+  for (const auto& [number, worker] : arrivals_) {
+    hosts[worker.host].push_back(worker);
+    if (!waiting_arrivals_.contains(number)) late.insert(worker.host);
+  }
+  for (const auto& [host, workers] : hosts) {
+    if (late.contains(host) || elastic_->room() < static_cast<int>(workers.size())) continue;
+    std::vector<int> numbers;
+    for (const Elastic::Worker& worker : workers) {
+      numbers.push_back(worker.number);
+      arrivals_.erase(worker.number);
+    }
+    const std::string cause = fmt::format("host {} has come with worker{} {}", workers.front().host_name,
+                                          numbers.size() == 1 ? "" : "s", to_ranges(numbers));
+    (void)follow(elastic_->come(workers, cause), cause);
+  }
 }
 
 void Epoch::give_up_newcomer(AgentHandle& agent, const std::string& why) {

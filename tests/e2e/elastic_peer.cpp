@@ -1,0 +1,34 @@
+// A worker of an elastic job that joins it, on a thread of its own, and otherwise does what files say: end.NUMBER,
+// fail.NUMBER, kill.NUMBER.
+#include <cohort/error.h>
+#include <cohort/join.h>
+
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+
+int main() {
+  const std::string number = std::getenv("COHORT_WORKER");
+  std::printf("worker %s of %s\n", number.c_str(), std::getenv("COHORT_ELASTIC"));
+  std::fflush(stdout);
+  std::thread([] {
+    try {
+      static cohort::Communicator communicator = cohort::join();
+    } catch (const cohort::Error&) {  // the test says when it ends
+    }
+  }).detach();
+  std::ofstream("ready." + number) << "now";
+  const auto told = [&number](const char* what) { return ::access((what + ("." + number)).c_str(), F_OK) == 0; };
+  while (true) {
+    if (told("end")) ::_exit(0);
+    if (told("fail")) ::_exit(5);
+    if (told("kill")) std::raise(SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
