@@ -1,9 +1,12 @@
 """Elastic jobs as their ranks see them: hvd.elastic.run where workers are killed, removed and come. The launcher's part is
 played by the test."""
 
+import os
+import sys
 import time
 import unittest
 
+import keras_support
 from support import needs_torch
 from support_elastic import ElasticJob
 
@@ -143,6 +146,62 @@ class Training(unittest.TestCase):
                 self.assertRegex(said, "refused (PeerLost|Aborted|InvalidArgument) ")
                 self.assertIn("sum 2.0", said)
                 self.assertIn("of the new set 1.0", said)
+
+
+KERAS = """
+import os, hashlib, time
+import numpy as np, keras
+import cohort.keras as hvd
+from cohort import _core
+
+stop = os.path.join(os.environ["FOLDER"], "stop")
+hvd.init()
+x = np.random.default_rng(int(os.environ["COHORT_WORKER"])).normal(size=(64, 8)).astype("float32")
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+
+class Tell(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        digest = hashlib.sha256(b"".join(np.asarray(w).tobytes() for w in model.get_weights())).hexdigest()[:12]
+        print("step", time.monotonic_ns(), _core.joined_epoch(), state.epoch, hvd.rank(), hvd.size(), digest, flush=True)
+
+@hvd.elastic.run
+def train(state):
+    while not hvd.broadcast_object(os.path.exists(stop), 0, "stop"):
+        model.fit(x, x.sum(1, keepdims=True), batch_size=8, epochs=1, verbose=0, callbacks=[
+            hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.UpdateEpochStateCallback(state), Tell(),
+            hvd.elastic.CommitStateCallback(state, 2)])
+
+train(state)
+"""
+KERAS_PLACE = keras_support.place_of("torch")
+
+
+@unittest.skipUnless(KERAS_PLACE and KERAS_PLACE[0] == sys.executable, "no Keras with torch -- tools/setup --for all")
+class Keras(unittest.TestCase):
+    def test_workers_go_and_come(self):
+        # Ranks that wait for different things would take the 30 s of the operations' deadline.
+        with ElasticJob(KERAS, KERAS_BACKEND="torch", PYTHONPATH=os.pathsep.join([*KERAS_PLACE[1], os.environ["PYTHONPATH"]])) as job:
+            job.begin(0, 1, 2)
+            job.start(0, 1, 2)
+            for worker in range(3):
+                job.wait_for_step(worker, 0, worker, 3)
+            job.kill(1)
+            job.begin(0, 2)
+            for rank, worker in enumerate((0, 2)):
+                job.wait_for_step(worker, 1, rank, 2)
+            job.start(3)
+            job.begin(0, 2, 3)
+            for rank, worker in enumerate((0, 2, 3)):
+                job.wait_for_step(worker, 2, rank, 3)
+            digests = {}
+            for worker, (status, output) in job.stop().items():
+                self.assertEqual(status, 0, output)
+                for _, epoch, step, _, _, digest in job.steps(worker):
+                    self.assertEqual(digests.setdefault((epoch, step), digest), digest)
+                times = [step[0] for step in job.steps(worker) if step[1] == 2]
+                self.assertLess(max([b - a for a, b in zip(times, times[1:])], default=0), 25e9)
 
 
 if __name__ == "__main__":
