@@ -512,6 +512,7 @@ if not kept.exists():
     world.barrier()
 if rank == 0:
     harm()
+    os.set_inheritable(int(os.environ["COHORT_SECRET_FD"]), True)  # as in a process that was started before `init`
     late = [sys.executable, "-c", "import cohort; cohort.init(join_timeout=3)"]
     ended = subprocess.run(late, env=json.loads(kept.read_text()), close_fds=False, capture_output=True, text=True)
     print("LATE", ended.returncode, " ".join(ended.stderr.split())[-400:], flush=True)
