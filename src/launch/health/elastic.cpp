@@ -87,6 +87,14 @@ void Elastic::finish(int worker) {
   finishing_ = std::erase_if(workers_, [worker](const Worker& one) { return one.number == worker; }) > 0 || finishing_;
 }
 
+Elastic::Decision Elastic::leave_out_finished() {
+  const auto goes_on = [this](const rendezvous::Member& member) {
+    return std::ranges::any_of(workers_, [&](const Worker& one) { return one.number == member.worker; });
+  };
+  if (over_ || !finishing_ || workers_.empty() || std::ranges::all_of(current_.members, goes_on)) return {};
+  return announce("others have done their part");
+}
+
 Elastic::Decision Elastic::come(const std::vector<Worker>& workers, const std::string& cause) {
   if (over_ || finishing_ || workers.empty()) return {};
   workers_.insert(workers_.end(), workers.begin(), workers.end());

@@ -55,6 +55,9 @@ class Elastic {
   Decision leave(const std::vector<int>& workers, const std::string& cause);
   /// It has ended with 0: its part is done, and it is in no later epoch.
   void finish(int worker);
+  bool finishing() const noexcept { return finishing_; }
+  /// Who goes on waits for a world that those whose part is done are to be in: the next epoch is without them.
+  Decision leave_out_finished();
   /// They have been started; no more than there is room for.
   Decision come(const std::vector<Worker>& workers, const std::string& cause);
   /// It has waited long enough.

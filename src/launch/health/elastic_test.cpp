@@ -57,6 +57,16 @@ TEST(ElasticMembers, WhoHasEndedWithZeroIsInNoLaterEpoch) {
   EXPECT_EQ(elastic.leave({2}, "").kind, Kind::End);
 }
 
+TEST(ElasticMembers, WhoWaitsForThoseThatHaveFinishedGoesOnWithoutThem) {
+  Elastic elastic({.least = 1}, workers_on({0, 0, 0}));
+  EXPECT_EQ(elastic.leave_out_finished().kind, Kind::Nothing);
+  EXPECT_EQ(elastic.leave({2}, "worker 2 was killed").kind, Kind::Announce);
+  elastic.finish(0);  // before it heard of that: worker 1 waits for it
+  EXPECT_EQ(elastic.leave_out_finished().kind, Kind::Announce);
+  EXPECT_EQ(numbers(elastic.current()), (std::vector<int>{1}));
+  EXPECT_EQ(elastic.leave_out_finished().kind, Kind::Nothing);
+}
+
 TEST(ElasticMembers, ChangeNoMoreOftenThanTheyMay) {
   Elastic elastic({.least = 1, .most_changes = 1}, workers_on({0, 0, 0}));
   EXPECT_EQ(elastic.leave({2}, "").kind, Kind::Announce);

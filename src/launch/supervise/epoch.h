@@ -147,6 +147,8 @@ class Epoch {
   /// A rank of which nothing more will be heard; the others go on.
   void end_lost(int process);
   void note_worlds(const Reports& reports);
+  /// Once somebody's part is done: whether all who run wait for a world that is never formed.
+  void look_for_waiting();
   void on_started_again(const StartedAgain& started);
   AgentHandle& agent_of(int process) const;
   void look_for_failure();
@@ -195,6 +197,7 @@ class Epoch {
   /// Endings of ranks that have left, until those that go on have formed a world: till then they may be why the others
   /// fail, too.
   std::vector<std::size_t> fresh_leavers_;
+  std::set<int> waiting_;  ///< to be a member, or for a world's other ranks; reported since the last part was done
   std::vector<std::uint32_t> worlds_, worlds_then_;  ///< by rank: that it has formed, and had when the members changed
   std::map<AgentHandle*, Timer> newcomers_;  ///< agents whose ranks do not run yet, and for how long they may not
   std::map<int, Elastic::Worker> arrivals_;  ///< that run and are no members yet

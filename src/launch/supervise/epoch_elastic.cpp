@@ -52,6 +52,7 @@ void Epoch::let_failed_leave() {
     const Ending& ending = end_.endings[considered_];
     if (has_ended_well(ending)) {
       elastic_->finish(ending.rank);
+      waiting_.clear();
       continue;
     }
     if (!rendezvous::place_of(elastic_->current(), ending.rank)) {
@@ -173,12 +174,35 @@ void Epoch::note_worlds(const Reports& reports) {
     if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= worlds_.size()) continue;
     const auto rank = static_cast<std::size_t>(report.rank);
     worlds_[rank] = report.worlds;
+    if (report.joining != 0)
+      waiting_.insert(report.rank);
+    else
+      waiting_.erase(report.rank);
     if (report.joining == status::StatusLayout::kToBeMember) waiting_arrivals_.insert(report.rank);
     if (fresh_leavers_.empty() || elastic_->waits() || report.worlds <= worlds_then_[rank]) continue;
     fresh_leavers_.clear();
     end_.doing_then.clear();  // of the failure that is over
   }
   if (stage_ == Stage::Running && !arrivals_.empty()) take_arrivals();
+  look_for_waiting();
+}
+
+void Epoch::look_for_waiting() {
+  if (!elastic_->finishing() || stage_ != Stage::Running || workers_asked_ || elastic_->over()) return;
+  bool knows_the_training = false;
+  for (int process = 0; process < members_.roles().workers; ++process) {
+    if (members_.has_ended(process)) continue;
+    if (!waiting_.contains(process)) return;
+    knows_the_training = knows_the_training || worlds_[static_cast<std::size_t>(process)] > 0;
+  }
+  waiting_.clear();
+  if (knows_the_training) {
+    (void)follow(elastic_->leave_out_finished(), "others have done their part");
+  } else if (members_.running_ranks() > 0) {
+    say("the training is over; workers that have only come are ended");
+    workers_asked_ = true;
+    stopping_.begin({}, SIGTERM, {spec_.grace});
+  }
 }
 
 // ---- hosts that come and go ----
