@@ -256,6 +256,7 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   out.set_job(plan, host, rank, facts);
   if (facts.elastic) {
     out.set(env::kElastic, 1);
+    out.set("COHORT_ELASTIC_TIMEOUT", std::to_string(facts.elastic->count()));
     out.set(env::kWorker, rank);
   }
   // For keras.distribution.initialize(): where JAX's processes meet.

@@ -377,7 +377,7 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
   facts.log_folder = run_->state().log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
-  facts.elastic = setup_.plan.least > 0;
+  if (setup_.plan.least > 0) facts.elastic = spec_.elastic.timeout.value_or(kElasticTimeout);
   facts.servers_may_die = spec_.server_restarts > 0 || spec_.lost_servers > 0;
   if (spec_.host_timeout != kHostTimeout) {
     facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(spec_.host_timeout);
