@@ -5,6 +5,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -23,7 +24,7 @@ class Job:
         (self.path / "train.py").write_text("import os\nprint('pid', os.getpid(), flush=True)\n" + TRAINING)
         self.err = open(self.path / "err", "w+")
         self.command = subprocess.Popen(
-            [_command.find(), "run", "--as-horovod", "--run-dir", "r", *options, "train.py"], cwd=self.path,
+            [_command.find(), "run", "--as-horovod", "--run-dir", "r", *options, sys.executable, "train.py"], cwd=self.path,
             env=dict(os.environ, FOLDER=str(self.path)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=self.err)  # fmt: skip
 
