@@ -189,6 +189,8 @@ void Epoch::note_worlds(const Reports& reports) {
 
 void Epoch::look_for_waiting() {
   if (!elastic_->finishing() || stage_ != Stage::Running || workers_asked_ || elastic_->over()) return;
+  // Where nobody has trained, a rank that ended well may be why the others wait: that is a failure, which health names.
+  if (std::ranges::all_of(worlds_, [](std::uint32_t formed) { return formed == 0; })) return;
   bool knows_the_training = false;
   for (int process = 0; process < members_.roles().workers; ++process) {
     if (members_.has_ended(process)) continue;
