@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,15 @@ class Job:
 
 @needs_torch
 class Elastic(unittest.TestCase):
+    def test_a_rank_that_ends_before_anybody_trained_is_a_failure(self):
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        program = "import os, cohort; os.environ['RANK'] == '0' or cohort.init()"
+        command = [_command.find(), "run", "-np", "2", "--min-np", "1", "--run-dir", folder, sys.executable, "-c", program]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        self.assertNotEqual(ended.returncode, 0, ended.stderr)
+        self.assertIn("rank 0 had ended with 0 before it joined the world that rank 1 waits for", ended.stderr)
+
     def test_others_train_on_when_workers_are_killed(self):
         with Job("-np", "4", "--min-np", "2") as job:
             for worker in range(4):
