@@ -1,0 +1,182 @@
+// Training that goes on when ranks are lost, leave or come: `run` calls a function once for each world of an elastic
+// job
+// (`cohort run --min-np`), in processes that keep their memory. A State has what the training consists of: `step` marks
+// the end of each optimizer step, and before the next world trains all ranks have the state of the last step that any
+// of them has ended, compared to the bit. State and World belong to the thread that calls `run`.
+//
+//   cohort::elastic::State state;
+//   state.add("model", *net).add("optimizer", optimizer, *net).add("sampler", sampler);    // <cohort/torch/elastic.h>
+//   return cohort::elastic::run(state, [&](cohort::elastic::World& world) {
+//     cohort::nn::DistributedDataParallel model(net, world.communicator(), {.sampler = &sampler});
+//     for (; sampler.epoch() < 10; sampler.next_epoch()) {
+//       while (auto batch = sampler.next_batch()) { ...; loss.backward(); optimizer.step(); state.step(); }
+//     }
+//   });
+#pragma once
+
+#include <cohort/buffer.h>
+#include <cohort/communicator.h>
+#include <cohort/error.h>
+#include <cohort/exit_status.h>
+#include <cohort/join_options.h>
+
+#include <concepts>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace cohort::elastic {
+
+class State;
+
+/// Of `step`: the world is another one from here on, on all ranks alike. `run` catches it; a function that does has to
+/// throw it again.
+class MembershipChanged : public Error {
+ public:
+  using Error::Error;
+};
+
+/// One world of the job.
+class World {
+ public:
+  /// `epoch`: of the job's membership; nothing where it is not elastic.
+  World(Communicator communicator, std::optional<std::uint64_t> epoch)
+      : communicator_(std::move(communicator)), epoch_(epoch) {}
+
+  Communicator& communicator() noexcept { return communicator_; }
+  int rank() const noexcept { return communicator_.rank(); }
+  int size() const noexcept { return communicator_.size(); }
+  std::optional<std::uint64_t> epoch() const noexcept { return epoch_; }
+  /// Of the first world that this state has been in, on any rank: what a global batch or learning rate was made for.
+  int first_size() const noexcept { return first_size_; }
+
+ private:
+  friend class State;
+  Communicator communicator_;
+  std::optional<std::uint64_t> epoch_;
+  int first_size_ = 0;
+};
+
+/// What a part consists of at one moment.
+struct Contents {
+  struct Item {
+    std::string name;
+    ConstBuffer memory;  ///< of the CPU
+  };
+  std::string layout;                      ///< all that `assign` needs beside the items
+  std::vector<Item> items = {};            ///< in an order of the part's own, the same on all ranks
+  std::shared_ptr<const void> owner = {};  ///< of their memory
+};
+
+/// Something large that only optimizer steps change, and that all ranks have alike: parameters, moments. It is not
+/// copied while nothing happens.
+class Part {
+ public:
+  virtual ~Part() = default;
+  /// Good until the part changes.
+  virtual Contents contents() = 0;
+  /// Takes what another rank's has. Throws if it does not fit; then nothing is changed.
+  virtual void assign(const Contents& contents) = 0;
+  /// Another number whenever it may have been changed since.
+  virtual std::uint64_t version() = 0;
+};
+
+/// Something small, of which a copy is kept at each step: counters, a sampler's position, statistics of BatchNorm, the
+/// state of a generator.
+struct Value {
+  enum class Scope : std::uint8_t {
+    World,  ///< all ranks are to have the same: who comes or lags behind gets it
+    Rank,   ///< each rank has its own: it goes back to that of the last step, and is never sent
+  };
+  std::function<std::string()> get;
+  std::function<void(const std::string&)> set;
+  Scope scope = Scope::World;
+};
+
+/// Where a sampler stands: the ledger has it.
+struct SamplePosition {
+  std::int64_t epoch = 0;   ///< of the data set
+  std::int64_t cursor = 0;  ///< samples of this epoch that steps have used, over all ranks
+};
+
+class State {
+ public:
+  State();
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  // Before `run`, under names of their own, the same on all ranks. Throw InvalidArgument for a name that is taken.
+  State& add(const std::string& name, std::shared_ptr<Part> part);
+  State& add(const std::string& name, Value value);
+  /// A number of the caller's.
+  template <class T>
+  requires std::is_arithmetic_v<T> State& add(const std::string& name, T& number) {
+    return add(name, Value{[&number] { return std::string(reinterpret_cast<const char*>(&number), sizeof number); },
+                           [&number](const std::string& bytes) {
+                             bytes.copy(reinterpret_cast<char*>(&number), sizeof number);
+                           }});
+  }
+  /// Whatever has an `attach(State&, const std::string&, T&, options...)`, as <cohort/torch/elastic.h> has for modules,
+  /// optimizers and samplers.
+  template <class T, class... More>
+  requires(!std::is_arithmetic_v<T>) State& add(const std::string& name, T& thing, More&&... more) {
+    attach(*this, name, thing, std::forward<More>(more)...);
+    return *this;
+  }
+  /// The ledger says which samples each step has used; see Options.
+  void add_samples(const std::string& name, std::function<SamplePosition()> position);
+
+  /// Called with each new world, once all ranks have the same state and before the function trains in it.
+  void on_change(std::function<void(const World&)> callback);
+  /// Called by `step` before anything else.
+  void on_step(std::function<void()> callback);
+
+  /// The optimizer has taken a step. Call it right after that, with no collective in between: what fails later is
+  /// taken up again from here, and what failed before is done again. Throws MembershipChanged, on all ranks at the same
+  /// step, where ranks come or leave as planned, and what a collective throws.
+  void step();
+  /// Steps that have ended since training began, in whatever world.
+  std::int64_t steps() const noexcept;
+  /// Of a checkpoint that training goes on from; before `run`.
+  void set_steps(std::int64_t steps);
+
+  // What `run` does, for those who form worlds by themselves.
+
+  /// Makes all ranks' state that of the last step that any of them has ended. Collective. Throws Mismatch where ranks
+  /// that ended the same step differ and no more than half of them agree; Unavailable where nobody has a whole state.
+  void enter(World& world, const std::filesystem::path& ledger = {});
+  /// The world of `enter` is left, because of this error: whether another one can take its place.
+  bool leave(const Error& error);
+  /// The job is to end: asked of all ranks by the launcher, and agreed at this step.
+  bool told_to_end() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct Options {
+  JoinOptions join = {};
+  /// Where rank 0 writes which samples each step has used, a JSON line for each 64 steps and each change (docs/
+  /// reference/elastic.md). Default: samples-W.jsonl in the run's folder, W the number of the process in its job; none
+  /// without `cohort run`.
+  std::optional<std::filesystem::path> ledger = {};
+  /// Called on all ranks at the same step, with their world, when the job has been told to end (SIGTERM, SIGUSR1):
+  /// saves a checkpoint. `run` returns kRequeueStatus afterwards.
+  std::function<void(World&)> save = {};
+};
+
+/// Calls `train` with a world, and again with the next one, until it returns in a world of which no rank is lost. It is
+/// called with the state as it stands, also at its end: loops begin where the state says. Returns 0, or kRequeueStatus:
+/// give it back from main. What `train` throws, and what is no loss of a rank, is thrown. Where the job is not elastic
+/// there is one world.
+int run(State& state, const std::function<void(World&)>& train, const Options& options = {});
+
+}  // namespace cohort::elastic
