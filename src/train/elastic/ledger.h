@@ -1,0 +1,58 @@
+// Which samples a training has used: JSON lines of rank 0, from which an auditor can tell that each was used exactly
+// once. Each rank counts, since rank 0 may be lost at any moment. One thread.
+//
+//   {"world": 2, "size": 3, "step": 128, "samplers": {"sampler": [0, 4096]}}      this world begins after that step;
+//                                                  what worlds before it did beyond these positions counts for nothing
+//   {"world": 2, "sampler": "sampler", "epoch": 0, "samples": [4096, 6144], "steps": [129, 192]}
+//                             positions in the epoch's order, the second one excluded; steps from 1, both included
+//
+// A line is written once its 64 steps, its epoch or its world are over. The one before it is written again by a new
+// rank 0, which does not know whether the old one had.
+#pragma once
+
+#include <cohort/elastic.h>
+
+#include "base/unique_fd.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace cohort::elastic {
+
+class Ledger {
+ public:
+  using Positions = std::map<std::string, SamplePosition>;
+
+  /// A world begins after `step`, at these positions. `file`: empty on all ranks but 0, or where none is wanted. Throws
+  /// Io.
+  void enter(std::uint64_t world, int size, std::int64_t step, const Positions& positions,
+             const std::filesystem::path& file);
+  /// Step number `step` has ended, and has moved the samplers to these positions.
+  void step(std::int64_t step, const Positions& positions);
+
+ private:
+  struct Range {
+    std::uint64_t world = 0;
+    std::int64_t epoch = 0, from = 0, to = 0, first_step = 0, last_step = 0;
+  };
+  struct Sampler {
+    SamplePosition position;
+    std::optional<Range> open, closed;
+  };
+  void move(const std::string& name, Sampler& sampler, const SamplePosition& to, std::int64_t step);
+  void close(const std::string& name, Sampler& sampler);
+  void write(const std::string& name, const Range& range);
+  void append(const std::string& line);
+
+  std::map<std::string, Sampler> samplers_;
+  std::uint64_t world_ = 0;
+  std::int64_t steps_ = 0;
+  bool entered_ = false;
+  std::filesystem::path file_;
+  sys::UniqueFd fd_;
+};
+
+}  // namespace cohort::elastic

@@ -1,0 +1,318 @@
+#include "base/env.h"
+#include "base/log.h"
+#include "base/parse.h"
+#include "base/result.h"
+#include "rendezvous/epochs.h"
+#include "telemetry/status_page.h"
+#include "train/checkpoint/exchange.h"
+#include "train/elastic/agreement.h"
+#include "train/elastic/ledger.h"
+
+#include <cohort/elastic.h>
+#include <cohort/join.h>
+#include <cohort/preemption.h>
+#include <cohort/track.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <span>
+
+namespace cohort::elastic {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+/// What a rank tells the others at a step's end: the highest counts.
+enum Notice : std::int32_t { kGoOn, kOthersCome, kEnd };
+
+}  // namespace
+
+struct State::Impl {
+  struct Kept {
+    Value value;
+    std::string copy;  ///< of the last step's end
+  };
+
+  Parts parts;
+  std::map<std::string, Kept> values;
+  std::map<std::string, std::function<SamplePosition()>> samplers;
+  std::vector<std::function<void(const World&)>> on_change;
+  std::vector<std::function<void()>> on_step;
+  std::int64_t steps = 0;
+  bool fresh = true;
+  bool interrupted = false;
+  bool whole = true;
+  std::int32_t first_size = 0;
+  Ledger ledger;
+
+  std::uint64_t version = 0;  ///< of the parts at the last step's end
+  std::int64_t entered_at = -1;
+  DigestKey key{};
+  std::vector<Digest> digests;  ///< with `key`, at step `entered_at`
+
+  // Of the world that it is in.
+  std::optional<std::uint64_t> epoch;
+  Communicator notices;  ///< of its own, since the program's operations have an order of theirs
+  std::array<std::int32_t, 2> said{};
+  std::optional<Work> saying;
+  int turn = 0;
+  bool told_to_end = false;
+  std::optional<Preemption> preemption;
+
+  void require_new(const std::string& name) const {
+    if (parts.contains(name) || values.contains(name))
+      raise(ErrorCode::InvalidArgument, "elastic::State::add: there is '{}' already", name);
+  }
+
+  std::uint64_t version_of_parts() const {
+    std::uint64_t sum = 0;
+    for (const auto& [name, part] : parts) sum += part->version();
+    return sum;
+  }
+
+  void keep() {
+    for (auto& [name, kept] : values) kept.copy = kept.value.get();
+    version = version_of_parts();
+  }
+
+  PartContents contents() const {
+    PartContents contents;
+    for (const auto& [name, part] : parts) contents[name] = part->contents();
+    return contents;
+  }
+
+  Ledger::Positions positions() const {
+    Ledger::Positions all;
+    for (const auto& [name, position] : samplers) all[name] = position();
+    return all;
+  }
+
+  Standing standing(const World& world) const {
+    Standing mine{steps, fresh, whole, interrupted, first_size, world.communicator_.host(), {}};
+    for (const auto& [name, part] : parts) mine.names.push_back(name);
+    for (const auto& [name, kept] : values) mine.names.push_back(name);
+    return mine;
+  }
+
+  std::int32_t notice() const {
+    const auto& page = status::StatusPage::own();
+    if (preemption && preemption->received() != 0) return kEnd;
+    return epoch && page.announced_epoch() > *epoch ? kOthersCome : kGoOn;
+  }
+
+  /// What this rank has said and others have not is waited for by nobody.
+  void end_notices() {
+    if (saying && !saying->done()) notices.abort("this rank has left its world");
+    saying.reset();
+    notices = Communicator();
+  }
+  void take(const Received& received, std::int64_t step);
+  void exchange_notices();
+};
+
+void visit_fields(auto& m, auto& a, const Standing*) {
+  a(m.steps, m.fresh, m.whole, m.interrupted, m.first_size, m.host, m.names);
+}
+
+namespace {
+
+std::vector<Standing> gather(Communicator& comm, const Standing& mine) {
+  std::vector<Standing> standings;
+  for (const std::string& bytes : checkpoint::gather(comm, codec::encode(mine)))
+    standings.push_back(value_or_throw(codec::decode<Standing>(bytes, {.what = "a rank's standing"})));
+  return standings;
+}
+
+}  // namespace
+
+State::State() : impl_(std::make_unique<Impl>()) {}
+State::~State() { impl_->end_notices(); }
+
+State& State::add(const std::string& name, std::shared_ptr<Part> part) {
+  impl_->require_new(name);
+  impl_->parts.emplace(name, std::move(part));
+  return *this;
+}
+
+State& State::add(const std::string& name, Value value) {
+  impl_->require_new(name);
+  impl_->values.emplace(name, Impl::Kept{std::move(value), {}});
+  return *this;
+}
+
+void State::add_samples(const std::string& name, std::function<SamplePosition()> position) {
+  impl_->samplers.insert_or_assign(name, std::move(position));
+}
+
+void State::on_change(std::function<void(const World&)> callback) { impl_->on_change.push_back(std::move(callback)); }
+void State::on_step(std::function<void()> callback) { impl_->on_step.push_back(std::move(callback)); }
+std::int64_t State::steps() const noexcept { return impl_->steps; }
+void State::set_steps(std::int64_t steps) { impl_->steps = steps; }
+bool State::told_to_end() const noexcept { return impl_->told_to_end; }
+
+void State::Impl::take(const Received& received, std::int64_t step) {
+  for (const auto& [name, contents] : received.contents) parts.at(name)->assign(contents);
+  for (const auto& [name, copy] : received.values) values.at(name).value.set(copy);
+  steps = step;
+  fresh = false;
+  keep();
+}
+
+void State::enter(World& world, const std::filesystem::path& ledger) {
+  Impl& self = *impl_;
+  Communicator& comm = world.communicator_;
+  const auto began = Clock::now();
+  self.epoch = world.epoch_;
+  if (!self.preemption) self.preemption.emplace();
+  if (self.fresh) self.keep();
+  const std::vector<Standing> standings = gather(comm, self.standing(world));
+  Agreement agreement = value_or_throw(agree_on_step(standings));
+  std::vector<std::string> hosts;
+  for (const Standing& one : standings) hosts.push_back(one.host);
+
+  // On sources the state of the last step's end; elsewhere it is overwritten.
+  const auto is_in = [&comm](const std::vector<int>& ranks) {
+    return std::find(ranks.begin(), ranks.end(), comm.rank()) != ranks.end();
+  };
+  DigestKey key = make_digest_key();
+  checkpoint::share_bytes(comm, std::as_writable_bytes(std::span(key)));
+  const bool has_it = is_in(agreement.sources);
+  const PartContents contents = has_it ? self.contents() : PartContents();
+  std::vector<Digest> digests = digests_of(contents, key);
+  compare_sources(comm, agreement, contents, digests);
+  const double compared_ms = milliseconds_since(began);
+
+  const auto sending = Clock::now();
+  std::size_t bytes = 0;
+  if (!agreement.takers.empty()) {
+    std::map<std::string, std::string> values;
+    for (const auto& [name, kept] : self.values) {
+      if (kept.value.scope == Value::Scope::World) values[name] = kept.copy;
+    }
+    Received received = send_state(comm, agreement, hosts, {contents, values, digests}, key);
+    const bool takes = is_in(agreement.takers);
+    // Ranks that have half of it would be silently wrong: all go on, or none.
+    checkpoint::agree(comm, checkpoint::attempt([&] {
+                        if (takes) self.take(received, agreement.steps);
+                      }));
+    if (takes) digests = std::move(received.digests);
+    for (const auto& [name, part] : takes ? received.contents : contents) {
+      for (const Contents::Item& item : part.items) bytes += item.memory.bytes();
+    }
+  }
+  const double sent_ms = milliseconds_since(sending);
+
+  self.steps = agreement.steps;
+  self.first_size = agreement.first_size;
+  self.fresh = false;
+  self.whole = true;
+  self.interrupted = true;  // until `step` says otherwise
+  self.key = key;
+  self.digests = std::move(digests);
+  self.entered_at = self.steps;
+  self.said = {};
+  self.turn = 0;
+  self.notices = comm.size() > 1 ? comm.split({}) : Communicator();
+  world.first_size_ = agreement.first_size;
+  for (const auto& callback : self.on_change) callback(world);
+  self.keep();
+  self.ledger.enter(world.epoch_.value_or(0), comm.size(), self.steps, self.positions(),
+                    comm.rank() == 0 ? ledger : std::filesystem::path());
+  if (comm.rank() != 0 || agreement.begins) return;
+  const std::string sent =
+      agreement.takers.empty()
+          ? std::string()
+          : fmt::format("; {:.1f} MB sent to {} in {:.0f} ms ({:.2f} GB/s)", static_cast<double>(bytes) / 1e6,
+                        agreement.takers.size() == 1 ? "1 rank" : fmt::format("{} ranks", agreement.takers.size()),
+                        sent_ms, static_cast<double>(bytes) / 1e6 / std::max(sent_ms, 1e-3));
+  log::info("elastic", "epoch {}: {} rank{} go on after step {}{}; compared in {:.0f} ms{}", world.epoch_.value_or(0),
+            comm.size(), comm.size() == 1 ? "" : "s", self.steps,
+            agreement.interrupted ? ", the next one is done again" : "", compared_ms, sent);
+}
+
+void State::Impl::exchange_notices() {
+  std::int32_t heard = notice();
+  if (notices) {
+    // What is said at one step's end counts at the next one's, when nobody has to wait for it any more.
+    const std::int32_t mine = heard;
+    heard = kGoOn;
+    if (saying) {
+      saying->wait();
+      heard = said[static_cast<std::size_t>(1 - turn)];
+    }
+    auto& place = said[static_cast<std::size_t>(turn)];
+    place = mine;
+    turn = 1 - turn;
+    if (heard == kGoOn) saying = notices.all_reduce(std::span(&place, 1), {.op = ReduceOp::Max});
+  }
+  if (heard == kGoOn) return;
+  interrupted = false;
+  told_to_end = heard == kEnd;
+  throw MembershipChanged(ErrorCode::Aborted, told_to_end
+                                                  ? fmt::format("the job was told to end, after step {}", steps)
+                                                  : fmt::format("the job's members change after step {}", steps));
+}
+
+void State::step() {
+  Impl& self = *impl_;
+  for (const auto& callback : self.on_step) callback();
+  ++self.steps;
+  self.keep();
+  if (!self.samplers.empty()) self.ledger.step(self.steps, self.positions());
+  self.exchange_notices();
+}
+
+bool State::leave(const Error& error) {
+  Impl& self = *impl_;
+  self.end_notices();
+  const bool planned = dynamic_cast<const MembershipChanged*>(&error) != nullptr;
+  const bool lost = error.code() == ErrorCode::PeerLost || error.code() == ErrorCode::Aborted;
+  if (!self.epoch || self.told_to_end || (!planned && !lost)) return false;
+  self.whole = self.version_of_parts() == self.version ||
+               (self.steps == self.entered_at && digests_of(self.contents(), self.key) == self.digests);
+  for (auto& [name, kept] : self.values) kept.value.set(kept.copy);
+  if (!planned) log::info("elastic", "after step {}: {}", self.steps, error.what());
+  return true;
+}
+
+namespace {
+
+World form(const Options& options) {
+  Communicator communicator = join(options.join);
+  return {std::move(communicator), rendezvous::joined_epoch()};
+}
+
+std::filesystem::path ledger_of(const Options& options) {
+  if (options.ledger) return *options.ledger;
+  const std::filesystem::path folder = env::get(env::kRunDir).value_or("");
+  if (folder.empty()) return {};
+  return folder / fmt::format("samples-{}.jsonl", env::number(env::kWorker).value_or(0));
+}
+
+}  // namespace
+
+int run(State& state, const std::function<void(World&)>& train, const Options& options) {
+  const std::filesystem::path ledger = ledger_of(options);
+  while (true) {
+    World world = form(options);
+    try {
+      state.enter(world, ledger);
+      train(world);
+      // A rank that is lost in the last step has to be waited for by nobody: the others have ended it, too.
+      world.communicator().barrier().wait();
+      return 0;
+    } catch (const Error& error) {
+      if (state.leave(error)) continue;
+      if (!state.told_to_end() || dynamic_cast<const MembershipChanged*>(&error) == nullptr) throw;
+    }
+    if (options.save) options.save(world);
+    return kRequeueStatus;
+  }
+}
+
+}  // namespace cohort::elastic
