@@ -126,7 +126,8 @@ class State {
   /// Whatever has an `attach(State&, const std::string&, T&, options...)`, as <cohort/torch/elastic.h> has for modules,
   /// optimizers and samplers.
   template <class T, class... More>
-  requires(!std::is_arithmetic_v<T>) State& add(const std::string& name, T& thing, More&&... more) {
+  requires(!std::is_arithmetic_v<T> && !std::is_convertible_v<T&, std::shared_ptr<Part>> &&
+           !std::is_convertible_v<T&, Value>) State& add(const std::string& name, T& thing, More&&... more) {
     attach(*this, name, thing, std::forward<More>(more)...);
     return *this;
   }

@@ -4,6 +4,7 @@
 #include <cohort/cohort.h>
 #include <cohort/torch/checkpoint.h>
 #include <cohort/torch/data.h>
+#include <cohort/torch/elastic.h>
 #include <cohort/torch/finite.h>
 #include <cohort/torch/metrics.h>
 #include <cohort/torch/nn.h>

@@ -13,34 +13,12 @@
 #include <mutex>
 #include <numeric>
 
-// clang-format off
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
-// clang-format on
-
 namespace cohort {
 namespace {
 
 namespace ck = checkpoint;
-
-/// What a rank draws from: "cpu"; of the GPUs that the module is on, by ascending index, "cuda/0", ...
-std::vector<std::pair<std::string, at::Generator>> generators_of(const torch::nn::Module& module) {
-  std::set<c10::DeviceIndex> gpus;
-  for (const auto& [name, tensor] : ck::named_tensors(module)) {
-    if (tensor.is_cuda()) gpus.insert(tensor.device().index());
-  }
-  std::vector<std::pair<std::string, at::Generator>> all = {{"cpu", at::detail::getDefaultCPUGenerator()}};
-  for (const c10::DeviceIndex index : gpus) {
-    all.emplace_back(fmt::format("cuda/{}", all.size() - 1),
-                     at::globalContext().defaultGenerator(at::Device(at::kCUDA, index)));
-  }
-  return all;
-}
-
-at::Tensor state_of(at::Generator& generator) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
-}
+using ck::generators_of;
+using ck::state_of;
 
 /// Generators whose states are known, each with its own, the CPU's first.
 std::vector<std::pair<at::Generator, at::Tensor>> known(const torch::nn::Module& module, const RankState& random,

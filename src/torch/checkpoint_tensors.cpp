@@ -7,6 +7,12 @@
 #include "train/formats/weights.h"
 
 #include <cstring>
+#include <set>
+
+// clang-format off
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+// clang-format on
 
 namespace cohort::checkpoint {
 namespace {
@@ -138,6 +144,24 @@ std::map<std::string, at::Tensor> named_tensors(const torch::nn::Module& module)
     if (item.value().defined()) tensors.emplace(item.key(), item.value());
   }
   return tensors;
+}
+
+std::vector<std::pair<std::string, at::Generator>> generators_of(const torch::nn::Module& module) {
+  std::set<c10::DeviceIndex> gpus;
+  for (const auto& [name, tensor] : named_tensors(module)) {
+    if (tensor.is_cuda()) gpus.insert(tensor.device().index());
+  }
+  std::vector<std::pair<std::string, at::Generator>> all = {{"cpu", at::detail::getDefaultCPUGenerator()}};
+  for (const c10::DeviceIndex index : gpus) {
+    all.emplace_back(fmt::format("cuda/{}", all.size() - 1),
+                     at::globalContext().defaultGenerator(at::Device(at::kCUDA, index)));
+  }
+  return all;
+}
+
+at::Tensor state_of(at::Generator& generator) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
 }
 
 void Assignment::apply() const {

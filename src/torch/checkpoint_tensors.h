@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cohort::checkpoint {
@@ -35,6 +36,10 @@ at::Tensor to_tensor(const formats::TensorView& view, const std::string& name);
 /// Parameters and buffers by name: the tensors themselves. A parameter registered twice has two names here as in
 /// Python.
 std::map<std::string, at::Tensor> named_tensors(const torch::nn::Module& module);
+
+/// What a rank draws from: "cpu"; of the GPUs that the module is on, by ascending index, "cuda/0", ...
+std::vector<std::pair<std::string, at::Generator>> generators_of(const torch::nn::Module& module);
+at::Tensor state_of(at::Generator& generator);
 
 /// Copies that are to be made, once everything has been found to fit.
 struct Assignment {

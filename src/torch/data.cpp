@@ -28,6 +28,11 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+void require_rank(int rank, int world_size) {
+  if (world_size < 1 || rank < 0 || rank >= world_size)
+    raise(ErrorCode::InvalidArgument, "DistributedSampler: rank {} in a world of {}", rank, world_size);
+}
+
 }  // namespace
 
 // Shared by a sampler's copies: torch's DataLoader keeps a copy of its own, and `step` is called on the user's.
@@ -39,6 +44,7 @@ struct DistributedSampler::Shared {
   };
 
   DistributedSamplerOptions options;
+  std::int64_t global_batch = 0;  // 0: of batch_size for each rank
   SamplerState state;
   std::int64_t drawn = 0;             // samples of this epoch handed out, over all ranks
   std::deque<DrawnStep> drawn_steps;  // and not stepped over, oldest first
@@ -58,9 +64,7 @@ DistributedSampler::DistributedSampler(std::int64_t size, const DistributedSampl
   if (size < 0) raise(ErrorCode::InvalidArgument, "DistributedSampler: a data set of {} samples", size);
   if (options.batch_size < 1)
     raise(ErrorCode::InvalidArgument, "DistributedSampler: batch_size is {}", options.batch_size);
-  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
-    raise(ErrorCode::InvalidArgument, "DistributedSampler: rank {} in a world of {}", options.rank, options.world_size);
-  }
+  require_rank(options.rank, options.world_size);
   shared_->options = options;
   shared_->state.seed = options.seed;
   shared_->state.size = size;
@@ -86,7 +90,8 @@ void DistributedSampler::permute() {
 }
 
 std::optional<std::vector<std::int64_t>> DistributedSampler::draw(std::int64_t batch_size) {
-  const std::int64_t full = batch_size * shared_->options.world_size;
+  const std::int64_t full =
+      shared_->global_batch > 0 ? shared_->global_batch : batch_size * shared_->options.world_size;
   const std::int64_t left = shared_->state.size - shared_->drawn;
   if (left <= 0 || (shared_->options.remainder == Remainder::Drop && left < full)) return std::nullopt;
   permute();
@@ -143,7 +148,8 @@ std::int64_t DistributedSampler::samples_of_batch(std::optional<std::int64_t> tr
 }
 
 std::int64_t DistributedSampler::steps_from(std::int64_t cursor) const noexcept {
-  const std::int64_t full = shared_->options.batch_size * shared_->options.world_size;
+  const std::int64_t full =
+      shared_->global_batch > 0 ? shared_->global_batch : shared_->options.batch_size * shared_->options.world_size;
   const std::int64_t left = std::max<std::int64_t>(shared_->state.size - cursor, 0);
   return shared_->options.remainder == Remainder::Drop ? left / full : ceil_div(left, full);
 }
@@ -182,6 +188,14 @@ void DistributedSampler::load_state(const SamplerState& state) {
           state.cursor, state.size);
   }
   shared_->state = state;
+  rewind();
+}
+
+void DistributedSampler::set_world(int rank, int world_size, std::int64_t global_batch) {
+  require_rank(rank, world_size);
+  shared_->options.rank = rank;
+  shared_->options.world_size = world_size;
+  shared_->global_batch = global_batch;
   rewind();
 }
 

@@ -109,6 +109,10 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   SamplerState state() const noexcept;
   /// Goes on from there. Throws InvalidArgument if it is of a data set of another size.
   void load_state(const SamplerState& state);
+  /// The rest of the epoch is for ranks of another world, in steps of `global_batch` samples over all of them: each has
+  /// its share, which need not be the same. 0: batch_size for each rank. What has been drawn and not been stepped over
+  /// is drawn again. Throws InvalidArgument for a rank outside the world.
+  void set_world(int rank, int world_size, std::int64_t global_batch = 0);
 
   // For torch's DataLoader. Its batch size stands in for the options'; give both the same. It calls `reset` when an
   // epoch begins: that goes on at the cursor, and if the epoch was used up (or drawn to its end without any `step`)

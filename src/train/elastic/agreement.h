@@ -24,8 +24,8 @@ struct Standing {
   bool whole = true;         ///< its parts are as its last step left them
   bool interrupted = false;  ///< it left its world within a step
   std::int32_t first_size = 0;
-  std::string host;
-  std::vector<std::string> names;  ///< of what its state consists of
+  std::string host = {};
+  std::vector<std::string> names = {};  ///< of what its state consists of
 };
 
 struct Agreement {

@@ -108,6 +108,10 @@ struct State::Impl {
   /// What this rank has said and others have not is waited for by nobody.
   void end_notices() {
     if (saying && !saying->done()) notices.abort("this rank has left its world");
+    try {
+      if (saying) saying->wait();
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): nobody asks any more
+    }
     saying.reset();
     notices = Communicator();
   }

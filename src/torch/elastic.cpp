@@ -1,0 +1,264 @@
+#include <cohort/torch/elastic.h>
+
+#include "base/log.h"
+#include "base/records.h"
+#include "base/result.h"
+#include "torch/checkpoint_tensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace cohort::elastic {
+namespace {
+
+struct TensorForm {
+  std::uint8_t type = 0;
+  std::vector<std::int64_t> shape;
+};
+void visit_fields(auto& m, auto& a, const TensorForm*) { a(m.type, m.shape); }
+
+struct NamedText {
+  std::string name, text;
+};
+void visit_fields(auto& m, auto& a, const NamedText*) { a(m.name, m.text); }
+
+/// Of Contents.
+struct Layout {
+  std::vector<TensorForm> tensors;
+  std::vector<NamedText> metadata;
+};
+void visit_fields(auto& m, auto& a, const Layout*) { a(m.tensors, m.metadata); }
+
+// Rates are a value of their own: where a rank is lost while a new world scales them, ranks have different ones.
+bool is_rate(const std::string& name) { return name.starts_with("group/") && name.ends_with("/lr"); }
+
+Contents contents_of(std::shared_ptr<const checkpoint::Snapshot> snapshot,
+                     const std::map<std::string, std::string>& metadata = {}) {
+  Layout layout;
+  Contents contents;
+  for (const formats::NamedTensor& one : snapshot->tensors()) {
+    if (is_rate(one.name)) continue;
+    layout.tensors.push_back({static_cast<std::uint8_t>(one.tensor.type), one.tensor.shape});
+    contents.items.push_back({one.name, ConstBuffer(one.tensor.bytes.data(),
+                                                    static_cast<std::int64_t>(one.tensor.bytes.size()), DType::UInt8)});
+  }
+  for (const auto& [name, text] : metadata) layout.metadata.push_back({name, text});
+  contents.layout = codec::encode(layout);
+  contents.owner = std::move(snapshot);
+  return contents;
+}
+
+std::vector<formats::NamedTensor> tensors_of(const Contents& contents, std::map<std::string, std::string>& metadata) {
+  const auto layout = value_or_throw(codec::decode<Layout>(contents.layout, {.what = "the tensors of a state"}));
+  if (layout.tensors.size() != contents.items.size()) raise(ErrorCode::Corrupt, "the tensors of a state do not fit");
+  for (const NamedText& one : layout.metadata) metadata[one.name] = one.text;
+  std::vector<formats::NamedTensor> tensors;
+  for (std::size_t i = 0; i < contents.items.size(); ++i) {
+    const Contents::Item& item = contents.items[i];
+    const TensorForm& form = layout.tensors[i];
+    const auto type = static_cast<formats::ElementType>(form.type);
+    if (formats::byte_count(type, form.shape) != item.memory.bytes())
+      raise(ErrorCode::Corrupt, "tensor '{}' of a state has {} bytes", item.name, item.memory.bytes());
+    tensors.push_back(
+        {item.name, {type, form.shape, {static_cast<const std::byte*>(item.memory.data), item.memory.bytes()}}});
+  }
+  return tensors;
+}
+
+class Parameters final : public Part {
+ public:
+  explicit Parameters(torch::nn::Module& module) : module_(module) {}
+  Contents contents() override {
+    auto snapshot = std::make_shared<checkpoint::Snapshot>();
+    for (const auto& [name, tensor] : parameters()) snapshot->add(name, tensor);
+    return contents_of(std::move(snapshot));
+  }
+  void assign(const Contents& contents) override {
+    std::map<std::string, std::string> metadata;
+    checkpoint::match(parameters(), tensors_of(contents, metadata), "the state of another rank", {}).apply();
+  }
+  // libtorch counts what writes to a tensor in place; another storage would be another tensor to it, too.
+  std::uint64_t version() override {
+    std::uint64_t sum = 0;
+    for (const auto& [name, tensor] : parameters()) sum += tensor._version();
+    return sum;
+  }
+
+ private:
+  std::map<std::string, at::Tensor> parameters() const {
+    std::map<std::string, at::Tensor> all;
+    for (const auto& item : module_.named_parameters()) {
+      if (item.value().defined()) all.emplace(item.key(), item.value());
+    }
+    return all;
+  }
+  torch::nn::Module& module_;
+};
+
+std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<double> rates;
+  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
+  return rates;
+}
+
+void set_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates) {
+  for (std::size_t i = 0; i < std::min(rates.size(), optimizer.param_groups().size()); ++i)
+    optimizer.param_groups()[i].options().set_lr(rates[i]);
+}
+
+class Moments final : public Part {
+ public:
+  Moments(torch::optim::Optimizer& optimizer, torch::nn::Module& module) : optimizer_(optimizer), module_(module) {}
+  Contents contents() override {
+    const auto all = std::make_shared<checkpoint::OptimizerSnapshot>(checkpoint::snapshot(optimizer_, module_));
+    return contents_of({all, &all->tensors}, all->metadata);
+  }
+  void assign(const Contents& contents) override {
+    std::map<std::string, std::string> metadata;
+    auto tensors = tensors_of(contents, metadata);
+    const checkpoint::OptimizerSnapshot here = checkpoint::snapshot(optimizer_, module_);
+    std::ranges::copy_if(here.tensors.tensors(), std::back_inserter(tensors),
+                         [](const auto& one) { return is_rate(one.name); });
+    checkpoint::restore(optimizer_, module_, tensors, metadata, "the state of another rank")();
+  }
+  // What changes moments changes parameters.
+  std::uint64_t version() override { return 0; }
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+  torch::nn::Module& module_;
+};
+
+std::string bytes_of(const std::vector<at::Tensor>& tensors) {
+  std::string bytes;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor dense = tensor.detach().to(at::kCPU).contiguous();
+    bytes.append(static_cast<const char*>(dense.data_ptr()), dense.nbytes());
+  }
+  return bytes;
+}
+
+void set_bytes(const std::vector<at::Tensor>& tensors, const std::string& bytes) {
+  const torch::NoGradGuard no_grad;
+  std::size_t begin = 0;
+  for (const at::Tensor& tensor : tensors) {
+    at::Tensor dense = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).requires_grad(false));
+    if (begin + dense.nbytes() > bytes.size()) raise(ErrorCode::Mismatch, "buffers of another size");
+    if (dense.nbytes() > 0) std::memcpy(dense.data_ptr(), bytes.data() + begin, dense.nbytes());
+    begin += dense.nbytes();
+    tensor.detach().copy_(dense);
+  }
+}
+
+std::vector<at::Tensor> buffers_of(const torch::nn::Module& module) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& buffer : module.buffers()) {
+    if (buffer.defined()) all.push_back(buffer);
+  }
+  return all;
+}
+
+}  // namespace
+
+void attach(State& state, const std::string& name, torch::nn::Module& module) {
+  state.add(name, std::make_shared<Parameters>(module));
+  state.add(name + "/buffers", Value{[&module] { return bytes_of(buffers_of(module)); },
+                                     [&module](const std::string& bytes) { set_bytes(buffers_of(module), bytes); }});
+  const auto random = [&module](const std::function<void(at::Generator&)>& use) {
+    for (auto& [of, generator] : checkpoint::generators_of(module)) use(generator);
+  };
+  Value generators;
+  generators.get = [random] {
+    std::string bytes;
+    random([&bytes](at::Generator& generator) { bytes += bytes_of({checkpoint::state_of(generator)}); });
+    return bytes;
+  };
+  generators.set = [random](const std::string& bytes) {
+    std::size_t begin = 0;
+    random([&](at::Generator& generator) {
+      const at::Tensor now = checkpoint::state_of(generator);
+      set_bytes({now}, bytes.substr(begin, now.nbytes()));
+      begin += now.nbytes();
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      generator.set_state(now);
+    });
+  };
+  generators.scope = Value::Scope::Rank;
+  state.add(name + "/random", std::move(generators));
+}
+
+void attach(State& state, const std::string& name, data::DistributedSampler& sampler, BatchPolicy policy) {
+  state.add(name, Value{[&sampler] {
+                          const data::SamplerState at = sampler.state();
+                          std::string bytes(sizeof at, '\0');
+                          std::memcpy(bytes.data(), &at, sizeof at);
+                          return bytes;
+                        },
+                        [&sampler](const std::string& bytes) {
+                          data::SamplerState at;
+                          if (bytes.size() != sizeof at) raise(ErrorCode::Mismatch, "a sampler of another version");
+                          std::memcpy(&at, bytes.data(), sizeof at);
+                          sampler.load_state(at);
+                        }});
+  state.add_samples(name, [&sampler] { return SamplePosition{sampler.epoch(), sampler.cursor()}; });
+  state.on_step([&sampler] { sampler.step(); });
+  state.on_change([&sampler, policy, name](const World& world) {
+    const std::int64_t batch = sampler.options().batch_size;
+    const bool keeps = policy == BatchPolicy::KeepGlobal;
+    sampler.set_world(world.rank(), world.size(), keeps ? batch * world.first_size() : 0);
+    if (world.rank() == 0 && world.size() == world.first_size())
+      log::info("elastic", "'{}': steps of {} samples {}", name, batch * world.size(),
+                keeps ? "over all ranks, however many there are"
+                      : fmt::format("of {} ranks, {} of each", world.size(), batch));
+  });
+}
+
+void attach(State& state, const std::string& name, torch::optim::Optimizer& optimizer, torch::nn::Module& module,
+            optim::Scaling scaling) {
+  (void)checkpoint::snapshot(optimizer, module);
+  state.add(name, std::make_shared<Moments>(optimizer, module));
+  /// What the rates were before they were scaled, and what they have been set to: if they are that still, nobody has
+  /// changed them, and they are scaled anew without rounding twice.
+  struct Rates {
+    std::vector<double> plain, set;
+    double factor = 1;
+  };
+  auto rates = std::make_shared<Rates>();
+  Value value;
+  value.get = [&optimizer, rates] {
+    codec::Writer out;
+    out.number(rates->factor);
+    for (const auto& list : {rates_of(optimizer), rates->plain, rates->set}) {
+      out.number(static_cast<std::uint32_t>(list.size()));
+      for (const double rate : list) out.number(rate);
+    }
+    return out.take();
+  };
+  value.set = [&optimizer, rates](const std::string& bytes) {
+    codec::Reader in(bytes);
+    rates->factor = value_or_throw(in.number<double>());
+    std::vector<double> now;
+    for (std::vector<double>* const list : {&now, &rates->plain, &rates->set}) {
+      list->resize(value_or_throw(in.number<std::uint32_t>()));
+      for (double& rate : *list) rate = value_or_throw(in.number<double>());
+    }
+    set_rates(optimizer, now);
+  };
+  state.add(name + "/rates", std::move(value));
+  if (scaling == optim::Scaling::None) return;
+  state.on_change([&optimizer, rates, scaling](const World& world) {
+    const double factor = optim::scale_factor(scaling, world.size()) / optim::scale_factor(scaling, world.first_size());
+    std::vector<double> now = rates_of(optimizer);
+    if (now != rates->set) {
+      rates->plain = now;
+      for (double& rate : rates->plain) rate /= rates->factor;
+    }
+    rates->set = rates->plain;
+    for (double& rate : rates->set) rate *= factor;
+    rates->factor = factor;
+    set_rates(optimizer, rates->set);
+  });
+}
+
+}  // namespace cohort::elastic
