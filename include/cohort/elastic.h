@@ -155,6 +155,8 @@ class State {
   void enter(World& world, const std::filesystem::path& ledger = {});
   /// The world of `enter` is left, because of this error: whether another one can take its place.
   bool leave(const Error& error);
+  /// The training has ended: the rest of the ledger is written.
+  void finish();
   /// The job is to end: asked of all ranks by the launcher, and agreed at this step.
   bool told_to_end() const noexcept;
 

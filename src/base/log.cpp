@@ -51,7 +51,9 @@ Result<Settings> parse(std::string_view specification) {
       settings.of_subsystem.emplace(std::string(item.substr(0, equals)), *level);
     }
   }
-  if (!base_given) settings.of_subsystem.emplace("world", Level::Info);
+  for (const char* const told : {"world", "elastic"}) {
+    if (!base_given) settings.of_subsystem.emplace(told, Level::Info);
+  }
   return settings;
 }
 

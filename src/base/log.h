@@ -1,7 +1,7 @@
 // The logging facade: one level per subsystem, chosen by COHORT_LOG ("warn", "info,net=debug"; "plan" is short for
 // "plan=info"), written to stderr.
-// Any thread may log. A library prints nothing unless something is wrong: the default level is warn. One line is an
-// exception, unless a level is given: which world has been formed ("world").
+// Any thread may log. A library prints nothing unless something is wrong: the default level is warn. Exceptions, unless
+// a level is given: which world has been formed ("world"), and how a training goes on in it ("elastic").
 #pragma once
 
 #include <fmt/format.h>

@@ -299,7 +299,7 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
                               ended->what(), std::chrono::duration<double>(plan.join_timeout).count()),
                   ended->context());
     }
-    log::info("world", "epoch {} was not formed: {}", membership.epoch, ended->what());
+    log::debug("world", "epoch {} was not formed: {}", membership.epoch, ended->what());
     least = membership.epoch + 1;
   }
 }

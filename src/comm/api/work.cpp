@@ -9,6 +9,7 @@
 #include <cohort/work.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace cohort::comm {
@@ -116,7 +117,11 @@ void give_up(std::shared_ptr<comm::WorkState>& state, bool by_stream) noexcept {
     }
     if (by_stream && !state->done()) return state.reset();
     state->wait();
-    if (const auto& error = state->outcome(); error && !state->reported.exchange(true)) {
+    const auto& error = state->outcome();
+    // Of a world that has ended all operations fail; one of them is being told of.
+    const bool another_is_told = std::uncaught_exceptions() > 0 || std::current_exception() != nullptr;
+    const bool ended = error && (error->code() == ErrorCode::PeerLost || error->code() == ErrorCode::Aborted);
+    if (error && !state->reported.exchange(true) && !(ended && another_is_told)) {
       log::warn("comm", "an operation failed and nobody waited for it: {}", error->what());
     }
   } catch (...) {  // a destructor cannot tell anyone

@@ -42,7 +42,8 @@ void Ledger::write(const std::string& name, const Range& range) {
 void Ledger::close(const std::string& name, Sampler& sampler) {
   if (!sampler.open) return;
   write(name, *sampler.open);
-  sampler.closed = std::exchange(sampler.open, std::nullopt);
+  sampler.open->closed_at = steps_;
+  sampler.closed.push_back(*std::exchange(sampler.open, std::nullopt));
 }
 
 void Ledger::move(const std::string& name, Sampler& sampler, const SamplePosition& to, std::int64_t step) {
@@ -61,9 +62,14 @@ void Ledger::step(std::int64_t step, const Positions& positions) {
   steps_ = step;
   for (const auto& [name, position] : positions) {
     Sampler& sampler = samplers_[name];
+    std::erase_if(sampler.closed, [step](const Range& range) { return range.closed_at < step - 1; });
     move(name, sampler, position, step);
     if (step % kStepsOfALine == 0) close(name, sampler);
   }
+}
+
+void Ledger::finish() {
+  for (auto& [name, sampler] : samplers_) close(name, sampler);
 }
 
 void Ledger::enter(std::uint64_t world, int size, std::int64_t step, const Positions& positions,
@@ -75,7 +81,7 @@ void Ledger::enter(std::uint64_t world, int size, std::int64_t step, const Posit
       fd_.reset(::open(file_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
       if (!fd_) track::raise_io({-1, file_, "opening the ledger of samples"}, errno);
       for (const auto& [name, sampler] : samplers_) {
-        if (sampler.closed) write(name, *sampler.closed);
+        for (const Range& range : sampler.closed) write(name, range);
       }
     }
   }

@@ -6,8 +6,8 @@
 //   {"world": 2, "sampler": "sampler", "epoch": 0, "samples": [4096, 6144], "steps": [129, 192]}
 //                             positions in the epoch's order, the second one excluded; steps from 1, both included
 //
-// A line is written once its 64 steps, its epoch or its world are over. The one before it is written again by a new
-// rank 0, which does not know whether the old one had.
+// A line is written once its 64 steps, its epoch or its world are over. Those of the last two steps are written again
+// by a new rank 0, which does not know whether the old one had.
 #pragma once
 
 #include <cohort/elastic.h>
@@ -19,6 +19,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace cohort::elastic {
 
@@ -32,15 +33,19 @@ class Ledger {
              const std::filesystem::path& file);
   /// Step number `step` has ended, and has moved the samplers to these positions.
   void step(std::int64_t step, const Positions& positions);
+  /// Nothing follows.
+  void finish();
 
  private:
   struct Range {
     std::uint64_t world = 0;
     std::int64_t epoch = 0, from = 0, to = 0, first_step = 0, last_step = 0;
+    std::int64_t closed_at = 0;  ///< step
   };
   struct Sampler {
     SamplePosition position;
-    std::optional<Range> open, closed;
+    std::optional<Range> open;
+    std::vector<Range> closed;  ///< in the latest two steps: rank 0 may not have come to write them
   };
   void move(const std::string& name, Sampler& sampler, const SamplePosition& to, std::int64_t step);
   void close(const std::string& name, Sampler& sampler);

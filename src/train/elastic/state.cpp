@@ -135,7 +135,10 @@ std::vector<Standing> gather(Communicator& comm, const Standing& mine) {
 }  // namespace
 
 State::State() : impl_(std::make_unique<Impl>()) {}
-State::~State() { impl_->end_notices(); }
+State::~State() {
+  impl_->end_notices();
+  finish();
+}
 
 State& State::add(const std::string& name, std::shared_ptr<Part> part) {
   impl_->require_new(name);
@@ -157,6 +160,7 @@ void State::on_change(std::function<void(const World&)> callback) { impl_->on_ch
 void State::on_step(std::function<void()> callback) { impl_->on_step.push_back(std::move(callback)); }
 std::int64_t State::steps() const noexcept { return impl_->steps; }
 void State::set_steps(std::int64_t steps) { impl_->steps = steps; }
+void State::finish() { impl_->ledger.finish(); }
 bool State::told_to_end() const noexcept { return impl_->told_to_end; }
 
 void State::Impl::take(const Received& received, std::int64_t step) {
@@ -307,6 +311,7 @@ int run(State& state, const std::function<void(World&)>& train, const Options& o
     try {
       state.enter(world, ledger);
       train(world);
+      state.finish();  // before others can know that this rank has ended
       // A rank that is lost in the last step has to be waited for by nobody: the others have ended it, too.
       world.communicator().barrier().wait();
       return 0;

@@ -1,0 +1,98 @@
+// A worker of an elastic training with libtorch, which is lost where it is told to: ELASTIC_KILL
+// "WORKER@STEP:PHASE,..." with the phases forward, backward, applied (between the optimizer's step and State::step) and
+// step. Ends with a line of what it has trained: epochs, steps, and the digest of the parameters with a key that all
+// know.
+//
+//   elastic_training_peer SAMPLES BATCH EPOCHS MILLISECONDS-A-STEP
+#include <gtest/gtest.h>
+
+#include "torch/test_models.h"
+
+#include <cohort/digest.h>
+#include <cohort/torch/elastic.h>
+#include <cohort/torch/nn.h>
+
+#include <fmt/format.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/optim/adam.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+void lost_at(std::int64_t step, const char* phase) {
+  static const std::string plan = "," + variable("ELASTIC_KILL") + ",";
+  if (plan.find(fmt::format(",{}@{}:{},", variable("COHORT_WORKER"), step, phase)) != plan.npos) std::raise(SIGKILL);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) return 2;
+  const std::int64_t samples = std::atoll(argv[1]), batch = std::atoll(argv[2]), epochs = std::atoll(argv[3]);
+  const auto pause = std::chrono::milliseconds(std::atoi(argv[4]));
+  at::set_num_threads(1);
+  // Who comes has other weights, and is to have none of them in the end.
+  auto net = cohort::testing::with_values(cohort::testing::Mlp(), std::atof(variable("COHORT_WORKER").c_str()));
+  torch::optim::Adam optimizer(net->parameters(), 1e-3);
+  cohort::data::DistributedSampler sampler(samples, {.batch_size = batch});
+  cohort::elastic::State state;
+  state.add("model", *net).add("optimizer", optimizer, *net).add("sampler", sampler);
+  std::int64_t step = 0;
+  net->parameters().back().register_hook([&step](const at::Tensor& gradient) {
+    lost_at(step, "backward");
+    return gradient;
+  });
+  double loss_sum = 0;
+  state.add("loss", loss_sum);
+  const auto train = [&](cohort::elastic::World& world) {
+    std::printf("world %d of %d in epoch %ld\n", world.rank(), world.size(), static_cast<long>(*world.epoch()));
+    std::fflush(stdout);
+    cohort::nn::DistributedDataParallel model(net, world.communicator(),
+                                              {.bucket_bytes = 1200, .first_bucket_bytes = 300, .sampler = &sampler});
+    for (; sampler.epoch() < epochs; sampler.next_epoch()) {
+      while (const auto indices = sampler.next_batch()) {
+        step = state.steps() + 1;
+        std::this_thread::sleep_for(pause);
+        const at::Tensor at = at::tensor(*indices, at::kLong).to(at::kDouble).reshape({-1, 1});
+        const at::Tensor x = at::sin(at * 0.37 + at::arange(5, at::kDouble)),
+                         y = at::cos(at * 0.11 + at::arange(3, at::kDouble));
+        lost_at(step, "forward");
+        optimizer.zero_grad();
+        cohort::testing::loss_of(model(x), y).backward();
+        optimizer.step();
+        lost_at(step, "applied");
+        state.step();
+        lost_at(step, "step");
+      }
+    }
+  };
+  const int status = cohort::elastic::run(state, train, {.save = [&](cohort::elastic::World&) {
+                                            std::printf("saved after step %ld\n", static_cast<long>(state.steps()));
+                                          }});
+  cohort::DigestKey key;
+  key.fill(7);
+  cohort::Digest digest{};
+  double sum = 0;
+  for (const at::Tensor& parameter : net->parameters()) {
+    const cohort::Digest one = cohort::digest_of(
+        {parameter.data_ptr(), static_cast<std::int64_t>(parameter.nbytes()), cohort::DType::UInt8}, key);
+    digest[0] = digest[0] * 31 + one[0] + one[1];
+    sum += parameter.abs().sum().item<double>();
+  }
+  std::printf("ended with %d after %ld steps: %016lx %.9f\n", status, static_cast<long>(state.steps()),
+              static_cast<unsigned long>(digest[0]), sum);
+  return status;
+}

@@ -1,0 +1,156 @@
+// Trainings that lose and gain ranks at every place: what is left has the same parameters, and the ledger says that
+// each sample was used once.
+#include "launch_harness.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace cohort::test {
+namespace {
+
+using nlohmann::json;
+
+/// What the ledgers of a run say together: of each epoch the samples that count, once each.
+class Audit {
+ public:
+  explicit Audit(const std::filesystem::path& run) {
+    std::map<std::uint64_t, std::pair<std::int64_t, std::int64_t>> begins;  // by world: (epoch, cursor)
+    std::set<std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t>> used;
+    for (const auto& file : std::filesystem::directory_iterator(run)) {
+      if (!file.path().filename().string().starts_with("samples-")) continue;
+      std::ifstream lines(file.path());
+      for (std::string line; std::getline(lines, line);) {
+        const json said = json::parse(line);
+        const auto world = said.at("world").get<std::uint64_t>();
+        if (said.contains("size"))
+          begins[world] = said.at("samplers").at("sampler").get<std::pair<std::int64_t, std::int64_t>>();
+        else
+          used.emplace(world, said.at("epoch"), said.at("samples").at(0), said.at("samples").at(1));
+      }
+    }
+    worlds = begins.size();
+    for (const auto& [world, epoch, from, to] : used) {
+      // What the next world takes up again counts there.
+      auto end = to;
+      if (const auto next = begins.upper_bound(world); next != begins.end()) {
+        if (epoch > next->second.first) continue;
+        if (epoch == next->second.first) end = std::min(end, next->second.second);
+      }
+      auto& counts = samples[epoch];
+      auto& seen = seen_in_[{world, epoch}];
+      for (std::int64_t i = from; i < end; ++i) {
+        if (seen.insert(i).second) ++counts[i];  // several ranks may have said it of one world
+      }
+    }
+  }
+  void expect_each_once(std::int64_t size, std::int64_t epochs) const {
+    EXPECT_EQ(static_cast<std::int64_t>(samples.size()), epochs);
+    for (const auto& [epoch, counts] : samples) {
+      EXPECT_EQ(static_cast<std::int64_t>(counts.size()), size) << "epoch " << epoch;
+      for (const auto& [sample, count] : counts) ASSERT_EQ(count, 1) << "position " << sample << " of epoch " << epoch;
+    }
+  }
+  std::map<std::int64_t, std::map<std::int64_t, int>> samples;
+  std::size_t worlds = 0;
+
+ private:
+  std::map<std::pair<std::uint64_t, std::int64_t>, std::set<std::int64_t>> seen_in_;
+};
+
+struct Plan {
+  std::string name, kills;
+  int workers = 4, left = 4;
+};
+
+class ElasticTraining : public testing::TestWithParam<Plan> {};
+
+/// (steps, digest, sum of parameters) that a worker ended with.
+std::tuple<long, std::string, double> ending_of(const std::string& log) {
+  const std::string mark = "ended with 0 after ";
+  const auto at = log.find(mark);
+  if (at == log.npos) return {};
+  std::istringstream words(log.substr(at + mark.size()));
+  long steps = 0;
+  std::string word, digest;
+  double sum = 0;
+  words >> steps >> word >> digest >> sum;
+  return {steps, digest, sum};
+}
+
+constexpr std::int64_t kSamples = 2'007, kBatch = 8, kEpochs = 2;
+
+std::vector<std::string> training(std::vector<std::string> options) {
+  options.insert(options.begin(), {"run", "--run-dir", "r"});
+  options.insert(options.end(),
+                 {TRAINING_PEER, std::to_string(kSamples), std::to_string(kBatch), std::to_string(kEpochs), "0"});
+  return options;
+}
+
+double undisturbed() {
+  static const double sum = [] {
+    Job job({training({"-np", "4", "--min-np", "4"})});
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    return std::get<2>(ending_of(job.file("r/logs/rank-0.out")));
+  }();
+  return sum;
+}
+
+TEST_P(ElasticTraining, EndsAsIfNobodyHadBeenLost) {
+  const Plan& plan = GetParam();
+  Job job({training({"-np", std::to_string(plan.workers), "--min-np", "1"}), {"ELASTIC_KILL=" + plan.kills}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  const Audit audit(job.folder() + "/r");
+  audit.expect_each_once(kSamples, kEpochs);
+  EXPECT_GT(audit.worlds, 1U) << job.err();
+  const long steps = kEpochs * ((kSamples + kBatch * plan.workers - 1) / (kBatch * plan.workers));
+  std::set<std::string> digests;
+  int ended = 0;
+  for (int worker = 0; worker < plan.workers; ++worker) {
+    const std::string log = job.file(fmt::format("r/logs/rank-{}.out", worker));
+    const auto [of, digest, sum] = ending_of(log);
+    if (digest.empty()) continue;
+    ++ended;
+    EXPECT_EQ(of, steps) << log;
+    digests.insert(digest);
+    EXPECT_NEAR(sum, undisturbed(), 1e-6);
+  }
+  EXPECT_EQ(ended, plan.left);
+  EXPECT_EQ(digests.size(), 1U);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , ElasticTraining,
+    testing::Values(Plan{"InForward", "1@10:forward", 4, 3}, Plan{"InBackward", "3@10:backward", 4, 3},
+                    Plan{"BetweenTheOptimizerAndStep", "2@10:applied", 4, 3}, Plan{"AfterStep", "2@64:step", 4, 3},
+                    Plan{"Rank0AfterALineOfTheLedger", "0@64:step", 4, 3},
+                    Plan{"Rank0BeforeStep", "0@64:applied,1@65:applied", 4, 2},
+                    Plan{"AllButOne", "0@7:backward,1@20:step,3@33:forward", 4, 1},
+                    Plan{"InTheLastStepOfAnEpoch", "1@63:applied,0@64:forward", 4, 2},
+                    Plan{"InTheVeryLastStep", "1@126:step", 4, 3}, Plan{"BeforeTheFirstStep", "1@1:forward", 4, 3}),
+    [](const auto& one) { return one.param.name; });
+
+// The same worker is lost with another one at once.
+TEST(ElasticTrainings, LoseTwoAtOnce) {
+  Job job({training({"-np", "4", "--min-np", "1"}), {"ELASTIC_KILL=0@12:backward,2@12:backward"}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  const Audit audit(job.folder() + "/r");
+  audit.expect_each_once(kSamples, kEpochs);
+  EXPECT_EQ(std::get<1>(ending_of(job.file("r/logs/rank-1.out"))),
+            std::get<1>(ending_of(job.file("r/logs/rank-3.out"))));
+}
+
+}  // namespace
+}  // namespace cohort::test
