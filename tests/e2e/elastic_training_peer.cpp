@@ -32,7 +32,14 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+int rank = 0, size = 1;
+
 void lost_at(std::int64_t step, const char* phase) {
+  if (const std::string seed = variable("ELASTIC_SEED"); !seed.empty()) {
+    const auto draw = [&](const std::string& what) { return std::hash<std::string>()(seed + what); };
+    const bool stays = draw(std::to_string(step)) % static_cast<std::size_t>(size) == static_cast<std::size_t>(rank);
+    if (!stays && draw(fmt::format("{} {} {}", variable("COHORT_WORKER"), step, phase)) % 300 == 0) std::raise(SIGKILL);
+  }
   static const std::string plan = "," + variable("ELASTIC_KILL") + ",";
   if (plan.find(fmt::format(",{}@{}:{},", variable("COHORT_WORKER"), step, phase)) != plan.npos) std::raise(SIGKILL);
 }
@@ -58,6 +65,8 @@ int main(int argc, char** argv) {
   double loss_sum = 0;
   state.add("loss", loss_sum);
   const auto train = [&](cohort::elastic::World& world) {
+    rank = world.rank();
+    size = world.size();
     std::printf("world %d of %d in epoch %ld\n", world.rank(), world.size(), static_cast<long>(*world.epoch()));
     std::fflush(stdout);
     cohort::nn::DistributedDataParallel model(net, world.communicator(),

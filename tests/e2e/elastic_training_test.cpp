@@ -6,14 +6,17 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <random>
 #include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -142,7 +145,56 @@ INSTANTIATE_TEST_SUITE_P(
                     Plan{"InTheVeryLastStep", "1@126:step", 4, 3}, Plan{"BeforeTheFirstStep", "1@1:forward", 4, 3}),
     [](const auto& one) { return one.param.name; });
 
-// The same worker is lost with another one at once.
+int times() {
+  const char* const wanted = std::getenv("COHORT_TEST_TIMES");
+  return wanted == nullptr ? 1 : std::atoi(wanted);
+}
+
+// All that have ended have the same parameters, and each sample was used once.
+void expect_sound(const Job& job, int workers, const std::string& what) {
+  SCOPED_TRACE(what);
+  const Audit audit(job.folder() + "/r");
+  audit.expect_each_once(kSamples, kEpochs);
+  std::set<std::string> digests;
+  for (int worker = 0; worker < workers; ++worker)
+    digests.insert(std::get<1>(ending_of(job.file(fmt::format("r/logs/rank-{}.out", worker)))));
+  digests.erase("");
+  EXPECT_EQ(digests.size(), 1U) << job.err();
+}
+
+TEST(ElasticTrainings, LoseRanksAtRandom) {
+  const auto begun = static_cast<long>(std::chrono::system_clock::now().time_since_epoch().count());
+  for (int i = 0; i < times() && !testing::Test::HasFailure(); ++i) {
+    const std::string seed = fmt::format("{}", begun + i);
+    Job job({training({"-np", "4", "--min-np", "1"}), {"ELASTIC_SEED=" + seed}});
+    ASSERT_EQ(job.wait(), 0) << seed << "\n" << job.err();
+    expect_sound(job, 4, seed);
+  }
+}
+
+// Hosts, all of them this one, come and go while ranks are lost.
+TEST(ElasticTrainings, LoseAndGainRanksAtRandom) {
+  const auto begun = static_cast<unsigned>(std::chrono::system_clock::now().time_since_epoch().count() / 1000);
+  for (int i = 0; i < times() && !testing::Test::HasFailure(); ++i) {
+    std::mt19937 random(begun + static_cast<unsigned>(i));
+    const std::string seed = fmt::format("{}", begun + static_cast<unsigned>(i));
+    auto arguments = training({"--min-np", "1", "--max-np", "6", "--starter", "local", "--host-discovery-script",
+                               "cat hosts 2>/dev/null || echo a:2", "--blacklist-cooldown-range", "1", "2"});
+    arguments.back() = "12";
+    Job job({arguments, {"ELASTIC_SEED=" + seed}, {}, false, false, {}, 90s});
+    while (job.running()) {
+      const std::string path = job.folder() + "/hosts";
+      std::ofstream(path + ".new") << "a:2\n"
+                                   << (random() % 2 == 0 ? "b:1\n" : "") << (random() % 3 == 0 ? "c:2\n" : "");
+      std::filesystem::rename(path + ".new", path);
+      std::this_thread::sleep_for(std::chrono::milliseconds(300 + random() % 1500));
+    }
+    ASSERT_EQ(job.wait(), 0) << seed << "\n" << job.err();
+    expect_sound(job, 60, seed);
+  }
+}
+
+// Two are lost at once.
 TEST(ElasticTrainings, LoseTwoAtOnce) {
   Job job({training({"-np", "4", "--min-np", "1"}), {"ELASTIC_KILL=0@12:backward,2@12:backward"}});
   ASSERT_EQ(job.wait(), 0) << job.err();
