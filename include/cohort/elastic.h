@@ -94,8 +94,8 @@ struct Value {
     World,  ///< all ranks are to have the same: who comes or lags behind gets it
     Rank,   ///< each rank has its own: it goes back to that of the last step, and is never sent
   };
-  std::function<std::string()> get;
-  std::function<void(const std::string&)> set;
+  std::function<void(std::string& bytes)> save;  ///< overwrites them, with what `load` takes
+  std::function<void(const std::string& bytes)> load;
   Scope scope = Scope::World;
 };
 
@@ -118,10 +118,10 @@ class State {
   /// A number of the caller's.
   template <class T>
   requires std::is_arithmetic_v<T> State& add(const std::string& name, T& number) {
-    return add(name, Value{[&number] { return std::string(reinterpret_cast<const char*>(&number), sizeof number); },
-                           [&number](const std::string& bytes) {
-                             bytes.copy(reinterpret_cast<char*>(&number), sizeof number);
-                           }});
+    return add(
+        name,
+        Value{[&number](std::string& bytes) { bytes.assign(reinterpret_cast<const char*>(&number), sizeof number); },
+              [&number](const std::string& bytes) { bytes.copy(reinterpret_cast<char*>(&number), sizeof number); }});
   }
   /// Whatever has an `attach(State&, const std::string&, T&, options...)`, as <cohort/torch/elastic.h> has for modules,
   /// optimizers and samplers.
@@ -177,9 +177,9 @@ struct Options {
 };
 
 /// Calls `train` with a world, and again with the next one, until it returns in a world of which no rank is lost. It is
-/// called with the state as it stands, also at its end: loops begin where the state says. Returns 0, or kRequeueStatus:
-/// give it back from main. What `train` throws, and what is no loss of a rank, is thrown. Where the job is not elastic
-/// there is one world.
+/// called with the state as it stands, also at its end: loops begin where the state says. Returns 0, or kRequeueStatus
+/// where the job has been told to end, or goes on without this process: give it back from main. What `train` throws,
+/// and what is no loss of a rank, is thrown. Where the job is not elastic there is one world.
 int run(State& state, const std::function<void(World&)>& train, const Options& options = {});
 
 }  // namespace cohort::elastic

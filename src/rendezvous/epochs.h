@@ -22,6 +22,12 @@ class Superseded : public Error {
   explicit Superseded(std::uint64_t epoch);
 };
 
+/// Of `join`, with code Aborted: this process was a member of the job and is none any more.
+class Removed : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Of the latest epoch, which is not before `least`. Throws Corrupt, and Unavailable if the job has none.
 Membership current_membership(store::Store& store, std::uint64_t least);
 

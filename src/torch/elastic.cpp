@@ -50,7 +50,8 @@ Contents contents_of(std::shared_ptr<const checkpoint::Snapshot> snapshot,
 }
 
 std::vector<formats::NamedTensor> tensors_of(const Contents& contents, std::map<std::string, std::string>& metadata) {
-  const auto layout = value_or_throw(codec::decode<Layout>(contents.layout, {.what = "the tensors of a state"}));
+  const auto layout = value_or_throw(codec::decode<Layout>(
+      contents.layout, {.longest_text = contents.layout.size(), .what = "the tensors of a state"}));
   if (layout.tensors.size() != contents.items.size()) raise(ErrorCode::Corrupt, "the tensors of a state do not fit");
   for (const NamedText& one : layout.metadata) metadata[one.name] = one.text;
   std::vector<formats::NamedTensor> tensors;
@@ -66,34 +67,42 @@ std::vector<formats::NamedTensor> tensors_of(const Contents& contents, std::map<
   return tensors;
 }
 
+// What a module consists of is looked up once for each world, since that takes longer than a step may.
 class Parameters final : public Part {
  public:
   explicit Parameters(torch::nn::Module& module) : module_(module) {}
   Contents contents() override {
+    look_up();
     auto snapshot = std::make_shared<checkpoint::Snapshot>();
-    for (const auto& [name, tensor] : parameters()) snapshot->add(name, tensor);
+    for (const auto& [name, tensor] : by_name_) snapshot->add(name, tensor);
     return contents_of(std::move(snapshot));
   }
   void assign(const Contents& contents) override {
+    look_up();
     std::map<std::string, std::string> metadata;
-    checkpoint::match(parameters(), tensors_of(contents, metadata), "the state of another rank", {}).apply();
+    checkpoint::match(by_name_, tensors_of(contents, metadata), "the state of another rank", {}).apply();
   }
-  // libtorch counts what writes to a tensor in place; another storage would be another tensor to it, too.
+  // libtorch counts what writes to a tensor in place.
   std::uint64_t version() override {
+    if (tensors_.empty()) look_up();
     std::uint64_t sum = 0;
-    for (const auto& [name, tensor] : parameters()) sum += tensor._version();
+    for (const at::Tensor& tensor : tensors_) sum += tensor._version();
     return sum;
   }
 
  private:
-  std::map<std::string, at::Tensor> parameters() const {
-    std::map<std::string, at::Tensor> all;
+  void look_up() {
+    by_name_.clear();
+    tensors_.clear();
     for (const auto& item : module_.named_parameters()) {
-      if (item.value().defined()) all.emplace(item.key(), item.value());
+      if (!item.value().defined()) continue;
+      by_name_.emplace(item.key(), item.value());
+      tensors_.push_back(item.value());
     }
-    return all;
   }
   torch::nn::Module& module_;
+  std::map<std::string, at::Tensor> by_name_;
+  std::vector<at::Tensor> tensors_;
 };
 
 std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
@@ -130,70 +139,71 @@ class Moments final : public Part {
   torch::nn::Module& module_;
 };
 
-std::string bytes_of(const std::vector<at::Tensor>& tensors) {
-  std::string bytes;
-  for (const at::Tensor& tensor : tensors) {
-    const at::Tensor dense = tensor.detach().to(at::kCPU).contiguous();
-    bytes.append(static_cast<const char*>(dense.data_ptr()), dense.nbytes());
-  }
-  return bytes;
+void append(std::string& bytes, const at::Tensor& tensor) {
+  const at::Tensor dense =
+      tensor.is_cpu() && tensor.is_contiguous() ? tensor : tensor.detach().to(at::kCPU).contiguous();
+  bytes.append(static_cast<const char*>(dense.data_ptr()), dense.nbytes());
 }
 
-void set_bytes(const std::vector<at::Tensor>& tensors, const std::string& bytes) {
+/// Takes the tensor's values from bytes at `begin`, and moves that on.
+void extract(const std::string& bytes, std::size_t& begin, const at::Tensor& tensor) {
   const torch::NoGradGuard no_grad;
-  std::size_t begin = 0;
-  for (const at::Tensor& tensor : tensors) {
-    at::Tensor dense = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).requires_grad(false));
-    if (begin + dense.nbytes() > bytes.size()) raise(ErrorCode::Mismatch, "buffers of another size");
-    if (dense.nbytes() > 0) std::memcpy(dense.data_ptr(), bytes.data() + begin, dense.nbytes());
-    begin += dense.nbytes();
-    tensor.detach().copy_(dense);
-  }
+  at::Tensor dense = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).requires_grad(false));
+  if (begin + dense.nbytes() > bytes.size()) raise(ErrorCode::Mismatch, "the state has other buffers on another rank");
+  if (dense.nbytes() > 0) std::memcpy(dense.data_ptr(), bytes.data() + begin, dense.nbytes());
+  begin += dense.nbytes();
+  tensor.detach().copy_(dense);
 }
 
-std::vector<at::Tensor> buffers_of(const torch::nn::Module& module) {
-  std::vector<at::Tensor> all;
-  for (const at::Tensor& buffer : module.buffers()) {
-    if (buffer.defined()) all.push_back(buffer);
-  }
-  return all;
+Value buffers_of(State& state, const torch::nn::Module& module) {
+  auto buffers = std::make_shared<std::vector<at::Tensor>>();
+  const auto look_up = [buffers, &module] {
+    *buffers = module.buffers();
+    std::erase_if(*buffers, [](const at::Tensor& buffer) { return !buffer.defined(); });
+  };
+  look_up();
+  state.on_change([look_up](const World&) { look_up(); });
+  return {[buffers](std::string& bytes) {
+            bytes.clear();
+            for (const at::Tensor& buffer : *buffers) append(bytes, buffer);
+          },
+          [buffers](const std::string& bytes) {
+            std::size_t begin = 0;
+            for (const at::Tensor& buffer : *buffers) extract(bytes, begin, buffer);
+          }};
+}
+
+Value generators_of(const torch::nn::Module& module) {
+  auto generators =
+      std::make_shared<std::vector<std::pair<std::string, at::Generator>>>(checkpoint::generators_of(module));
+  return {[generators](std::string& bytes) {
+            bytes.clear();
+            for (auto& [of, generator] : *generators) append(bytes, checkpoint::state_of(generator));
+          },
+          [generators](const std::string& bytes) {
+            std::size_t begin = 0;
+            for (auto& [of, generator] : *generators) {
+              const at::Tensor state = checkpoint::state_of(generator);
+              extract(bytes, begin, state);
+              const std::lock_guard<std::mutex> lock(generator.mutex());
+              generator.set_state(state);
+            }
+          },
+          Value::Scope::Rank};
 }
 
 }  // namespace
 
 void attach(State& state, const std::string& name, torch::nn::Module& module) {
   state.add(name, std::make_shared<Parameters>(module));
-  state.add(name + "/buffers", Value{[&module] { return bytes_of(buffers_of(module)); },
-                                     [&module](const std::string& bytes) { set_bytes(buffers_of(module), bytes); }});
-  const auto random = [&module](const std::function<void(at::Generator&)>& use) {
-    for (auto& [of, generator] : checkpoint::generators_of(module)) use(generator);
-  };
-  Value generators;
-  generators.get = [random] {
-    std::string bytes;
-    random([&bytes](at::Generator& generator) { bytes += bytes_of({checkpoint::state_of(generator)}); });
-    return bytes;
-  };
-  generators.set = [random](const std::string& bytes) {
-    std::size_t begin = 0;
-    random([&](at::Generator& generator) {
-      const at::Tensor now = checkpoint::state_of(generator);
-      set_bytes({now}, bytes.substr(begin, now.nbytes()));
-      begin += now.nbytes();
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      generator.set_state(now);
-    });
-  };
-  generators.scope = Value::Scope::Rank;
-  state.add(name + "/random", std::move(generators));
+  state.add(name + "/buffers", buffers_of(state, module));
+  state.add(name + "/random", generators_of(module));
 }
 
 void attach(State& state, const std::string& name, data::DistributedSampler& sampler, BatchPolicy policy) {
-  state.add(name, Value{[&sampler] {
+  state.add(name, Value{[&sampler](std::string& bytes) {
                           const data::SamplerState at = sampler.state();
-                          std::string bytes(sizeof at, '\0');
-                          std::memcpy(bytes.data(), &at, sizeof at);
-                          return bytes;
+                          bytes.assign(reinterpret_cast<const char*>(&at), sizeof at);
                         },
                         [&sampler](const std::string& bytes) {
                           data::SamplerState at;
@@ -226,16 +236,16 @@ void attach(State& state, const std::string& name, torch::optim::Optimizer& opti
   };
   auto rates = std::make_shared<Rates>();
   Value value;
-  value.get = [&optimizer, rates] {
+  value.save = [&optimizer, rates](std::string& bytes) {
     codec::Writer out;
     out.number(rates->factor);
     for (const auto& list : {rates_of(optimizer), rates->plain, rates->set}) {
       out.number(static_cast<std::uint32_t>(list.size()));
       for (const double rate : list) out.number(rate);
     }
-    return out.take();
+    bytes = out.take();
   };
-  value.set = [&optimizer, rates](const std::string& bytes) {
+  value.load = [&optimizer, rates](const std::string& bytes) {
     codec::Reader in(bytes);
     rates->factor = value_or_throw(in.number<double>());
     std::vector<double> now;

@@ -232,12 +232,12 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
       removed ? "is no member of the job any more: its supervisor has removed it"
               : fmt::format("has not become a member of the job within {:g} s: its supervisor began no epoch with it",
                             std::chrono::duration<double>(plan.join_timeout).count());
-  throw Error(removed ? ErrorCode::Aborted : ErrorCode::Timeout,
-              fmt::format("join at {}: this process, worker {} on {}, {}, and epoch {} goes on with {} other{}{}{} -- "
-                          "end it",
-                          plan.place_name, *plan.worker, context.host, why, membership.epoch, others,
-                          others == 1 ? "" : "s", membership.cause.empty() ? "" : ": ", membership.cause),
-              context);
+  const std::string text =
+      fmt::format("join at {}: this process, worker {} on {}, {}, and epoch {} goes on with {} other{}{}{} -- end it",
+                  plan.place_name, *plan.worker, context.host, why, membership.epoch, others, others == 1 ? "" : "s",
+                  membership.cause.empty() ? "" : ": ", membership.cause);
+  if (removed) throw rendezvous::Removed(ErrorCode::Aborted, text, context);
+  throw Error(ErrorCode::Timeout, text, context);
 }
 
 /// Who this process is in an epoch; false: nobody yet.

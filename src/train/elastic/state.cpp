@@ -76,7 +76,7 @@ struct State::Impl {
   }
 
   void keep() {
-    for (auto& [name, kept] : values) kept.copy = kept.value.get();
+    for (auto& [name, kept] : values) kept.value.save(kept.copy);
     version = version_of_parts();
   }
 
@@ -128,7 +128,8 @@ namespace {
 std::vector<Standing> gather(Communicator& comm, const Standing& mine) {
   std::vector<Standing> standings;
   for (const std::string& bytes : checkpoint::gather(comm, codec::encode(mine)))
-    standings.push_back(value_or_throw(codec::decode<Standing>(bytes, {.what = "a rank's standing"})));
+    standings.push_back(
+        value_or_throw(codec::decode<Standing>(bytes, {.longest_text = kLongestText, .what = "a rank's standing"})));
   return standings;
 }
 
@@ -165,7 +166,7 @@ bool State::told_to_end() const noexcept { return impl_->told_to_end; }
 
 void State::Impl::take(const Received& received, std::int64_t step) {
   for (const auto& [name, contents] : received.contents) parts.at(name)->assign(contents);
-  for (const auto& [name, copy] : received.values) values.at(name).value.set(copy);
+  for (const auto& [name, copy] : received.values) values.at(name).value.load(copy);
   steps = step;
   fresh = false;
   keep();
@@ -283,7 +284,7 @@ bool State::leave(const Error& error) {
   if (!self.epoch || self.told_to_end || (!planned && !lost)) return false;
   self.whole = self.version_of_parts() == self.version ||
                (self.steps == self.entered_at && digests_of(self.contents(), self.key) == self.digests);
-  for (auto& [name, kept] : self.values) kept.value.set(kept.copy);
+  for (auto& [name, kept] : self.values) kept.value.load(kept.copy);
   if (!planned) log::info("elastic", "after step {}: {}", self.steps, error.what());
   return true;
 }
@@ -307,7 +308,14 @@ std::filesystem::path ledger_of(const Options& options) {
 int run(State& state, const std::function<void(World&)>& train, const Options& options) {
   const std::filesystem::path ledger = ledger_of(options);
   while (true) {
-    World world = form(options);
+    std::optional<World> formed;
+    try {
+      formed = form(options);
+    } catch (const rendezvous::Removed& removed) {
+      log::info("elastic", "this process leaves the job after step {}: {}", state.steps(), removed.what());
+      return kRequeueStatus;
+    }
+    World& world = *formed;
     try {
       state.enter(world, ledger);
       train(world);

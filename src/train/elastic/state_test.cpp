@@ -19,7 +19,7 @@ class Numbers final : public Part {
  public:
   explicit Numbers(std::vector<double>& values, std::size_t pieces = 1) : values_(values), pieces_(pieces) {}
   Contents contents() override {
-    Contents contents{.layout = std::to_string(values_.size())};
+    Contents contents{.layout = std::string(10'000, 'x')};  // longer than most texts of messages
     const std::size_t each = (values_.size() + pieces_ - 1) / pieces_;
     for (std::size_t begin = 0, i = 0; begin < values_.size(); begin += each, ++i) {
       contents.items.push_back(
@@ -29,6 +29,7 @@ class Numbers final : public Part {
     return contents;
   }
   void assign(const Contents& contents) override {
+    EXPECT_EQ(contents.layout.size(), 10'000U);
     values_.clear();
     for (const Contents::Item& item : contents.items) {
       const std::size_t before = values_.size();
