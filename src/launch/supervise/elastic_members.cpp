@@ -1,7 +1,7 @@
-// What becomes of an elastic job's members: who fails leaves, and the others go on, in processes that they keep.
+#include "launch/supervise/elastic_members.h"
+
 #include "base/parse.h"
 #include "base/signals.h"
-#include "launch/supervise/epoch.h"
 #include "telemetry/status_page.h"
 
 #include <algorithm>
@@ -28,36 +28,59 @@ std::string numbering_of(const rendezvous::Membership& now) {
   return fmt::format(" (ranks 0-{} are workers {})", workers.size() - 1, to_ranges(workers));
 }
 
-}  // namespace
-
-void Epoch::begin_elastic() {
-  if (setup_.plan.least == 0) return;
+std::vector<Elastic::Worker> workers_of(const Plan& plan) {
   std::vector<Elastic::Worker> workers;
-  for (const PlannedHost& host : setup_.plan.hosts) {
+  for (const PlannedHost& host : plan.hosts) {
     for (int i = 0; i < host.ranks; ++i) workers.push_back({host.first_rank + i, host.index, host.name});
   }
-  worlds_.assign(workers.size(), 0);
-  worlds_then_ = worlds_;
-  elastic_.emplace(
-      Elastic::Limits{setup_.plan.least, spec_.elastic.most, spec_.elastic.most_changes, !spec_.elastic.script.empty()},
-      std::move(workers));
-  state_.members = {{utc_now(), elastic_->current()}};
+  return workers;
 }
 
-void Epoch::let_failed_leave() {
-  if (!elastic_ || stage_ != Stage::Running || elastic_->over()) return;
+}  // namespace
+
+ElasticMembers::ElasticMembers(Scene scene, Events events)
+    : loop_(scene.loop),
+      setup_(scene.setup),
+      agents_(scene.agents),
+      run_(scene.run),
+      members_(scene.members),
+      health_(scene.health),
+      endings_(scene.endings),
+      events_(std::move(events)),
+      elastic_({setup_.plan.least, spec_.elastic.most, spec_.elastic.most_changes, !spec_.elastic.script.empty()},
+               workers_of(setup_.plan)),
+      worlds_(static_cast<std::size_t>(setup_.plan.world_size), 0),
+      worlds_then_(worlds_) {
+  run_.state().members = {{utc_now(), elastic_.current()}};
+}
+
+void ElasticMembers::begin() {
+  if (spec_.elastic.script.empty()) return;
+  discovery_.emplace(loop_, spec_, setup_.plan.method,
+                     Discovery::Events{[this](const std::vector<PlannedHost>& hosts) { on_hosts(hosts); },
+                                       [this](const std::string& trouble) { say(trouble); }});
+}
+
+void ElasticMembers::stop() {
+  discovery_.reset();
+  newcomers_.clear();
+  patience_ = Timer();
+}
+
+void ElasticMembers::let_failed_leave() {
+  if (!may_change()) return;
   std::vector<int> workers;
   std::string cause;
-  for (; considered_ < end_.endings.size(); ++considered_) {
-    const Ending& ending = end_.endings[considered_];
+  for (; considered_ < endings_.size(); ++considered_) {
+    const Ending& ending = endings_[considered_];
     if (has_ended_well(ending)) {
-      elastic_->finish(ending.rank);
+      elastic_.finish(ending.rank);
       waiting_.clear();
       continue;
     }
-    if (!rendezvous::place_of(elastic_->current(), ending.rank)) {
-      end_.endings[considered_].spared = true;
-      health_->left(ending.rank);
+    if (!rendezvous::place_of(elastic_.current(), ending.rank)) {
+      endings_[considered_].spared = true;
+      health_.left(ending.rank);
       if (arrivals_.erase(ending.rank) == 0) continue;  // its host is listed no more: it ends by itself
       note_host_failure(ending.host);
       say(how_left(ending) + " before it was a member; the job goes on without it");
@@ -66,21 +89,21 @@ void Epoch::let_failed_leave() {
     cause += (cause.empty() ? "" : "; ") + how_left(ending);
     workers.push_back(ending.rank);
     note_host_failure(ending.host);
-    end_.endings[considered_].spared = true;
+    endings_[considered_].spared = true;
     fresh_leavers_.push_back(considered_);
-    health_->left(ending.rank);
+    health_.left(ending.rank);
   }
-  if (!workers.empty()) (void)follow(elastic_->leave(workers, cause), cause);
+  if (!workers.empty()) (void)follow(elastic_.leave(workers, cause), cause);
 }
 
-bool Epoch::goes_on_without_ranks(AgentHandle& agent, const std::string& why) {
-  if (stage_ != Stage::Running || elastic_->over() || agent.all_gone) return false;
+bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why) {
+  if (!may_change() || agent.all_gone) return false;
   if (is_newcomer(agent)) {
     give_up_newcomer(agent, fmt::format("{} is lost ({})", agent.host.name, why));
     return true;
   }
   const std::vector<int> processes = processes_of(setup_.plan, agent.host);
-  const rendezvous::Membership before = elastic_->current();
+  const rendezvous::Membership before = elastic_.current();
   std::vector<int> lost;
   std::ranges::copy_if(processes, std::back_inserter(lost), [this](int one) { return !members_.has_ended(one); });
   if (lost.empty()) {
@@ -89,87 +112,81 @@ bool Epoch::goes_on_without_ranks(AgentHandle& agent, const std::string& why) {
     const bool one = lost.size() == 1;
     const std::string cause = fmt::format("worker{} {} {} lost with {} host {} ({})", one ? "" : "s", to_ranges(lost),
                                           one ? "is" : "are", one ? "its" : "their", agent.host.name, why);
-    if (!follow(elastic_->leave(lost, cause), cause)) return false;
+    if (!follow(elastic_.leave(lost, cause), cause)) return false;
   }
   note_host_failure(agent.host.name);
   agent.all_gone = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
   for (const int process : lost) {
     end_lost(process);
-    if (rendezvous::place_of(before, process)) fresh_leavers_.push_back(end_.endings.size() - 1);
+    if (rendezvous::place_of(before, process)) fresh_leavers_.push_back(endings_.size() - 1);
   }
-  health_->host_ended(processes);
+  health_.host_ended(processes);
   return true;
 }
 
-void Epoch::end_lost(int process) {
-  Ending ending = ending_of(process, {});
-  ending.status.signal = SIGKILL;
-  ending.after_seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
-  members_.end(process);
-  health_->rank_ended(process, {});
-  run_.process_ended(process, false, ending.status);
-  ending.spared = true;
-  health_->left(process);
-  end_.endings.push_back(std::move(ending));
-  considered_ = end_.endings.size();
+void ElasticMembers::end_lost(int process) {
+  events_.end_lost(process);
+  health_.left(process);
+  endings_.back().spared = true;
+  considered_ = endings_.size();
   arrivals_.erase(process);
-  if (process == 0) input_.reset();
 }
 
-bool Epoch::follow(const Elastic::Decision& decision, const std::string& cause) {
+bool ElasticMembers::follow(const Elastic::Decision& decision, const std::string& cause) {
   switch (decision.kind) {
     case Elastic::Decision::Kind::Nothing:
-      if (elastic_->waits()) say(cause + "; waiting for more hosts");
+      if (elastic_.waits()) say(cause + "; waiting for more hosts");
       return true;
-    case Elastic::Decision::Kind::Announce: announce_members(); return true;
+    case Elastic::Decision::Kind::Announce: announce(); return true;
     case Elastic::Decision::Kind::Wait: {
       const auto limit = spec_.elastic.timeout.value_or(kElasticTimeout);
       say(fmt::format("{}; {}: waiting up to {} s for hosts", cause, decision.why, limit.count()));
-      limits_.elastic = Timer(loop_, limit, [this, limit] {
-        (void)follow(
-            elastic_->give_up(fmt::format("no hosts have come within {} s (--elastic-timeout)", limit.count())),
-            "too few workers are left");
-        look_for_failure();
+      patience_ = Timer(loop_, limit, [this, limit] {
+        (void)follow(elastic_.give_up(fmt::format("no hosts have come within {} s (--elastic-timeout)", limit.count())),
+                     "too few workers are left");
+        events_.look_for_failure();
       });
       return true;
     }
     case Elastic::Decision::Kind::End:
       say(fmt::format("{}; the job cannot go on: {}", cause, decision.why));
-      for (const std::size_t ending : std::exchange(fresh_leavers_, {})) end_.endings[ending].spared = false;
+      for (const std::size_t ending : std::exchange(fresh_leavers_, {})) endings_[ending].spared = false;
       return false;
   }
   return false;
 }
 
-void Epoch::announce_members() {
-  const rendezvous::Membership& now = elastic_->current();
-  limits_.elastic = Timer();
+void ElasticMembers::announce() {
+  const rendezvous::Membership& now = elastic_.current();
+  patience_ = Timer();
   worlds_then_ = worlds_;
   try {
     events_.on_members(now);
   } catch (const Error& error) {
-    if (!end_.stop_status) end_.stop_status = 1;
-    return stop(fmt::format("the job's store does not take its new members: {}", error.what()), SIGTERM, {spec_.grace});
+    return events_.fail(fmt::format("the job's store does not take its new members: {}", error.what()));
   }
   agents_.broadcast(NewMembership{now.epoch});
   run_.members_changed(
-      now, fmt::format("{}; epoch {} goes on with {}{}", now.cause, now.epoch, elastic_->sizes(), numbering_of(now)));
+      now, fmt::format("{}; epoch {} goes on with {}{}", now.cause, now.epoch, elastic_.sizes(), numbering_of(now)));
 }
 
-void Epoch::look_for_members() {
-  if (!elastic_ || stage_ != Stage::Running || workers_asked_ || members_.running_ranks() == 0) return;
-  const auto& members = elastic_->current().members;
-  if (elastic_->waits() || std::ranges::any_of(members, [this](const rendezvous::Member& member) {
+void ElasticMembers::look_for_members() {
+  if (!events_.running() || workers_ended_ || members_.running_ranks() == 0) return;
+  const auto& members = elastic_.current().members;
+  if (elastic_.waits() || std::ranges::any_of(members, [this](const rendezvous::Member& member) {
         return !members_.has_ended(member.worker);
       }))
     return;
-  workers_asked_ = true;
-  stopping_.begin({}, SIGTERM, {spec_.grace});
+  end_workers();
 }
 
-void Epoch::note_worlds(const Reports& reports) {
-  if (!elastic_) return;
+void ElasticMembers::end_workers() {
+  workers_ended_ = true;
+  events_.end_workers();
+}
+
+void ElasticMembers::take(const Reports& reports) {
   for (const RankReport& report : reports.ranks) {
     if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= worlds_.size()) continue;
     const auto rank = static_cast<std::size_t>(report.rank);
@@ -179,16 +196,16 @@ void Epoch::note_worlds(const Reports& reports) {
     else
       waiting_.erase(report.rank);
     if (report.joining == status::StatusLayout::kToBeMember) waiting_arrivals_.insert(report.rank);
-    if (fresh_leavers_.empty() || elastic_->waits() || report.worlds <= worlds_then_[rank]) continue;
+    if (fresh_leavers_.empty() || elastic_.waits() || report.worlds <= worlds_then_[rank]) continue;
     fresh_leavers_.clear();
-    end_.doing_then.clear();  // of the failure that is over
+    events_.on_failure_over();
   }
-  if (stage_ == Stage::Running && !arrivals_.empty()) take_arrivals();
+  if (events_.running() && !arrivals_.empty()) take_arrivals();
   look_for_waiting();
 }
 
-void Epoch::look_for_waiting() {
-  if (!elastic_->finishing() || stage_ != Stage::Running || workers_asked_ || elastic_->over()) return;
+void ElasticMembers::look_for_waiting() {
+  if (!elastic_.finishing() || workers_ended_ || !may_change()) return;
   // Where nobody has trained, a rank that ended well may be why the others wait: that is a failure, which health names.
   if (std::ranges::all_of(worlds_, [](std::uint32_t formed) { return formed == 0; })) return;
   bool knows_the_training = false;
@@ -199,17 +216,16 @@ void Epoch::look_for_waiting() {
   }
   waiting_.clear();
   if (knows_the_training) {
-    (void)follow(elastic_->leave_out_finished(), "others have done their part");
+    (void)follow(elastic_.leave_out_finished(), "others have done their part");
   } else if (members_.running_ranks() > 0) {
     say("the training is over; workers that have only come are ended");
-    workers_asked_ = true;
-    stopping_.begin({}, SIGTERM, {spec_.grace});
+    end_workers();
   }
 }
 
 // ---- hosts that come and go ----
 
-AgentHandle* Epoch::latest_of(const std::string& host) const {
+AgentHandle* ElasticMembers::latest_of(const std::string& host) const {
   AgentHandle* latest = nullptr;
   for (const auto& member : agents_.members()) {
     if (member->host.name == host) latest = member.get();
@@ -217,10 +233,10 @@ AgentHandle* Epoch::latest_of(const std::string& host) const {
   return latest;
 }
 
-void Epoch::on_hosts(const std::vector<PlannedHost>& listed) {
-  if (stage_ != Stage::Running || elastic_->over()) return;
+void ElasticMembers::on_hosts(const std::vector<PlannedHost>& listed) {
+  if (!may_change()) return;
   drain_unlisted(listed);
-  int room = stage_ == Stage::Running ? elastic_->room() : 0;
+  int room = events_.running() ? elastic_.room() : 0;
   for (const auto& [agent, limit] : newcomers_) room -= agent->host.slots;
   room -= static_cast<int>(arrivals_.size());
   for (const PlannedHost& host : listed) {
@@ -237,7 +253,7 @@ void Epoch::on_hosts(const std::vector<PlannedHost>& listed) {
   }
 }
 
-void Epoch::bring(const PlannedHost& host, int ranks) {
+void ElasticMembers::bring(const PlannedHost& host, int ranks) {
   try {
     AgentHandle* agent = latest_of(host.name);
     const bool there = agent != nullptr && agent->channel != nullptr && !agent->channel->closed();
@@ -258,30 +274,26 @@ void Epoch::bring(const PlannedHost& host, int ranks) {
   }
 }
 
-void Epoch::take_newcomer(AgentHandle& agent) {
-  if (elastic_->room() >= agent.host.slots) return events_.on_more(agent, agent.host.slots);
+void ElasticMembers::take_newcomer(AgentHandle& agent) {
+  if (elastic_.room() >= agent.host.slots) return events_.on_more(agent, agent.host.slots);
   newcomers_.erase(&agent);  // the job is about to end, or has as many as it may
   agent.all_gone = true;
   agent.channel->send(Finish{});
-  check_end();
+  events_.check_end();
 }
 
-void Epoch::grow() {
-  members_.grow(setup_.plan);
+void ElasticMembers::grow() {
   worlds_.resize(static_cast<std::size_t>(setup_.plan.world_size), 0);
   worlds_then_.resize(worlds_.size(), 0);
-  health_->grow(members_.hosts());
-  run_.grow(setup_.plan);
-  if (remote_logs_) remote_logs_->grow(members_.roles());
 }
 
-void Epoch::on_newcomer_started(AgentHandle& agent) {
+void ElasticMembers::on_newcomer_started(AgentHandle& agent) {
   newcomers_.erase(&agent);
   run_.changed();
   std::vector<Elastic::Worker> workers;
   std::vector<int> numbers = processes_of(setup_.plan, agent.host);
   for (const int number : numbers) workers.push_back({number, agent.host.index, agent.host.name});
-  if (elastic_->room() < static_cast<int>(workers.size())) {
+  if (elastic_.room() < static_cast<int>(workers.size())) {
     const auto grace = static_cast<std::uint32_t>(spec_.grace.count());
     agent.channel->send(StopWorkers{SIGTERM, grace, grace, Role::Worker});
     return;
@@ -289,7 +301,7 @@ void Epoch::on_newcomer_started(AgentHandle& agent) {
   for (Elastic::Worker& worker : workers) arrivals_.emplace(worker.number, std::move(worker));
 }
 
-void Epoch::take_arrivals() {
+void ElasticMembers::take_arrivals() {
   std::map<int, std::vector<Elastic::Worker>> hosts;
   std::set<int> late;
   for (const auto& [number, worker] : arrivals_) {
@@ -297,7 +309,7 @@ void Epoch::take_arrivals() {
     if (!waiting_arrivals_.contains(number)) late.insert(worker.host);
   }
   for (const auto& [host, workers] : hosts) {
-    if (late.contains(host) || elastic_->room() < static_cast<int>(workers.size())) continue;
+    if (late.contains(host) || elastic_.room() < static_cast<int>(workers.size())) continue;
     std::vector<int> numbers;
     for (const Elastic::Worker& worker : workers) {
       numbers.push_back(worker.number);
@@ -305,11 +317,11 @@ void Epoch::take_arrivals() {
     }
     const std::string cause = fmt::format("host {} has come with worker{} {}", workers.front().host_name,
                                           numbers.size() == 1 ? "" : "s", to_ranges(numbers));
-    (void)follow(elastic_->come(workers, cause), cause);
+    (void)follow(elastic_.come(workers, cause), cause);
   }
 }
 
-void Epoch::give_up_newcomer(AgentHandle& agent, const std::string& why) {
+void ElasticMembers::give_up_newcomer(AgentHandle& agent, const std::string& why) {
   newcomers_.erase(&agent);
   note_host_failure(agent.host.name);
   say(fmt::format("{}; the job goes on without {}", why, agent.host.name));
@@ -318,22 +330,28 @@ void Epoch::give_up_newcomer(AgentHandle& agent, const std::string& why) {
   }
   agent.all_gone = true;
   AgentPool::kill(agent);
-  check_end();
+  events_.check_end();
 }
 
-void Epoch::drain_unlisted(const std::vector<PlannedHost>& listed) {
+void ElasticMembers::drop_newcomers() {
+  for (const auto& [agent, limit] : std::exchange(newcomers_, {})) {
+    agent->all_gone = true;
+    AgentPool::kill(*agent);
+  }
+}
+
+void ElasticMembers::drain_unlisted(const std::vector<PlannedHost>& listed) {
   for (const auto& agent : agents_.members()) {
     const std::string& name = agent->host.name;
     const bool is_listed = std::ranges::any_of(listed, [&name](const auto& host) { return host.name == name; });
     std::vector<int> workers;
     for (const int process : processes_of(setup_.plan, agent->host)) {
-      if (!members_.has_ended(process) && rendezvous::place_of(elastic_->current(), process))
-        workers.push_back(process);
+      if (!members_.has_ended(process) && rendezvous::place_of(elastic_.current(), process)) workers.push_back(process);
     }
     if (is_listed) unspared_.erase(name);
-    if (is_listed || workers.empty() || stage_ != Stage::Running) continue;
+    if (is_listed || workers.empty() || !events_.running()) continue;
     const bool one = workers.size() == 1;
-    if (!elastic_->can_spare(static_cast<int>(workers.size()))) {
+    if (!elastic_.can_spare(static_cast<int>(workers.size()))) {
       if (unspared_.insert(name).second)
         say(fmt::format("host {} is listed no more, and its worker{} {} {}: fewer than --min-np {} would be left", name,
                         one ? "" : "s", to_ranges(workers), one ? "stays" : "stay", setup_.plan.least));
@@ -341,13 +359,13 @@ void Epoch::drain_unlisted(const std::vector<PlannedHost>& listed) {
     }
     const std::string cause = fmt::format("worker{} {} {}: host {} is listed no more", one ? "" : "s",
                                           to_ranges(workers), one ? "leaves" : "leave", name);
-    for (const int worker : workers) health_->left(worker);
-    (void)follow(elastic_->leave(workers, cause), cause);
+    for (const int worker : workers) health_.left(worker);
+    (void)follow(elastic_.leave(workers, cause), cause);
   }
 }
 
 // As Horovod documents it: the first time for the shorter one.
-void Epoch::note_host_failure(const std::string& host) {
+void ElasticMembers::note_host_failure(const std::string& host) {
   Failures& failures = host_failures_[host];
   if (failures.count > 0 && (!failures.free_at || *failures.free_at > Clock::now())) return;  // of the same trouble
   ++failures.count;
