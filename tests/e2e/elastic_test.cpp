@@ -27,6 +27,7 @@ constexpr const char* kWorker =
     "if [ -e end.$n ]; then kill $!; exit 0; fi; "
     "if [ -e kill.$n ]; then kill -9 $$; fi; "
     "if [ -e fail.$n ]; then exit 5; fi; "
+    "if [ -e leave.$n ]; then kill $!; exit 75; fi; "
     "sleep 0.02; done";
 
 class ElasticJob : public testing::Test {
@@ -56,6 +57,15 @@ class ElasticJob : public testing::Test {
   }
   void expect_silent_about(const std::string& text) const {
     EXPECT_EQ(job_->err().find(text), std::string::npos) << job_->err();
+  }
+  /// In the order of the hosts.
+  std::vector<pid_t> guards_of_agents() const {
+    std::vector<pid_t> guards;
+    for (const pid_t pid : job_->processes(COHORT_COMMAND " agent --connect")) {
+      const auto stat = sys::process_stat(pid);
+      if (stat && stat->parent == job_->pid()) guards.push_back(pid);
+    }
+    return guards;
   }
   std::optional<Job> job_;
   std::string program_;  ///< empty: the shell's
@@ -124,8 +134,8 @@ TEST_F(ElasticHosts, AreAwaitedWhereTooFewAreLeft) {
 TEST_F(ElasticHosts, AreAwaitedNoLongerThanTheTimeout) {
   start_on("a\nb\n", {"--min-np", "2", "--elastic-timeout", "1"}, 2);
   order("fail", 1);
-  EXPECT_EQ(job_->wait(), 5);
-  expect_said("the job cannot go on: no hosts have come within 1 s (--elastic-timeout)\n");
+  EXPECT_EQ(job_->wait(), 75);
+  expect_said("no hosts have come within 1 s (--elastic-timeout); exit status 75 asks for the job to be started again");
 }
 
 TEST_F(ElasticHosts, AreUsedAgainOnceTheyHaveCooledDown) {
@@ -190,12 +200,7 @@ TEST_F(ElasticJob, ChangesNoMoreOftenThanItMay) {
 
 TEST_F(ElasticJob, GoesOnWithoutAHostThatIsLost) {
   start({"-H", "a:1,b:2,c:1", "--starter", "local", "--min-np", "2"}, 4);
-  // The agents are in the order of the hosts.
-  std::vector<pid_t> guards;
-  for (const pid_t pid : job_->processes(COHORT_COMMAND " agent --connect")) {
-    const auto stat = sys::process_stat(pid);
-    if (stat && stat->parent == job_->pid()) guards.push_back(pid);
-  }
+  const std::vector<pid_t> guards = guards_of_agents();
   ASSERT_EQ(guards.size(), 3U);
   ::kill(guards[1], SIGKILL);
   expect_said("workers 1-2 are lost with their host b (");
@@ -205,6 +210,45 @@ TEST_F(ElasticJob, GoesOnWithoutAHostThatIsLost) {
   order("end", 3);
   EXPECT_EQ(job_->wait(), 0);
   EXPECT_TRUE(job_->processes().empty());
+}
+
+TEST_F(ElasticJob, GoesOnWithoutAHostWhoseAgentIsToldToEnd) {
+  start({"-H", "a:1,b:2,c:1", "--starter", "local", "--min-np", "2", "--preempt-grace", "1"}, 4);
+  ASSERT_EQ(guards_of_agents().size(), 3U);
+  ::kill(guards_of_agents()[1], SIGTERM);
+  expect_said("workers 1-2 leave: the agent of b was told to end by SIGTERM; epoch 1 goes on with 2 of 4 workers");
+  order("leave", 1);
+  // Worker 2 never asks: it is told when the time is over. Then the agent ends, too.
+  EXPECT_TRUE(eventually([this] { return guards_of_agents().size() == 2; })) << job_->err();
+  EXPECT_TRUE(eventually([this] { return job_->processes("sleep 1000").size() == 2; }));
+  // The others are needed: now it is the job that is told.
+  ::kill(guards_of_agents()[1], SIGTERM);
+  EXPECT_EQ(job_->wait(), 128 + SIGTERM);
+  expect_said("the agent of c was told to end by SIGTERM");
+  expect_silent_about("epoch 2");
+  EXPECT_TRUE(job_->processes().empty());
+}
+
+TEST_F(ElasticJob, GoesOnWithoutWorkersThatLeaveOnNotice) {
+  start({"-np", "4", "--min-np", "2"}, 4);
+  order("leave", 1);
+  expect_said(") left on notice; epoch 1 goes on with 3 of 4 workers (ranks 0-2 are workers 0,2-3)\n");
+  order("leave", 0);
+  expect_said(") left on notice; epoch 2 goes on with 2 of 3 workers (ranks 0-1 are workers 2-3)\n");
+  order("end", 2);
+  order("end", 3);
+  EXPECT_EQ(job_->wait(), 0);
+  expect_silent_about("requeue");
+}
+
+TEST_F(ElasticJob, AsksForARequeueWhereTooManyLeaveOnNotice) {
+  start({"-np", "3", "--min-np", "2"}, 3);
+  order("leave", 1);
+  expect_said("epoch 1 goes on with 2 of 3 workers");
+  order("leave", 2);
+  EXPECT_EQ(job_->wait(), 75);
+  expect_said(") left on notice; the job cannot go on: 1 worker is left, and 2 are wanted\n");
+  expect_said("exit status 75 asks for the job to be started again");
 }
 
 TEST_F(ElasticJob, EndsAsAnyOtherWhereItIsToldTo) {

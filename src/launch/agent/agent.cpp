@@ -255,10 +255,11 @@ void Agent::pass_on(int signal) {
 }
 
 // A batch system tells all processes of a step to end, and kills them a while later: ranks that save are given that
-// time, and those on other hosts have to hear of it.
+// time, and those on other hosts have to hear of it. An elastic job may go on without this host.
 bool Agent::told_to_make_room(int signal) {
   if (signal != SIGTERM || ::getppid() != guard_ || lost_supervisor_) return false;
-  if (!makes_room() && !epoch_->passed_on) return false;
+  const bool elastic = !options_.own && stage_ == Stage::Running && epoch_->launch->job.elastic;
+  if (!makes_room() && !elastic && !epoch_->passed_on) return false;
   // The guard passes on what it is told itself: the same twice is one request.
   if (!std::exchange(epoch_->passed_on, true) && stage_ == Stage::Running) channel_->send(Told{signal});
   return true;

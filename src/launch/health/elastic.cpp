@@ -47,6 +47,11 @@ bool Elastic::can_spare(int workers) const {
   return !over_ && !waits_ && !finishing_ && !changes_are_used_up() && size() - workers >= limits_.least;
 }
 
+bool Elastic::can_lose(int workers) const {
+  if (over_ || finishing_ || changes_are_used_up() || size() <= workers) return false;
+  return size() - workers >= limits_.least || limits_.others_may_come;
+}
+
 Elastic::Decision Elastic::end(std::string why) {
   over_ = true;
   waits_ = false;

@@ -50,6 +50,8 @@ class Elastic {
   int room() const;
   /// So many members may be told to leave.
   bool can_spare(int workers) const;
+  /// So many members have to leave: the job goes on without them, or waits for others.
+  bool can_lose(int workers) const;
 
   /// They have failed, or are lost. `cause`: as in a Membership.
   Decision leave(const std::vector<int>& workers, const std::string& cause);

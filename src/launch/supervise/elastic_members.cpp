@@ -1,5 +1,7 @@
 #include "launch/supervise/elastic_members.h"
 
+#include <cohort/exit_status.h>
+
 #include "base/parse.h"
 #include "base/signals.h"
 #include "telemetry/status_page.h"
@@ -11,9 +13,13 @@
 namespace cohort::launch {
 namespace {
 
+/// A batch system tells all processes of a job to end at about the same moment.
+constexpr auto kNoticeTime = std::chrono::milliseconds(200);
+
 /// "worker 3 (h2) was killed by SIGKILL".
 std::string how_left(const Ending& ending) {
   const std::string who = fmt::format("worker {} ({})", ending.rank, ending.host);
+  if (asks_for_requeue(ending)) return who + " left on notice";
   return ending.status.signal != 0 ? fmt::format("{} was {}", who, sys::to_string(ending.status))
                                    : fmt::format("{} ended with {}", who, sys::to_string(ending.status));
 }
@@ -64,36 +70,59 @@ void ElasticMembers::begin() {
 void ElasticMembers::stop() {
   discovery_.reset();
   newcomers_.clear();
+  leaving_.clear();
+  notice_ = Timer();
   patience_ = Timer();
 }
 
 void ElasticMembers::let_failed_leave() {
   if (!may_change()) return;
   std::vector<int> workers;
+  std::vector<std::size_t> on_notice;
   std::string cause;
   for (; considered_ < endings_.size(); ++considered_) {
-    const Ending& ending = endings_[considered_];
-    if (has_ended_well(ending)) {
+    Ending& ending = endings_[considered_];
+    const bool is_member = rendezvous::place_of(elastic_.current(), ending.rank).has_value();
+    // (Where all ranks save and end together, the job does.)
+    const bool notice = asks_for_requeue(ending) && ending.last.preempted_by == 0;
+    if (has_ended_well(ending) && !(notice && !elastic_.finishing())) {
       elastic_.finish(ending.rank);
       waiting_.clear();
+      if (!is_member && !ending.status.success()) ending.spared = true;
       continue;
     }
-    if (!rendezvous::place_of(elastic_.current(), ending.rank)) {
-      endings_[considered_].spared = true;
+    if (!is_member) {
+      const std::string how = how_left(ending);
+      ending.spared = true;
       health_.left(ending.rank);
-      if (arrivals_.erase(ending.rank) == 0) continue;  // its host is listed no more: it ends by itself
-      note_host_failure(ending.host);
-      say(how_left(ending) + " before it was a member; the job goes on without it");
+      if (arrivals_.erase(ending.rank) == 0) continue;  // it was to leave: it ends by itself
+      if (!notice) note_host_failure(ending.host);
+      say(how + " before it was a member; the job goes on without it");
       continue;
     }
     cause += (cause.empty() ? "" : "; ") + how_left(ending);
     workers.push_back(ending.rank);
-    note_host_failure(ending.host);
-    endings_[considered_].spared = true;
-    fresh_leavers_.push_back(considered_);
+    if (notice) {
+      on_notice.push_back(considered_);
+    } else {
+      note_host_failure(ending.host);
+      fresh_leavers_.push_back(considered_);
+    }
+    ending.spared = true;
     health_.left(ending.rank);
   }
-  if (!workers.empty()) (void)follow(elastic_.leave(workers, cause), cause);
+  if (workers.empty()) return;
+  const bool failed = on_notice.size() < workers.size();
+  const Elastic::Decision decision = elastic_.leave(workers, cause);
+  if (follow(decision, cause)) return;
+  for (const std::size_t ending : on_notice) endings_[ending].spared = false;
+  if (!failed && members_.running_ranks() > 0) end_for_requeue(decision.why);
+}
+
+// Who is left may save where it can; whoever starts the job again gets it on other hosts.
+void ElasticMembers::end_for_requeue(const std::string& why) {
+  events_.end(kRequeueStatus,
+              fmt::format("{}; exit status {} asks for the job to be started again", why, kRequeueStatus));
 }
 
 bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why) {
@@ -143,9 +172,9 @@ bool ElasticMembers::follow(const Elastic::Decision& decision, const std::string
       const auto limit = spec_.elastic.timeout.value_or(kElasticTimeout);
       say(fmt::format("{}; {}: waiting up to {} s for hosts", cause, decision.why, limit.count()));
       patience_ = Timer(loop_, limit, [this, limit] {
-        (void)follow(elastic_.give_up(fmt::format("no hosts have come within {} s (--elastic-timeout)", limit.count())),
-                     "too few workers are left");
-        events_.look_for_failure();
+        const auto over =
+            elastic_.give_up(fmt::format("no hosts have come within {} s (--elastic-timeout)", limit.count()));
+        if (over.kind == Elastic::Decision::Kind::End) end_for_requeue(over.why);
       });
       return true;
     }
@@ -164,7 +193,7 @@ void ElasticMembers::announce() {
   try {
     events_.on_members(now);
   } catch (const Error& error) {
-    return events_.fail(fmt::format("the job's store does not take its new members: {}", error.what()));
+    return events_.end(1, fmt::format("the job's store does not take its new members: {}", error.what()));
   }
   agents_.broadcast(NewMembership{now.epoch});
   run_.members_changed(
@@ -196,9 +225,13 @@ void ElasticMembers::take(const Reports& reports) {
     else
       waiting_.erase(report.rank);
     if (report.joining == status::StatusLayout::kToBeMember) waiting_arrivals_.insert(report.rank);
-    if (fresh_leavers_.empty() || elastic_.waits() || report.worlds <= worlds_then_[rank]) continue;
-    fresh_leavers_.clear();
-    events_.on_failure_over();
+    if (elastic_.waits() || report.worlds <= worlds_then_[rank]) continue;
+    // Who goes on has formed a world.
+    if (!std::exchange(fresh_leavers_, {}).empty()) events_.on_failure_over();
+    for (auto& [agent, leaving] : leaving_) {
+      if (!std::exchange(leaving.others_went_on, true))
+        leaving.limit = Timer(loop_, spec_.grace, [this, one = agent] { end_leavers(*one); });
+    }
   }
   if (events_.running() && !arrivals_.empty()) take_arrivals();
   look_for_waiting();
@@ -247,6 +280,7 @@ void ElasticMembers::on_hosts(const std::vector<PlannedHost>& listed) {
     const bool free =
         failures == host_failures_.end() || (failures->second.free_at && *failures->second.free_at <= Clock::now());
     if (!free) continue;
+    if (barred_.contains(host.name)) continue;
     const int ranks = std::min(host.slots, room);
     room -= ranks;
     bring(host, ranks);
@@ -341,15 +375,15 @@ void ElasticMembers::drop_newcomers() {
 }
 
 void ElasticMembers::drain_unlisted(const std::vector<PlannedHost>& listed) {
+  const auto is_listed = [&listed](const std::string& name) {
+    return std::ranges::any_of(listed, [&name](const PlannedHost& host) { return host.name == name; });
+  };
+  std::erase_if(barred_, [&](const std::string& name) { return !is_listed(name); });
   for (const auto& agent : agents_.members()) {
     const std::string& name = agent->host.name;
-    const bool is_listed = std::ranges::any_of(listed, [&name](const auto& host) { return host.name == name; });
-    std::vector<int> workers;
-    for (const int process : processes_of(setup_.plan, agent->host)) {
-      if (!members_.has_ended(process) && rendezvous::place_of(elastic_.current(), process)) workers.push_back(process);
-    }
-    if (is_listed) unspared_.erase(name);
-    if (is_listed || workers.empty() || !events_.running()) continue;
+    if (is_listed(name)) unspared_.erase(name);
+    const std::vector<int> workers = members_on(*agent);
+    if (is_listed(name) || workers.empty() || !events_.running()) continue;
     const bool one = workers.size() == 1;
     if (!elastic_.can_spare(static_cast<int>(workers.size()))) {
       if (unspared_.insert(name).second)
@@ -357,11 +391,79 @@ void ElasticMembers::drain_unlisted(const std::vector<PlannedHost>& listed) {
                         one ? "" : "s", to_ranges(workers), one ? "stays" : "stay", setup_.plan.least));
       continue;
     }
-    const std::string cause = fmt::format("worker{} {} {}: host {} is listed no more", one ? "" : "s",
-                                          to_ranges(workers), one ? "leaves" : "leave", name);
-    for (const int worker : workers) health_.left(worker);
-    (void)follow(elastic_.leave(workers, cause), cause);
+    leave({agent.get()}, fmt::format("host {} is listed no more", name));
   }
+}
+
+// ---- leaving as planned ----
+
+std::vector<int> ElasticMembers::members_on(const AgentHandle& agent) const {
+  std::vector<int> workers = processes_of(setup_.plan, agent.host);
+  std::erase_if(workers, [this](int worker) {
+    return members_.has_ended(worker) || !rendezvous::place_of(elastic_.current(), worker);
+  });
+  return workers;
+}
+
+// They end by themselves, when they find that they are no members of the next world.
+void ElasticMembers::leave(const std::set<AgentHandle*>& agents, const std::string& why) {
+  std::vector<int> leavers;
+  for (AgentHandle* const agent : agents) {
+    const std::vector<int> workers = members_on(*agent);
+    leavers.insert(leavers.end(), workers.begin(), workers.end());
+    leaving_[agent];
+    for (const int process : processes_of(setup_.plan, agent->host)) {
+      health_.left(process);
+      arrivals_.erase(process);
+    }
+    if (workers.empty()) end_leavers(*agent);
+  }
+  if (leavers.empty()) return;
+  std::ranges::sort(leavers);
+  const bool one = leavers.size() == 1;
+  const std::string cause =
+      fmt::format("worker{} {} {}: {}", one ? "" : "s", to_ranges(leavers), one ? "leaves" : "leave", why);
+  (void)follow(elastic_.leave(leavers, cause), cause);
+}
+
+void ElasticMembers::end_leavers(AgentHandle& agent) {
+  if (agent.all_gone || agent.channel == nullptr) return;
+  const auto grace = static_cast<std::uint32_t>(spec_.grace.count());
+  agent.channel->send(StopWorkers{SIGTERM, grace, grace, Role::Worker});
+}
+
+void ElasticMembers::on_all_gone(AgentHandle& agent) {
+  leaving_.erase(&agent);
+  if (noticed_.contains(&agent)) agent.channel->send(Finish{});
+}
+
+bool ElasticMembers::take_notice(AgentHandle& agent, int signal) {
+  if (!may_change() || signal != SIGTERM) return false;
+  if (noticed_.insert(&agent).second && !notice_)
+    notice_ = Timer(loop_, kNoticeTime, [this, signal] { act_on_notices(signal); });
+  return true;
+}
+
+void ElasticMembers::act_on_notices(int signal) {
+  notice_ = Timer();
+  if (!may_change()) return;
+  std::set<AgentHandle*> going;
+  std::string names;
+  int workers = 0;
+  for (AgentHandle* const agent : noticed_) {
+    if (agent->all_gone || leaving_.contains(agent)) continue;
+    going.insert(agent);
+    names += (names.empty() ? "" : ", ") + agent->host.name;
+    workers += static_cast<int>(members_on(*agent).size());
+  }
+  if (going.empty()) return;
+  if (workers > 0 && !elastic_.can_lose(workers)) return events_.on_told(**going.begin(), signal);
+  for (AgentHandle* const agent : going) {
+    barred_.insert(agent->host.name);
+    leaving_[agent].limit = Timer(loop_, spec_.preempt_grace, [this, agent] { end_leavers(*agent); });
+  }
+  leave(going, fmt::format("the agent{} of {} {} told to end by {}", going.size() == 1 ? "" : "s", names,
+                           going.size() == 1 ? "was" : "were", sys::signal_name(signal)));
 }
 
 // As Horovod documents it: the first time for the shorter one.

@@ -41,8 +41,10 @@ class ElasticMembers {
     std::function<void()> on_failure_over;
     /// Whatever runs is to end, although the job has gone well.
     std::function<void()> end_workers;
-    /// The job cannot go on, and no rank is to blame.
-    std::function<void(const std::string& why)> fail;
+    /// The job cannot go on, and no rank is to blame: it ends with this status.
+    std::function<void(int status, const std::string& why)> end;
+    /// An agent has been told to end, and the job cannot go on without its ranks.
+    std::function<void(const AgentHandle&, int signal)> on_told;
     /// Endings may have become failures.
     std::function<void()> look_for_failure;
     /// Nothing may run any more.
@@ -73,6 +75,10 @@ class ElasticMembers {
   /// Once none runs any more, what else runs is asked to end: workers of hosts that were listed no more, or came late.
   void look_for_members();
   void take(const Reports& reports);
+  /// An agent has been told to end: its host is about to go. False: the job is not one that may go on.
+  bool take_notice(AgentHandle& agent, int signal);
+  /// Nothing of the job is left there.
+  void on_all_gone(AgentHandle& agent);
 
   /// It is on its way to a job that runs.
   bool is_newcomer(AgentHandle& agent) const { return newcomers_.contains(&agent); }
@@ -102,6 +108,13 @@ class ElasticMembers {
   void on_hosts(const std::vector<PlannedHost>& listed);
   void drain_unlisted(const std::vector<PlannedHost>& listed);
   void bring(const PlannedHost& host, int ranks);
+  /// Its members, by number.
+  std::vector<int> members_on(const AgentHandle& agent) const;
+  void act_on_notices(int signal);
+  /// All that runs there leaves: the others go on without.
+  void leave(const std::set<AgentHandle*>& agents, const std::string& why);
+  void end_leavers(AgentHandle& agent);
+  void end_for_requeue(const std::string& why);
   AgentHandle* latest_of(const std::string& host) const;
   void take_arrivals();
   void note_host_failure(const std::string& host);
@@ -131,8 +144,16 @@ class ElasticMembers {
     std::optional<Clock::time_point> free_at;  ///< nothing: never
   };
   std::map<std::string, Failures> host_failures_;  ///< by name
-  std::set<std::string> unspared_;                 ///< hosts that are listed no more, and that the job needs
-  bool workers_ended_ = false;                     ///< they were asked to
+  struct Leaving {
+    bool others_went_on = false;  ///< to the next world
+    Timer limit;                  ///< until those that still run are told to end
+  };
+  std::map<AgentHandle*, Leaving> leaving_;  ///< agents whose members leave as planned
+  std::set<AgentHandle*> noticed_;           ///< that have been told to end,
+  Timer notice_;                             ///< and until that is acted on: all may have been told
+  std::set<std::string> barred_;             ///< hosts that get no workers although they are listed, until they are not
+  std::set<std::string> unspared_;           ///< hosts that are listed no more, and that the job needs
+  bool workers_ended_ = false;               ///< they were asked to
   std::optional<Discovery> discovery_;
   Timer patience_;  ///< for other hosts to come
 };

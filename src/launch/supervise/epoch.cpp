@@ -80,10 +80,11 @@ ElasticMembers::Events Epoch::elastic_events() {
     workers_asked_ = true;
     stopping_.begin({}, SIGTERM, {spec_.grace});
   };
-  events.fail = [this](const std::string& why) {
-    if (!end_.stop_status) end_.stop_status = 1;
-    stop(why, SIGTERM, {spec_.grace});
+  events.end = [this](int status, const std::string& why) {
+    if (!end_.stop_status) end_.stop_status = status;
+    stop(why, SIGTERM, grace_after(SIGTERM));
   };
+  events.on_told = [this](const AgentHandle& agent, int signal) { told_by_agent(agent, signal); };
   events.look_for_failure = [this] { look_for_failure(); };
   events.check_end = [this] { check_end(); };
   return events;
@@ -146,6 +147,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
   } else if (const auto* gone = std::get_if<AllGone>(&message)) {
     agent.all_gone = true;
     health_->host_ended(processes_of(setup_.plan, agent.host));
+    if (elastic_) elastic_->on_all_gone(agent);
     if (!gone->stuck.empty()) {
       say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
                       gone->stuck));
@@ -222,8 +224,8 @@ void Epoch::on_exited(const Exited& exited) {
   health_->rank_ended(exited.rank, exited.last);
   run_.process_ended(exited.rank, exited.status.success() || well, exited.status);
   if (exited.rank == 0) input_.reset();
-  look_for_requeue();
   look_for_failure();
+  look_for_requeue();
   look_for_chief(exited);
   if (elastic_) elastic_->look_for_members();
   ask_next_role();
@@ -574,12 +576,15 @@ void Epoch::pass_on(int signal) {
   agents_.broadcast(SignalWorkers{signal});
 }
 
-void Epoch::on_agent_told(const AgentHandle& agent, const Told& told) {
+void Epoch::on_agent_told(AgentHandle& agent, const Told& told) {
   // Each agent has heard it, and it is no reason for more haste.
   if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
+  if (!elastic_ || !elastic_->take_notice(agent, told.signal)) told_by_agent(agent, told.signal);
+}
+
+void Epoch::told_by_agent(const AgentHandle& agent, int signal) {
   told_by_agent_ = true;
-  on_told(told.signal,
-          fmt::format("the agent of {} was told to end by {}", agent.host.name, sys::signal_name(told.signal)));
+  on_told(signal, fmt::format("the agent of {} was told to end by {}", agent.host.name, sys::signal_name(signal)));
 }
 
 void Epoch::on_told(int signal, const std::string& reason) {

@@ -108,7 +108,8 @@ class Epoch {
   void tell_failure();
   void on_stuck(const std::string& why);
   void on_agent_ends(AgentHandle& agent, const Ends& ends);
-  void on_agent_told(const AgentHandle& agent, const Told& told);
+  void on_agent_told(AgentHandle& agent, const Told& told);
+  void told_by_agent(const AgentHandle& agent, int signal);
   void on_told(int signal, const std::string& reason);
   void pass_on(int signal);
   Stopping::Grace grace_after(int signal) const;
