@@ -58,6 +58,11 @@ class ElasticJob : public testing::Test {
   void expect_silent_about(const std::string& text) const {
     EXPECT_EQ(job_->err().find(text), std::string::npos) << job_->err();
   }
+  bool waits_to_be_member(std::size_t worker) const {
+    const json live = json::parse(job_->file("r/live.json"), nullptr, false);
+    const json ranks = live.is_object() ? live.value("ranks", json()) : json();
+    return ranks.size() > worker && ranks[worker][1] == "waiting";  // [number, state, ...]
+  }
   /// In the order of the hosts.
   std::vector<pid_t> guards_of_agents() const {
     std::vector<pid_t> guards;
@@ -145,6 +150,30 @@ TEST_F(ElasticHosts, AreUsedAgainOnceTheyHaveCooledDown) {
   expect_said("host b has come with worker 2; epoch 2 goes on with 2 workers, 1 of them new");
   order("end", 0);
   order("end", 2);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticHosts, GetWorkersInThePlaceOfThoseThatFailed) {
+  start_on("a:3\n", {"--min-np", "1", "--blacklist-cooldown-range", "1", "4"}, 3);
+  order("kill", 1);
+  expect_said("epoch 1 goes on with 2 of 3 workers");
+  expect_said("worker 3 has come on a; epoch 2 goes on with 3 workers, 1 of them new");
+  EXPECT_NE(job_->out().find("worker 3 of 1, local rank 1"), std::string::npos) << job_->out();
+  for (const int worker : {0, 2, 3}) order("end", worker);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticJob, HasSparesThatTakeThePlaceOfWhoIsLost) {
+  program_ = ELASTIC_PEER;
+  start({"-np", "2", "--min-np", "2", "--spares", "1", "--run-dir", "r", "--blacklist-cooldown-range", "1", "4"}, 3);
+  EXPECT_TRUE(eventually([this] { return waits_to_be_member(2); })) << job_->file("r/live.json");
+  order("kill", 0);
+  expect_said(") was killed by SIGKILL; worker 2 takes its place; epoch 1 goes on with 2 workers, 1 of them new");
+  // Another spare comes where it was, once the host has cooled down.
+  ASSERT_TRUE(eventually([this] { return !file("ready", 3).empty() && waits_to_be_member(3); })) << job_->err();
+  order("fail", 1);
+  expect_said("worker 3 takes its place; epoch 2 goes on with 2 workers");
+  for (const int worker : {2, 3}) order("end", worker);
   EXPECT_EQ(job_->wait(), 0);
 }
 
@@ -309,6 +338,8 @@ TEST(ElasticOptions, AreRefusedWhereTheyCannotBeMet) {
   refused({"-np", "2", "--min-num-proc", "1", "--tf-config"}, "--min-np and --tf-config: ");
   refused({"-np", "2", "--min-np", "1", "--max-restarts", "1"}, "--min-np and --max-restarts: ");
   refused({"--nnodes", "1:2", "--rdzv-endpoint", "h:1", "--max-restarts", "1"}, " and --max-restarts: ");
+  refused({"-np", "2", "--spares", "1"}, "--spares: --min-np is wanted, too");
+  refused({"-H", "a:2", "-np", "2", "--min-np", "1", "--spares", "1"}, "3 processes do not fit the 2 slots of 1 host");
   refused({"-np", "2", "--host-discovery-script", "true"}, "--host-discovery-script: --min-np is wanted, too");
   refused({"-H", "a", "--min-np", "1", "--host-discovery-script", "true"}, "leave out -H");
   refused({"-np", "2", "--min-np", "1", "--slots-per-host", "2"}, "is for hosts of --host-discovery-script");

@@ -189,6 +189,8 @@ void Agent::on_message(Message message) {
     start_again(std::move(*again));
   } else if (const auto* without = std::get_if<GoOnWithout>(&message)) {
     go_on_without(without->rank);
+  } else if (const auto* more = std::get_if<StartMore>(&message)) {
+    start_more(more->worker);
   } else if (const auto* members = std::get_if<NewMembership>(&message)) {
     for (auto& worker : workers_) worker->announce(members->epoch);
   } else if (const auto* finish = std::get_if<Finish>(&message)) {

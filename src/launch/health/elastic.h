@@ -53,8 +53,9 @@ class Elastic {
   /// So many members have to leave: the job goes on without them, or waits for others.
   bool can_lose(int workers) const;
 
-  /// They have failed, or are lost. `cause`: as in a Membership.
-  Decision leave(const std::vector<int>& workers, const std::string& cause);
+  /// They have failed, or are lost. `cause`: as in a Membership. `spares` take their place, the first first, as far as
+  /// there is room, and if then there are enough.
+  Decision leave(const std::vector<int>& workers, std::string cause, const std::vector<Worker>& spares = {});
   /// It has ended with 0: its part is done, and it is in no later epoch.
   void finish(int worker);
   bool finishing() const noexcept { return finishing_; }

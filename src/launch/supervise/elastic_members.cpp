@@ -34,12 +34,21 @@ std::string numbering_of(const rendezvous::Membership& now) {
   return fmt::format(" (ranks 0-{} are workers {})", workers.size() - 1, to_ranges(workers));
 }
 
-std::vector<Elastic::Worker> workers_of(const Plan& plan) {
+/// Those that begin as members; its spares come behind them.
+std::vector<Elastic::Worker> first_members(const Plan& plan) {
   std::vector<Elastic::Worker> workers;
   for (const PlannedHost& host : plan.hosts) {
     for (int i = 0; i < host.ranks; ++i) workers.push_back({host.first_rank + i, host.index, host.name});
   }
+  workers.resize(workers.size() - static_cast<std::size_t>(plan.spares));
   return workers;
+}
+
+Elastic::Limits limits_of(const JobSpec& spec, const Plan& plan) {
+  Elastic::Limits limits{plan.least, spec.elastic.most, spec.elastic.most_changes};
+  if (limits.most == 0 && spec.elastic.spares > 0) limits.most = plan.world_size - plan.spares;
+  limits.others_may_come = !spec.elastic.script.empty() || spec.elastic.cooldown.has_value();
+  return limits;
 }
 
 }  // namespace
@@ -53,15 +62,25 @@ ElasticMembers::ElasticMembers(Scene scene, Events events)
       health_(scene.health),
       endings_(scene.endings),
       events_(std::move(events)),
-      elastic_({setup_.plan.least, spec_.elastic.most, spec_.elastic.most_changes, !spec_.elastic.script.empty()},
-               workers_of(setup_.plan)),
+      elastic_(limits_of(spec_, setup_.plan), first_members(setup_.plan)),
       worlds_(static_cast<std::size_t>(setup_.plan.world_size), 0),
       worlds_then_(worlds_) {
   run_.state().members = {{utc_now(), elastic_.current()}};
+  for (const PlannedHost& host : setup_.plan.hosts) {
+    note_slots(host);
+    listed_.push_back(host);
+    listed_.back().slots = host.ranks;
+  }
 }
 
 void ElasticMembers::begin() {
-  if (spec_.elastic.script.empty()) return;
+  for (const PlannedHost& host : setup_.plan.hosts) {
+    for (const int worker : processes_of(setup_.plan, host)) {
+      if (!members_.has_ended(worker) && !rendezvous::place_of(elastic_.current(), worker))
+        arrivals_.emplace(worker, Elastic::Worker{worker, host.index, host.name});
+    }
+  }
+  if (spec_.elastic.script.empty()) return fill_again();
   discovery_.emplace(loop_, spec_, setup_.plan.method,
                      Discovery::Events{[this](const std::vector<PlannedHost>& hosts) { on_hosts(hosts); },
                                        [this](const std::string& trouble) { say(trouble); }});
@@ -73,6 +92,7 @@ void ElasticMembers::stop() {
   leaving_.clear();
   notice_ = Timer();
   patience_ = Timer();
+  fill_ = Timer();
 }
 
 void ElasticMembers::let_failed_leave() {
@@ -104,6 +124,9 @@ void ElasticMembers::let_failed_leave() {
     workers.push_back(ending.rank);
     if (notice) {
       on_notice.push_back(considered_);
+      // Its place goes on as little as that of one that has failed.
+      const auto& cooldown = spec_.elastic.cooldown;
+      held_[slots_.at(ending.rank)] = cooldown ? std::optional(Clock::now() + cooldown->first) : std::nullopt;
     } else {
       note_host_failure(ending.host);
       fresh_leavers_.push_back(considered_);
@@ -113,10 +136,23 @@ void ElasticMembers::let_failed_leave() {
   }
   if (workers.empty()) return;
   const bool failed = on_notice.size() < workers.size();
-  const Elastic::Decision decision = elastic_.leave(workers, cause);
-  if (follow(decision, cause)) return;
+  if (leave(workers, cause)) return;
   for (const std::size_t ending : on_notice) endings_[ending].spared = false;
-  if (!failed && members_.running_ranks() > 0) end_for_requeue(decision.why);
+  if (!failed && members_.running_ranks() > 0) end_for_requeue("too many workers have left on notice");
+}
+
+std::vector<Elastic::Worker> ElasticMembers::ready() const {
+  std::vector<Elastic::Worker> workers;
+  for (const auto& [number, worker] : arrivals_) {
+    if (waiting_arrivals_.contains(number)) workers.push_back(worker);
+  }
+  return workers;
+}
+
+bool ElasticMembers::leave(const std::vector<int>& workers, const std::string& cause) {
+  const bool goes_on = follow(elastic_.leave(workers, cause, ready()), cause);
+  std::erase_if(arrivals_, [this](const auto& one) { return rendezvous::place_of(elastic_.current(), one.first); });
+  return goes_on;
 }
 
 // Who is left may save where it can; whoever starts the job again gets it on other hosts.
@@ -131,7 +167,7 @@ bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why)
     give_up_newcomer(agent, fmt::format("{} is lost ({})", agent.host.name, why));
     return true;
   }
-  const std::vector<int> processes = processes_of(setup_.plan, agent.host);
+  const std::vector<int> processes = processes_on(setup_.plan, agent.host.index);
   const rendezvous::Membership before = elastic_.current();
   std::vector<int> lost;
   std::ranges::copy_if(processes, std::back_inserter(lost), [this](int one) { return !members_.has_ended(one); });
@@ -141,7 +177,7 @@ bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why)
     const bool one = lost.size() == 1;
     const std::string cause = fmt::format("worker{} {} {} lost with {} host {} ({})", one ? "" : "s", to_ranges(lost),
                                           one ? "is" : "are", one ? "its" : "their", agent.host.name, why);
-    if (!follow(elastic_.leave(lost, cause), cause)) return false;
+    if (!leave(lost, cause)) return false;
   }
   note_host_failure(agent.host.name);
   agent.all_gone = true;
@@ -160,6 +196,7 @@ void ElasticMembers::end_lost(int process) {
   endings_.back().spared = true;
   considered_ = endings_.size();
   arrivals_.erase(process);
+  ordered_.erase(process);
 }
 
 bool ElasticMembers::follow(const Elastic::Decision& decision, const std::string& cause) {
@@ -268,33 +305,74 @@ AgentHandle* ElasticMembers::latest_of(const std::string& host) const {
 
 void ElasticMembers::on_hosts(const std::vector<PlannedHost>& listed) {
   if (!may_change()) return;
-  drain_unlisted(listed);
-  int room = events_.running() ? elastic_.room() : 0;
+  listed_ = listed;
+  drain_unlisted();
+  fill();
+}
+
+void ElasticMembers::fill_again() {
+  fill_ = Timer(loop_, std::chrono::seconds(1), [this] {
+    fill();
+    fill_again();
+  });
+}
+
+void ElasticMembers::fill() {
+  if (!may_change() || elastic_.finishing()) return;
+  int room = elastic_.room() + spec_.elastic.spares - static_cast<int>(arrivals_.size() + ordered_.size());
   for (const auto& [agent, limit] : newcomers_) room -= agent->host.slots;
-  room -= static_cast<int>(arrivals_.size());
-  for (const PlannedHost& host : listed) {
+  for (const PlannedHost& host : listed_) {
     if (room <= 0) return;
-    const AgentHandle* const here = latest_of(host.name);
-    if (here != nullptr && !here->all_gone) continue;
-    const auto failures = host_failures_.find(host.name);
-    const bool free =
-        failures == host_failures_.end() || (failures->second.free_at && *failures->second.free_at <= Clock::now());
-    if (!free) continue;
-    if (barred_.contains(host.name)) continue;
-    const int ranks = std::min(host.slots, room);
-    room -= ranks;
-    bring(host, ranks);
+    if (barred_.contains(host.name) || cools_down(host.name)) continue;
+    std::vector<int> free = free_slots(host);
+    if (static_cast<int>(free.size()) > room) free.resize(static_cast<std::size_t>(room));
+    room -= static_cast<int>(free.size());
+    if (!free.empty()) bring(host, free);
   }
 }
 
-void ElasticMembers::bring(const PlannedHost& host, int ranks) {
+std::vector<int> ElasticMembers::free_slots(const PlannedHost& host) const {
+  AgentHandle* const here = latest_of(host.name);
+  if (here != nullptr && (newcomers_.contains(here) || leaving_.contains(here))) return {};
+  std::set<Slot> taken;
+  for (const auto& [worker, slot] : slots_) {
+    if (!members_.has_ended(worker)) taken.insert(slot);
+  }
+  std::vector<int> free;
+  for (int local_rank = 0; local_rank < host.slots; ++local_rank) {
+    const auto held = held_.find({host.name, local_rank});
+    const bool is_held = held != held_.end() && (!held->second || *held->second > Clock::now());
+    if (!is_held && !taken.contains({host.name, local_rank})) free.push_back(local_rank);
+  }
+  return free;
+}
+
+void ElasticMembers::note_slots(const PlannedHost& host) {
+  for (int i = 0; i < host.ranks; ++i) slots_[host.first_rank + i] = {host.name, host.first_local + i};
+}
+
+bool ElasticMembers::cools_down(const std::string& host) const {
+  const auto failures = host_failures_.find(host);
+  return failures != host_failures_.end() && (!failures->second.free_at || *failures->second.free_at > Clock::now());
+}
+
+void ElasticMembers::bring(const PlannedHost& host, const std::vector<int>& slots) {
   try {
     AgentHandle* agent = latest_of(host.name);
     const bool there = agent != nullptr && agent->channel != nullptr && !agent->channel->closed();
+    if (there && !agent->all_gone) {
+      for (const int slot : slots) {
+        const int number = events_.on_one_more(*agent, slot);
+        ordered_[number] = {number, agent->host.index, agent->host.name};
+        slots_[number] = {host.name, slot};
+      }
+      return;
+    }
+    if (agent != nullptr && !agent->all_gone) return;  // its loss is heard of soon
     PlannedHost wanted = host;
-    wanted.slots = ranks;
+    wanted.slots = static_cast<int>(slots.size());
     if (there)
-      agent->host.slots = ranks;
+      agent->host.slots = wanted.slots;
     else
       agent = &agents_.add(std::move(wanted));
     newcomers_[agent] = Timer(loop_, start_timeout_, [this, agent] {
@@ -308,8 +386,24 @@ void ElasticMembers::bring(const PlannedHost& host, int ranks) {
   }
 }
 
+void ElasticMembers::on_one_started(const StartedAgain& started) {
+  Elastic::Worker worker = ordered_.extract(started.rank).mapped();
+  run_.changed();
+  if (started.pid != 0) {
+    arrivals_.emplace(started.rank, std::move(worker));
+    return;
+  }
+  note_host_failure(worker.host_name);
+  say(fmt::format("worker {} cannot be started on {}: {}", started.rank, worker.host_name, started.why));
+  end_lost(started.rank);
+  events_.check_end();
+}
+
 void ElasticMembers::take_newcomer(AgentHandle& agent) {
-  if (elastic_.room() >= agent.host.slots) return events_.on_more(agent, agent.host.slots);
+  if (elastic_.room() + spec_.elastic.spares >= agent.host.slots) {
+    events_.on_more(agent, agent.host.slots);
+    return note_slots(agent.host);
+  }
   newcomers_.erase(&agent);  // the job is about to end, or has as many as it may
   agent.all_gone = true;
   agent.channel->send(Finish{});
@@ -324,15 +418,8 @@ void ElasticMembers::grow() {
 void ElasticMembers::on_newcomer_started(AgentHandle& agent) {
   newcomers_.erase(&agent);
   run_.changed();
-  std::vector<Elastic::Worker> workers;
-  std::vector<int> numbers = processes_of(setup_.plan, agent.host);
-  for (const int number : numbers) workers.push_back({number, agent.host.index, agent.host.name});
-  if (elastic_.room() < static_cast<int>(workers.size())) {
-    const auto grace = static_cast<std::uint32_t>(spec_.grace.count());
-    agent.channel->send(StopWorkers{SIGTERM, grace, grace, Role::Worker});
-    return;
-  }
-  for (Elastic::Worker& worker : workers) arrivals_.emplace(worker.number, std::move(worker));
+  for (const int number : processes_of(setup_.plan, agent.host))
+    arrivals_.emplace(number, Elastic::Worker{number, agent.host.index, agent.host.name});
 }
 
 void ElasticMembers::take_arrivals() {
@@ -342,15 +429,22 @@ void ElasticMembers::take_arrivals() {
     hosts[worker.host].push_back(worker);
     if (!waiting_arrivals_.contains(number)) late.insert(worker.host);
   }
-  for (const auto& [host, workers] : hosts) {
-    if (late.contains(host) || elastic_.room() < static_cast<int>(workers.size())) continue;
+  for (auto& [host, workers] : hosts) {
+    if (late.contains(host)) continue;
+    workers.resize(std::min(workers.size(), static_cast<std::size_t>(elastic_.room())));
+    if (workers.empty()) continue;
     std::vector<int> numbers;
     for (const Elastic::Worker& worker : workers) {
       numbers.push_back(worker.number);
       arrivals_.erase(worker.number);
     }
-    const std::string cause = fmt::format("host {} has come with worker{} {}", workers.front().host_name,
-                                          numbers.size() == 1 ? "" : "s", to_ranges(numbers));
+    const bool one = numbers.size() == 1;
+    const std::string& name = workers.front().host_name;
+    const bool knows = std::ranges::any_of(elastic_.current().members,
+                                           [&name](const rendezvous::Member& member) { return member.host == name; });
+    const std::string cause =
+        knows ? fmt::format("worker{} {} {} come on {}", one ? "" : "s", to_ranges(numbers), one ? "has" : "have", name)
+              : fmt::format("host {} has come with worker{} {}", name, one ? "" : "s", to_ranges(numbers));
     (void)follow(elastic_.come(workers, cause), cause);
   }
 }
@@ -374,9 +468,9 @@ void ElasticMembers::drop_newcomers() {
   }
 }
 
-void ElasticMembers::drain_unlisted(const std::vector<PlannedHost>& listed) {
-  const auto is_listed = [&listed](const std::string& name) {
-    return std::ranges::any_of(listed, [&name](const PlannedHost& host) { return host.name == name; });
+void ElasticMembers::drain_unlisted() {
+  const auto is_listed = [this](const std::string& name) {
+    return std::ranges::any_of(listed_, [&name](const PlannedHost& host) { return host.name == name; });
   };
   std::erase_if(barred_, [&](const std::string& name) { return !is_listed(name); });
   for (const auto& agent : agents_.members()) {
@@ -398,7 +492,7 @@ void ElasticMembers::drain_unlisted(const std::vector<PlannedHost>& listed) {
 // ---- leaving as planned ----
 
 std::vector<int> ElasticMembers::members_on(const AgentHandle& agent) const {
-  std::vector<int> workers = processes_of(setup_.plan, agent.host);
+  std::vector<int> workers = processes_on(setup_.plan, agent.host.index);
   std::erase_if(workers, [this](int worker) {
     return members_.has_ended(worker) || !rendezvous::place_of(elastic_.current(), worker);
   });
@@ -412,7 +506,7 @@ void ElasticMembers::leave(const std::set<AgentHandle*>& agents, const std::stri
     const std::vector<int> workers = members_on(*agent);
     leavers.insert(leavers.end(), workers.begin(), workers.end());
     leaving_[agent];
-    for (const int process : processes_of(setup_.plan, agent->host)) {
+    for (const int process : processes_on(setup_.plan, agent->host.index)) {
       health_.left(process);
       arrivals_.erase(process);
     }
@@ -423,7 +517,7 @@ void ElasticMembers::leave(const std::set<AgentHandle*>& agents, const std::stri
   const bool one = leavers.size() == 1;
   const std::string cause =
       fmt::format("worker{} {} {}: {}", one ? "" : "s", to_ranges(leavers), one ? "leaves" : "leave", why);
-  (void)follow(elastic_.leave(leavers, cause), cause);
+  (void)leave(leavers, cause);
 }
 
 void ElasticMembers::end_leavers(AgentHandle& agent) {
@@ -434,6 +528,9 @@ void ElasticMembers::end_leavers(AgentHandle& agent) {
 
 void ElasticMembers::on_all_gone(AgentHandle& agent) {
   leaving_.erase(&agent);
+  for (const int process : processes_on(setup_.plan, agent.host.index)) {  // (ordered too late)
+    if (ordered_.contains(process)) end_lost(process);
+  }
   if (noticed_.contains(&agent)) agent.channel->send(Finish{});
 }
 
@@ -470,9 +567,10 @@ void ElasticMembers::act_on_notices(int signal) {
 void ElasticMembers::note_host_failure(const std::string& host) {
   Failures& failures = host_failures_[host];
   if (failures.count > 0 && (!failures.free_at || *failures.free_at > Clock::now())) return;  // of the same trouble
-  ++failures.count;
-  if (!spec_.elastic.cooldown) return;
+  if (!spec_.elastic.cooldown) return void(failures.count = 1);
   const auto& [low, high] = *spec_.elastic.cooldown;
+  if (failures.free_at && Clock::now() - *failures.free_at > high) failures.count = 0;  // that is long ago
+  ++failures.count;
   std::chrono::seconds pause = low;
   for (int i = 1; i < failures.count && pause < high; ++i) pause *= 2;
   failures.free_at = Clock::now() + std::min(pause, high);

@@ -22,6 +22,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cohort::launch {
@@ -35,6 +36,8 @@ class ElasticMembers {
     std::function<void(const rendezvous::Membership&)> on_members;
     /// So many ranks more are to be started by this agent, which runs none: it is ordered, and the plan has them.
     std::function<void(AgentHandle&, int ranks)> on_more;
+    /// And one more by an agent that runs some. Returns its number.
+    std::function<int(AgentHandle&, int local_rank)> on_one_more;
     /// Nothing more will be heard of this process: it has ended, and the last of the endings is its.
     std::function<void(int process)> end_lost;
     /// Members that failed have left, and the failure is over.
@@ -87,6 +90,9 @@ class ElasticMembers {
   /// Its ranks run; they are members once they wait to be.
   void on_newcomer_started(AgentHandle& agent);
   void give_up_newcomer(AgentHandle& agent, const std::string& why);
+  /// A worker that was ordered beside others has been started, or not.
+  bool awaits(int worker) const { return ordered_.contains(worker); }
+  void on_one_started(const StartedAgain& started);
   /// Nobody waits for those that are still on their way.
   void drop_newcomers();
   /// The plan has more ranks.
@@ -106,8 +112,20 @@ class ElasticMembers {
   void end_workers();
   /// What `--host-discovery-script` names.
   void on_hosts(const std::vector<PlannedHost>& listed);
-  void drain_unlisted(const std::vector<PlannedHost>& listed);
-  void bring(const PlannedHost& host, int ranks);
+  void drain_unlisted();
+  /// Has workers started where there are free slots, as many as there may be.
+  void fill();
+  void fill_again();
+  /// By local rank.
+  std::vector<int> free_slots(const PlannedHost& host) const;
+  bool cools_down(const std::string& host) const;
+  /// Of the host, those places.
+  void bring(const PlannedHost& host, const std::vector<int>& slots);
+  void note_slots(const PlannedHost& host);
+  /// That wait to be members.
+  std::vector<Elastic::Worker> ready() const;
+  /// As Elastic, with those that are ready in their place.
+  bool leave(const std::vector<int>& workers, const std::string& cause);
   /// Its members, by number.
   std::vector<int> members_on(const AgentHandle& agent) const;
   void act_on_notices(int signal);
@@ -143,7 +161,12 @@ class ElasticMembers {
     int count = 0;
     std::optional<Clock::time_point> free_at;  ///< nothing: never
   };
-  std::map<std::string, Failures> host_failures_;  ///< by name
+  std::map<std::string, Failures> host_failures_;          ///< by name
+  std::map<int, Elastic::Worker> ordered_;                 ///< workers beside others that do not run yet
+  using Slot = std::pair<std::string, int>;                ///< a host's name, and the local rank there
+  std::map<int, Slot> slots_;                              ///< by worker
+  std::map<Slot, std::optional<Clock::time_point>> held_;  ///< free, but not used before then; nothing: never
+  std::vector<PlannedHost> listed_;                        ///< that there are; without a script those of the start
   struct Leaving {
     bool others_went_on = false;  ///< to the next world
     Timer limit;                  ///< until those that still run are told to end
@@ -156,6 +179,7 @@ class ElasticMembers {
   bool workers_ended_ = false;               ///< they were asked to
   std::optional<Discovery> discovery_;
   Timer patience_;  ///< for other hosts to come
+  Timer fill_;
 };
 
 }  // namespace cohort::launch

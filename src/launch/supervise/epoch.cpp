@@ -74,6 +74,7 @@ ElasticMembers::Events Epoch::elastic_events() {
   events.running = [this] { return stage_ == Stage::Running; };
   events.on_members = events_.on_members;
   events.on_more = events_.on_more;
+  events.on_one_more = events_.on_one_more;
   events.end_lost = [this](int process) { end_lost(process); };
   events.on_failure_over = [this] { end_.doing_then.clear(); };
   events.end_workers = [this] {
@@ -131,7 +132,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
   } else if (auto* reports = std::get_if<Reports>(&message)) {
     run_.take(*reports);
     if (elastic_) elastic_->take(*reports);
-    health_->take(std::move(*reports), processes_of(setup_.plan, agent.host));
+    health_->take(std::move(*reports), processes_on(setup_.plan, agent.host.index));
     if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
     if (!stacks->text.empty())
@@ -146,7 +147,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     say(fmt::format("{}: {}", agent.host.name, trouble->text));
   } else if (const auto* gone = std::get_if<AllGone>(&message)) {
     agent.all_gone = true;
-    health_->host_ended(processes_of(setup_.plan, agent.host));
+    health_->host_ended(processes_on(setup_.plan, agent.host.index));
     if (elastic_) elastic_->on_all_gone(agent);
     if (!gone->stuck.empty()) {
       say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
@@ -277,7 +278,7 @@ void Epoch::look_for_failure() {
 AgentHandle& Epoch::agent_of(int process) const {
   const auto& all = agents_.members();
   const auto found = std::ranges::find_if(all, [&](const auto& member) {
-    const std::vector<int> here = processes_of(setup_.plan, member->host);
+    const std::vector<int> here = processes_on(setup_.plan, member->host.index);
     return std::ranges::find(here, process) != here.end();
   });
   return **found;
@@ -367,6 +368,12 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
 }
 
 void Epoch::on_started_again(const StartedAgain& started) {
+  if (elastic_) {
+    if (!elastic_->awaits(started.rank)) return;
+    if (remote_logs_ && !agent_of(started.rank).host.local) remote_logs_->open({started.rank});
+    state_.pids[static_cast<std::size_t>(started.rank)] = started.pid;
+    return elastic_->on_one_started(started);
+  }
   if (awaited_.erase(started.rank) == 0) return;
   const int process = started.rank;
   Ending& before = again_.at(process);

@@ -43,6 +43,8 @@ class Epoch {
     std::function<void(const rendezvous::Membership&)> on_members;
     /// So many ranks more are to be started by this agent, which runs none: it is ordered, and the plan has them.
     std::function<void(AgentHandle&, int ranks)> on_more;
+    /// And one more by an agent that runs some. Returns its number.
+    std::function<int(AgentHandle&, int local_rank)> on_one_more;
     /// It broke down, and nothing of it runs any more: whether another epoch follows.
     std::function<Restarts::Decision(const Breakdown&)> on_breakdown;
     /// No other follows: what is left to be done before the last word. An error: the job's results are lost.
