@@ -49,6 +49,7 @@ FIELDS(StartJob, m.path, m.arguments, m.environment, m.folder, m.log_folder, m.w
 FIELDS(StartedAgain, m.rank, m.pid, m.why)
 FIELDS(StartAgain, m.rank, m.environment)
 FIELDS(GoOnWithout, m.rank)
+FIELDS(StartMore, m.worker)
 FIELDS(NewMembership, m.epoch)
 FIELDS(Input, m.bytes)
 FIELDS(OutputTaken, m.bytes)

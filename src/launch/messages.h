@@ -24,7 +24,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 17;
+inline constexpr std::uint32_t kProtocol = 18;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -142,7 +142,7 @@ struct LeasedPorts {
   std::string why;                  ///< there are fewer than were wanted
 };
 
-/// The answer to StartAgain.
+/// The answer to StartAgain and StartMore.
 struct StartedAgain {
   std::int32_t rank = 0;
   std::int32_t pid = 0;  ///< 0: it was not started,
@@ -194,6 +194,11 @@ struct StartJob {
 struct StartAgain {
   std::int32_t rank = 0;
   std::vector<std::string> environment;  ///< "NAME=value"
+};
+
+/// Another worker, beside those that run.
+struct StartMore {
+  WorkerPlan worker;
 };
 
 /// A server that has failed is not started again.
@@ -256,7 +261,7 @@ struct LeasePorts {
 using Message = std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
                              OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused,
                              Told, TracePiece, ClockAnswer, ClockQuestion, LeasedPorts, LeasePorts, StartedAgain,
-                             StartAgain, GoOnWithout, NewMembership>;
+                             StartAgain, GoOnWithout, NewMembership, StartMore>;
 
 std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.

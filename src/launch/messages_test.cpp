@@ -66,7 +66,8 @@ std::vector<Message> samples() {
           StartedAgain{5, 4711, "no such file"},
           StartAgain{5, {"A=1"}},
           GoOnWithout{5},
-          NewMembership{std::uint64_t{1} << 33}};
+          NewMembership{std::uint64_t{1} << 33},
+          StartMore{{7, {"RANK=7"}}}};
 }
 
 TEST(Messages, ComeBackAsTheyWere) {

@@ -15,7 +15,8 @@
 
 int main() {
   const std::string number = std::getenv("COHORT_WORKER");
-  std::printf("worker %s of %s\n", number.c_str(), std::getenv("COHORT_ELASTIC"));
+  std::printf("worker %s of %s, local rank %s\n", number.c_str(), std::getenv("COHORT_ELASTIC"),
+              std::getenv("LOCAL_RANK"));
   std::fflush(stdout);
   std::thread([] {
     try {

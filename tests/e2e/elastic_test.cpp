@@ -27,6 +27,7 @@ constexpr const char* kWorker =
     "if [ -e end.$n ]; then kill $!; exit 0; fi; "
     "if [ -e kill.$n ]; then kill -9 $$; fi; "
     "if [ -e fail.$n ]; then exit 5; fi; "
+    "if [ -e leave.$n ]; then kill $!; exit 75; fi; "
     "sleep 0.02; done";
 
 class ElasticJob : public testing::Test {
@@ -56,6 +57,20 @@ class ElasticJob : public testing::Test {
   }
   void expect_silent_about(const std::string& text) const {
     EXPECT_EQ(job_->err().find(text), std::string::npos) << job_->err();
+  }
+  bool waits_to_be_member(std::size_t worker) const {
+    const json live = json::parse(job_->file("r/live.json"), nullptr, false);
+    const json ranks = live.is_object() ? live.value("ranks", json()) : json();
+    return ranks.size() > worker && ranks[worker][1] == "waiting";  // [number, state, ...]
+  }
+  /// In the order of the hosts.
+  std::vector<pid_t> guards_of_agents() const {
+    std::vector<pid_t> guards;
+    for (const pid_t pid : job_->processes(COHORT_COMMAND " agent --connect")) {
+      const auto stat = sys::process_stat(pid);
+      if (stat && stat->parent == job_->pid()) guards.push_back(pid);
+    }
+    return guards;
   }
   std::optional<Job> job_;
   std::string program_;  ///< empty: the shell's
@@ -124,8 +139,8 @@ TEST_F(ElasticHosts, AreAwaitedWhereTooFewAreLeft) {
 TEST_F(ElasticHosts, AreAwaitedNoLongerThanTheTimeout) {
   start_on("a\nb\n", {"--min-np", "2", "--elastic-timeout", "1"}, 2);
   order("fail", 1);
-  EXPECT_EQ(job_->wait(), 5);
-  expect_said("the job cannot go on: no hosts have come within 1 s (--elastic-timeout)\n");
+  EXPECT_EQ(job_->wait(), 75);
+  expect_said("no hosts have come within 1 s (--elastic-timeout); exit status 75 asks for the job to be started again");
 }
 
 TEST_F(ElasticHosts, AreUsedAgainOnceTheyHaveCooledDown) {
@@ -135,6 +150,30 @@ TEST_F(ElasticHosts, AreUsedAgainOnceTheyHaveCooledDown) {
   expect_said("host b has come with worker 2; epoch 2 goes on with 2 workers, 1 of them new");
   order("end", 0);
   order("end", 2);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticHosts, GetWorkersInThePlaceOfThoseThatFailed) {
+  start_on("a:3\n", {"--min-np", "1", "--blacklist-cooldown-range", "1", "4"}, 3);
+  order("kill", 1);
+  expect_said("epoch 1 goes on with 2 of 3 workers");
+  expect_said("worker 3 has come on a; epoch 2 goes on with 3 workers, 1 of them new");
+  EXPECT_NE(job_->out().find("worker 3 of 1, local rank 1"), std::string::npos) << job_->out();
+  for (const int worker : {0, 2, 3}) order("end", worker);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticJob, HasSparesThatTakeThePlaceOfWhoIsLost) {
+  program_ = ELASTIC_PEER;
+  start({"-np", "2", "--min-np", "2", "--spares", "1", "--run-dir", "r", "--blacklist-cooldown-range", "1", "4"}, 3);
+  EXPECT_TRUE(eventually([this] { return waits_to_be_member(2); })) << job_->file("r/live.json");
+  order("kill", 0);
+  expect_said(") was killed by SIGKILL; worker 2 takes its place; epoch 1 goes on with 2 workers, 1 of them new");
+  // Another spare comes where it was, once the host has cooled down.
+  ASSERT_TRUE(eventually([this] { return !file("ready", 3).empty() && waits_to_be_member(3); })) << job_->err();
+  order("fail", 1);
+  expect_said("worker 3 takes its place; epoch 2 goes on with 2 workers");
+  for (const int worker : {2, 3}) order("end", worker);
   EXPECT_EQ(job_->wait(), 0);
 }
 
@@ -190,12 +229,7 @@ TEST_F(ElasticJob, ChangesNoMoreOftenThanItMay) {
 
 TEST_F(ElasticJob, GoesOnWithoutAHostThatIsLost) {
   start({"-H", "a:1,b:2,c:1", "--starter", "local", "--min-np", "2"}, 4);
-  // The agents are in the order of the hosts.
-  std::vector<pid_t> guards;
-  for (const pid_t pid : job_->processes(COHORT_COMMAND " agent --connect")) {
-    const auto stat = sys::process_stat(pid);
-    if (stat && stat->parent == job_->pid()) guards.push_back(pid);
-  }
+  const std::vector<pid_t> guards = guards_of_agents();
   ASSERT_EQ(guards.size(), 3U);
   ::kill(guards[1], SIGKILL);
   expect_said("workers 1-2 are lost with their host b (");
@@ -205,6 +239,45 @@ TEST_F(ElasticJob, GoesOnWithoutAHostThatIsLost) {
   order("end", 3);
   EXPECT_EQ(job_->wait(), 0);
   EXPECT_TRUE(job_->processes().empty());
+}
+
+TEST_F(ElasticJob, GoesOnWithoutAHostWhoseAgentIsToldToEnd) {
+  start({"-H", "a:1,b:2,c:1", "--starter", "local", "--min-np", "2", "--preempt-grace", "1"}, 4);
+  ASSERT_EQ(guards_of_agents().size(), 3U);
+  ::kill(guards_of_agents()[1], SIGTERM);
+  expect_said("workers 1-2 leave: the agent of b was told to end by SIGTERM; epoch 1 goes on with 2 of 4 workers");
+  order("leave", 1);
+  // Worker 2 never asks: it is told when the time is over. Then the agent ends, too.
+  EXPECT_TRUE(eventually([this] { return guards_of_agents().size() == 2; })) << job_->err();
+  EXPECT_TRUE(eventually([this] { return job_->processes("sleep 1000").size() == 2; }));
+  // The others are needed: now it is the job that is told.
+  ::kill(guards_of_agents()[1], SIGTERM);
+  EXPECT_EQ(job_->wait(), 128 + SIGTERM);
+  expect_said("the agent of c was told to end by SIGTERM");
+  expect_silent_about("epoch 2");
+  EXPECT_TRUE(job_->processes().empty());
+}
+
+TEST_F(ElasticJob, GoesOnWithoutWorkersThatLeaveOnNotice) {
+  start({"-np", "4", "--min-np", "2"}, 4);
+  order("leave", 1);
+  expect_said(") left on notice; epoch 1 goes on with 3 of 4 workers (ranks 0-2 are workers 0,2-3)\n");
+  order("leave", 0);
+  expect_said(") left on notice; epoch 2 goes on with 2 of 3 workers (ranks 0-1 are workers 2-3)\n");
+  order("end", 2);
+  order("end", 3);
+  EXPECT_EQ(job_->wait(), 0);
+  expect_silent_about("requeue");
+}
+
+TEST_F(ElasticJob, AsksForARequeueWhereTooManyLeaveOnNotice) {
+  start({"-np", "3", "--min-np", "2"}, 3);
+  order("leave", 1);
+  expect_said("epoch 1 goes on with 2 of 3 workers");
+  order("leave", 2);
+  EXPECT_EQ(job_->wait(), 75);
+  expect_said(") left on notice; the job cannot go on: 1 worker is left, and 2 are wanted\n");
+  expect_said("exit status 75 asks for the job to be started again");
 }
 
 TEST_F(ElasticJob, EndsAsAnyOtherWhereItIsToldTo) {
@@ -265,6 +338,8 @@ TEST(ElasticOptions, AreRefusedWhereTheyCannotBeMet) {
   refused({"-np", "2", "--min-num-proc", "1", "--tf-config"}, "--min-np and --tf-config: ");
   refused({"-np", "2", "--min-np", "1", "--max-restarts", "1"}, "--min-np and --max-restarts: ");
   refused({"--nnodes", "1:2", "--rdzv-endpoint", "h:1", "--max-restarts", "1"}, " and --max-restarts: ");
+  refused({"-np", "2", "--spares", "1"}, "--spares: --min-np is wanted, too");
+  refused({"-H", "a:2", "-np", "2", "--min-np", "1", "--spares", "1"}, "3 processes do not fit the 2 slots of 1 host");
   refused({"-np", "2", "--host-discovery-script", "true"}, "--host-discovery-script: --min-np is wanted, too");
   refused({"-H", "a", "--min-np", "1", "--host-discovery-script", "true"}, "leave out -H");
   refused({"-np", "2", "--min-np", "1", "--slots-per-host", "2"}, "is for hosts of --host-discovery-script");

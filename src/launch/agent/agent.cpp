@@ -189,6 +189,8 @@ void Agent::on_message(Message message) {
     start_again(std::move(*again));
   } else if (const auto* without = std::get_if<GoOnWithout>(&message)) {
     go_on_without(without->rank);
+  } else if (const auto* more = std::get_if<StartMore>(&message)) {
+    start_more(more->worker);
   } else if (const auto* members = std::get_if<NewMembership>(&message)) {
     for (auto& worker : workers_) worker->announce(members->epoch);
   } else if (const auto* finish = std::get_if<Finish>(&message)) {
@@ -255,10 +257,11 @@ void Agent::pass_on(int signal) {
 }
 
 // A batch system tells all processes of a step to end, and kills them a while later: ranks that save are given that
-// time, and those on other hosts have to hear of it.
+// time, and those on other hosts have to hear of it. An elastic job may go on without this host.
 bool Agent::told_to_make_room(int signal) {
   if (signal != SIGTERM || ::getppid() != guard_ || lost_supervisor_) return false;
-  if (!makes_room() && !epoch_->passed_on) return false;
+  const bool elastic = !options_.own && stage_ == Stage::Running && epoch_->launch->job.elastic;
+  if (!makes_room() && !elastic && !epoch_->passed_on) return false;
   // The guard passes on what it is told itself: the same twice is one request.
   if (!std::exchange(epoch_->passed_on, true) && stage_ == Stage::Running) channel_->send(Told{signal});
   return true;

@@ -136,6 +136,7 @@ class Agent {
   Result<void> start_worker(Worker& worker, const WorkerPlan& plan, Worker::Log log);
   void start_again(StartAgain order);
   void go_on_without(int rank);
+  void start_more(const WorkerPlan& plan);
   /// The server of this number, if it has failed and what becomes of it is not settled; nullptr.
   Worker* awaiting(int rank);
   void start_those_again();

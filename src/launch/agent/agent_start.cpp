@@ -39,6 +39,10 @@ std::string names_of(const std::vector<WorkerPlan>& workers) {
   return roles.names_of(processes);
 }
 
+int local_rank_of(const WorkerPlan& worker) {
+  return parse_integer<int>(Environment(worker.environment).find(env::kLocalRank).value_or("")).value_or(0);
+}
+
 }  // namespace
 
 Result<bool> check_host(const StartJob& job) {
@@ -215,7 +219,7 @@ Result<void> Agent::start_worker(Worker& worker, const WorkerPlan& plan, Worker:
   }
   program.environment = own.assignments();
   // Other roles run where there is room.
-  const auto place = static_cast<std::size_t>(plan.rank - job.workers.front().rank);
+  const auto place = static_cast<std::size_t>(local_rank_of(plan) - local_rank_of(job.workers.front()));
   if (plan.role == Role::Worker && place < epoch_->launch->shares.size())
     program.processors = epoch_->launch->shares[place];
   return worker.start(program);
@@ -276,6 +280,23 @@ void Agent::start_those_again() {
     }
     channel_->send(answer);
   }
+}
+
+void Agent::start_more(const WorkerPlan& plan) {
+  StartedAgain answer{plan.rank, 0, "nothing runs there any more"};
+  if (stage_ == Stage::Running && !epoch_->stopping) {
+    auto worker = new_worker(plan);
+    auto started = start_worker(*worker, plan, Worker::Log::New);
+    if (started) started = worker->confirm();
+    if (started) {
+      answer.pid = static_cast<std::int32_t>(worker->pid());
+      if (epoch_->paused) worker->pause_reading();
+      ++epoch_->alive;
+      workers_.push_back(std::move(worker));
+    }
+    answer.why = started ? std::string() : started.error().what();
+  }
+  channel_->send(answer);
 }
 
 void Agent::kill_group(pid_t group) {

@@ -1,5 +1,7 @@
 #include "launch/health/elastic.h"
 
+#include "base/parse.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -47,6 +49,11 @@ bool Elastic::can_spare(int workers) const {
   return !over_ && !waits_ && !finishing_ && !changes_are_used_up() && size() - workers >= limits_.least;
 }
 
+bool Elastic::can_lose(int workers) const {
+  if (over_ || finishing_ || changes_are_used_up() || size() <= workers) return false;
+  return size() - workers >= limits_.least || limits_.others_may_come;
+}
+
 Elastic::Decision Elastic::end(std::string why) {
   over_ = true;
   waits_ = false;
@@ -66,7 +73,8 @@ Elastic::Decision Elastic::announce(const std::string& cause) {
   return {Decision::Kind::Announce};
 }
 
-Elastic::Decision Elastic::leave(const std::vector<int>& workers, const std::string& cause) {
+Elastic::Decision Elastic::leave(const std::vector<int>& workers, std::string cause,
+                                 const std::vector<Worker>& spares) {
   const auto left = std::erase_if(workers_, [&workers](const Worker& worker) {
     return std::ranges::find(workers, worker.number) != workers.end();
   });
@@ -74,6 +82,16 @@ Elastic::Decision Elastic::leave(const std::vector<int>& workers, const std::str
   // Those that have come since know nothing of the training yet.
   if (std::ranges::none_of(workers_, [this](const Worker& one) { return place_of(current_, one.number).has_value(); }))
     return end("no worker is left");
+  if (const int taken = std::min(room(), static_cast<int>(spares.size()));
+      taken > 0 && size() + taken >= limits_.least) {
+    std::vector<int> numbers;
+    for (int i = 0; i < taken; ++i) {
+      workers_.push_back(spares[static_cast<std::size_t>(i)]);
+      numbers.push_back(workers_.back().number);
+    }
+    cause += fmt::format("; worker{} {} {}", taken == 1 ? "" : "s", to_ranges(numbers),
+                         taken == 1 ? "takes its place" : "take their place");
+  }
   if (size() >= limits_.least) return announce(cause);
   const std::string few =
       fmt::format("{} worker{} left, and {} are wanted", size(), size() == 1 ? " is" : "s are", limits_.least);

@@ -50,9 +50,12 @@ class Elastic {
   int room() const;
   /// So many members may be told to leave.
   bool can_spare(int workers) const;
+  /// So many members have to leave: the job goes on without them, or waits for others.
+  bool can_lose(int workers) const;
 
-  /// They have failed, or are lost. `cause`: as in a Membership.
-  Decision leave(const std::vector<int>& workers, const std::string& cause);
+  /// They have failed, or are lost. `cause`: as in a Membership. `spares` take their place, the first first, as far as
+  /// there is room, and if then there are enough.
+  Decision leave(const std::vector<int>& workers, std::string cause, const std::vector<Worker>& spares = {});
   /// It has ended with 0: its part is done, and it is in no later epoch.
   void finish(int worker);
   bool finishing() const noexcept { return finishing_; }

@@ -37,6 +37,8 @@ TEST(ElasticMembers, GoOnWithoutWhoFails) {
   EXPECT_EQ(elastic.sizes(), "3 of 4 workers");
   EXPECT_TRUE(elastic.can_spare(1));
   EXPECT_FALSE(elastic.can_spare(2));
+  EXPECT_TRUE(elastic.can_lose(1));
+  EXPECT_FALSE(elastic.can_lose(2)) << "nobody else may come";
   EXPECT_EQ(elastic.leave({1}, "again").kind, Kind::Nothing) << "it has left already";
   EXPECT_EQ(elastic.leave({0}, "").kind, Kind::Announce);
   EXPECT_EQ(elastic.current().members.front().host_number, 0) << "hosts are numbered anew";
@@ -77,6 +79,8 @@ TEST(ElasticMembers, ChangeNoMoreOftenThanTheyMay) {
 TEST(ElasticMembers, WaitForOthersBelowTheLeast) {
   Elastic elastic({.least = 2, .most = 3, .others_may_come = true}, workers_on({0, 1}));
   EXPECT_EQ(elastic.room(), 1);
+  EXPECT_TRUE(elastic.can_lose(1));
+  EXPECT_FALSE(elastic.can_lose(2)) << "nobody would know the training";
   EXPECT_EQ(elastic.leave({0}, "").kind, Kind::Wait);
   EXPECT_TRUE(elastic.waits());
   EXPECT_EQ(elastic.room(), 2);

@@ -101,7 +101,7 @@ bool follows_another(const Ending& ending) {
 }
 
 bool asks_for_requeue(const Ending& ending) {
-  return ending.status.signal == 0 && ending.status.code == kRequeueStatus;
+  return !ending.spared && ending.status.signal == 0 && ending.status.code == kRequeueStatus;
 }
 
 bool has_ended_well(const Ending& ending) {
@@ -398,6 +398,7 @@ std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& end
 Verdict judge(const JobEnd& end) {
   Verdict verdict;
   verdict.status = end.stop_status.value_or(0);
+  verdict.requeue = end.stop_status == kRequeueStatus;
   verdict.reason = end.start_failure.empty() ? end.stop_reason : end.start_failure;
   const auto failure = first_failure(end.endings);
   const int ranks = end.roles.workers;

@@ -27,7 +27,7 @@ struct Ending : ProcessEnd {
   std::string name() const { return process_name(role, rank); }
 };
 
-/// It has saved and wants to be started again (kRequeueStatus): no failure.
+/// It has saved and wants to be started again (kRequeueStatus), and the job does not go on without it: no failure.
 bool asks_for_requeue(const Ending& ending);
 
 /// The failure that the others follow from: among those that ended before the job was stopped, one that was killed by a

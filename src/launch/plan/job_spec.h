@@ -4,6 +4,7 @@
 
 #include "launch/plan/program.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -76,6 +77,7 @@ struct ElasticSpec {
   int least = 0;                         ///< ranks; 0: the job is not elastic
   int most = 0;                          ///< 0: no limit
   std::optional<int> most_changes = {};  ///< of its members, in the whole job
+  int spares = 0;                        ///< that run and wait to be members, beyond `most`
   std::string script = {};               ///< names the hosts that there are; empty: they are those of the start
   int slots_per_host = 0;                ///< where it does not say how many; 0: 1
   /// For how long a host on which a worker has failed is not used again: from the first to the second; nothing: for
@@ -84,6 +86,12 @@ struct ElasticSpec {
   std::optional<std::chrono::seconds> timeout = {};  ///< for hosts to come, below `least`; nothing: kElasticTimeout
   explicit operator bool() const noexcept { return least > 0; }
 };
+
+/// For how long a rank of such a job waits to be a member: for a spare that may be as long as the job.
+inline std::chrono::seconds patience_of(const ElasticSpec& elastic) {
+  const std::chrono::seconds timeout = elastic.timeout.value_or(kElasticTimeout);
+  return elastic.spares > 0 ? std::max<std::chrono::seconds>(timeout, std::chrono::hours(24 * 365)) : timeout;
+}
 
 /// Longest silence of a host, unless somebody wants it otherwise.
 inline constexpr std::chrono::milliseconds kHostTimeout{3000};

@@ -139,6 +139,16 @@ std::vector<int> processes_of(const Plan& plan, const PlannedHost& host) {
   return processes;
 }
 
+std::vector<int> processes_on(const Plan& plan, int index) {
+  std::vector<int> processes;
+  for (const PlannedHost& host : plan.hosts) {
+    if (host.index != index) continue;
+    const std::vector<int> some = processes_of(plan, host);
+    processes.insert(processes.end(), some.begin(), some.end());
+  }
+  return processes;
+}
+
 bool goes_elsewhere(const Plan& plan) {
   return plan.may_grow || std::ranges::any_of(plan.hosts, [](const PlannedHost& host) { return !host.local; });
 }

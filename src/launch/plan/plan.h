@@ -97,6 +97,7 @@ struct Plan {
   bool evaluator = false;
   int machines = 0;       ///< that have ranks
   int least = 0;          ///< ranks with which an elastic job goes on; 0: it is not elastic
+  int spares = 0;         ///< of its ranks, the last so many begin as no members
   bool may_grow = false;  ///< hosts may come while it runs, also other ones than this
 
   Roles roles() const noexcept { return {world_size, servers, evaluator}; }
@@ -113,6 +114,9 @@ Result<Plan> make_plan(Plan plan, int processes, const JobSpec& spec = {});
 
 /// The processes of a host, in the order in which its agent starts them: by their numbers in `Plan::roles`.
 std::vector<int> processes_of(const Plan& plan, const PlannedHost& host);
+
+/// Of an agent, by its host's index: of all its orders, with those that have ended.
+std::vector<int> processes_on(const Plan& plan, int index);
 
 /// There are hosts other than this one.
 bool goes_elsewhere(const Plan& plan);

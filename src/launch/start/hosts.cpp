@@ -411,6 +411,7 @@ void check_elastic(const JobSpec& spec, const std::string& asks) {
                                : elastic.slots_per_host  ? "--slots-per-host"
                                : elastic.cooldown        ? "--blacklist-cooldown-range"
                                : elastic.timeout         ? "--elastic-timeout"
+                               : elastic.spares > 0      ? "--spares"
                                                          : nullptr;
     if (option == nullptr) return;
     raise(ErrorCode::InvalidArgument, "{}: --min-np is wanted, too: the fewest ranks with which the job goes on{}",
@@ -432,10 +433,12 @@ void check_elastic(const JobSpec& spec, const std::string& asks) {
     raise(ErrorCode::InvalidArgument, "--min-np {} and --max-np {}: the least is more than the most", elastic.least,
           elastic.most);
   if (elastic.script.empty()) {
-    if (elastic.slots_per_host == 0 && !elastic.cooldown) return;
-    raise(ErrorCode::InvalidArgument, "{} is for hosts of --host-discovery-script",
-          elastic.slots_per_host > 0 ? "--slots-per-host" : "--blacklist-cooldown-range");
+    if (elastic.slots_per_host == 0) return;
+    raise(ErrorCode::InvalidArgument, "--slots-per-host is for hosts of --host-discovery-script");
   }
+  if (elastic.spares > 0 && elastic.most == 0)
+    raise(ErrorCode::InvalidArgument,
+          "--spares: --max-np is wanted, too: how many ranks of the hosts that --host-discovery-script names train");
   if (spec.names_hosts() || spec.per_node > 0)
     raise(ErrorCode::InvalidArgument,
           "--host-discovery-script says which hosts there are: leave out -H, --hostfile, --nodes and --per-node "
@@ -444,22 +447,27 @@ void check_elastic(const JobSpec& spec, const std::string& asks) {
     refuse("--starter hand", "hosts that --host-discovery-script names are reached by ssh, srun or mpirun");
 }
 
-/// How many ranks an elastic job begins with; `processes`: as many as are planned without its options.
-int first_ranks(const JobSpec& spec, const Plan& plan, int processes) {
+/// How many ranks an elastic job begins with, its spares among them; `processes`: as many as are planned without its
+/// options.
+int first_ranks(const JobSpec& spec, Plan& plan, int processes) {
   const ElasticSpec& elastic = spec.elastic;
   if (!elastic || plan.node) return processes;  // (of nodes, each says how many)
+  int slots = 0;
+  for (const PlannedHost& host : plan.hosts) slots += host.slots;
+  plan.spares = elastic.spares;
   // Horovod's meaning: with a script -np only says how many have to be there before anything starts.
   if (!elastic.script.empty()) {
-    processes = 0;
-    for (const PlannedHost& host : plan.hosts) processes += host.slots;
+    processes = slots;
+    if (elastic.most > 0) plan.spares = std::clamp(slots - elastic.most, 0, elastic.spares);
   }
   const bool free = spec.processes.value_or(0) == 0 && spec.nproc_per_node.empty();
   if (!elastic.script.empty() || free) {
     if (elastic.most > 0) processes = std::min(processes, elastic.most);
     if (plan.hosts.front().slots == kMostProcesses) processes = std::max(processes, elastic.least);
+    if (elastic.script.empty()) processes = std::min(processes, std::max(1, slots - elastic.spares));
   }
   check_first_ranks(spec, processes);
-  return processes;
+  return processes + plan.spares;
 }
 
 /// Of launchers that are several: with so many ranks on each.

@@ -28,34 +28,6 @@ constexpr std::size_t kMostHostsTold = 8;
 
 }  // namespace
 
-void Members::end(int process) {
-  if (has_ended(process)) return;
-  ended_[static_cast<std::size_t>(process)] = true;
-  --running_[static_cast<std::size_t>(roles_.role_of(process))];
-}
-
-void Members::grow(const Plan& plan) {
-  running_[0] += plan.world_size - roles_.workers;
-  roles_ = plan.roles();
-  hosts_ = hosts_of_processes(plan);
-  ended_.resize(hosts_.size(), false);
-}
-
-Role Members::running_role() const {
-  for (const Role role : {Role::Worker, Role::Server}) {
-    if (running(role) > 0) return role;
-  }
-  return Role::Evaluator;
-}
-
-std::string Members::running_others() const {
-  std::vector<int> processes;
-  for (int process = roles_.workers; process < roles_.all(); ++process) {
-    if (!has_ended(process)) processes.push_back(process);
-  }
-  return roles_.names_of(processes);
-}
-
 Epoch::Epoch(Loop& loop, const JobSetup& setup, AgentPool& agents, RunOutput& run, EpochBudget& budget, int number,
              Events events)
     : loop_(loop),
@@ -90,14 +62,47 @@ void Epoch::settle(const std::vector<int>& shown) {
                                       [this](const Warning& warning) { run_.warn(warning); },
                                       [this](const std::string& why) { on_stuck(why); }});
   run_.set_plan(setup_.plan, shown);
-  begin_elastic();
+  if (setup_.plan.least > 0)
+    elastic_.emplace(ElasticMembers::Scene{loop_, setup_, agents_, run_, members_, *health_, end_.endings},
+                     elastic_events());
   if (spec_.keep_logs && goes_elsewhere(setup_.plan))
     remote_logs_.emplace(state_.log_folder, roles, [this](const std::string& text) { say(text); });
 }
 
+ElasticMembers::Events Epoch::elastic_events() {
+  ElasticMembers::Events events;
+  events.running = [this] { return stage_ == Stage::Running; };
+  events.on_members = events_.on_members;
+  events.on_more = events_.on_more;
+  events.on_one_more = events_.on_one_more;
+  events.end_lost = [this](int process) { end_lost(process); };
+  events.on_failure_over = [this] { end_.doing_then.clear(); };
+  events.end_workers = [this] {
+    workers_asked_ = true;
+    stopping_.begin({}, SIGTERM, {spec_.grace});
+  };
+  events.end = [this](int status, const std::string& why) {
+    if (!end_.stop_status) end_.stop_status = status;
+    stop(why, SIGTERM, grace_after(SIGTERM));
+  };
+  events.on_told = [this](const AgentHandle& agent, int signal) { told_by_agent(agent, signal); };
+  events.look_for_failure = [this] { look_for_failure(); };
+  events.check_end = [this] { check_end(); };
+  return events;
+}
+
+void Epoch::grow() {
+  members_.grow(setup_.plan);
+  health_->grow(members_.hosts());
+  run_.grow(setup_.plan);
+  if (remote_logs_) remote_logs_->grow(members_.roles());
+  elastic_->grow();
+}
+
 void Epoch::on_unfit(const AgentHandle* agent, const std::string& why) {
-  const auto newcomer = std::ranges::find(newcomers_, agent, [](const auto& one) { return one.first; });
-  if (newcomer != newcomers_.end()) return give_up_newcomer(*newcomer->first, why);
+  const auto& all = agents_.members();
+  const auto found = std::ranges::find_if(all, [agent](const auto& member) { return member.get() == agent; });
+  if (found != all.end() && is_newcomer(**found)) return elastic_->give_up_newcomer(**found, why);
   if (stage_ != Stage::Starting) return;
   // Which it is, is not known; or no other one could be started either.
   if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
@@ -115,7 +120,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     const std::string where = failed->rank >= 0
                                   ? fmt::format("{} on {}", members_.roles().name_of(failed->rank), agent.host.name)
                                   : agent.host.name;
-    if (is_newcomer(agent)) return give_up_newcomer(agent, fmt::format("{}: {}", where, failed->reason));
+    if (is_newcomer(agent)) return elastic_->give_up_newcomer(agent, fmt::format("{}: {}", where, failed->reason));
     // (Each of several launchers starts a program of its own, which its reason names.)
     fail_start(setup_.plan.method == StartMethod::Launcher
                    ? fmt::format("{}: {}", where, failed->reason)
@@ -126,8 +131,8 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     on_started_again(*again);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
     run_.take(*reports);
-    note_worlds(*reports);
-    health_->take(std::move(*reports), processes_of(setup_.plan, agent.host));
+    if (elastic_) elastic_->take(*reports);
+    health_->take(std::move(*reports), processes_on(setup_.plan, agent.host.index));
     if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
     if (!stacks->text.empty())
@@ -142,7 +147,8 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     say(fmt::format("{}: {}", agent.host.name, trouble->text));
   } else if (const auto* gone = std::get_if<AllGone>(&message)) {
     agent.all_gone = true;
-    health_->host_ended(processes_of(setup_.plan, agent.host));
+    health_->host_ended(processes_on(setup_.plan, agent.host.index));
+    if (elastic_) elastic_->on_all_gone(agent);
     if (!gone->stuck.empty()) {
       say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
                       gone->stuck));
@@ -160,7 +166,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   for (std::size_t i = 0; i < processes.size(); ++i)
     state_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
   if (&agent == agents_.members().front().get()) state_.threads = started.threads;  // of rank 0's host
-  if (is_newcomer(agent)) return on_newcomer_started(agent);
+  if (is_newcomer(agent)) return elastic_->on_newcomer_started(agent);
   if (stage_ != Stage::Starting) return;
   if (!agents_.all_started()) return;
   stage_ = Stage::Running;
@@ -182,11 +188,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
     input_ = std::make_unique<InputReader>(
         loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
   }
-  if (elastic_ && !spec_.elastic.script.empty()) {
-    discovery_.emplace(loop_, spec_, setup_.plan.method,
-                       Discovery::Events{[this](const std::vector<PlannedHost>& hosts) { on_hosts(hosts); },
-                                         [this](const std::string& trouble) { say(trouble); }});
-  }
+  if (elastic_) elastic_->begin();
   look_for_failure();  // on a host that was faster than another
   ask_next_role();
 }
@@ -223,10 +225,10 @@ void Epoch::on_exited(const Exited& exited) {
   health_->rank_ended(exited.rank, exited.last);
   run_.process_ended(exited.rank, exited.status.success() || well, exited.status);
   if (exited.rank == 0) input_.reset();
-  look_for_requeue();
   look_for_failure();
+  look_for_requeue();
   look_for_chief(exited);
-  look_for_members();
+  if (elastic_) elastic_->look_for_members();
   ask_next_role();
 }
 
@@ -262,7 +264,7 @@ void Epoch::look_for_requeue() {
 }
 
 void Epoch::look_for_failure() {
-  let_failed_leave();
+  if (elastic_) elastic_->let_failed_leave();
   if (stage_ != Stage::Running || !first_failure(end_.endings)) return;
   // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
   // last destructors. Told to end now, it would lose the status that it is about to give.
@@ -276,7 +278,7 @@ void Epoch::look_for_failure() {
 AgentHandle& Epoch::agent_of(int process) const {
   const auto& all = agents_.members();
   const auto found = std::ranges::find_if(all, [&](const auto& member) {
-    const std::vector<int> here = processes_of(setup_.plan, member->host);
+    const std::vector<int> here = processes_on(setup_.plan, member->host.index);
     return std::ranges::find(here, process) != here.end();
   });
   return **found;
@@ -315,9 +317,20 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
   return Fate::Failed;
 }
 
+void Epoch::end_lost(int process) {
+  Ending ending = ending_of(process, {});
+  ending.status.signal = SIGKILL;
+  ending.after_seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
+  members_.end(process);
+  health_->rank_ended(process, {});
+  run_.process_ended(process, false, ending.status);
+  end_.endings.push_back(std::move(ending));
+  if (process == 0) input_.reset();
+}
+
 // Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
 bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
-  if (elastic_) return goes_on_without_ranks(agent, why);
+  if (elastic_) return elastic_->goes_on_without(agent, why);
   if (stage_ != Stage::Running || agent.host.ranks > 0 || agent.all_gone) return false;
   const Roles& roles = members_.roles();
   std::vector<int> lost;
@@ -355,6 +368,12 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
 }
 
 void Epoch::on_started_again(const StartedAgain& started) {
+  if (elastic_) {
+    if (!elastic_->awaits(started.rank)) return;
+    if (remote_logs_ && !agent_of(started.rank).host.local) remote_logs_->open({started.rank});
+    state_.pids[static_cast<std::size_t>(started.rank)] = started.pid;
+    return elastic_->on_one_started(started);
+  }
   if (awaited_.erase(started.rank) == 0) return;
   const int process = started.rank;
   Ending& before = again_.at(process);
@@ -419,8 +438,7 @@ void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
   if (stage_ == Stage::Ended) return;
   stage_ = Stage::Stopping;
   limits_ = {};
-  discovery_.reset();
-  newcomers_.clear();
+  if (elastic_) elastic_->stop();
   if (health_) health_->stop();
   state_.stage = "ending";
   run_.changed();
@@ -503,7 +521,7 @@ void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& er
 void Epoch::on_agent_process_ended(AgentHandle& agent) {
   if (!agent.all_gone && stage_ != Stage::Ended) {
     if (is_newcomer(agent) && agent.channel == nullptr) {
-      give_up_newcomer(agent, agents_.why_not(agent));
+      elastic_->give_up_newcomer(agent, agents_.why_not(agent));
       return check_end();
     }
     // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
@@ -565,12 +583,15 @@ void Epoch::pass_on(int signal) {
   agents_.broadcast(SignalWorkers{signal});
 }
 
-void Epoch::on_agent_told(const AgentHandle& agent, const Told& told) {
+void Epoch::on_agent_told(AgentHandle& agent, const Told& told) {
   // Each agent has heard it, and it is no reason for more haste.
   if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
+  if (!elastic_ || !elastic_->take_notice(agent, told.signal)) told_by_agent(agent, told.signal);
+}
+
+void Epoch::told_by_agent(const AgentHandle& agent, int signal) {
   told_by_agent_ = true;
-  on_told(told.signal,
-          fmt::format("the agent of {} was told to end by {}", agent.host.name, sys::signal_name(told.signal)));
+  on_told(signal, fmt::format("the agent of {} was told to end by {}", agent.host.name, sys::signal_name(signal)));
 }
 
 void Epoch::on_told(int signal, const std::string& reason) {
@@ -602,12 +623,7 @@ void Epoch::on_owner_gone() {
 }
 
 void Epoch::check_end() {
-  if (members_.running_ranks() == 0) {  // nobody waits for those that are still on their way
-    for (const auto& [agent, limit] : std::exchange(newcomers_, {})) {
-      agent->all_gone = true;
-      AgentPool::kill(*agent);
-    }
-  }
+  if (elastic_ && members_.running_ranks() == 0) elastic_->drop_newcomers();
   if (stage_ == Stage::Ended || !agents_.nothing_runs()) return;
   if (!restart_) {
     const Verdict verdict = judge(how_it_ended());
@@ -633,7 +649,7 @@ void Epoch::finish() {
   stage_ = Stage::Ended;
   stopping_.finish();
   tell_limit_ = Timer();
-  discovery_.reset();
+  if (elastic_) elastic_->stop();
   input_.reset();
   const Restarts::Decision restart = restart_.value_or(Restarts::Decision());
   run_.end_lines();

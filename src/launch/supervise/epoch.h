@@ -3,19 +3,18 @@
 #pragma once
 
 #include "base/result.h"
-#include "launch/health/elastic.h"
 #include "launch/health/health.h"
 #include "launch/health/verdict.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/output/other_hosts.h"
 #include "launch/start/agent_pool.h"
-#include "launch/start/discovery.h"
+#include "launch/supervise/elastic_members.h"
+#include "launch/supervise/members.h"
 #include "launch/supervise/run_output.h"
 #include "launch/supervise/stopping.h"
 #include "launch/supervise/supervisor.h"
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -27,35 +26,6 @@
 #include <vector>
 
 namespace cohort::launch {
-
-/// Who takes part in an epoch, by their numbers in its Roles, and who of them has ended.
-class Members {
- public:
-  explicit Members(const Plan& plan)
-      : roles_(plan.roles()),
-        hosts_(hosts_of_processes(plan)),
-        ended_(hosts_.size(), false),
-        running_{roles_.workers, roles_.servers, roles_.evaluator ? 1 : 0} {}
-
-  const Roles& roles() const noexcept { return roles_; }
-  const std::vector<std::string>& hosts() const noexcept { return hosts_; }
-  /// The plan has more ranks, and no other processes.
-  void grow(const Plan& plan);
-  void end(int process);
-  bool has_ended(int process) const { return ended_[static_cast<std::size_t>(process)]; }
-  int running(Role role) const { return running_[static_cast<std::size_t>(role)]; }
-  int running_ranks() const { return running(Role::Worker); }
-  /// The first of the roles of which any process runs.
-  Role running_role() const;
-  /// "servers 0-1": who runs that is no rank.
-  std::string running_others() const;
-
- private:
-  Roles roles_;
-  std::vector<std::string> hosts_;
-  std::vector<bool> ended_;
-  std::array<int, 3> running_;  ///< by role
-};
 
 /// What all epochs of a job share.
 struct EpochBudget {
@@ -73,6 +43,8 @@ class Epoch {
     std::function<void(const rendezvous::Membership&)> on_members;
     /// So many ranks more are to be started by this agent, which runs none: it is ordered, and the plan has them.
     std::function<void(AgentHandle&, int ranks)> on_more;
+    /// And one more by an agent that runs some. Returns its number.
+    std::function<int(AgentHandle&, int local_rank)> on_one_more;
     /// It broke down, and nothing of it runs any more: whether another epoch follows.
     std::function<Restarts::Decision(const Breakdown&)> on_breakdown;
     /// No other follows: what is left to be done before the last word. An error: the job's results are lost.
@@ -99,9 +71,9 @@ class Epoch {
   /// Of an elastic job, once it is settled; nullptr.
   const rendezvous::Membership* members() const noexcept { return elastic_ ? &elastic_->current() : nullptr; }
   /// It is on its way to a job that runs.
-  bool is_newcomer(AgentHandle& agent) const { return newcomers_.contains(&agent); }
+  bool is_newcomer(AgentHandle& agent) const { return elastic_ && elastic_->is_newcomer(agent); }
   /// One that has joined: it is told to start its ranks, or to end.
-  void take_newcomer(AgentHandle& agent);
+  void take_newcomer(AgentHandle& agent) { elastic_->take_newcomer(agent); }
   /// `setup.plan` has more ranks.
   void grow();
   bool starting() const noexcept { return stage_ == Stage::Starting; }
@@ -123,32 +95,9 @@ class Epoch {
   enum class Fate { Failed, Again, Without };
   Fate settle_fate(Ending& ending, int process);
   bool goes_on_without(AgentHandle& agent, const std::string& why);
-  // An elastic job (epoch_elastic.cpp).
-  void begin_elastic();
-  /// Ranks that have failed leave, if the others are enough to go on.
-  void let_failed_leave();
-  /// With their host. False: the job cannot go on.
-  bool goes_on_without_ranks(AgentHandle& agent, const std::string& why);
-  /// True: it goes on, or waits for others.
-  bool follow(const Elastic::Decision& decision, const std::string& cause);
-  void announce_members();
-  /// Once none runs any more, what else runs is asked to end: workers of hosts that were listed no more, or came late.
-  void look_for_members();
-  /// What `--host-discovery-script` names.
-  void on_hosts(const std::vector<PlannedHost>& listed);
-  void drain_unlisted(const std::vector<PlannedHost>& listed);
-  void bring(const PlannedHost& host, int ranks);
-  AgentHandle* latest_of(const std::string& host) const;
-  /// Its ranks run; they are members once they wait to be.
-  void on_newcomer_started(AgentHandle& agent);
-  void take_arrivals();
-  void give_up_newcomer(AgentHandle& agent, const std::string& why);
-  void note_host_failure(const std::string& host);
-  /// A rank of which nothing more will be heard; the others go on.
+  ElasticMembers::Events elastic_events();
+  /// A process of which nothing more will be heard.
   void end_lost(int process);
-  void note_worlds(const Reports& reports);
-  /// Once somebody's part is done: whether all who run wait for a world that is never formed.
-  void look_for_waiting();
   void on_started_again(const StartedAgain& started);
   AgentHandle& agent_of(int process) const;
   void look_for_failure();
@@ -161,7 +110,8 @@ class Epoch {
   void tell_failure();
   void on_stuck(const std::string& why);
   void on_agent_ends(AgentHandle& agent, const Ends& ends);
-  void on_agent_told(const AgentHandle& agent, const Told& told);
+  void on_agent_told(AgentHandle& agent, const Told& told);
+  void told_by_agent(const AgentHandle& agent, int signal);
   void on_told(int signal, const std::string& reason);
   void pass_on(int signal);
   Stopping::Grace grace_after(int signal) const;
@@ -192,24 +142,8 @@ class Epoch {
   int lost_servers_ = 0;         ///< that the job goes on without
   std::map<int, Ending> again_;  ///< by process: the latest failure of a server that was to be started again,
   std::set<int> awaited_;        ///< and those of which it is not known yet whether they have been
-  std::optional<Elastic> elastic_;
-  std::size_t considered_ = 0;  ///< endings from which `elastic_` has drawn what follows
-  /// Endings of ranks that have left, until those that go on have formed a world: till then they may be why the others
-  /// fail, too.
-  std::vector<std::size_t> fresh_leavers_;
-  std::set<int> waiting_;  ///< to be a member, or for a world's other ranks; reported since the last part was done
-  std::vector<std::uint32_t> worlds_, worlds_then_;  ///< by rank: that it has formed, and had when the members changed
-  std::map<AgentHandle*, Timer> newcomers_;  ///< agents whose ranks do not run yet, and for how long they may not
-  std::map<int, Elastic::Worker> arrivals_;  ///< that run and are no members yet
-  std::set<int> waiting_arrivals_;           ///< of these, that wait to be, so that nobody has to wait for them
-  struct Failures {
-    int count = 0;
-    std::optional<Clock::time_point> free_at;  ///< nothing: never
-  };
-  std::map<std::string, Failures> host_failures_;  ///< by name
-  std::set<std::string> unspared_;                 ///< hosts that are listed no more, and that the job needs
-  std::optional<Discovery> discovery_;
   std::optional<HealthWatch> health_;
+  std::optional<ElasticMembers> elastic_;
   JobEnd end_;                                 ///< what is known of it so far; the rest is in `how_it_ended`
   std::string lost_agent_;                     ///< where that is why the job ends
   std::string undelivered_;                    ///< why the owner lacks what its ranks have sent
@@ -224,7 +158,6 @@ class Epoch {
   Clock::time_point started_at_ = Clock::now();
   struct Limits {  ///< until the job is stopped
     Timer start, job, cause, other_hosts;
-    Timer elastic;  ///< for other hosts to come
     Timer requeue;  ///< for the others, once a rank has saved and ended
   } limits_;
   std::vector<int> early_signals_;  ///< that came before ranks ran

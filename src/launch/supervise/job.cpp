@@ -157,6 +157,7 @@ class Job {
   void announce_epoch();
   std::shared_ptr<store::Store> own_store() const;
   void start_more(AgentHandle& agent, int ranks);
+  int start_one_more(AgentHandle& agent, int local_rank);
   /// Of an elastic job, into its store: the record, and then that it counts. Throws cohort::Error.
   void write_members(const rendezvous::Membership& members);
   /// One that has ended for the last time; before the last word on it.
@@ -377,7 +378,7 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
   facts.log_folder = run_->state().log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
-  if (setup_.plan.least > 0) facts.elastic = spec_.elastic.timeout.value_or(kElasticTimeout);
+  if (setup_.plan.least > 0) facts.elastic = patience_of(spec_.elastic);
   facts.servers_may_die = spec_.server_restarts > 0 || spec_.lost_servers > 0;
   if (spec_.host_timeout != kHostTimeout) {
     facts.host_timeout = std::chrono::ceil<std::chrono::seconds>(spec_.host_timeout);
@@ -419,6 +420,7 @@ void Job::make_epoch() {
     store_->set_if_absent(rendezvous::server_key(restarts_.done(), number), std::string(rendezvous::kEndedBefore));
   };
   events.on_more = [this](AgentHandle& agent, int ranks) { start_more(agent, ranks); };
+  events.on_one_more = [this](AgentHandle& agent, int local_rank) { return start_one_more(agent, local_rank); };
   events.on_members = [this](const rendezvous::Membership& members) { write_members(members); };
   events.on_breakdown = [this](const Breakdown& breakdown) {
     if (owner_gone() || run_->reader_gone() || !agents_->can_go_on()) return Restarts::Decision();
@@ -468,6 +470,20 @@ void Job::start_more(AgentHandle& agent, int ranks) {
   agent.started = agent.all_gone = false;
   epoch_->grow();
   agent.channel->send(order_for(setup_, agent.host, facts_for(agent)));
+}
+
+int Job::start_one_more(AgentHandle& agent, int local_rank) {
+  Plan& plan = setup_.plan;
+  PlannedHost host = agent.host;
+  host.first_rank = plan.world_size;
+  host.ranks = 1;
+  host.first_local = local_rank;
+  host.local_ranks = std::max(host.local_ranks, local_rank + 1);
+  ++plan.world_size;
+  plan.hosts.push_back(host);
+  epoch_->grow();
+  agent.channel->send(StartMore{order_for(setup_, host, facts_for(agent)).workers.front()});
+  return host.first_rank;
 }
 
 void Job::write_members(const rendezvous::Membership& members) {

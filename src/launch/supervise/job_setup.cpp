@@ -229,7 +229,7 @@ std::string describe_job(const JobSpec& spec, Plan plan) {
   JobFacts facts;
   facts.run_folder = spec.run_folder.empty() ? std::string() : absolute_path(spec.run_folder);
   facts.master_address = "127.0.0.1";
-  if (setup.plan.least > 0) facts.elastic = setup.spec.elastic.timeout.value_or(kElasticTimeout);
+  if (setup.plan.least > 0) facts.elastic = patience_of(setup.spec.elastic);
   facts.servers_may_die = spec.server_restarts > 0 || spec.lost_servers > 0;
   if (spec.tf_config)
     facts.tf_addresses.assign(static_cast<std::size_t>(setup.plan.world_size + setup.plan.servers), "127.0.0.1:1");
