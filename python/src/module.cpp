@@ -143,6 +143,7 @@ PYBIND11_MODULE(_core, module) {
   bind_gradients(module);
   bind_process(module);
   bind_ps(module);
+  bind_elastic(module);
   module.def("join", &join_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),
              py::arg("secret_file"), py::arg("group_name"), py::arg("program"), py::arg("join_timeout"),
              py::arg("timeout"), py::arg("transport"), py::arg("alone"), py::arg("trust_network"), py::arg("share"),
