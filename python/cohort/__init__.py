@@ -84,7 +84,7 @@ _LATER = {
     "run": "cohort._functions",
     "run_on_threads": "cohort._threads",
 }
-_MODULES = {"chainermn", "checkpoint", "data", "distributed", "keras", "metrics", "nn", "optim", "ray", "torch", "track"}
+_MODULES = {"chainermn", "checkpoint", "data", "distributed", "elastic", "keras", "metrics", "nn", "optim", "ray", "torch", "track"}
 
 
 def __getattr__(name: str) -> object:

@@ -107,6 +107,8 @@ class DistributedSampler:
         self.batch_size = batch_size
         self.shuffle = shuffle
         self._full = (batch_size or 1) * self.num_replicas  # of a whole step
+        self._goes_on = False  # a new world has come, and the loop has not begun again
+        self._calls_of_step = 0
         self._state = SamplerState(seed=seed, size=size)
         self._drawn = 0  # samples of this epoch handed out, over all ranks
         # Drawn, not stepped over: (cursor after it, samples of all ranks, of this one).
@@ -158,6 +160,7 @@ class DistributedSampler:
             raise InvalidArgument(
                 "DistributedSampler.step without a batch drawn -- call it once after each optimizer step, not more often"
             )
+        self._calls_of_step += 1
         for _ in range(steps):
             cursor = self._steps.popleft()[0]
             self._state = SamplerState(self._state.seed, self._state.epoch, cursor, self._state.size)
@@ -210,9 +213,18 @@ class DistributedSampler:
         return self._state.seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch."""
+        """Goes to the beginning of an epoch. The first call in a new world (see `set_world`) keeps the position within the
+        epoch, and raises InvalidArgument for an earlier one: its samples have been used."""
         if epoch < 0:
             raise InvalidArgument(f"DistributedSampler: epoch {epoch}")
+        if self._goes_on and epoch < self.epoch:
+            raise InvalidArgument(
+                f"DistributedSampler: set_epoch({epoch}) where training stands in epoch {self.epoch} -- begin the loop over "
+                "epochs there, with range(sampler.epoch, ...)"
+            )
+        if self._goes_on and epoch == self.epoch:
+            return
+        self._goes_on = False
         self._state = SamplerState(self._state.seed, epoch, 0, self._state.size)
         self._rewind()
 
@@ -220,13 +232,36 @@ class DistributedSampler:
         self.set_epoch(self.epoch + 1)
 
     def reset(self) -> None:
-        """What iterating does first; see the class."""
+        """What iterating does first; see the class. In a new world an epoch that was used up is iterated once more, and gives
+        nothing, so that a loop ends it as it would have."""
+        goes_on, self._goes_on = self._goes_on, False
         # A loop that never calls step() has no position worth keeping: its epochs follow each other.
         used_up = self.steps_left() == 0 and self.cursor > 0
-        if used_up or (self.cursor == 0 and self._drawn > 0 and self._steps_from(self._drawn) == 0):
+        if goes_on:
+            self._rewind()
+        elif used_up or (self.cursor == 0 and self._drawn > 0 and self._steps_from(self._drawn) == 0):
             self.next_epoch()
         else:
             self._rewind()
+
+    def set_world(self, rank: int, size: int, global_batch: Optional[int] = None) -> None:
+        """Another world goes on from this position: what was drawn and not stepped over is drawn again, by whichever rank.
+
+        global_batch  samples of a step over all ranks, spread evenly; default: batch_size on each
+
+        Raises InvalidArgument for a rank outside the world, a global batch below 1, or one for a sampler without a batch_size.
+        """
+        if not 0 <= rank < size:
+            raise InvalidArgument(f"DistributedSampler: rank {rank} in a world of {size}")
+        if global_batch is not None and (global_batch < 1 or self.batch_size is None):
+            raise InvalidArgument(
+                f"DistributedSampler: a global batch of {global_batch} for batch_size={self.batch_size} -- it takes a sampler "
+                "with a batch_size, and at least 1 sample"
+            )
+        self.rank, self.num_replicas = rank, size
+        self._full = (self.batch_size or 1) * size if global_batch is None else global_batch
+        self._goes_on = True
+        self._rewind()
 
     def state(self) -> SamplerState:
         return self._state

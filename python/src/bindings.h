@@ -180,6 +180,8 @@ void bind_track(pybind11::module_& module);
 /// What reduces gradients.
 void bind_gradients(pybind11::module_& module);
 void bind_process(pybind11::module_& module);
+/// What an elastic training consists of.
+void bind_elastic(pybind11::module_& module);
 /// The parameter server.
 void bind_ps(pybind11::module_& module);
 /// The methods that move data.

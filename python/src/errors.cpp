@@ -2,6 +2,8 @@
 
 #include "telemetry/status_page.h"
 
+#include <cohort/elastic.h>
+
 #include <exception>
 
 namespace cohort::python {
@@ -24,11 +26,12 @@ py::object text_or_none(const std::string& text) {
 }  // namespace
 
 py::object to_python(const Error& error) {
-  const py::module_ errors = py::module_::import("cohort.errors");
-  const std::string_view name = to_string(error.code());
+  const bool changed = dynamic_cast<const elastic::MembershipChanged*>(&error) != nullptr;
+  const py::module_ errors = py::module_::import(changed ? "cohort.elastic" : "cohort.errors");
+  const std::string_view name = changed ? "MembershipChanged" : to_string(error.code());
   const ErrorContext& context = error.context();
   // A program that catches it may end by it all the same.
-  if (error.code() == ErrorCode::PeerLost || error.code() == ErrorCode::Aborted)
+  if (!changed && (error.code() == ErrorCode::PeerLost || error.code() == ErrorCode::Aborted))
     status::StatusPage::own().note_failure(error);
   py::object exception = errors.attr(std::string(name).c_str())(text_or_none(error.what()));
   exception.attr("rank") = number_or_none(context.rank, -1);

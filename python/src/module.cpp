@@ -143,6 +143,7 @@ PYBIND11_MODULE(_core, module) {
   bind_gradients(module);
   bind_process(module);
   bind_ps(module);
+  bind_elastic(module);
   module.def("join", &join_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),
              py::arg("secret_file"), py::arg("group_name"), py::arg("program"), py::arg("join_timeout"),
              py::arg("timeout"), py::arg("transport"), py::arg("alone"), py::arg("trust_network"), py::arg("share"),
@@ -159,6 +160,7 @@ PYBIND11_MODULE(_core, module) {
   module.def("offered_addresses", [] { return cohort::value_or_throw(cohort::net::offered_addresses()); });
   module.def("rendezvous_method", &rendezvous_method, py::arg("rank"), py::arg("world_size"));
   module.def("is_elastic", [] { return cohort::env::flag(cohort::env::kElastic).value_or(false); });
+  module.def("removed_from_job", &cohort::rendezvous::removed_from_job);
   module.def("joined_epoch", &cohort::rendezvous::joined_epoch);
   module.def("job_news", []() -> py::object {
     const auto news = [] {

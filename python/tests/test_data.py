@@ -133,6 +133,96 @@ class Positions(unittest.TestCase):
         self.assertEqual(seen, list(permutation(10, 1, 1)))
 
 
+class Worlds(unittest.TestCase):
+    """set_world: the same samplers in one world after another."""
+
+    def test_every_sample_once_however_the_world_changes(self):
+        dice = random.Random(11)
+        for _ in range(100):
+            size, batch, keep = dice.randrange(1, 200), dice.randrange(1, 9), dice.random() < 0.5
+            first = dice.randrange(1, 6)
+            samplers = ranks(size, first, seed=3, batch_size=batch)
+            steps, used = [], []
+            while samplers[0].epoch == 0:
+                world = dice.randrange(1, 6)
+                state = samplers[0].state()  # of whoever is left; others are new
+                samplers = (samplers + ranks(size, 8, batch_size=batch))[:world]
+                for rank, sampler in enumerate(samplers):
+                    sampler.load_state(state)
+                    sampler.set_world(rank, world, batch * first if keep else None)
+                drawn = [[sampler.next_batch() for sampler in samplers] for _ in range(dice.randrange(0, 6))]
+                for parts in drawn[: dice.randrange(0, len(drawn) + 1)]:  # the others are drawn again
+                    for sampler in samplers:
+                        sampler.next_epoch() if parts[0] is None else sampler.step()
+                    if parts[0] is None:
+                        break
+                    steps.append(sum(map(len, parts)))
+                    used += [index for part in parts for index in part]
+            self.assertEqual(used, list(permutation(size, 3, 0)))
+            if keep:
+                self.assertEqual(set(steps[:-1]) - {batch * first}, set())
+
+    def test_loops_go_on_within_the_epoch(self):
+        def by_position(sampler):
+            while sampler.epoch < 3:
+                yield from ((sampler.epoch, batch) for batch in sampler)
+                yield sampler.epoch, "end"
+                sampler.next_epoch()
+
+        def by_set_epoch(sampler):
+            for epoch in range(sampler.epoch, 3):
+                sampler.set_epoch(epoch)
+                yield from ((epoch, batch) for batch in sampler)
+                yield epoch, "end"
+
+        def by_itself(sampler):
+            for epoch in range(sampler.epoch, 3):
+                yield from ((epoch, batch) for batch in sampler)
+                yield epoch, "end"
+
+        for loop in (by_position, by_set_epoch, by_itself):
+            whole = []
+            sampler = DistributedSampler(10, batch_size=3, seed=1)
+            sampler.set_world(0, 1)
+            for epoch, batch in loop(sampler):
+                whole.append((epoch, batch))
+                if batch != "end":
+                    sampler.step()
+            self.assertEqual(len(whole), 3 * 5)
+            for cut in range(len(whole) + 1):  # before an end: that epoch's samples are used, and its end is done again
+                with self.subTest(loop=loop.__name__, cut=cut):
+                    sampler = DistributedSampler(10, batch_size=3, seed=1)
+                    sampler.set_world(0, 1)
+                    seen = []
+                    for epoch, batch in loop(sampler):
+                        if len(seen) == cut:
+                            break
+                        seen.append((epoch, batch))
+                        if batch != "end":
+                            sampler.step()
+                    sampler.set_world(0, 1)
+                    again = []
+                    for epoch, batch in loop(sampler):
+                        again.append((epoch, batch))
+                        if batch != "end":
+                            sampler.step()
+                    if seen and seen[-1][1] == "end" and (cut == len(whole) or loop is not by_position):
+                        again = again[1:] if again and again[0] == seen[-1] else again  # the end, once more
+                    self.assertEqual(seen + again, whole)
+
+    def test_a_loop_that_goes_back_is_refused(self):
+        sampler = DistributedSampler(10, 1, 0, batch_size=3)
+        sampler.set_epoch(4)
+        sampler.set_world(0, 2, 6)
+        with self.assertRaisesRegex(cohort.InvalidArgument, r"training stands in epoch 4 .* range\(sampler.epoch"):
+            sampler.set_epoch(0)
+        for arguments in ((2, 2), (-1, 2), (0, 2, 0)):
+            with self.assertRaises(cohort.InvalidArgument):
+                sampler.set_world(*arguments)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "with a batch_size"):
+            DistributedSampler(10).set_world(0, 2, 6)
+
+
 class Lives(unittest.TestCase):
     """Trainings that are killed and go on from their last checkpoint, with other ranks and other batches each time."""
 

@@ -5,6 +5,7 @@
 #include "base/result.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <utility>
@@ -140,6 +141,7 @@ void conclude(store::MeetingStore& store, const std::string& prefix, const Membe
 
 namespace {
 
+std::atomic<bool> removed{false};
 std::mutex joined_mutex;
 std::optional<Membership> joined_last;
 
@@ -149,6 +151,13 @@ std::optional<Membership> joined_membership() {
 }
 
 }  // namespace
+
+Removed::Removed(const std::string& message, ErrorContext context)
+    : Error(ErrorCode::Aborted, message, std::move(context)) {
+  removed = true;
+}
+
+bool removed_from_job() noexcept { return removed; }
 
 void note_joined(const Membership& membership) {
   const std::lock_guard lock(joined_mutex);

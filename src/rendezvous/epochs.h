@@ -25,7 +25,7 @@ class Superseded : public Error {
 /// Of `join`, with code Aborted: this process was a member of the job and is none any more.
 class Removed : public Error {
  public:
-  using Error::Error;
+  Removed(const std::string& message, ErrorContext context);
 };
 
 /// Of the latest epoch, which is not before `least`. Throws Corrupt, and Unavailable if the job has none.
@@ -47,6 +47,9 @@ void conclude(store::MeetingStore& store, const std::string& prefix, const Membe
               net::Deadline deadline);
 
 // What this process knows of its job since it formed a world of it last.
+
+/// A `join` of it has ended with Removed.
+bool removed_from_job() noexcept;
 
 /// It has formed the world of this epoch.
 void note_joined(const Membership& membership);

@@ -236,7 +236,7 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
       fmt::format("join at {}: this process, worker {} on {}, {}, and epoch {} goes on with {} other{}{}{} -- end it",
                   plan.place_name, *plan.worker, context.host, why, membership.epoch, others, others == 1 ? "" : "s",
                   membership.cause.empty() ? "" : ": ", membership.cause);
-  if (removed) throw rendezvous::Removed(ErrorCode::Aborted, text, context);
+  if (removed) throw rendezvous::Removed(text, context);
   throw Error(ErrorCode::Timeout, text, context);
 }
 

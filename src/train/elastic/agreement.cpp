@@ -325,7 +325,7 @@ Received send_state(Communicator& comm, const Agreement& agreement, const std::v
   const int lead = agreement.sources.front();
   const std::string said = checkpoint::share(comm, comm.rank() == lead ? catalogue_of(mine) : std::string(), lead);
   const auto catalogue =
-      value_or_throw(codec::decode<Catalogue>(said, {.longest_text = kLongestText, .what = "a training's state"}));
+      value_or_throw(codec::decode<Catalogue>(said, {.longest_text = said.size(), .what = "a training's state"}));
   std::size_t bytes = 0;
   for (const PartPlace& part : catalogue.parts) {
     for (const ItemPlace& item : part.items) bytes += aligned(item.bytes);

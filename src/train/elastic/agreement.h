@@ -17,9 +17,6 @@
 
 namespace cohort::elastic {
 
-/// Of what ranks send each other here.
-inline constexpr std::size_t kLongestText = std::size_t{1} << 31;
-
 /// What a rank says of its state.
 struct Standing {
   std::int64_t steps = 0;    ///< that it has ended

@@ -129,7 +129,7 @@ std::vector<Standing> gather(Communicator& comm, const Standing& mine) {
   std::vector<Standing> standings;
   for (const std::string& bytes : checkpoint::gather(comm, codec::encode(mine)))
     standings.push_back(
-        value_or_throw(codec::decode<Standing>(bytes, {.longest_text = kLongestText, .what = "a rank's standing"})));
+        value_or_throw(codec::decode<Standing>(bytes, {.longest_text = bytes.size(), .what = "a rank's standing"})));
   return standings;
 }
 

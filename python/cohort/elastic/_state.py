@@ -1,0 +1,258 @@
+"""What a training consists of, as the core's State wants it: parts that optimizer steps change, and values of which a copy
+is kept at each step."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, Optional
+
+from cohort import _core
+from cohort.data import DistributedSampler
+from cohort.elastic import _random
+from cohort.errors import InvalidArgument
+
+_PLAIN = (int, float, bool, str, bytes, type(None))
+_POSITION = struct.Struct("<Qqqq")
+
+
+class State:
+    """What a training consists of. Attributes that are set on it belong to it, too: any objects that can be pickled, the
+    same on all ranks (`state.best = 0.0`); they are read from it, since a new world may bring other ones.
+
+    rng  each rank's generators go back to where they were at the last step, too, when one is done again: torch's (of the
+         CPU and of the current GPU), Python's `random` and NumPy's global one, as far as they are imported
+
+    One thread uses it, the one that calls `run`.
+    """
+
+    def __init__(self, *, rng: bool = True) -> None:
+        self.__dict__.update(
+            _core=_core.ElasticState(),
+            _attributes={},
+            _kept_attributes=({}, b""),
+            _on_step=[],
+            _on_change=[],
+            _things={},  # by name
+        )
+        self._core.add_value("attributes", self._get_attributes, self._set_attributes, False)
+        if rng:
+            self._core.add_value("generators", *_random.access(_random.global_generators), True)
+
+    def add(self, name: str, thing: Any, *more: Any, **options: Any) -> State:
+        """Adds, before `run` and in the same order on all ranks, under a name of its own:
+
+        a torch.nn.Module    its parameters and buffers. Not a wrapper: `train` wraps it, in each world anew
+        an optimizer         of torch, or of `cohort.torch`; its states and options. After it may come its model, which is
+                             then checked to have its parameters. scale_lr="linear" or "sqrt" multiplies its rates, also
+                             those that schedules of this state go by, with the world's size over that of the first one
+                             (or the root of that); default: None
+        a cohort.data.DistributedSampler
+                             with a batch_size: the ledger has its samples, and `step` calls its `step`, unless that was called
+                             since. batch="keep", the default: steps have the samples of the first world's, spread over the ranks
+                             there are; its ranks' shares may differ by one: DistributedDataParallel(..., sampler=sampler)
+                             weights them. batch="scale": each rank has batch_size samples
+        arrays               of NumPy or torch, or a dict of them, that only steps change. version=function, which returns
+                             another number whenever they may have changed, saves reading NumPy's at each step
+        a generator          torch.Generator, numpy.random.Generator, random.Random: each rank's own
+        anything else        with state_dict and load_state_dict: schedules, GradScaler. It is pickled at each step. The same
+                             on all ranks; with per_rank=True each rank's own, which goes back and is never sent
+
+        Returns the state. Raises InvalidArgument for a name that is taken, and what cannot be kept.
+        """
+        if name in self._things:
+            raise InvalidArgument(f"elastic.State.add: there is '{name}' already")
+        torch = sys.modules.get("torch")
+        if isinstance(thing, DistributedSampler):
+            self._add_sampler(name, thing, *more, **options)
+        elif torch is not None and isinstance(thing, torch.nn.Module):
+            from cohort.elastic import _torch
+
+            _torch.add_module(self, name, thing, *more, **options)
+        elif torch is not None and isinstance(thing, torch.optim.Optimizer):
+            from cohort.elastic import _torch
+
+            _torch.add_optimizer(self, name, thing, *more, **options)
+        elif _random.is_generator(thing):
+            self._core.add_value(name, *_random.access(lambda: [thing], *more, **options), True)
+        elif _is_array(thing) or (isinstance(thing, dict) and thing and all(map(_is_array, thing.values()))):
+            self._add_arrays(name, {"": thing} if _is_array(thing) else thing, *more, **options)
+        elif hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+            self._add_object(name, thing, *more, **options)
+        else:
+            loader = torch is not None and isinstance(thing, (torch.utils.data.DataLoader, torch.utils.data.Dataset))
+            raise InvalidArgument(
+                f"elastic.State.add: '{name}' is a {type(thing).__name__} -- "
+                + (
+                    "its position is its sampler's: add that; an IterableDataset has none that another world could go on from"
+                    if loader
+                    else f"it has no state_dict and load_state_dict; plain values are attributes: state.{name} = ..."
+                )
+            )
+        self._things[name] = thing
+        return self
+
+    def on_change(self, callback: Callable[[Any], None]) -> None:
+        """Called with each new World, in the order added, once all ranks have the same state and before `train`."""
+        self._on_change.append(callback)
+
+    def on_step(self, callback: Callable[[], None]) -> None:
+        """Called by `step` before anything else."""
+        self._on_step.append(callback)
+
+    def step(self) -> None:
+        """The optimizer has taken a step. Call it right after that, and after whatever else a step changes (a schedule's
+        step), with no collective in between: what fails later is taken up again from here, and what failed before is done
+        again. Raises MembershipChanged, on all ranks at the same step, where ranks come or leave as planned, and what a
+        collective raises; both are for `run`."""
+        for callback in self._on_step:
+            callback()
+        self._core.step()
+
+    @property
+    def steps(self) -> int:
+        """Steps that have ended since training began, in whatever world."""
+        return self._core.steps
+
+    def set_steps(self, steps: int) -> None:
+        """Of a checkpoint that training goes on from; before `run`."""
+        self._core.set_steps(steps)
+
+    # -------------------------------------------------------------------------------------------- attributes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or hasattr(type(self), name):
+            raise AttributeError(f"elastic.State: '{name}' is not for values -- use another name")
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
+            raise InvalidArgument(f"elastic.State: '{name}' is a {type(value).__name__} -- state.add('{name}', ...)")
+        self._attributes[name] = value
+
+    def __getattr__(self, name: str) -> Any:  # of what is not found otherwise
+        try:
+            return self.__dict__["_attributes"][name]
+        except KeyError:
+            raise AttributeError(f"elastic.State has no '{name}'") from None
+
+    def __delattr__(self, name: str) -> None:
+        try:
+            del self._attributes[name]
+        except KeyError:
+            raise AttributeError(f"elastic.State has no '{name}'") from None
+
+    def _get_attributes(self) -> bytes:
+        now, (before, copy) = self._attributes, self._kept_attributes
+        # What cannot change in itself is the same as long as it is the same object.
+        if now.keys() == before.keys() and all(type(v) in _PLAIN and v is before[k] for k, v in now.items()) and copy:
+            return copy
+        copy = pickle.dumps(now, -1)
+        self.__dict__["_kept_attributes"] = (dict(now), copy)
+        return copy
+
+    def _set_attributes(self, copy: bytes) -> None:
+        self._attributes.clear()
+        self._attributes.update(pickle.loads(copy))
+
+    # -------------------------------------------------------------------------------------------- things
+
+    def _add_object(self, name: str, thing: Any, *, per_rank: bool = False) -> None:
+        def set_state(copy: bytes) -> None:
+            thing.load_state_dict(pickle.loads(copy))
+
+        self._core.add_value(name, lambda: pickle.dumps(thing.state_dict(), -1), set_state, per_rank)
+
+    def _add_sampler(self, name: str, sampler: DistributedSampler, *, batch: str = "keep") -> None:
+        if sampler.batch_size is None:
+            raise InvalidArgument(
+                f"elastic.State.add: the sampler '{name}' has no batch_size, so nothing says what a step has used -- "
+                "DistributedSampler(data, batch_size=...) as the DataLoader's batch_sampler"
+            )
+        if batch not in ("keep", "scale"):
+            raise InvalidArgument(f"elastic.State.add: batch is {batch!r} -- 'keep' or 'scale'")
+        own = sampler.batch_size
+        seen = sampler._calls_of_step
+
+        def get() -> bytes:
+            return _POSITION.pack(sampler.seed, sampler.epoch, sampler.cursor, sampler.size)
+
+        def set_position(copy: bytes) -> None:
+            seed, epoch, cursor, size = _POSITION.unpack(copy)
+            sampler.load_state_dict({"seed": seed, "epoch": epoch, "cursor": cursor, "size": size})
+
+        def on_change(rank: int, size: int, first_size: int) -> None:
+            sampler.set_world(rank, size, own * first_size if batch == "keep" else None)
+
+        def step() -> None:
+            nonlocal seen
+            if sampler._calls_of_step == seen and sampler.global_batch() > 0:
+                sampler.step()
+            seen = sampler._calls_of_step
+
+        self._core.add_value(name, get, set_position, False)
+        self._core.add_samples(name, lambda: (sampler.epoch, sampler.cursor))
+        self._core.on_change(on_change)
+        self._on_step.append(step)
+        self._policies.append(
+            lambda first_size: f"sampler '{name}': "
+            + (
+                f"{own * first_size} samples a step, whatever the number of ranks"
+                if batch == "keep"
+                else f"{own} samples a step on each rank, so steps are larger on more ranks"
+            )
+        )
+
+    def _add_arrays(self, name: str, arrays: dict, *, version: Optional[Callable[[], int]] = None) -> None:
+        def contents() -> tuple[bytes, list]:
+            items = sorted(arrays.items())
+            return repr([(key, str(one.dtype), tuple(one.shape)) for key, one in items]).encode(), [
+                (f"{name}{'.' if key else ''}{key}", _dense(one)) for key, one in items
+            ]
+
+        def assign(layout: bytes, items: list) -> None:
+            mine = contents()[0]
+            if layout != mine:
+                raise InvalidArgument(f"elastic.State: '{name}' is {mine.decode()} here and {layout.decode()} on another rank")
+            for (_, one), (_, data) in zip(sorted(arrays.items()), items):
+                _fill(one, data)
+
+        def content() -> int:
+            torch = sys.modules.get("torch")
+            tensors = [one for one in arrays.values() if torch is not None and isinstance(one, torch.Tensor)]
+            others = [_dense(one) for one in arrays.values() if not any(one is tensor for tensor in tensors)]
+            return sum(one._version for one in tensors) + (_core.digest(others) if others else 0)
+
+        self._core.add_part(name, contents, assign, version or content)
+
+    @property
+    def _policies(self) -> list:
+        return self.__dict__.setdefault("_said", [])
+
+
+def _is_array(thing: Any) -> bool:
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    return (numpy is not None and isinstance(thing, numpy.ndarray)) or (torch is not None and isinstance(thing, torch.Tensor))
+
+
+def _dense(array: Any) -> Any:
+    """Its bytes: its own memory where that is dense and the CPU's."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        from cohort._checkpoint_tensors import to_entry
+
+        return to_entry("", array)[3]
+    numpy = sys.modules["numpy"]
+    return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
+
+
+def _fill(array: Any, data: memoryview) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        from cohort.elastic._torch import fill
+
+        fill(array, data)
+    elif array.size:
+        numpy = sys.modules["numpy"]
+        array[...] = numpy.frombuffer(data, array.dtype).reshape(array.shape)
+
