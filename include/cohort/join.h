@@ -5,6 +5,8 @@
 #include <cohort/communicator.h>
 #include <cohort/join_options.h>
 
+#include <string>
+
 namespace cohort {
 
 /// Throws InvalidArgument when sources contradict each other (the message names both), Mismatch when ranks differ in
@@ -14,5 +16,10 @@ namespace cohort {
 /// is; a rank that dies meanwhile is no error, since the others form the next epoch's world, and Aborted says that the
 /// job has removed this process.
 Communicator join(const JoinOptions& options = {});
+
+/// In an elastic job: a group of some members of the epoch whose world this process has joined last under the
+/// group_name `world`. Only they call it; `options` has world_size, this process's rank in the group, a group_name that
+/// is the group's alone, and timeouts. Throws what `join` does, and Aborted when a later epoch begins.
+Communicator join_part(const std::string& world, const JoinOptions& options);
 
 }  // namespace cohort

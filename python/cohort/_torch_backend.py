@@ -43,7 +43,8 @@ def _waiting(size: int, wait: Callable[[], Any]) -> Any:
 def _tell_of_rendezvous(registry: ModuleType) -> None:
     """torch's own wait for all ranks, which comes before any backend, is known to the launcher, too."""
     inner = getattr(registry, "rendezvous", None)
-    if inner is None or hasattr(inner, "_of_torch") or not os.environ.get("COHORT_STATUS_FD"):
+    # Of an elastic job joining tells itself: who is no member yet waits for no ranks.
+    if inner is None or hasattr(inner, "_of_torch") or not os.environ.get("COHORT_STATUS_FD") or _is_elastic():
         return
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
@@ -54,6 +55,31 @@ def _tell_of_rendezvous(registry: ModuleType) -> None:
 
     rendezvous._of_torch = inner  # type: ignore[attr-defined]
     registry.rendezvous = rendezvous  # type: ignore[attr-defined]
+
+
+def _is_elastic() -> bool:
+    from cohort import _core
+
+    return _core.is_elastic()
+
+
+def _wait_as_members(registry: ModuleType) -> None:
+    """torch's own wait for all ranks once a group is made (torch 1.13, later with TORCH_DIST_INIT_BARRIER=1) ends in an
+    elastic job when one is lost: it is the world's barrier instead."""
+    inner = getattr(registry, "_store_based_barrier", None)
+    if inner is None or hasattr(inner, "_of_torch") or not _is_elastic():
+        return
+
+    def wait(*arguments: Any, **options: Any) -> None:
+        world = sys.modules["torch.distributed"].group.WORLD
+        of_all = len(arguments) < 4 or arguments[3] == world.size()
+        if of_all and getattr(world, "elastic", False):
+            world.barrier().wait()
+        else:
+            inner(*arguments, **options)
+
+    wait._of_torch = inner  # type: ignore[attr-defined]
+    registry._store_based_barrier = wait  # type: ignore[attr-defined]
 
 
 def register(registry: ModuleType | None = None) -> bool:
@@ -74,6 +100,7 @@ def register(registry: ModuleType | None = None) -> bool:
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     handlers["env"] = _env_handler(handlers["env"])
     _tell_of_rendezvous(registry)
+    _wait_as_members(registry)
     return True
 
 

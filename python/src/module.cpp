@@ -56,6 +56,18 @@ PyCommunicator join_world(const std::string& init_method, int rank, int world_si
   return PyCommunicator(Member::make(run_interruptibly<Communicator>([options] { return cohort::join(options); }, {})));
 }
 
+PyCommunicator join_part(const std::string& world, const std::string& group_name, int rank, int world_size,
+                         const py::object& join_timeout, const py::object& timeout) {
+  JoinOptions options;
+  options.group_name = group_name;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.join_timeout = milliseconds_of(join_timeout, "join").value_or(options.join_timeout);
+  options.timeout = milliseconds_of(timeout, "join").value_or(options.timeout);
+  return PyCommunicator(
+      Member::make(run_interruptibly<Communicator>([=] { return cohort::join_part(world, options); }, {})));
+}
+
 std::vector<PyCommunicator> form_threads(int size, const py::object& timeout, const PyCommunicator* across) {
   ThreadWorldOptions options;
   if (const auto deadline = milliseconds_of(timeout, "run_on_threads")) {
@@ -161,14 +173,20 @@ PYBIND11_MODULE(_core, module) {
   module.def("rendezvous_method", &rendezvous_method, py::arg("rank"), py::arg("world_size"));
   module.def("is_elastic", [] { return cohort::env::flag(cohort::env::kElastic).value_or(false); });
   module.def("removed_from_job", &cohort::rendezvous::removed_from_job);
-  module.def("joined_epoch", &cohort::rendezvous::joined_epoch);
-  module.def("job_news", []() -> py::object {
-    const auto news = [] {
-      const py::gil_scoped_release release;
-      return cohort::rendezvous::news_since_joined(cohort::status::StatusPage::own().announced_epoch());
-    }();
-    return news ? py::object(py::make_tuple(news->epoch, news->came, news->left)) : py::none();
-  });
+  module.def("join_part", &join_part, py::arg("world"), py::arg("group_name"), py::arg("rank"), py::arg("world_size"),
+             py::arg("join_timeout"), py::arg("timeout"));
+  const std::string world(cohort::rendezvous::kWorld);
+  module.def("joined_epoch", &cohort::rendezvous::joined_epoch, py::arg("world") = world);
+  module.def(
+      "job_news",
+      [](const std::string& name) -> py::object {
+        const auto news = [&] {
+          const py::gil_scoped_release release;
+          return cohort::rendezvous::news_since_joined(cohort::status::StatusPage::own().announced_epoch(), name);
+        }();
+        return news ? py::object(py::make_tuple(news->epoch, news->came, news->left)) : py::none();
+      },
+      py::arg("world") = world);
   module.def(
       "leave_all",
       [](const py::object& grace, const std::string& reason, bool failed) {

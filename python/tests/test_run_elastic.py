@@ -19,10 +19,10 @@ from support_elastic import TRAINING
 class Job:
     """`cohort run` of the training, whose workers' lines it has from their logs."""
 
-    def __init__(self, *options):
+    def __init__(self, *options, script=TRAINING):
         self.folder = tempfile.TemporaryDirectory(prefix="cohort-elastic-")
         self.path = pathlib.Path(self.folder.name)
-        (self.path / "train.py").write_text("import os\nprint('pid', os.getpid(), flush=True)\n" + TRAINING)
+        (self.path / "train.py").write_text("import os\nprint('pid', os.getpid(), flush=True)\n" + script)
         self.err = open(self.path / "err", "w+")
         self.command = subprocess.Popen(
             [_command.find(), "run", "--as-horovod", "--run-dir", "r", *options, sys.executable, "train.py"], cwd=self.path,

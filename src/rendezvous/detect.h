@@ -57,7 +57,8 @@ struct Detected {
   std::string job;                 ///< equal for this job's (step's) processes and no others; empty if nothing says it
   std::vector<std::string> hosts;  ///< where the launcher names them, in its order
   bool alone = false;              ///< COHORT_ALONE=1
-  std::string source;              ///< for messages: "RANK=1, WORLD_SIZE=4 (torchrun)"
+  bool elastic = false;  ///< of a job whose membership says who it is; the numbers here may be an earlier epoch's
+  std::string source;    ///< for messages: "RANK=1, WORLD_SIZE=4 (torchrun)"
   LaunchWarning warning = LaunchWarning::None;
   std::string note;  ///< what looks like a slip and is none for sure; worth a warning
 };

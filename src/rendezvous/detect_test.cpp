@@ -47,6 +47,20 @@ TEST(Detect, KnowsItsLaunchers) {
        1,
        2,
        Meeting::Master},
+      // A rank of an elastic job has become the last of one, and still knows its GPU.
+      {{{"RANK", "0"},
+        {"WORLD_SIZE", "1"},
+        {"LOCAL_RANK", "3"},
+        {"LOCAL_WORLD_SIZE", "4"},
+        {"HOROVOD_RANK", "3"},
+        {"HOROVOD_SIZE", "4"},
+        {"COHORT_STORE", "127.0.0.1:1"},
+        {"COHORT_ELASTIC", "1"},
+        {"COHORT_WORKER", "3"}},
+       "cohort run",
+       0,
+       1,
+       Meeting::JobStore},
       // The innermost of several: a larger world inside of a smaller one is somebody's intention.
       {{{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_SIZE", "2"}}, "env://", 5, 8, Meeting::Master},
       // Slurm's batch script is not a task.

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -143,11 +145,12 @@ namespace {
 
 std::atomic<bool> removed{false};
 std::mutex joined_mutex;
-std::optional<Membership> joined_last;
+std::map<std::string, Membership, std::less<>> joined_last;
 
-std::optional<Membership> joined_membership() {
+std::optional<Membership> joined_membership(std::string_view world) {
   const std::lock_guard lock(joined_mutex);
-  return joined_last;
+  const auto found = joined_last.find(world);
+  return found == joined_last.end() ? std::nullopt : std::optional(found->second);
 }
 
 }  // namespace
@@ -159,18 +162,18 @@ Removed::Removed(const std::string& message, ErrorContext context)
 
 bool removed_from_job() noexcept { return removed; }
 
-void note_joined(const Membership& membership) {
+void note_joined(const Membership& membership, std::string_view world) {
   const std::lock_guard lock(joined_mutex);
-  joined_last = membership;
+  joined_last.insert_or_assign(std::string(world), membership);
 }
 
-std::optional<std::uint64_t> joined_epoch() {
-  const auto mine = joined_membership();
+std::optional<std::uint64_t> joined_epoch(std::string_view world) {
+  const auto mine = joined_membership(world);
   return mine ? std::optional(mine->epoch) : std::nullopt;
 }
 
-std::optional<JobNews> news_since_joined(std::uint64_t announced) {
-  const auto mine = joined_membership();
+std::optional<JobNews> news_since_joined(std::uint64_t announced, std::string_view world) {
+  const auto mine = joined_membership(world);
   if (!mine || announced <= mine->epoch) return std::nullopt;
   try {
     const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));

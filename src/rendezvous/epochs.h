@@ -46,15 +46,18 @@ bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Dead
 void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
               net::Deadline deadline);
 
-// What this process knows of its job since it formed a world of it last.
+// What this process knows of its job since it formed a world of it last. Worlds of one process have names: one may be
+// of an earlier epoch than another.
+
+inline constexpr std::string_view kWorld = "world";  ///< what `join` calls it if it is not told
 
 /// A `join` of it has ended with Removed.
 bool removed_from_job() noexcept;
 
 /// It has formed the world of this epoch.
-void note_joined(const Membership& membership);
+void note_joined(const Membership& membership, std::string_view world);
 /// The epoch of the world that it formed last; nothing: none, or this is no elastic job.
-std::optional<std::uint64_t> joined_epoch();
+std::optional<std::uint64_t> joined_epoch(std::string_view world = kWorld);
 
 struct JobNews {
   std::uint64_t epoch = 0;
@@ -63,6 +66,6 @@ struct JobNews {
 };
 /// `announced`: the latest epoch, as status::StatusPage has it. Nothing: this process's world is of it, or this is no
 /// elastic job. Asks the job's store only if it is not; if that cannot be read, some came and some left.
-std::optional<JobNews> news_since_joined(std::uint64_t announced);
+std::optional<JobNews> news_since_joined(std::uint64_t announced, std::string_view world = kWorld);
 
 }  // namespace cohort::rendezvous

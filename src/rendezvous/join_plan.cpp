@@ -497,10 +497,11 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     // A job that has lost too many waits for hosts, and its ranks for the epoch with them.
     plan.join_timeout = std::max(plan.join_timeout, *env::seconds("COHORT_ELASTIC_TIMEOUT", environment) + kAfterHosts);
   }
-  if (auto meant = rendezvous::refuse_unmeant_world_of_one(environment, plan.size, plan.source); !meant) {
-    return tl::unexpected(meant.error());
+  if (plan.size == 1 && !plan.worker) {
+    auto meant = rendezvous::refuse_unmeant_world_of_one(environment, plan.size, plan.source);
+    if (!meant) return tl::unexpected(meant.error());
+    return plan;
   }
-  if (plan.size == 1 && !plan.worker) return plan;
   if (!options.share && !from_launcher && method->kind == InitMethod::Kind::File) {
     plan.place = JoinPlan::Place::File;
     plan.path = method->path;

@@ -88,6 +88,7 @@ Result<Detected> detect(const Environment& environment) {
   if (detected.role != Role::Worker) return detected;  // a world of one, if any, is meant
   detected.number = detected.rank;
   detected.workers = detected.size;
+  if (detected.elastic) return detected;
   if (auto meant = refuse_unmeant_world_of_one(environment, detected.size, detected.source); !meant) {
     return tl::unexpected(meant.error());
   }

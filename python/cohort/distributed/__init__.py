@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from cohort._torch_backend import register
 from cohort.distributed.group import ProcessGroup
-from cohort.distributed.monitored import abort, monitored_barrier
+from cohort.distributed.monitored import abort, is_over, members_changed, monitored_barrier
 
 register()
 
-__all__ = ["ProcessGroup", "abort", "monitored_barrier", "register"]
+__all__ = ["ProcessGroup", "abort", "is_over", "members_changed", "monitored_barrier", "register"]

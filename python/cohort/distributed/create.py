@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import cohort
 from cohort import _core, _torchrun
-from cohort.distributed import beside
+from cohort.distributed import beside, environment
 from cohort.distributed.group import ProcessGroup
 
 # torch's stores wait as long for a key, and cohort.join for its ranks.
@@ -35,13 +35,26 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     """For torch: the group that `options` (a _DistributedBackendOptions) describes. Raises cohort.Error."""
     rank, size, name = options.group_rank, options.group_size, str(options.group_id)
     timeout = _seconds(options.timeout)
+    ranks = list(options.global_ranks_in_group)
     others = beside.asked_for()
-    if size == 1:
+    members = None if ranks else environment.take_formed()
+    world: Any = dist.group.WORLD if ranks else None
+    elastic = members is not None or (isinstance(world, ProcessGroup) and world.elastic)
+    if members is not None:
+        communicator = members
+    elif size == 1:
         communicator = cohort.join(alone=True, timeout=timeout)
+    elif elastic:
+        patience = min(timeout, _LONGEST_MEETING)
+        try:
+            communicator = _core.join_part(environment.MEMBERS, world.name_of_part(ranks), rank, size, patience, timeout)
+        except cohort.Error as error:
+            world.note_failure(error)
+            raise
     else:
         meeting = _Meeting(options.store, name, rank, size, min(timeout, _LONGEST_MEETING))
         communicator = meeting.hold(timeout)
-    group = ProcessGroup(options.store, communicator, list(options.global_ranks_in_group), others)
+    group = ProcessGroup(options.store, communicator, ranks, others, elastic)
     beside.attach(group, others, options, backend_options)
     return group
 

@@ -1,15 +1,18 @@
 """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where no launcher has set them: what stands for
 them in env://, and for programs that read them.
 
-They are set with the default group, and go with it: a process started afterwards is no rank of it.
+They are set with the default group, and go with it: a process started afterwards is no rank of it. In an elastic job
+(`cohort run --min-np`) the launcher has set what held when this process was started; the membership counts.
 """
 
 from __future__ import annotations
 
 import datetime
+import inspect
 import json
 import os
 import socket
+import sys
 import urllib.parse
 import warnings
 from collections.abc import MutableMapping
@@ -23,7 +26,11 @@ from cohort import _core
 _INIT = 'init_process_group("cohort")'
 _TEXT_BYTES = 8192
 
+# Of an elastic job's world, as joins call it.
+MEMBERS = "torch's members"
+
 _master: dict[str, Any] = {}  # where the store is that `meet` has made
+_formed: list[cohort.Communicator] = []  # what the default group that torch makes next is to use
 
 
 def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any, int, int]]:
@@ -34,6 +41,8 @@ def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any,
     Raises InvalidArgument where the program or a variable contradicts the launcher, and what cohort.join raises.
     """
     query = urllib.parse.parse_qs(urllib.parse.urlparse(url).query)
+    if _core.is_elastic():
+        return _meet_members({name: query[name][0] for name in ("rank", "world_size") if name in query}, timeout)
     given = {name: query.get(key, [os.environ.get(name, "")])[0] for name, key in (("RANK", "rank"), ("WORLD_SIZE", "world_size"))}
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if all((*given.values(), address, port)):
@@ -63,6 +72,46 @@ def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any,
         raise
     finally:
         world.leave()
+
+
+def _forget_earlier_hook() -> None:
+    """torch puts another one around sys.excepthook for each default group, which says "[rank0]: " before each line."""
+    hook: Any = sys.excepthook
+    if getattr(hook, "__name__", "") == "_distributed_excepthook":
+        sys.excepthook = inspect.getclosurevars(hook).nonlocals.get("old_hook", hook)
+
+
+def _meet_members(said: dict[str, str], timeout: Optional[datetime.timedelta]) -> tuple[Any, int, int]:
+    """In the elastic job's latest epoch. Its world is what the default group uses; its store is of this epoch alone."""
+    _forget_earlier_hook()
+    while True:
+        world = cohort.join(group_name=MEMBERS, timeout=timeout)
+        try:
+            for name, found in (("rank", world.rank()), ("world_size", world.size())):
+                if int(said.get(name, found)) != found:
+                    raise cohort.InvalidArgument(
+                        f"{_INIT}: the program says that {name} is {said[name]}, and it is {found} in epoch "
+                        f"{_core.joined_epoch(MEMBERS)} of this elastic job -- leave rank and world_size away"
+                    )
+            try:
+                store = _store(world, "", 0, 30.0)
+            except RuntimeError:
+                world.barrier(timeout=30.0)  # rank 0 may have gone with its store
+                raise
+        except (cohort.PeerLost, cohort.Aborted):
+            world.leave()  # the others form the next epoch's world, and so do we
+        except BaseException as error:
+            world.abort(f"{_INIT}, rank {world.rank()}: {error}")
+            world.leave()
+            raise
+        else:
+            _formed[:] = [world]
+            return store, world.rank(), world.size()
+
+
+def take_formed() -> Optional[cohort.Communicator]:
+    """The world that `meet` has formed in an elastic job, once."""
+    return _formed.pop() if _formed else None
 
 
 def _store(world: cohort.Communicator, address: str, port: int, seconds: float) -> Any:
@@ -102,8 +151,14 @@ def _reachable(addresses: list[str], port: int, world: cohort.Communicator) -> s
     )
 
 
-def fill(communicator: cohort.Communicator) -> list[tuple[str, str]]:
-    """Sets what is missing; returns that."""
+def fill(communicator: cohort.Communicator, elastic: bool = False) -> list[tuple[str, str]]:
+    """Sets what is missing; returns that. Of an elastic job's world: sets what changes with it. (LOCAL_RANK, by which a
+    process knows its GPU, does not.)"""
+    if elastic:
+        now = {"RANK": communicator.rank(), "WORLD_SIZE": communicator.size(), **_master}
+        os.environ.update((name, str(value)) for name, value in now.items())
+        _master.clear()
+        return []
     values = {
         "RANK": communicator.rank(),
         "WORLD_SIZE": communicator.size(),

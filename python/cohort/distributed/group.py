@@ -6,7 +6,9 @@ What a rank does wrong is refused on all of them (cohort.Mismatch), and the grou
 
 from __future__ import annotations
 
+import collections
 import datetime
+import hashlib
 import itertools
 from typing import Any, Collection, Optional, Sequence
 
@@ -24,22 +26,26 @@ _numbers = itertools.count()
 _ZERO, _UNSET = datetime.timedelta(0), datetime.timedelta(milliseconds=-1)
 # What is unfinished when a group is destroyed may go on for so long.
 _GRACE_SECONDS = 30.0
+# The default group and those made from it that have told of a lost rank, a deadline or an abort, by number.
+ended: set[int] = set()
 
 
 class ProcessGroup(Operations, dist.ProcessGroup):
     """One rank's handle of a group. Use it through torch.distributed."""
 
     def __init__(self, store: Any, communicator: cohort.Communicator, ranks: Sequence[int] = (),
-                 others: Collection[str] = ()) -> None:  # fmt: skip
+                 others: Collection[str] = (), elastic: bool = False) -> None:  # fmt: skip
         """
-        ranks   of the world's that are the group's, in its order; none: it is the world itself
-        others  devices whose tensors are for other backends
+        ranks    of the world's that are the group's, in its order; none: it is the world itself
+        others   devices whose tensors are for other backends
+        elastic  the world is an epoch's of an elastic job
         """
         dist.ProcessGroup.__init__(self, communicator.rank(), communicator.size())
         self.communicator = communicator
         self._store = store
         self._rank, self._size = communicator.rank(), communicator.size()
         self._timeout: Optional[float] = None
+        self._aborted = ""  # why, by this rank
         self._number = next(_numbers)
         self._line = (self._number, "collectives")
         self._started = 0
@@ -48,7 +54,11 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         self._beside: Any = None
         self._beside_devices: list[str] = []
         self._devices = [kind for kind in DEVICES if kind not in others]
-        self._filled = environment.fill(communicator) if not ranks else []
+        self.elastic = elastic
+        self._parts: collections.Counter[str] = collections.Counter()
+        if not ranks:
+            ended.clear()
+        self._filled = environment.fill(communicator, elastic) if not ranks else []
         self._ranks = list(ranks) or list(range(self._size))
         inner.attach(self, self._devices)
 
@@ -113,6 +123,18 @@ class ProcessGroup(Operations, dist.ProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return self._started
 
+    def name_of_part(self, ranks: Sequence[int]) -> str:
+        """Of a group of these ranks that this process makes now. (All of them have made as many of the same ranks; what
+        torch calls it may differ after a failure.)"""
+        part = hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:32]
+        self._parts[part] += 1
+        return f"torch {part} {self._parts[part]}"
+
+    def note_failure(self, error: BaseException) -> None:
+        """For `is_over`."""
+        if isinstance(error, (cohort.PeerLost, cohort.Timeout, cohort.Aborted)):
+            ended.add(self._number)
+
     def set_beside(self, container: Any, devices: list[str]) -> None:
         """Backends of other devices (beside.py)."""
         self._beside, self._beside_devices = container, devices
@@ -142,8 +164,11 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         try:
             core = call(*arguments, async_op=True, **how)
         except cohort.InvalidArgument:
-            raise
+            if not self._aborted:
+                raise
+            core = Failed(cohort.Aborted(f"{name} failed -- this rank has aborted the process group: {self._aborted}"))
         except cohort.Error as error:
+            self.note_failure(error)
             core = Failed(error)
         line = line or self._line
         if event is not None:
@@ -160,7 +185,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
             for one in written:
                 one.deliver()
 
-        work = Work(name, line or self._line, (core,), outputs, deliver, source, by_stream)
+        work = Work(name, line or self._line, (core,), outputs, deliver, source, by_stream, self.note_failure)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -192,6 +217,8 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         """Ends the group on all ranks: what is under way and what comes raises cohort.Aborted."""
         if self._beside is not None and hasattr(self._beside, "abort"):
             self._beside.abort()
+        ended.add(self._number)
+        self._aborted = self._aborted or reason
         if not self.communicator.has_left:
             self.communicator.abort(reason)
         self._leave()

@@ -1,13 +1,17 @@
-"""Waiting for all ranks of a group with the missing ones named, and ending a group: for groups of torch.distributed."""
+"""Waiting for all ranks of a group with the missing ones named, ending a group, and what has ended it: for groups of
+torch.distributed."""
 
 from __future__ import annotations
 
 import datetime
 from typing import Any, Optional, Union
 
+import torch
 import torch.distributed as dist
 
 import cohort
+from cohort import _core
+from cohort.distributed import environment, group as groups
 from cohort.distributed.group import ProcessGroup
 
 
@@ -41,3 +45,22 @@ def abort(reason: str, group: Optional[Any] = None) -> None:
     if not isinstance(group, ProcessGroup):
         raise cohort.InvalidArgument('abort: this group is not of the backend "cohort"')
     group.abort(reason)
+
+
+def is_over() -> bool:
+    """Whether an operation of this process's default group, or of one made from it, has told that a rank was lost, that a
+    deadline was over, or that the group was aborted: then destroy_process_group, and init_process_group forms a new one.
+    For programs that handle a RuntimeError (what DDP's backward raises then): others are their own."""
+    return dist.is_initialized() and bool(groups.ended)
+
+
+def members_changed() -> bool:
+    """Whether the elastic job (`cohort run --min-np`) goes on with other members than those of the default group: workers
+    wait to come, or some leave. All ranks call it together and have the same answer; it is an all_reduce of a byte. If so,
+    destroy_process_group, and init_process_group forms the world of those who are members now. False in other jobs."""
+    group = _group(None, "members_changed")
+    if not getattr(group, "elastic", False):
+        return False
+    changed = torch.tensor([_core.job_news(environment.MEMBERS) is not None], dtype=torch.uint8)
+    dist.all_reduce(changed, dist.ReduceOp.MAX)
+    return bool(changed)

@@ -33,7 +33,7 @@ class Work(_distributed_c10d.Work):
 
     def __init__(self, name: str, line: Hashable, core: Sequence[Any], outputs: Sequence[torch.Tensor],
                  deliver: Optional[Callable[[], None]] = None, source: Optional[int] = -1,
-                 by_stream: bool = False) -> None:  # fmt: skip
+                 by_stream: bool = False, failed: Callable[[BaseException], None] = lambda _: None) -> None:  # fmt: skip
         """
         name     of the operation, for messages
         line     operations of the same line end in their order (completion.py)
@@ -42,11 +42,12 @@ class Work(_distributed_c10d.Work):
         deliver  called once, when all have ended well: brings results to where the caller wants them
         source   the rank that a message came from; None: what the core tells in the end
         by_stream  streams wait for the outputs, and the host does not; `deliver` does not read them
+        failed     called with the operation's error, if it has one
         """
         super().__init__()
         self._name, self._line, self._core = name, line, core
         self._outputs: Optional[List[torch.Tensor]] = list(outputs)
-        self._deliver, self._source = deliver, source
+        self._deliver, self._source, self._failed = deliver, source, failed
         self._by_stream = by_stream
         self._settling = threading.RLock()
         self._is_settling = False
@@ -89,6 +90,7 @@ class Work(_distributed_c10d.Work):
                     self._deliver()
             except Exception as error:
                 self._failure = error
+                self._failed(error)
             self._core, self._deliver = (), None
             self._settled = True
 

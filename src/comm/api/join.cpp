@@ -286,7 +286,7 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
         rendezvous::conclude(*place->store, "join/" + meeting, membership, plan.rank, deadline);
       }
       joining.set_formed();
-      if (options.group_name == JoinOptions().group_name) rendezvous::note_joined(membership);
+      rendezvous::note_joined(membership, options.group_name);
       log::info("world", "epoch {}: rank {} of {} (worker {})", membership.epoch, plan.rank, plan.size, *plan.worker);
       return communicator;
     } catch (const Error& error) {
@@ -305,6 +305,27 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
 }
 
 }  // namespace
+
+Communicator join_part(const std::string& world, const JoinOptions& options) {
+  const auto epoch = rendezvous::joined_epoch(world);
+  if (!epoch) raise(ErrorCode::InvalidArgument, "join_part: this process is in no world '{}' of an elastic job", world);
+  JoinOptions of_world = options;
+  of_world.rank = of_world.world_size = -1;
+  JoinPlan plan = value_or_throw(rendezvous::plan_join(of_world, rendezvous::current_environment()));
+  plan.rank = options.rank;
+  plan.size = options.world_size;
+  plan.local_rank = plan.local_size = std::nullopt;
+  plan.source = fmt::format("group of {} in epoch {} of the job", plan.size, *epoch);
+  Joining joining(plan.size);
+  const net::Deadline deadline = net::deadline_in(options.join_timeout);
+  const Here here(plan.rank, plan.size);
+  const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, here.host.name);
+  const std::shared_ptr<store::MeetingStore> held(place, place->store.get());
+  Communicator part = form_at(*place, rendezvous::until_superseded(held, *epoch), plan, here,
+                              next_meeting(plan, options.group_name, static_cast<int>(*epoch)), deadline);
+  joining.set_formed();
+  return part;
+}
 
 Communicator join(const JoinOptions& options) {
   status::keep_last_words();
