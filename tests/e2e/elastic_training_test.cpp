@@ -76,6 +76,7 @@ class Audit {
 struct Plan {
   std::string name, kills;
   int workers = 4, left = 4;
+  friend void PrintTo(const Plan& plan, std::ostream* out) { *out << plan.kills; }
 };
 
 class ElasticTraining : public testing::TestWithParam<Plan> {};
