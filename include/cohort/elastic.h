@@ -159,6 +159,8 @@ class State {
   void finish();
   /// The job is to end: asked of all ranks by the launcher, and agreed at this step.
   bool told_to_end() const noexcept;
+  /// Likewise, of this rank alone: the others go on without it.
+  bool told_to_leave() const noexcept;
 
  private:
   struct Impl;

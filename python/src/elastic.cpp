@@ -171,6 +171,7 @@ class ElasticState {
     state_->finish();
   }
   bool told_to_end() const { return state_->told_to_end(); }
+  bool told_to_leave() const { return state_->told_to_leave(); }
 
  private:
   std::unique_ptr<elastic::State> state_;
@@ -214,7 +215,8 @@ void bind_elastic(py::module_& module) {
       .def("enter", &ElasticState::enter, py::arg("comm"), py::arg("epoch"), py::arg("ledger"))
       .def("finish", &ElasticState::finish)
       .def("leave", &ElasticState::leave, py::arg("error"))
-      .def_property_readonly("told_to_end", &ElasticState::told_to_end);
+      .def_property_readonly("told_to_end", &ElasticState::told_to_end)
+      .def_property_readonly("told_to_leave", &ElasticState::told_to_leave);
 }
 
 }  // namespace cohort::python

@@ -117,7 +117,7 @@ struct NotFiniteStatus {
 
 /// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
 struct StatusLayout {
-  static constexpr std::uint64_t kMagic = 0x3930544154534843;  // "CHSTAT09"
+  static constexpr std::uint64_t kMagic = 0x3031544154534843;  // "CHSTAT10"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
@@ -146,9 +146,11 @@ struct StatusLayout {
   NameStatus names;
   CallStatus call;
   TimesStatus times;
-  TimesStatus warm;                  ///< `times` after the first kWarmSteps steps: what comes before is start-up
-  TimesStatus last;                  ///< and after the last step
-  std::atomic<std::uint64_t> epoch;  ///< written by the agent: the latest of an elastic job, as its supervisor says
+  TimesStatus warm;  ///< `times` after the first kWarmSteps steps: what comes before is start-up
+  TimesStatus last;  ///< and after the last step
+  // Written by the agent.
+  std::atomic<std::uint64_t> epoch;     ///< the latest of an elastic job, as its supervisor says
+  std::atomic<std::uint32_t> job_ends;  ///< 1: the signal that comes is for all ranks of the job
 };
 
 /// After the layout, in the same file: stacks, as text, written through the descriptor when the rank is asked for them.
@@ -202,6 +204,8 @@ class StatusPage {
   /// The agent's file, to write stacks to; -1 if there is no agent. Whoever asks for stacks sets its position.
   int fd() const noexcept { return fd_; }
   const StatusLayout& layout() const noexcept { return *layout_; }
+  /// A signal that has come asks the whole job to end, and not this process alone.
+  bool job_ends() const noexcept { return layout_->job_ends.load(std::memory_order_relaxed) != 0; }
   /// The latest epoch of an elastic job that this process has been told of; 0: the first, or there is none.
   std::uint64_t announced_epoch() const noexcept { return layout_->epoch.load(std::memory_order_relaxed); }
 

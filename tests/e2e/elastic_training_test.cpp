@@ -195,6 +195,40 @@ TEST(ElasticTrainings, LoseAndGainRanksAtRandom) {
   }
 }
 
+/// With so long a step that something can be done meanwhile.
+std::vector<std::string> slow_training(std::vector<std::string> options) {
+  auto arguments = training(std::move(options));
+  arguments.back() = "20";
+  return arguments;
+}
+
+TEST(ElasticTrainings, LoseARankThatIsToldToEndWithoutDoingAStepAgain) {
+  Job job({slow_training({"-np", "3", "--min-np", "1"})});
+  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; })) << job.err();
+  const auto workers = job.processes(TRAINING_PEER);
+  ASSERT_EQ(workers.size(), 3U);
+  ::kill(workers[1], SIGTERM);
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_NE(job.err().find(" left on notice; epoch 1 goes on with 2 of 3 workers"), std::string::npos) << job.err();
+  EXPECT_EQ(job.err().find("is done again"), std::string::npos) << job.err();
+  expect_sound(job, 3, "SIGTERM to one");
+}
+
+TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheJobIsToldToEnd) {
+  Job job({slow_training({"-np", "3", "--min-np", "1"})});
+  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; })) << job.err();
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  std::set<std::string> saved;
+  for (int worker = 0; worker < 3; ++worker) {
+    const std::string log = job.file(fmt::format("r/logs/rank-{}.out", worker));
+    const auto at = log.find("saved after step ");
+    ASSERT_NE(at, std::string::npos) << worker << job.err();
+    saved.insert(log.substr(at, log.find('\n', at) - at));
+  }
+  EXPECT_EQ(saved.size(), 1U);
+}
+
 // Two are lost at once.
 TEST(ElasticTrainings, LoseTwoAtOnce) {
   Job job({training({"-np", "4", "--min-np", "1"}), {"ELASTIC_KILL=0@12:backward,2@12:backward"}});

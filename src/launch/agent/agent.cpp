@@ -252,6 +252,7 @@ void Agent::on_signal() {
 }
 
 void Agent::pass_on(int signal) {
+  for (auto& worker : workers_) worker->announce_end();
   if (signal == SIGUSR1 || signal == SIGUSR2) return kept_signals_.pass_on(signal);
   for (auto& worker : workers_) worker->signal(signal);
 }

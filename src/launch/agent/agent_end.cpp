@@ -195,6 +195,7 @@ void Agent::stop(const StopWorkers& order) {
   if (saves) send_reports();  // the supervisor waits as long, then
   for (auto& worker : workers_) {
     if (worker->role() != order.role) continue;
+    worker->announce_end();
     // One that has saved and is on its way out would die of it, and its status be lost.
     if (order.signal != SIGTERM || !worker->makes_room()) worker->signal(order.signal);
     worker->signal(SIGCONT);  // a stopped process would not hear it

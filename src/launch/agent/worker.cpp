@@ -224,6 +224,10 @@ void Worker::announce(std::uint64_t epoch) noexcept {
   if (page() != nullptr) page()->epoch.store(epoch, std::memory_order_relaxed);
 }
 
+void Worker::announce_end() noexcept {
+  if (page() != nullptr) page()->job_ends.store(1, std::memory_order_relaxed);
+}
+
 RankReport Worker::report() const {
   RankReport report = page() != nullptr ? read_status(*page()) : RankReport();
   report.rank = rank_;

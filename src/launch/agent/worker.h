@@ -98,6 +98,8 @@ class Worker {
 
   /// The job has members of this epoch: it stands on the page.
   void announce(std::uint64_t epoch) noexcept;
+  /// The job is about to be told to end: likewise.
+  void announce_end() noexcept;
 
   void set_reaped() noexcept { reaped_ = true; }
   const std::string tail() const { return tail_.text(); }

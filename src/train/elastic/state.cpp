@@ -16,7 +16,9 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <csignal>
 #include <span>
+#include <utility>
 
 namespace cohort::elastic {
 namespace {
@@ -28,7 +30,15 @@ double milliseconds_since(Clock::time_point begin) {
 }
 
 /// What a rank tells the others at a step's end: the highest counts.
-enum Notice : std::int32_t { kGoOn, kOthersCome, kEnd };
+enum Notice : std::int32_t {
+  kGoOn,
+  kChange,  ///< another epoch has begun
+  kLeave,   ///< this rank has been told to end; if all have, it is the job
+  kEnd,     ///< the job has
+};
+
+/// Who is told to end waits so long for word that all are: a signal may reach ranks before their agents.
+constexpr auto kToldApart = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -57,12 +67,15 @@ struct State::Impl {
 
   // Of the world that it is in.
   std::optional<std::uint64_t> epoch;
-  Communicator notices;  ///< of its own, since the program's operations have an order of theirs
-  std::array<std::int32_t, 2> said{};
+  Communicator notices;                       ///< of its own, since the program's operations have an order of theirs
+  using Heard = std::array<std::int32_t, 2>;  ///< the highest notice, and the lowest, negated
+  std::array<Heard, 2> said{};
+  std::int32_t own = kGoOn;  ///< of this rank, in what is being said
   std::optional<Work> saying;
   int turn = 0;
-  bool told_to_end = false;
+  bool told_to_end = false, told_to_leave = false;
   std::optional<Preemption> preemption;
+  std::optional<Clock::time_point> told_at;
 
   void require_new(const std::string& name) const {
     if (parts.contains(name) || values.contains(name))
@@ -99,10 +112,13 @@ struct State::Impl {
     return mine;
   }
 
-  std::int32_t notice() const {
+  std::int32_t notice() {
     const auto& page = status::StatusPage::own();
-    if (preemption && preemption->received() != 0) return kEnd;
-    return epoch && page.announced_epoch() > *epoch ? kOthersCome : kGoOn;
+    const std::int32_t change = epoch && page.announced_epoch() > *epoch ? kChange : kGoOn;
+    if (!preemption || preemption->received() == 0) return change;
+    if (!epoch || page.job_ends()) return kEnd;
+    if (!told_at) told_at = Clock::now();
+    return Clock::now() - *told_at < kToldApart ? change : kLeave;
   }
 
   /// What this rank has said and others have not is waited for by nobody.
@@ -163,6 +179,7 @@ std::int64_t State::steps() const noexcept { return impl_->steps; }
 void State::set_steps(std::int64_t steps) { impl_->steps = steps; }
 void State::finish() { impl_->ledger.finish(); }
 bool State::told_to_end() const noexcept { return impl_->told_to_end; }
+bool State::told_to_leave() const noexcept { return impl_->told_to_leave; }
 
 void State::Impl::take(const Received& received, std::int64_t step) {
   for (const auto& [name, contents] : received.contents) parts.at(name)->assign(contents);
@@ -225,6 +242,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   self.digests = std::move(digests);
   self.entered_at = self.steps;
   self.said = {};
+  self.own = kGoOn;
   self.turn = 0;
   self.notices = comm.size() > 1 ? comm.split({}) : Communicator();
   world.first_size_ = agreement.first_size;
@@ -245,26 +263,33 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
 }
 
 void State::Impl::exchange_notices() {
-  std::int32_t heard = notice();
+  std::int32_t mine = notice();
+  Heard heard{mine, -mine};
   if (notices) {
     // What is said at one step's end counts at the next one's, when nobody has to wait for it any more.
-    const std::int32_t mine = heard;
-    heard = kGoOn;
+    heard = {};
     if (saying) {
       saying->wait();
       heard = said[static_cast<std::size_t>(1 - turn)];
     }
-    auto& place = said[static_cast<std::size_t>(turn)];
-    place = mine;
-    turn = 1 - turn;
-    if (heard == kGoOn) saying = notices.all_reduce(std::span(&place, 1), {.op = ReduceOp::Max});
+    std::swap(mine, own);
+    if (heard[0] == kGoOn) {
+      Heard& place = said[static_cast<std::size_t>(turn)];
+      place = {own, -own};
+      turn = 1 - turn;
+      saying = notices.all_reduce(std::span(place), {.op = ReduceOp::Max});
+    }
   }
-  if (heard == kGoOn) return;
+  if (heard[0] == kGoOn) return;
   interrupted = false;
-  told_to_end = heard == kEnd;
-  throw MembershipChanged(ErrorCode::Aborted, told_to_end
-                                                  ? fmt::format("the job was told to end, after step {}", steps)
-                                                  : fmt::format("the job's members change after step {}", steps));
+  told_to_end = heard[0] == kEnd || -heard[1] == kLeave;
+  told_to_leave = !told_to_end && mine == kLeave;
+  if (told_to_end)
+    status::StatusPage::own().note_preemption(preemption->received() != 0 ? preemption->received() : SIGTERM);
+  const char* const what = told_to_end     ? "the job was told to end"
+                           : told_to_leave ? "this rank was told to end"
+                                           : "the job's members change";
+  throw MembershipChanged(ErrorCode::Aborted, fmt::format("{}, after step {}", what, steps));
 }
 
 void State::step() {
@@ -281,7 +306,7 @@ bool State::leave(const Error& error) {
   self.end_notices();
   const bool planned = dynamic_cast<const MembershipChanged*>(&error) != nullptr;
   const bool lost = error.code() == ErrorCode::PeerLost || error.code() == ErrorCode::Aborted;
-  if (!self.epoch || self.told_to_end || (!planned && !lost)) return false;
+  if (!self.epoch || self.told_to_end || self.told_to_leave || (!planned && !lost)) return false;
   self.whole = self.version_of_parts() == self.version ||
                (self.steps == self.entered_at && digests_of(self.contents(), self.key) == self.digests);
   for (auto& [name, kept] : self.values) kept.value.load(kept.copy);
@@ -325,9 +350,11 @@ int run(State& state, const std::function<void(World&)>& train, const Options& o
       return 0;
     } catch (const Error& error) {
       if (state.leave(error)) continue;
-      if (!state.told_to_end() || dynamic_cast<const MembershipChanged*>(&error) == nullptr) throw;
+      const bool planned = dynamic_cast<const MembershipChanged*>(&error) != nullptr;
+      if (!planned || (!state.told_to_end() && !state.told_to_leave())) throw;
     }
-    if (options.save) options.save(world);
+    state.finish();
+    if (state.told_to_end() && options.save) options.save(world);
     return kRequeueStatus;
   }
 }
