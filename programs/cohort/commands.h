@@ -14,6 +14,7 @@ namespace cohort::app {
 
 void add_run(CLI::App& app, int& exit_status);
 void add_agent(CLI::App& app, int& exit_status);
+void add_ctl(CLI::App& app, int& exit_status);
 void add_version(CLI::App& app, int& exit_status);
 void add_secret(CLI::App& app, int& exit_status);
 void add_build_mpi(CLI::App& app, int& exit_status);

@@ -232,7 +232,7 @@ int run_command(std::vector<std::string> words) {
     if (program.about.empty()) there->group("");
   }
   for (const AddCommand add :
-       {add_secret, add_build_mpi, add_env, add_check_build, add_help, add_completion, add_version, add_agent})
+       {add_ctl, add_secret, add_build_mpi, add_env, add_check_build, add_help, add_completion, add_version, add_agent})
     add(app, exit_status);
 
   if (words.empty()) {

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <sys/stat.h>
+
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -175,6 +177,41 @@ TEST_F(ElasticJob, HasSparesThatTakeThePlaceOfWhoIsLost) {
   expect_said("worker 3 takes its place; epoch 2 goes on with 2 workers");
   for (const int worker : {2, 3}) order("end", worker);
   EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticJob, TakesOrdersOfItsUser) {
+  program_ = ELASTIC_PEER;
+  start({"-H", "a,b:2", "--starter", "local", "--min-np", "2", "--run-dir", "r"}, 3);
+  const std::string run_folder = job_->folder() + "/r";
+  struct stat info {};
+  ASSERT_EQ(::stat((run_folder + "/control").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777U, 0600U);
+  const auto ctl = [&](const std::string& action, const std::string& host) {
+    return run({{"ctl", run_folder, action, host}});
+  };
+  Finished asked = ctl("drain", "h");
+  EXPECT_EQ(asked.status, 1);
+  EXPECT_NE(asked.err.find("nothing of the job runs on h; it runs on a, b\n"), std::string::npos) << asked.err;
+  EXPECT_NE(ctl("drain", "b").err.find("fewer than --min-np 2 would be left"), std::string::npos);
+  asked = ctl("add", "c:2");
+  EXPECT_EQ(asked.out, "2 workers are started on c\n") << asked.err;
+  expect_said("host c has come with workers 3-4; epoch 1 goes on with 5 workers, 2 of them new");
+  EXPECT_NE(ctl("add", "c:2").out.find("there is no place"), std::string::npos);
+  asked = ctl("drain", "b");
+  EXPECT_EQ(asked.out, "workers 1-2 leave: host b is drained (cohort ctl); epoch 2 goes on with 3 of 5 workers\n");
+  for (const int worker : {1, 2}) order("fail", worker);
+  EXPECT_NE(ctl("add", "c:3").out.find("1 worker is started on c"), std::string::npos);
+  expect_said("worker 5 has come on c; epoch 3");
+  asked = ctl("remove", "a");
+  EXPECT_EQ(asked.status, 0) << asked.err;
+  expect_said("worker 0 leaves: host a is removed (cohort ctl); epoch 4 goes on with 3 of 4 workers");
+  EXPECT_TRUE(eventually([&] { return job_->processes(ELASTIC_PEER).size() == 3; }));
+  EXPECT_EQ(ctl("add", "a").out, "1 worker is started on a\n") << "it is used again";
+  expect_said("host a has come with worker 6");
+  for (const int worker : {3, 4, 5, 6}) order("end", worker);
+  EXPECT_EQ(job_->wait(), 0);
+  EXPECT_NE(ctl("drain", "b").err.find("the job has ended"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(run_folder + "/control"));
 }
 
 TEST_F(ElasticHosts, StayAsTheyAreWhereTheScriptFails) {

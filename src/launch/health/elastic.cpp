@@ -45,8 +45,15 @@ int Elastic::room() const {
   return std::max(0, (limits_.most > 0 ? limits_.most : kMostProcesses) - size());
 }
 
-bool Elastic::can_spare(int workers) const {
-  return !over_ && !waits_ && !finishing_ && !changes_are_used_up() && size() - workers >= limits_.least;
+Result<void> Elastic::can_spare(int workers) const {
+  if (over_) return fail(ErrorCode::Unavailable, "the job is about to end");
+  if (finishing_) return fail(ErrorCode::Unavailable, "ranks have done their part: the job is about to end");
+  if (waits_) return fail(ErrorCode::Unavailable, "the job has too few ranks, and waits for hosts");
+  if (changes_are_used_up())
+    return fail(ErrorCode::Unavailable, "its members have changed {} times (--reset-limit)", current_.epoch);
+  if (size() - workers < limits_.least)
+    return fail(ErrorCode::Unavailable, "fewer than --min-np {} would be left", limits_.least);
+  return {};
 }
 
 bool Elastic::can_lose(int workers) const {

@@ -2,6 +2,7 @@
 // clocks nor processes. One thread.
 #pragma once
 
+#include "base/result.h"
 #include "launch/plan/plan.h"
 #include "rendezvous/membership.h"
 
@@ -48,8 +49,8 @@ class Elastic {
   bool over() const noexcept { return over_; }
   /// That may come now.
   int room() const;
-  /// So many members may be told to leave.
-  bool can_spare(int workers) const;
+  /// So many members may be told to leave; else why not.
+  Result<void> can_spare(int workers) const;
   /// So many members have to leave: the job goes on without them, or waits for others.
   bool can_lose(int workers) const;
 

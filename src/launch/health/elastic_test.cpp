@@ -35,8 +35,8 @@ TEST(ElasticMembers, GoOnWithoutWhoFails) {
   EXPECT_EQ(elastic.current().cause, "worker 1 fell");
   EXPECT_EQ(numbers(elastic.current()), (std::vector<int>{0, 2, 3}));
   EXPECT_EQ(elastic.sizes(), "3 of 4 workers");
-  EXPECT_TRUE(elastic.can_spare(1));
-  EXPECT_FALSE(elastic.can_spare(2));
+  EXPECT_TRUE(elastic.can_spare(1).has_value());
+  EXPECT_FALSE(elastic.can_spare(2).has_value());
   EXPECT_TRUE(elastic.can_lose(1));
   EXPECT_FALSE(elastic.can_lose(2)) << "nobody else may come";
   EXPECT_EQ(elastic.leave({1}, "again").kind, Kind::Nothing) << "it has left already";

@@ -53,7 +53,7 @@ AgentPool::AgentPool(Loop& loop, const net::Secret& secret, const JobSpec& spec,
       spec_(spec),
       method_(plan.method),
       node_(plan.node),
-      may_grow_(plan.may_grow),
+      may_grow_(plan.may_grow || plan.least > 0),
       input_fd_(input_fd),
       events_(std::move(events)) {
   std::vector<sys::UniqueFd> listeners;

@@ -4,6 +4,7 @@
 
 #include "base/parse.h"
 #include "base/signals.h"
+#include "launch/start/hosts.h"
 #include "telemetry/status_page.h"
 
 #include <algorithm>
@@ -305,7 +306,10 @@ AgentHandle* ElasticMembers::latest_of(const std::string& host) const {
 
 void ElasticMembers::on_hosts(const std::vector<PlannedHost>& listed) {
   if (!may_change()) return;
-  listed_ = listed;
+  listed_ = added_;
+  for (const PlannedHost& host : listed) {
+    if (!is_listed(host.name)) listed_.push_back(host);
+  }
   drain_unlisted();
   fill();
 }
@@ -469,20 +473,17 @@ void ElasticMembers::drop_newcomers() {
 }
 
 void ElasticMembers::drain_unlisted() {
-  const auto is_listed = [this](const std::string& name) {
-    return std::ranges::any_of(listed_, [&name](const PlannedHost& host) { return host.name == name; });
-  };
-  std::erase_if(barred_, [&](const std::string& name) { return !is_listed(name); });
+  std::erase_if(barred_, [this](const std::string& name) { return !is_listed(name); });
   for (const auto& agent : agents_.members()) {
     const std::string& name = agent->host.name;
     if (is_listed(name)) unspared_.erase(name);
     const std::vector<int> workers = members_on(*agent);
     if (is_listed(name) || workers.empty() || !events_.running()) continue;
     const bool one = workers.size() == 1;
-    if (!elastic_.can_spare(static_cast<int>(workers.size()))) {
+    if (const auto spare = elastic_.can_spare(static_cast<int>(workers.size())); !spare) {
       if (unspared_.insert(name).second)
-        say(fmt::format("host {} is listed no more, and its worker{} {} {}: fewer than --min-np {} would be left", name,
-                        one ? "" : "s", to_ranges(workers), one ? "stays" : "stay", setup_.plan.least));
+        say(fmt::format("host {} is listed no more, and its worker{} {} {}: {}", name, one ? "" : "s",
+                        to_ranges(workers), one ? "stays" : "stay", spare.error().what()));
       continue;
     }
     leave({agent.get()}, fmt::format("host {} is listed no more", name));
@@ -490,6 +491,10 @@ void ElasticMembers::drain_unlisted() {
 }
 
 // ---- leaving as planned ----
+
+bool ElasticMembers::is_listed(const std::string& name) const {
+  return std::ranges::any_of(listed_, [&name](const PlannedHost& host) { return host.name == name; });
+}
 
 std::vector<int> ElasticMembers::members_on(const AgentHandle& agent) const {
   std::vector<int> workers = processes_on(setup_.plan, agent.host.index);
@@ -518,6 +523,83 @@ void ElasticMembers::leave(const std::set<AgentHandle*>& agents, const std::stri
   const std::string cause =
       fmt::format("worker{} {} {}: {}", one ? "" : "s", to_ranges(leavers), one ? "leaves" : "leave", why);
   (void)leave(leavers, cause);
+}
+
+// ---- orders ----
+
+Result<std::string> ElasticMembers::obey(const ControlOrder& order) {
+  if (elastic_.over()) return fail(ErrorCode::Unavailable, "the job is about to end");
+  return order.kind == ControlOrder::Kind::Add ? add_host(order.host) : take_away(order);
+}
+
+Result<std::string> ElasticMembers::add_host(const std::string& typed) {
+  if (comes_by_itself(setup_.plan.method))
+    return fail(ErrorCode::Unavailable, "the hosts of this job come by themselves, by a command that is started there");
+  const auto hosts = listed_hosts(spec_, setup_.plan.method, typed + "\n");
+  if (!hosts) return tl::unexpected(hosts.error());
+  const PlannedHost& host = hosts->front();
+  if (!host.local && !goes_elsewhere(setup_.plan))
+    return fail(ErrorCode::Unavailable,
+                "the job was started for this host alone and listens to no other: -H or --host-discovery-script is "
+                "for jobs of several");
+  barred_.erase(host.name);
+  host_failures_.erase(host.name);
+  std::erase_if(held_, [&host](const auto& slot) { return slot.first.first == host.name; });
+  for (auto* const list : {&added_, &listed_}) {
+    std::erase_if(*list, [&host](const PlannedHost& one) { return one.name == host.name; });
+    list->push_back(host);
+  }
+  const auto under_way = [this] {
+    int workers = static_cast<int>(ordered_.size());
+    for (const auto& [agent, limit] : newcomers_) workers += agent->host.slots;
+    return workers;
+  };
+  const int before = under_way();
+  fill();
+  const int started = under_way() - before;
+  say(fmt::format("host {} is added (cohort ctl)", host.name));
+  if (started > 0) return fmt::format("{} worker{} started on {}", started, started == 1 ? " is" : "s are", host.name);
+  const bool full = free_slots(host).empty();
+  return fmt::format("{} is noted; {}", host.name,
+                     full ? fmt::format("there is no place for more than its {} now", host.slots)
+                          : "the job has as many workers as it may have now");
+}
+
+Result<std::string> ElasticMembers::take_away(const ControlOrder& order) {
+  std::set<AgentHandle*> going;
+  std::set<std::string> others;
+  int workers = 0;
+  for (const auto& agent : agents_.members()) {
+    if (agent->all_gone) continue;
+    if (agent->host.name != order.host) {
+      others.insert(agent->host.name);
+      continue;
+    }
+    going.insert(agent.get());
+    workers += static_cast<int>(members_on(*agent).size());
+  }
+  if (going.empty())
+    return fail(ErrorCode::Unavailable, "nothing of the job runs on {}; it runs on {}", order.host,
+                fmt::join(others, ", "));
+  if (workers > 0) {
+    if (auto spare = elastic_.can_spare(workers); !spare) return tl::unexpected(spare.error());
+  }
+  const bool kill = order.kind == ControlOrder::Kind::Remove;
+  barred_.insert(order.host);
+  std::erase_if(added_, [&order](const PlannedHost& one) { return one.name == order.host; });
+  const auto epoch = elastic_.current().epoch;
+  for (AgentHandle* const agent : std::set(going)) {
+    if (!newcomers_.contains(agent)) continue;
+    give_up_newcomer(*agent, fmt::format("host {} is taken away (cohort ctl)", order.host));
+    going.erase(agent);
+  }
+  leave(going, fmt::format("host {} is {} (cohort ctl)", order.host, kill ? "removed" : "drained"));
+  for (AgentHandle* const agent : going) {
+    if (kill && agent->channel != nullptr) agent->channel->send(StopWorkers{SIGKILL, 0, 0, Role::Worker});
+  }
+  const rendezvous::Membership& now = elastic_.current();
+  if (now.epoch == epoch) return fmt::format("{} has no members; what runs there is ended", order.host);
+  return fmt::format("{}; epoch {} goes on with {}", now.cause, now.epoch, elastic_.sizes());
 }
 
 void ElasticMembers::end_leavers(AgentHandle& agent) {

@@ -10,6 +10,7 @@
 #include "launch/messages.h"
 #include "launch/start/agent_pool.h"
 #include "launch/start/discovery.h"
+#include "launch/supervise/control.h"
 #include "launch/supervise/members.h"
 #include "launch/supervise/run_output.h"
 #include "launch/supervise/supervisor.h"
@@ -80,6 +81,8 @@ class ElasticMembers {
   void take(const Reports& reports);
   /// An agent has been told to end: its host is about to go. False: the job is not one that may go on.
   bool take_notice(AgentHandle& agent, int signal);
+  /// What has been done, or why not.
+  Result<std::string> obey(const ControlOrder& order);
   /// Nothing of the job is left there.
   void on_all_gone(AgentHandle& agent);
 
@@ -110,9 +113,12 @@ class ElasticMembers {
   /// Once somebody's part is done: whether all who run wait for a world that is never formed.
   void look_for_waiting();
   void end_workers();
+  Result<std::string> add_host(const std::string& typed);
+  Result<std::string> take_away(const ControlOrder& order);
   /// What `--host-discovery-script` names.
   void on_hosts(const std::vector<PlannedHost>& listed);
   void drain_unlisted();
+  bool is_listed(const std::string& name) const;
   /// Has workers started where there are free slots, as many as there may be.
   void fill();
   void fill_again();
@@ -167,6 +173,7 @@ class ElasticMembers {
   std::map<int, Slot> slots_;                              ///< by worker
   std::map<Slot, std::optional<Clock::time_point>> held_;  ///< free, but not used before then; nothing: never
   std::vector<PlannedHost> listed_;                        ///< that there are; without a script those of the start
+  std::vector<PlannedHost> added_;                         ///< of these, by `cohort ctl`
   struct Leaving {
     bool others_went_on = false;  ///< to the next world
     Timer limit;                  ///< until those that still run are told to end

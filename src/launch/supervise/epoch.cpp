@@ -576,6 +576,12 @@ void Epoch::on_signal(int signal) {
   on_told(signal, fmt::format("told to end by {}", sys::signal_name(signal)));
 }
 
+Result<std::string> Epoch::obey(const ControlOrder& order) {
+  if (stage_ == Stage::Running && elastic_) return elastic_->obey(order);
+  return fail(ErrorCode::Unavailable, "{}",
+              stage_ == Stage::Starting ? "its ranks do not all run yet" : "the job is about to end");
+}
+
 void Epoch::pass_on(int signal) {
   if (stage_ == Stage::Starting) return early_signals_.push_back(signal);
   if (stage_ == Stage::Running && health_->somebody_saves())

@@ -67,6 +67,8 @@ class Epoch {
   void on_reader_gone();
   void on_owner_gone();
   void fail_start(const std::string& why);
+  /// Of the job's user. What has been done, or why not.
+  Result<std::string> obey(const ControlOrder& order);
 
   /// Of an elastic job, once it is settled; nullptr.
   const rendezvous::Membership* members() const noexcept { return elastic_ ? &elastic_->current() : nullptr; }

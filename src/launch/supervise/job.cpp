@@ -8,6 +8,7 @@
 #include "launch/processes.h"
 #include "launch/start/agent_pool.h"
 #include "launch/start/hosts.h"
+#include "launch/supervise/control.h"
 #include "launch/supervise/epoch.h"
 #include "launch/supervise/run_output.h"
 #include "launch/supervise/stopping.h"
@@ -166,6 +167,8 @@ class Job {
 
   /// The plan is what agents say that they take.
   bool settles_late() const { return says_itself(setup_.plan.method); }
+  /// From `cohort ctl`.
+  void take_orders();
   bool owner_gone() const { return owner_ && owner_->gone(); }
 
   const JobSpec& spec_;
@@ -188,6 +191,7 @@ class Job {
   std::optional<RunOutput> run_;
   std::optional<Tracing> tracing_;
   std::unique_ptr<Epoch> epoch_;
+  std::optional<ControlSocket> control_;
   Timer last_call_;  ///< for nodes that need not come
   Timer next_;       ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;
@@ -238,6 +242,7 @@ void Job::prepare() {
                                {}});
   if (spec_.trace) tracing_.emplace(loop_, run_->folder().path, [this](const std::string& text) { run_->say(text); });
   make_epoch();
+  if (plan.least > 0) take_orders();
 
   agents_->start(plan.hosts);  // their processes start while we go on
   if (const std::string text = agents_->invitation(); !text.empty()) run_->say(text);
@@ -254,6 +259,14 @@ void Job::prepare() {
   run_->state().master_port = port_->port();
   if (!settles_late()) epoch_->settle(shown_ranks(spec_, plan));
   if (plan.method == StartMethod::Owner) leave_invitation();
+}
+
+void Job::take_orders() {
+  try {
+    control_.emplace(loop_, run_->folder(), [this](const ControlOrder& order) { return epoch_->obey(order); });
+  } catch (const Error& error) {  // a file system without sockets
+    run_->say(fmt::format("no orders can be given to this job (cohort ctl): {}", error.what()));
+  }
 }
 
 void Job::leave_invitation() const {
