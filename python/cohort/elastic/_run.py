@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -69,7 +70,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
     (`cohort run --min-np`) there is one world.
     """
     if train is None:
-        return functools.partial(run, ledger=ledger, save=save, join=join)  # type: ignore[return-value]
+        return functools.partial(run, ledger=ledger, save=save, join=join)
     function = train
 
     @functools.wraps(function)
@@ -92,6 +93,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
                 if cause is None or world is None and cause.operation == "join":
                     raise
                 if not state._core.leave(cause):
+                    state._core.finish()
                     if world is None or not state._core.told_to_end or not isinstance(cause, MembershipChanged):
                         raise
                     break
@@ -157,6 +159,10 @@ def _loss_in(error: BaseException) -> Optional[Error]:
             continue
         if isinstance(one, (MembershipChanged, PeerLost, Aborted)):
             return one
+        # torch's DistributedDataParallel keeps the text alone.
+        retold = re.search(r"running the callback: (PeerLost|Aborted): ", str(one)) if type(one) is RuntimeError else None
+        if retold:
+            return {"PeerLost": PeerLost, "Aborted": Aborted}[retold[1]](str(one)[retold.end() :])
         seen.add(id(one))
         todo += [getattr(one, "error", None), one.__cause__, one.__context__]
         todo = [each for each in todo if isinstance(each, BaseException)]
