@@ -213,8 +213,8 @@ void bind_elastic(py::module_& module) {
       .def_property_readonly("steps", &ElasticState::steps)
       .def("set_steps", &ElasticState::set_steps, py::arg("steps"))
       .def("enter", &ElasticState::enter, py::arg("comm"), py::arg("epoch"), py::arg("ledger"))
-      .def("finish", &ElasticState::finish)
       .def("leave", &ElasticState::leave, py::arg("error"))
+      .def("finish", &ElasticState::finish)
       .def_property_readonly("told_to_end", &ElasticState::told_to_end)
       .def_property_readonly("told_to_leave", &ElasticState::told_to_leave);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -69,7 +70,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
     (`cohort run --min-np`) there is one world.
     """
     if train is None:
-        return functools.partial(run, ledger=ledger, save=save, join=join)  # type: ignore[return-value]
+        return functools.partial(run, ledger=ledger, save=save, join=join)
     function = train
 
     @functools.wraps(function)
@@ -92,12 +93,14 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
                 if cause is None or world is None and cause.operation == "join":
                     raise
                 if not state._core.leave(cause):
-                    if world is None or not state._core.told_to_end or not isinstance(cause, MembershipChanged):
+                    state._core.finish()
+                    told = state._core.told_to_end or state._core.told_to_leave
+                    if world is None or not told or not isinstance(cause, MembershipChanged):
                         raise
                     break
                 _let_go_of(error)
             _leave_world()
-        if save is not None:
+        if save is not None and state._core.told_to_end:
             save(state, world)
         raise SystemExit(REQUEUE_STATUS)
 
@@ -157,6 +160,10 @@ def _loss_in(error: BaseException) -> Optional[Error]:
             continue
         if isinstance(one, (MembershipChanged, PeerLost, Aborted)):
             return one
+        # torch's DistributedDataParallel keeps the text alone.
+        retold = re.search(r"running the callback: (PeerLost|Aborted): ", str(one)) if type(one) is RuntimeError else None
+        if retold:
+            return {"PeerLost": PeerLost, "Aborted": Aborted}[retold[1]](str(one)[retold.end() :])
         seen.add(id(one))
         todo += [getattr(one, "error", None), one.__cause__, one.__context__]
         todo = [each for each in todo if isinstance(each, BaseException)]

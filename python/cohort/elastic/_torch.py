@@ -236,6 +236,7 @@ def add_optimizer(state: Any, name: str, optimizer: torch.optim.Optimizer, model
         # The options are a value, which is set besides.
         taken["groups"] = [_options(group) for group in optimizer.param_groups]
         _optimizer_state.put(optimizer, taken)
+        count()
 
     def version() -> int:
         return sum(map(_version, parameters)) + steps

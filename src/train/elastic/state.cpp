@@ -350,10 +350,13 @@ int run(State& state, const std::function<void(World&)>& train, const Options& o
       return 0;
     } catch (const Error& error) {
       if (state.leave(error)) continue;
+      state.finish();
       const bool planned = dynamic_cast<const MembershipChanged*>(&error) != nullptr;
       if (!planned || (!state.told_to_end() && !state.told_to_leave())) throw;
+    } catch (...) {
+      state.finish();
+      throw;
     }
-    state.finish();
     if (state.told_to_end() && options.save) options.save(world);
     return kRequeueStatus;
   }
