@@ -1,19 +1,59 @@
-"""Workers of an elastic job are killed one after another: how long until those that are left have done their next step, and
-where that time goes. A newcomer takes the place of each. The script plays the job's supervisor itself, which hears of a
-death as soon as the kernel has freed the process.
+"""Workers or hosts of an elastic job of `cohort run` are lost one after another, and others come: how long until those that
+are left have done their next step, and where that time goes; or what share of the time has gone into steps.
 
-    PYTHONPATH=build/release/python:python/tests ELASTIC_STORE=build/release/bin/elastic_store \\
-        python bench/elastic_faults.py [--ranks 4] [--faults 30]
+    PYTHONPATH=build/release/python:python/tests python bench/elastic_faults.py [--ranks 4] [--faults 200] [--torch]
+    ... --hosts 8                one rank on each host of a box (tools/cluster-box; needs root)
+    ... --hosts 4 --lost host    the cables of hosts are taken out
+    ... --every 15 --minutes 5   a worker is killed so often: the share of the time that went into steps
+
+Without --hosts this machine plays twice as many hosts as ranks, so that another worker starts as soon as the launcher
+has looked for hosts (each second). --torch: workers that train by cohort.torch, and need seconds to import torch; else
+their steps are collectives of Cohort's Horovod API alone.
 """
 
 import argparse
+import contextlib
+import datetime
+import json
+import os
+import pathlib
 import random
-import re
+import sys
+import tempfile
 import time
 
-from support_elastic import TRAINING, ElasticJob
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "cluster"))
 
-# When each phase is over, in the words of the log.
+from cohort import _command
+from support_elastic import TRAINING
+from test_run_elastic import Job
+
+PATIENCE = 60.0
+
+PLAIN = """
+import os, time
+import cohort
+from cohort import _core
+from cohort.hvd import basics, elastic
+from cohort.hvd.objects import allgather_object, broadcast_object
+
+stop = os.path.join(os.environ["FOLDER"], "stop")
+hvd.init()
+state = elastic.ObjectState(step=0)
+
+@elastic.run
+def train(state):
+    while not broadcast_object(os.path.exists(stop), 0, "stop"):
+        assert sum(allgather_object(1, "total")) == basics.size()
+        state.step += 1
+        print("step", time.monotonic_ns(), _core.joined_epoch(), state.step, basics.rank(), basics.size(), "-", flush=True)
+        time.sleep(float(os.environ.get("PACE", "0.01")))
+        state.commit()
+
+train(state)
+"""
+
+# When each phase begins and is over, in the words of the log.
 MARKS = """
 import cohort
 from cohort.hvd import basics, elastic
@@ -29,13 +69,105 @@ def marked(name, function):
 
 basics.form_again = marked("form_again", basics.form_again)
 cohort.init = marked("join", cohort.init)
-basics.shutdown = marked("leave", basics.shutdown)
+elastic.State.on_reset = marked("reset", elastic.State.on_reset)
+basics.init()
+"""
 # What torch imports when it is first used.
+WARM = """
 warm = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
 warm.param_groups[0]["params"][0].sum().backward()
 warm.step()
-hvd.elastic.TorchState.sync = marked("sync", hvd.elastic.TorchState.sync)
 """
+
+
+class Worker:
+    """What one has said so far."""
+
+    def __init__(self, path):
+        self.path, self.read, self.pid = path, 0, None
+        self.steps, self.marks = [], []
+
+    def look(self):
+        with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
+            file.seek(self.read)
+            new = file.read()
+            new = new[: new.rfind(b"\n") + 1]
+            self.read += len(new)
+            for what, *words in map(str.split, new.decode().splitlines()):
+                if what == "pid":
+                    self.pid = int(words[0])
+                elif what == "step":
+                    self.steps.append(tuple(map(int, words[:5])))  # time, epoch, step, rank, size
+                elif what == "mark":
+                    self.marks.append((words[0], int(words[1]), int(words[2])))
+        return self
+
+
+class Faults:
+    def __init__(self, job, ranks, choose):
+        self.job, self.ranks, self.choose = job, ranks, choose
+        self.workers = {}
+        self.phases = {}
+
+    def members(self):
+        """(epoch, workers by rank, when it began) of each epoch; times as time.monotonic_ns()."""
+        try:
+            found = json.loads((self.job.path / "r/job.json").read_text())["members"]
+        except (OSError, ValueError, KeyError):
+            return []
+        to_monotonic = time.monotonic() - time.time()
+        return [(one["epoch"], one["workers"],
+                 (datetime.datetime.fromisoformat(one["time"].replace("Z", "+00:00")).timestamp() + to_monotonic) * 1e9)
+                for one in found]  # fmt: skip
+
+    def worker(self, number):
+        if number not in self.workers:
+            self.workers[number] = Worker(self.job.path / "r/logs" / f"rank-{number}.out")
+        return self.workers[number].look()
+
+    def wait_until(self, what, condition):
+        limit = time.monotonic() + PATIENCE
+        while not (found := condition()):
+            if time.monotonic() > limit or self.job.command.poll() is not None:
+                raise AssertionError(f"{what}: not after {PATIENCE:g} s\n{self.job.said()[-3000:]}")
+            time.sleep(0.004)
+        return found
+
+    def all_train(self):
+        """The latest epoch, if all of its members have done a step in it and there are as many as wanted."""
+        known = self.members()
+        if not known or len(known[-1][1]) != self.ranks:
+            return None
+        trains = all(steps and steps[-1][1] == known[-1][0] for steps in (self.worker(w).steps for w in known[-1][1]))
+        return known[-1] if trains else None
+
+    def note(self, phase, nanoseconds):
+        self.phases.setdefault(phase, []).append(nanoseconds / 1e6)
+
+    def fault(self, lose):
+        """`lose(workers)` loses some of them, and returns which, and how to bring it back."""
+        epoch, workers, _ = self.wait_until("all train", self.all_train)
+        time.sleep(self.choose.random() * 0.1)  # anywhere in a step
+        before = time.monotonic_ns()
+        lost, heal = lose(workers)
+        left = [w for w in workers if w not in lost]
+
+        def first_steps():
+            found = [next((s for s in self.worker(w).steps[-500:] if s[1] > epoch), None) for w in left]
+            return found if all(found) else None
+
+        steps = self.wait_until(f"{left} train without {lost}", first_steps)
+        known = self.wait_until("the record", lambda: [one for one in self.members() if one[0] > epoch])
+        heal()
+        self.note("next step of all", max(s[0] for s in steps) - before)
+        self.note("detect: death to the decision", known[0][2] - before)
+        if all(s[1] == known[0][0] for s in steps):
+            marks = [{n: (b, e) for n, b, e in reversed(self.worker(w).marks[-12:]) if b > before} for w in left]
+            joined = [m["join"][1] for m in marks if "join" in m]
+            if joined:
+                self.note("  error raised", max(m["form_again"][0] for m in marks if "form_again" in m) - before)
+                self.note("re-form: decision to the world", max(joined) - known[0][2])
+                self.note("state and next step", max(s[0] for s in steps) - max(joined))
 
 
 def percentile(values, share):
@@ -44,58 +176,99 @@ def percentile(values, share):
 
 
 def tell(what, values):
-    print(f"{what:34} p50 {percentile(values, 0.5):8.1f} ms   p95 {percentile(values, 0.95):8.1f} ms   max {max(values):8.1f} ms")
+    print(f"{what:32} p50 {percentile(values, 0.5):8.1f} ms   p95 {percentile(values, 0.95):8.1f} ms   "
+          f"max {max(values):8.1f} ms   of {len(values)}")  # fmt: skip
+
+
+def share_of_steps(faults, begun, ended):
+    """Of the time: what a job without faults would have taken for the steps that were done; and with fewer workers
+    counted as less."""
+    steps = {}
+    for worker in faults.workers.values():
+        for when, _, step, _, size in worker.look().steps:
+            if begun <= when <= ended:
+                steps.setdefault(step, (when, size))
+    times = sorted((when, size) for when, size in steps.values())
+    usual = percentile([b[0] - a[0] for a, b in zip(times, times[1:])], 0.5)
+    whole = ended - begun
+    return usual / 1e6, len(steps) * usual / whole, sum(size for _, size in times) / faults.ranks * usual / whole
+
+
+class InBox(Job):
+    """The command runs on the box's first host."""
+
+    def __init__(self, box, *options, script):
+        self.box = box
+        super().__init__(*options, script=script)
+
+    def words(self, *command):
+        return self.box.words("h1", "env", f"FOLDER={self.path}", f"PACE={os.environ.get('PACE', '0.01')}", *command)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--faults", type=int, default=30)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4, help="of the job (with --hosts: one on each)")
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--hosts", type=int, default=0)
+    parser.add_argument("--lost", choices=("process", "host"), default="process")
+    parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--every", type=float, default=0.0, help="seconds")
+    parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     choose = random.Random(arguments.seed)
-    script = TRAINING.replace("hvd.init()\n", MARKS + "\nprint('joining', flush=True)\nhvd.init()\n", 1)
-    phases = {name: [] for name in ("to next step of all", "process freed", "error raised, world left", "join", "sync",
-                                    "growing: longest gap of a step")}  # fmt: skip
-    members = list(range(arguments.ranks))
-    with ElasticJob(script, workers=arguments.ranks + arguments.faults + 1) as job:
-        job.begin(*members)
-        job.start(*members)
-        for rank, worker in enumerate(members):
-            job.wait_for_step(worker, 0, rank, len(members))
-        for fault in range(arguments.faults):
-            lost = choose.choice(members)
-            members.remove(lost)
-            killed = job.kill(lost)
-            job.workers[lost].wait()
-            phases["process freed"].append((time.monotonic_ns() - killed) / 1e6)
-            job.begin(*members)
-            epoch = job.epoch
-            steps = [job.wait_for_step(worker, epoch, rank, len(members)) for rank, worker in enumerate(members)]
-            phases["to next step of all"].append((max(steps) - killed) / 1e6)
-            for worker in members:
-                marks = {}
-                for name, begun, ended in re.findall(r"^mark (\w+) (\d+) (\d+)$", job.log(worker), re.MULTILINE):
-                    if killed < int(begun) < max(steps):
-                        marks.setdefault(name, (int(begun), int(ended)))
-                if "join" in marks:
-                    phases["error raised, world left"].append((marks["join"][0] - killed) / 1e6)
-                    phases["join"].append((marks["join"][1] - marks["join"][0]) / 1e6)
-                if "sync" in marks:
-                    phases["sync"].append((marks["sync"][1] - marks["sync"][0]) / 1e6)
-            newcomer = arguments.ranks + fault
-            members.append(newcomer)
-            job.start(newcomer)  # the others are told once it has come as far as `init`
-            job.wait_for(newcomer, "^joining")
-            job.begin(*members)
-            for rank, worker in enumerate(members):
-                job.wait_for_step(worker, job.epoch, rank, len(members))
-            oldest = [step[0] for step in job.steps(members[0]) if step[1] in (epoch, job.epoch)]
-            phases["growing: longest gap of a step"].append(max(b - a for a, b in zip(oldest, oldest[1:])) / 1e6)
+    ranks = arguments.hosts or arguments.ranks
+    script = TRAINING if arguments.torch else PLAIN
+    script = script.replace("hvd.init()\n", MARKS + (WARM if arguments.torch else ""), 1)
+    with contextlib.ExitStack() as stack:
+        hosts = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "hosts"
+        names = [f"h{n + 1}" for n in range(arguments.hosts or 2 * ranks)]
+        hosts.write_text("".join(f"{name}:1\n" for name in names))
+        options = ["-np", str(ranks), "--min-np", "1", "--max-np", str(ranks), "--host-discovery-script", f"cat {hosts}",
+                   "--blacklist-cooldown-range", "1", "1"]  # fmt: skip
+        if arguments.hosts:
+            import boxes
+
+            box = boxes.Box("elastic", "--hosts", str(arguments.hosts))
+            stack.callback(box.down)
+            job = stack.enter_context(InBox(box, *options, script=script))
+        else:
+            job = stack.enter_context(Job(*options, "--starter", "local", script=script))
+        faults = Faults(job, ranks, choose)
+
+        def kill(workers):
+            lost = choose.choice(workers)
+            os.kill(faults.worker(lost).pid, 9)
+            return [lost], lambda: None
+
+        def cut(workers):
+            host = choose.choice(names[1:])
+            on_host = {pid for pid in box.processes(host)}
+            lost = [w for w in workers if faults.worker(w).pid in on_host]
+            box.act("cut", host)
+
+            def heal():
+                time.sleep(5.0)  # until what was left there has noticed, too
+                box.act("heal", host)
+
+            return lost, heal
+
+        print("load", " ".join(pathlib.Path("/proc/loadavg").read_text().split()[:3]), flush=True)
+        if arguments.every:
+            faults.wait_until("all train", faults.all_train)
+            begun = time.monotonic_ns()
+            for number in range(1, int(60 * arguments.minutes / arguments.every) + 1):
+                time.sleep(max(0.0, begun / 1e9 + number * arguments.every - time.monotonic()))
+                kill(faults.members()[-1][1])
+            time.sleep(arguments.every)
+            step, all_steps, by_workers = share_of_steps(faults, begun, time.monotonic_ns())
+            print(f"a fault per {arguments.every:g} s, a step of {step:.0f} ms: {100 * all_steps:.1f} % of the time went into "
+                  f"steps; {100 * by_workers:.1f} % with missing workers counted")  # fmt: skip
+        for _ in range(0 if arguments.every else arguments.faults):
+            faults.fault(kill if arguments.lost == "process" else cut)
         job.stop()
-    for what, values in phases.items():
-        if values:
-            tell(f"{arguments.ranks} ranks: {what}", values)
+    for what, values in faults.phases.items():
+        tell(what, values)
 
 
 if __name__ == "__main__":
