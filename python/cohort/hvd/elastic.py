@@ -6,9 +6,10 @@ from __future__ import annotations
 import array
 import functools
 import queue
+import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from cohort import _core
+from cohort import REQUEUE_STATUS, _core
 from cohort.hvd import basics
 from cohort.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from cohort.hvd.objects import allgather_object, broadcast_array, broadcast_object
@@ -158,7 +159,13 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 skip_sync = False
             except HostsUpdatedInterrupt as change:
                 skip_sync = change.skip_sync
-            basics.form_again()
+            try:
+                basics.form_again()
+            except Exception as error:
+                if not _core.removed_from_job():
+                    raise
+                print(f"cohort: elastic: this process leaves the job: {error}", file=sys.stderr)
+                raise SystemExit(REQUEUE_STATUS) from None
             if _core.joined_epoch() != epoch:  # somebody was lost, or came: no fault of the program
                 failures = 0
             state.on_reset()
