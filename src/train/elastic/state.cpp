@@ -1,6 +1,6 @@
 #include "base/env.h"
 #include "base/log.h"
-#include "base/parse.h"
+#include "base/records.h"
 #include "base/result.h"
 #include "rendezvous/epochs.h"
 #include "telemetry/status_page.h"
