@@ -60,6 +60,9 @@ class ElasticJob : public testing::Test {
   void expect_silent_about(const std::string& text) const {
     EXPECT_EQ(job_->err().find(text), std::string::npos) << job_->err();
   }
+  void expect_ready(int worker) const {
+    EXPECT_TRUE(eventually([&] { return !file("ready", worker).empty(); })) << job_->err();
+  }
   bool waits_to_be_member(std::size_t worker) const {
     const json live = json::parse(job_->file("r/live.json"), nullptr, false);
     const json ranks = live.is_object() ? live.value("ranks", json()) : json();
@@ -101,9 +104,6 @@ class ElasticHosts : public ElasticJob {
   void then(const std::string& command) const {
     std::ofstream(folder_ + "/new") << command;
     std::filesystem::rename(folder_ + "/new", folder_ + "/then");
-  }
-  void expect_ready(int worker) const {
-    EXPECT_TRUE(eventually([&] { return !file("ready", worker).empty(); })) << job_->err();
   }
   std::string folder_;
 };
@@ -176,6 +176,39 @@ TEST_F(ElasticJob, HasSparesThatTakeThePlaceOfWhoIsLost) {
   order("fail", 1);
   expect_said("worker 3 takes its place; epoch 2 goes on with 2 workers");
   for (const int worker : {2, 3}) order("end", worker);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+// torchrun's: ranks that have no world of Cohort's, or too few of them, begin anew on the hosts that there are.
+TEST_F(ElasticJob, BeginsAnewWhereItsRanksCannotGoOn) {
+  start({"-H", "a:1,b:2,c:1", "--starter", "local", "--min-np", "2", "--max-restarts", "2"}, 4);
+  ::kill(guards_of_agents()[1], SIGKILL);
+  expect_said("workers 1-2 are lost with their host b (");
+  expect_said("starting all 2 ranks again (1 of 2)");
+  for (const int worker : {4, 5}) expect_ready(worker);
+  EXPECT_TRUE(eventually([this] { return job_->out().find("c:1 | worker 5 of 1") != std::string::npos; }))
+      << job_->out();
+  order("fail", 4);
+  expect_said("starting all 2 ranks again (2 of 2)");
+  for (const int worker : {6, 7}) expect_ready(worker);
+  for (const int worker : {6, 7}) order("end", worker);
+  EXPECT_EQ(job_->wait(), 0);
+  EXPECT_TRUE(job_->processes().empty());
+}
+
+TEST_F(ElasticJob, GoesOnWithoutWorkersBeforeItBeginsAnew) {
+  program_ = ELASTIC_PEER;
+  start({"-np", "3", "--min-np", "2", "--max-restarts", "1"}, 3);
+  EXPECT_TRUE(eventually([this] { return job_->err().find("epoch 0: rank 2 of 3") != std::string::npos; }));
+  order("kill", 1);
+  expect_said("epoch 1 goes on with 2 of 3 workers");
+  order("kill", 0);
+  expect_said("the job cannot go on: 1 worker is left, and 2 are wanted\n");
+  expect_said("starting all 3 ranks again (1 of 1)");
+  for (const int worker : {3, 4, 5}) expect_ready(worker);
+  EXPECT_TRUE(eventually([this] { return job_->err().find("epoch 2: rank 2 of 3 (worker 5)") != std::string::npos; }))
+      << job_->err();
+  for (const int worker : {3, 4, 5}) order("end", worker);
   EXPECT_EQ(job_->wait(), 0);
 }
 
@@ -373,8 +406,6 @@ TEST(ElasticOptions, AreRefusedWhereTheyCannotBeMet) {
   refused({"-np", "2", "--min-np", "1", "--servers", "1"}, "--min-np and --servers: ");
   refused({"-np", "2", "--min-np", "1", "--evaluator", "true"}, "--min-np and --evaluator: ");
   refused({"-np", "2", "--min-num-proc", "1", "--tf-config"}, "--min-np and --tf-config: ");
-  refused({"-np", "2", "--min-np", "1", "--max-restarts", "1"}, "--min-np and --max-restarts: ");
-  refused({"--nnodes", "1:2", "--rdzv-endpoint", "h:1", "--max-restarts", "1"}, " and --max-restarts: ");
   refused({"-np", "2", "--spares", "1"}, "--spares: --min-np is wanted, too");
   refused({"-H", "a:2", "-np", "2", "--min-np", "1", "--spares", "1"}, "3 processes do not fit the 2 slots of 1 host");
   refused({"-np", "2", "--host-discovery-script", "true"}, "--host-discovery-script: --min-np is wanted, too");

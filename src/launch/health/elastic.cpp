@@ -32,12 +32,13 @@ std::vector<rendezvous::Member> by_rank(std::vector<Elastic::Worker> workers) {
 }  // namespace
 
 Elastic::Elastic(Limits limits, std::vector<Worker> workers) : limits_(limits), workers_(std::move(workers)) {
+  current_.epoch = limits_.first_epoch;
   current_.members = by_rank(workers_);
   current_.cause = "the job's start";
 }
 
 bool Elastic::changes_are_used_up() const {
-  return limits_.most_changes && current_.epoch >= static_cast<std::uint64_t>(*limits_.most_changes);
+  return limits_.most_changes && changes() >= static_cast<std::uint64_t>(*limits_.most_changes);
 }
 
 int Elastic::room() const {
@@ -50,7 +51,7 @@ Result<void> Elastic::can_spare(int workers) const {
   if (finishing_) return fail(ErrorCode::Unavailable, "ranks have done their part: the job is about to end");
   if (waits_) return fail(ErrorCode::Unavailable, "the job has too few ranks, and waits for hosts");
   if (changes_are_used_up())
-    return fail(ErrorCode::Unavailable, "its members have changed {} times (--reset-limit)", current_.epoch);
+    return fail(ErrorCode::Unavailable, "its members have changed {} times (--reset-limit)", changes());
   if (size() - workers < limits_.least)
     return fail(ErrorCode::Unavailable, "fewer than --min-np {} would be left", limits_.least);
   return {};
@@ -69,8 +70,8 @@ Elastic::Decision Elastic::end(std::string why) {
 
 Elastic::Decision Elastic::announce(const std::string& cause) {
   if (changes_are_used_up())
-    return end(fmt::format("its members have changed {} time{} (--reset-limit)", current_.epoch,
-                           current_.epoch == 1 ? "" : "s"));
+    return end(fmt::format("its members have changed {} time{} (--reset-limit)", changes(),
+                           changes() == 1 ? "" : "s"));
   const auto fresh = std::ranges::count_if(
       workers_, [this](const Worker& one) { return !place_of(current_, one.number).has_value(); });
   sizes_ = fresh == 0 ? fmt::format("{} of {} workers", size(), current_.members.size())
@@ -102,7 +103,7 @@ Elastic::Decision Elastic::leave(const std::vector<int>& workers, std::string ca
   if (size() >= limits_.least) return announce(cause);
   const std::string few =
       fmt::format("{} worker{} left, and {} are wanted", size(), size() == 1 ? " is" : "s are", limits_.least);
-  if (changes_are_used_up()) return end(fmt::format("{}; --reset-limit {} lets no others come", few, current_.epoch));
+  if (changes_are_used_up()) return end(fmt::format("{}; --reset-limit {} lets no others come", few, changes()));
   if (!limits_.others_may_come || finishing_) return end(few);
   if (std::exchange(waits_, true)) return {};
   return {Decision::Kind::Wait, few};

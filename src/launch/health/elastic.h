@@ -23,6 +23,7 @@ class Elastic {
     int most = 0;                          ///< 0: no limit
     std::optional<int> most_changes = {};  ///< nothing: no limit
     bool others_may_come = false;          ///< else a job with too few members ends at once
+    std::uint64_t first_epoch = 0;         ///< those before it were of workers that are all gone
   };
   struct Worker {
     int number = 0;
@@ -70,6 +71,7 @@ class Elastic {
  private:
   Decision end(std::string why);
   Decision announce(const std::string& cause);
+  std::uint64_t changes() const { return current_.epoch - limits_.first_epoch; }
   bool changes_are_used_up() const;
   int size() const noexcept { return static_cast<int>(workers_.size()); }
 

@@ -257,7 +257,7 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   if (facts.elastic) {
     out.set(env::kElastic, 1);
     out.set("COHORT_ELASTIC_TIMEOUT", std::to_string(facts.elastic->count()));
-    out.set(env::kWorker, rank);
+    out.set(env::kWorker, facts.first_worker + rank);
   }
   // For keras.distribution.initialize(): where JAX's processes meet.
   out.set("KERAS_DISTRIBUTION_JOB_ADDRESSES", fmt::format("{}:{}", facts.master_address, facts.master_port));

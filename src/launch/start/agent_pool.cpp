@@ -207,7 +207,9 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
     return events_.on_unfit(nullptr, std::move(why));
   }
   if (std::string why = objection(hello); !why.empty()) return refuse(std::move(why));
-  const auto found = std::ranges::find_if(members_, [&hello](const auto& member) {
+  const bool late = hello.nodes > 0 && late_ones_come_;
+  if (late) add({name_for(hello, static_cast<int>(members_.size())), hello.ranks, false});
+  const auto found = late ? std::prev(members_.end()) : std::ranges::find_if(members_, [&hello](const auto& member) {
     if (hello.host_index < 0 && hello.nodes > 0) return member->channel == nullptr && !member->host.local;
     return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
   });
@@ -220,7 +222,7 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
                               names_of([](const AgentHandle&) { return true; })));
   }
   AgentHandle& member = **found;
-  if (hello.nodes > 0) {
+  if (hello.nodes > 0 && !late) {
     member.host.name = name_for(hello, member.host.index);
     member.host.slots = hello.ranks;
   } else if (method_ == StartMethod::Owner) {
@@ -253,9 +255,9 @@ std::string AgentPool::objection(const Hello& hello) const {
   if (!launchers)
     return fmt::format("{} is a launcher of its own, and this job was started without --nnodes", hello.host);
   if (hello.nodes == 0) return "this job has a launcher on each node: `cohort run --nnodes`, and not `cohort agent`";
-  if (hello.nodes != static_cast<int>(members_.size())) {
+  if (hello.nodes != node_->count) {
     return fmt::format("{} was started with --nnodes {}, and node rank 0 with {}", hello.host, hello.nodes,
-                       members_.size());
+                       node_->count);
   }
   if (hello.nodes_id != node_->id) {
     const auto said = [](const std::string& id) { return id.empty() ? "none" : id; };
@@ -263,6 +265,10 @@ std::string AgentPool::objection(const Hello& hello) const {
                        said(hello.nodes_id), said(node_->id));
   }
   if (!number.empty()) return number;
+  if (late_ones_come_) {
+    const auto there = std::ranges::count_if(members_, [](const auto& one) { return is_usable(*one); });
+    return there < node_->count ? std::string() : fmt::format("the job has its {} nodes", there);
+  }
   const auto taken = std::ranges::find_if(members_, [&hello](const auto& member) {
     return member->host.index == hello.host_index && (member->channel != nullptr || member->host.local);
   });
@@ -274,7 +280,9 @@ std::string AgentPool::objection(const Hello& hello) const {
 
 // Two nodes may be one host.
 std::string AgentPool::name_for(const Hello& hello, int index) const {
-  const bool known = std::ranges::any_of(members_, [&hello](const auto& one) { return one->host.name == hello.host; });
+  const bool known = std::ranges::any_of(members_, [&](const auto& one) {
+    return one->host.name == hello.host && (one->host.local || !late_ones_come_ || is_usable(*one));
+  });
   return known ? fmt::format("{} (node {})", hello.host, index) : hello.host;
 }
 
@@ -390,7 +398,7 @@ void AgentPool::close_entrance() {
 
 void AgentPool::drop_missing() {
   std::erase_if(members_, [](const auto& member) { return member->channel == nullptr; });
-  close_entrance();
+  if (!may_grow_) close_entrance();
 }
 
 void AgentPool::sort_by_host() {
@@ -403,7 +411,9 @@ void AgentPool::sort_by_host() {
 }
 
 void AgentPool::begin_again() {
-  for (const auto& member : members_) member->started = member->all_gone = false;
+  over_ = false;
+  for (const auto& member : members_)
+    member->started = member->all_gone = member->host.processes() == 0 || !is_usable(*member);
 }
 
 void AgentPool::end_command(AgentHandle& member, int signal) {
@@ -431,6 +441,8 @@ bool has_process(const AgentHandle& member) {
 bool can_be_told(const AgentHandle& member) { return member.channel != nullptr && !member.channel->closed(); }
 
 }  // namespace
+
+bool AgentPool::is_usable(const AgentHandle& member) { return can_be_told(member) && !member.lost; }
 
 bool AgentPool::nothing_runs() const {
   return std::ranges::all_of(

@@ -34,6 +34,7 @@ struct AgentHandle {
   bool started = false;       ///< its ranks run; the supervisor sets it
   bool all_gone = false;      ///< its ranks and all below them have ended; the supervisor sets it
   bool process_gone = false;  ///< and so has it, or the guard around it
+  bool lost = false;          ///< the job goes on without it, whatever it still says; the supervisor sets it
   int starts = 0;             ///< of the command in between
 };
 
@@ -72,11 +73,15 @@ class AgentPool {
   void finish();
   /// To the launchers of other nodes: how the job has ended.
   void send_exit_status(int status);
-  /// All are told another start of ranks.
+  /// Those whose hosts have ranks are told another start of them.
   void begin_again();
+  /// It is connected, and the job does not go on without it.
+  static bool is_usable(const AgentHandle& member);
 
   /// Those that have not come, of such as come by themselves, are not waited for any more, and not let in.
   void drop_missing();
+  /// The job has begun: launchers of other nodes that come now join it, where it may grow.
+  void take_late_ones() noexcept { late_ones_come_ = may_grow_; }
 
   /// In the order of the hosts.
   const std::vector<std::unique_ptr<AgentHandle>>& members() const noexcept { return members_; }
@@ -146,6 +151,7 @@ class AgentPool {
   std::size_t next_remote_ = 0;  ///< in members_
   std::size_t starting_ = 0;     ///< remote ones on their way
   bool over_ = false;            ///< no more are started
+  bool late_ones_come_ = false;
 };
 
 }  // namespace cohort::launch

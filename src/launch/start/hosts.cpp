@@ -425,8 +425,6 @@ void check_elastic(const JobSpec& spec, const std::string& asks) {
     refuse("--servers", "servers cannot be part of an elastic job yet");
   if (spec.evaluator) refuse("--evaluator", "an evaluator cannot be part of an elastic job yet");
   if (spec.tf_config) refuse("--tf-config", "TF_CONFIG describes a cluster that never changes");
-  if (spec.max_restarts > 0)
-    refuse("--max-restarts", "ranks that go on and ranks that begin anew cannot be had together yet; leave one out");
   if (spec.agents > 0) refuse("--agents", "agents that the owner starts cannot be part of an elastic job yet");
   if (spec.owner_pid) refuse("--owner", "who collects what each rank returns needs all of them; use `cohort run`");
   if (elastic.most > 0 && elastic.most < elastic.least)

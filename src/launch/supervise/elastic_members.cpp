@@ -45,10 +45,11 @@ std::vector<Elastic::Worker> first_members(const Plan& plan) {
   return workers;
 }
 
-Elastic::Limits limits_of(const JobSpec& spec, const Plan& plan) {
+Elastic::Limits limits_of(const JobSpec& spec, const Plan& plan, std::uint64_t first_epoch) {
   Elastic::Limits limits{plan.least, spec.elastic.most, spec.elastic.most_changes};
   if (limits.most == 0 && spec.elastic.spares > 0) limits.most = plan.world_size - plan.spares;
   limits.others_may_come = !spec.elastic.script.empty() || spec.elastic.cooldown.has_value();
+  limits.first_epoch = first_epoch;
   return limits;
 }
 
@@ -62,8 +63,9 @@ ElasticMembers::ElasticMembers(Scene scene, Events events)
       members_(scene.members),
       health_(scene.health),
       endings_(scene.endings),
+      barred_(scene.past.barred),
       events_(std::move(events)),
-      elastic_(limits_of(spec_, setup_.plan), first_members(setup_.plan)),
+      elastic_(limits_of(spec_, setup_.plan, scene.past.next_epoch), first_members(setup_.plan)),
       worlds_(static_cast<std::size_t>(setup_.plan.world_size), 0),
       worlds_then_(worlds_) {
   run_.state().members = {{utc_now(), elastic_.current()}};
@@ -101,6 +103,7 @@ void ElasticMembers::let_failed_leave() {
   std::vector<int> workers;
   std::vector<std::size_t> on_notice;
   std::string cause;
+  const bool anew = begins_anew();
   for (; considered_ < endings_.size(); ++considered_) {
     Ending& ending = endings_[considered_];
     const bool is_member = rendezvous::place_of(elastic_.current(), ending.rank).has_value();
@@ -112,6 +115,7 @@ void ElasticMembers::let_failed_leave() {
       if (!is_member && !ending.status.success()) ending.spared = true;
       continue;
     }
+    if (anew && !notice) continue;
     if (!is_member) {
       const std::string how = how_left(ending);
       ending.spared = true;
@@ -170,6 +174,7 @@ bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why)
   }
   const std::vector<int> processes = processes_on(setup_.plan, agent.host.index);
   const rendezvous::Membership before = elastic_.current();
+  bool fails = false;  // all begin anew
   std::vector<int> lost;
   std::ranges::copy_if(processes, std::back_inserter(lost), [this](int one) { return !members_.has_ended(one); });
   if (lost.empty()) {
@@ -178,16 +183,26 @@ bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why)
     const bool one = lost.size() == 1;
     const std::string cause = fmt::format("worker{} {} {} lost with {} host {} ({})", one ? "" : "s", to_ranges(lost),
                                           one ? "is" : "are", one ? "its" : "their", agent.host.name, why);
-    if (!leave(lost, cause)) return false;
+    fails = begins_anew();
+    if (fails) {
+      say(cause);
+    } else if (!leave(lost, cause)) {
+      if (spec_.max_restarts == 0) return false;
+      fails = true;
+    }
   }
   note_host_failure(agent.host.name);
-  agent.all_gone = true;
+  agent.all_gone = agent.lost = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
   for (const int process : lost) {
     end_lost(process);
-    if (rendezvous::place_of(before, process)) fresh_leavers_.push_back(endings_.size() - 1);
+    if (fails)
+      endings_.back().spared = false;
+    else if (rendezvous::place_of(before, process))
+      fresh_leavers_.push_back(endings_.size() - 1);
   }
   health_.host_ended(processes);
+  if (fails) events_.look_for_failure();
   return true;
 }
 
@@ -278,7 +293,7 @@ void ElasticMembers::take(const Reports& reports) {
 void ElasticMembers::look_for_waiting() {
   if (!elastic_.finishing() || workers_ended_ || !may_change()) return;
   // Where nobody has trained, a rank that ended well may be why the others wait: that is a failure, which health names.
-  if (std::ranges::all_of(worlds_, [](std::uint32_t formed) { return formed == 0; })) return;
+  if (nobody_trains()) return;
   bool knows_the_training = false;
   for (int process = 0; process < members_.roles().workers; ++process) {
     if (members_.has_ended(process)) continue;
@@ -363,7 +378,7 @@ bool ElasticMembers::cools_down(const std::string& host) const {
 void ElasticMembers::bring(const PlannedHost& host, const std::vector<int>& slots) {
   try {
     AgentHandle* agent = latest_of(host.name);
-    const bool there = agent != nullptr && agent->channel != nullptr && !agent->channel->closed();
+    const bool there = agent != nullptr && AgentPool::is_usable(*agent);
     if (there && !agent->all_gone) {
       for (const int slot : slots) {
         const int number = events_.on_one_more(*agent, slot);
@@ -460,9 +475,26 @@ void ElasticMembers::give_up_newcomer(AgentHandle& agent, const std::string& why
   for (const int process : processes_of(setup_.plan, agent.host)) {
     if (!members_.has_ended(process)) end_lost(process);
   }
-  agent.all_gone = true;
+  agent.all_gone = agent.lost = true;
   AgentPool::kill(agent);
   events_.check_end();
+}
+
+bool ElasticMembers::nobody_trains() const {
+  return std::ranges::all_of(worlds_, [](std::uint32_t formed) { return formed == 0; });
+}
+
+void ElasticMembers::take_late(AgentHandle& agent) {
+  if (begins_anew()) {
+    agent.started = agent.all_gone = true;
+    say(fmt::format("{} has come; it takes part once all ranks are started again", agent.host.name));
+    return;
+  }
+  newcomers_[&agent] = Timer(loop_, start_timeout_, [this, one = &agent] {
+    give_up_newcomer(*one, fmt::format("no sign of running ranks from {}", one->host.name));
+  });
+  listed_.push_back(agent.host);
+  take_newcomer(agent);
 }
 
 void ElasticMembers::drop_newcomers() {

@@ -28,6 +28,13 @@
 
 namespace cohort::launch {
 
+/// What goes on when all workers of a job begin anew.
+struct ElasticPast {
+  std::set<std::string> barred;  ///< hosts that get no workers although they are there, until they are listed anew
+  std::uint64_t next_epoch = 0;  ///< of members; those before it are in the job's store
+  int workers = 0;               ///< that there were: numbers are never given again
+};
+
 class ElasticMembers {
  public:
   struct Events {
@@ -63,6 +70,7 @@ class ElasticMembers {
     const Members& members;
     HealthWatch& health;
     std::vector<Ending>& endings;
+    ElasticPast& past;
   };
   ElasticMembers(Scene scene, Events events);
 
@@ -98,6 +106,8 @@ class ElasticMembers {
   void on_one_started(const StartedAgain& started);
   /// Nobody waits for those that are still on their way.
   void drop_newcomers();
+  /// A node that has come by itself.
+  void take_late(AgentHandle& agent);
   /// The plan has more ranks.
   void grow();
 
@@ -105,6 +115,9 @@ class ElasticMembers {
   using Clock = std::chrono::steady_clock;
 
   void say(const std::string& text) { run_.say(text); }
+  /// No rank has formed a world, so that the program may be one that cannot form it anew.
+  bool nobody_trains() const;
+  bool begins_anew() const { return spec_.max_restarts > 0 && nobody_trains(); }
   bool may_change() const { return events_.running() && !elastic_.over(); }
   /// True: it goes on, or waits for others.
   bool follow(const Elastic::Decision& decision, const std::string& cause);
@@ -151,6 +164,7 @@ class ElasticMembers {
   const Members& members_;
   HealthWatch& health_;
   std::vector<Ending>& endings_;
+  std::set<std::string>& barred_;
   const Events events_;
   const std::chrono::milliseconds start_timeout_ = start_timeout_of(spec_, setup_.plan);
   Elastic elastic_;
@@ -181,7 +195,6 @@ class ElasticMembers {
   std::map<AgentHandle*, Leaving> leaving_;  ///< agents whose members leave as planned
   std::set<AgentHandle*> noticed_;           ///< that have been told to end,
   Timer notice_;                             ///< and until that is acted on: all may have been told
-  std::set<std::string> barred_;             ///< hosts that get no workers although they are listed, until they are not
   std::set<std::string> unspared_;           ///< hosts that are listed no more, and that the job needs
   bool workers_ended_ = false;               ///< they were asked to
   std::optional<Discovery> discovery_;

@@ -63,7 +63,7 @@ void Epoch::settle(const std::vector<int>& shown) {
                                       [this](const std::string& why) { on_stuck(why); }});
   run_.set_plan(setup_.plan, shown);
   if (setup_.plan.least > 0)
-    elastic_.emplace(ElasticMembers::Scene{loop_, setup_, agents_, run_, members_, *health_, end_.endings},
+    elastic_.emplace(ElasticMembers::Scene{loop_, setup_, agents_, run_, members_, *health_, end_.endings, budget_.elastic},
                      elastic_events());
   if (spec_.keep_logs && goes_elsewhere(setup_.plan))
     remote_logs_.emplace(state_.log_folder, roles, [this](const std::string& text) { say(text); });

@@ -31,6 +31,7 @@ namespace cohort::launch {
 struct EpochBudget {
   int server_restarts = 0;                                       ///< that there have been
   std::optional<std::chrono::steady_clock::time_point> limit{};  ///< of the job's time, once ranks run
+  ElasticPast elastic = {};
 };
 
 class Epoch {
@@ -76,6 +77,8 @@ class Epoch {
   bool is_newcomer(AgentHandle& agent) const { return elastic_ && elastic_->is_newcomer(agent); }
   /// One that has joined: it is told to start its ranks, or to end.
   void take_newcomer(AgentHandle& agent) { elastic_->take_newcomer(agent); }
+  /// One that has come by itself to a job that runs.
+  void take_late(AgentHandle& agent) { elastic_->take_late(agent); }
   /// `setup.plan` has more ranks.
   void grow();
   bool starting() const noexcept { return stage_ == Stage::Starting; }

@@ -150,8 +150,10 @@ class Job {
   bool have_ports();
   void take_ports(AgentHandle& agent, LeasedPorts leased);
 
-  /// One more start of ranks, by these members; nothing of the one before runs any more.
-  void begin_epoch(Plan members);
+  /// One more start of ranks, by `next_plan_`; nothing of the one before runs any more.
+  void begin_epoch();
+  /// Of an elastic job whose ranks have failed: for the hosts that there are. False: they are too few.
+  bool plan_again();
   void make_epoch();
   void give_orders();
   /// Those that have been told to begin anew meet in this epoch of the job's store.
@@ -160,7 +162,7 @@ class Job {
   void start_more(AgentHandle& agent, int ranks);
   int start_one_more(AgentHandle& agent, int local_rank);
   /// Of an elastic job, into its store: the record, and then that it counts. Throws cohort::Error.
-  void write_members(const rendezvous::Membership& members);
+  void write_members(rendezvous::Membership members);
   /// One that has ended for the last time; before the last word on it.
   Result<void> close();
   void end(int status);
@@ -193,6 +195,8 @@ class Job {
   std::unique_ptr<Epoch> epoch_;
   std::optional<ControlSocket> control_;
   Timer last_call_;  ///< for nodes that need not come
+  Plan next_plan_;
+  int first_ranks_ = 0;  ///< that the job had, with its spares
   Timer next_;       ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;
 };
@@ -320,6 +324,7 @@ AgentPool::Events Job::agent_events() {
 
 void Job::on_joined(AgentHandle& agent) {
   if (epoch_->is_newcomer(agent)) return epoch_->take_newcomer(agent);
+  if (epoch_->running() && epoch_->members() != nullptr) return epoch_->take_late(agent);
   if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});
   // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
   if (agents_->all_joined()) return begin();
@@ -339,11 +344,13 @@ void Job::on_joined(AgentHandle& agent) {
 void Job::begin() {
   last_call_ = Timer();
   if (!epoch_->starting()) return;
+  agents_->take_late_ones();
   try {
     if (settles_late()) settle_nodes();
   } catch (const Error& error) {
     return epoch_->fail_start(error.what());
   }
+  first_ranks_ = setup_.plan.world_size;
   run_->state().master_port = facts_for(*agents_->members().front()).master_port;
   if (have_ports()) give_orders();
 }
@@ -391,6 +398,7 @@ JobFacts Job::facts_for(const AgentHandle& agent) const {
   facts.log_folder = run_->state().log_folder;
   facts.restart = restarts_.done();
   facts.max_restarts = restarts_.most();
+  facts.first_worker = budget_.elastic.workers;
   if (setup_.plan.least > 0) facts.elastic = patience_of(spec_.elastic);
   facts.servers_may_die = spec_.server_restarts > 0 || spec_.lost_servers > 0;
   if (spec_.host_timeout != kHostTimeout) {
@@ -407,7 +415,7 @@ std::string Job::address_of(const AgentHandle& member) const {
 }
 
 void Job::on_signal(int signal) {
-  if (next_) begin_epoch(setup_.plan);  // it is for those that are about to be started
+  if (next_) begin_epoch();  // it is for those that are about to be started
   switch (signal) {
     case SIGTSTP:
       agents_->broadcast(SignalWorkers{SIGSTOP});
@@ -420,7 +428,7 @@ void Job::on_signal(int signal) {
 }
 
 void Job::on_owner_gone() {
-  if (next_) begin_epoch(setup_.plan);
+  if (next_) begin_epoch();
   if (!epoch_->ended()) return epoch_->on_owner_gone();
   if (!spec_.owner_folder.empty()) remove_private_folder(spec_.owner_folder);
   loop_.stop();
@@ -436,24 +444,58 @@ void Job::make_epoch() {
   events.on_one_more = [this](AgentHandle& agent, int local_rank) { return start_one_more(agent, local_rank); };
   events.on_members = [this](const rendezvous::Membership& members) { write_members(members); };
   events.on_breakdown = [this](const Breakdown& breakdown) {
-    if (owner_gone() || run_->reader_gone() || !agents_->can_go_on()) return Restarts::Decision();
-    return restarts_.after(breakdown, setup_.plan.world_size);
+    if (owner_gone() || run_->reader_gone()) return Restarts::Decision();
+    next_plan_ = setup_.plan;
+    if (setup_.plan.least > 0 ? !plan_again() : !agents_->can_go_on()) return Restarts::Decision();
+    return restarts_.after(breakdown, next_plan_.world_size);
   };
   events.before_end = [this] { return close(); };
   events.on_ended = [this](int status, bool again) {
     if (!again) return end(status);
-    next_ = Timer(loop_, {}, [this] { begin_epoch(setup_.plan); });
+    next_ = Timer(loop_, {}, [this] { begin_epoch(); });
   };
   epoch_ = std::make_unique<Epoch>(loop_, setup_, *agents_, *run_, budget_, restarts_.done(), std::move(events));
 }
 
-void Job::begin_epoch(Plan members) {
+bool Job::plan_again() {
+  Plan plan = setup_.plan;
+  plan.hosts.clear();
+  std::vector<int> agents;  // of the hosts
+  int slots = 0;
+  for (const auto& member : agents_->members()) {
+    if (!AgentPool::is_usable(*member) || budget_.elastic.barred.contains(member->host.name)) continue;
+    PlannedHost host = member->host;
+    host.part_of.clear();
+    // (Later orders may have been for less.)
+    for (const PlannedHost& before : setup_.plan.hosts) {
+      if (before.index == host.index) host.slots = std::max(host.slots, before.ranks);
+    }
+    host.slots = std::min(host.slots, kMostProcesses - slots);
+    slots += host.slots;
+    agents.push_back(host.index);
+    plan.hosts.push_back(std::move(host));
+  }
+  const int most = plan.method == StartMethod::Launcher ? slots : std::min(slots, first_ranks_);
+  if (most < plan.least) return false;
+  plan.spares = std::clamp(most - (first_ranks_ - spec_.elastic.spares), 0, spec_.elastic.spares);
+  next_plan_ = value_or_throw(make_plan(std::move(plan), most, spec_));
+  for (PlannedHost& host : next_plan_.hosts) host.index = agents[static_cast<std::size_t>(host.index)];
+  return true;
+}
+
+void Job::begin_epoch() {
   next_ = Timer();
-  setup_.plan = std::move(members);
+  if (setup_.plan.least > 0) {
+    budget_.elastic.workers += setup_.plan.world_size;
+    for (const auto& member : agents_->members()) member->host.ranks = member->host.local_ranks = 0;
+    for (const PlannedHost& host : next_plan_.hosts)
+      agents_->members()[static_cast<std::size_t>(host.index)]->host = host;
+  }
+  setup_.plan = next_plan_;
   agents_->begin_again();
   make_epoch();
   epoch_->settle(shown_ranks(spec_, setup_.plan));
-  announce_epoch();
+  if (setup_.plan.least == 0) announce_epoch();
   give_orders();
 }
 
@@ -464,7 +506,9 @@ void Job::give_orders() {
   } catch (const Error& error) {
     return epoch_->fail_start(fmt::format("the job's store does not take its members: {}", error.what()));
   }
-  for (const auto& each : agents_->members()) each->channel->send(order_for(setup_, each->host, facts_for(*each)));
+  for (const auto& each : agents_->members()) {
+    if (each->host.processes() > 0) each->channel->send(order_for(setup_, each->host, facts_for(*each)));
+  }
 }
 
 std::shared_ptr<store::Store> Job::own_store() const {
@@ -499,7 +543,9 @@ int Job::start_one_more(AgentHandle& agent, int local_rank) {
   return host.first_rank;
 }
 
-void Job::write_members(const rendezvous::Membership& members) {
+void Job::write_members(rendezvous::Membership members) {
+  budget_.elastic.next_epoch = members.epoch + 1;
+  for (rendezvous::Member& member : members.members) member.worker += budget_.elastic.workers;
   const auto store = own_store();
   store->set(rendezvous::membership_key(members.epoch), rendezvous::encode(members));
   store->set(store::kEpochKey, std::to_string(members.epoch));
