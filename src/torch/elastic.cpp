@@ -195,6 +195,10 @@ Value generators_of(const torch::nn::Module& module) {
 }  // namespace
 
 void attach(State& state, const std::string& name, torch::nn::Module& module) {
+  // Gradients of a step that did not end, in memory of a world that is gone.
+  state.on_change([&module](const World&) {
+    for (at::Tensor& parameter : module.parameters()) parameter.mutable_grad() = at::Tensor();
+  });
   state.add(name, std::make_shared<Parameters>(module));
   state.add(name + "/buffers", buffers_of(state, module));
   state.add(name + "/random", generators_of(module));
@@ -212,7 +216,10 @@ void attach(State& state, const std::string& name, data::DistributedSampler& sam
                           sampler.load_state(at);
                         }});
   state.add_samples(name, [&sampler] { return SamplePosition{sampler.epoch(), sampler.cursor()}; });
-  state.on_step([&sampler] { sampler.step(); });
+  // Where batches are accumulated the program has stepped over them itself.
+  state.on_step([&sampler] {
+    if (sampler.global_batch() > 0) sampler.step();
+  });
   state.on_change([&sampler, policy, name](const World& world) {
     const std::int64_t batch = sampler.options().batch_size;
     const bool keeps = policy == BatchPolicy::KeepGlobal;
