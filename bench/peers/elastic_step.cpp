@@ -2,6 +2,10 @@
 // other, of a model with the tensors of ResNet-50 (161 parameters, 106 buffers; 102 MB, with Adam's moments 307 MB).
 //
 //   cohort run -np 2 elastic_step [ROUNDS [STEPS [MILLISECONDS-A-STEP]]]
+//
+// Or how long those who go on pause when ranks come and go, for so many seconds (in an elastic job):
+//
+//   cohort run --min-np 1 ... elastic_step pauses SECONDS
 #include <cohort/elastic.h>
 #include <cohort/join.h>
 #include <cohort/torch/elastic.h>
@@ -16,6 +20,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -57,6 +62,33 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+int pauses(cohort::elastic::State& state, cohort::data::DistributedSampler& sampler, std::chrono::seconds time) {
+  const auto until = Clock::now() + time;
+  constexpr auto kStep = std::chrono::milliseconds(20);
+  std::vector<float> gradient(1 << 16);
+  std::optional<Clock::time_point> ended;
+  std::int64_t over = 0;
+  state.add("over", over);
+  return cohort::elastic::run(state, [&](cohort::elastic::World& world) {
+    for (bool first = true; over == 0; first = false) {
+      (void)sampler.next_batch();
+      std::this_thread::sleep_for(kStep);
+      gradient[0] = Clock::now() < until ? 0 : 1;
+      world.communicator().all_reduce(std::span(gradient)).wait();
+      over = gradient[0] > 0 ? 1 : 0;
+      state.step();
+      const auto now = Clock::now();
+      if (first && ended && world.rank() == 0) {
+        std::printf("epoch %ld: %d ranks, %.0f ms from a step's end to the next one's, of which a step is %ld\n",
+                    static_cast<long>(world.epoch().value_or(0)), world.size(), microseconds(now - *ended) / 1000,
+                    static_cast<long>(kStep.count()));
+        std::fflush(stdout);
+      }
+      ended = now;
+    }
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -71,6 +103,8 @@ int main(int argc, char** argv) {
   cohort::data::DistributedSampler sampler(1 << 22, {.batch_size = 32, .shuffle = false});
   cohort::elastic::State state;
   state.add("model", *net).add("optimizer", optimizer, *net).add("sampler", sampler);
+  if (argc == 3 && std::string(argv[1]) == "pauses")
+    return pauses(state, sampler, std::chrono::seconds(std::atoi(argv[2])));
   cohort::elastic::World world(cohort::join(), std::nullopt);
   const auto entering = Clock::now();
   state.enter(world);

@@ -220,11 +220,11 @@ void attach(State& state, const std::string& name, data::DistributedSampler& sam
   state.on_step([&sampler] {
     if (sampler.global_batch() > 0) sampler.step();
   });
-  state.on_change([&sampler, policy, name](const World& world) {
+  state.on_change([&sampler, policy, name, said = false](const World& world) mutable {
     const std::int64_t batch = sampler.options().batch_size;
     const bool keeps = policy == BatchPolicy::KeepGlobal;
     sampler.set_world(world.rank(), world.size(), keeps ? batch * world.first_size() : 0);
-    if (world.rank() == 0 && world.size() == world.first_size())
+    if (world.rank() == 0 && world.size() == world.first_size() && !std::exchange(said, true))
       log::info("elastic", "'{}': steps of {} samples {}", name, batch * world.size(),
                 keeps ? "over all ranks, however many there are"
                       : fmt::format("of {} ranks, {} of each", world.size(), batch));

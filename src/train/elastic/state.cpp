@@ -223,9 +223,16 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
     Received received = send_state(comm, agreement, hosts, {contents, values, digests}, key);
     const bool takes = is_in(agreement.takers);
     // Ranks that have half of it would be silently wrong: all go on, or none.
-    checkpoint::agree(comm, checkpoint::attempt([&] {
-                        if (takes) self.take(received, agreement.steps);
-                      }));
+    std::optional<Error> problem;
+    try {
+      if (takes) self.take(received, agreement.steps);
+    } catch (const Error& error) {
+      problem = error;
+    } catch (const std::exception& error) {
+      problem = Error(ErrorCode::Internal,
+                      fmt::format("the state of rank {} does not fit: {}", agreement.sources.front(), error.what()));
+    }
+    checkpoint::agree(comm, problem);
     if (takes) digests = std::move(received.digests);
     for (const auto& [name, part] : takes ? received.contents : contents) {
       for (const Contents::Item& item : part.items) bytes += item.memory.bytes();
@@ -257,8 +264,8 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
           : fmt::format("; {:.1f} MB sent to {} in {:.0f} ms ({:.2f} GB/s)", static_cast<double>(bytes) / 1e6,
                         agreement.takers.size() == 1 ? "1 rank" : fmt::format("{} ranks", agreement.takers.size()),
                         sent_ms, static_cast<double>(bytes) / 1e6 / std::max(sent_ms, 1e-3));
-  log::info("elastic", "epoch {}: {} rank{} go on after step {}{}; compared in {:.0f} ms{}", world.epoch_.value_or(0),
-            comm.size(), comm.size() == 1 ? "" : "s", self.steps,
+  log::info("elastic", "epoch {}: {} after step {}{}; compared in {:.0f} ms{}", world.epoch_.value_or(0),
+            comm.size() == 1 ? "1 rank goes on" : fmt::format("{} ranks go on", comm.size()), self.steps,
             agreement.interrupted ? ", the next one is done again" : "", compared_ms, sent);
 }
 
@@ -310,7 +317,7 @@ bool State::leave(const Error& error) {
   self.whole = self.version_of_parts() == self.version ||
                (self.steps == self.entered_at && digests_of(self.contents(), self.key) == self.digests);
   for (auto& [name, kept] : self.values) kept.value.load(kept.copy);
-  if (!planned) log::info("elastic", "after step {}: {}", self.steps, error.what());
+  if (!planned) log::debug("elastic", "after step {}: {}", self.steps, error.what());
   return true;
 }
 
