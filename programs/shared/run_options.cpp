@@ -249,7 +249,7 @@ const RunOption kOptions[] = {
             [](C& c, Text v) { c.quiet = truth(v); }, Kind::Flag}),
     {"--json", "", "",
      "Write everything to stdout as JSON, one event a line: start, output, notice, warning, rank_ended, process_ended, "
-     "members, failure, restart, end",
+     "members, members_formed, failure, restart, end",
      [](C& c, Text v) { c.json = truth(v); }, Kind::Flag},
     {"--run-dir", "DIR", "",
      "The run's folder: job.json, logs, and what the program adds. It and the folder above it have to be yours or "

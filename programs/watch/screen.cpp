@@ -111,6 +111,11 @@ std::vector<std::string> header(const View& view, const Look& look) {
     second.add("  ").add(track::sparkline(losses, static_cast<std::size_t>(width), true), "36");
   }
   lines.push_back(second.take());
+  if (run.members && run.members->epoch > 0)
+    lines.push_back(Text(look.columns, look)
+                        .add(fmt::format("last change {} ago: {}", duration_text(look.now - run.members->since),
+                                         run.members->cause))
+                        .take());
   if (const std::string others = launch::others_text(run); !others.empty())
     lines.push_back(Text(look.columns, look).add(others).take());
   Text third(look.columns, look);

@@ -109,6 +109,29 @@ TEST_F(Nodes, AJobGoesOnWithoutANodeThatItCanSpare) {
   EXPECT_EQ(first->wait(), 0) << first->err();
 }
 
+TEST_F(Nodes, OneThatComesLateJoinsAJobThatMayGrow) {
+  const std::string worker = "touch up.$COHORT_WORKER; while [ ! -e end ]; do sleep 0.05; done";
+  const std::vector<std::string> words = {"-np", "1",   "--max-restarts", "1", "--start-timeout", "4", "sh",
+                                          "-c",  worker};
+  const auto first = start(0, words, {}, "1:2");
+  const auto up = [](const Job& job, int number) {
+    return ::access(fmt::format("{}/up.{}", job.folder(), number).c_str(), F_OK) == 0;
+  };
+  ASSERT_TRUE(eventually([&] { return up(*first, 0); })) << first->err();
+  const auto late = start(1, words, {}, "1:2");
+  // Its ranks have no world of Cohort's, so that it takes part when all begin anew.
+  ASSERT_TRUE(eventually([&] { return first->err().find("it takes part once all ranks are st") != std::string::npos; }))
+      << first->err();
+  const auto ranks = first->processes("sh -c " + worker);
+  ASSERT_EQ(ranks.size(), 1U);
+  ::kill(ranks.front(), SIGKILL);
+  ASSERT_TRUE(eventually([&] { return up(*first, 1) && up(*late, 2); })) << first->err() << late->err();
+  EXPECT_NE(first->err().find("2 processes on 2 hosts"), std::string::npos) << first->err();
+  (void)!::system(("touch " + first->folder() + "/end " + late->folder() + "/end").c_str());
+  EXPECT_EQ(first->wait(), 0) << first->err();
+  EXPECT_EQ(late->wait(), 0) << late->err();
+}
+
 TEST_F(Nodes, OneThatCannotStartItsProgramEndsTheJobOfAll) {
   const auto first = start(0, {"-np", "1", "--start-timeout", "60", "sleep", "1000"});
   ASSERT_TRUE(eventually([&] { return first->err().find("for node 1") != std::string::npos; })) << first->err();

@@ -136,6 +136,10 @@ void Agent::watch_for_dying() {
     if (stat && stat->exiting && stat->exit_word != 0)
       report_exit(*worker, sys::exit_status_from_wait(stat->exit_word));
   }
+  // An elastic job goes on by them.
+  std::uint64_t meetings = 0;
+  for (const auto& worker : workers_) meetings += worker->meetings();
+  if (epoch_->launch->job.elastic && meetings != std::exchange(epoch_->meetings, meetings)) send_reports();
   const milliseconds pause(std::max<std::size_t>(100, 2 * workers_.size()));
   dying_ = Timer(loop_, pause, [this] { watch_for_dying(); });
 }

@@ -101,8 +101,9 @@ struct AgentEpoch {
   Clock::time_point sweep_since;
   std::uint32_t swept = 0;
   std::optional<std::uint64_t> out_of_memory_before;
-  bool passed_on = false;  ///< the supervisor knows that somebody told us to end
-  int told_times = 0;      ///< a launcher, by a signal that is for the job
+  std::uint64_t meetings = 0;  ///< of its workers, that the supervisor knows of
+  bool passed_on = false;      ///< the supervisor knows that somebody told us to end
+  int told_times = 0;          ///< a launcher, by a signal that is for the job
 };
 
 class Agent {

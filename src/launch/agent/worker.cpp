@@ -218,6 +218,10 @@ bool Worker::saves_when_asked() const {
   return alive() && page() != nullptr && (page()->abilities.load() & status::StatusLayout::kSavesWhenAsked) != 0;
 }
 
+std::uint64_t Worker::meetings() const {
+  return page() == nullptr ? 0 : std::uint64_t{page()->worlds.load()} << 1 | (page()->joining.load() != 0 ? 1U : 0U);
+}
+
 bool Worker::makes_room() const { return page() != nullptr && page()->preempted_by.load() != 0; }
 
 void Worker::announce(std::uint64_t epoch) noexcept {

@@ -86,6 +86,8 @@ class Worker {
   bool offer(int number) const;
   /// A signal makes the rank save and end.
   bool saves_when_asked() const;
+  /// Another number once it has formed a world, or waits for one.
+  std::uint64_t meetings() const;
   /// A signal has made it save, on which it ends, or has ended.
   bool makes_room() const;
 

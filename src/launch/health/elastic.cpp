@@ -70,8 +70,7 @@ Elastic::Decision Elastic::end(std::string why) {
 
 Elastic::Decision Elastic::announce(const std::string& cause) {
   if (changes_are_used_up())
-    return end(fmt::format("its members have changed {} time{} (--reset-limit)", changes(),
-                           changes() == 1 ? "" : "s"));
+    return end(fmt::format("its members have changed {} time{} (--reset-limit)", changes(), changes() == 1 ? "" : "s"));
   const auto fresh = std::ranges::count_if(
       workers_, [this](const Worker& one) { return !place_of(current_, one.number).has_value(); });
   sizes_ = fresh == 0 ? fmt::format("{} of {} workers", size(), current_.members.size())

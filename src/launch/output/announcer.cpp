@@ -107,6 +107,16 @@ std::string members_event(const rendezvous::Membership& before, const rendezvous
   return line_of(out);
 }
 
+std::string formed_event(const MembersChange& change, std::string_view text) {
+  Json out = begin("members_formed");
+  out["epoch"] = change.now.epoch;
+  out["size"] = change.now.members.size();
+  if (change.detect_ms) out["detect_ms"] = *change.detect_ms;
+  if (change.form_ms) out["form_ms"] = *change.form_ms;
+  out["text"] = text;
+  return line_of(out);
+}
+
 std::string restart_event(std::string_view text, int number) {
   Json out = begin("restart");
   out["text"] = text;
@@ -195,6 +205,11 @@ void Announcer::members_changed(const rendezvous::Membership& before, const rend
                                 const std::string& text) {
   if (form_ == Form::Json) return display_.write(1, members_event(before, now, text));
   display_.say(text);
+}
+
+void Announcer::members_formed(const MembersChange& change, const std::string& text) {
+  if (form_ == Form::Json) return display_.write(1, formed_event(change, text));
+  if (form_ == Form::Text) display_.say(text);
 }
 
 void Announcer::started_again(const Ending& before, int pid) {

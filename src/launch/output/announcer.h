@@ -42,6 +42,8 @@ class Announcer {
   /// All ranks run; `text` says how.
   void started(const RunState& state, const std::string& run_folder, const std::string& text);
   void rank_ended(const Ending& ending);
+  /// These have formed a world.
+  void members_formed(const MembersChange& change, const std::string& text);
   /// An elastic job has other members; `text` says who, and why.
   void members_changed(const rendezvous::Membership& before, const rendezvous::Membership& now,
                        const std::string& text);

@@ -329,9 +329,14 @@ nlohmann::ordered_json to_json(const RunState& record) {
   }
   if (!record.members.empty()) {
     out["members"] = nlohmann::ordered_json::array();
-    for (const auto& [time, now] : record.members) {
-      out["members"].push_back(
-          {{"time", time}, {"epoch", now.epoch}, {"workers", workers_of(now)}, {"cause", now.cause}});
+    for (const MembersChange& change : record.members) {
+      nlohmann::ordered_json one = {{"time", change.time},
+                                    {"epoch", change.now.epoch},
+                                    {"workers", workers_of(change.now)},
+                                    {"cause", change.now.cause}};
+      if (change.detect_ms) one["detect_ms"] = *change.detect_ms;
+      if (change.form_ms) one["form_ms"] = *change.form_ms;
+      out["members"].push_back(std::move(one));
     }
   }
   if (record.max_restarts > 0) {

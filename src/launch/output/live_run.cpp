@@ -150,7 +150,7 @@ void visit_fields(T& it, const Act& act) {
     act("time", it.time), act("text", it.text);
   } else if constexpr (std::is_same_v<Of, LiveMembers>) {
     act("epoch", it.epoch), act("size", it.size), act("workers", it.workers);
-    act("cause", it.cause), act("since", it.since);
+    act("cause", it.cause), act("since", it.since), act("form_ms", it.form_ms);
   } else if constexpr (std::is_same_v<Of, LiveOther>) {
     act("name", it.name), act("host", it.host), act("state", it.state);
     act("memory", it.memory), act("line", it.line), act("restarts", it.restarts);

@@ -118,6 +118,7 @@ struct LiveMembers {
   std::string workers;  ///< their numbers, by rank: "0,2-3"
   std::string cause;    ///< of the last change
   double since = 0;
+  std::int64_t form_ms = -1;  ///< that they took to form a world; -1: they have not
 };
 
 /// Something that the launcher has said.

@@ -65,7 +65,7 @@ struct JobFacts {
   std::string log_folder;  ///< empty: no logs
   int restart = 0;         ///< how often the job has been started again
   int max_restarts = 0;
-  int first_worker = 0;  ///< of an elastic job: the COHORT_WORKER of its rank 0
+  int first_worker = 0;                                         ///< of an elastic job: the COHORT_WORKER of its rank 0
   std::optional<std::chrono::seconds> elastic = {};             ///< of an elastic job: for how long it waits for hosts
   bool servers_may_die = false;                                 ///< the job goes on then
   std::chrono::seconds host_timeout = std::chrono::seconds(0);  ///< 0: what the ranks' environment says

@@ -8,6 +8,7 @@
 #include "telemetry/status_page.h"
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <utility>
 
@@ -134,6 +135,7 @@ void ElasticMembers::let_failed_leave() {
       held_[slots_.at(ending.rank)] = cooldown ? std::optional(Clock::now() + cooldown->first) : std::nullopt;
     } else {
       note_host_failure(ending.host);
+      note_detection(ending);
       fresh_leavers_.push_back(considered_);
     }
     ending.spared = true;
@@ -183,8 +185,12 @@ bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why)
     const bool one = lost.size() == 1;
     const std::string cause = fmt::format("worker{} {} {} lost with {} host {} ({})", one ? "" : "s", to_ranges(lost),
                                           one ? "is" : "are", one ? "its" : "their", agent.host.name, why);
-    fails = begins_anew();
-    if (fails) {
+    const bool members =
+        std::ranges::any_of(lost, [&before](int worker) { return place_of(before, worker).has_value(); });
+    fails = members && begins_anew();
+    if (!members) {
+      say(cause + " before it was a member; the job goes on without");
+    } else if (fails) {
       say(cause);
     } else if (!leave(lost, cause)) {
       if (spec_.max_restarts == 0) return false;
@@ -249,6 +255,7 @@ void ElasticMembers::announce() {
     return events_.end(1, fmt::format("the job's store does not take its new members: {}", error.what()));
   }
   agents_.broadcast(NewMembership{now.epoch});
+  announced_at_ = Clock::now();
   run_.members_changed(
       now, fmt::format("{}; epoch {} goes on with {}{}", now.cause, now.epoch, elastic_.sizes(), numbering_of(now)));
 }
@@ -286,8 +293,29 @@ void ElasticMembers::take(const Reports& reports) {
         leaving.limit = Timer(loop_, spec_.grace, [this, one = agent] { end_leavers(*one); });
     }
   }
+  if (announced_at_) look_for_formed();
   if (events_.running() && !arrivals_.empty()) take_arrivals();
   look_for_waiting();
+}
+
+void ElasticMembers::note_detection(const Ending& ending) {
+  for (const auto& [index, began] : began_) {
+    const std::vector<int> here = processes_on(setup_.plan, index);
+    if (std::ranges::find(here, ending.rank) == here.end()) continue;
+    const auto since = std::chrono::duration<double>(Clock::now() - began).count() - ending.after_seconds;
+    detect_ms_ = std::max<std::int64_t>(detect_ms_.value_or(0), std::llround(since * 1000));
+  }
+}
+
+void ElasticMembers::look_for_formed() {
+  const bool formed = std::ranges::all_of(elastic_.current().members, [this](const rendezvous::Member& member) {
+    const auto rank = static_cast<std::size_t>(member.worker);
+    return worlds_[rank] > worlds_then_[rank];
+  });
+  if (!formed) return;
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - *announced_at_);
+  announced_at_.reset();
+  run_.members_formed(std::exchange(detect_ms_, {}), took.count());
 }
 
 void ElasticMembers::look_for_waiting() {

@@ -63,8 +63,9 @@ void Epoch::settle(const std::vector<int>& shown) {
                                       [this](const std::string& why) { on_stuck(why); }});
   run_.set_plan(setup_.plan, shown);
   if (setup_.plan.least > 0)
-    elastic_.emplace(ElasticMembers::Scene{loop_, setup_, agents_, run_, members_, *health_, end_.endings, budget_.elastic},
-                     elastic_events());
+    elastic_.emplace(
+        ElasticMembers::Scene{loop_, setup_, agents_, run_, members_, *health_, end_.endings, budget_.elastic},
+        elastic_events());
   if (spec_.keep_logs && goes_elsewhere(setup_.plan))
     remote_logs_.emplace(state_.log_folder, roles, [this](const std::string& text) { say(text); });
 }
@@ -162,6 +163,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   const std::vector<int> processes = processes_of(setup_.plan, agent.host);
   if (started.pids.size() != processes.size()) return;
   agent.started = true;
+  if (elastic_) elastic_->note_start(agent);
   if (remote_logs_ && !agent.host.local) remote_logs_->open(processes);
   for (std::size_t i = 0; i < processes.size(); ++i)
     state_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];

@@ -197,7 +197,7 @@ class Job {
   Timer last_call_;  ///< for nodes that need not come
   Plan next_plan_;
   int first_ranks_ = 0;  ///< that the job had, with its spares
-  Timer next_;       ///< the next epoch, once the last one is no longer on the stack
+  Timer next_;           ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;
 };
 

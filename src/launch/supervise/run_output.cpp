@@ -204,6 +204,19 @@ void RunOutput::members_changed(const rendezvous::Membership& now, const std::st
   write_record();
 }
 
+void RunOutput::members_formed(std::optional<std::int64_t> detect_ms, std::int64_t form_ms) {
+  MembersChange& change = state_.members.back();
+  change.detect_ms = detect_ms;
+  change.form_ms = form_ms;
+  const std::size_t size = change.now.members.size();
+  announcer_.members_formed(
+      change, fmt::format("epoch {} is formed: {}{} ms until {} in a world of it", change.now.epoch,
+                          detect_ms ? fmt::format("{} ms until the loss was known, ", *detect_ms) : std::string(),
+                          form_ms, size == 1 ? "its member was" : fmt::format("its {} members were", size)));
+  changed();
+  write_record();
+}
+
 void RunOutput::changed() {
   if (!soon_)
     soon_ = Timer(loop_, kGather, [this] {
@@ -235,8 +248,12 @@ LiveRun RunOutput::look() const {
   run.notices = state_.notices;
   if (!state_.members.empty()) {
     const rendezvous::Membership& now = state_.members.back().now;
-    run.members = {now.epoch, static_cast<int>(now.members.size()), to_ranges(workers_of(now)), now.cause,
-                   state_.members_since};
+    run.members = {now.epoch,
+                   static_cast<int>(now.members.size()),
+                   to_ranges(workers_of(now)),
+                   now.cause,
+                   state_.members_since,
+                   state_.members.back().form_ms.value_or(-1)};
   }
   for (const PlannedHost& host : state_.plan.hosts) run.hosts.push_back({host.name, host.first_rank, host.ranks});
   const Roles roles = state_.plan.roles();

@@ -61,6 +61,8 @@ class RunOutput {
   void started_again(int process, const Ending& before, int pid);
   /// An elastic job has other members than before; `text` says who, and why.
   void members_changed(const rendezvous::Membership& now, const std::string& text);
+  /// All of them have formed a world, so many milliseconds later.
+  void members_formed(std::optional<std::int64_t> detect_ms, std::int64_t form_ms);
   void changed();
   /// No more output comes from its processes.
   void end_lines() { display_.end_lines(); }
