@@ -138,6 +138,53 @@ assert "torch" not in sys.modules
 print("over", state.steps, int(weights["steps"][0]), *map(repr, weights["w"]), flush=True)
 """
 
+# Where other packages reduce: Horovod's API, initialised before `train` or in it, and torch's DistributedDataParallel.
+OTHERS = """
+import hashlib, os, signal, sys
+import torch
+import cohort
+from cohort.data import DistributedSampler
+
+torch.set_num_threads(1)
+how = os.environ["HOW"]
+size, batch, epochs = 1003, 8, 2
+x = torch.randn(size, 8, generator=torch.Generator().manual_seed(1))
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
+sampler = DistributedSampler(size, 1, 0, batch_size=batch)
+if how.startswith("hvd"):
+    import cohort.torch as hvd
+if how == "hvd before":
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())
+state = cohort.elastic.State().add("model", net).add("optimizer", optimizer).add("sampler", sampler)
+
+@cohort.elastic.run
+def train(state, world):
+    model, stepper = net, optimizer
+    if how == "hvd":
+        hvd.init()
+        stepper = hvd.DistributedOptimizer(optimizer, net.named_parameters())
+    elif how == "torch":
+        torch.distributed.init_process_group("cohort")
+        model = torch.nn.parallel.DistributedDataParallel(net)
+    print("world", state.steps, world.rank, world.size, flush=True)
+    while sampler.epoch < epochs:
+        for indices in sampler:
+            stepper.zero_grad()
+            inputs = x[indices or [0]]
+            loss = model(inputs).sub(inputs.sum(1, keepdim=True)).square().mean()
+            if state.steps == 30 and os.environ["COHORT_WORKER"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss.backward()
+            stepper.step()
+            state.step()
+        sampler.next_epoch()
+
+train(state)
+print("over", state.steps, hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest(), flush=True)
+"""
+
 
 class Job:
     """`cohort run` of a program, whose workers' lines it has from their logs."""
@@ -339,6 +386,20 @@ class Hosts(unittest.TestCase):
             self.assertEqual(len(saves), 2, job.said())
             self.assertEqual(len({save[0] for save in saves}), 1, saves)
             self.assertTrue(elastic.audit(job.path / "r"))
+
+
+@needs_torch
+class Others(unittest.TestCase):
+    def test_they_use_the_world(self):
+        for how in ("hvd", "hvd before", "torch"):
+            with self.subTest(how), Job("-np", "3", "--min-np", "1", program=OTHERS, HOW=how) as job:
+                job.end()
+                worlds = [world for world in job.lines("world")[0] if world[2] == "2"]
+                self.assertEqual(worlds, [["30", "0", "2"]], job.said())
+                overs = [over for overs in job.lines("over").values() for over in overs]
+                self.assertEqual([over[0] for over in overs], ["84", "84"])
+                self.assertEqual(overs[0], overs[1])
+                self.assertTrue(elastic.audit(job.path / "r", {"sampler": 1003}))
 
 
 class WithoutTorch(unittest.TestCase):

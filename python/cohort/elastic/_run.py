@@ -99,6 +99,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
                         raise
                     break
                 _let_go_of(error)
+                cause = None
             _leave_world()
         if save is not None and state._core.told_to_end:
             save(state, world)
@@ -143,9 +144,11 @@ def _leave_world() -> None:
         _hvd_was_used = True
         basics.shutdown()
     distributed = sys.modules.get("torch.distributed")
-    if "cohort.distributed" in sys.modules and distributed is not None and distributed.is_initialized():
+    groups = "cohort.distributed" in sys.modules and distributed is not None and distributed.is_initialized()
+    if groups:
         distributed.destroy_process_group()
-        gc.collect()  # torch's wrapped models refer to themselves, and have hooks on the parameters
+    if groups or _hvd_was_used:
+        gc.collect()  # torch's wrapped models and Horovod's optimizers refer to themselves, and have hooks on the parameters
     _world.shutdown()
 
 
