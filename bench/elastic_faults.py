@@ -24,7 +24,6 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "cluster"))
 
-from cohort import _command
 from support_elastic import TRAINING
 from test_run_elastic import Job
 
