@@ -24,7 +24,6 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "cluster"))
 
-from cohort import _command
 from support_elastic import TRAINING
 from test_run_elastic import Job
 
@@ -181,17 +180,20 @@ def tell(what, values):
 
 
 def share_of_steps(faults, begun, ended):
-    """Of the time: what a job without faults would have taken for the steps that were done; and with fewer workers
-    counted as less."""
+    """The usual step in ms; of the time, what did not go into changes of members (from the last step of an epoch to the first
+    new one in another, less a step); the same with missing workers counted; and the changes, in ms."""
     steps = {}
     for worker in faults.workers.values():
-        for when, _, step, _, size in worker.look().steps:
-            if begun <= when <= ended:
-                steps.setdefault(step, (when, size))
-    times = sorted((when, size) for when, size in steps.values())
-    usual = percentile([b[0] - a[0] for a, b in zip(times, times[1:])], 0.5)
-    whole = ended - begun
-    return usual / 1e6, len(steps) * usual / whole, sum(size for _, size in times) / faults.ranks * usual / whole
+        for when, epoch, step, _, size in worker.look().steps:
+            if begun <= when <= ended and when < steps.get(step, (ended,))[0]:
+                steps[step] = (when, epoch, size)
+    done = sorted(steps.values())
+    pairs = list(zip(done, done[1:]))
+    usual = percentile([b[0] - a[0] for a, b in pairs], 0.5)
+    changes = [max(0, b[0] - a[0] - usual) for a, b in pairs if a[1] != b[1]]
+    within = [(b[0] - a[0]) * b[2] / faults.ranks for a, b in pairs if a[1] == b[1]]
+    whole = done[-1][0] - done[0][0]
+    return usual / 1e6, 1 - sum(changes) / whole, sum(within) / whole, [change / 1e6 for change in changes]
 
 
 class InBox(Job):
@@ -261,9 +263,10 @@ def main():
                 time.sleep(max(0.0, begun / 1e9 + number * arguments.every - time.monotonic()))
                 kill(faults.members()[-1][1])
             time.sleep(arguments.every)
-            step, all_steps, by_workers = share_of_steps(faults, begun, time.monotonic_ns())
+            step, all_steps, by_workers, changes = share_of_steps(faults, begun, time.monotonic_ns())
             print(f"a fault per {arguments.every:g} s, a step of {step:.0f} ms: {100 * all_steps:.1f} % of the time went into "
                   f"steps; {100 * by_workers:.1f} % with missing workers counted")  # fmt: skip
+            tell("a change, between two steps", changes)
         for _ in range(0 if arguments.every else arguments.faults):
             faults.fault(kill if arguments.lost == "process" else cut)
         job.stop()

@@ -19,14 +19,14 @@ from support_elastic import TRAINING
 class Job:
     """`cohort run` of the training, whose workers' lines it has from their logs."""
 
-    def __init__(self, *options, script=TRAINING):
+    def __init__(self, *options, script=TRAINING, **environment):
         self.folder = tempfile.TemporaryDirectory(prefix="cohort-elastic-")
         self.path = pathlib.Path(self.folder.name)
         (self.path / "train.py").write_text("import os\nprint('pid', os.getpid(), flush=True)\n" + script)
         self.err = open(self.path / "err", "w+")
         self.command = subprocess.Popen(
             self.words(_command.find(), "run", "--as-horovod", "--run-dir", "r", *options, sys.executable, "train.py"), cwd=self.path,
-            env=dict(os.environ, FOLDER=str(self.path)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            env=dict(os.environ, FOLDER=str(self.path), **environment), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=self.err)  # fmt: skip
 
     def words(self, *command):

@@ -126,6 +126,39 @@ while True:
     begun = True
 """
 
+# In an elastic job, until a file says stop: a group of each world's, and of its first and last rank.
+ELASTIC = """
+import os, time
+import torch
+import torch.distributed as dist
+import cohort.distributed
+
+while True:
+    try:
+        dist.init_process_group("cohort")
+        rank, size = dist.get_rank(), dist.get_world_size()
+        ends = dist.new_group(sorted({0, size - 1}))
+        said = False
+        while True:
+            total = torch.tensor([1.0, float(os.path.exists("stop"))])
+            dist.all_reduce(total)
+            if rank in (0, size - 1):
+                dist.all_reduce(total, group=ends)
+            if not said:
+                print("trains", os.getpid(), rank, size, flush=True)
+            said = True
+            if total[1] > 0:
+                break
+            time.sleep(0.01)
+        break
+    except RuntimeError:
+        if not cohort.distributed.is_over():
+            raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+"""
+
 # How scripts give torch's four variables from a launcher's.
 BY_SLURM = """#!/bin/sh
 export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID MASTER_ADDR=h1 MASTER_PORT=29411
@@ -138,7 +171,7 @@ exec "$@"
 
 
 class Programs(PythonCase):
-    files = {"group.py": PROGRAM, "endless.py": ENDLESS, "by_slurm.sh": BY_SLURM, "by_open_mpi.sh": BY_OPEN_MPI}
+    files = {"group.py": PROGRAM, "endless.py": ENDLESS, "elastic.py": ELASTIC, "by_slurm.sh": BY_SLURM, "by_open_mpi.sh": BY_OPEN_MPI}
     environment = [f"PYTHONPATH={PACKAGE}", f"EXAMPLES={EXAMPLES / 'common'}", "PYTHONDONTWRITEBYTECODE=1"]
 
     def program(self, *words):
@@ -243,6 +276,33 @@ class OfAUser(Programs):
         self.box.act("cut", "h2")
         for rank in ranks:
             self.assertRegex(self.ended(rank), r"cohort.errors.(PeerLost|Aborted): .*has not answered for 3 s")
+
+    def test_groups_follow_the_members_of_an_elastic_job(self):
+        job = self.box.start("h1", "env", *self.environment, COHORT, "run", "--no-logs", "--min-np", "1", "-H", "h1:2,h2:2",
+                             self.python, "elastic.py", as_user=self.by_user, cwd=self.folder)
+        self.addCleanup(job.communicate)
+        self.addCleanup(job.kill)
+
+        def all_train(size):
+            """The pid of each rank, once all train in a world of so many."""
+            pids = {}
+            while len(pids) < size:
+                line = job.stdout.readline()
+                self.assertNotEqual(line, "", line or job.communicate()[1])
+                found = re.search(rf"trains (\d+) (\d+) {size}$", line.strip())
+                if found:
+                    pids[int(found[2])] = int(found[1])
+            return pids
+
+        os.kill(all_train(4)[0], signal.SIGKILL)  # whose host goes on with the next rank 0
+        all_train(3)
+        self.box.act("cut", "h2")
+        try:
+            all_train(1)
+        finally:
+            self.box.act("heal", "h2")
+        (self.folder / "stop").touch()
+        self.assertEqual(job.wait(timeout=60), 0)
 
     def test_every_launcher_gives_the_same_bits(self):
         self.every_launcher_gives_the_same_bits()
