@@ -155,6 +155,13 @@ class State {
   void enter(World& world, const std::filesystem::path& ledger = {});
   /// The world of `enter` is left, because of this error: whether another one can take its place.
   bool leave(const Error& error);
+  enum class Wait : std::uint8_t {
+    Over,  ///< the next world is to be formed
+    Save,  ///< others have not come for 10 s, or the job is to end: this rank, which has gone furthest, saves its state
+    End,   ///< the job is to end
+  };
+  /// After `leave`: until the job has members for another world, which `join` waits for after 10 s.
+  Wait await_members();
   /// The training has ended: the rest of the ledger is written.
   void finish();
   /// The job is to end: asked of all ranks by the launcher, and agreed at this step.
@@ -173,8 +180,9 @@ struct Options {
   /// reference/elastic.md). Default: samples-W.jsonl in the run's folder, W the number of the process in its job; none
   /// without `cohort run`.
   std::optional<std::filesystem::path> ledger = {};
-  /// Called on all ranks at the same step, with their world, when the job has been told to end (SIGTERM, SIGUSR1):
-  /// saves a checkpoint. `run` returns kRequeueStatus afterwards.
+  /// Saves a checkpoint. Called on all ranks at the same step, with their world, when the job has been told to end
+  /// (SIGTERM, SIGUSR1); `run` returns kRequeueStatus afterwards. Also called once while a job waits for more members,
+  /// with a world of one, on the rank that has gone furthest.
   std::function<void(World&)> save = {};
 };
 

@@ -170,6 +170,15 @@ class ElasticState {
     const py::gil_scoped_release release;
     state_->finish();
   }
+  std::string await_members() {
+    const py::gil_scoped_release release;
+    switch (state_->await_members()) {
+      case elastic::State::Wait::Over: return "over";
+      case elastic::State::Wait::Save: return "save";
+      case elastic::State::Wait::End: return "end";
+    }
+    return {};
+  }
   bool told_to_end() const { return state_->told_to_end(); }
   bool told_to_leave() const { return state_->told_to_leave(); }
 
@@ -214,6 +223,7 @@ void bind_elastic(py::module_& module) {
       .def("set_steps", &ElasticState::set_steps, py::arg("steps"))
       .def("enter", &ElasticState::enter, py::arg("comm"), py::arg("epoch"), py::arg("ledger"))
       .def("leave", &ElasticState::leave, py::arg("error"))
+      .def("await_members", &ElasticState::await_members)
       .def("finish", &ElasticState::finish)
       .def_property_readonly("told_to_end", &ElasticState::told_to_end)
       .def_property_readonly("told_to_leave", &ElasticState::told_to_leave);

@@ -67,7 +67,8 @@ int main(int argc, char** argv) {
   const auto train = [&](cohort::elastic::World& world) {
     rank = world.rank();
     size = world.size();
-    std::printf("world %d of %d in epoch %ld\n", world.rank(), world.size(), static_cast<long>(world.epoch().value_or(0)));
+    std::printf("world %d of %d in epoch %ld\n", world.rank(), world.size(),
+                static_cast<long>(world.epoch().value_or(0)));
     std::fflush(stdout);
     cohort::nn::DistributedDataParallel model(net, world.communicator(),
                                               {.bucket_bytes = 1200, .first_bucket_bytes = 300, .sampler = &sampler});

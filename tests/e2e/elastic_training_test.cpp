@@ -204,7 +204,8 @@ std::vector<std::string> slow_training(std::vector<std::string> options) {
 
 TEST(ElasticTrainings, LoseARankThatIsToldToEndWithoutDoingAStepAgain) {
   Job job({slow_training({"-np", "3", "--min-np", "1"})});
-  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; })) << job.err();
+  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; }))
+      << job.err();
   const auto workers = job.processes(TRAINING_PEER);
   ASSERT_EQ(workers.size(), 3U);
   ::kill(workers[1], SIGTERM);
@@ -216,7 +217,8 @@ TEST(ElasticTrainings, LoseARankThatIsToldToEndWithoutDoingAStepAgain) {
 
 TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheJobIsToldToEnd) {
   Job job({slow_training({"-np", "3", "--min-np", "1"})});
-  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; })) << job.err();
+  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; }))
+      << job.err();
   job.signal(SIGTERM);
   EXPECT_EQ(job.wait(), 75) << job.err();
   std::set<std::string> saved;
@@ -227,6 +229,17 @@ TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheJobIsToldToEnd) {
     saved.insert(log.substr(at, log.find('\n', at) - at));
   }
   EXPECT_EQ(saved.size(), 1U);
+}
+
+// Too few are left, and nobody comes.
+TEST(ElasticTrainings, SaveBeforeTheyAreGivenUp) {
+  auto arguments = slow_training(
+      {"--min-np", "3", "--starter", "local", "--host-discovery-script", "echo a:3", "--elastic-timeout", "2"});
+  Job job({arguments, {"ELASTIC_KILL=1@10:backward"}});
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  const std::string first = job.file("r/logs/rank-0.out"), second = job.file("r/logs/rank-2.out");
+  const std::string saved = "saved after step 9\n";
+  EXPECT_TRUE((first.find(saved) == first.npos) != (second.find(saved) == second.npos)) << job.err() << first << second;
 }
 
 // Two are lost at once.

@@ -58,8 +58,9 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
 
     ledger  the file in which rank 0 writes which samples steps have used; "" for none. Default: samples-W.jsonl in the
             run's folder, W the number of the process in its job; none without `cohort run`
-    save    save(state, world): called on all ranks at the same step when the job has been told to end (SIGTERM, SIGUSR1);
-            the process ends with 75 afterwards (SystemExit), as does one without which the job goes on
+    save    save(state, world): called on all ranks at the same step when the job has been told to end (SIGTERM, SIGUSR1),
+            and once while a job waits for more members, with a world of one, on the rank that has gone furthest. When
+            the job has been told to end, or goes on without it, the process ends with 75 afterwards (SystemExit)
     join    arguments of `cohort.init`, for each world
 
     Each world becomes the process's default world, so `cohort.all_reduce`... of `cohort.nn`, `hvd.init` and
@@ -101,6 +102,13 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
                 _let_go_of(error)
                 cause = None
             _leave_world()
+            while (wait := state._core.await_members()) == "save":
+                if save is not None:
+                    print(f"cohort: elastic: the job waits for more members: this rank saves, after step {state.steps}",
+                          file=sys.stderr, flush=True)  # fmt: skip
+                    save(state, World(_core.form_thread_world(1, None, None)[0], None, 0))
+            if wait == "end":
+                raise SystemExit(REQUEUE_STATUS)
         if save is not None and state._core.told_to_end:
             save(state, world)
         raise SystemExit(REQUEUE_STATUS)
@@ -144,9 +152,11 @@ def _leave_world() -> None:
         _hvd_was_used = True
         basics.shutdown()
     distributed = sys.modules.get("torch.distributed")
-    groups = "cohort.distributed" in sys.modules and distributed is not None and distributed.is_initialized()
-    if groups:
-        distributed.destroy_process_group()
+    groups = False
+    if "cohort.distributed" in sys.modules and distributed is not None:
+        groups = distributed.is_initialized()
+        if groups:
+            distributed.destroy_process_group()
     if groups or _hvd_was_used:
         gc.collect()  # torch's wrapped models and Horovod's optimizers refer to themselves, and have hooks on the parameters
     _world.shutdown()

@@ -2,6 +2,8 @@
 #include "base/log.h"
 #include "base/records.h"
 #include "base/result.h"
+#include "net/address.h"
+#include "net/store.h"
 #include "rendezvous/epochs.h"
 #include "telemetry/status_page.h"
 #include "train/checkpoint/exchange.h"
@@ -18,6 +20,7 @@
 #include <chrono>
 #include <csignal>
 #include <span>
+#include <thread>
 #include <utility>
 
 namespace cohort::elastic {
@@ -39,6 +42,10 @@ enum Notice : std::int32_t {
 
 /// Who is told to end waits so long for word that all are: a signal may reach ranks before their agents.
 constexpr auto kToldApart = std::chrono::seconds(1);
+/// Hosts are lost to the supervisor after 3 s: what takes longer is a job with too few members.
+constexpr auto kUntilSaved = std::chrono::seconds(10);
+/// In which all ranks that are left have said how far they are.
+constexpr auto kChoice = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -76,6 +83,7 @@ struct State::Impl {
   bool told_to_end = false, told_to_leave = false;
   std::optional<Preemption> preemption;
   std::optional<Clock::time_point> told_at;
+  std::optional<std::uint64_t> chose_in;  ///< the epoch after which it was asked who saves
 
   void require_new(const std::string& name) const {
     if (parts.contains(name) || values.contains(name))
@@ -133,6 +141,7 @@ struct State::Impl {
   }
   void take(const Received& received, std::int64_t step);
   void exchange_notices();
+  bool is_furthest();
 };
 
 void visit_fields(auto& m, auto& a, const Standing*) {
@@ -321,11 +330,58 @@ bool State::leave(const Error& error) {
   return true;
 }
 
+// Of the ranks that wait for others after an epoch: steps first, then the longest member.
+bool State::Impl::is_furthest() {
+  const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));
+  const std::string place = fmt::format("elastic/saves-after/{}", *epoch);
+  const std::string mine = fmt::format("{:020} {:010}", steps, 9'999'999'999 - env::number(env::kWorker).value_or(0));
+  for (auto best = store->try_get(place); whole && (!best || *best < mine);) {
+    auto now = store->compare_and_set(place, best, mine);
+    if (now == mine) break;
+    best = std::move(now);
+  }
+  std::this_thread::sleep_for(kChoice);
+  return store->try_get(place) == mine;
+}
+
+State::Wait State::await_members() {
+  Impl& self = *impl_;
+  const auto& page = status::StatusPage::own();
+  const auto since = Clock::now();
+  while (self.epoch && page.fd() >= 0 && page.announced_epoch() <= *self.epoch) {
+    const bool told = self.preemption->received() != 0 && page.job_ends();
+    const bool late = Clock::now() - since > kUntilSaved;
+    if ((told || late) && self.chose_in != self.epoch) {
+      self.chose_in = self.epoch;
+      if (self.is_furthest()) return Wait::Save;
+    } else if (told) {
+      return Wait::End;
+    } else if (late) {
+      break;  // `join` waits on; or all ranks are there, and form this epoch's world once more
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+  return Wait::Over;
+}
+
 namespace {
 
 World form(const Options& options) {
   Communicator communicator = join(options.join);
   return {std::move(communicator), rendezvous::joined_epoch()};
+}
+
+/// False: the job is to end.
+bool await_members(State& state, const Options& options) {
+  while (true) {
+    const State::Wait wait = state.await_members();
+    if (wait != State::Wait::Save) return wait == State::Wait::Over;
+    if (!options.save) continue;
+    World alone(form_thread_world(1).front(), std::nullopt);
+    log::info("elastic", "the job waits for more members: this rank saves, after step {}", state.steps());
+    options.save(alone);
+  }
 }
 
 std::filesystem::path ledger_of(const Options& options) {
@@ -348,6 +404,7 @@ int run(State& state, const std::function<void(World&)>& train, const Options& o
       return kRequeueStatus;
     }
     World& world = *formed;
+    bool goes_on = false;
     try {
       state.enter(world, ledger);
       train(world);
@@ -356,15 +413,20 @@ int run(State& state, const std::function<void(World&)>& train, const Options& o
       world.communicator().barrier().wait();
       return 0;
     } catch (const Error& error) {
-      if (state.leave(error)) continue;
-      state.finish();
+      goes_on = state.leave(error);
+      if (!goes_on) state.finish();
       const bool planned = dynamic_cast<const MembershipChanged*>(&error) != nullptr;
-      if (!planned || (!state.told_to_end() && !state.told_to_leave())) throw;
+      if (!goes_on && (!planned || (!state.told_to_end() && !state.told_to_leave()))) throw;
     } catch (...) {
       state.finish();
       throw;
     }
-    if (state.told_to_end() && options.save) options.save(world);
+    if (goes_on) {
+      formed.reset();
+      if (await_members(state, options)) continue;
+    } else if (state.told_to_end() && options.save) {
+      options.save(world);
+    }
     return kRequeueStatus;
   }
 }
