@@ -266,7 +266,10 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   self.keep();
   self.ledger.enter(world.epoch_.value_or(0), comm.size(), self.steps, self.positions(),
                     comm.rank() == 0 ? ledger : std::filesystem::path());
-  if (comm.rank() != 0 || agreement.begins) return;
+  if (comm.rank() != 0) return;
+  if (!world.epoch_ && comm.size() > 1)
+    log::info("elastic", "this job is not elastic (cohort run --min-np N): it ends when a rank is lost");
+  if (agreement.begins) return;
   const std::string sent =
       agreement.takers.empty()
           ? std::string()
