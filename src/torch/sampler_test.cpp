@@ -106,6 +106,37 @@ RC_GTEST_PROP(SamplerTest, GoesOnInAnyOtherWorldWithExactlyTheSamplesNotYetUsed,
   for (std::size_t i = 0; i < drawn.size(); ++i) RC_ASSERT(drawn[i] == static_cast<std::int64_t>(i));
 }
 
+RC_GTEST_PROP(SamplerTest, SharesOutTheRestOfItsEpochAmongAnyWorlds, ()) {
+  const auto size = *rc::gen::inRange<std::int64_t>(1, 300);
+  const DistributedSamplerOptions options = any_options();
+  auto samplers = samplers_of(size, options);
+  const std::int64_t global = *rc::gen::arbitrary<bool>() ? options.batch_size * options.world_size : 0;
+  std::vector<std::int64_t> drawn;
+  for (const int world_size : *rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 9))) {
+    const data::SamplerState state = samplers.back().state();
+    samplers.resize(static_cast<std::size_t>(std::min<std::ptrdiff_t>(std::ssize(samplers), world_size)), samplers[0]);
+    while (std::ssize(samplers) < world_size) {  // a newcomer gets the others' state
+      samplers.emplace_back(size, options);
+      samplers.back().load_state(state);
+    }
+    for (int rank = 0; rank < world_size; ++rank) {
+      (void)samplers[static_cast<std::size_t>(rank)].next_batch();  // drawn ahead, and dropped
+      samplers[static_cast<std::size_t>(rank)].set_world(rank, world_size, global);
+    }
+    const std::int64_t left = size - samplers[0].cursor();
+    const std::int64_t full = global > 0 ? global : options.batch_size * world_size;
+    RC_ASSERT(samplers[0].steps_left() == (left + full - 1) / full);
+    const auto before = std::ssize(drawn);
+    if (step_all(samplers, drawn)) RC_ASSERT(std::ssize(drawn) - before == std::min(full, left));
+  }
+  while (step_all(samplers, drawn)) {
+  }
+  std::vector<std::int64_t> expected(static_cast<std::size_t>(size));
+  std::iota(expected.begin(), expected.end(), std::int64_t{0});
+  if (options.shuffle) expected = data::permutation(size, options.seed, 0);
+  RC_ASSERT(drawn == expected);
+}
+
 /// What a training goes through until it is killed: so many ranks and samples per step, steps that a checkpoint holds,
 /// and steps after it, which are lost.
 struct Life {
