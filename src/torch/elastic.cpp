@@ -205,20 +205,23 @@ void attach(State& state, const std::string& name, torch::nn::Module& module) {
 }
 
 void attach(State& state, const std::string& name, data::DistributedSampler& sampler, BatchPolicy policy) {
+  const auto seen = std::make_shared<data::SamplerState>(sampler.state());  // at the last step's end
   state.add(name, Value{[&sampler](std::string& bytes) {
                           const data::SamplerState at = sampler.state();
                           bytes.assign(reinterpret_cast<const char*>(&at), sizeof at);
                         },
-                        [&sampler](const std::string& bytes) {
-                          data::SamplerState at;
-                          if (bytes.size() != sizeof at) raise(ErrorCode::Mismatch, "a sampler of another version");
-                          std::memcpy(&at, bytes.data(), sizeof at);
-                          sampler.load_state(at);
+                        [&sampler, seen](const std::string& bytes) {
+                          if (bytes.size() != sizeof *seen) raise(ErrorCode::Mismatch, "a sampler of another version");
+                          std::memcpy(seen.get(), bytes.data(), sizeof *seen);
+                          sampler.load_state(*seen);
                         }});
   state.add_samples(name, [&sampler] { return SamplePosition{sampler.epoch(), sampler.cursor()}; });
-  // Where batches are accumulated the program has stepped over them itself.
-  state.on_step([&sampler] {
-    if (sampler.global_batch() > 0) sampler.step();
+  // Where batches are accumulated the program steps over them itself.
+  state.on_step([&sampler, seen] {
+    const bool in_same_epoch = sampler.epoch() == seen->epoch;
+    const bool stepped = sampler.cursor() != (in_same_epoch ? seen->cursor : 0);
+    if (!stepped && sampler.global_batch() > 0) sampler.step();
+    *seen = sampler.state();
   });
   state.on_change([&sampler, policy, name, said = false](const World& world) mutable {
     const std::int64_t batch = sampler.options().batch_size;

@@ -2,6 +2,7 @@
 // plans, averages, learning rates) that needs no model.
 #include <cohort/error.h>
 #include <cohort/torch/data.h>
+#include <cohort/torch/elastic.h>
 #include <cohort/torch/metrics.h>
 #include <cohort/torch/optim.h>
 #include <cohort/torch/tensor.h>
@@ -290,6 +291,34 @@ TEST(SamplerTest, SavesAndLoadsThroughTorchArchives) {
   EXPECT_EQ(other.cursor(), 2);
   DistributedSampler another(11);
   EXPECT_THROW(another.load_state(sampler.state()), Error);
+}
+
+TEST(SamplerTest, AnElasticStateStepsOverWhatTheProgramHasNot) {
+  DistributedSampler sampler(100, {.batch_size = 10, .shuffle = false});
+  elastic::State state;
+  state.add("sampler", sampler);
+  run_on_threads(1, [&](const Communicator& comm) {
+    elastic::World world(comm, 0);
+    state.enter(world);
+    for (int i = 0; i < 4; ++i) (void)sampler.next_batch();  // ahead
+    state.step();
+    EXPECT_EQ(sampler.cursor(), 10);
+    sampler.step();
+    sampler.step();
+    state.step();
+    EXPECT_EQ(sampler.cursor(), 30);
+    sampler.next_epoch();
+    for (int i = 0; i < 4; ++i) (void)sampler.next_batch();
+    state.step();
+    EXPECT_EQ(sampler.cursor(), 10);
+    sampler.step();
+    EXPECT_TRUE(state.leave(Error(ErrorCode::PeerLost, "lost")));
+    EXPECT_EQ(sampler.cursor(), 10);
+    state.enter(world);
+    (void)sampler.next_batch();
+    state.step();
+    EXPECT_EQ(sampler.cursor(), 20);
+  });
 }
 
 TEST(SamplerTest, RefusesWhatHasNoMeaning) {

@@ -30,8 +30,9 @@ void attach(State& state, const std::string& name, torch::nn::Module& module);
 void attach(State& state, const std::string& name, torch::optim::Optimizer& optimizer, torch::nn::Module& module,
             optim::Scaling scaling = optim::Scaling::None);
 
-/// `state.add("sampler", sampler)`: State::step is its `step` where a batch is drawn, and each world shares out what is
-/// left of its epoch. Give it to DistributedDataParallel, too, which then weights what each rank has.
+/// `state.add("sampler", sampler)`: State::step is its `step`, unless that was called since the last one (where batches
+/// are accumulated), and each world shares out what is left of its epoch. Give it to DistributedDataParallel, too,
+/// which then weights what each rank has.
 void attach(State& state, const std::string& name, data::DistributedSampler& sampler,
             BatchPolicy policy = BatchPolicy::KeepGlobal);
 
