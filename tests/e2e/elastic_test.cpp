@@ -179,6 +179,16 @@ TEST_F(ElasticJob, HasSparesThatTakeThePlaceOfWhoIsLost) {
   EXPECT_EQ(job_->wait(), 0);
 }
 
+TEST_F(ElasticJob, BeginsWithoutAHostThatCannotBeHad) {
+  start({"-H", "nowhere:1,localhost:2", "--min-np", "2", "--ssh", "false"}, 2);
+  expect_said("; the job begins without nowhere\n");
+  expect_said("2 processes on 1 host (localhost: ranks 0-1)");
+  for (const int worker : {0, 1}) order("end", worker);
+  EXPECT_EQ(job_->wait(), 0);
+  const auto failed = run({{"run", "-H", "nowhere:1,localhost:2", "--min-np", "3", "--ssh", "false", "true"}});
+  EXPECT_EQ(failed.status, 127) << failed.err;
+}
+
 // torchrun's: ranks that have no world of Cohort's, or too few of them, begin anew on the hosts that there are.
 TEST_F(ElasticJob, BeginsAnewWhereItsRanksCannotGoOn) {
   start({"-H", "a:1,b:2,c:1", "--starter", "local", "--min-np", "2", "--max-restarts", "2"}, 4);

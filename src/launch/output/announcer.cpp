@@ -111,7 +111,6 @@ std::string formed_event(const MembersChange& change, std::string_view text) {
   Json out = begin("members_formed");
   out["epoch"] = change.now.epoch;
   out["size"] = change.now.members.size();
-  if (change.detect_ms) out["detect_ms"] = *change.detect_ms;
   if (change.form_ms) out["form_ms"] = *change.form_ms;
   out["text"] = text;
   return line_of(out);

@@ -334,7 +334,6 @@ nlohmann::ordered_json to_json(const RunState& record) {
                                     {"epoch", change.now.epoch},
                                     {"workers", workers_of(change.now)},
                                     {"cause", change.now.cause}};
-      if (change.detect_ms) one["detect_ms"] = *change.detect_ms;
       if (change.form_ms) one["form_ms"] = *change.form_ms;
       out["members"].push_back(std::move(one));
     }

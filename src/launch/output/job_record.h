@@ -54,12 +54,11 @@ struct Attempt {
   std::optional<Ending> failure;
 };
 
-/// Of an elastic job's members. Milliseconds as the supervisor sees them.
+/// Of an elastic job's members.
 struct MembersChange {
   std::string time;  ///< UTC
   rendezvous::Membership now;
-  std::optional<std::int64_t> detect_ms = {};  ///< from the end of a member until that was known
-  std::optional<std::int64_t> form_ms = {};    ///< from then until all members were in a world of this epoch
+  std::optional<std::int64_t> form_ms = {};  ///< from then until all were in a world of this epoch
 };
 
 /// All that the supervisor knows of a run, with its latest attempt.

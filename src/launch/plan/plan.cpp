@@ -176,7 +176,7 @@ std::string to_string(const Plan& plan) {
   text += fmt::format(" on {} host{} (", machines, machines == 1 ? "" : "s");
   for (const PlannedHost& host : plan.hosts) {
     if (host.first_local != 0) continue;  // it is a part of the one before
-    if (host.index != 0) text += ", ";
+    if (&host != &plan.hosts.front()) text += ", ";
     text += host.name + ":";
     if (host.local_ranks == 1) text += fmt::format(" rank {}", host.first_rank);
     if (host.local_ranks > 1)

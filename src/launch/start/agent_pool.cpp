@@ -365,7 +365,7 @@ net::Endpoint AgentPool::open_endpoint() const {
 }
 
 bool AgentPool::all_joined() const {
-  return std::ranges::all_of(members_, [](const auto& member) { return member->channel != nullptr; });
+  return std::ranges::all_of(members_, [](const auto& member) { return member->channel != nullptr || member->lost; });
 }
 
 void AgentPool::broadcast(const Message& message) {
@@ -463,7 +463,7 @@ std::string AgentPool::missing() const {
   std::string names = names_of([](const AgentHandle& member) { return !member.started; });
   std::size_t told = 0;
   for (const auto& member : members_) {
-    if (member->channel != nullptr || member->host.local) continue;
+    if (member->channel != nullptr || member->host.local || member->lost) continue;
     if (++told == kMostNamed + 1) return names + "; ...";
     names += (told == 1 ? ": " : "; ") + why_not(*member);
   }

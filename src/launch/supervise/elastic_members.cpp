@@ -8,7 +8,6 @@
 #include "telemetry/status_page.h"
 
 #include <algorithm>
-#include <cmath>
 #include <csignal>
 #include <utility>
 
@@ -94,6 +93,7 @@ void ElasticMembers::stop() {
   discovery_.reset();
   newcomers_.clear();
   leaving_.clear();
+  noticed_.clear();
   notice_ = Timer();
   patience_ = Timer();
   fill_ = Timer();
@@ -135,7 +135,6 @@ void ElasticMembers::let_failed_leave() {
       held_[slots_.at(ending.rank)] = cooldown ? std::optional(Clock::now() + cooldown->first) : std::nullopt;
     } else {
       note_host_failure(ending.host);
-      note_detection(ending);
       fresh_leavers_.push_back(considered_);
     }
     ending.spared = true;
@@ -298,15 +297,6 @@ void ElasticMembers::take(const Reports& reports) {
   look_for_waiting();
 }
 
-void ElasticMembers::note_detection(const Ending& ending) {
-  for (const auto& [index, began] : began_) {
-    const std::vector<int> here = processes_on(setup_.plan, index);
-    if (std::ranges::find(here, ending.rank) == here.end()) continue;
-    const auto since = std::chrono::duration<double>(Clock::now() - began).count() - ending.after_seconds;
-    detect_ms_ = std::max<std::int64_t>(detect_ms_.value_or(0), std::llround(since * 1000));
-  }
-}
-
 void ElasticMembers::look_for_formed() {
   const bool formed = std::ranges::all_of(elastic_.current().members, [this](const rendezvous::Member& member) {
     const auto rank = static_cast<std::size_t>(member.worker);
@@ -315,7 +305,7 @@ void ElasticMembers::look_for_formed() {
   if (!formed) return;
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - *announced_at_);
   announced_at_.reset();
-  run_.members_formed(std::exchange(detect_ms_, {}), took.count());
+  run_.members_formed(took);
 }
 
 void ElasticMembers::look_for_waiting() {
@@ -416,6 +406,7 @@ void ElasticMembers::bring(const PlannedHost& host, const std::vector<int>& slot
       return;
     }
     if (agent != nullptr && !agent->all_gone) return;  // its loss is heard of soon
+    if (!there && comes_by_itself(setup_.plan.method)) return;
     PlannedHost wanted = host;
     wanted.slots = static_cast<int>(slots.size());
     if (there)

@@ -87,8 +87,6 @@ class ElasticMembers {
   /// Once none runs any more, what else runs is asked to end: workers of hosts that were listed no more, or came late.
   void look_for_members();
   void take(const Reports& reports);
-  /// The workers that this agent was told to start run.
-  void note_start(const AgentHandle& agent) { began_[agent.host.index] = Clock::now(); }
   /// An agent has been told to end: its host is about to go. False: the job is not one that may go on.
   bool take_notice(AgentHandle& agent, int signal);
   /// What has been done, or why not.
@@ -157,7 +155,6 @@ class ElasticMembers {
   AgentHandle* latest_of(const std::string& host) const;
   void take_arrivals();
   void look_for_formed();
-  void note_detection(const Ending& ending);
   void note_host_failure(const std::string& host);
 
   Loop& loop_;
@@ -204,10 +201,7 @@ class ElasticMembers {
   std::optional<Discovery> discovery_;
   Timer patience_;  ///< for other hosts to come
   Timer fill_;
-  // For the record: how long a change has taken.
-  std::map<int, Clock::time_point> began_;         ///< by agent: its workers
-  std::optional<std::int64_t> detect_ms_;          ///< of the change that is about to be announced
-  std::optional<Clock::time_point> announced_at_;  ///< nothing: its members have formed a world
+  std::optional<Clock::time_point> announced_at_;  ///< the latest epoch, whose members have formed no world yet
 };
 
 }  // namespace cohort::launch

@@ -39,7 +39,17 @@ Epoch::Epoch(Loop& loop, const JobSetup& setup, AgentPool& agents, RunOutput& ru
       members_(setup.plan),
       stopping_(loop, spec_.grace, stopping_events()) {
   run_.begin_attempt(number);
-  limits_.start = Timer(loop_, start_timeout_, [this] { fail_start(why_not_started()); });
+  limits_.start = Timer(loop_, start_timeout_, [this] { on_start_late(); });
+}
+
+void Epoch::on_start_late() {
+  bool goes_on = false;
+  for (std::size_t i = 0; i < agents_.members().size(); ++i) {  // (that may be let go of)
+    AgentHandle& agent = *agents_.members()[i];
+    if (agent.channel == nullptr && !agent.lost) goes_on = begins_without(agent, agents_.why_not(agent)) || goes_on;
+  }
+  if (!goes_on) return fail_start(why_not_started());
+  limits_.start = Timer(loop_, start_timeout_, [this] { on_start_late(); });
 }
 
 std::string Epoch::why_not_started() const {
@@ -107,10 +117,15 @@ void Epoch::on_unfit(const AgentHandle* agent, const std::string& why) {
   if (stage_ != Stage::Starting) return;
   // Which it is, is not known; or no other one could be started either.
   if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
-  on_host_failed(*agent, why);
+  if (found != all.end()) on_host_failed(**found, why);
 }
 
 void Epoch::on_message(AgentHandle& agent, Message message) {
+  if (agent.lost) {
+    // Its ranks' last words; by now their numbers may be those of others.
+    const auto* words = std::get_if<Output>(&message);
+    if (words == nullptr || !members_.roles().has(words->rank) || !members_.has_ended(words->rank)) return;
+  }
   if (auto* output = std::get_if<Output>(&message)) {
     if (!members_.roles().has(output->rank)) return;
     if (remote_logs_ && !agent.host.local) remote_logs_->keep(*output);
@@ -163,11 +178,10 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   const std::vector<int> processes = processes_of(setup_.plan, agent.host);
   if (started.pids.size() != processes.size()) return;
   agent.started = true;
-  if (elastic_) elastic_->note_start(agent);
   if (remote_logs_ && !agent.host.local) remote_logs_->open(processes);
   for (std::size_t i = 0; i < processes.size(); ++i)
     state_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
-  if (&agent == agents_.members().front().get()) state_.threads = started.threads;  // of rank 0's host
+  if (&agent == &agent_of(0)) state_.threads = started.threads;  // of rank 0's host
   if (is_newcomer(agent)) return elastic_->on_newcomer_started(agent);
   if (stage_ != Stage::Starting) return;
   if (!agents_.all_started()) return;
@@ -185,7 +199,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
     });
   }
   for (const int signal : std::exchange(early_signals_, {})) pass_on(signal);
-  AgentHandle* const first = agents_.members().front().get();
+  AgentHandle* const first = &agent_of(0);
   if (InputReader::worth_reading(0) && !(first->host.local && InputReader::may_be_given(0))) {
     input_ = std::make_unique<InputReader>(
         loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
@@ -332,7 +346,7 @@ void Epoch::end_lost(int process) {
 
 // Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
 bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
-  if (elastic_) return elastic_->goes_on_without(agent, why);
+  if (elastic_) return begins_without(agent, why) || elastic_->goes_on_without(agent, why);
   if (stage_ != Stage::Running || agent.host.ranks > 0 || agent.all_gone) return false;
   const Roles& roles = members_.roles();
   std::vector<int> lost;
@@ -473,7 +487,8 @@ void Epoch::fail_start(const std::string& why) {
   stop(why, SIGKILL, {});
 }
 
-void Epoch::on_host_failed(const AgentHandle& agent, const std::string& why) {
+void Epoch::on_host_failed(AgentHandle& agent, const std::string& why) {
+  if (begins_without(agent, why)) return;
   if (!failed_hosts_.emplace(agent.host.index, why).second) return;
   agents_.start_no_more();
   const auto& all = agents_.members();

@@ -46,6 +46,8 @@ class Epoch {
     std::function<void(AgentHandle&, int ranks)> on_more;
     /// And one more by an agent that runs some. Returns its number.
     std::function<int(AgentHandle&, int local_rank)> on_one_more;
+    /// The agent cannot be had, and no rank runs yet: whether the job begins without its host.
+    std::function<bool(AgentHandle&, const std::string& why)> on_host_missing;
     /// It broke down, and nothing of it runs any more: whether another epoch follows.
     std::function<Restarts::Decision(const Breakdown&)> on_breakdown;
     /// No other follows: what is left to be done before the last word. An error: the job's results are lost.
@@ -93,6 +95,10 @@ class Epoch {
 
   void say(const std::string& text) { run_.say(text); }
   std::string why_not_started() const;
+  void on_start_late();
+  bool begins_without(AgentHandle& agent, const std::string& why) {
+    return stage_ == Stage::Starting && elastic_ && events_.on_host_missing(agent, why);
+  }
   void on_started(AgentHandle& agent, const Started& started);
   Ending ending_of(int process, const ProcessEnd& end) const;
   void on_exited(const Exited& exited);
@@ -124,7 +130,7 @@ class Epoch {
   Stopping::Events stopping_events();
   void tell_agents(int signal, Stopping::Grace grace);
   void lose_agent(const std::string& what);
-  void on_host_failed(const AgentHandle& agent, const std::string& why);
+  void on_host_failed(AgentHandle& agent, const std::string& why);
   void fail_start_of_hosts();
   void check_end();
   JobEnd how_it_ended() const;

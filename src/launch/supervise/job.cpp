@@ -153,7 +153,10 @@ class Job {
   /// One more start of ranks, by `next_plan_`; nothing of the one before runs any more.
   void begin_epoch();
   /// Of an elastic job whose ranks have failed: for the hosts that there are. False: they are too few.
-  bool plan_again();
+  bool plan_again(bool (*usable)(const AgentHandle&));
+  void take_next_plan();
+  /// Before anything runs: whether others are enough to begin with.
+  bool begin_without(AgentHandle& agent, const std::string& why);
   void make_epoch();
   void give_orders();
   /// Those that have been told to begin anew meet in this epoch of the job's store.
@@ -196,8 +199,10 @@ class Job {
   std::optional<ControlSocket> control_;
   Timer last_call_;  ///< for nodes that need not come
   Plan next_plan_;
-  int first_ranks_ = 0;  ///< that the job had, with its spares
-  Timer next_;           ///< the next epoch, once the last one is no longer on the stack
+  int first_ranks_ = 0;   ///< that the job had, with its spares
+  bool ordered_ = false;  ///< agents have been told what to start
+  Timer begin_;           ///< it does, once what has led to that is no longer on the stack
+  Timer next_;            ///< the next epoch, once the last one is no longer on the stack
   int status_ = 1;
 };
 
@@ -247,6 +252,7 @@ void Job::prepare() {
   if (spec_.trace) tracing_.emplace(loop_, run_->folder().path, [this](const std::string& text) { run_->say(text); });
   make_epoch();
   if (plan.least > 0) take_orders();
+  if (!settles_late()) first_ranks_ = plan.world_size;
 
   agents_->start(plan.hosts);  // their processes start while we go on
   if (const std::string text = agents_->invitation(); !text.empty()) run_->say(text);
@@ -350,8 +356,9 @@ void Job::begin() {
   } catch (const Error& error) {
     return epoch_->fail_start(error.what());
   }
-  first_ranks_ = setup_.plan.world_size;
-  run_->state().master_port = facts_for(*agents_->members().front()).master_port;
+  first_ranks_ = std::max(first_ranks_, setup_.plan.world_size);
+  const auto first = std::ranges::find_if(agents_->members(), [](const auto& member) { return !member->lost; });
+  run_->state().master_port = facts_for(**first).master_port;
   if (have_ports()) give_orders();
 }
 
@@ -442,11 +449,12 @@ void Job::make_epoch() {
   };
   events.on_more = [this](AgentHandle& agent, int ranks) { start_more(agent, ranks); };
   events.on_one_more = [this](AgentHandle& agent, int local_rank) { return start_one_more(agent, local_rank); };
+  events.on_host_missing = [this](AgentHandle& agent, const std::string& why) { return begin_without(agent, why); };
   events.on_members = [this](const rendezvous::Membership& members) { write_members(members); };
   events.on_breakdown = [this](const Breakdown& breakdown) {
     if (owner_gone() || run_->reader_gone()) return Restarts::Decision();
     next_plan_ = setup_.plan;
-    if (setup_.plan.least > 0 ? !plan_again() : !agents_->can_go_on()) return Restarts::Decision();
+    if (setup_.plan.least > 0 ? !plan_again(AgentPool::is_usable) : !agents_->can_go_on()) return Restarts::Decision();
     return restarts_.after(breakdown, next_plan_.world_size);
   };
   events.before_end = [this] { return close(); };
@@ -457,13 +465,13 @@ void Job::make_epoch() {
   epoch_ = std::make_unique<Epoch>(loop_, setup_, *agents_, *run_, budget_, restarts_.done(), std::move(events));
 }
 
-bool Job::plan_again() {
+bool Job::plan_again(bool (*usable)(const AgentHandle&)) {
   Plan plan = setup_.plan;
   plan.hosts.clear();
   std::vector<int> agents;  // of the hosts
   int slots = 0;
   for (const auto& member : agents_->members()) {
-    if (!AgentPool::is_usable(*member) || budget_.elastic.barred.contains(member->host.name)) continue;
+    if (!usable(*member) || budget_.elastic.barred.contains(member->host.name)) continue;
     PlannedHost host = member->host;
     host.part_of.clear();
     // (Later orders may have been for less.)
@@ -483,15 +491,37 @@ bool Job::plan_again() {
   return true;
 }
 
+void Job::take_next_plan() {
+  for (const auto& member : agents_->members()) member->host.ranks = member->host.local_ranks = 0;
+  for (const PlannedHost& host : next_plan_.hosts)
+    agents_->members()[static_cast<std::size_t>(host.index)]->host = host;
+  setup_.plan = next_plan_;
+}
+
+bool Job::begin_without(AgentHandle& agent, const std::string& why) {
+  // (Who comes by himself is waited for as long as it takes; and ranks that have been told their number keep it.)
+  if (ordered_ || comes_by_itself(setup_.plan.method)) return false;
+  agent.lost = true;
+  next_plan_ = setup_.plan;
+  if (!plan_again([](const AgentHandle& member) { return !member.lost; })) {
+    agent.lost = false;
+    return false;
+  }
+  run_->say(fmt::format("{}; the job begins without {}", why, agent.host.name));
+  agent.all_gone = agent.started = true;
+  AgentPool::kill(agent);
+  take_next_plan();
+  epoch_->settle(shown_ranks(spec_, setup_.plan));
+  if (agents_->all_joined()) begin_ = Timer(loop_, {}, [this] { begin(); });
+  return true;
+}
+
 void Job::begin_epoch() {
   next_ = Timer();
   if (setup_.plan.least > 0) {
     budget_.elastic.workers += setup_.plan.world_size;
-    for (const auto& member : agents_->members()) member->host.ranks = member->host.local_ranks = 0;
-    for (const PlannedHost& host : next_plan_.hosts)
-      agents_->members()[static_cast<std::size_t>(host.index)]->host = host;
+    take_next_plan();
   }
-  setup_.plan = next_plan_;
   agents_->begin_again();
   make_epoch();
   epoch_->settle(shown_ranks(spec_, setup_.plan));
@@ -501,6 +531,7 @@ void Job::begin_epoch() {
 
 void Job::give_orders() {
   if (!epoch_->starting()) return;
+  ordered_ = true;
   try {
     if (const auto* members = epoch_->members()) write_members(*members);
   } catch (const Error& error) {

@@ -204,15 +204,13 @@ void RunOutput::members_changed(const rendezvous::Membership& now, const std::st
   write_record();
 }
 
-void RunOutput::members_formed(std::optional<std::int64_t> detect_ms, std::int64_t form_ms) {
+void RunOutput::members_formed(std::chrono::milliseconds after) {
   MembersChange& change = state_.members.back();
-  change.detect_ms = detect_ms;
-  change.form_ms = form_ms;
+  change.form_ms = after.count();
   const std::size_t size = change.now.members.size();
   announcer_.members_formed(
-      change, fmt::format("epoch {} is formed: {}{} ms until {} in a world of it", change.now.epoch,
-                          detect_ms ? fmt::format("{} ms until the loss was known, ", *detect_ms) : std::string(),
-                          form_ms, size == 1 ? "its member was" : fmt::format("its {} members were", size)));
+      change, fmt::format("epoch {} is formed: {} in a world of it after {} ms", change.now.epoch,
+                          size == 1 ? "its member is" : fmt::format("its {} members are", size), after.count()));
   changed();
   write_record();
 }

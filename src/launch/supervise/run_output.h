@@ -18,6 +18,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <optional>
@@ -61,8 +62,8 @@ class RunOutput {
   void started_again(int process, const Ending& before, int pid);
   /// An elastic job has other members than before; `text` says who, and why.
   void members_changed(const rendezvous::Membership& now, const std::string& text);
-  /// All of them have formed a world, so many milliseconds later.
-  void members_formed(std::optional<std::int64_t> detect_ms, std::int64_t form_ms);
+  /// All of them have formed a world, so much later.
+  void members_formed(std::chrono::milliseconds after);
   void changed();
   /// No more output comes from its processes.
   void end_lines() { display_.end_lines(); }
