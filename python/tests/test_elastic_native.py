@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -436,6 +437,32 @@ class States(unittest.TestCase):
         for wrong in ("steps", "add", "_core"):
             with self.assertRaises(AttributeError):
                 setattr(state, wrong, 1)
+
+    def test_generators_go_back(self):
+        from cohort.elastic import _random
+
+        draws = [random.random, lambda: random.gauss(0, 1)]
+        try:
+            import numpy.random
+
+            draws += [numpy.random.random, numpy.random.standard_normal]
+        except ImportError:
+            pass
+        if torch is not None:
+            draws.append(lambda: torch.rand(1).item())
+        get, set_states = _random.access(_random.global_generators)
+        for draw in draws:
+            for before in range(4):
+                kept = get()
+                self.assertEqual(_random._python_global.getstate(), random.getstate())
+                first = [draw() for _ in range(before)]
+                if before == 3:
+                    get()
+                set_states(kept)
+                self.assertEqual([draw() for _ in range(before)], first)
+        self.assertIsNotNone(_random._python_global._watch)
+        state, own = elastic.State(), random.Random(3)
+        state.add("own", own)
 
     def test_what_cannot_be_kept_is_refused(self):
         state = elastic.State().add("sampler", DistributedSampler(10, 1, 0, batch_size=2))
