@@ -45,7 +45,7 @@ class _PythonGlobal:
     _state: Any = None
 
     def getstate(self) -> Any:
-        generator = random._inst  # type: ignore[attr-defined]
+        generator: Any = random._inst
         if generator is not self._generator:
             fits = type(generator).__basicsize__ >= object.__basicsize__ + _MT19937_BYTES
             self._generator = generator
