@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import random
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -64,17 +65,25 @@ class _PythonGlobal:
 _numpy_global, _python_global = _NumpyGlobal(), _PythonGlobal()
 
 
-def global_generators() -> list:
-    """Of what is imported."""
-    found: list = [_python_global]
-    if "numpy.random" in sys.modules:
-        found.append(_numpy_global)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        found.append(torch.default_generator)
-        if torch.version.cuda is not None and torch.cuda.is_initialized():
-            found.append(torch.cuda.default_generators[torch.cuda.current_device()])
-    return found
+class GlobalGenerators:
+    """Of what is imported; of GPUs, that of the one that is current where this was made."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._device: Optional[int] = None
+
+    def __call__(self) -> list:
+        found: list = [_python_global]
+        if "numpy.random" in sys.modules:
+            found.append(_numpy_global)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            found.append(torch.default_generator)
+            if torch.version.cuda is not None and torch.cuda.is_initialized():
+                if self._device is None or threading.get_ident() == self._thread:  # other threads have one of their own
+                    self._device = torch.cuda.current_device()
+                found.append(torch.cuda.default_generators[self._device])
+        return found
 
 
 def is_generator(thing: Any) -> bool:
