@@ -10,6 +10,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,6 +48,23 @@ class Pieces {
 
  private:
   std::vector<Array> arrays_;
+};
+
+/// Whether memory has changed since it was asked last.
+class Watch {
+ public:
+  Watch(std::uintptr_t address, std::size_t bytes) : memory_(reinterpret_cast<const char*>(address)), bytes_(bytes) {}
+  bool changed() {
+    if (!copy_.empty() && std::memcmp(copy_.data(), memory_, bytes_) == 0) return false;
+    copy_.assign(memory_, bytes_);
+    return true;
+  }
+  const std::string& copy() const noexcept { return copy_; }
+
+ private:
+  const char* memory_;
+  std::size_t bytes_;
+  std::string copy_;
 };
 
 /// Valid during a call. (Writable, since libraries warn of memory that is not; nobody may write.)
@@ -197,6 +215,10 @@ void bind_elastic(py::module_& module) {
         self.read(bytes);
         return py::bytes(bytes);
       });
+  py::class_<Watch>(module, "Watch", "Whether memory, which has to stay, has changed since it was asked last.")
+      .def(py::init<std::uintptr_t, std::size_t>(), py::arg("address"), py::arg("bytes"))
+      .def("changed", &Watch::changed)
+      .def_property_readonly("copy", [](const Watch& self) { return py::bytes(self.copy()); });
   module.def(
       "digest",
       [](const py::list& arrays) {

@@ -1,10 +1,13 @@
 """cohort.elastic: trainings go on where others would begin again, with the same bits and every sample once."""
 
 import collections
+import contextlib
+import io
 import json
 import math
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -31,6 +34,7 @@ WORKER = os.environ["COHORT_WORKER"]
 at, where = json.loads(os.environ.get("PLAN", "{}")).get(WORKER, (0, ""))
 size, batch, epochs = json.loads(os.environ["SIZES"])
 noise = os.environ.get("NOISE")  # dropout and statistics of batches
+scale = "BATCH" in os.environ
 
 generator = torch.Generator().manual_seed(1)
 x = torch.randn(size, 8, generator=generator)
@@ -61,7 +65,8 @@ def buffers():
     return digest([*net.buffers(), torch.ones(1)])
 
 state = cohort.elastic.State()
-state.add("model", net).add("optimizer", optimizer, net).add("schedule", schedule).add("sampler", sampler)
+state.add("model", net).add("optimizer", optimizer, net, scale_lr="linear" if scale else None)
+state.add("schedule", schedule).add("sampler", sampler, batch=os.environ.get("BATCH", "keep"))
 state.losses = []
 state.on_step(lambda: here("step"))
 net[0].weight.register_hook(lambda gradient: here("backward"))
@@ -96,7 +101,9 @@ def train(state, world):
         state.losses = [*state.losses, sampler.epoch]
         sampler.next_epoch()
     assert state.losses == list(range(epochs)), state.losses
-    assert abs(optimizer.param_groups[0]["lr"] - 0.01 * 0.9**epochs) < 1e-9
+    rate = 0.01 * 0.9**epochs * (world.size / world.first_size if scale else 1)
+    assert abs(optimizer.param_groups[0]["lr"] - rate) < 1e-9, optimizer.param_groups
+    assert schedule.base_lrs == [group["initial_lr"] for group in optimizer.param_groups], schedule.base_lrs
     tell("over", world.rank, world.size)
 
 train(state)
@@ -329,6 +336,15 @@ class KilledEverywhere(Killed):
     def test_while_others_reduce_or_have_not_begun(self):
         self.train(3, {"2": (0, "forward"), "0": (41, "reduced")})
 
+    def test_steps_and_rates_that_go_with_the_ranks(self):
+        with Job("-np", "3", "--min-np", "1", plan={"1": (20, "backward")}, BATCH="scale") as job:
+            job.end()
+            samples = job.check(self)
+            self.assertEqual({step: count for step, count in samples.items() if count not in (16, 24)}, {53: 11, 116: 11})
+            self.assertEqual(samples[20], 24)
+            self.assertIn("8 samples a step on each rank", job.log(0, "err"))
+            self.assertIn("rates times ranks / 3", job.log(0, "err"))
+
     def test_with_loaders_that_read_ahead(self):
         for options in ({"num_workers": 2}, {"num_workers": 4, "persistent_workers": True}):
             with self.subTest(options):
@@ -437,6 +453,32 @@ class States(unittest.TestCase):
             with self.assertRaises(AttributeError):
                 setattr(state, wrong, 1)
 
+    def test_generators_go_back(self):
+        from cohort.elastic import _random
+
+        draws = [random.random, lambda: random.gauss(0, 1)]
+        try:
+            import numpy.random
+
+            draws += [numpy.random.random, numpy.random.standard_normal]
+        except ImportError:
+            pass
+        if torch is not None:
+            draws.append(lambda: torch.rand(1).item())
+        get, set_states = _random.access(_random.GlobalGenerators())
+        for draw in draws:
+            for before in range(4):
+                kept = get()
+                self.assertEqual(_random._python_global.getstate(), random.getstate())
+                first = [draw() for _ in range(before)]
+                if before == 3:
+                    get()
+                set_states(kept)
+                self.assertEqual([draw() for _ in range(before)], first)
+        self.assertIsNotNone(_random._python_global._watch)
+        state, own = elastic.State(), random.Random(3)
+        state.add("own", own)
+
     def test_what_cannot_be_kept_is_refused(self):
         state = elastic.State().add("sampler", DistributedSampler(10, 1, 0, batch_size=2))
         for name, thing, options, why in (
@@ -466,7 +508,8 @@ class States(unittest.TestCase):
     def run_alone(self, state, train, **options):
         program = elastic.run(train, **options)
         try:
-            return program(state)
+            with contextlib.redirect_stderr(io.StringIO()):
+                return program(state)
         finally:
             cohort.shutdown()
 
@@ -486,11 +529,15 @@ class States(unittest.TestCase):
                 return world.size + more
 
             ledger = os.path.join(folder, "samples-0.jsonl")
-            try:
-                self.assertEqual(elastic.run(ledger=ledger)(train)(state, 5), 6)
-            finally:
-                cohort.shutdown()
-            self.assertEqual((state.steps, state.count, sampler.cursor, len(worlds)), (5, 5, 10, 1))
+            state.set_steps(7)
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                try:
+                    self.assertEqual(elastic.run(ledger=ledger)(train)(state, 5), 6)
+                finally:
+                    cohort.shutdown()
+            self.assertEqual((state.steps, state.count, sampler.cursor, len(worlds)), (12, 5, 10, 1))
+            policy = "cohort: elastic: sampler 'sampler': 2 samples a step, whatever the number of ranks\n"
+            self.assertEqual(said.getvalue(), policy)
             self.assertEqual(elastic.audit(folder, {"sampler": 10}).epochs, {("sampler", 0): 10})
         for error in (cohort.PeerLost("rank 3 is gone"), ValueError("mine")):
 

@@ -2,50 +2,88 @@
 
 from __future__ import annotations
 
-import ctypes
+import array
 import random
 import sys
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
+
+from cohort import _core
 
 _MT19937_BYTES = 4 * 624 + 4  # the words and the position among them
 
 
 class _NumpyGlobal:
-    """NumPy's global generator. Asking for its state takes 20 us, so this looks first whether anything was drawn."""
+    """NumPy's global generator. Its state takes 20 us to get, so this looks first whether its words have changed."""
 
-    _seen: tuple[bytes, Any] = (b"", None)
+    _bits: Any = None
+    _watch: Optional[_core.Watch] = None
+    _state: Any = None
 
     def getstate(self) -> Any:
         numpy_random = sys.modules["numpy.random"]
         bits = numpy_random.mtrand._rand._bit_generator
-        words = b""
-        if type(bits) is numpy_random.MT19937:
-            words = ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
-            # A normal number may be left over from the last draw, and its use changes no word.
-            if words == self._seen[0] and not self._seen[1]["has_gauss"]:
-                return self._seen[1]
-        self._seen = words, numpy_random.get_state(legacy=False)
-        return self._seen[1]
+        if bits is not self._bits:
+            known = type(bits) is numpy_random.MT19937
+            self._bits = bits
+            self._watch = _core.Watch(bits.ctypes.state_address, _MT19937_BYTES) if known else None
+        # A normal number may be left over from the last draw, and its use changes no word.
+        if self._watch is None or self._watch.changed() or self._state["has_gauss"]:
+            self._state = numpy_random.get_state(legacy=False)
+        return self._state
 
     def setstate(self, state: Any) -> None:
         sys.modules["numpy.random"].set_state(state)
 
 
-_numpy_global = _NumpyGlobal()
+class _PythonGlobal:
+    """Python's global generator, whose state is a tuple of 625 numbers. This looks first whether its memory has changed: as
+    CPython lays it out, which is compared with the tuple each time that one is made."""
+
+    _generator: Any = None
+    _watch: Optional[_core.Watch] = None
+    _state: Any = None
+
+    def getstate(self) -> Any:
+        generator: Any = random._inst
+        if generator is not self._generator:
+            fits = type(generator).__basicsize__ >= object.__basicsize__ + _MT19937_BYTES
+            self._generator = generator
+            self._watch = _core.Watch(id(generator) + object.__basicsize__, _MT19937_BYTES) if fits else None
+        if self._watch is None or self._watch.changed() or self._state[2] != generator.gauss_next:
+            self._state = random.getstate()
+            *words, position = self._state[1]
+            if self._watch is not None and self._watch.copy != array.array("I", [position, *words]).tobytes():
+                self._watch = None  # it lies elsewhere
+        return self._state
+
+    def setstate(self, state: Any) -> None:
+        random.setstate(state)
 
 
-def global_generators() -> list:
-    """Of what is imported."""
-    found: list = [random]
-    if "numpy.random" in sys.modules:
-        found.append(_numpy_global)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        found.append(torch.default_generator)
-        if torch.cuda.is_initialized():
-            found.append(torch.cuda.default_generators[torch.cuda.current_device()])
-    return found
+_numpy_global, _python_global = _NumpyGlobal(), _PythonGlobal()
+
+
+class GlobalGenerators:
+    """Of what is imported; of GPUs, that of the one that is current where this was made."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._device: Optional[int] = None
+
+    def __call__(self) -> list:
+        found: list = [_python_global]
+        if "numpy.random" in sys.modules:
+            found.append(_numpy_global)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            found.append(torch.default_generator)
+            if torch.version.cuda is not None and torch.cuda.is_initialized():
+                if self._device is None or threading.get_ident() == self._thread:  # other threads have one of their own
+                    self._device = torch.cuda.current_device()
+                found.append(torch.cuda.default_generators[self._device])
+        return found
 
 
 def is_generator(thing: Any) -> bool:

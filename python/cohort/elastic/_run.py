@@ -127,11 +127,11 @@ def _enter(state: State, ledger: str, join: dict[str, Any]) -> World:
         _world.init(**join)
     comm = _world.world()
     epoch = _core.joined_epoch()
-    begins = state._core.steps == 0
     first_size = state._core.enter(comm, epoch, ledger)
     world = World(comm, epoch, first_size)
-    if begins and state._core.steps == 0 and world.rank == 0 and state._policies:
+    if world.rank == 0 and world.size == first_size and state._policies:
         print("cohort: elastic: " + "; ".join(say(first_size) for say in state._policies), file=sys.stderr, flush=True)
+    state._policies.clear()  # the longest member is rank 0, so another one need not say it again
     if _hvd_was_used:
         from cohort.hvd import basics
 

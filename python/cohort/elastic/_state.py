@@ -36,10 +36,11 @@ class State:
             _on_step=[],
             _on_change=[],
             _things={},  # by name
+            _policies=[],  # what to say of them, by the size of the first world
         )
         self._core.add_value("attributes", self._get_attributes, self._set_attributes, False)
         if rng:
-            self._core.add_value("generators", *_random.access(_random.global_generators), True)
+            self._core.add_value("generators", *_random.access(_random.GlobalGenerators()), True)
 
     def add(self, name: str, thing: Any, *more: Any, **options: Any) -> State:
         """Adds, before `run` and in the same order on all ranks, under a name of its own:
@@ -224,11 +225,6 @@ class State:
             return sum(one._version for one in tensors) + (_core.digest(others) if others else 0)
 
         self._core.add_part(name, contents, assign, version or content)
-
-    @property
-    def _policies(self) -> list:
-        return self.__dict__.setdefault("_said", [])
-
 
 def _is_array(thing: Any) -> bool:
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
