@@ -71,7 +71,7 @@ cohort.init = marked("join", cohort.init)
 elastic.State.on_reset = marked("reset", elastic.State.on_reset)
 basics.init()
 """
-# What torch imports when it is first used.
+# What torch imports when it is first used: after `init` the others would wait for it.
 WARM = """
 warm = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
 warm.param_groups[0]["params"][0].sum().backward()
@@ -169,6 +169,14 @@ class Faults:
                 self.note("state and next step", max(s[0] for s in steps) - max(joined))
 
 
+    def note_growth(self):
+        """Between two steps, of those that were there."""
+        for worker in self.workers.values():
+            for before, after in zip(worker.look().steps, worker.steps[1:]):
+                if after[1] > before[1] and after[4] > before[4] and after[3] == 0:
+                    self.note("a newcomer: between two steps", after[0] - before[0])
+
+
 def percentile(values, share):
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
@@ -221,7 +229,7 @@ def main():
     choose = random.Random(arguments.seed)
     ranks = arguments.hosts or arguments.ranks
     script = TRAINING if arguments.torch else PLAIN
-    script = script.replace("hvd.init()\n", MARKS + (WARM if arguments.torch else ""), 1)
+    script = script.replace("hvd.init()\n", (WARM if arguments.torch else "") + MARKS, 1)
     with contextlib.ExitStack() as stack:
         hosts = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "hosts"
         names = [f"h{n + 1}" for n in range(arguments.hosts or 2 * ranks)]
@@ -270,6 +278,7 @@ def main():
         for _ in range(0 if arguments.every else arguments.faults):
             faults.fault(kill if arguments.lost == "process" else cut)
         job.stop()
+        faults.note_growth()
     for what, values in faults.phases.items():
         tell(what, values)
 

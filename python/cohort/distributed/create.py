@@ -54,7 +54,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     else:
         meeting = _Meeting(options.store, name, rank, size, min(timeout, _LONGEST_MEETING))
         communicator = meeting.hold(timeout)
-    group = ProcessGroup(options.store, communicator, ranks, others, elastic)
+    group = ProcessGroup(communicator, ranks, others, elastic)
     beside.attach(group, others, options, backend_options)
     return group
 

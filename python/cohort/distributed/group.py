@@ -33,7 +33,7 @@ ended: set[int] = set()
 class ProcessGroup(Operations, dist.ProcessGroup):
     """One rank's handle of a group. Use it through torch.distributed."""
 
-    def __init__(self, store: Any, communicator: cohort.Communicator, ranks: Sequence[int] = (),
+    def __init__(self, communicator: cohort.Communicator, ranks: Sequence[int] = (),
                  others: Collection[str] = (), elastic: bool = False) -> None:  # fmt: skip
         """
         ranks    of the world's that are the group's, in its order; none: it is the world itself
@@ -42,7 +42,6 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         """
         dist.ProcessGroup.__init__(self, communicator.rank(), communicator.size())
         self.communicator = communicator
-        self._store = store
         self._rank, self._size = communicator.rank(), communicator.size()
         self._timeout: Optional[float] = None
         self._aborted = ""  # why, by this rank
