@@ -289,7 +289,7 @@ void ElasticMembers::take(const Reports& reports) {
     if (!std::exchange(fresh_leavers_, {}).empty()) events_.on_failure_over();
     for (auto& [agent, leaving] : leaving_) {
       if (!std::exchange(leaving.others_went_on, true))
-        leaving.limit = Timer(loop_, spec_.grace, [this, one = agent] { end_leavers(*one); });
+        leaving.limit = Timer(loop_, spec_.grace, [this, one = agent] { end_leavers(*one, SIGTERM); });
     }
   }
   if (announced_at_) look_for_formed();
@@ -566,7 +566,7 @@ void ElasticMembers::leave(const std::set<AgentHandle*>& agents, const std::stri
       health_.left(process);
       arrivals_.erase(process);
     }
-    if (workers.empty()) end_leavers(*agent);
+    if (workers.empty()) end_leavers(*agent, SIGTERM);
   }
   if (leavers.empty()) return;
   std::ranges::sort(leavers);
@@ -646,17 +646,17 @@ Result<std::string> ElasticMembers::take_away(const ControlOrder& order) {
   }
   leave(going, fmt::format("host {} is {} (cohort ctl)", order.host, kill ? "removed" : "drained"));
   for (AgentHandle* const agent : going) {
-    if (kill && agent->channel != nullptr) agent->channel->send(StopWorkers{SIGKILL, 0, 0, Role::Worker});
+    if (kill) end_leavers(*agent, SIGKILL);
   }
   const rendezvous::Membership& now = elastic_.current();
   if (now.epoch == epoch) return fmt::format("{} has no members; what runs there is ended", order.host);
   return fmt::format("{}; epoch {} goes on with {}", now.cause, now.epoch, elastic_.sizes());
 }
 
-void ElasticMembers::end_leavers(AgentHandle& agent) {
+void ElasticMembers::end_leavers(AgentHandle& agent, int signal) {
   if (agent.all_gone || agent.channel == nullptr) return;
   const auto grace = static_cast<std::uint32_t>(spec_.grace.count());
-  agent.channel->send(StopWorkers{SIGTERM, grace, grace, Role::Worker});
+  agent.channel->send(StopWorkers{signal, grace, grace, Role::Worker});
 }
 
 void ElasticMembers::on_all_gone(AgentHandle& agent) {
@@ -690,7 +690,8 @@ void ElasticMembers::act_on_notices(int signal) {
   if (workers > 0 && !elastic_.can_lose(workers)) return events_.on_told(**going.begin(), signal);
   for (AgentHandle* const agent : going) {
     barred_.insert(agent->host.name);
-    leaving_[agent].limit = Timer(loop_, spec_.preempt_grace, [this, agent] { end_leavers(*agent); });
+    // (SIGTERM would have ranks that are still in a world with the others save and end, all of them.)
+    leaving_[agent].limit = Timer(loop_, spec_.preempt_grace, [this, agent] { end_leavers(*agent, SIGKILL); });
   }
   leave(going, fmt::format("the agent{} of {} {} told to end by {}", going.size() == 1 ? "" : "s", names,
                            going.size() == 1 ? "was" : "were", sys::signal_name(signal)));
@@ -700,7 +701,10 @@ void ElasticMembers::act_on_notices(int signal) {
 void ElasticMembers::note_host_failure(const std::string& host) {
   Failures& failures = host_failures_[host];
   if (failures.count > 0 && (!failures.free_at || *failures.free_at > Clock::now())) return;  // of the same trouble
-  if (!spec_.elastic.cooldown) return void(failures.count = 1);
+  if (!spec_.elastic.cooldown) {
+    failures.count = 1;
+    return;
+  }
   const auto& [low, high] = *spec_.elastic.cooldown;
   if (failures.free_at && Clock::now() - *failures.free_at > high) failures.count = 0;  // that is long ago
   ++failures.count;

@@ -150,7 +150,7 @@ class ElasticMembers {
   void act_on_notices(int signal);
   /// All that runs there leaves: the others go on without.
   void leave(const std::set<AgentHandle*>& agents, const std::string& why);
-  void end_leavers(AgentHandle& agent);
+  void end_leavers(AgentHandle& agent, int signal);
   void end_for_requeue(const std::string& why);
   AgentHandle* latest_of(const std::string& host) const;
   void take_arrivals();
