@@ -252,7 +252,9 @@ void Agent::on_signal() {
 }
 
 void Agent::pass_on(int signal) {
-  for (auto& worker : workers_) worker->announce_end();
+  if (signal != SIGSTOP && signal != SIGTSTP && signal != SIGCONT) {
+    for (auto& worker : workers_) worker->announce_end();
+  }
   if (signal == SIGUSR1 || signal == SIGUSR2) return kept_signals_.pass_on(signal);
   for (auto& worker : workers_) worker->signal(signal);
 }
