@@ -229,6 +229,7 @@ TEST(ElasticState, TheLedgerSaysWhichSamplesStepsHaveUsed) {
     World world(comm, 0);
     mine.state.enter(world, comm.rank() == 0 ? folder.path / "first" : std::filesystem::path());
     for (int step = 0; step < 65; ++step) mine.step();
+    comm.barrier().wait();  // who leaves lets nobody wait for it, also in what it has said before
     positions[static_cast<std::size_t>(comm.rank())] = {1, 0};
     if (comm.rank() == 0) mine.step();  // is lost then, with what it has written
     (void)mine.state.leave(lost());
