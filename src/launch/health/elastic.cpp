@@ -11,15 +11,19 @@
 namespace cohort::launch {
 namespace {
 
-// Hosts in the order of their oldest workers, so that rank 0 is the oldest of all.
-std::vector<rendezvous::Member> by_rank(std::vector<Elastic::Worker> workers) {
-  std::map<int, int> oldest;  // by host
+// Hosts in the order of their oldest workers, where members of the world before come before all others, be they started
+// earlier: rank 0 knows the training.
+std::vector<rendezvous::Member> by_rank(std::vector<Elastic::Worker> workers, const rendezvous::Membership& before) {
+  const auto age = [&before](const Elastic::Worker& worker) {
+    return std::pair(!place_of(before, worker.number).has_value(), worker.number);
+  };
+  std::map<int, std::pair<bool, int>> oldest;  // by host
   for (const Elastic::Worker& worker : workers) {
-    const auto [at, fresh] = oldest.try_emplace(worker.host, worker.number);
-    at->second = std::min(at->second, worker.number);
+    const auto [at, fresh] = oldest.try_emplace(worker.host, age(worker));
+    at->second = std::min(at->second, age(worker));
   }
   std::ranges::sort(workers, {},
-                    [&oldest](const Elastic::Worker& worker) { return std::pair(oldest[worker.host], worker.number); });
+                    [&](const Elastic::Worker& worker) { return std::pair(oldest[worker.host], age(worker)); });
   std::vector<rendezvous::Member> members;
   int host_number = -1;
   for (std::size_t i = 0; i < workers.size(); ++i) {
@@ -33,7 +37,7 @@ std::vector<rendezvous::Member> by_rank(std::vector<Elastic::Worker> workers) {
 
 Elastic::Elastic(Limits limits, std::vector<Worker> workers) : limits_(limits), workers_(std::move(workers)) {
   current_.epoch = limits_.first_epoch;
-  current_.members = by_rank(workers_);
+  current_.members = by_rank(workers_, {});
   current_.cause = "the job's start";
 }
 
@@ -75,7 +79,7 @@ Elastic::Decision Elastic::announce(const std::string& cause) {
       workers_, [this](const Worker& one) { return !place_of(current_, one.number).has_value(); });
   sizes_ = fresh == 0 ? fmt::format("{} of {} workers", size(), current_.members.size())
                       : fmt::format("{} workers, {} of them new", size(), fresh);
-  current_ = {current_.epoch + 1, by_rank(workers_), cause};
+  current_ = {current_.epoch + 1, by_rank(workers_, current_), cause};
   waits_ = false;
   return {Decision::Kind::Announce};
 }
