@@ -37,7 +37,9 @@ int rank = 0, size = 1;
 void lost_at(std::int64_t step, const char* phase) {
   if (const std::string seed = variable("ELASTIC_SEED"); !seed.empty()) {
     const auto draw = [&](const std::string& what) { return std::hash<std::string>()(seed + what); };
-    const bool stays = draw(std::to_string(step)) % static_cast<std::size_t>(size) == static_cast<std::size_t>(rank);
+    const bool is_last = rank == 0 && !variable("ELASTIC_RANK_0_STAYS").empty();
+    const bool stays =
+        is_last || draw(std::to_string(step)) % static_cast<std::size_t>(size) == static_cast<std::size_t>(rank);
     if (!stays && draw(fmt::format("{} {} {}", variable("COHORT_WORKER"), step, phase)) % 300 == 0) std::raise(SIGKILL);
   }
   static const std::string plan = "," + variable("ELASTIC_KILL") + ",";
