@@ -1,7 +1,7 @@
 // A worker of an elastic training with libtorch, which is lost where it is told to: ELASTIC_KILL
 // "WORKER@STEP:PHASE,..." with the phases forward, backward, applied (between the optimizer's step and State::step) and
-// step. Ends with a line of what it has trained: epochs, steps, and the digest of the parameters with a key that all
-// know.
+// step; with ELASTIC_SEED at random, one time in 300, but never all of a world, and with ELASTIC_RANK_0_STAYS not
+// rank 0. Ends with a line of what it has trained: steps, and the digest of the parameters with a key that all know.
 //
 //   elastic_training_peer SAMPLES BATCH EPOCHS MILLISECONDS-A-STEP
 #include <gtest/gtest.h>
