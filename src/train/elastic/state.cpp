@@ -219,16 +219,22 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   const bool has_it = is_in(agreement.sources);
   const PartContents contents = has_it ? self.contents() : PartContents();
   std::vector<Digest> digests = digests_of(contents, key);
-  compare_sources(comm, agreement, contents, digests);
+  std::map<std::string, std::string> values;
+  for (const auto& [name, kept] : self.values) {
+    if (kept.value.scope == Value::Scope::World) values[name] = kept.copy;
+  }
+  std::vector<Digest> compared = digests;
+  // Once training goes on ranks may differ in them: statistics of BatchNorm do.
+  for (const auto& [name, value] : values) {
+    if (agreement.begins)
+      compared.push_back(digest_of({value.data(), static_cast<std::int64_t>(value.size()), DType::UInt8}, key));
+  }
+  compare_sources(comm, agreement, contents, compared);
   const double compared_ms = milliseconds_since(began);
 
   const auto sending = Clock::now();
   std::size_t bytes = 0;
   if (!agreement.takers.empty()) {
-    std::map<std::string, std::string> values;
-    for (const auto& [name, kept] : self.values) {
-      if (kept.value.scope == Value::Scope::World) values[name] = kept.copy;
-    }
     Received received = send_state(comm, agreement, hosts, {contents, values, digests}, key);
     const bool takes = is_in(agreement.takers);
     // Ranks that have half of it would be silently wrong: all go on, or none.

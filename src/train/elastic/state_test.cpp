@@ -81,6 +81,11 @@ TEST(ElasticState, BeginsWithTheFirstRanksState) {
     enter(training, comm, 0);
     EXPECT_EQ(training.values.front(), 5);
     EXPECT_EQ(training.values.back(), 5);
+    // Only rank 0 has read that it had begun before; parameters are the same.
+    Training another(3);
+    another.count = comm.rank() == 0 ? 7 : 0;
+    enter(another, comm, 0);
+    EXPECT_EQ(another.count, 7);
   });
 }
 
