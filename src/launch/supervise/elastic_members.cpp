@@ -17,14 +17,6 @@ namespace {
 /// A batch system tells all processes of a job to end at about the same moment.
 constexpr auto kNoticeTime = std::chrono::milliseconds(200);
 
-/// "worker 3 (h2) was killed by SIGKILL".
-std::string how_left(const Ending& ending) {
-  const std::string who = fmt::format("worker {} ({})", ending.rank, ending.host);
-  if (asks_for_requeue(ending)) return who + " left on notice";
-  return ending.status.signal != 0 ? fmt::format("{} was {}", who, sys::to_string(ending.status))
-                                   : fmt::format("{} ended with {}", who, sys::to_string(ending.status));
-}
-
 /// " (ranks 0-2 are workers 0,2-3)"; empty where the numbers are the same.
 std::string numbering_of(const rendezvous::Membership& now) {
   const std::vector<int> workers = workers_of(now);
@@ -147,6 +139,15 @@ void ElasticMembers::let_failed_leave() {
   if (!failed && members_.running_ranks() > 0) end_for_requeue("too many workers have left on notice");
 }
 
+std::string ElasticMembers::how_left(const Ending& ending) const {
+  const std::string who = fmt::format("worker {} ({})", ending.rank, ending.host);
+  if (asks_for_requeue(ending)) return who + " left on notice";
+  if (const auto stopped = stopped_.find(ending.rank); stopped != stopped_.end() && ending.status.signal == SIGKILL)
+    return fmt::format("{} was stopped for {} s and is killed", who, stopped->second.count());
+  return ending.status.signal != 0 ? fmt::format("{} was {}", who, sys::to_string(ending.status))
+                                   : fmt::format("{} ended with {}", who, sys::to_string(ending.status));
+}
+
 std::vector<Elastic::Worker> ElasticMembers::ready() const {
   std::vector<Elastic::Worker> workers;
   for (const auto& [number, worker] : arrivals_) {
@@ -208,6 +209,18 @@ bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why)
   }
   health_.host_ended(processes);
   if (fails) events_.look_for_failure();
+  return true;
+}
+
+bool ElasticMembers::kills_stopped(AgentHandle& agent, int worker, std::chrono::seconds since) {
+  if (!may_change() || begins_anew()) return false;
+  if (stopped_.contains(worker)) return true;
+  const auto is_member = [this](int one) { return rendezvous::place_of(elastic_.current(), one).has_value(); };
+  const auto dying = std::ranges::count_if(
+      stopped_, [&](const auto& one) { return is_member(one.first) && !members_.has_ended(one.first); });
+  if (is_member(worker) && !elastic_.can_lose(static_cast<int>(dying) + 1)) return false;
+  stopped_.emplace(worker, since);
+  agent.channel->send(KillWorker{worker});
   return true;
 }
 

@@ -84,6 +84,8 @@ class ElasticMembers {
   void let_failed_leave();
   /// With their host. False: the job cannot go on.
   bool goes_on_without(AgentHandle& agent, const std::string& why);
+  /// It was stopped for so long. False: the job cannot go on without it.
+  bool kills_stopped(AgentHandle& agent, int worker, std::chrono::seconds since);
   /// Once none runs any more, what else runs is asked to end: workers of hosts that were listed no more, or came late.
   void look_for_members();
   void take(const Reports& reports);
@@ -122,6 +124,8 @@ class ElasticMembers {
   /// True: it goes on, or waits for others.
   bool follow(const Elastic::Decision& decision, const std::string& cause);
   void announce();
+  /// "worker 3 (h2) was killed by SIGKILL".
+  std::string how_left(const Ending& ending) const;
   void end_lost(int process);
   /// Once somebody's part is done: whether all who run wait for a world that is never formed.
   void look_for_waiting();
@@ -182,10 +186,11 @@ class ElasticMembers {
     int count = 0;
     std::optional<Clock::time_point> free_at;  ///< nothing: never
   };
-  std::map<std::string, Failures> host_failures_;          ///< by name
-  std::map<int, Elastic::Worker> ordered_;                 ///< workers beside others that do not run yet
-  using Slot = std::pair<std::string, int>;                ///< a host's name, and the local rank there
-  std::map<int, Slot> slots_;                              ///< by worker
+  std::map<std::string, Failures> host_failures_;  ///< by name
+  std::map<int, std::chrono::seconds> stopped_;    ///< workers that are killed for it, and for how long they were
+  std::map<int, Elastic::Worker> ordered_;         ///< workers beside others that do not run yet
+  using Slot = std::pair<std::string, int>;        ///< a host's name, and the local rank there
+  std::map<int, Slot> slots_;                      ///< by worker
   std::map<Slot, std::optional<Clock::time_point>> held_;  ///< free, but not used before then; nothing: never
   std::vector<PlannedHost> listed_;                        ///< that there are; without a script those of the start
   std::vector<PlannedHost> added_;                         ///< of these, by `cohort ctl`
