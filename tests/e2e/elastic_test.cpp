@@ -265,8 +265,9 @@ TEST_F(ElasticHosts, StayAsTheyAreWhereTheScriptFails) {
   then("echo 'two words'");
   expect_said("host file, line 3");
   then("");
-  list("");  // nobody at all: all but as many as are needed could go, and none may
-  expect_said("stays: fewer than --min-np 1 would be left\n");
+  list("");  // nobody at all: all but as many as are needed could go
+  expect_said("worker 1 leaves: host b is listed no more; epoch 1 goes on with 1 of 2 workers");
+  expect_said("host a is listed no more, and its worker 0 stays: fewer than --min-np 1 would be left\n");
   order("end", 0);
   order("end", 1);
   EXPECT_EQ(job_->wait(), 0);

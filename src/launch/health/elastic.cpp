@@ -5,19 +5,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <utility>
 
 namespace cohort::launch {
 namespace {
 
-// Hosts in the order of their oldest workers, so that rank 0 is the oldest of all.
-std::vector<rendezvous::Member> by_rank(std::vector<Elastic::Worker> workers) {
-  std::map<int, int> oldest;  // by host
+/// Of each host.
+std::map<int, int> oldest_workers(const std::vector<Elastic::Worker>& workers) {
+  std::map<int, int> oldest;
   for (const Elastic::Worker& worker : workers) {
     const auto [at, fresh] = oldest.try_emplace(worker.host, worker.number);
     at->second = std::min(at->second, worker.number);
   }
+  return oldest;
+}
+
+// Hosts in the order of their oldest workers, so that rank 0 is the oldest of all.
+std::vector<rendezvous::Member> by_rank(std::vector<Elastic::Worker> workers) {
+  std::map<int, int> oldest = oldest_workers(workers);
   std::ranges::sort(workers, {},
                     [&oldest](const Elastic::Worker& worker) { return std::pair(oldest[worker.host], worker.number); });
   std::vector<rendezvous::Member> members;
@@ -60,6 +67,14 @@ Result<void> Elastic::can_spare(int workers) const {
 bool Elastic::can_lose(int workers) const {
   if (over_ || finishing_ || changes_are_used_up() || size() <= workers) return false;
   return size() - workers >= limits_.least || limits_.others_may_come;
+}
+
+std::vector<int> Elastic::youngest_hosts_first() const {
+  std::map<int, int> oldest = oldest_workers(workers_);
+  std::vector<int> hosts;
+  for (const auto& [host, worker] : oldest) hosts.push_back(host);
+  std::ranges::sort(hosts, std::greater<>(), [&oldest](int host) { return oldest[host]; });
+  return hosts;
 }
 
 Elastic::Decision Elastic::end(std::string why) {

@@ -538,9 +538,10 @@ void ElasticMembers::drop_newcomers() {
 
 void ElasticMembers::drain_unlisted() {
   std::erase_if(barred_, [this](const std::string& name) { return !is_listed(name); });
-  for (const auto& agent : agents_.members()) {
+  std::erase_if(unspared_, [this](const std::string& name) { return is_listed(name); });
+  for (const int host : elastic_.youngest_hosts_first()) {
+    const auto& agent = *std::ranges::find(agents_.members(), host, [](const auto& one) { return one->host.index; });
     const std::string& name = agent->host.name;
-    if (is_listed(name)) unspared_.erase(name);
     const std::vector<int> workers = members_on(*agent);
     if (is_listed(name) || workers.empty() || !events_.running()) continue;
     const bool one = workers.size() == 1;
