@@ -24,7 +24,7 @@
 namespace cohort::launch {
 
 /// Both ends have to speak the same one.
-inline constexpr std::uint32_t kProtocol = 18;
+inline constexpr std::uint32_t kProtocol = 19;
 /// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input travel in pieces of this size, and at most a window of them is under way.
@@ -235,6 +235,11 @@ struct NewMembership {
   std::uint64_t epoch = 0;
 };
 
+/// Of an elastic job: the others go on without it.
+struct KillWorker {
+  std::int32_t rank = 0;
+};
+
 /// Nothing more is wanted: the agent ends. A launcher that is one of several ends with the job's exit status.
 struct Finish {
   std::int32_t status = 0;
@@ -261,7 +266,7 @@ struct LeasePorts {
 using Message = std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
                              OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused,
                              Told, TracePiece, ClockAnswer, ClockQuestion, LeasedPorts, LeasePorts, StartedAgain,
-                             StartAgain, GoOnWithout, NewMembership, StartMore>;
+                             StartAgain, GoOnWithout, NewMembership, StartMore, KillWorker>;
 
 std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.

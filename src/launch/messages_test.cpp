@@ -67,7 +67,8 @@ std::vector<Message> samples() {
           StartAgain{5, {"A=1"}},
           GoOnWithout{5},
           NewMembership{std::uint64_t{1} << 33},
-          StartMore{{7, {"RANK=7"}}}};
+          StartMore{{7, {"RANK=7"}}},
+          KillWorker{7}};
 }
 
 TEST(Messages, ComeBackAsTheyWere) {

@@ -28,6 +28,7 @@ constexpr const char* kWorker =
     "while true; do "
     "if [ -e end.$n ]; then kill $!; exit 0; fi; "
     "if [ -e kill.$n ]; then kill -9 $$; fi; "
+    "if [ -e stop.$n ]; then kill -STOP $$; fi; "
     "if [ -e fail.$n ]; then exit 5; fi; "
     "if [ -e leave.$n ]; then kill $!; exit 75; fi; "
     "sleep 0.02; done";
@@ -264,8 +265,9 @@ TEST_F(ElasticHosts, StayAsTheyAreWhereTheScriptFails) {
   then("echo 'two words'");
   expect_said("host file, line 3");
   then("");
-  list("");  // nobody at all: all but as many as are needed could go, and none may
-  expect_said("stays: fewer than --min-np 1 would be left\n");
+  list("");  // nobody at all: all but as many as are needed could go
+  expect_said("worker 1 leaves: host b is listed no more; epoch 1 goes on with 1 of 2 workers");
+  expect_said("host a is listed no more, and its worker 0 stays: fewer than --min-np 1 would be left\n");
   order("end", 0);
   order("end", 1);
   EXPECT_EQ(job_->wait(), 0);
@@ -285,6 +287,17 @@ TEST_F(ElasticJob, GoesOnWithoutWorkersThatFail) {
   order("end", 2);
   EXPECT_EQ(job_->wait(), 0);
   expect_silent_about("failed");
+}
+
+TEST_F(ElasticJob, GoesOnWithoutAWorkerThatIsStopped) {
+  start({"-np", "3", "--min-np", "2", "--stopped-timeout", "1"}, 3);
+  order("stop", 1);
+  expect_said(" s and is killed; epoch 1 goes on with 2 of 3 workers (ranks 0-1 are workers 0,2)\n");
+  EXPECT_TRUE(eventually([this] { return job_->processes("sleep 1000").size() == 2; }));
+  order("stop", 2);  // the others cannot go on without it
+  EXPECT_EQ(job_->wait(), 124);
+  expect_said("has been stopped for ");
+  EXPECT_TRUE(job_->processes().empty());
 }
 
 TEST_F(ElasticJob, EndsWithTheFirstCauseWhereTooFewAreLeft) {

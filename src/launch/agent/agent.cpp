@@ -193,6 +193,10 @@ void Agent::on_message(Message message) {
     start_more(more->worker);
   } else if (const auto* members = std::get_if<NewMembership>(&message)) {
     for (auto& worker : workers_) worker->announce(members->epoch);
+  } else if (const auto* kill = std::get_if<KillWorker>(&message)) {
+    for (auto& worker : workers_) {
+      if (worker->rank() == kill->rank) worker->signal(SIGKILL);
+    }
   } else if (const auto* finish = std::get_if<Finish>(&message)) {
     if (options_.own) {
       exit_status_ = finish->status;

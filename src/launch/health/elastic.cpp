@@ -5,25 +5,35 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <utility>
 
 namespace cohort::launch {
 namespace {
 
-// Hosts in the order of their oldest workers, where members of the world before come before all others, be they started
-// earlier: rank 0 knows the training.
-std::vector<rendezvous::Member> by_rank(std::vector<Elastic::Worker> workers, const rendezvous::Membership& before) {
-  const auto age = [&before](const Elastic::Worker& worker) {
-    return std::pair(!place_of(before, worker.number).has_value(), worker.number);
-  };
-  std::map<int, std::pair<bool, int>> oldest;  // by host
+/// A member of the world before is older than all others, be they started earlier: it knows the training.
+using Age = std::pair<bool, int>;
+Age age_of(const Elastic::Worker& worker, const rendezvous::Membership& before) {
+  return {!place_of(before, worker.number).has_value(), worker.number};
+}
+
+/// The age of each host's oldest worker.
+std::map<int, Age> ages_of_hosts(const std::vector<Elastic::Worker>& workers, const rendezvous::Membership& before) {
+  std::map<int, Age> ages;
   for (const Elastic::Worker& worker : workers) {
-    const auto [at, fresh] = oldest.try_emplace(worker.host, age(worker));
-    at->second = std::min(at->second, age(worker));
+    const auto [at, fresh] = ages.try_emplace(worker.host, age_of(worker, before));
+    at->second = std::min(at->second, age_of(worker, before));
   }
-  std::ranges::sort(workers, {},
-                    [&](const Elastic::Worker& worker) { return std::pair(oldest[worker.host], age(worker)); });
+  return ages;
+}
+
+// Hosts in the order of their oldest workers, so that rank 0 is the oldest of all.
+std::vector<rendezvous::Member> by_rank(std::vector<Elastic::Worker> workers, const rendezvous::Membership& before) {
+  std::map<int, Age> hosts = ages_of_hosts(workers, before);
+  std::ranges::sort(workers, {}, [&](const Elastic::Worker& worker) {
+    return std::pair(hosts[worker.host], age_of(worker, before));
+  });
   std::vector<rendezvous::Member> members;
   int host_number = -1;
   for (std::size_t i = 0; i < workers.size(); ++i) {
@@ -64,6 +74,14 @@ Result<void> Elastic::can_spare(int workers) const {
 bool Elastic::can_lose(int workers) const {
   if (over_ || finishing_ || changes_are_used_up() || size() <= workers) return false;
   return size() - workers >= limits_.least || limits_.others_may_come;
+}
+
+std::vector<int> Elastic::youngest_hosts_first() const {
+  std::map<int, Age> ages = ages_of_hosts(workers_, current_);
+  std::vector<int> hosts;
+  for (const auto& [host, age] : ages) hosts.push_back(host);
+  std::ranges::sort(hosts, std::greater<>(), [&ages](int host) { return ages[host]; });
+  return hosts;
 }
 
 Elastic::Decision Elastic::end(std::string why) {

@@ -55,6 +55,9 @@ class Elastic {
   /// So many members have to leave: the job goes on without them, or waits for others.
   bool can_lose(int workers) const;
 
+  /// That have members, by their agents' indices: who knows the training longest is the last to leave.
+  std::vector<int> youngest_hosts_first() const;
+
   /// They have failed, or are lost. `cause`: as in a Membership. `spares` take their place, the first first, as far as
   /// there is room, and if then there are enough.
   Decision leave(const std::vector<int>& workers, std::string cause, const std::vector<Worker>& spares = {});

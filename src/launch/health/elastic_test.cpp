@@ -49,6 +49,14 @@ TEST(ElasticMembers, GoOnWithoutWhoFails) {
   EXPECT_EQ(elastic.leave({3}, "").kind, Kind::Nothing) << "it is over";
 }
 
+TEST(ElasticMembers, TheHostThatCameLastIsTheFirstToLeave) {
+  Elastic elastic({.least = 1}, workers_on({2, 0, 1, 0}));
+  EXPECT_EQ(elastic.youngest_hosts_first(), (std::vector<int>{1, 0, 2}));
+  EXPECT_EQ(elastic.leave({0, 1}, "").kind, Kind::Announce);
+  EXPECT_EQ(elastic.come({{4, 2, "h2"}}, "").kind, Kind::Announce);
+  EXPECT_EQ(elastic.youngest_hosts_first(), (std::vector<int>{2, 0, 1}));
+}
+
 TEST(ElasticMembers, WhoHasEndedWithZeroIsInNoLaterEpoch) {
   Elastic elastic({.least = 1, .others_may_come = true}, workers_on({0, 0, 0}));
   elastic.finish(0);

@@ -226,7 +226,7 @@ Health::Findings Health::judge(Clock::time_point now) {
 void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
-    if (rank.gone || !rank.stopped_at) continue;
+    if (rank.gone || rank.left || !rank.stopped_at) continue;
     const auto since = duration_cast<seconds>(now - *rank.stopped_at);
     const std::string who = name(static_cast<int>(i));
     if (since >= limits_.stopped_notice && !rank.stopped_told) {
@@ -235,11 +235,16 @@ void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
       warn(findings, WarningKind::Stopped, static_cast<int>(i),
            fmt::format("{} has been stopped for {} s (SIGSTOP, a debugger, or a read from the terminal); kill -CONT {} "
                        "lets it go on{}",
-                       who, since.count(), rank.report.pid, end > 0 ? fmt::format(", at {} s the job ends", end) : ""));
+                       who, since.count(), rank.report.pid,
+                       end == 0
+                           ? std::string()
+                           : fmt::format(", at {} s {}", end,
+                                         limits_.elastic ? "it is killed where the others can go on without it, and "
+                                                           "else the job ends"
+                                                         : "the job ends")));
     }
-    if (limits_.stopped_end.count() > 0 && since >= limits_.stopped_end && !findings.end) {
-      findings.end = fmt::format("{} has been stopped for {} s", who, since.count());
-    }
+    if (limits_.stopped_end.count() > 0 && since >= limits_.stopped_end)
+      findings.stopped.push_back({static_cast<int>(i), since, who});
   }
 }
 
@@ -482,13 +487,19 @@ constexpr auto kLookEvery = std::chrono::seconds(1);
 /// For agents to answer.
 constexpr auto kAnswerTime = std::chrono::milliseconds(100);
 
+HealthLimits limits_of(const JobSpec& spec) {
+  HealthLimits limits = spec.health;
+  limits.elastic = spec.elastic.least > 0;
+  return limits;
+}
+
 }  // namespace
 
 HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const JobSpec& spec,
                          Events events)
     : loop_(loop),
       roles_(roles),
-      health_(std::move(hosts), roles, spec.health),
+      health_(std::move(hosts), roles, limits_of(spec)),
       steps_(spec.steps),
       events_(std::move(events)) {}
 
@@ -528,6 +539,11 @@ void HealthWatch::look() {
   Health::Findings findings = health_.judge(Health::Clock::now());
   for (Warning& warning : findings.warnings) events_.warn(std::move(warning));
   for (Warning& warning : steps_.judge(StepWatch::Clock::now())) events_.warn(std::move(warning));
+  for (const auto& stopped : findings.stopped) {
+    if (events_.on_stopped(stopped.process, stopped.since)) continue;
+    findings.end = fmt::format("{} has been stopped for {} s", stopped.who, stopped.since.count());
+    break;
+  }
   if (findings.end) {
     show();
     return events_.on_stuck(*findings.end);

@@ -119,7 +119,13 @@ class Health {
   void host_ended(const std::vector<int>& processes);
 
   struct Findings {
+    struct Stopped {
+      int process = 0;
+      std::chrono::seconds since{};
+      std::string who;
+    };
     std::vector<Warning> warnings;
+    std::vector<Stopped> stopped;    ///< for too long: the job has to end, or go on without them
     std::optional<std::string> end;  ///< the job has to end, and why
   };
   /// To be called about once a second.
@@ -198,6 +204,8 @@ class HealthWatch {
     /// Something that a person should be told.
     std::function<void(const std::string&)> say;
     std::function<void(Warning)> warn;
+    /// A process has been stopped for too long. True: the job goes on without it.
+    std::function<bool(int process, std::chrono::seconds since)> on_stopped;
     /// The job has to end, and why. Called once, after an overview has been said.
     std::function<void(const std::string&)> on_stuck;
   };

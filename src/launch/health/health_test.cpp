@@ -62,6 +62,7 @@ class Job {
       Health::Findings found = health_.judge(now_);
       all.warnings.insert(all.warnings.end(), found.warnings.begin(), found.warnings.end());
       if (found.end && !all.end) all.end = found.end;
+      all.stopped = found.stopped;
     }
     return all;
   }
@@ -263,16 +264,27 @@ TEST(Health, AStoppedRankIsNamedAfterSecondsAndEndsTheJobAfterAMinute) {
   EXPECT_TRUE(contains(found.warnings[0].text, "rank 1 (host, pid 101) has been stopped for 5 s"))
       << found.warnings[0].text;
   EXPECT_TRUE(contains(found.warnings[0].text, "kill -CONT 101"));
-  EXPECT_FALSE(found.end);
-  ASSERT_TRUE(job.pass(seconds(3)).end);
+  EXPECT_TRUE(contains(found.warnings[0].text, "at 60 s the job ends"));
+  EXPECT_TRUE(found.stopped.empty());
+  const auto later = job.pass(seconds(3));
+  ASSERT_EQ(later.stopped.size(), 1u);
+  EXPECT_EQ(later.stopped[0].process, 1);
+  EXPECT_EQ(later.stopped[0].who, "rank 1 (host, pid 101)");
+  job.health().left(1);
+  EXPECT_TRUE(job.pass(seconds(3)).stopped.empty()) << "the others go on without it";
 
-  Job again(2);
+  HealthLimits limits;
+  limits.elastic = true;
+  Job again(2, limits);
   again[1].state = 'T';
-  EXPECT_EQ(again.pass(seconds(50)).warnings.size(), 1u);
+  const auto warned = again.pass(seconds(50)).warnings;
+  ASSERT_EQ(warned.size(), 1u);
+  EXPECT_TRUE(contains(warned[0].text, "at 60 s it is killed where the others can go on without it, and else the job "))
+      << warned[0].text;
   again[1].state = 'S';
   again.pass(seconds(2));
   again[1].state = 'T';
-  EXPECT_FALSE(again.pass(seconds(50)).end);
+  EXPECT_TRUE(again.pass(seconds(50)).stopped.empty());
 }
 
 TEST(Health, AnAgentThatSaysNothingIsNamedAfterSecondsAndEndsTheJobAfterAMinute) {

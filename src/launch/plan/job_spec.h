@@ -50,6 +50,7 @@ enum class Collapse {
 struct HealthLimits {
   std::chrono::seconds stopped_notice{5};  ///< a rank that was stopped (SIGSTOP), or a host's agent, is named,
   std::chrono::seconds stopped_end{60};    ///< and ends the job; 0: never
+  bool elastic = false;                    ///< the others may go on without a rank that was stopped so long
   std::chrono::seconds absent{3};          ///< a world of all ranks waits so long for one that has ended; 0: never
   std::chrono::seconds deadlock{10};       ///< nobody has moved for so long; 0: never ends a job
   std::chrono::seconds away_notice{30};    ///< a rank is named that others wait for, then at doubled intervals,

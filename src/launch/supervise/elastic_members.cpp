@@ -17,14 +17,6 @@ namespace {
 /// A batch system tells all processes of a job to end at about the same moment.
 constexpr auto kNoticeTime = std::chrono::milliseconds(200);
 
-/// "worker 3 (h2) was killed by SIGKILL".
-std::string how_left(const Ending& ending) {
-  const std::string who = fmt::format("worker {} ({})", ending.rank, ending.host);
-  if (asks_for_requeue(ending)) return who + " left on notice";
-  return ending.status.signal != 0 ? fmt::format("{} was {}", who, sys::to_string(ending.status))
-                                   : fmt::format("{} ended with {}", who, sys::to_string(ending.status));
-}
-
 /// " (ranks 0-2 are workers 0,2-3)"; empty where the numbers are the same.
 std::string numbering_of(const rendezvous::Membership& now) {
   const std::vector<int> workers = workers_of(now);
@@ -63,16 +55,17 @@ ElasticMembers::ElasticMembers(Scene scene, Events events)
       members_(scene.members),
       health_(scene.health),
       endings_(scene.endings),
-      barred_(scene.past.barred),
       events_(std::move(events)),
+      places_(spec_.elastic.cooldown, scene.past.barred),
       elastic_(limits_of(spec_, setup_.plan, scene.past.next_epoch), first_members(setup_.plan)),
       worlds_(static_cast<std::size_t>(setup_.plan.world_size), 0),
       worlds_then_(worlds_) {
   run_.state().members = {{utc_now(), elastic_.current()}};
   for (const PlannedHost& host : setup_.plan.hosts) {
-    note_slots(host);
-    listed_.push_back(host);
-    listed_.back().slots = host.ranks;
+    places_.take_all(host);
+    PlannedHost listed = host;
+    listed.slots = host.ranks;
+    places_.come(listed);
   }
 }
 
@@ -122,7 +115,7 @@ void ElasticMembers::let_failed_leave() {
       ending.spared = true;
       health_.left(ending.rank);
       if (arrivals_.erase(ending.rank) == 0) continue;  // it was to leave: it ends by itself
-      if (!notice) note_host_failure(ending.host);
+      if (!notice) places_.note_failure(ending.host, Clock::now());
       say(how + " before it was a member; the job goes on without it");
       continue;
     }
@@ -131,10 +124,9 @@ void ElasticMembers::let_failed_leave() {
     if (notice) {
       on_notice.push_back(considered_);
       // Its place goes on as little as that of one that has failed.
-      const auto& cooldown = spec_.elastic.cooldown;
-      held_[slots_.at(ending.rank)] = cooldown ? std::optional(Clock::now() + cooldown->first) : std::nullopt;
+      places_.hold(ending.rank, Clock::now());
     } else {
-      note_host_failure(ending.host);
+      places_.note_failure(ending.host, Clock::now());
       fresh_leavers_.push_back(considered_);
     }
     ending.spared = true;
@@ -145,6 +137,15 @@ void ElasticMembers::let_failed_leave() {
   if (leave(workers, cause)) return;
   for (const std::size_t ending : on_notice) endings_[ending].spared = false;
   if (!failed && members_.running_ranks() > 0) end_for_requeue("too many workers have left on notice");
+}
+
+std::string ElasticMembers::how_left(const Ending& ending) const {
+  const std::string who = fmt::format("worker {} ({})", ending.rank, ending.host);
+  if (asks_for_requeue(ending)) return who + " left on notice";
+  if (const auto stopped = stopped_.find(ending.rank); stopped != stopped_.end() && ending.status.signal == SIGKILL)
+    return fmt::format("{} was stopped for {} s and is killed", who, stopped->second.count());
+  return ending.status.signal != 0 ? fmt::format("{} was {}", who, sys::to_string(ending.status))
+                                   : fmt::format("{} ended with {}", who, sys::to_string(ending.status));
 }
 
 std::vector<Elastic::Worker> ElasticMembers::ready() const {
@@ -196,7 +197,7 @@ bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why)
       fails = true;
     }
   }
-  note_host_failure(agent.host.name);
+  places_.note_failure(agent.host.name, Clock::now());
   agent.all_gone = agent.lost = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
   for (const int process : lost) {
@@ -208,6 +209,18 @@ bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why)
   }
   health_.host_ended(processes);
   if (fails) events_.look_for_failure();
+  return true;
+}
+
+bool ElasticMembers::kills_stopped(AgentHandle& agent, int worker, std::chrono::seconds since) {
+  if (!may_change() || begins_anew()) return false;
+  if (stopped_.contains(worker)) return true;
+  const auto is_member = [this](int one) { return rendezvous::place_of(elastic_.current(), one).has_value(); };
+  const auto dying = std::ranges::count_if(
+      stopped_, [&](const auto& one) { return is_member(one.first) && !members_.has_ended(one.first); });
+  if (is_member(worker) && !elastic_.can_lose(static_cast<int>(dying) + 1)) return false;
+  stopped_.emplace(worker, since);
+  agent.channel->send(KillWorker{worker});
   return true;
 }
 
@@ -339,10 +352,7 @@ AgentHandle* ElasticMembers::latest_of(const std::string& host) const {
 
 void ElasticMembers::on_hosts(const std::vector<PlannedHost>& listed) {
   if (!may_change()) return;
-  listed_ = added_;
-  for (const PlannedHost& host : listed) {
-    if (!is_listed(host.name)) listed_.push_back(host);
-  }
+  places_.list(listed);
   drain_unlisted();
   fill();
 }
@@ -358,9 +368,9 @@ void ElasticMembers::fill() {
   if (!may_change() || elastic_.finishing()) return;
   int room = elastic_.room() + spec_.elastic.spares - static_cast<int>(arrivals_.size() + ordered_.size());
   for (const auto& [agent, limit] : newcomers_) room -= agent->host.slots;
-  for (const PlannedHost& host : listed_) {
+  for (const PlannedHost& host : places_.listed()) {
     if (room <= 0) return;
-    if (barred_.contains(host.name) || cools_down(host.name)) continue;
+    if (!places_.may_use(host.name, Clock::now())) continue;
     std::vector<int> free = free_slots(host);
     if (static_cast<int>(free.size()) > room) free.resize(static_cast<std::size_t>(room));
     room -= static_cast<int>(free.size());
@@ -371,26 +381,8 @@ void ElasticMembers::fill() {
 std::vector<int> ElasticMembers::free_slots(const PlannedHost& host) const {
   AgentHandle* const here = latest_of(host.name);
   if (here != nullptr && (newcomers_.contains(here) || leaving_.contains(here))) return {};
-  std::set<Slot> taken;
-  for (const auto& [worker, slot] : slots_) {
-    if (!members_.has_ended(worker)) taken.insert(slot);
-  }
-  std::vector<int> free;
-  for (int local_rank = 0; local_rank < host.slots; ++local_rank) {
-    const auto held = held_.find({host.name, local_rank});
-    const bool is_held = held != held_.end() && (!held->second || *held->second > Clock::now());
-    if (!is_held && !taken.contains({host.name, local_rank})) free.push_back(local_rank);
-  }
-  return free;
-}
-
-void ElasticMembers::note_slots(const PlannedHost& host) {
-  for (int i = 0; i < host.ranks; ++i) slots_[host.first_rank + i] = {host.name, host.first_local + i};
-}
-
-bool ElasticMembers::cools_down(const std::string& host) const {
-  const auto failures = host_failures_.find(host);
-  return failures != host_failures_.end() && (!failures->second.free_at || *failures->second.free_at > Clock::now());
+  return places_.free_slots(
+      host, [this](int worker) { return members_.has_ended(worker); }, Clock::now());
 }
 
 void ElasticMembers::bring(const PlannedHost& host, const std::vector<int>& slots) {
@@ -401,7 +393,7 @@ void ElasticMembers::bring(const PlannedHost& host, const std::vector<int>& slot
       for (const int slot : slots) {
         const int number = events_.on_one_more(*agent, slot);
         ordered_[number] = {number, agent->host.index, agent->host.name};
-        slots_[number] = {host.name, slot};
+        places_.take(number, host.name, slot);
       }
       return;
     }
@@ -419,7 +411,7 @@ void ElasticMembers::bring(const PlannedHost& host, const std::vector<int>& slot
     });
     if (there) take_newcomer(*agent);
   } catch (const Error& error) {
-    note_host_failure(host.name);
+    places_.note_failure(host.name, Clock::now());
     say(fmt::format("{} cannot be had: {}", host.name, error.what()));
   }
 }
@@ -431,7 +423,7 @@ void ElasticMembers::on_one_started(const StartedAgain& started) {
     arrivals_.emplace(started.rank, std::move(worker));
     return;
   }
-  note_host_failure(worker.host_name);
+  places_.note_failure(worker.host_name, Clock::now());
   say(fmt::format("worker {} cannot be started on {}: {}", started.rank, worker.host_name, started.why));
   end_lost(started.rank);
   events_.check_end();
@@ -440,7 +432,7 @@ void ElasticMembers::on_one_started(const StartedAgain& started) {
 void ElasticMembers::take_newcomer(AgentHandle& agent) {
   if (elastic_.room() + spec_.elastic.spares >= agent.host.slots) {
     events_.on_more(agent, agent.host.slots);
-    return note_slots(agent.host);
+    return places_.take_all(agent.host);
   }
   newcomers_.erase(&agent);  // the job is about to end, or has as many as it may
   agent.all_gone = true;
@@ -489,7 +481,7 @@ void ElasticMembers::take_arrivals() {
 
 void ElasticMembers::give_up_newcomer(AgentHandle& agent, const std::string& why) {
   newcomers_.erase(&agent);
-  note_host_failure(agent.host.name);
+  places_.note_failure(agent.host.name, Clock::now());
   say(fmt::format("{}; the job goes on without {}", why, agent.host.name));
   for (const int process : processes_of(setup_.plan, agent.host)) {
     if (!members_.has_ended(process)) end_lost(process);
@@ -512,7 +504,7 @@ void ElasticMembers::take_late(AgentHandle& agent) {
   newcomers_[&agent] = Timer(loop_, start_timeout_, [this, one = &agent] {
     give_up_newcomer(*one, fmt::format("no sign of running ranks from {}", one->host.name));
   });
-  listed_.push_back(agent.host);
+  places_.come(agent.host);
   take_newcomer(agent);
 }
 
@@ -524,12 +516,12 @@ void ElasticMembers::drop_newcomers() {
 }
 
 void ElasticMembers::drain_unlisted() {
-  std::erase_if(barred_, [this](const std::string& name) { return !is_listed(name); });
-  for (const auto& agent : agents_.members()) {
+  std::erase_if(unspared_, [this](const std::string& name) { return places_.lists(name); });
+  for (const int host : elastic_.youngest_hosts_first()) {
+    const auto& agent = *std::ranges::find(agents_.members(), host, [](const auto& one) { return one->host.index; });
     const std::string& name = agent->host.name;
-    if (is_listed(name)) unspared_.erase(name);
     const std::vector<int> workers = members_on(*agent);
-    if (is_listed(name) || workers.empty() || !events_.running()) continue;
+    if (places_.lists(name) || workers.empty() || !events_.running()) continue;
     const bool one = workers.size() == 1;
     if (const auto spare = elastic_.can_spare(static_cast<int>(workers.size())); !spare) {
       if (unspared_.insert(name).second)
@@ -542,10 +534,6 @@ void ElasticMembers::drain_unlisted() {
 }
 
 // ---- leaving as planned ----
-
-bool ElasticMembers::is_listed(const std::string& name) const {
-  return std::ranges::any_of(listed_, [&name](const PlannedHost& host) { return host.name == name; });
-}
 
 std::vector<int> ElasticMembers::members_on(const AgentHandle& agent) const {
   std::vector<int> workers = processes_on(setup_.plan, agent.host.index);
@@ -593,13 +581,7 @@ Result<std::string> ElasticMembers::add_host(const std::string& typed) {
     return fail(ErrorCode::Unavailable,
                 "the job was started for this host alone and listens to no other: -H or --host-discovery-script is "
                 "for jobs of several");
-  barred_.erase(host.name);
-  host_failures_.erase(host.name);
-  std::erase_if(held_, [&host](const auto& slot) { return slot.first.first == host.name; });
-  for (auto* const list : {&added_, &listed_}) {
-    std::erase_if(*list, [&host](const PlannedHost& one) { return one.name == host.name; });
-    list->push_back(host);
-  }
+  places_.add(host);
   const auto under_way = [this] {
     int workers = static_cast<int>(ordered_.size());
     for (const auto& [agent, limit] : newcomers_) workers += agent->host.slots;
@@ -636,8 +618,7 @@ Result<std::string> ElasticMembers::take_away(const ControlOrder& order) {
     if (auto spare = elastic_.can_spare(workers); !spare) return tl::unexpected(spare.error());
   }
   const bool kill = order.kind == ControlOrder::Kind::Remove;
-  barred_.insert(order.host);
-  std::erase_if(added_, [&order](const PlannedHost& one) { return one.name == order.host; });
+  places_.take_away(order.host);
   const auto epoch = elastic_.current().epoch;
   for (AgentHandle* const agent : std::set(going)) {
     if (!newcomers_.contains(agent)) continue;
@@ -689,28 +670,12 @@ void ElasticMembers::act_on_notices(int signal) {
   if (going.empty()) return;
   if (workers > 0 && !elastic_.can_lose(workers)) return events_.on_told(**going.begin(), signal);
   for (AgentHandle* const agent : going) {
-    barred_.insert(agent->host.name);
+    places_.bar(agent->host.name);
     // (SIGTERM would have ranks that are still in a world with the others save and end, all of them.)
     leaving_[agent].limit = Timer(loop_, spec_.preempt_grace, [this, agent] { end_leavers(*agent, SIGKILL); });
   }
   leave(going, fmt::format("the agent{} of {} {} told to end by {}", going.size() == 1 ? "" : "s", names,
                            going.size() == 1 ? "was" : "were", sys::signal_name(signal)));
-}
-
-// As Horovod documents it: the first time for the shorter one.
-void ElasticMembers::note_host_failure(const std::string& host) {
-  Failures& failures = host_failures_[host];
-  if (failures.count > 0 && (!failures.free_at || *failures.free_at > Clock::now())) return;  // of the same trouble
-  if (!spec_.elastic.cooldown) {
-    failures.count = 1;
-    return;
-  }
-  const auto& [low, high] = *spec_.elastic.cooldown;
-  if (failures.free_at && Clock::now() - *failures.free_at > high) failures.count = 0;  // that is long ago
-  ++failures.count;
-  std::chrono::seconds pause = low;
-  for (int i = 1; i < failures.count && pause < high; ++i) pause *= 2;
-  failures.free_at = Clock::now() + std::min(pause, high);
 }
 
 }  // namespace cohort::launch

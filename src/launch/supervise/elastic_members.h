@@ -5,6 +5,7 @@
 
 #include "launch/health/elastic.h"
 #include "launch/health/health.h"
+#include "launch/health/places.h"
 #include "launch/health/verdict.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
@@ -84,6 +85,8 @@ class ElasticMembers {
   void let_failed_leave();
   /// With their host. False: the job cannot go on.
   bool goes_on_without(AgentHandle& agent, const std::string& why);
+  /// It was stopped for so long. False: the job cannot go on without it.
+  bool kills_stopped(AgentHandle& agent, int worker, std::chrono::seconds since);
   /// Once none runs any more, what else runs is asked to end: workers of hosts that were listed no more, or came late.
   void look_for_members();
   void take(const Reports& reports);
@@ -122,6 +125,8 @@ class ElasticMembers {
   /// True: it goes on, or waits for others.
   bool follow(const Elastic::Decision& decision, const std::string& cause);
   void announce();
+  /// "worker 3 (h2) was killed by SIGKILL".
+  std::string how_left(const Ending& ending) const;
   void end_lost(int process);
   /// Once somebody's part is done: whether all who run wait for a world that is never formed.
   void look_for_waiting();
@@ -131,16 +136,13 @@ class ElasticMembers {
   /// What `--host-discovery-script` names.
   void on_hosts(const std::vector<PlannedHost>& listed);
   void drain_unlisted();
-  bool is_listed(const std::string& name) const;
   /// Has workers started where there are free slots, as many as there may be.
   void fill();
   void fill_again();
   /// By local rank.
   std::vector<int> free_slots(const PlannedHost& host) const;
-  bool cools_down(const std::string& host) const;
   /// Of the host, those places.
   void bring(const PlannedHost& host, const std::vector<int>& slots);
-  void note_slots(const PlannedHost& host);
   /// That wait to be members.
   std::vector<Elastic::Worker> ready() const;
   /// As Elastic, with those that are ready in their place.
@@ -155,7 +157,6 @@ class ElasticMembers {
   AgentHandle* latest_of(const std::string& host) const;
   void take_arrivals();
   void look_for_formed();
-  void note_host_failure(const std::string& host);
 
   Loop& loop_;
   const JobSetup& setup_;
@@ -165,9 +166,9 @@ class ElasticMembers {
   const Members& members_;
   HealthWatch& health_;
   std::vector<Ending>& endings_;
-  std::set<std::string>& barred_;
   const Events events_;
   const std::chrono::milliseconds start_timeout_ = start_timeout_of(spec_, setup_.plan);
+  Places places_;
   Elastic elastic_;
   std::size_t considered_ = 0;  ///< endings from which `elastic_` has drawn what follows
   /// Endings of ranks that have left, until those that go on have formed a world: till then they may be why the others
@@ -175,20 +176,11 @@ class ElasticMembers {
   std::vector<std::size_t> fresh_leavers_;
   std::set<int> waiting_;  ///< to be a member, or for a world's other ranks; reported since the last part was done
   std::vector<std::uint32_t> worlds_, worlds_then_;  ///< by rank: that it has formed, and had when the members changed
-  std::map<AgentHandle*, Timer> newcomers_;  ///< agents whose ranks do not run yet, and for how long they may not
-  std::map<int, Elastic::Worker> arrivals_;  ///< that run and are no members yet
-  std::set<int> waiting_arrivals_;           ///< of these, that wait to be, so that nobody has to wait for them
-  struct Failures {
-    int count = 0;
-    std::optional<Clock::time_point> free_at;  ///< nothing: never
-  };
-  std::map<std::string, Failures> host_failures_;          ///< by name
-  std::map<int, Elastic::Worker> ordered_;                 ///< workers beside others that do not run yet
-  using Slot = std::pair<std::string, int>;                ///< a host's name, and the local rank there
-  std::map<int, Slot> slots_;                              ///< by worker
-  std::map<Slot, std::optional<Clock::time_point>> held_;  ///< free, but not used before then; nothing: never
-  std::vector<PlannedHost> listed_;                        ///< that there are; without a script those of the start
-  std::vector<PlannedHost> added_;                         ///< of these, by `cohort ctl`
+  std::map<AgentHandle*, Timer> newcomers_;      ///< agents whose ranks do not run yet, and for how long they may not
+  std::map<int, Elastic::Worker> arrivals_;      ///< that run and are no members yet
+  std::set<int> waiting_arrivals_;               ///< of these, that wait to be, so that nobody has to wait for them
+  std::map<int, std::chrono::seconds> stopped_;  ///< workers that are killed for it, and for how long they were
+  std::map<int, Elastic::Worker> ordered_;       ///< workers beside others that do not run yet
   struct Leaving {
     bool others_went_on = false;  ///< to the next world
     Timer limit;                  ///< until those that still run are told to end

@@ -70,6 +70,9 @@ void Epoch::settle(const std::vector<int>& shown) {
   health_.emplace(loop_, members_.hosts(), roles, spec_,
                   HealthWatch::Events{[this](const std::string& text) { say(text); },
                                       [this](const Warning& warning) { run_.warn(warning); },
+                                      [this](int process, std::chrono::seconds since) {
+                                        return elastic_ && elastic_->kills_stopped(agent_of(process), process, since);
+                                      },
                                       [this](const std::string& why) { on_stuck(why); }});
   run_.set_plan(setup_.plan, shown);
   if (setup_.plan.least > 0)
