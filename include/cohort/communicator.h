@@ -66,7 +66,9 @@ class Communicator {
 
   int rank() const noexcept;
   int size() const noexcept;
-  int local_rank() const noexcept;  ///< among the ranks of this host
+  /// Among the ranks of this host. In the world of an elastic job that `cohort run` has started it is LOCAL_RANK, which
+  /// a process keeps while others leave and come: it may be local_size() or more, and 0 may be missing.
+  int local_rank() const noexcept;
   int local_size() const noexcept;
   int cross_rank() const noexcept;  ///< this host's number among the hosts that have this local rank
   int cross_size() const noexcept;  ///< how many these are

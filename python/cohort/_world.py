@@ -169,7 +169,8 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number among those of its host."""
+    """This process's number among those of its host. In an elastic job of `cohort run` it is LOCAL_RANK, which a process keeps
+    while others leave and come: it may be local_size() or more, and 0 may be missing."""
     return world().local_rank()
 
 

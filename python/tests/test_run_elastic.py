@@ -116,6 +116,21 @@ class Elastic(unittest.TestCase):
             self.assertEqual(steps, list(range(steps[0], steps[0] + len(steps))))
             job.check(self, 0, 1, 2)
 
+    def test_a_process_keeps_its_local_rank_and_a_new_one_takes_the_free_one(self):
+        # 2 of 3 keeps 2 while it is one of two; rank 2 is 1 of 3.
+        script = TRAINING.replace("hvd.init()", "import cohort\nhvd.init()").replace(
+            "state.step += 1", "state.step += 1; assert hvd.local_rank() == cohort.local_rank() == int(os.environ['LOCAL_RANK'])")  # fmt: skip
+        with Job("--min-np", "1", "-np", "3", "--starter", "local", "--host-discovery-script", "echo a:3",
+                 "--blacklist-cooldown-range", "1", "2", script=script) as job:  # fmt: skip
+            for worker in range(3):
+                job.wait_for_step(worker, 0, worker, 3)
+            job.kill(1)
+            for epoch, workers in ((1, (0, 2)), (2, (0, 2, 3))):
+                for rank, worker in enumerate(workers):
+                    job.wait_for_step(worker, epoch, rank, len(workers))
+            self.assertEqual(job.stop(), 0, job.said())
+            job.check(self, 0, 1, 2, 3)
+
     def test_hosts_come_and_go_while_it_trains(self):
         with tempfile.TemporaryDirectory() as folder:
             hosts = pathlib.Path(folder) / "hosts"

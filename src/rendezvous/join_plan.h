@@ -59,6 +59,7 @@ struct JoinPlan {
   std::string note;     ///< worth a warning
   bool trusts_network = false;
   std::optional<int> worker;  ///< of an elastic job: what its membership says counts, not the rank and size above
+  std::optional<int> kept_local_rank;  ///< of a member of an elastic job, as long as it lives: by it GPUs are chosen
   Place place = Place::None;
   net::Endpoint endpoint;
   std::optional<net::Secret> secret;

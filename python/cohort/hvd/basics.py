@@ -144,7 +144,7 @@ def _place_of(communicator: Communicator) -> _Place:
     return _Place(
         communicator.rank(),
         communicator.size(),
-        communicator.local_rank(),
+        cohort.local_rank() if is_elastic() else communicator.local_rank(),
         communicator.local_size(),
         communicator.cross_rank(),
         communicator.cross_size(),
@@ -209,7 +209,8 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number among those of its host."""
+    """This process's number among those of its host; see `cohort.local_rank`. So `torch.cuda.set_device(hvd.local_rank())` gives
+    a process that comes the GPU that is free."""
     return _whereabouts("local_rank").local_rank
 
 

@@ -9,6 +9,7 @@ import threading
 import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
+from cohort.hvd import basics
 from cohort.hvd.process_sets import ProcessSet
 from cohort.hvd.operations import Average, parts_of
 from cohort.keras import _flavor, _step
@@ -57,11 +58,11 @@ class Reduction:
     # --- who takes part ---
 
     def is_shared(self) -> bool:
-        """Whether there are other ranks to reduce with."""
+        """Whether there are other ranks to reduce with, or may be: what is compiled in a world of one outlives it."""
         process_set = self.settings.process_set
         if process_set.process_set_id is not None and not process_set.included():
             return False
-        return (process_set.size() or 1) > 1
+        return (process_set.size() or 1) > 1 or basics.may_grow()
 
     def ranks(self) -> int:
         return self.settings.process_set.size() or 1

@@ -279,7 +279,8 @@ class BestModelCheckpoint(_callbacks.ModelCheckpoint):
 
 
 class CommitStateCallback(_Callback):
-    """Commits an elastic state after each `batches_per_commit` batches and each epoch."""
+    """Commits an elastic state after each `batches_per_commit` batches and each epoch. It comes after the callbacks that
+    change the state: those that follow it are not called where it hears of other hosts."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -305,22 +306,12 @@ class CommitStateCallback(_Callback):
 
 
 class UpdateBatchStateCallback(_Callback):
-    """Keeps `state.batch`: the batches of this epoch that are done. A training that goes on within an epoch does the rest of
-    its steps."""
+    """Keeps `state.batch`: the number, from 0, of the batch of this epoch that was done last. Keras does not begin within an
+    epoch: one that a reset has interrupted is done again in full, from the weights of the last commit."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
-        self.steps_per_epoch: Optional[int] = None
-
-    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
-        self.steps_per_epoch = None
-
-    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        if (self.params or {}).get("steps"):
-            if self.steps_per_epoch is None:
-                self.steps_per_epoch = self.params["steps"]
-            self.params["steps"] = self.steps_per_epoch - self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
         self.state.batch = batch
@@ -330,16 +321,12 @@ class UpdateBatchStateCallback(_Callback):
 
 
 class UpdateEpochStateCallback(_Callback):
-    """Keeps `state.epoch`: the epochs that are done, those of earlier worlds too."""
+    """Keeps `state.epoch`: the epochs that are done, those of earlier worlds too. Whether `fit` counts on from there
+    (`initial_epoch=state.epoch`) or from 0 (`epochs=EPOCHS - state.epoch`) makes no difference."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
-        self.initial_epoch: int = state.epoch
-
-    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
-        self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        # Keras counts from 0 in each world.
-        self.state.epoch = self.initial_epoch + epoch + 1
+        self.state.epoch += 1

@@ -7,6 +7,7 @@ from typing import Any, List, Sequence
 import numpy as np
 import tensorflow as tf
 
+from cohort.hvd import basics
 from cohort.hvd.process_sets import ProcessSet, global_process_set
 from cohort.hvd.operations import Adasum, Average, Call, Max, Sum
 from cohort.tensorflow._errors import MARK
@@ -67,7 +68,8 @@ def alike(gradients: Sequence[Gradient], names: Sequence[str], sources: Sequence
     if sparse_as_dense:
         gradients = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
     count, eager = len(gradients), tf.executing_eagerly()
-    if count == 0 or (process_set.size() or 1) == 1:
+    # A graph that is made in a world of one is run in larger ones, too, where others have this reduction.
+    if count == 0 or ((process_set.size() or 1) == 1 and (eager or not basics.may_grow())):
         return list(gradients)
     index_types = [one.indices.dtype if isinstance(one, tf.IndexedSlices) else None for one in gradients]
     own = np.zeros((3, count), np.uint8)  # dense, sparse (2: with indices of int64), none

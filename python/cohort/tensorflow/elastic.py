@@ -102,6 +102,10 @@ class TensorFlowKerasState(_VariablesState):
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         super().__init__(**kwargs)
 
+    def reset(self) -> None:
+        # A compiled step of `fit` knows the ranks of the world that has ended.
+        self.model.train_function = None
+
     def _variables(self) -> Sequence[Any]:
         found = list(self.model.weights)
         optimizer = self.optimizer

@@ -101,6 +101,12 @@ std::string make_nonce() {
   return {reinterpret_cast<const char*>(random.bytes().data()), 16};
 }
 
+/// What local_rank() says: ranks of a host may leave and others come, but no GPU is to change hands. Not where one host
+/// plays several nodes: these count alike.
+void keep_local_rank(const JoinPlan& plan, rendezvous::Placement& placement) {
+  if (plan.kept_local_rank && plan.local_size == placement.local_size) placement.local_rank = *plan.kept_local_rank;
+}
+
 Communicator form_alone(const JoinPlan& plan) {
   std::vector<std::string> available;
   (void)known_backends(available);
@@ -115,6 +121,7 @@ Communicator form_alone(const JoinPlan& plan) {
   form.store = store::make_in_process_store();
   form.placement.host = rendezvous::host_identity().name;
   form.placement.source = plan.source;
+  keep_local_rank(plan, form.placement);
   form.join_timeout = plan.join_timeout;
   form.timeout = plan.timeout;
   return Communicator(backend_named(available.front()).create(form));
@@ -214,6 +221,7 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
     for (const rendezvous::AgreedPlace& each : agreed.entries) form.hosts.push_back(each.cross_rank);
   }
   if (here.fake.empty()) compare_with_launcher(plan, form.placement);
+  keep_local_rank(plan, form.placement);
   Communicator communicator(backend_named(agreed.backend).create(form));
   rendezvous::leave_meeting(*store, info, meet);
   if (place.server) place.server->close_listener();  // the world is complete
@@ -251,6 +259,7 @@ bool become_member(JoinPlan& plan, const rendezvous::Membership& membership, sto
   plan.size = static_cast<int>(membership.members.size());
   plan.local_rank = place->local_rank;
   plan.local_size = place->local_size;
+  if (const auto started_as = env::number(env::kLocalRank)) plan.kept_local_rank = *started_as;
   plan.source = fmt::format("worker {} in epoch {} of the job", *plan.worker, membership.epoch);
   return true;
 }
