@@ -24,7 +24,8 @@ using nlohmann::json;
 
 /// Each waits for its orders, a file "KIND.NUMBER"; what it has started must not outlive it.
 constexpr const char* kWorker =
-    "sleep 1000 & n=$COHORT_WORKER; echo \"worker $n of ${COHORT_ELASTIC:-none}\"; touch ready.$n; "
+    "n=$COHORT_WORKER; if [ $n = \"$KILLS_ITS_AGENT\" ]; then kill -9 $PPID; fi; sleep 1000 & echo \"worker $n of "
+    "${COHORT_ELASTIC:-none}\"; touch ready.$n; "
     "while true; do "
     "if [ -e end.$n ]; then kill $!; exit 0; fi; "
     "if [ -e kill.$n ]; then kill -9 $$; fi; "
@@ -188,6 +189,17 @@ TEST_F(ElasticJob, BeginsWithoutAHostThatCannotBeHad) {
   EXPECT_EQ(job_->wait(), 0);
   const auto failed = run({{"run", "-H", "nowhere:1,localhost:2", "--min-np", "3", "--ssh", "false", "true"}});
   EXPECT_EQ(failed.status, 127) << failed.err;
+}
+
+// Before the agent has said that its ranks run: it starts many more.
+TEST_F(ElasticJob, GoesOnWithoutAHostThatIsLostWhileRanksStart) {
+  start({"-H", "a:1,b:40,c:1", "--starter", "local", "--min-np", "2", "--env", "KILLS_ITS_AGENT=1"}, 1);
+  expect_ready(41);
+  expect_said("workers 1-40 are lost with their host b (");
+  expect_said("epoch 1 goes on with 2 of 42 workers (ranks 0-1 are workers 0,41)\n");
+  for (const int worker : {0, 41}) order("end", worker);
+  EXPECT_EQ(job_->wait(), 0);
+  EXPECT_TRUE(job_->processes().empty());
 }
 
 // torchrun's: ranks that have no world of Cohort's, or too few of them, begin anew on the hosts that there are.

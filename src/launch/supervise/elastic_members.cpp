@@ -169,7 +169,9 @@ void ElasticMembers::end_for_requeue(const std::string& why) {
 }
 
 bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why) {
-  if (!may_change() || agent.all_gone) return false;
+  // (As ranks start, none may have failed before: what that means is known when all run.)
+  const bool starts = events_.starting() && !elastic_.over() && considered_ == endings_.size();
+  if ((!may_change() && !starts) || agent.all_gone) return false;
   if (is_newcomer(agent)) {
     give_up_newcomer(agent, fmt::format("{} is lost ({})", agent.host.name, why));
     return true;
@@ -198,7 +200,7 @@ bool ElasticMembers::goes_on_without(AgentHandle& agent, const std::string& why)
     }
   }
   places_.note_failure(agent.host.name, Clock::now());
-  agent.all_gone = agent.lost = true;
+  agent.started = agent.all_gone = agent.lost = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
   for (const int process : lost) {
     end_lost(process);

@@ -41,6 +41,8 @@ class ElasticMembers {
   struct Events {
     /// All ranks run, and nobody ends the job.
     std::function<bool()> running;
+    /// They do not all run yet, and all are about to be started.
+    std::function<bool()> starting;
     /// The job goes on with these: everybody can read it once this returns. Throws cohort::Error.
     std::function<void(const rendezvous::Membership&)> on_members;
     /// So many ranks more are to be started by this agent, which runs none: it is ordered, and the plan has them.

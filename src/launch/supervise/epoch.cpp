@@ -86,6 +86,7 @@ void Epoch::settle(const std::vector<int>& shown) {
 ElasticMembers::Events Epoch::elastic_events() {
   ElasticMembers::Events events;
   events.running = [this] { return stage_ == Stage::Running; };
+  events.starting = [this] { return stage_ == Stage::Starting && ordered_; };
   events.on_members = events_.on_members;
   events.on_more = events_.on_more;
   events.on_one_more = events_.on_one_more;
@@ -186,8 +187,11 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
     state_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
   if (&agent == &agent_of(0)) state_.threads = started.threads;  // of rank 0's host
   if (is_newcomer(agent)) return elastic_->on_newcomer_started(agent);
-  if (stage_ != Stage::Starting) return;
-  if (!agents_.all_started()) return;
+  look_for_running();
+}
+
+void Epoch::look_for_running() {
+  if (stage_ != Stage::Starting || !agents_.all_started()) return;
   stage_ = Stage::Running;
   limits_.start = Timer();
   started_at_ = Clock::now();
@@ -203,7 +207,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   }
   for (const int signal : std::exchange(early_signals_, {})) pass_on(signal);
   AgentHandle* const first = &agent_of(0);
-  if (InputReader::worth_reading(0) && !(first->host.local && InputReader::may_be_given(0))) {
+  if (!members_.has_ended(0) && InputReader::worth_reading(0) && !(first->host.local && InputReader::may_be_given(0))) {
     input_ = std::make_unique<InputReader>(
         loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
   }
@@ -349,7 +353,12 @@ void Epoch::end_lost(int process) {
 
 // Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
 bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
-  if (elastic_) return begins_without(agent, why) || elastic_->goes_on_without(agent, why);
+  if (elastic_) {
+    if (begins_without(agent, why)) return true;
+    if (!elastic_->goes_on_without(agent, why)) return false;
+    look_for_running();
+    return true;
+  }
   if (stage_ != Stage::Running || agent.host.ranks > 0 || agent.all_gone) return false;
   const Roles& roles = members_.roles();
   std::vector<int> lost;

@@ -70,6 +70,8 @@ class Epoch {
   void on_reader_gone();
   void on_owner_gone();
   void fail_start(const std::string& why);
+  /// All agents are told to start their ranks.
+  void note_orders() { ordered_ = true; }
   /// Of the job's user. What has been done, or why not.
   Result<std::string> obey(const ControlOrder& order);
 
@@ -100,6 +102,7 @@ class Epoch {
     return stage_ == Stage::Starting && elastic_ && events_.on_host_missing(agent, why);
   }
   void on_started(AgentHandle& agent, const Started& started);
+  void look_for_running();
   Ending ending_of(int process, const ProcessEnd& end) const;
   void on_exited(const Exited& exited);
   /// A server that has failed, where the job may go on: it is started again, or gone on without.
@@ -160,6 +163,7 @@ class Epoch {
   std::string undelivered_;                    ///< why the owner lacks what its ranks have sent
   std::map<int, std::string> failed_hosts_;    ///< by index: why their agents do not come
   std::optional<Restarts::Decision> restart_;  ///< nothing runs any more
+  bool ordered_ = false;
   bool agent_lost_ = false;
   bool told_to_end_ = false;
   bool told_by_agent_ = false;  ///< and not yet by a signal to this process

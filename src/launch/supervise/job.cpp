@@ -532,6 +532,7 @@ void Job::begin_epoch() {
 void Job::give_orders() {
   if (!epoch_->starting()) return;
   ordered_ = true;
+  epoch_->note_orders();
   try {
     if (const auto* members = epoch_->members()) write_members(*members);
   } catch (const Error& error) {
