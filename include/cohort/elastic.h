@@ -181,8 +181,8 @@ struct Options {
   /// without `cohort run`.
   std::optional<std::filesystem::path> ledger = {};
   /// Saves a checkpoint. Called on all ranks at the same step, with their world, when the job has been told to end
-  /// (SIGTERM, SIGUSR1); `run` returns kRequeueStatus afterwards. Also called once while a job waits for more members,
-  /// with a world of one, on the rank that has gone furthest.
+  /// (SIGTERM, SIGUSR1); `run` returns kRequeueStatus afterwards, and 143 (128 + SIGTERM) if there is no `save`. Also
+  /// called once while a job waits for more members, with a world of one, on the rank that has gone furthest.
   std::function<void(World&)> save = {};
 };
 

@@ -91,9 +91,13 @@ int main(int argc, char** argv) {
       }
     }
   };
-  const int status = cohort::elastic::run(state, train, {.save = [&](cohort::elastic::World&) {
-                                            std::printf("saved after step %ld\n", static_cast<long>(state.steps()));
-                                          }});
+  cohort::elastic::Options options;
+  if (variable("ELASTIC_NO_SAVE").empty()) {
+    options.save = [&](cohort::elastic::World&) {
+      std::printf("saved after step %ld\n", static_cast<long>(state.steps()));
+    };
+  }
+  const int status = cohort::elastic::run(state, train, options);
   cohort::DigestKey key;
   key.fill(7);
   cohort::Digest digest{};

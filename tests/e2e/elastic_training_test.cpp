@@ -232,6 +232,15 @@ TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheJobIsToldToEnd) {
   EXPECT_EQ(saved.size(), 1U);
 }
 
+TEST(ElasticTrainings, DoNotAskForAnotherStartWhereNothingWasSaved) {
+  Job job({slow_training({"-np", "2", "--min-np", "1"}), {"ELASTIC_NO_SAVE=1"}});
+  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-1.out").find("world 1 of 2") != std::string::npos; }))
+      << job.err();
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+  EXPECT_NE(job.file("r/logs/rank-0.out").find("ended with 143"), std::string::npos);
+}
+
 // Too few are left, and nobody comes.
 TEST(ElasticTrainings, SaveBeforeTheyAreGivenUp) {
   auto arguments = slow_training(

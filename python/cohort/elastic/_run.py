@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import re
 import sys
 import traceback
@@ -60,7 +61,8 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
             run's folder, W the number of the process in its job; none without `cohort run`
     save    save(state, world): called on all ranks at the same step when the job has been told to end (SIGTERM, SIGUSR1),
             and once while a job waits for more members, with a world of one, on the rank that has gone furthest. When
-            the job has been told to end, or goes on without it, the process ends with 75 afterwards (SystemExit)
+            the job has been told to end the process ends with 75 afterwards (SystemExit), and with 143 (128 + SIGTERM) if
+            there is no `save`; with 75, too, where the job goes on without it
     join    arguments of `cohort.init`, for each world
 
     Each world becomes the process's default world, so `cohort.all_reduce`... of `cohort.nn`, `hvd.init` and
@@ -73,6 +75,8 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
     if train is None:
         return functools.partial(run, ledger=ledger, save=save, join=join)
     function = train
+    # Who starts a process again that has not saved would find nothing.
+    told_to_end = REQUEUE_STATUS if save is not None else 128 + signal.SIGTERM
 
     @functools.wraps(function)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -92,6 +96,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
                     print(f"cohort: elastic: this process leaves the job after step {state.steps}: {cause}", file=sys.stderr)
                     raise SystemExit(REQUEUE_STATUS) from None
                 if cause is None or world is None and cause.operation == "join":
+                    state._core.finish()
                     raise
                 if not state._core.leave(cause):
                     state._core.finish()
@@ -101,6 +106,9 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
                     break
                 _let_go_of(error)
                 cause = None
+            except BaseException:
+                state._core.finish()
+                raise
             _leave_world()
             while (wait := state._core.await_members()) == "save":
                 if save is not None:
@@ -108,10 +116,12 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
                           file=sys.stderr, flush=True)  # fmt: skip
                     save(state, World(_core.form_thread_world(1, None, None)[0], None, 0))
             if wait == "end":
-                raise SystemExit(REQUEUE_STATUS)
-        if save is not None and state._core.told_to_end:
+                raise SystemExit(told_to_end)
+        if state._core.told_to_leave:  # the others have all that it has
+            raise SystemExit(REQUEUE_STATUS)
+        if save is not None:
             save(state, world)
-        raise SystemExit(REQUEUE_STATUS)
+        raise SystemExit(told_to_end)
 
     return wrapper
 

@@ -13,7 +13,6 @@
 namespace cohort::elastic {
 namespace {
 
-constexpr std::size_t kPiece = std::size_t{4} << 20;
 constexpr std::size_t kAlignment = 64;  // of items within what is sent
 constexpr std::size_t kUnderWay = 4;    // pieces that a rank sends or receives at a time
 
@@ -297,12 +296,12 @@ class Window {
 void carry(Communicator& comm, const std::vector<Slice>& slices, const Sequence* from, std::byte* to) {
   Window window;
   bool more = true;
-  for (std::size_t offset = 0; more; offset += kPiece) {
+  for (std::size_t offset = 0; more; offset += checkpoint::kPiece) {
     more = false;
     for (const Slice& slice : slices) {
       const std::size_t begin = slice.begin + offset;
       if (begin >= slice.end) continue;
-      const std::size_t count = std::min(kPiece, slice.end - begin);
+      const std::size_t count = std::min(checkpoint::kPiece, slice.end - begin);
       const auto bytes = static_cast<std::int64_t>(count);
       more = true;
       if (slice.to == comm.rank()) {

@@ -44,6 +44,8 @@ enum Notice : std::int32_t {
 constexpr auto kToldApart = std::chrono::seconds(1);
 /// Hosts are lost to the supervisor after 3 s: what takes longer is a job with too few members.
 constexpr auto kUntilSaved = std::chrono::seconds(10);
+/// Of a process that was told to end and has no function that saves: who starts it again would find nothing.
+constexpr int kToldToEnd = 128 + SIGTERM;
 /// In which all ranks that are left have said how far they are.
 constexpr auto kChoice = std::chrono::seconds(1);
 
@@ -139,7 +141,7 @@ struct State::Impl {
     saying.reset();
     notices = Communicator();
   }
-  void take(const Received& received, std::int64_t step);
+  void take(const Received& received, const Agreement& agreement);
   void exchange_notices();
   bool is_furthest();
 };
@@ -190,10 +192,12 @@ void State::finish() { impl_->ledger.finish(); }
 bool State::told_to_end() const noexcept { return impl_->told_to_end; }
 bool State::told_to_leave() const noexcept { return impl_->told_to_leave; }
 
-void State::Impl::take(const Received& received, std::int64_t step) {
+void State::Impl::take(const Received& received, const Agreement& agreement) {
   for (const auto& [name, contents] : received.contents) parts.at(name)->assign(contents);
   for (const auto& [name, copy] : received.values) values.at(name).value.load(copy);
-  steps = step;
+  // From here on it has all of it, also if the others are lost before they know.
+  steps = agreement.steps;
+  first_size = agreement.first_size;
   fresh = false;
   keep();
 }
@@ -240,7 +244,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
     // Ranks that have half of it would be silently wrong: all go on, or none.
     std::optional<Error> problem;
     try {
-      if (takes) self.take(received, agreement.steps);
+      if (takes) self.take(received, agreement);
     } catch (const Error& error) {
       problem = error;
     } catch (const std::exception& error) {
@@ -433,10 +437,12 @@ int run(State& state, const std::function<void(World&)>& train, const Options& o
     if (goes_on) {
       formed.reset();
       if (await_members(state, options)) continue;
-    } else if (state.told_to_end() && options.save) {
+    } else if (state.told_to_leave()) {
+      return kRequeueStatus;  // the others have all that it has
+    } else if (options.save) {
       options.save(world);
     }
-    return kRequeueStatus;
+    return options.save ? kRequeueStatus : kToldToEnd;
   }
 }
 
