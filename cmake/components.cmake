@@ -1,7 +1,8 @@
 # Helpers that every CMakeLists.txt of a component uses.
 #
 #   cohort_component(comm SOURCES a.cpp b.cpp DEPENDS base sys PUBLIC_LINK fmt::fmt PRIVATE_LINK OpenSSL::SSL)
-#     the static library cohort_comm of src/comm
+#     the static library cohort_comm of src/comm; with COHORT_SHARED, if users' programs need it, a part of the shared
+#     library of all such components (cmake/install.cmake), which cohort_comm then stands for
 #   cohort_test(comm_tests SOURCES a_test.cpp DEPENDS comm [LINK ...] [LABELS unit] [TIMEOUT 60] [RUN_SERIAL])
 #     a GoogleTest program; each TEST becomes one ctest test unless WHOLE is given
 #
@@ -39,9 +40,25 @@ function(cohort_optimise_tests target)
   target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
 endfunction()
 
+# Users' programs link these. launch/ and those of programs/ are the command's.
+set(COHORT_CORE base net rendezvous telemetry comm train ps)
+
 function(cohort_component name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PUBLIC_LINK;PRIVATE_LINK" ${ARGN})
   set(target cohort_${name})
+  set_property(GLOBAL APPEND PROPERTY COHORT_COMPONENTS ${target})
+  if(COHORT_SHARED AND name IN_LIST COHORT_CORE)
+    add_library(${target} INTERFACE)
+    target_link_libraries(${target} INTERFACE cohort_core ${ARG_PUBLIC_LINK})
+    set(target ${target}_objects)
+    add_library(${target} OBJECT ${ARG_SOURCES})
+    cohort_settings(${target})
+    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include)
+    target_link_libraries(${target} PRIVATE ${ARG_PUBLIC_LINK} ${ARG_PRIVATE_LINK} fmt::fmt Threads::Threads)
+    cohort_precompiled(${target} components)
+    set_property(GLOBAL APPEND PROPERTY COHORT_CORE_LINKS ${ARG_PUBLIC_LINK} ${ARG_PRIVATE_LINK})
+    return()
+  endif()
   add_library(${target} STATIC ${ARG_SOURCES})
   cohort_settings(${target})
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
@@ -49,13 +66,10 @@ function(cohort_component name)
   if("torch" IN_LIST ARG_DEPENDS)
     message(FATAL_ERROR "component ${name}: no component may depend on torch/, so that the command never links libtorch")
   endif()
-  # An installed Cohort does not name the build machine's libtorch: cohortConfig.cmake makes cohort::libtorch.
-  list(TRANSFORM ARG_PUBLIC_LINK REPLACE "^cohort_libtorch$"
-       "$<BUILD_INTERFACE:cohort_libtorch>;$<INSTALL_INTERFACE:cohort::libtorch>")
   set(components ${ARG_DEPENDS})
   list(TRANSFORM components PREPEND cohort_)
   target_link_libraries(${target} PUBLIC ${components} ${ARG_PUBLIC_LINK} PRIVATE ${ARG_PRIVATE_LINK})
-  if("cohort_libtorch" IN_LIST ARG_PUBLIC_LINK OR ARG_PUBLIC_LINK MATCHES "cohort::libtorch")
+  if("cohort_libtorch" IN_LIST ARG_PUBLIC_LINK)
     if(NOT CMAKE_UNITY_BUILD)  # of one or two units, which would not win back what libtorch's header costs
       cohort_precompiled(${target} torch)
     endif()
@@ -63,7 +77,6 @@ function(cohort_component name)
     cohort_precompiled(${target} components)
   endif()
   set_target_properties(${target} PROPERTIES EXPORT_NAME component_${name})
-  set_property(GLOBAL APPEND PROPERTY COHORT_COMPONENTS ${target})
 endfunction()
 
 function(cohort_test name)

@@ -1,64 +1,87 @@
-# Finds libtorch: COHORT_TORCH is "auto" (the active Python's PyTorch, else Debian's libtorch-dev), "python",
-# "system", "off", or a folder with TorchConfig.cmake. Sets COHORT_TORCH_FOUND and says which one it is.
+# Finds libtorch for Cohort's own build, and for find_package(cohort COMPONENTS torch), beside which it is installed.
+#
+#   cohort_find_torch(WHERE)    WHERE: auto, python, system, or the folder of TorchConfig.cmake
+#
+# "auto" is what Torch_DIR or CMAKE_PREFIX_PATH name, the PyTorch beside this package, the active Python's, or the
+# system's (Debian's libtorch-dev). Sets COHORT_TORCH_DIR and COHORT_TORCH_VERSION and makes the target cohort_libtorch;
+# or sets COHORT_NO_TORCH to the reason why not.
+#
+# TorchConfig.cmake is looked at, not included: with a libtorch for CUDA it fails on machines without the CUDA toolkit, of
+# which C++ programs need nothing; and it takes headers and libraries from different libtorchs where the system has one.
 
-set(COHORT_TORCH_FOUND FALSE)
-if(COHORT_TORCH STREQUAL "off")
-  return()
-endif()
-
-set(torch_dir "")
-if(COHORT_TORCH STREQUAL "auto" OR COHORT_TORCH STREQUAL "python")
-  find_program(COHORT_PYTHON NAMES python3 DOC "the Python whose PyTorch is used")
-  if(COHORT_PYTHON)
-    execute_process(
-      COMMAND ${COHORT_PYTHON} -c "import torch, os; print(os.path.join(torch.utils.cmake_prefix_path, 'Torch'))"
-      OUTPUT_VARIABLE torch_dir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+function(cohort_find_torch where)
+  set(COHORT_TORCH_DIR "" PARENT_SCOPE)
+  set(COHORT_NO_TORCH "" PARENT_SCOPE)
+  foreach(name dir include library glog_library)  # whatever the caller has by these names
+    set(${name} ${name}-NOTFOUND)
+  endforeach()
+  set(places "")
+  if(where STREQUAL "auto")
+    set(places "${Torch_DIR}" "${Torch_ROOT}" "$ENV{Torch_DIR}" "$ENV{Torch_ROOT}" ${CMAKE_PREFIX_PATH}
+               $ENV{CMAKE_PREFIX_PATH}
+               ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../../../../torch)  # of site-packages/cohort/lib/cmake/cohort
+    string(REPLACE ":" ";" places "${places}")
+  elseif(where MATCHES "/")  # not a mere word: there is a folder python/ here
+    set(places ${where})
   endif()
-  if(NOT torch_dir AND COHORT_TORCH STREQUAL "python")
-    message(FATAL_ERROR "COHORT_TORCH=python, but '${COHORT_PYTHON}' cannot import torch. "
-                        "Try COHORT_TORCH=system with Debian's libtorch-dev, or COHORT_TORCH=off.")
+  find_path(dir TorchConfig.cmake NO_CACHE NO_DEFAULT_PATH PATHS ${places}
+            PATH_SUFFIXES Torch share/cmake/Torch lib/cmake/Torch)
+  if(NOT dir AND where MATCHES "^(auto|python)$")
+    find_program(COHORT_PYTHON NAMES python3 DOC "the Python whose PyTorch is used")
+    if(COHORT_PYTHON)  # which need not load it
+      execute_process(
+        COMMAND ${COHORT_PYTHON} -c "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)"
+        OUTPUT_VARIABLE package OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+      find_path(dir TorchConfig.cmake NO_CACHE NO_DEFAULT_PATH PATHS ${package} PATH_SUFFIXES share/cmake/Torch)
+    endif()
   endif()
-endif()
-if(NOT torch_dir AND (COHORT_TORCH STREQUAL "auto" OR COHORT_TORCH STREQUAL "system"))
-  file(GLOB torch_dir /usr/lib/*/cmake/Torch)
-endif()
-# Not a mere word: there is a folder python/ here.
-if(COHORT_TORCH MATCHES "/" AND IS_DIRECTORY "${COHORT_TORCH}")
-  set(torch_dir "${COHORT_TORCH}")
-endif()
-if(NOT torch_dir)
-  if(COHORT_TORCH STREQUAL "auto")
-    message(STATUS "Cohort: no libtorch found; building without it (COHORT_TORCH=off)")
+  if(NOT dir AND where MATCHES "^(auto|system)$")
+    file(GLOB places /usr/lib/*/cmake/Torch /usr/lib*/cmake/Torch /usr/share/cmake/Torch)
+    find_path(dir TorchConfig.cmake NO_CACHE NO_DEFAULT_PATH PATHS ${places})
+  endif()
+  if(NOT dir)
+    set(COHORT_NO_TORCH "no libtorch was found (${where}): pip install torch in the active environment, apt-get install \
+libtorch-dev, or set Torch_DIR to the folder of TorchConfig.cmake" PARENT_SCOPE)
     return()
   endif()
-  message(FATAL_ERROR "COHORT_TORCH=${COHORT_TORCH}: no libtorch there")
-endif()
 
-list(GET torch_dir 0 Torch_DIR)
-# A wheel built with MKL or CUDA names libraries that a CPU program does not need; it prints warnings we cannot act on.
-set(CMAKE_MESSAGE_LOG_LEVEL_SAVED "${CMAKE_MESSAGE_LOG_LEVEL}")
-set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
-# TorchConfig.cmake looks for Caffe2 and for its libraries in the system's folders first: a wheel's headers would be
-# combined with Debian's libtorch. Its own prefix has to come before those, and what an earlier configuration found, go.
-get_filename_component(torch_prefix ${Torch_DIR}/../../.. ABSOLUTE)
-list(PREPEND CMAKE_PREFIX_PATH ${torch_prefix})
-if(NOT TORCH_LIBRARY MATCHES "^${torch_prefix}/" OR NOT Caffe2_DIR MATCHES "^${torch_prefix}/")
-  unset(TORCH_LIBRARY CACHE)
-  unset(c10_LIBRARY CACHE)
-  unset(Caffe2_DIR CACHE)
-endif()
-find_package(Torch REQUIRED CONFIG)
-list(POP_FRONT CMAKE_PREFIX_PATH)
-set(CMAKE_MESSAGE_LOG_LEVEL "${CMAKE_MESSAGE_LOG_LEVEL_SAVED}")
+  get_filename_component(dir ${dir} REALPATH)
+  # PREFIX/share/cmake/Torch, and Debian's PREFIX/lib/ARCHITECTURE/cmake/Torch
+  find_path(include ATen/ATen.h NO_CACHE NO_DEFAULT_PATH PATHS ${dir}/../../../include ${dir}/../../../../include)
+  find_library(library torch_cpu NO_CACHE NO_DEFAULT_PATH PATHS ${dir}/../../../lib ${dir}/../../../lib64 ${dir}/../..)
+  file(STRINGS ${dir}/TorchConfigVersion.cmake version REGEX "PACKAGE_VERSION \"")
+  string(REGEX MATCH "[0-9.]+" version "${version}")
+  if(NOT include OR NOT library OR version VERSION_LESS 1.13)
+    set(COHORT_NO_TORCH "${dir} belongs to no libtorch 1.13 or later with shared libraries" PARENT_SCOPE)
+    return()
+  endif()
+  file(STRINGS ${dir}/TorchConfig.cmake old_abi REGEX "_GLIBCXX_USE_CXX11_ABI=0")
+  if(old_abi AND (cohort_is_installed OR NOT CMAKE_CXX_FLAGS MATCHES "_GLIBCXX_USE_CXX11_ABI=0"))
+    set(COHORT_NO_TORCH "libtorch ${version} of ${dir} has the C++ ABI from before 2011 (_GLIBCXX_USE_CXX11_ABI=0), as \
+PyTorch's own wheels for x86-64 before 2.6: Cohort's libraries cannot be linked with it. Take torch 2.6 or later, the libtorch of \
+pytorch.org that is called cxx11 ABI, or Debian's libtorch-dev" PARENT_SCOPE)
+    return()
+  endif()
 
-# torch's own flags (an ABI switch, -std) are not wanted in components without torch: keep them on one target.
-add_library(cohort_libtorch INTERFACE)
-target_link_libraries(cohort_libtorch INTERFACE ${TORCH_LIBRARIES})
-target_include_directories(cohort_libtorch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
-separate_arguments(torch_flags NATIVE_COMMAND "${TORCH_CXX_FLAGS}")
-target_compile_options(cohort_libtorch INTERFACE ${torch_flags})
-# A wheel's headers bring an fmt of their own, which shadows Debian's and does not match its library.
-target_compile_definitions(cohort_libtorch INTERFACE $<BUILD_INTERFACE:FMT_HEADER_ONLY=1>)
-set(COHORT_TORCH_FOUND TRUE)
-set(COHORT_TORCH_DIR ${Torch_DIR})
-message(STATUS "Cohort: libtorch ${Torch_VERSION} from ${Torch_DIR}")
+  get_filename_component(folder ${library} DIRECTORY)
+  get_filename_component(folder ${folder} REALPATH)
+  get_filename_component(include ${include} REALPATH)
+  if(NOT TARGET cohort_libtorch)
+    add_library(cohort_libtorch INTERFACE)
+    target_include_directories(cohort_libtorch SYSTEM INTERFACE ${include} ${include}/torch/csrc/api/include)
+    # libtorch.so has no symbols, but needs the libraries of each device.
+    target_link_libraries(cohort_libtorch INTERFACE "-Wl,--push-state,--no-as-needed,${folder}/libtorch.so,--pop-state"
+                          ${folder}/libtorch_cpu.so ${folder}/libc10.so)
+    file(GLOB devices ${folder}/libtorch_cuda.so ${folder}/libtorch_hip.so ${folder}/libtorch_xpu.so)
+    if(devices)  # what these need, the loader finds in other packages of Python's, the linker does not
+      target_link_options(cohort_libtorch INTERFACE -Wl,--allow-shlib-undefined)
+    endif()
+    file(STRINGS ${include}/c10/macros/cmake_macros.h glog REGEX "^#define C10_USE_GLOG")
+    find_library(glog_library glog NO_CACHE)
+    if(glog AND glog_library)  # Debian's logs by it, in headers
+      target_link_libraries(cohort_libtorch INTERFACE ${glog_library})
+    endif()
+  endif()
+  set(COHORT_TORCH_DIR ${dir} PARENT_SCOPE)
+  set(COHORT_TORCH_VERSION ${version} PARENT_SCOPE)
+endfunction()

@@ -2,14 +2,17 @@
 
     bench/compare hosts --layouts 2x1,2x2,2x4,4x1 --rates 1000,0 --sizes 8,1K,64K,1M,16M --peers openmpi,gloo
     bench/compare hosts --against OLD/build/release --layouts 2x1,2x2,4x1 --rates 0 --sizes 8,1K,64K,1M,16M
-    bench/compare hosts --ours cohort,cohort/plain,cohort/encrypted,cohort/bf16,cohort/mpi --peers none
+    bench/compare hosts --ours cohort,cohort/plain,cohort/encrypted,cohort/int8,cohort/mpi --peers none
 
 A layout is HOSTS x RANKS PER HOST; a rate is in Mbit/s for each host's link, 0 is what the machine gives. All hosts are
 on this machine, so that its cores are shared by all ranks. Each library is started once per layout and sleeps while it
 is not asked. `bound` is what the links allow: of an all_reduce n/R at 2 hosts and 2 (H-1)/H n/R beyond, of a
 reduce_scatter (H-1)/H n/R; its `ahead` is the share of the bound that we reach. Of --ours the first is "Cohort" in the
-table and the others are columns: bf16 on the wire, encrypted, without tags (plain), and our transport over Open MPI,
-whose plug-in has to be there (`cohort build-mpi`). Results are compared in full, once.
+table and the others are columns: narrower on the wire, encrypted, without tags (plain), and our transport over Open MPI,
+whose plug-in has to be there (`cohort build-mpi`). Results are compared in full, once, but for those of formats that round.
+
+--cpu adds what the processor did for it, in seconds for each GB (10^9 bytes) that the algorithm with the fewest bytes
+sends between hosts: user and system time of all ranks and threads. Who waits spinning or yielding spends it, too.
 """
 import shutil
 
@@ -18,7 +21,7 @@ from lib import boxes, groups, records
 
 ROUNDS = 9
 PEERS = ["openmpi", "gloo", "mpich"]
-OURS = ["cohort", "cohort/bf16", "cohort/encrypted", "cohort/plain", "cohort/mpi"]
+OURS = ["cohort", *(f"cohort/{name}" for name in ("bfloat16", "int8", "int4", "float8_e4m3")), "cohort/encrypted", "cohort/plain", "cohort/mpi"]
 WAYS = {"encrypted": ["--env", "COHORT_ENCRYPT=1"], "plain": ["--env", "COHORT_INTEGRITY=0"]}
 
 
@@ -28,6 +31,7 @@ def options(parser):
     parser.add_argument("--sizes", type=records.list_of(records.size_of), default=[8, 1024, 65536, 1 << 20, 16 << 20])
     parser.add_argument("--collectives", type=records.list_of(str), default=["all_reduce"])
     parser.add_argument("--ours", type=records.list_of(str, OURS), default=["cohort"])
+    parser.add_argument("--cpu", action="store_true", help="also seconds of the processor for each GB between hosts")
     parser.add_argument("--slice", type=float, default=0.1, help="seconds that one library gets in a round, if 3 calls fit")
 
 
@@ -57,6 +61,13 @@ def commands_of(box, per_host, name, build):
         return [box.on(box.hosts[rank // per_host], [binary, folder, str(rank), str(ranks),
                                                      box.address(box.hosts[rank // per_host])]) for rank in range(ranks)]
     return commands
+
+
+def bytes_between(hosts, collective, size):
+    """What all hosts together have to send at least; None where that is not known here, or is next to nothing."""
+    if collective not in ("all_reduce", "reduce_scatter") or size < 65536:
+        return None
+    return (hosts - 1) * size * (2 if collective == "all_reduce" else 1)
 
 
 def bound_us(box, collective, size):
@@ -89,9 +100,14 @@ def measure_box(options, box, per_host, recorder):
                 libraries.calibrate(cell, ["heap"])
                 for number in range(options.rounds):
                     values = {side: us for (side, _), us in libraries.round_of(cell, number).items()}
-                    if "cohort" in values:
-                        recorder.add(number, {"layout": f"{len(box.hosts)}x{per_host}", "Mbit/s": box.rate or "free", **cell},
-                                     "us", {**values, "bound": bound_us(box, collective, size)})
+                    if "cohort" not in values:
+                        continue
+                    row = {"layout": f"{len(box.hosts)}x{per_host}", "Mbit/s": box.rate or "free", **cell}
+                    recorder.add(number, row, "us", {**values, "bound": bound_us(box, collective, size)})
+                    moved = bytes_between(len(box.hosts), collective, size)
+                    if options.cpu and moved:
+                        recorder.add(number, row, "CPU s/GB", {side: us * 1e3 / moved
+                                                               for (side, _), us in libraries.cpu_us.items()})
                 recorder.progress(f"{len(box.hosts)}x{per_host}, {box.rate or 'free'}: {collective} of {size}")
     finally:
         libraries.stop()

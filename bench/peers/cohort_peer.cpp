@@ -1,6 +1,6 @@
 // Cohort itself, measured by the same loop as the others.
 //   cohort_peer FOLDER RANK RANKS
-//   cohort_peer FOLDER [bf16]            as a rank of `cohort run`; float32 travels between hosts as bfloat16
+//   cohort_peer FOLDER [FORMAT]          as a rank of `cohort run`; what float32 travels as between hosts: int8, ...
 #include "peer_loop.h"
 
 #include <cohort/cohort.h>
@@ -25,9 +25,16 @@ cohort::DType dtype_of(peers::Type type) {
   return cohort::DType::Float32;
 }
 
+cohort::WireFormat format_of(std::string_view name) {
+  for (int i = 0; i < cohort::kWireFormatCount; ++i) {
+    if (name == to_string(static_cast<cohort::WireFormat>(i))) return static_cast<cohort::WireFormat>(i);
+  }
+  throw std::invalid_argument("there is no such format");
+}
+
 class CohortLibrary {
  public:
-  explicit CohortLibrary(std::optional<cohort::DType> wire)
+  explicit CohortLibrary(cohort::WireFormat wire)
       : comm_(cohort::join({.timeout = std::chrono::seconds(peers::kSecondsPerCommand)})), wire_(wire) {}
   CohortLibrary(const std::string& folder, int rank, int size)
       : comm_(cohort::join({.init_method = "file://" + folder + "/meet",
@@ -56,7 +63,7 @@ class CohortLibrary {
     const auto in = [&](std::int64_t n) { return cohort::ConstBuffer(data, n, dtype); };
     const auto out = [&](std::int64_t n) { return cohort::Buffer(output, n, dtype); };
     switch (collective) {
-      case Collective::AllReduce: comm_.all_reduce(out(count), {.wire_dtype = wire_}).wait(); break;
+      case Collective::AllReduce: comm_.all_reduce(out(count), {.wire_format = wire_}).wait(); break;
       case Collective::Reduce: comm_.reduce(in(count), out(count)).wait(); break;
       case Collective::Broadcast: comm_.broadcast(out(count)).wait(); break;
       case Collective::AllGather: comm_.all_gather(in(count), out(all)).wait(); break;
@@ -80,7 +87,7 @@ class CohortLibrary {
  private:
   cohort::Communicator comm_;
   std::vector<cohort::Memory> arena_;
-  std::optional<cohort::DType> wire_;
+  cohort::WireFormat wire_ = cohort::WireFormat::None;
 };
 
 }  // namespace
@@ -90,7 +97,7 @@ int main(int argc, char** argv) {
   if (argc < 2 || argc > 4) return 2;
   try {
     if (argc <= 3) {
-      CohortLibrary library(argc == 3 ? std::optional(cohort::DType::BFloat16) : std::nullopt);
+      CohortLibrary library(argc == 3 ? format_of(argv[2]) : cohort::WireFormat::None);
       return peers::serve(library, argv[1]);
     }
     CohortLibrary library(argv[1], std::atoi(argv[2]), std::atoi(argv[3]));

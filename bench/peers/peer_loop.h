@@ -11,6 +11,8 @@
 #include "peer_buffers.h"
 #include "peer_channel.h"
 
+#include <time.h>
+
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -25,6 +27,13 @@ inline constexpr unsigned kSecondsPerCommand = 120;
 inline constexpr std::size_t kBackToBackBytes = 4096;
 
 inline double microseconds(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
+
+/// Of the processor, by all threads of this process.
+inline double cpu_microseconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) / 1e3;
+}
 
 /// Where every rank needs all others, calls in a row cannot overtake each other by more than one.
 inline bool symmetric(Collective collective) {
@@ -68,19 +77,23 @@ std::string measure(Library& library, Channel& channel, BufferPool<Library>& poo
   const int warm_up = row ? 1 : 2;
   const double per_call = task.collective == Collective::SendRecv ? 2.0 * in_a_row : in_a_row;
   std::string times;
+  double cpu = 0;
   for (int sample = -warm_up; sample < samples; ++sample) {
     prepare(task, buffers, own);
     align();
+    const double cpu_before = cpu_microseconds();
     const auto begin = Clock::now();
     for (int i = 0; i < in_a_row; ++i) call();
     const double time = microseconds(Clock::now() - begin) / per_call;
     if (sample < 0) continue;
+    cpu += (cpu_microseconds() - cpu_before) / per_call;
     char text[40];
     std::snprintf(text, sizeof text, "%s%.4f", times.empty() ? "" : ",", time);
     times += text;
   }
   align();
-  return R"({"ok": true, "wrong": )" + std::to_string(wrong) + R"(, "us": [)" + times + "]}";
+  return R"({"ok": true, "wrong": )" + std::to_string(wrong) + R"(, "cpu_us": )" + std::to_string(cpu / samples) +
+         R"(, "us": [)" + times + "]}";
 }
 
 template <class Library>

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <stdexcept>
 
 namespace {
@@ -62,21 +63,40 @@ int train(int argc, char** argv) {
   cohort::data::DistributedSampler sampler(digits.train.size(), comm,
                                            {.batch_size = options.batch_per_process, .seed = options.seed});
   // (3) Every process holds the model, beginning with rank 0's weights; backward() averages the gradients of all, by
-  // the samples that the sampler gives each.
+  // the samples that the sampler gives each. With --local-steps every process steps by itself instead, and now and
+  // then all take the average of their parameters.
   Net net;
   net->to(device);
-  cohort::nn::DistributedDataParallel model(net, comm, {.sampler = &sampler});
-  torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
+  std::optional<cohort::nn::DistributedDataParallel<NetImpl>> model;
+  if (options.local_steps == 0) {
+    model.emplace(net, comm,
+                  cohort::nn::DistributedDataParallelOptions{.wire_format = options.wire_format, .sampler = &sampler});
+  }
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
+  std::optional<cohort::optim::DiLoCo> local;
+  if (options.local_steps > 0) {
+    local.emplace(*net, optimizer, comm,
+                  cohort::optim::DiLoCoOptions{.sync_every = options.local_steps,
+                                               .outer_learning_rate = 1,
+                                               .outer_momentum = 0,
+                                               .fragment_sync_delay = options.delay,
+                                               .fragment_update_alpha = options.delay > 0 ? 0.5 : 0,
+                                               .wire_format = options.wire_format});
+  }
   LearningRate rate(optimizer, options, comm.size(), sampler.steps_per_epoch());
 
   // (4) Checkpoints hold everything that a run needs to go on as if it had not been interrupted, to the bit.
   cohort::CheckpointFolder checkpoints(comm, {.folder = (options.out / "checkpoints").string()});
   const auto found = options.resume ? checkpoints.load_latest(*net, &optimizer) : std::nullopt;
   if (found && found->progress.sampler) sampler.load_state(*found->progress.sampler);
+  if (found && local) local->load_state(checkpoints.rank_state());
   int64_t step = found ? found->progress.step : 0;
   if (found) rate.resume(step, sampler.steps_left(), options.epochs - sampler.epoch() - 1);
   const auto save = [&] {
-    report.saved(checkpoints.save(*net, &optimizer, {step, sampler.epoch(), sampler.state(), {}}).folder);
+    report.saved(checkpoints
+                     .save(*net, &optimizer, {step, sampler.epoch(), sampler.state(), {}},
+                           local ? local->state() : cohort::RankState())
+                     .folder);
   };
 
   if (comm.rank() == 0) report.begin(options, comm, digits, sampler, found);
@@ -86,17 +106,19 @@ int train(int argc, char** argv) {
     cohort::metrics::Averages losses({"train_loss"});
     while (const auto indices = sampler.next_batch()) {
       const Digits batch = digits.train.shifted(*indices, options.seed, sampler.epoch(), options.shift).to(device);
-      const at::Tensor loss = torch::nll_loss(model(batch.images), batch.labels);
-      model.zero_grad();
+      const at::Tensor loss =
+          torch::nll_loss(model ? (*model)(batch.images) : net->forward(batch.images), batch.labels);
+      net->zero_grad();
       loss.backward();
       optimizer.step();
+      if (local) local->step(static_cast<double>(batch.size()));
       rate.step();
       const int64_t samples = sampler.global_batch();
       sampler.step();
       ++step;
 
       losses.add("train_loss", loss.item<double>(), batch.size());
-      report.step(step, loss.item<double>(), samples, model.stats().exposed_communication_seconds);
+      report.step(step, loss.item<double>(), samples, model ? model->stats().exposed_communication_seconds : 0);
       if (step % 5 == 0 || sampler.steps_left() == 0) {
         report.loss(losses.reduce(comm).at("train_loss").value, rate.rate_at(step - 1));
         losses.clear();
@@ -109,6 +131,7 @@ int train(int argc, char** argv) {
       }
     }
     sampler.next_epoch();
+    if (local && sampler.epoch() == options.epochs) local->synchronize();
     score = evaluate(*net, test, comm);
     save();
     report.end_epoch(score);

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <ctime>
+#include <map>
 #include <sstream>
 
 namespace {
@@ -19,6 +20,15 @@ std::filesystem::path default_out() {
   char name[64];
   std::strftime(name, sizeof name, "%Y%m%d-%H%M%S-digits", &utc);
   return std::filesystem::path("runs") / name;
+}
+
+std::map<std::string, cohort::WireFormat> wire_formats() {
+  std::map<std::string, cohort::WireFormat> formats;
+  for (int i = 0; i < cohort::kWireFormatCount; ++i) {
+    const auto format = static_cast<cohort::WireFormat>(i);
+    formats.emplace(cohort::to_string(format), format);
+  }
+  return formats;
 }
 
 }  // namespace
@@ -53,6 +63,18 @@ Options parse_options(int argc, char** argv, int rank, int world_size) {
   app.add_option("--device", options.device, "cpu, or cuda: of the host's GPUs the one with the process's local rank")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "cuda"}));
+  auto* local = app.add_option("--local-steps", options.local_steps,
+                               "each process steps parameters of its own, and every so many steps all take their "
+                               "average: for slow networks")
+                    ->check(CLI::PositiveNumber);
+  app.add_option("--delay", options.delay, "steps during which such an average travels")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(local);
+  const auto formats = wire_formats();
+  app.add_option_function<std::string>(
+         "--wire-format", [&](const std::string& name) { options.wire_format = formats.at(name); },
+         "what gradients, or averages, travel as between hosts (default: none, as they are)")
+      ->check(CLI::IsMember(formats));
   app.add_option("--save-every", options.save_every,
                  "steps from one checkpoint to the next; at the end of an epoch, and when preempted, there is one "
                  "in any case")

@@ -1,6 +1,8 @@
 // What the program can be told on its command line.
 #pragma once
 
+#include <cohort/dtype.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -16,6 +18,9 @@ struct Options {
   int64_t shift = 2;           ///< training images are moved by up to this many pixels, anew in each epoch
   int threads = 0;             ///< 0: as OMP_NUM_THREADS says
   std::string device = "cpu";  ///< "cuda": the GPU of the process's local rank
+  int64_t local_steps = 0;     ///< steps from one average of parameters to the next; 0: gradients are, in every step
+  int64_t delay = 0;           ///< steps that such an average travels
+  cohort::WireFormat wire_format = cohort::WireFormat::None;  ///< what gradients, or averages, travel as between hosts
   bool resume = false;
   int64_t save_every = 0;  ///< steps from one checkpoint to the next within an epoch; 0: at its end only
 };

@@ -10,6 +10,7 @@
 #include <cohort/error.h>
 #include <cohort/finite.h>
 #include <cohort/join.h>
+#include <cohort/mesh.h>
 #include <cohort/observer.h>
 #include <cohort/preemption.h>
 #include <cohort/role.h>

@@ -31,10 +31,15 @@ struct AllReduceOptions {
   std::optional<double> weight = {};
   double prescale = 1;
   double postscale = 1;
-  /// With DType::BFloat16, float32 travels between hosts as bfloat16, which halves what the network carries: each
-  /// host's sum is rounded to bfloat16, the hosts' sums are added in float32, and with more than two hosts the result
-  /// is rounded once more. Sum and Average of float32 only; the same on all ranks. On one host nothing is rounded.
-  std::optional<DType> wire_dtype = {};
+  /// What float32 travels as between hosts: with Int8 the network carries a quarter. Each host's sum is rounded to the
+  /// format, the hosts' sums are added in float32, and with more than two hosts the result is rounded once more; all
+  /// ranks get the same bits. NaN and infinities stay what they are. Sum and Average of float32 only; the same on all
+  /// ranks. On one host nothing is rounded.
+  WireFormat wire_format = WireFormat::None;
+  /// Error feedback, with Int8, Int4 and Float8E4M3: as many floats as the sum has elements, zero at first, which the
+  /// caller keeps from step to step for the same sum. What rounding loses of the result on this rank is put there, and
+  /// added to the next one; weights and `postscale` may change meanwhile. On one host they stay as they are.
+  float* residual = nullptr;
   /// `Work::finite()` then says whether the result is free of NaN and infinities. On one host that costs next to
   /// nothing: who makes a part of the result checks it meanwhile. Where several ranks differ in this, those that ask
   /// are told.
@@ -58,8 +63,11 @@ struct ReduceOptions {
 
 struct ReduceScatterOptions {
   ReduceOp op = ReduceOp::Sum;
+  std::optional<double> weight = {};  ///< as in AllReduceOptions
   double prescale = 1;
   double postscale = 1;
+  WireFormat wire_format = WireFormat::None;  ///< as in AllReduceOptions
+  float* residual = nullptr;                  ///< as in AllReduceOptions, for all of the input; not for a GPU's memory
   std::optional<GpuSums> gpu_sums = {};
   std::optional<std::chrono::milliseconds> timeout = {};
 };

@@ -173,6 +173,8 @@ class Communicator {
   /// Returns a Communicator that belongs to no world where the color is kNoColor. A rank that has no means for it, such
   /// as descriptors, fails it for all ranks with its reason; this communicator stays usable.
   Communicator split(const SplitOptions& options);
+  /// The ranks of this host, as `split` (MPI's COMM_TYPE_SHARED). Every rank calls it.
+  Communicator split_by_host(const GroupOptions& options = {});
   /// The group of these ranks, numbered as listed. Every rank calls it with the same list; those that are
   /// not in it receive a Communicator that belongs to no world. Blocks.
   Communicator group(std::span<const int> ranks, const GroupOptions& options = {});
@@ -182,6 +184,11 @@ class Communicator {
   /// Unavailable when the host, or the GPU, cannot give that much, before any of it is used, and where there is no
   /// driver.
   Memory allocate(std::size_t bytes, Device device = {});
+  /// One memory for all ranks, which all read and write; every rank calls it, with the same `bytes`. Blocks.
+  /// Zero-filled; it is the host's memory, and collectives read it in place on rank 0 only. Nothing orders what ranks
+  /// do in it but their collectives. Throws InvalidArgument where ranks are on several hosts (see split_by_host),
+  /// Unavailable on all ranks when the host cannot give that much, Mismatch where they ask for different sizes.
+  Memory allocate_shared(std::size_t bytes);
 
   /// This rank has no more input: takes part in all further operations of the others without bringing anything
   /// (sums, minima and averages skip it; a broadcast from it comes from the lowest active rank instead;

@@ -28,6 +28,17 @@ enum class DType : std::uint8_t {
 };
 inline constexpr int kDTypeCount = 15;
 
+/// What float32 travels as between hosts, in sums and averages. The numbers travel in fingerprints: never change one,
+/// only append. Formats with blocks have a scale for each block of elements that follow each other in the sum.
+enum class WireFormat : std::uint8_t {
+  None = 0,        ///< as it is, 32 bits
+  BFloat16 = 1,    ///< upper half of a float32, 16 bits: 8 binary digits of each value
+  Int8 = 2,        ///< blocks of 256, 8.125 bits: multiples of the block's largest magnitude / 127
+  Int4 = 3,        ///< blocks of 128, 4.125 bits: multiples of the block's largest magnitude / 7, or a little more
+  Float8E4M3 = 4,  ///< blocks of 256, 8.125 bits: 4 binary digits of each value, down to 1/28672 of the block's largest
+};
+inline constexpr int kWireFormatCount = 5;
+
 /// Reductions. The numbers travel in fingerprints: never change one, only append.
 /// Average divides the sum, folded as in all_reduce, once by the number of ranks; with unequal weights it folds each
 /// value times its rank's share of their total. Integers wrap around in Sum and Product; Average of integers divides
@@ -82,6 +93,9 @@ constexpr bool supports(DType dtype, ReduceOp op) noexcept {
 std::string_view to_string(DType dtype) noexcept;
 /// "sum", "average", "min", "max", "product", "bit_and", "bit_or", "bit_xor".
 std::string_view to_string(ReduceOp op) noexcept;
+
+/// "none", "bfloat16", "int8", "int4", "float8_e4m3".
+std::string_view to_string(WireFormat format) noexcept;
 
 /// The DType of a C++ arithmetic type; ill-formed for types that have none.
 template <class T>

@@ -138,11 +138,17 @@ class State {
   void on_change(std::function<void(const World&)> callback);
   /// Called by `step` before anything else.
   void on_step(std::function<void()> callback);
+  /// Called by `step` after everything else: for what all ranks do together once a step has ended, such as
+  /// synchronising parameters of which each has its own. Where that changes a part it calls `advance`.
+  void after_step(std::function<void()> callback);
 
   /// The optimizer has taken a step. Call it right after that, with no collective in between: what fails later is
   /// taken up again from here, and what failed before is done again. Throws MembershipChanged, on all ranks at the same
   /// step, where ranks come or leave as planned, and what a collective throws.
   void step();
+  /// A part has been changed beside a step, on all ranks alike, and is not to be lost with the next one: right after
+  /// that. Not counted by `steps`. Only where there is an `after_step`.
+  void advance();
   /// Steps that have ended since training began, in whatever world.
   std::int64_t steps() const noexcept;
   /// Of a checkpoint that training goes on from; before `run`.

@@ -14,14 +14,14 @@
 namespace cohort {
 
 struct FiniteOptions {
-  /// BFloat16: a float32 that becomes infinite when it is rounded to bfloat16, as AllReduceOptions::wire_dtype does
+  /// BFloat16: a float32 that becomes infinite when it is rounded to bfloat16, as AllReduceOptions::wire_format does
   /// between hosts, counts as well (from 3.3961775e38 on). Other types ignore it.
-  std::optional<DType> wire_dtype = {};
+  WireFormat wire_format = WireFormat::None;
 };
 
-/// The number of the first element that is NaN, infinite, or too large for `wire_dtype`; of complex numbers in either
+/// The number of the first element that is NaN, infinite, or too large for `wire_format`; of complex numbers in either
 /// part. nullopt if there is none, and for integers and Bool. Any alignment, any length; denormals are finite. Throws
-/// InvalidArgument for a negative count, and for a wire_dtype that is not BFloat16.
+/// InvalidArgument for a negative count.
 std::optional<std::int64_t> first_non_finite(ConstBuffer data, const FiniteOptions& options = {});
 
 /// One element of a tensor.

@@ -26,6 +26,15 @@ enum class NonFinite : std::uint8_t {
   Raise,   ///< every rank checks its own before they are reduced; backward() throws NonFiniteError on all
 };
 
+/// What of a model's training is divided over the ranks, so that it takes less memory (ZeRO stages 1 to 3). Parameters
+/// are the same to the bit as with None, where the optimizer works on each element alone.
+enum class Sharding : std::uint8_t {
+  None,        ///< nothing: every rank has all of it
+  Optimizer,   ///< the optimizer's state, which `cohort::optim::Sharded` keeps of this rank's part alone
+  Gradients,   ///< and the gradients: after a backward no parameter has one, and the optimizer those of its part
+  Parameters,  ///< and the parameters: the ranks of a host have one copy of them, in memory that they share
+};
+
 struct DistributedDataParallelOptions {
   /// Size of a gradient bucket, that is of one all_reduce: bytes of its gradients (one larger than this gets a bucket
   /// of its own).
@@ -34,13 +43,17 @@ struct DistributedDataParallelOptions {
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   /// Buffers (running statistics) of all ranks are overwritten with rank 0's before each synchronising forward.
   bool broadcast_buffers = true;
-  /// DType::BFloat16: gradients of float32 travel between hosts as bfloat16, half the bytes
-  /// (AllReduceOptions::wire_dtype); other types travel as they are.
-  std::optional<DType> wire_dtype = {};
+  /// What gradients of float32 travel as between hosts (AllReduceOptions::wire_format); other types travel as they are.
+  WireFormat wire_format = WireFormat::None;
+  /// What rounding loses of a step's gradients is added to the next step's (AllReduceOptions::residual). Not set: with
+  /// Int4, whose steps are coarse. Each rank keeps what it has lost, 4 bytes for each element of its part of the host's
+  /// sum: `residuals()` for a checkpoint. In a step in which a rank has no samples nothing is added, and in an elastic
+  /// job a new world begins without. Throws InvalidArgument with formats other than Int8, Int4 and Float8E4M3.
+  std::optional<bool> error_feedback = {};
   /// Raise: if any rank brings a gradient that is NaN or infinite, backward() (and `step_without_samples`) throws
   /// NonFiniteError on every rank, which names the first one: rank, host, parameter, element, value and step. All
   /// gradients are undefined then, so that an optimizer's step would change nothing, and training can go on with the
-  /// next batch. With `wire_dtype` on several hosts, a value that is infinite as bfloat16 counts, too. A sum of finite
+  /// next batch. With `wire_format` on several hosts, a value that is infinite as bfloat16 counts, too. A sum of finite
   /// values that overflows is not detected, nor what a rank without samples yields, since it is dropped. Over several
   /// hosts it costs one reading of the gradients, on one host next to nothing (AllReduceOptions::check_finite).
   NonFinite non_finite = NonFinite::Ignore;
@@ -60,8 +73,38 @@ struct DistributedDataParallelOptions {
   /// once. Not checked: values in a GPU's memory, and those of a type that was changed after wrapping. The same on all
   /// ranks.
   bool check_replicas = true;
+  /// With anything but None, step with a `cohort::optim::Sharded` optimizer: nothing else brings the ranks' parts
+  /// together again. Parameters then lie in memory of the communicator, and which ones there are is fixed; `join` is
+  /// refused. With Gradients and Parameters, gradients are divided as they come, and what `.grad()` holds is gone after
+  /// a backward outside of no_sync. With Parameters, nobody writes to a parameter but the optimizer: every rank of the
+  /// host would see it. What is written in place is refused by the next forward or step, which names it. The same on
+  /// all ranks.
+  Sharding sharding = Sharding::None;
+  /// For debugging, with Sharding::Parameters: the memory of parameters is write-protected but while the optimizer
+  /// steps. Whatever else writes there, by a pointer too, ends its rank with SIGSEGV and its stack, after a line on
+  /// stderr that names rank, parameter and element. Weights are loaded before the module is wrapped, or by
+  /// `CheckpointFolder::load_latest(model_shards(module, &optimizer))`, which may write.
+  bool protect_parameters = false;
   /// Is told of each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
   Observer* observer = nullptr;
+};
+
+/// Of PowerSGD, with torch's names and defaults: gradients that are matrices travel as two thin ones.
+struct PowerSGDOptions {
+  /// Columns of the thin matrices. 1 to 4 are usual; more keeps more of the gradient.
+  std::int64_t matrix_approximation_rank = 1;
+  /// Steps before it with whole gradients, since a training is most sensitive at its beginning.
+  std::int64_t start_powerSGD_iter = 1000;
+  /// A gradient of n x m is compressed where (n + m) * rank * min_compression_rate < n * m; of more than two
+  /// dimensions, n is the first. Others, and types but float32, are averaged as they are.
+  double min_compression_rate = 2;
+  /// What compression loses is added to the next step's gradient: memory of one more gradient.
+  bool use_error_feedback = true;
+  /// A step begins with the Q of the step before it instead of a random one.
+  bool warm_start = true;
+  /// Is added to the norms that columns are divided by.
+  double orthogonalization_epsilon = 0;
+  std::uint64_t random_seed = 0;  ///< the same on all ranks
 };
 
 /// What the reducer did. Times are of this rank.

@@ -1,8 +1,9 @@
-// `cohort bench`: how fast the collectives are on this machine, and how fast they could be.
+// `cohort bench`: how fast the collectives are on this machine, and how fast they could be; `cohort test`.
 #include "bench/collective.h"
 #include "bench/machine.h"
 #include "bench/measure.h"
 #include "bench/training/training.h"
+#include "bench/trial.h"
 #include "shared/program.h"
 
 #include "base/files.h"
@@ -218,6 +219,7 @@ static void add_bench(CLI::App& app, int& exit_status) {
   command->add_option("--plot", options->plot, "Draw times and bandwidths")->type_name("FILE.svg");
   command->add_flag("-q,--quiet", options->quiet, "Print warnings and errors only");
   training::add_training(*command);
+  trial::add_trial(*command);
   command->callback([options, command, &exit_status] {
     if (command->get_subcommands().empty()) run_bench(*options, exit_status);
   });
@@ -226,11 +228,12 @@ static void add_bench(CLI::App& app, int& exit_status) {
 }  // namespace cohort::app
 
 int main(int argc, char** argv) {
-  return cohort::app::program_main(argc, argv, {cohort::app::add_bench}, [](std::vector<std::string>& words) {
+  const auto prepare = [](std::vector<std::string>& words) {
     // -np is one word to everyone who comes from MPI; CLI11 would read -n p.
     for (std::string& word : words) {
       if (word == "--") break;  // a command's own
       if (word == "-np" || word == "-nproc" || word.starts_with("-np=")) word = "-" + word;
     }
-  });
+  };
+  return cohort::app::program_main(argc, argv, {cohort::app::add_bench, cohort::app::trial::add_test}, prepare);
 }

@@ -186,10 +186,9 @@ void check_programs() {
 void print_build() {
   fmt::print("cohort {} ({}, {})\n\n", launch::kVersion, launch::kCompiler, launch::kBuildType);
   check_backends();
-  fmt::print("\nlibtorch for C++\n");
-  row("libtorch", launch::kTorchVersion.empty()
-                      ? "no: this build is without it; build with -DCOHORT_TORCH=auto where torch or libtorch-dev is"
-                      : std::string(launch::kTorchVersion));
+  fmt::print("\nC++\n");
+  const auto prefix = result_of(installed_prefix);
+  row("package", prefix ? *prefix + " (CMAKE_PREFIX_PATH)" : fmt::format("no: {}", prefix.error().what()));
   fmt::print("\n");
   check_python();
   fmt::print("\n");

@@ -14,6 +14,7 @@ namespace cohort::app {
 
 void add_run(CLI::App& app, int& exit_status);
 void add_agent(CLI::App& app, int& exit_status);
+void add_submit(CLI::App& app, int& exit_status);
 void add_ctl(CLI::App& app, int& exit_status);
 void add_version(CLI::App& app, int& exit_status);
 void add_secret(CLI::App& app, int& exit_status);
@@ -22,7 +23,10 @@ void add_env(CLI::App& app, int& exit_status);
 void add_check_build(CLI::App& app, int& exit_status);
 void add_help(CLI::App& app, int& exit_status);
 void add_completion(CLI::App& app, int& exit_status);
+void add_manual(CLI::App& app, int& exit_status);
 
+/// The folder with include/, lib/ and share/ that this command was installed in. Throws Unavailable.
+std::string installed_prefix();
 /// What `cohort check-build` and `cohort env` print.
 void print_build();
 void print_environment();
@@ -37,6 +41,9 @@ std::string foreign_option(std::string_view word);
 
 /// `cohort run` with the words behind it. Throws CLI::CallForHelp where they ask for it, and cohort::Error as above.
 void run(const std::vector<std::string>& words, int& exit_status);
+
+/// Likewise `cohort submit`.
+void submit(const std::vector<std::string>& words, int& exit_status);
 
 /// What `cohort run --help` and --help-all show around the options, and how they break lines.
 void set_run_help(CLI::App& command);

@@ -1,16 +1,20 @@
 // The program `cohort`: hands over to one of its sub-commands, or to a program beside it.
 #include "base/env.h"
+#include "base/files.h"
+#include "base/process.h"
 #include "base/result.h"
 #include "cohort/commands.h"
 #include "launch/version.h"
 #include "net/secret.h"
 #include "shared/run_options.h"
 
+#include <dlfcn.h>
 #include <fmt/core.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <regex>
 #include <string>
@@ -21,11 +25,37 @@
 
 namespace cohort::app {
 
+std::string installed_prefix() {
+  // The library where it is shared, else this program, is in a folder of the prefix. A build folder is none.
+  namespace fs = std::filesystem;
+  const std::string own = value_or_throw(sys::own_executable());
+  Dl_info info{};
+  const bool found = ::dladdr(reinterpret_cast<const void*>(&env::variables), &info) != 0 && info.dli_fname != nullptr;
+  for (const fs::path& file : {fs::path(found ? info.dli_fname : ""), fs::path(own)}) {
+    std::error_code error;
+    fs::path folder = fs::canonical(file, error).parent_path();
+    for (int up = 0; !error && up < 3; ++up, folder = folder.parent_path()) {
+      if (fs::exists(folder / "share/cohort/torch", error)) return folder.string();
+    }
+  }
+  raise(
+      ErrorCode::Unavailable,
+      "{} is not installed with headers and CMake's files: `tools/install --prefix DIR` does that, and so do wheels of "
+      "tools/make-wheels",
+      own);
+}
+
 void add_version(CLI::App& app, int&) {
   app.add_subcommand("version", "Print the version")->callback([] {
     fmt::print("cohort {} ({}, {})\n", launch::kVersion, launch::kCompiler, launch::kBuildType);
   });
   app.set_version_flag("--version", std::string("cohort ") + std::string(launch::kVersion));
+  const auto print_prefix = [] {
+    fmt::print("{}\n", installed_prefix());
+    throw CLI::Success();
+  };
+  app.add_flag_callback("--prefix", print_prefix,
+                        "Print the folder that it was installed in: cmake -DCMAKE_PREFIX_PATH=$(cohort --prefix) ...");
 }
 
 void add_secret(CLI::App& app, int&) {
@@ -80,28 +110,37 @@ void add_env(CLI::App& app, int&) {
 namespace {
 
 // `cohort completion bash`: a script that completes commands, options and their values, made from what the command
-// itself knows of them.
+// itself knows of them. zsh takes bash's.
 
-std::string script(const CLI::App& app) {
+/// Those of programs beside this one first, before the empty ones of the same names.
+std::string all_cases(const CLI::App& app, std::string_view shell, const std::string& commands) {
+  std::string cases;
+  std::string_view last;
+  for (const CommandProgram& program : programs()) {
+    if (std::exchange(last, program.program) != program.program) cases += completion_cases_of(program.program, shell);
+  }
+  return cases + completion_cases(app, shell,
+                                  {{"help", fmt::format("{} {}", fmt::join(help_topics(), " "), commands)},
+                                   {"completion", "bash zsh fish"},
+                                   {"runs", "rm"}});
+}
+
+std::string script(const CLI::App& app, std::string_view shell) {
   std::vector<std::string> commands;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     if (!command->get_group().empty()) commands.push_back(command->get_name());
   }
   const std::string all = fmt::format("{}", fmt::join(commands, " "));
-  std::string cases;
-  std::string_view last;
-  for (const CommandProgram& program : programs()) {  // before the empty ones of the same names
-    if (std::exchange(last, program.program) != program.program) cases += completion_cases_of(program.program);
-  }
-  cases += completion_cases(
-      app, {{"help", fmt::format("{} {}", fmt::join(help_topics(), " "), all)}, {"completion", "bash"}});
-  return fmt::format(R"(# Completion of `cohort` for bash; made by `cohort completion bash`.
+  const std::string cases = all_cases(app, shell, all);
+  if (shell == "fish") return "# Completion of `cohort` for fish; made by `cohort completion fish`.\n" + cases;
+  const std::string head = shell == "zsh" ? "#compdef cohort\nautoload -Uz bashcompinit && bashcompinit\n" : "";
+  return head + fmt::format(R"(# Completion of `cohort`; made by `cohort completion`.
 _cohort() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
   local options='' valued='' words='' choices='' i
   COMPREPLY=()
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W '{} --help --version' -- "$current"))
+    COMPREPLY=($(compgen -W '{} --help --prefix --version' -- "$current"))
     return
   fi
   # bash splits --option=value in three.
@@ -132,9 +171,9 @@ _cohort() {{
       [ -n "$words" ] || compopt -o default 2>/dev/null ;;
   esac
 }}
-complete -F _cohort cohort
+complete {}-F _cohort cohort
 )",
-                     all, cases);
+                            all, cases, shell == "zsh" ? "-o default " : "");
 }
 
 }  // namespace
@@ -142,11 +181,34 @@ complete -F _cohort cohort
 void add_completion(CLI::App& app, int&) {
   auto shell = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("completion", "Print a script that completes the command in a shell");
-  command->add_option("SHELL", *shell, "bash")->required()->type_name("");
-  command->footer("Example: source <(cohort completion bash)");
+  command->add_option("SHELL", *shell, "bash, zsh or fish")->required()->type_name("");
+  command->footer("Examples: source <(cohort completion bash)\n          cohort completion fish | source");
   command->callback([&app, shell] {
-    if (*shell != "bash") raise(ErrorCode::InvalidArgument, "completion for {}: bash is the one that there is", *shell);
-    std::fputs(script(app).c_str(), stdout);
+    if (*shell != "bash" && *shell != "zsh" && *shell != "fish")
+      raise(ErrorCode::InvalidArgument, "completion for {}: there is one for bash, zsh and fish", *shell);
+    std::fputs(script(app, *shell).c_str(), stdout);
+  });
+}
+
+void add_manual(CLI::App& app, int&) {
+  auto folder = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("manual", "Write the manual pages: cohort.1, and one of each command");
+  command->add_option("FOLDER", *folder, "Where they go; it is made")->required()->type_name("");
+  command->callback([&app, folder] {
+    value_or_throw(sys::make_folders(*folder));
+    std::string text = manual_head("cohort", kAbout, "cohort COMMAND [OPTIONS]") + ".SH COMMANDS\n";
+    std::string pages;
+    for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; })) {
+      if (one->get_group().empty()) continue;
+      text += fmt::format(".TP\n\\fBcohort {}\\fR\n{}\n", one->get_name(), roff(one->get_description()));
+      pages += fmt::format("{}.BR cohort\\-{} (1)", pages.empty() ? "" : ",\n", roff(one->get_name()));
+    }
+    value_or_throw(sys::write_file_atomically(*folder + "/cohort.1", text + ".SH SEE ALSO\n" + pages + "\n"));
+    write_manual(app, *folder);
+    std::string_view last;
+    for (const CommandProgram& program : programs()) {
+      if (std::exchange(last, program.program) != program.program) write_manual_of(program.program, *folder);
+    }
   });
 }
 
@@ -231,8 +293,8 @@ int run_command(std::vector<std::string> words) {
     CLI::App* const there = app.add_subcommand(std::string(program.command), std::string(program.about));
     if (program.about.empty()) there->group("");
   }
-  for (const AddCommand add :
-       {add_ctl, add_secret, add_build_mpi, add_env, add_check_build, add_help, add_completion, add_version, add_agent})
+  for (const AddCommand add : {add_submit, add_ctl, add_secret, add_build_mpi, add_env, add_check_build, add_help,
+                               add_completion, add_manual, add_version, add_agent})
     add(app, exit_status);
 
   if (words.empty()) {
@@ -263,11 +325,11 @@ int run_command(std::vector<std::string> words) {
                         "cohort run");
   }
   return parse_and_run(app, exit_status, [&] {
-    if (words.front() != "run") return parse_words(app, words);
+    if (words.front() != "run" && words.front() != "submit") return parse_words(app, words);
     try {
-      run({words.begin() + 1, words.end()}, exit_status);
+      (words.front() == "run" ? run : submit)({words.begin() + 1, words.end()}, exit_status);
     } catch (const CLI::Success& asked) {
-      parse_words(app, {"run", asked.get_name() == "CallForAllHelp" ? "--help-all" : "--help"});
+      parse_words(app, {words.front(), asked.get_name() == "CallForAllHelp" ? "--help-all" : "--help"});
     }
   });
 }

@@ -13,6 +13,7 @@
 #include "launch/supervise/supervisor.h"
 #include "rendezvous/detect.h"
 #include "shared/run_options.h"
+#include "shared/sync.h"
 
 #include <fmt/format.h>
 
@@ -385,6 +386,26 @@ void merge_trace_of(const std::string& run_folder, bool quiet) {
     fmt::print(stderr, "cohort: {} -- open it in ui.perfetto.dev\n", text);
 }
 
+/// Of --sync.
+void sync_hosts(const launch::JobSpec& spec, const launch::Plan& plan) {
+  SyncRequest request{.ssh = launch::ssh_command(spec),
+                      .hosts = {},
+                      .excludes = spec.sync_excludes,
+                      .program = spec.program.program,
+                      .quiet = spec.quiet};
+  for (const launch::PlannedHost& host : plan.hosts) {
+    if (!host.local) request.hosts.push_back(host.name);
+  }
+  if (plan.method != launch::StartMethod::Ssh || plan.node || !spec.elastic.script.empty()) {
+    raise(ErrorCode::InvalidArgument,
+          "--sync copies by ssh to the hosts of -H or --hostfile; other ones share a file system, or are given the "
+          "folder "
+          "by another way{}",
+          spec.origin_of("--sync"));
+  }
+  if (!request.hosts.empty()) sync(request);
+}
+
 }  // namespace
 
 void run(const std::vector<std::string>& typed, int& exit_status) {
@@ -409,6 +430,7 @@ void run(const std::vector<std::string>& typed, int& exit_status) {
     exit_status = 0;
     return;
   }
+  if (spec.sync) sync_hosts(spec, plan);
   const auto on_trace = [&spec](const std::string& run_folder) { merge_trace_of(run_folder, spec.quiet); };
   exit_status = (plan.node ? launch::run_node : launch::run_job)(spec, std::move(plan), on_trace);
 }

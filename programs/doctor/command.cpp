@@ -1,17 +1,30 @@
 // `cohort doctor`: what would hinder a job on these hosts, and the command that fixes it.
+#include "base/process.h"
+#include "base/result.h"
 #include "base/terminal.h"
 #include "doctor/examination.h"
+#include "launch/plan/program.h"
 #include "launch/start/hosts.h"
-
+#include "launch/step_costs.h"
+#include "shared/child_job.h"
 #include "shared/program.h"
 #include "shared/run_options.h"
 
+#include <fmt/format.h>
+
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
+#include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 namespace cohort::app {
 namespace {
@@ -20,6 +33,7 @@ struct DoctorOptions {
   SharedOptions shared;
   double start_timeout = 10;
   bool json = false;
+  std::vector<std::string> horovod, torchrun;
 };
 
 constexpr const char* kDoctorFooter = R"(Examples:
@@ -27,6 +41,7 @@ constexpr const char* kDoctorFooter = R"(Examples:
   cohort doctor -H a:4,b:4            hosts reached by ssh, as `cohort run -H a:4,b:4` would
   salloc -N 4 cohort doctor           the nodes of an allocation
   cohort doctor -H a,b --network ib0  over this network only
+  cohort doctor --horovod train.py    what this program uses of Horovod, whether it is here, and what differs
 
 Options that have no value here are taken from the variables of `cohort run` (COHORT_RUN_HOSTS, COHORT_RUN_SSH, ...).
 Each row is explained in docs/reference/doctor.md. Exit status: 0, also with warnings; 1 if something failed.)";
@@ -44,6 +59,18 @@ doctor::ExaminationOptions request_of(const DoctorOptions& options) {
   return request;
 }
 
+/// What would make the steps of the last run on these hosts shorter; empty where that is not known, or nothing would.
+std::string advice_of_last_run(const doctor::Checkup& checkup) {
+  const char* const kLast = "runs/latest";
+  const auto run = costs_of_run(kLast);
+  if (!run || run->costs.hosts < 2) return {};
+  const bool here = std::ranges::all_of(run->hosts, [&](const std::string& host) {
+    return std::ranges::any_of(checkup.hosts, [&](const doctor::HostState& one) { return one.name == host; });
+  });
+  const std::string advice = here ? launch::advice_of(run->costs, {}) : std::string();
+  return advice.empty() ? advice : fmt::format("The last run on these hosts ({}): {}.\n", kLast, advice);
+}
+
 void examine(const DoctorOptions& options, int& exit_status) {
   const doctor::Examined examined = doctor::examine(request_of(options));
   if (examined.signal != 0) {
@@ -56,10 +83,39 @@ void examine(const DoctorOptions& options, int& exit_status) {
                    : doctor::to_table(examined.checkup, findings,
                                       sys::wants_colour(STDOUT_FILENO) ? doctor::Colour::Yes : doctor::Colour::No);
   std::fputs(text.c_str(), stdout);
+  if (!options.json) std::fputs(advice_of_last_run(examined.checkup).c_str(), stdout);
   for (const doctor::Finding& finding : findings) {
     if (finding.level == doctor::Level::Failed) exit_status = 1;
   }
   if (std::fflush(stdout) != 0) exit_status = 1;
+}
+
+constexpr const char* kReader = R"(import sys
+sys.path = [one for one in sys.path if one]  # not the folder in which it is started, whose json.py is the user's
+try:
+    from cohort import _coming_from
+except ImportError as error:
+    sys.exit(f"cohort: {sys.executable} has no package cohort that it can use -- {error} -- install Cohort's wheel for it")
+sys.exit(_coming_from.main()))";
+
+/// Becomes the Python that `cohort run` would take, which reads the programs.
+[[noreturn]] void read_programs(const std::string& kind, const std::vector<std::string>& programs, bool json) {
+  const std::filesystem::path own = value_or_throw(sys::own_executable()), prefix = own.parent_path().parent_path();
+  const launch::Environment environment = launch::Environment::current();
+  const std::string python = value_or_throw(launch::active_python(environment));
+  std::error_code error;
+  if (std::filesystem::exists(prefix / "python/cohort", error)) {  // a build folder
+    const std::string others = environment.find("PYTHONPATH").value_or("");
+    ::setenv("PYTHONPATH", ((prefix / "python").string() + (others.empty() ? "" : ":" + others)).c_str(), 1);
+  }
+  std::vector<std::string> words = {python, "-c", kReader, kind, "--cohort", prefix / "bin/cohort"};
+  if (json) words.push_back("--json");
+  std::ranges::copy_if(programs, std::back_inserter(words), [](const std::string& one) { return !one.empty(); });
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::execv(python.c_str(), arguments.data());
+  raise(ErrorCode::Unavailable, "cannot start {}: {}", python, errno_text(errno));
 }
 
 void add_host(CLI::App& app) {
@@ -84,7 +140,18 @@ static void add_doctor(CLI::App& app, int& exit_status) {
       ->type_name("SECONDS")
       ->capture_default_str();
   command->add_flag("--json", options->json, "Everything that was found, as JSON");
-  command->callback([options, &exit_status] { examine(*options, exit_status); });
+  const auto reads = [command](const char* name, std::vector<std::string>& programs, const char* about) {
+    return command->add_option(name, programs, about)->type_name("PROGRAM...")->expected(0, 100000);
+  };
+  CLI::Option* horovod = reads("--horovod", options->horovod,
+                               "Read programs, scripts of a shell's and folders of them, and say what they use of "
+                               "Horovod, whether it is here and what differs; without any: all that differs");
+  CLI::Option* torchrun = reads("--torchrun", options->torchrun, "The same of torch.distributed and torchrun");
+  command->callback([=, &exit_status] {
+    if (*horovod) read_programs("horovod", options->horovod, options->json);
+    if (*torchrun) read_programs("torchrun", options->torchrun, options->json);
+    examine(*options, exit_status);
+  });
   add_host(app);
 }
 

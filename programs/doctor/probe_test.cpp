@@ -53,6 +53,8 @@ TEST_F(PretendedHost, SaysWhatAHostIs) {
   EXPECT_EQ(facts.memory_limit, 0);
   EXPECT_GT(facts.shared, 0);
   EXPECT_FALSE(facts.infiniband);
+  put("proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU part\t: 0xd40\n");
+  EXPECT_EQ(probe_machine(root_).processor, "ARM, implementer 0x41, part 0xd40");
 }
 
 TEST_F(PretendedHost, TheLeastQuotaAndLimitOfTheGroupsCount) {

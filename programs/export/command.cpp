@@ -123,7 +123,7 @@ void export_run(ExportArguments& arguments) {
     raise(ErrorCode::InvalidArgument, "'{}' and --to {}: give one", arguments.options.to, arguments.destination);
   }
   track::check_destination(arguments.destination, !arguments.sink.token_file.empty());
-  const bool to_server = arguments.destination.starts_with("mlflow");
+  const bool to_server = arguments.destination.starts_with("mlflow") || arguments.destination.starts_with("wandb");
   const std::string& from = arguments.options.from;
   track::ExportRequest request;
   track::SinkOptions sink_options = arguments.sink;
@@ -184,7 +184,7 @@ static void add_export(CLI::App& app, int&) {
   command->add_option(
       "--to", arguments->destination,
       "Where the run's record goes: tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT, "
-      "mlflow:URI[?experiment=NAME] or kubeflow");
+      "mlflow:URI[?experiment=NAME], wandb:PROJECT[?entity=NAME&run=ID] or kubeflow");
   command->add_flag("--follow", arguments->follow, "With --to: go on until the run has ended");
   command->add_flag("--openmetrics", arguments->sink.openmetrics,
                     "prometheus:FILE: OpenMetrics 1.0 instead of the text format 0.0.4");

@@ -9,6 +9,7 @@
 #include "export/mlflow.h"
 #include "export/prometheus.h"
 #include "export/tensorboard.h"
+#include "export/wandb.h"
 #include "net/http.h"
 #include "shared/destination.h"
 #include "telemetry/record.h"
@@ -243,6 +244,7 @@ std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOption
   if (kind == "tensorboard") return std::make_unique<TensorBoardSink>(where);
   if (kind == "csv") return std::make_unique<CsvSink>(where);
   if (kind == "prometheus") return make_prometheus(where, options);
+  if (kind == "wandb") return std::make_unique<WandbSink>(wandb_place(where), options.record, options.say);
   if (kind == "kubeflow") return std::make_unique<KubeflowSink>(kubeflow_place({}), options.say);
   MlflowServerOptions server;
   server.place = mlflow_place(where, [](std::string_view name) { return env::get(name); });

@@ -52,8 +52,8 @@ struct SinkOptions {
   std::chrono::milliseconds patience = std::chrono::minutes(15);  ///< mlflow: with a server that does not answer
 };
 
-/// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "prometheus:HOST:PORT", "mlflow:URI", "kubeflow". Throws
-/// InvalidArgument, with those that there are, Io, and Unavailable.
+/// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "prometheus:HOST:PORT", "mlflow:URI", "wandb:PROJECT", "kubeflow".
+/// Throws InvalidArgument, with those that there are, Io, and Unavailable.
 std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options = {});
 
 struct ExportRequest {

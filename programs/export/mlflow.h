@@ -3,9 +3,9 @@
 // so that neither a server that is away nor a sink that is killed loses a point; sent twice, a point is stored once.
 #pragma once
 
-#include "base/process.h"
 #include "base/unique_fd.h"
 #include "export/export.h"
+#include "export/python_child.h"
 #include "shared/destination.h"
 #include "telemetry/record.h"
 
@@ -120,19 +120,14 @@ class MlflowStore {
   /// Waits until it answers. Throws Unavailable where there is no python3 in PATH with MLflow, or no such store, with
   /// what it said and the way out.
   explicit MlflowStore(const std::string& uri);
-  ~MlflowStore();
-  MlflowStore(const MlflowStore&) = delete;
-  MlflowStore& operator=(const MlflowStore&) = delete;
 
   const std::string& server() const noexcept { return server_; }  ///< "http://127.0.0.1:PORT"
   const std::string& token() const noexcept { return token_; }
-  bool has_ended() const;
+  bool has_ended() const { return child_.has_ended(); }
 
  private:
-  void end() const;
-
   std::string server_, token_;
-  sys::ChildProcess process_;
+  PythonChild child_;  // what it has answered is in the store
 };
 
 struct MlflowSinkOptions {

@@ -330,7 +330,7 @@ TEST_F(SinksTest, APlaceToServeAtIsToldFromAFile) {
 }
 
 TEST_F(SinksTest, DestinationsThatThereAreNotAreNamed) {
-  for (const char* wrong : {"", "csv", "csv:", "wandb:x", "mlruns"}) {
+  for (const char* wrong : {"", "csv", "csv:", "comet:x", "mlruns"}) {
     try {
       (void)make_sink(wrong);
       FAIL() << wrong;

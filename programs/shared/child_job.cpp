@@ -1,6 +1,7 @@
 #include "shared/child_job.h"
 
 #include "base/env.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/process.h"
 #include "base/result.h"
@@ -35,21 +36,6 @@ using Json = nlohmann::json;
 constexpr std::size_t kKeptLines = 8;
 
 double number(const Json& object, const char* name) { return number_in(object, name).value_or(0); }
-
-RankTimes rank_of(const Json& event) {
-  RankTimes times;
-  times.rank = static_cast<int>(number(event, "rank"));
-  times.host = text_in(event, "host");
-  const Json found = event.value("times", Json());
-  times.steps = number(found, "steps");
-  times.seconds = number(found, "seconds");
-  times.busy = number(found, "busy");
-  times.waited = number(found, "waited");
-  times.wire = number(found, "wire");
-  times.exposed = number(found, "exposed");
-  times.wire_bytes = number(found, "wire_bytes");
-  return times;
-}
 
 /// `cohort run` ends its job at the timeout and then cleans up on every host.
 constexpr std::chrono::seconds kAfterTimeout(60);
@@ -125,11 +111,52 @@ bool read_lines(int fd, JobReader& reader, Clock::time_point deadline) {
 
 }  // namespace
 
+RankTimes times_in(const Json& object) {
+  RankTimes times;
+  times.rank = static_cast<int>(number(object, "rank"));
+  times.host = text_in(object, "host");
+  const Json found = object.value("times", Json());
+  times.steps = number(found, "steps");
+  times.seconds = number(found, "seconds");
+  times.operations = number(found, "operations");
+  times.bytes = number(found, "bytes");
+  times.busy = number(found, "busy");
+  times.waited = number(found, "waited");
+  times.wire = number(found, "wire");
+  times.exposed = number(found, "exposed");
+  times.wire_bytes = number(found, "wire_bytes");
+  return times;
+}
+
+Result<RunCosts> costs_of_run(const std::string& folder) {
+  const std::string path = folder + "/job.json";
+  const Json record = parse_json_or_discard(sys::read_text(path).value_or(std::string()));
+  if (!record.is_object()) return fail(ErrorCode::InvalidArgument, "{}: that is no run's record", path);
+  RunCosts run;
+  for (const Json& host : record.value("hosts", Json::array())) {
+    if (host.is_object() && number(host, "ranks") > 0) run.hosts.push_back(text_in(host, "name"));
+  }
+  std::vector<RankTimes> ranks;
+  for (const Json& one : record.value("trained", Json::array())) {
+    if (one.is_object()) ranks.push_back(times_in(one));
+  }
+  if (!launch::takes_steps(ranks) || static_cast<double>(ranks.size()) != number(record, "world_size")) {
+    return fail(
+        ErrorCode::InvalidArgument,
+        "{}: where its steps' time went is not known: it was not measured (on one host it is with COHORT_TIMES=1), "
+        "the run has not ended well, or its steps are not Cohort's -- `cohort bench plan -- COMMAND` measures a "
+        "program",
+        path);
+  }
+  run.costs = launch::costs_of(ranks, std::max(1, static_cast<int>(run.hosts.size())));
+  return run;
+}
+
 void JobReader::take(const std::string& said) {
   const Json event = parse_json_or_discard(said);
   if (!event.is_object()) return;
   const std::string kind = text_in(event, "event");
-  if (kind == "rank_ended") outcome_.ranks.push_back(rank_of(event));
+  if (kind == "rank_ended") outcome_.ranks.push_back(times_in(event));
   if (kind == "notice") notice_ = text_in(event, "text");
   if (kind == "output" && on_output_) {
     const std::string line = text_in(event, "line");

@@ -2,6 +2,11 @@
 // thread; the child ends with this process, and so does all that it has started.
 #pragma once
 
+#include "base/result.h"
+#include "launch/step_costs.h"
+
+#include <nlohmann/json_fwd.hpp>
+
 #include <chrono>
 #include <functional>
 #include <string>
@@ -10,14 +15,19 @@
 
 namespace cohort::app {
 
-/// A rank at its end.
-struct RankTimes {
-  int rank = 0;
-  std::string host;
-  double steps = 0, seconds = 0;
-  double busy = 0, waited = 0, wire = 0, exposed = 0;  ///< seconds
-  double wire_bytes = 0;
+using launch::RankTimes;
+
+/// Of an object with `rank`, `host` and `times`: the event `rank_ended`, or of `trained` in a job.json. What is not
+/// there is 0.
+RankTimes times_in(const nlohmann::json& object);
+
+/// What a run's steps cost, by its record.
+struct RunCosts {
+  launch::StepCosts costs;
+  std::vector<std::string> hosts;
 };
+/// `folder`: the run's. Fails with InvalidArgument where its record does not say it.
+Result<RunCosts> costs_of_run(const std::string& folder);
 
 /// What a job said.
 struct JobOutcome {

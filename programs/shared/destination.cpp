@@ -9,6 +9,8 @@
 #include <cctype>
 #include <cstdint>
 #include <filesystem>
+#include <utility>
+#include <vector>
 
 namespace cohort::track {
 namespace {
@@ -34,21 +36,22 @@ std::string decoded(std::string_view text) {
   return out;
 }
 
-void read_options(MlflowPlace& place, std::string_view uri, std::string_view options) {
+/// "NAME=VALUE&..." into the texts of these names.
+void read_options(std::string_view destination, std::string_view options,
+                  const std::vector<std::pair<std::string_view, std::string*>>& known) {
   while (!options.empty()) {
     std::string_view value = take_until(options, "&");
     const std::string_view name = take_until(value, "=");
-    std::string* const to = name == "experiment"      ? &place.experiment
-                            : name == "experiment_id" ? &place.experiment_id
-                            : name == "run"           ? &place.run
-                            : name == "name"          ? &place.run_name
-                                                      : nullptr;
-    if (to == nullptr || value.empty()) {
-      refuse(uri, fmt::format("'{}' is no option of it -- there are experiment=NAME, experiment_id=ID, run=ID and "
-                              "name=NAME, behind a '?' and with '&' between them",
-                              name));
+    const auto found = std::find_if(known.begin(), known.end(), [name](const auto& one) { return one.first == name; });
+    if (found == known.end() || value.empty()) {
+      std::string names;
+      for (const auto& one : known) names += fmt::format("{}{}=...", names.empty() ? "" : ", ", one.first);
+      raise(
+          ErrorCode::InvalidArgument,
+          "exporting to '{}' failed -- '{}' is no option of it -- there are {}, behind a '?' and with '&' between them",
+          destination, name, names);
     }
-    *to = decoded(value);
+    *found->second = decoded(value);
   }
 }
 
@@ -119,7 +122,11 @@ MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable) {
   MlflowPlace place;
   std::string_view options = uri;
   std::string server(take_until(options, "?"));
-  read_options(place, uri.substr(0, uri.find('?')), options);
+  read_options(fmt::format("mlflow:{}", uri.substr(0, uri.find('?'))), options,
+               {{"experiment", &place.experiment},
+                {"experiment_id", &place.experiment_id},
+                {"run", &place.run},
+                {"name", &place.run_name}});
 
   const bool from_variable = server.empty();
   if (from_variable) server = variable("MLFLOW_TRACKING_URI").value_or("");
@@ -164,6 +171,15 @@ MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable) {
   return place;
 }
 
+WandbPlace wandb_place(std::string_view where) {
+  WandbPlace place;
+  std::string_view options = where;
+  place.project = decoded(take_until(options, "?"));
+  read_options(fmt::format("wandb:{}", place.project), options,
+               {{"entity", &place.entity}, {"name", &place.name}, {"group", &place.group}, {"run", &place.run}});
+  return place;
+}
+
 KubeflowPlace kubeflow_place(const env::Source& variables) {
   const std::string address = env::text(env::kKubeflowServer, variables);
   const std::size_t scheme = address.find("://");
@@ -195,16 +211,18 @@ std::pair<std::string, std::string> parts_of(const std::string& destination) {
   const std::string kind = destination.substr(0, colon);
   const std::string where = colon == std::string::npos ? "" : destination.substr(colon + 1);
   const bool is_file = kind == "tensorboard" || kind == "csv" || kind == "prometheus";
-  if ((is_file && !where.empty()) || kind == "mlflow" || destination == "kubeflow") return {kind, where};
+  if ((is_file && !where.empty()) || kind == "mlflow" || kind == "wandb" || destination == "kubeflow")
+    return {kind, where};
   raise(ErrorCode::InvalidArgument,
         "exporting to '{}' failed -- it is none of tensorboard:DIR, csv:FILE, prometheus:FILE, prometheus:[HOST]:PORT, "
-        "mlflow:URI, kubeflow",
+        "mlflow:URI, wandb:PROJECT, kubeflow",
         destination);
 }
 
 void check_destination(const std::string& destination, bool token) {
   const auto [kind, where] = parts_of(destination);
   if (kind == "mlflow") (void)mlflow_place(where, variable);
+  if (kind == "wandb") (void)wandb_place(where);
   if (kind == "kubeflow") (void)kubeflow_place({});
   if (kind == "prometheus") {
     const auto at = port_of(where);

@@ -14,7 +14,8 @@
 namespace cohort::track {
 
 /// The kind, and what stands behind its colon: "tensorboard:DIR", "csv:FILE", "prometheus:FILE",
-/// "prometheus:[HOST]:PORT", "mlflow:URI", "kubeflow". Throws InvalidArgument, with those that there are.
+/// "prometheus:[HOST]:PORT", "mlflow:URI", "wandb:[PROJECT][?...]", "kubeflow". Throws InvalidArgument, with those that
+/// there are.
 std::pair<std::string, std::string> parts_of(const std::string& destination);
 
 /// Throws what export would throw without looking at files or servers. `token`: clients have to show one.
@@ -47,6 +48,15 @@ using Lookup = std::function<std::optional<std::string>(std::string_view name)>;
 /// "file:..."), or empty, which is MLFLOW_TRACKING_URI; the rest is from MLflow's own variables. Throws InvalidArgument
 /// for what it cannot be, with what to type instead.
 MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable);
+
+/// Where a wandb sink writes. What is empty is as wandb's own variables say (WANDB_PROJECT, ...).
+struct WandbPlace {
+  std::string project, entity, group, name;
+  std::string run;  ///< an id: goes on in it; empty: that of the record
+};
+
+/// `where`: "PROJECT[?entity=NAME&name=NAME&group=NAME&run=ID]". Throws InvalidArgument.
+WandbPlace wandb_place(std::string_view where);
 
 struct KubeflowPlace {
   std::string server;        ///< "https://service.namespace.svc:port"

@@ -1,10 +1,12 @@
 #include "shared/program.h"
 
 #include "base/files.h"
+#include "base/parse.h"
 #include "base/process.h"
 #include "base/result.h"
 #include "launch/output/live_run.h"
 #include "launch/start/starter.h"
+#include "launch/version.h"
 
 #include <cohort/error.h>
 
@@ -29,19 +31,23 @@ namespace {
 
 constexpr int kUsageStatus = 2;
 
-/// What a program is asked for its part of the completion.
+/// What a program is asked for its part of a shell's completion, and for its manual pages: with a shell, a folder.
 constexpr const char* kCompletion = "--completion";
+constexpr const char* kManual = "--manual";
 
 constexpr std::array kPrograms{
-    CommandProgram{
-        "export", "cohort-export",
-        "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, Prometheus, a CSV file"},
+    CommandProgram{"export", "cohort-export",
+                   "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, wandb, "
+                   "Prometheus, a CSV file"},
     CommandProgram{"plot", "cohort-export",
                    "Draw the curves of a run, or of several to compare them, as an SVG picture"},
     CommandProgram{"watch", "cohort-watch", "Show a run's progress: steps, speed, waiting and last line of each rank"},
+    CommandProgram{"runs", "cohort-watch",
+                   "List the runs in ./runs with their state, last values and size; remove old ones"},
     CommandProgram{"trace", "cohort-trace", "What the ranks of a run did, event by event: `cohort run --trace` first"},
     CommandProgram{"bench", "cohort-bench", "Measure collectives on this machine"},
     CommandProgram{"doctor", "cohort-doctor", "Look for what would hinder a job, on this host or on several"},
+    CommandProgram{"test", "cohort-bench", "Try hosts for a minute: doctor, collectives with bits checked, a training"},
     CommandProgram{"doctor-host", "cohort-doctor", ""},  // which `cohort doctor` starts
 };
 
@@ -119,9 +125,11 @@ std::string choices(const CLI::Option& option) {
   const auto begin = type.find('{');
   const auto end = type.find('}', begin);
   if (begin == std::string::npos || end == std::string::npos) return {};
-  std::string words = type.substr(begin + 1, end - begin - 1);
-  for (char& c : words) {
-    if (c == ',') c = ' ';
+  std::string words;
+  std::string_view all = std::string_view(type).substr(begin + 1, end - begin - 1);
+  while (!all.empty()) {
+    const std::string_view one = take_until(all, ",");
+    words.append(words.empty() ? "" : " ").append(one.substr(0, one.find("->")));  // what it is transformed into
   }
   return words;
 }
@@ -238,37 +246,157 @@ int guarded_main(int argc, char** argv, const std::function<int(const std::vecto
   }
 }
 
-std::string completion_cases(const CLI::App& app, const std::map<std::string, std::string>& behind) {
-  std::string cases;
+namespace {
+
+/// Those that have a help.
+std::vector<const CLI::App*> shown_commands(const CLI::App& app) {
+  std::vector<const CLI::App*> shown;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    if (command->get_group().empty()) continue;
-    std::string options;
-    std::string valued;
-    std::string values;
-    for (const CLI::Option* option : command->get_options()) {
-      const std::string names = names_of(*option, " ");
-      if (names.empty()) continue;
-      options += (options.empty() ? "" : " ") + names;
-      if (option->get_items_expected_min() == 0) continue;
-      valued += (valued.empty() ? "" : " ") + names;
-      if (const std::string words = choices(*option); !words.empty()) {
-        values += fmt::format("        {}) choices='{}' ;;\n", names_of(*option, "|"), words);
-      }
-    }
-    const auto words = behind.find(command->get_name());
-    cases += fmt::format("    {})\n      options='{}'\n      valued=' {} '\n      words='{}'\n", command->get_name(),
-                         options, valued, words == behind.end() ? "" : words->second);
-    if (!values.empty()) cases += fmt::format("      case $before in\n{}      esac\n", values);
-    cases += "      ;;\n";
+    if (!command->get_group().empty()) shown.push_back(command);
+  }
+  return shown;
+}
+
+bool takes_value(const CLI::Option& option) { return option.get_items_expected_min() != 0; }
+
+/// For bash, in words of a `case`.
+std::string case_of(const CLI::App& command, const std::string& words) {
+  std::string options, valued, values;
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string names = names_of(*option, " ");
+    if (names.empty()) continue;
+    options += (options.empty() ? "" : " ") + names;
+    if (!takes_value(*option)) continue;
+    valued += (valued.empty() ? "" : " ") + names;
+    if (const std::string known = choices(*option); !known.empty())
+      values += fmt::format("        {}) choices='{}' ;;\n", names_of(*option, "|"), known);
+  }
+  std::string text = fmt::format("    {})\n      options='{}'\n      valued=' {} '\n      words='{}'\n",
+                                 command.get_name(), options, valued, words);
+  if (!values.empty()) text += fmt::format("      case $before in\n{}      esac\n", values);
+  return text + "      ;;\n";
+}
+
+std::string fish_quoted(std::string_view text) {
+  std::string out = "'";
+  for (const char c : text) {
+    if (c == '\'' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "'";
+}
+
+std::string fish_lines(const CLI::App& command, const std::string& words) {
+  const std::string within =
+      fmt::format("complete -c cohort -n 'test (count (commandline -opc)) -gt 1; and test (commandline -opc)[2] = {}'",
+                  command.get_name());
+  std::string text = fmt::format("complete -c cohort -n __fish_use_subcommand -f -a {} -d {}\n", command.get_name(),
+                                 fish_quoted(command.get_description()));
+  for (const CLI::Option* option : command.get_options()) {
+    std::string names;
+    for (const std::string& name : option->get_snames()) names += " -s " + name;
+    for (const std::string& name : option->get_lnames()) names += (name == "np" ? " -o np -l " : " -l ") + name;
+    if (names.empty()) continue;
+    const std::string known = choices(*option);
+    text += within + names +
+            (!known.empty()         ? " -x -a " + fish_quoted(known)
+             : takes_value(*option) ? " -r"
+                                    : "") +
+            fmt::format(" -d {}\n", fish_quoted(option->get_description()));
+  }
+  return words.empty() ? text : text + within + " -f -a " + fish_quoted(words) + "\n";
+}
+
+/// What a program says when it is asked so.
+std::string said_by(std::string_view program, const char* asked, std::string_view about) {
+  const std::string path =
+      (std::filesystem::path(value_or_throw(sys::own_executable())).parent_path() / program).string();
+  const auto said = launch::capture({path, asked, std::string(about)}, std::chrono::minutes(2));
+  if (!said) raise(said.error().code(), "asking {} for {} failed -- {}", path, asked + 2, said.error().what());
+  if (said->status != 0)
+    raise(ErrorCode::Unavailable,
+          "asking {} for {} failed: it has ended with status {} -- the programs beside `cohort` are installed with it; "
+          "in a build folder: cmake --build BUILD --target programs",
+          path, asked + 2, said->status);
+  return said->text;
+}
+
+/// A tagged paragraph for each, and a section for each sub-command.
+std::string manual_options(const CLI::App& command) {
+  std::string text;
+  for (const CLI::Option* option : command.get_options()) {
+    std::string names = names_of(*option, ", ");
+    if (names.empty()) names = option->get_name();
+    const std::string known = choices(*option);
+    const std::string type = !known.empty() ? "{" + known + "}" : takes_value(*option) ? option->get_type_name() : "";
+    text += fmt::format(".TP\n\\fB{}\\fR {}\n{}{}\n", roff(names), roff(option->nonpositional() ? type : ""),
+                        roff(option->get_description()),
+                        option->get_default_str().empty() ? "" : roff(" [" + option->get_default_str() + "]"));
+  }
+  return text;
+}
+
+std::string manual_page(const CLI::App& command) {
+  std::string usage = "cohort " + command.get_name() + " [OPTIONS]";
+  for (const CLI::Option* option : command.get_options()) {
+    if (!option->nonpositional())
+      usage += option->get_required() ? " " + option->get_name() : " [" + option->get_name() + "]";
+  }
+  std::string text = manual_head("cohort-" + command.get_name(), command.get_description(), usage);
+  text += ".SH OPTIONS\n" + manual_options(command);
+  for (const CLI::App* below : shown_commands(command))
+    text += fmt::format(".SH COHORT {} {}\n{}\n{}", command.get_name(), below->get_name(),
+                        roff(below->get_description()), manual_options(*below));
+  if (!command.get_footer().empty()) text += ".SH EXAMPLES\n.nf\n" + roff(command.get_footer()) + "\n.fi\n";
+  return text + ".SH SEE ALSO\n.BR cohort (1)\n";
+}
+
+}  // namespace
+
+std::string roff(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if ((c == '.' || c == '\'') && (out.empty() || out.back() == '\n')) out += "\\&";
+    if (c == '\\')
+      out += "\\e";
+    else if (c == '-')
+      out += "\\-";
+    else
+      out += c;
+  }
+  return out;
+}
+
+std::string manual_head(std::string_view name, std::string_view about, std::string_view usage) {
+  std::string title(name);
+  for (char& c : title) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  return fmt::format(".TH {} 1 \"\" \"cohort {}\" \"Cohort\"\n.SH NAME\n{} \\- {}\n.SH SYNOPSIS\n{}\n", title,
+                     launch::kVersion, roff(name), roff(about), roff(usage));
+}
+
+void write_manual(const CLI::App& app, const std::string& folder) {
+  for (const CLI::App* command : shown_commands(app)) {
+    if (program_of(command->get_name()) != nullptr && has_command(app, "run")) continue;
+    value_or_throw(
+        sys::write_file_atomically(fmt::format("{}/cohort-{}.1", folder, command->get_name()), manual_page(*command)));
+  }
+}
+
+void write_manual_of(std::string_view program, const std::string& folder) { (void)said_by(program, kManual, folder); }
+
+std::string completion_cases(const CLI::App& app, std::string_view shell,
+                             const std::map<std::string, std::string>& behind) {
+  std::string cases;
+  for (const CLI::App* command : shown_commands(app)) {
+    const auto found = behind.find(command->get_name());
+    const std::string words = found == behind.end() ? "" : found->second;
+    cases += shell == "fish" ? fish_lines(*command, words) : case_of(*command, words);
   }
   return cases;
 }
 
-std::string completion_cases_of(std::string_view program) {
-  const std::string path =
-      (std::filesystem::path(value_or_throw(sys::own_executable())).parent_path() / program).string();
-  const auto cases = launch::capture({path, kCompletion}, std::chrono::seconds(10));
-  return cases && cases->status == 0 ? cases->text : "";
+std::string completion_cases_of(std::string_view program, std::string_view shell) {
+  return said_by(program, kCompletion, shell);
 }
 
 int program_main(int argc, char** argv, std::initializer_list<AddCommand> commands,
@@ -279,8 +407,12 @@ int program_main(int argc, char** argv, std::initializer_list<AddCommand> comman
     set_up(app);
     int exit_status = 0;
     for (const AddCommand add : commands) add(app, exit_status);
-    if (words == std::vector<std::string>{kCompletion}) {
-      std::fputs(completion_cases(app).c_str(), stdout);
+    if (words.size() == 2 && words[0] == kCompletion) {
+      std::fputs(completion_cases(app, words[1]).c_str(), stdout);
+      return 0;
+    }
+    if (words.size() == 2 && words[0] == kManual) {
+      write_manual(app, words[1]);
       return 0;
     }
     // By its own name it is its first command.
@@ -314,6 +446,7 @@ fs::path newest_run(std::string_view command) {
   std::error_code error;
   for (fs::directory_iterator entry("runs", error), end; !error && entry != end; entry.increment(error)) {
     if (entry->is_symlink(error) || !entry->is_directory(error)) continue;
+    if (entry->path().filename().string().starts_with('.')) continue;  // that `cohort runs rm` is removing
     std::error_code none;
     auto time = fs::last_write_time(entry->path() / launch::kLiveFile, none);
     if (none) continue;

@@ -56,11 +56,21 @@ int fail_usage(const std::string& message, const std::string& command);
 /// The option or command that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
 std::string closest(std::string_view word, const std::vector<std::string>& candidates);
 
-/// What bash has to know of the commands of `app` to complete their words: parts of a `case`. `behind`: what may stand
-/// behind a command besides options.
-std::string completion_cases(const CLI::App& app, const std::map<std::string, std::string>& behind = {});
+/// What a shell has to know of the commands of `app` to complete their words: parts of a `case` for "bash", and zsh,
+/// lines for "fish". `behind`: what may stand behind a command besides options.
+std::string completion_cases(const CLI::App& app, std::string_view shell,
+                             const std::map<std::string, std::string>& behind = {});
 /// The same of a program; empty where it is not there.
-std::string completion_cases_of(std::string_view program);
+std::string completion_cases_of(std::string_view program, std::string_view shell);
+
+/// Writes cohort-NAME.1, a manual page of each command of `app`, into `folder`. Throws Io.
+void write_manual(const CLI::App& app, const std::string& folder);
+/// The same of a program, if it is there.
+void write_manual_of(std::string_view program, const std::string& folder);
+/// A page's head, and what it says first; `name` is "cohort-run".
+std::string manual_head(std::string_view name, std::string_view about, std::string_view usage);
+/// As text of a page, or as part of a name where - has to stay that.
+std::string roff(std::string_view text);
 
 /// A private folder (0700) in `parent`, removed with this. Throws Io.
 class TemporaryFolder {

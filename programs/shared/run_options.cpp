@@ -152,6 +152,12 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.ssh = words_of_command(v); }},
     {"--remote-cohort", "PATH", "", "Path of `cohort` on other hosts [as here]",
      [](C& c, Text v) { c.remote_cohort = v; }},
+    {"--sync", "", "",
+     "Before the start, copy the working folder and the active virtual environment to the other hosts, by rsync over "
+     "ssh; what git ignores is left out, and nothing is removed there",
+     [](C& c, Text v) { c.sync = truth(v); }, Kind::Flag},
+    {"--sync-exclude", "PATTERN", "", "With --sync: leave out what fits this pattern of rsync's; repeatable",
+     [](C& c, Text v) { c.sync_excludes.push_back(v); }, Kind::Repeatable},
     {"--network", "NAME or CIDR[,...]", "",
      "Networks that hosts use with each other, for ranks and for the job's own connections: names of interfaces, or "
      "networks as 10.0.0.0/8; sets COHORT_NETWORK, and `cohort doctor` shows which there are [all]",
@@ -169,6 +175,11 @@ const RunOption kOptions[] = {
      "which); or none",
      [](C& c, Text v) { c.bind = v == "core" ? launch::Binding::Core : launch::Binding::None; }, Kind::Value,
      "core,none"},
+    {"--shares", "measured or N,N,...", "",
+     "Parts of each step's samples: measured (each rank as many as it computes in the time of the others), or a number "
+     "for each host, or each rank. Sets COHORT_SHARES, which DistributedSampler follows where "
+     "DistributedDataParallel is given it [all the same]",
+     [](C& c, Text v) { c.shares = v; }},
     common({"--servers", "N or colocated", "0",
             "Parameter servers beside the ranks, spread over the hosts; colocated: one on each host. They are no ranks "
             "and take no slots; they run PROGRAM, which asks for its role, or --server-program, and end with the ranks",
@@ -260,7 +271,8 @@ const RunOption kOptions[] = {
     {"--no-logs", "", "", "Keep no logs of the ranks' output, whatever --output-dir says",
      [](C& c, Text v) { c.keep_logs = !truth(v); }, Kind::Flag},
     common({"--track", "SINK", "",
-            "Take the run record elsewhere while the job runs: mlflow:URI, tensorboard:DIR, csv:FILE, prometheus:FILE, "
+            "Take the run record elsewhere while the job runs: mlflow:URI, wandb:PROJECT, tensorboard:DIR, csv:FILE, "
+            "prometheus:FILE, "
             "prometheus:[HOST]:PORT or kubeflow (the default where its variables are set), as `cohort export --to`; "
             "repeatable",
             [](C& c, Text v) {

@@ -1,4 +1,5 @@
 // `cohort watch`: a run that goes on, or has ended, in the terminal or on a page; here, or where another one serves it.
+// `cohort runs`: the runs that there are.
 #include "base/env.h"
 #include "base/hardware.h"
 #include "base/result.h"
@@ -7,6 +8,7 @@
 #include "net/address.h"
 #include "net/socket.h"
 #include "shared/program.h"
+#include "watch/runs.h"
 #include "watch/screen.h"
 #include "watch/source.h"
 
@@ -14,13 +16,17 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 namespace fs = std::filesystem;
 
@@ -130,6 +136,95 @@ static void add_watch(CLI::App& app, int& exit_status) {
   });
 }
 
+namespace {
+
+struct RunsArguments {
+  std::string folder = "runs";
+  bool json = false;
+  std::vector<std::string> runs;
+  std::string older_than;
+  int keep = -1;
+  bool dry_run = false;
+};
+
+/// As given: a name in the folder, or a path.
+fs::path run_named(const RunsArguments& arguments, const std::string& run) {
+  std::error_code error;
+  const fs::path within = fs::path(arguments.folder) / run;
+  return fs::exists(within, error) ? within : fs::path(run);
+}
+
+void remove_runs(const RunsArguments& arguments) {
+  std::vector<watch::RunSummary> chosen;
+  if (!arguments.runs.empty()) {
+    if (!arguments.older_than.empty() || arguments.keep >= 0)
+      raise(ErrorCode::InvalidArgument, "runs by name, or --older-than and --keep: give one");
+    for (const std::string& run : arguments.runs) {
+      watch::RunSummary one = watch::summary_of(run_named(arguments, run));
+      const auto has_it = [&one](const watch::RunSummary& other) {
+        return (one.folder / "").string().starts_with((other.folder / "").string());
+      };
+      if (std::none_of(chosen.begin(), chosen.end(), has_it)) chosen.push_back(std::move(one));
+    }
+  } else if (!arguments.older_than.empty() || arguments.keep >= 0) {
+    chosen = watch::list_runs(arguments.folder);
+    if (arguments.keep >= 0)
+      chosen.resize(chosen.size() - std::min(chosen.size(), static_cast<std::size_t>(arguments.keep)));
+    if (!arguments.older_than.empty()) {
+      const double before = launch::seconds_now() - static_cast<double>(watch::parse_age(arguments.older_than).count());
+      std::erase_if(chosen, [before](const watch::RunSummary& run) { return run.ended > before; });
+    }
+    std::erase_if(chosen, [](const watch::RunSummary& run) {
+      if (run.state == "running" || (run.state == "lost" && run.elsewhere)) return true;
+      try {
+        watch::require_removable(run);
+        return false;
+      } catch (const Error& error) {
+        fmt::print(stderr, "cohort: {}\n", error.what());
+        return true;
+      }
+    });
+  } else {
+    raise(ErrorCode::InvalidArgument, "which runs? -- cohort runs rm RUN..., --older-than 30d, --keep 10");
+  }
+  for (const watch::RunSummary& run : chosen) watch::require_removable(run);  // all, or none
+  std::uint64_t bytes = 0;
+  for (const watch::RunSummary& run : chosen) {
+    if (!arguments.dry_run) watch::remove_run(run);
+    bytes += run.bytes;
+    fmt::print("{} {} ({}, {})\n", arguments.dry_run ? "would remove" : "removed", run.folder.string(), run.state,
+               watch::bytes_text(static_cast<double>(run.bytes)));
+  }
+  fmt::print("{} run{}, {}\n", chosen.size(), chosen.size() == 1 ? "" : "s",
+             watch::bytes_text(static_cast<double>(bytes)));
+}
+
+}  // namespace
+
+static void add_runs(CLI::App& app, int&) {
+  const auto arguments = std::make_shared<RunsArguments>();
+  CLI::App* command = app.add_subcommand("runs", std::string(program_of("runs")->about));
+  command->add_option("--folder", arguments->folder, "Where the runs are")->capture_default_str();
+  command->add_flag("--json", arguments->json, "As a JSON array");
+  command->footer(
+      "Examples: cohort runs\n          cohort runs rm --older-than 30d --dry-run\n          cohort runs rm --keep 20\n"
+      "          cohort runs rm 20261127-204744-train-1c4e");
+  command->require_subcommand(0, 1)->fallthrough();
+  CLI::App* remove = command->add_subcommand("rm", "Remove runs, with all in their folders; none that goes on");
+  remove->add_option("RUN", arguments->runs, "Names in the folder, or paths");
+  remove->add_option("--older-than", arguments->older_than, "Those that ended longer ago: 30d, 12h, 15m, seconds");
+  remove->add_option("--keep", arguments->keep, "All but the newest so many")->check(CLI::NonNegativeNumber);
+  remove->add_flag("--dry-run", arguments->dry_run, "Only say what would be removed");
+  remove->footer("");
+  command->callback([arguments, remove] {
+    if (remove->parsed()) return remove_runs(*arguments);
+    const auto runs = watch::list_runs(arguments->folder);
+    fmt::print("{}", arguments->json ? watch::to_json(runs) : watch::to_table(runs));
+  });
+}
+
 }  // namespace cohort::app
 
-int main(int argc, char** argv) { return cohort::app::program_main(argc, argv, {cohort::app::add_watch}); }
+int main(int argc, char** argv) {
+  return cohort::app::program_main(argc, argv, {cohort::app::add_watch, cohort::app::add_runs});
+}

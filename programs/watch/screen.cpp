@@ -18,6 +18,9 @@ using launch::RankFigures;
 
 constexpr std::array<std::string_view, 6> kSorts = {"rank", "late", "exposed", "speed", "memory", "state"};
 
+/// Columns of a terminal where the table has one for the CPU, too.
+constexpr int kWithCpu = 90;
+
 /// A line whose parts may have colours, none of which counts for its width.
 class Text {
  public:
@@ -184,7 +187,7 @@ std::string table_head(const Look& look, const Widths& widths) {
   const bool hosts = look.shown == Rows::Hosts && !look.host;
   text.add(fmt::format("{:<{}} {:<{}} {:>8} {:>6} {:>9} {:>7} {:>5} {:>5} {:>6} {}", hosts ? "host" : "rank",
                        widths.name, "state", widths.state, "step", "step/s", "samples/s", "exposed", "waits", "late",
-                       "memory", "last line"),
+                       "memory", look.columns >= kWithCpu ? "  cpu last line" : "last line"),
            "4");
   return text.take();
 }
@@ -200,6 +203,7 @@ std::string table_row(const std::string& name, const LiveRank& rank, const Look&
   text.add(fmt::format("{:>5} ", launch::percent_text(f.waited)));
   text.add(fmt::format("{:>5} ", launch::percent_text(f.waited_for)), f.waited_for >= 0.1 ? "31;1" : "");
   text.add(fmt::format("{:>6} ", f.memory > 0 ? bytes_text(static_cast<double>(f.memory)) : "-"));
+  if (look.columns >= kWithCpu) text.add(fmt::format("{:>5} ", launch::percent_text(f.cpu)));
   const bool over = f.state == "failed" || f.state == "ended";
   text.add(over && rank.line.empty() ? f.doing : rank.line);
   std::string line = text.take();

@@ -50,6 +50,21 @@ std::string text_of(const std::vector<std::string>& lines) {
   return text;
 }
 
+TEST(View, CountsTheNamesBeyondTheFirst) {
+  ProgressReader record;
+  for (int step = 1; step <= 2; ++step) {
+    for (int i = 0; i < 43; ++i) {
+      const std::string line =
+          fmt::format(R"({{"event":"metric","time":1,"step":{},"values":{{"name{}":1}}}})", step, i) + "\n";
+      for (const track::RecordLine& one : track::parse_record(line).events) record.take(one);
+    }
+  }
+  View view;
+  view.progress = record.progress();
+  EXPECT_EQ(view.progress.values.size(), 40U);
+  EXPECT_NE(to_text(view, Rows::Ranks).find(R"("left_out":3)"), std::string::npos);
+}
+
 TEST(Screen, SaysHowARunIsIn80Times24) {
   View view = a_view(4, 2);
   view.run.ranks[2].figures.waited_for = 0.22;

@@ -42,7 +42,8 @@ RunFiles::RunFiles(fs::path folder) : folder_(std::move(folder)) { view_.place =
 
 bool RunFiles::poll() {
   const bool live = read_live();
-  return read_record() || live;
+  const bool usage = read_usage();
+  return read_record() || live || usage;
 }
 
 bool RunFiles::read_live() {
@@ -80,6 +81,29 @@ bool RunFiles::read_record() {
     progress_ = {};
   }
   if (changed) view_.progress = progress_.progress();
+  view_.progress.usage = usage_;
+  return changed;
+}
+
+bool RunFiles::read_usage() {
+  bool changed = false;
+  try {
+    const fs::path path = folder_ / "usage.jsonl";
+    if (!usage_record_) {
+      if (!fs::exists(path)) return false;
+      usage_record_.emplace(path);
+      usage_.clear();
+      usage_since_ = 0;
+    }
+    for (; usage_record_->next(); changed = true) {
+      if (usage_since_ == 0) usage_since_ = usage_record_->line().time.value_or(0);
+      track::PointReader().read(usage_record_->line(), [this](const track::MetricPoint& point) {
+        (void)add_value(usage_, point.name, point.value, point.time - usage_since_);
+      });
+    }
+  } catch (const Error&) {
+    usage_record_.reset();
+  }
   return changed;
 }
 

@@ -63,12 +63,15 @@ class RunFiles final : public Source {
   };
   bool read_live();
   bool read_record();
+  bool read_usage();
 
   std::filesystem::path folder_;
   View view_;
   bool known_ = false;
   Version live_;
-  std::optional<track::RecordFollower> record_;
+  std::optional<track::RecordFollower> record_, usage_record_;
+  std::vector<Logged> usage_;
+  double usage_since_ = 0;
   ProgressReader progress_;
 };
 

@@ -14,6 +14,8 @@ namespace {
 
 /// A speed is over so many seconds, or one step.
 constexpr double kSpeedSeconds = 1;
+/// Names of values that are shown.
+constexpr std::size_t kMostNames = 40;
 
 }  // namespace
 
@@ -22,13 +24,13 @@ void Curve::add(double step, double value) {
   // The last one is where the curve is now; it stays only if it is far enough from the one before.
   if (points_.size() >= 2 && points_.back().step - points_[points_.size() - 2].step < spacing_) points_.pop_back();
   points_.push_back({step, value});
-  if (points_.size() <= kMost) return;
-  spacing_ = std::max((points_.back().step - points_.front().step) / (kMost / 2.0), spacing_);
+  if (points_.size() <= most_) return;
+  spacing_ = std::max((points_.back().step - points_.front().step) / (static_cast<double>(most_) / 2), spacing_);
   std::vector<Point> kept;
   for (const Point& point : points_) {
     if (kept.empty() || point.step - kept.back().step >= spacing_) kept.push_back(point);
   }
-  if (kept.size() > kMost) kept.erase(kept.begin(), kept.end() - static_cast<std::ptrdiff_t>(kMost / 2));
+  if (kept.size() > most_) kept.erase(kept.begin(), kept.end() - static_cast<std::ptrdiff_t>(most_ / 2));
   points_ = std::move(kept);
 }
 
@@ -51,8 +53,25 @@ void ProgressReader::take_loss(const std::string& name, double value, double ste
   progress_.losses.add(step, value);
 }
 
+bool add_value(std::vector<Logged>& all, std::string_view name, double value, double at) {
+  auto found = std::find_if(all.begin(), all.end(), [name](const Logged& one) { return one.name == name; });
+  if (found == all.end()) {
+    if (all.size() >= kMostNames) return false;
+    found = all.insert(all.end(), Logged{std::string(name)});
+  }
+  found->last = value;
+  found->curve.add(at, value);
+  return true;
+}
+
 void ProgressReader::take(const track::RecordLine& line) {
   run_.take(line);
+  points_.read(line, [this](const track::MetricPoint& point) {
+    if (!point.rank && point.name != "epoch" && !point.name.starts_with("communication/") &&
+        !add_value(progress_.values, point.name, point.value, static_cast<double>(point.step)))
+      left_out_.emplace(point.name);
+  });
+  progress_.left_out = left_out_.size();
   progress_.steps = run_.steps();
   progress_.epochs = run_.epochs();
   progress_.seconds_left = run_.remaining_seconds();
@@ -65,6 +84,7 @@ void ProgressReader::take(const track::RecordLine& line) {
       progress_.step = static_cast<std::int64_t>(std::clamp(*step, 0.0, 9e15));
       progress_.losses.forget_after(*step);
       progress_.speeds.forget_after(*step);
+      for (Logged& one : progress_.values) one.curve.forget_after(*step);
     }
     return;
   }
@@ -133,6 +153,7 @@ LiveRank sum_of(const LiveHost& host, const LiveRun& run) {
     all.waited += one.waited / static_cast<double>(count);
     all.waited_for = std::max(all.waited_for, one.waited_for);
     all.memory += std::min<std::uint64_t>(one.memory, std::uint64_t{1} << 48);
+    all.cpu += one.cpu;
     if (sum.line.empty()) sum.line = rank.line;
   }
   all.state = joined_states(states);
@@ -143,6 +164,16 @@ Json curve_json(const Curve& curve) {
   Json points = Json::array();
   for (const Curve::Point& point : curve.points()) points.push_back({point.step, point.value});
   return points;
+}
+
+/// JSON has no NaN, and that is what one wants to see.
+Json number_json(double value) { return std::isfinite(value) ? Json(value) : Json(fmt::format("{}", value)); }
+
+Json logged_json(const std::vector<Logged>& values) {
+  Json all = Json::array();
+  for (const Logged& one : values)
+    all.push_back({{"name", one.name}, {"last", number_json(one.last)}, {"points", curve_json(one.curve)}});
+  return all;
 }
 
 void read_curve(const Json& json, const char* name, Curve& curve) {
@@ -195,6 +226,9 @@ std::string to_text(const View& view, Rows rows) {
                {"loss_name", progress.loss_name},
                {"losses", curve_json(progress.losses)},
                {"speeds", curve_json(progress.speeds)},
+               {"usage", logged_json(progress.usage)},
+               {"values", logged_json(progress.values)},
+               {"left_out", progress.left_out},
                {"late", late_rank(view.run)},
                {"samples_per_second", samples_per_second(view.run)}};
   const auto add = [&head](const char* name, const std::optional<double>& value) {
@@ -204,9 +238,7 @@ std::string to_text(const View& view, Rows rows) {
   add("epochs", progress.epochs);
   add("lr", progress.learning_rate);
   add("seconds_left", progress.seconds_left);
-  // JSON has no NaN, and that is what one wants to see.
-  if (progress.loss)
-    head["loss"] = std::isfinite(*progress.loss) ? Json(*progress.loss) : Json(fmt::format("{}", *progress.loss));
+  if (progress.loss) head["loss"] = number_json(*progress.loss);
   return json_text(head) + "\n" + launch::to_json(rows == Rows::Hosts ? by_host(view.run) : view.run);
 }
 

@@ -9,18 +9,22 @@
 #include "launch/output/text.h"
 #include "telemetry/record.h"
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace cohort::watch {
 
-/// Values over steps, at most kMost of them, evenly spaced.
+/// Values over steps, at most `most` of them, evenly spaced.
 class Curve {
  public:
   static constexpr std::size_t kMost = 400;
+  explicit Curve(std::size_t most = kMost) : most_(most) {}
   struct Point {
     double step = 0;
     double value = 0;
@@ -30,9 +34,20 @@ class Curve {
   const std::vector<Point>& points() const noexcept { return points_; }
 
  private:
+  std::size_t most_;
   std::vector<Point> points_;
   double spacing_ = 0;
 };
+
+/// What was logged under one name, of all ranks together or of rank 0.
+struct Logged {
+  std::string name;
+  double last = 0;
+  Curve curve{100};
+};
+
+/// To the curve of this name; false: there are too many already.
+bool add_value(std::vector<Logged>& all, std::string_view name, double value, double at);
 
 struct Progress {
   std::int64_t step = 0;
@@ -45,6 +60,10 @@ struct Progress {
   std::optional<double> seconds_left;  ///< at the pace since the last start
   Curve losses;
   Curve speeds;  ///< steps per second
+  /// In the order in which they came; the first few where there are many.
+  std::vector<Logged> values;
+  std::size_t left_out = 0;   ///< names of values beyond these
+  std::vector<Logged> usage;  ///< of CPUs and GPUs (usage.jsonl), over seconds since the first
 };
 
 class ProgressReader {
@@ -61,7 +80,9 @@ class ProgressReader {
   void take_loss(const std::string& name, double value, double step);
 
   Progress progress_;
+  track::PointReader points_;
   track::RunProgress run_;
+  std::set<std::string, std::less<>> left_out_;
   std::optional<Mark> speed_from_;
 };
 

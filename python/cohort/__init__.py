@@ -49,10 +49,11 @@ except ModuleNotFoundError as missing:
 
     raise ImportError(
         f"cohort's compiled module is not there for this Python -- {_sys.implementation.cache_tag}, looked in "
-        f"{__path__[0]} -- `pip install .` in a clone of Cohort builds it; in a build folder, put build/PRESET/python "
-        "on PYTHONPATH"
+        f"{__path__[0]} -- wheels hold those of CPython 3.9 to 3.14 (not of its free-threaded builds); `pip install .` in "
+        "a clone of Cohort builds it; in a build folder, put build/PRESET/python on PYTHONPATH"
     ) from missing
 
+from cohort._early_stopping import EarlyStopping
 from cohort._preemption import REQUEUE_STATUS, Preemption
 from cohort._torch_backend import monitored_barrier, wait_for_torch as _wait_for_torch
 from cohort._world import (
@@ -112,6 +113,7 @@ __all__ = [
     "Communicator",
     "Corrupt",
     "Distributor",
+    "EarlyStopping",
     "Error",
     "Internal",
     "InvalidArgument",

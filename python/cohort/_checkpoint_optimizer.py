@@ -286,7 +286,8 @@ def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: 
             f"{source}: does not fit the optimizer -- it is of {metadata.get('type', '')}, and this one is "
             f"{_type_of(optimizer, kind)} -- use that, or pass None to start with a fresh one"
         )
-    loader = _Loader(entries, metadata, source)
+    # A sharded optimizer's values in more bits than its parameters have.
+    loader = _Loader([entry for entry in entries if not entry[0].endswith("/master")], metadata, source)
     options: list[dict[str, Any]] = []
     states: list[tuple[torch.Tensor, dict[str, Any]]] = []
     with torch.no_grad():

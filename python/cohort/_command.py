@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import time
 
+from cohort import _core
 from cohort.errors import Unavailable
 
 TYPE_CHECKING = False
@@ -23,41 +24,58 @@ if TYPE_CHECKING:
 _SECONDS_TO_END = 45.0
 
 
-def _candidates() -> Iterator[pathlib.Path]:
+def _beside_package() -> Iterator[pathlib.Path]:
     package = pathlib.Path(__file__).resolve().parent
     # A build folder: build/PRESET/python/cohort beside build/PRESET/bin. The files are links, so ask the module.
-    from cohort import _core
-
     for folder in (pathlib.Path(_core.__file__).resolve().parent, package):
         if folder.parent.name == "python":
             yield folder.parent.parent / "bin" / "cohort"
+    yield package.parent / "bin" / "cohort"  # of `pip install --target`
     # An installed wheel: beside its site-packages, in the scripts folder of whatever scheme it was installed with.
     for parent in package.parents:
         if parent.name in ("lib", "lib64"):
             yield parent.parent / "bin" / "cohort"
             break
+
+
+def _elsewhere() -> Iterator[pathlib.Path]:
     yield pathlib.Path(sysconfig.get_path("scripts")) / "cohort"
     yield pathlib.Path(sysconfig.get_path("scripts", f"{os.name}_user")) / "cohort"
     yield pathlib.Path(sys.executable).parent / "cohort"
+    found = shutil.which("cohort")
+    if found:
+        yield pathlib.Path(found)
+
+
+def _version_of(command: pathlib.Path) -> str:
+    try:
+        asked = subprocess.run([command, "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return asked.stdout.decode(errors="replace").strip().replace("cohort ", "", 1)
 
 
 def find() -> str:
-    """The path of the command: beside the package, in the scripts folders of this Python, or on PATH.
+    """The path of the command: beside the package, or of the package's version in the scripts folders of this Python or on
+    PATH.
 
     Raises Unavailable, which names where it looked.
     """
-    looked = []
-    for path in _candidates():
-        if os.access(path, os.X_OK) and path.is_file():
-            return str(path)
-        if str(path) not in looked:
-            looked.append(str(path))
-    found = shutil.which("cohort")
-    if found:
-        return found
+    looked = {}
+    for is_beside, paths in ((True, _beside_package()), (False, _elsewhere())):
+        for path in paths:
+            if str(path) in looked:
+                continue
+            looked[str(path)] = str(path)
+            if os.access(path, os.X_OK) and path.is_file():
+                version = _core.__version__ if is_beside else _version_of(path)
+                if version == _core.__version__:
+                    return str(path)
+                looked[str(path)] += f" (that is of version {version})"
     raise Unavailable(
-        f"cannot start ranks -- there is no command `cohort` at {', '.join(looked)} or on PATH -- `pip install .` in a "
-        "clone of Cohort installs it; in a build folder, `ninja cohort` builds it"
+        f"cannot start ranks -- there is no command `cohort` of this package's version, {_core.__version__}, at "
+        f"{', '.join(looked.values())} or on PATH -- install package and command together: `pip install` of the wheel or of "
+        "a clone, with an empty folder for --target; in a build folder, `ninja cohort` builds it"
     )
 
 

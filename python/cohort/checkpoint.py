@@ -16,11 +16,13 @@ NumPy's generators are not saved: what they drew last is not known to any other 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
+import math
 import numbers
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
@@ -40,6 +42,7 @@ __all__ = [
     "CheckpointInfo",
     "CheckpointSave",
     "LoadedWeights",
+    "Shard",
     "TrainingProgress",
     "follow",
     "latest",
@@ -112,6 +115,21 @@ def _plain_values(values: Mapping[str, Any]) -> dict[str, Value]:
     return plain
 
 
+@dataclass(frozen=True)
+class Shard:
+    """A part of a tensor: a box of the whole, and of the box's elements in row-major order a range (None: all of them)."""
+
+    sizes: Sequence[int]  # of the whole
+    start: Sequence[int]  # of the box
+    extent: Sequence[int]  # of the box
+    begin: int = 0
+    count: Optional[int] = None
+
+    def _plain(self) -> tuple[list[int], list[int], list[int], int, int]:
+        count = math.prod(self.extent) - self.begin if self.count is None else self.count
+        return list(self.sizes), list(self.start), list(self.extent), self.begin, count
+
+
 class CheckpointSave:
     """A save in the background. Any thread may ask."""
 
@@ -129,14 +147,16 @@ class CheckpointSave:
 
 class CheckpointFolder:
     """The checkpoints of one training run. `module` is the module or its data-parallel wrapper; `optimizer` one of
-    torch's SGD, Adam, AdamW, Adagrad, RMSprop, LBFGS, or None. All its parameters have to be the module's.
+    torch's SGD, Adam, AdamW, Adagrad, RMSprop, LBFGS, or None. All its parameters have to be the module's. One of these in
+    a cohort.optim.Sharded is saved by all ranks, each its part, and loads on any number of ranks and without sharding
+    (on its way each rank has the whole state in memory).
 
     Errors on any rank reach every rank: all raise, disk errors (Io, Unavailable) and damage (Corrupt) included. Between an
     error and the next save the folder holds what it held before.
     """
 
     def __init__(self, folder: Path, keep: int = 3, comm: Optional[Communicator] = None, *, place: str = "rank0",
-                 copies: int = 2) -> None:  # fmt: skip
+                 copies: int = 2, best_by: str = "", keep_best: int = 0, best_mode: str = "min") -> None:  # fmt: skip
         """Not collective, touches nothing.
 
         folder  made if it does not exist
@@ -150,19 +170,18 @@ class CheckpointFolder:
         copies  for "local": on how many hosts' disks each file is, at least 1; on all of them if there are fewer. 2:
                 whatever one host had is also on the next one's. 1: a checkpoint is lost with any host's disk. The same
                 on all ranks
+        best_by     the checkpoints with the best number of this name among their `values` stay as well, across restarts
+                    too. One that has none, or NaN or an infinity there, is never among them; of equal ones the older is
+                    better. "": only `keep` counts. The same on all ranks
+        keep_best   so many of them; 0: 1 if there is a best_by
+        best_mode   "min": lower is better, as of a loss; "max": higher, as of an accuracy
         """
         self.folder = os.fspath(folder)
         self.keep = keep
         self.place = place
         self.copies = copies
-        if not self.folder:
-            raise InvalidArgument("a CheckpointFolder needs the name of a folder")
-        if keep < 1:
-            raise InvalidArgument(f"a CheckpointFolder keeps at least 1 checkpoint, not {keep}")
-        if copies < 1:
-            raise InvalidArgument(f"a CheckpointFolder has at least 1 copy of each file, not {copies}")
         self._given = comm
-        self._checkpoints = _core.Checkpoints(self.folder, keep, place, copies)
+        self._checkpoints = _core.Checkpoints(self.folder, keep, place, copies, best_by, keep_best, best_mode)
         self._loaded: Any = None
         self._rank_state: dict[str, torch.Tensor] = {}
 
@@ -175,7 +194,8 @@ class CheckpointFolder:
     def save(self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None,
              progress: Optional[TrainingProgress] = None, *, step: int = 0, epoch: int = 0,
              sampler: Union[DistributedSampler, SamplerState, None] = None, values: Optional[Mapping[str, Any]] = None,
-             state: Optional[Mapping[str, torch.Tensor]] = None) -> CheckpointInfo:  # fmt: skip
+             state: Optional[Mapping[str, torch.Tensor]] = None,
+             shards: Optional[Mapping[str, tuple[torch.Tensor, Shard]]] = None) -> CheckpointInfo:  # fmt: skip
         """Saves; collective, and returns on every rank once the checkpoint is on the disk.
 
         Model, optimizer and progress (or step, epoch, sampler and values) are rank 0's; the random state, of torch's CPU
@@ -185,17 +205,22 @@ class CheckpointFolder:
         was but for a hidden remainder, which the next save removes. A save in the background ends first; its error,
         unless its handle has raised it, is raised here, and nothing is saved. Raises InvalidArgument for place "shared"
         where some hosts see another folder: they are named.
+
+        `shards`, of every rank: parts of tensors of which no rank has all, by the name of the whole: "model/fc.weight",
+        "optimizer/state/fc.weight/exp_avg". They take the place of what rank 0's `module` and `optimizer` have by that name.
+        One rank brings each element: else InvalidArgument on all ranks, which names the tensor, and nothing is saved.
         """
         comm = self._comm
         self._checkpoints.settle(comm)
-        bundle = self._bundle(comm, module, optimizer, progress or _progress(step, epoch, sampler, values), state)
+        bundle = self._bundle(comm, module, optimizer, progress or _progress(step, epoch, sampler, values), state, shards)
         return _info_of(self._checkpoints.save(comm, bundle))
 
     def save_async(self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None,
                    progress: Optional[TrainingProgress] = None, *, step: int = 0, epoch: int = 0,
                    sampler: Union[DistributedSampler, SamplerState, None] = None,
                    values: Optional[Mapping[str, Any]] = None,
-                   state: Optional[Mapping[str, torch.Tensor]] = None) -> CheckpointSave:  # fmt: skip
+                   state: Optional[Mapping[str, torch.Tensor]] = None,
+                   shards: Optional[Mapping[str, tuple[torch.Tensor, Shard]]] = None) -> CheckpointSave:  # fmt: skip
         """As save, but returns once everything has been copied (into the host's memory that the next save uses again: twice
         the state's size is needed in all, of what is on a GPU that much of the host's).
 
@@ -206,7 +231,7 @@ class CheckpointFolder:
         """
         comm = self._comm
         self._checkpoints.settle(comm)
-        bundle = self._bundle(comm, module, optimizer, progress or _progress(step, epoch, sampler, values), state)
+        bundle = self._bundle(comm, module, optimizer, progress or _progress(step, epoch, sampler, values), state, shards)
         _saving.add(self._checkpoints)
         return CheckpointSave(self._checkpoints.save_async(comm, bundle))
 
@@ -215,9 +240,11 @@ class CheckpointFolder:
         self._checkpoints.close()
 
     def _bundle(self, comm: Optional[Communicator], module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
-                progress: TrainingProgress, state: Optional[Mapping[str, torch.Tensor]]) -> Any:  # fmt: skip
+                progress: TrainingProgress, state: Optional[Mapping[str, torch.Tensor]],
+                shards: Optional[Mapping[str, tuple[torch.Tensor, Shard]]]) -> Any:  # fmt: skip
         """What this rank brings; raises on all ranks if one cannot."""
         brought: list[Any] = []
+        parts = dict(sorted({**_shards_of(optimizer), **(shards or {})}.items()))
 
         def bring() -> None:
             files = []
@@ -225,9 +252,11 @@ class CheckpointFolder:
             if rank_of(comm) == 0:
                 _check(progress)
                 values = _plain_values(progress.values)
-                files.append((_MODEL, [to_entry(*named) for named in named_tensors(module).items()], {"format": "pt"}))
+                model = [to_entry(*named) for named in named_tensors(module).items()]
+                files.append((_MODEL, [entry for entry in model if f"model/{entry[0]}" not in parts], {"format": "pt"}))
                 if optimizer is not None:
-                    files.append((_OPTIMIZER, *snapshot(optimizer, module)))
+                    moments, metadata = snapshot(_whole(optimizer), module)
+                    files.append((_OPTIMIZER, [e for e in moments if f"optimizer/{e[0]}" not in parts], metadata))
             sampler = progress.sampler
             brought.append(
                 _core.CheckpointBundle(
@@ -239,6 +268,8 @@ class CheckpointFolder:
                     files=files,
                     random=[to_entry(name, state) for name, state in random_states(module).items()],
                     state=[to_entry(name, tensor) for name, tensor in sorted((state or {}).items())],
+                    shards=[to_entry(name, tensor) for name, (tensor, _) in parts.items()],
+                    parts=[shard._plain() for _, shard in parts.values()],
                 )
             )
 
@@ -262,20 +293,23 @@ class CheckpointFolder:
         """
         return self._load(module, optimizer, None)
 
+    def load_best(
+        self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None
+    ) -> Optional[CheckpointInfo]:
+        """As load_latest, of the best by `best_by`; where it is damaged, the next best. Raises InvalidArgument if there are
+        checkpoints and none has a finite number of this name."""
+        return self._load(module, optimizer, None, best=True)
+
     def _load(
-        self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer], latest: Optional[int]
+        self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer], latest: Optional[int], best: bool = False
     ) -> Optional[CheckpointInfo]:
         """`latest`: the last generation to consider, the same on all ranks; None: there is no such bound."""
         comm = self._comm
         self._checkpoints.settle(comm)
         stored, files, part, passed_over, all_damaged = self._checkpoints.load_newest(
-            comm, {_OPTIMIZER} if optimizer is None else set(), latest
+            comm, {_OPTIMIZER} if optimizer is None else set(), latest, best
         )
-        if rank_of(comm) == 0:
-            for reason in passed_over:
-                _log.warning("passed over: %s", reason)
-        if all_damaged is not None:
-            raise all_damaged
+        _report(comm, passed_over, all_damaged)
         if stored is None:
             return None
 
@@ -283,9 +317,37 @@ class CheckpointFolder:
         steps: list[Callable[[], None]] = []
         state: dict[str, torch.Tensor] = {}
         agree(comm, attempt(lambda: steps.extend(self._prepared(stored, files, part, module, optimizer, state))))
-        agree(comm, attempt(lambda: [step() for step in steps]))
+        model = getattr(optimizer, "_model", module)
+        with getattr(model, "_writing", contextlib.nullcontext)():
+            applied = attempt(lambda: [step() for step in steps])
+        agree(comm, applied)
+        written = getattr(model, "parameters_written", None)
+        if written is not None:  # with sharding
+            written()
+            if optimizer is not None and hasattr(optimizer, "_masters_written"):  # it has them already
+                optimizer._masters_written()
         self._loaded, self._rank_state = stored, state
         return _info_of(stored)
+
+    def load_shards(
+        self, wanted: Mapping[str, Shard]
+    ) -> Optional[tuple[CheckpointInfo, dict[str, torch.Tensor]]]:
+        """Of the newest checkpoint that is whole, this rank's parts of tensors, by the names that `save` has for `shards`, on
+        the CPU: of the box's shape, or 1-D where it is a range. None if there is no checkpoint. Collective; each rank asks
+        for others, however they were cut when they were saved, if they were. Random state and module stay as they are.
+        Raises InvalidArgument on all ranks if a tensor was not saved or has other sizes; else as load_latest.
+        """
+        comm = self._comm
+        self._checkpoints.settle(comm)
+        stored, tensors, part, passed_over, all_damaged = self._checkpoints.load_shards(
+            comm, [(name, shard._plain()) for name, shard in wanted.items()]
+        )
+        _report(comm, passed_over, all_damaged)
+        if stored is None:
+            return None
+        path = f"{stored.folder}/{_PART.format(rank_of(comm))}"
+        self._loaded, self._rank_state = stored, {} if part is None else _tensors_of(part, path, _STATE_PREFIX)
+        return _info_of(stored), {entry[0]: to_tensor(entry) for entry in tensors}
 
     def _prepared(self, stored: Any, files: Mapping[str, Any], part: Any, module: torch.nn.Module,
                   optimizer: Optional[torch.optim.Optimizer],
@@ -302,7 +364,15 @@ class CheckpointFolder:
         steps = [weights.prepared()]
         if optimizer is not None:
             entries, metadata = parse(_OPTIMIZER)
-            steps.append(restore(optimizer, module, entries, metadata, source=f"{stored.folder}/{_OPTIMIZER}"))
+            whole = _whole(optimizer)
+            steps.append(restore(whole, module, entries, metadata, source=f"{stored.folder}/{_OPTIMIZER}"))
+            if whole is not optimizer:
+                masters = {
+                    entry[0][len("state/") : -len("/master")]: to_tensor(entry)
+                    for entry in entries
+                    if entry[0].endswith("/master")
+                }
+                steps.append(lambda: optimizer._take(whole, masters))
         rank = rank_of(self._comm)
         random: dict[str, torch.Tensor] = {}
         if part is not None:
@@ -355,6 +425,29 @@ class CheckpointFolder:
         Not collective; only as good as this rank's view of the disk.
         """
         return [_info_of(stored) for stored in _core.list_checkpoints(self.folder)]
+
+
+def _report(comm: Optional[Communicator], passed_over: Iterable[str], all_damaged: Optional[Exception]) -> None:
+    """What a load has found on its way."""
+    if rank_of(comm) == 0:
+        for reason in passed_over:
+            _log.warning("passed over: %s", reason)
+    if all_damaged is not None:
+        raise all_damaged
+
+
+def _whole(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """That of the module's parameters, where this one is of pieces (cohort.optim.Sharded)."""
+    return optimizer._whole() if hasattr(optimizer, "_whole") else optimizer
+
+
+def _shards_of(optimizer: Optional[torch.optim.Optimizer]) -> dict[str, tuple[torch.Tensor, Shard]]:
+    if optimizer is None or not hasattr(optimizer, "_shards"):
+        return {}
+    return {
+        name: (tensor, Shard(sizes, [0] * len(sizes), sizes, begin, tensor.numel()))
+        for name, (tensor, (sizes, begin)) in optimizer._shards().items()
+    }
 
 
 # A process does not end in the midst of a save.

@@ -72,6 +72,11 @@ class DistributedSampler:
     drop_last      without batch_size: drop what does not divide instead of padding
     batch_size     samples per rank and step; with it, iterating gives lists
     remainder      "keep", "drop" or "pad"; default: "keep" with a batch_size, else "pad", or "drop" with drop_last
+    shares         with a batch_size: a number for each rank, (2, 1): its part of every step of batch_size times the ranks'
+                   number; "measured": by the speed at which each computes, found out and changed as training goes on, once
+                   DistributedDataParallel has been given the sampler (then step() is collective); "even". Default: as
+                   COHORT_SHARES says, where DistributedDataParallel has been given the sampler, else even. What is uneven
+                   wants averages by samples, as DistributedDataParallel with a sampler takes them
     comm           takes rank and size from it instead
 
     Iterating begins an epoch: it goes on at the cursor; if that epoch was used up, or drawn to its end without any
@@ -82,7 +87,7 @@ class DistributedSampler:
 
     def __init__(self, dataset: Any, num_replicas: Optional[int] = None, rank: Optional[int] = None,
                  shuffle: bool = True, seed: int = 0, drop_last: bool = False, *, batch_size: Optional[int] = None,
-                 remainder: Union[Remainder, str, None] = None,
+                 remainder: Union[Remainder, str, None] = None, shares: Union[str, Sequence[float], None] = None,
                  comm: Optional[Communicator] = None) -> None:  # fmt: skip
         """Raises InvalidArgument for negative sizes, batch sizes below 1, a rank outside the world."""
         size = dataset if isinstance(dataset, int) else len(dataset)
@@ -109,12 +114,29 @@ class DistributedSampler:
         self._full = (batch_size or 1) * self.num_replicas  # of a whole step
         self._goes_on = False  # a new world has come, and the loop has not begun again
         self._calls_of_step = 0
+        self._share_text = _share_text(shares)
+        self._own_shares = shares is not None
+        self._weighted = False  # a DistributedDataParallel has it
+        # Without a batch_size all ranks have equally many.
+        self._shares = None if batch_size is None or self._share_text == "even" else _core.SampleShares(self._share_text)
+        if self._own_shares and self._share_text != "even":
+            if self._shares is None:
+                raise InvalidArgument("DistributedSampler: shares are parts of a batch -- they take a batch_size")
+            self._shares.require_world(self.num_replicas)
         self._state = SamplerState(seed=seed, size=size)
         self._drawn = 0  # samples of this epoch handed out, over all ranks
         # Drawn, not stepped over: (cursor after it, samples of all ranks, of this one).
         self._steps: deque[tuple[int, int, int]] = deque()
         self._order: Sequence[int] = ()  # the permutation of
         self._ordered: Optional[tuple[int, int]] = None  # this seed and epoch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which have the shares that were asked for, and measure again."""
+        return {**self.__dict__, "_shares": self._shares is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._shares = _core.SampleShares(self._share_text) if self._shares else None
 
     def __iter__(self) -> Iterator[Any]:
         """Lists of indices with a batch_size, else indices."""
@@ -143,10 +165,13 @@ class DistributedSampler:
         self._permute()
         fresh = min(self._full, left)
         together = self._full if self.remainder is Remainder.PAD else fresh
-        # Spread evenly; the first ranks get one more where it does not divide.
-        each, more = divmod(together, self.num_replicas)
-        begin = self._drawn + self.rank * each + min(self.rank, more)
-        count = each + (self.rank < more)
+        if self._shares is not None and (self._weighted or self._own_shares):
+            before, count = self._shares.part(together, self.rank, self.num_replicas, (self.epoch, self._drawn))
+            begin = self._drawn + before
+        else:  # spread evenly; the first ranks get one more where it does not divide
+            each, more = divmod(together, self.num_replicas)
+            begin = self._drawn + self.rank * each + min(self.rank, more)
+            count = each + (self.rank < more)
         self._drawn += fresh
         self._steps.append((self._drawn, together, count))
         if begin + count <= self.size:
@@ -154,16 +179,40 @@ class DistributedSampler:
         return [self._order[at % self.size] for at in range(begin, begin + count)]
 
     def step(self, steps: int = 1) -> None:
-        """The oldest step drawn has been used by the optimizer: the cursor moves on. Raises InvalidArgument if none was
-        drawn. Without a batch_size a step is one sample per rank: give the number of the batch's samples."""
-        if steps > len(self._steps):
+        """The oldest step drawn has been used by the optimizer: the cursor moves on. Raises InvalidArgument if fewer were
+        drawn, or steps < 1. Without a batch_size a step is one sample per rank: give the number of the batch's samples."""
+        if not 1 <= steps <= len(self._steps):
             raise InvalidArgument(
-                "DistributedSampler.step without a batch drawn -- call it once after each optimizer step, not more often"
+                f"DistributedSampler.step({steps}) where {len(self._steps)} batches are drawn -- call it once after each "
+                "optimizer step, with the number of batches that it was of"
             )
         self._calls_of_step += 1
         for _ in range(steps):
-            cursor = self._steps.popleft()[0]
+            cursor, _, own = self._steps.popleft()
             self._state = SamplerState(self._state.seed, self._state.epoch, cursor, self._state.size)
+            if self._shares is not None and self._weighted:
+                self._shares.end_step(own)
+        asked = self._share_text == "measured" or (self._share_text != "even" and not self._own_shares)
+        if asked and self.rank == 0 and not (self._shares is not None and self._weighted):
+            _core.warn_of_unused_shares()
+
+    def _bind(self, comm: Communicator) -> None:
+        """By DistributedDataParallel: it weights what each rank has."""
+        if self._shares is None:
+            return
+        self._shares.require_world(comm.size())
+        if not self._weighted and self._steps:
+            raise InvalidArgument(
+                "DistributedSampler: a batch has been drawn before DistributedDataParallel was given the sampler, and its "
+                "shares are not even -- make the model first"
+            )
+        self._shares.bind(comm)
+        self._weighted = True
+
+    def _begin_step(self) -> None:
+        """By synchronising forwards: the ranks exchange their speeds, collectively, where shares are measured."""
+        if self._shares is not None:
+            self._shares.begin_step(self._full, (self.epoch, self._drawn))
 
     def global_batch(self) -> int:
         """Samples over all ranks of the oldest step drawn; 0 if none is."""
@@ -261,6 +310,11 @@ class DistributedSampler:
         self.rank, self.num_replicas = rank, size
         self._full = (self.batch_size or 1) * size if global_batch is None else global_batch
         self._goes_on = True
+        if self._shares is not None:
+            if self._weighted or self._own_shares:
+                self._shares.require_world(size)
+            self._shares.reset()
+            self._weighted = False
         self._rewind()
 
     def state(self) -> SamplerState:
@@ -301,6 +355,12 @@ class DistributedSampler:
     def _rewind(self) -> None:
         self._drawn = self.cursor
         self._steps.clear()
+
+
+def _share_text(shares: Union[str, Sequence[float], None]) -> str:
+    if shares is None:
+        return str(_core.environment_value("COHORT_SHARES") or "even")
+    return shares if isinstance(shares, str) else ",".join(str(share) for share in shares)
 
 
 class EmptyBatches:

@@ -1,19 +1,25 @@
-"""The learning rate of N ranks: N times the batch wants a larger rate, reached gradually (Goyal et al. 2017, arXiv
-1706.02677). The optimizers themselves are torch's. Needs torch; nothing is collective."""
+"""Optimizers of which each rank does its part (ZeRO; Rajbhandari et al. 2020, arXiv 1910.02054); training with fewer
+synchronisations (LocalSGD, DiLoCo); and the learning rate of N ranks: N times the batch wants a larger rate, reached
+gradually (Goyal et al. 2017, arXiv 1706.02677). The optimizers themselves are torch's. Needs torch."""
 
 from __future__ import annotations
 
 import enum
 import math
-from typing import Callable, Optional, Union
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Callable, Optional, Union
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from cohort import _world
+from cohort._local_sgd import DiLoCo, LocalSGD
 from cohort.errors import InvalidArgument
+from cohort.nn import DistributedDataParallel
 
-__all__ = ["Scaling", "WarmupScheduler", "scale_factor"]
+__all__ = ["DiLoCo", "LocalSGD", "Piece", "Scaling", "Sharded", "WarmupScheduler", "scale_factor"]
 
 
 class Scaling(enum.Enum):
@@ -91,3 +97,220 @@ class WarmupScheduler(LambdaLR):
         state = super().state_dict()
         state.pop("_factor", None)
         return state
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of a parameter's elements, in row-major order, that this rank steps."""
+
+    parameter: str  # its name in the module
+    begin: int  # in the parameter
+    tensor: torch.Tensor  # 1-D; what the optimizer has as a parameter. float32 where the parameter is of 16 bits
+
+
+class _Sharded:
+    """What Sharded adds to an optimizer of torch's."""
+
+    def __init__(self, model: DistributedDataParallel, base: type, groups: Optional[Iterable[dict]],
+                 options: dict[str, Any]) -> None:  # fmt: skip
+        self._model = model
+        self._reducer = model._attached
+        self.pieces: list[Piece] = []
+        self._base = base
+        self._groups: list[list[torch.Tensor]] = []  # the module's parameters of each
+        self._own: list[Any] = []  # what they are in the reducer
+        self._trained: list[torch.Tensor] = []  # the parameters that they are of
+        self._writes: list[int] = []  # by piece: those to its parameter that its master has
+        self._reducer.has_optimizer = True
+        trained = {id(tensor): index for index, tensor in enumerate(self._reducer.parameters)}
+        given = [{"params": self._reducer.parameters}] if groups is None else list(groups)
+        divided = [{**group, "params": self._of(group["params"], trained)} for group in given]
+        base.__init__(self, divided, **options)  # type: ignore[misc]
+
+    def _of(self, parameters: Any, trained: dict[int, int]) -> list[torch.Tensor]:
+        own: list[torch.Tensor] = []
+        self._groups.append([parameters] if isinstance(parameters, torch.Tensor) else list(parameters))
+        for parameter in self._groups[-1]:
+            index = trained.pop(id(parameter), None)
+            if index is None:
+                raise InvalidArgument(
+                    "Sharded: a parameter group has a tensor that the model does not train -- give parameters of the module "
+                    "that the DistributedDataParallel wraps, each once"
+                )
+            self._trained.append(parameter)
+            for of in self._reducer.pieces_of.get(index, ()):
+                own.append(of.values.float() if _has_master(of.values) else of.values)
+                self.pieces.append(Piece(of.name, of.begin, own[-1]))
+                self._own.append(of)
+                self._writes.append(self._reducer.writes_to(index))
+        return own
+
+    @torch.no_grad()
+    def _before_step(self) -> None:
+        reducer = self._reducer
+        reducer.check_parameters("Sharded.step")
+        reducer.take_gradients()
+        reducer.note_writes()
+        for number, (piece, of) in enumerate(zip(self.pieces, self._own)):
+            writes = reducer.writes_to(of.index)
+            if writes != self._writes[number] and piece.tensor is not of.values:
+                piece.tensor.copy_(of.values)
+            self._writes[number] = writes
+            piece.tensor.grad = None if of.gradient is None else of.gradient.to(piece.tensor.dtype)
+        # Others of this host may still read parameters, for an output of their own.
+        if reducer.core.shares_parameters:
+            reducer.core.meet()
+        reducer.core.allow_writes()
+
+    @torch.no_grad()
+    def _after_step(self) -> None:
+        reducer = self._reducer
+        for piece, of in zip(self.pieces, self._own):
+            if piece.tensor is not of.values:
+                of.values.copy_(piece.tensor)
+            piece.tensor.grad = None
+            if reducer.core.divides_gradients:
+                of.gradient = None
+        reducer.core.gather()
+        reducer.core.forbid_writes()
+        if reducer.core.shares_parameters:
+            reducer.core.meet()
+        # To autograd, as if they had been changed in place: an older graph is not to be used any more.
+        for parameter in self._trained:
+            parameter.view(-1)[:0].zero_()
+        reducer.note_step()
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._before_step()
+        super().step()  # type: ignore[misc]
+        self._after_step()
+        return loss
+
+    @torch.no_grad()
+    def clip_grad_norm(self, max_norm: float) -> float:
+        if not max_norm > 0:
+            raise InvalidArgument(f"clip_grad_norm({max_norm}): a norm is above 0")
+        reducer = self._reducer
+        reducer.take_gradients()
+        given = [of.gradient for of in self._own if of.gradient is not None]
+        squares = torch.tensor([sum(float(gradient.double().square().sum()) for gradient in given)], dtype=torch.float64)
+        reducer.comm.all_reduce(squares)
+        norm = math.sqrt(float(squares))
+        factor = max_norm / (norm + 1e-6)
+        if not factor >= 1:  # as torch does where it is not finite
+            if not reducer.core.divides_gradients:
+                given = [tensor.grad for tensor in self._trained if tensor.grad is not None]
+            for gradient in given:
+                gradient.mul_(factor)
+        return norm
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self._trained:
+            parameter.grad = None
+        for of in self._own:
+            of.gradient = None
+
+
+    # For cohort.checkpoint, in which it is an optimizer of the whole module.
+
+    def _whole(self) -> torch.optim.Optimizer:
+        """Of the module's parameters, with the options of this one's groups; no step has been taken."""
+        whole: Any = object.__new__(self._base)
+        groups: Any = self.param_groups  # type: ignore[attr-defined]
+        whole.param_groups = [{**group, "params": of} for group, of in zip(groups, self._groups)]
+        whole.state = defaultdict(dict)
+        whole.defaults = self.defaults  # type: ignore[attr-defined]
+        return whole
+
+    def _shards(self) -> dict[str, tuple[torch.Tensor, tuple[list[int], int]]]:
+        """By name in a checkpoint, this rank's part of each tensor of the state, the sizes of the whole, and where it
+        begins."""
+        runs: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        sizes: dict[str, list[int]] = {}
+        state: Any = self.state  # type: ignore[attr-defined]
+        for piece, of in zip(self.pieces, self._own):
+            fields = dict(state.get(piece.tensor, {}))
+            if piece.tensor is not of.values:
+                fields["master"] = piece.tensor
+            for field, value in fields.items():
+                name = f"optimizer/state/{piece.parameter}/{field}"
+                if isinstance(value, torch.Tensor) and value.shape == piece.tensor.shape:
+                    runs.setdefault(name, []).append((piece.begin, value.detach()))
+                    sizes[name] = list(self._reducer.parameters[of.index].shape)
+                elif value is not None and piece.begin == 0:  # a count, which is the same for all pieces
+                    count = value.item() if isinstance(value, torch.Tensor) else value
+                    runs[name], sizes[name] = [(0, torch.tensor(int(count)))], []
+        return {
+            name: (torch.cat([value for _, value in run]) if sizes[name] else run[0][1], (sizes[name], run[0][0]))
+            for name, run in runs.items()
+        }
+
+    def _masters_written(self) -> None:
+        self._writes = [self._reducer.writes_to(of.index) for of in self._own]
+
+    @torch.no_grad()
+    def _take(self, whole: torch.optim.Optimizer, masters: dict[str, torch.Tensor]) -> None:
+        """The options and the state of `whole`; `masters`: by parameter, where they were saved."""
+        groups: Any = self.param_groups  # type: ignore[attr-defined]
+        for group, of in zip(groups, whole.param_groups):
+            group.update({name: value for name, value in of.items() if name != "params"})
+        state: Any = self.state  # type: ignore[attr-defined]
+        state.clear()
+        for piece, own in zip(self.pieces, self._own):
+            parameter = self._reducer.parameters[own.index]
+            here = slice(piece.begin, piece.begin + piece.tensor.numel())
+            for field, value in whole.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):  # a count has no dimensions, as a parameter may have none
+                    is_whole = field != "step" and value.shape == parameter.shape
+                    value = value.reshape(-1)[here].clone() if is_whole else value.clone()
+                state[piece.tensor][field] = value
+            if piece.tensor is not own.values:
+                master = masters.get(piece.parameter)
+                piece.tensor.copy_(own.values if master is None else master.reshape(-1)[here])
+
+
+def _has_master(values: torch.Tensor) -> bool:
+    return values.dtype in (torch.float16, torch.bfloat16)
+
+
+def Sharded(model: DistributedDataParallel, optimizer: type, params: Optional[Iterable[dict]] = None,
+            **options: Any) -> Any:  # fmt: skip
+    """A torch optimizer of which each rank does its part, over a DistributedDataParallel with `sharding`.
+
+        model = cohort.nn.DistributedDataParallel(net, sharding="parameters")
+        optimizer = cohort.optim.Sharded(model, torch.optim.AdamW, lr=1e-3)
+        ...  loss.backward(); optimizer.clip_grad_norm(1.0); optimizer.step(); optimizer.zero_grad()
+
+    model      what is divided is its `sharding`: "optimizer" (the optimizer's state), "gradients" (and the gradients: after
+               a backward outside of no_sync no parameter has one), "parameters" (and the parameters: the ranks of a host
+               share one copy, which nobody but the optimizer writes to; what is written in place is refused by the next
+               forward or step, which names it)
+    optimizer  a class of torch.optim that works on each element alone: SGD, Adam, AdamW, Adagrad, RMSprop, ...
+    params     parameter groups, dicts with "params" of the module's parameters; default: all of them. A model may have
+               several optimizers, of which each parameter has one
+    options    of the optimizer: lr, betas, ...
+
+    Returns an instance of `optimizer` whose parameters are this rank's `pieces`, so that learning-rate schedules and the
+    options of groups are as ever, with
+        step(closure=None)        collective: afterwards all ranks have all parameters, to the bit those that `optimizer` gives
+        clip_grad_norm(max_norm)  collective, between backward and step: scales its gradients so that their norm over all ranks
+                                  is at most that, and returns what it was; squares are summed in float64, by rank
+                                  (the model's communicator: where others hold other parts of the model, it is not theirs)
+        zero_grad()               none of its parameters and pieces has a gradient any more
+        pieces                    list of Piece
+    Parameters of 16 bits are stepped in float32 ("master weights"), which the pieces keep, and rounded afterwards. A parameter
+    without a gradient is left alone. state_dict() is of this rank's pieces. torch's GradScaler finds no gradients in it.
+
+    Raises InvalidArgument where the model has no sharding, and for tensors that it does not train.
+    """
+    if not isinstance(model, DistributedDataParallel) or model.options.sharding == "none":
+        raise InvalidArgument(
+            "Sharded: a cohort.nn.DistributedDataParallel with sharding='optimizer', 'gradients' or 'parameters' is wanted"
+        )
+    if not issubclass(optimizer, torch.optim.Optimizer) or issubclass(optimizer, torch.optim.LBFGS):
+        raise InvalidArgument(f"Sharded: {optimizer.__name__} is no optimizer that works on each element alone")
+    return type(f"Sharded{optimizer.__name__}", (_Sharded, optimizer), {})(model, optimizer, params, options)

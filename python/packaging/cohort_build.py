@@ -4,9 +4,13 @@
     pip install --editable .           the package of the build folder, wherever it is edited
 
 Without a network it needs Debian's pybind11-dev; where that is not, pip fetches pybind11 (and CMake, Ninja). The build
-folder is build/wheel-PYTHON; a second build takes seconds. The wheel holds the package, the command `cohort` with the
-programs beside it, and the shared libraries that they need beyond those of the C and C++ run-time (OpenSSL and zlib are
-linked statically). Its tag names the glibc that it needs at least: that of the machine it was built on, mostly.
+folder is build/wheel-PYTHON; a second build takes seconds. The wheel is for Python and C++. In site-packages/cohort/:
+  *.py, _core.*.so    the package, with a module for each Python
+  lib/                libcohort-VERSION.so, which the modules, the programs and users' C++ programs link; the shared
+                      libraries that it needs beyond those of the C and C++ run-time (OpenSSL and zlib are in it)
+  include/, lib/cmake/cohort/, share/    C++ headers, the CMake package, what belongs to them
+The programs lie in the environment's bin/. A wheel's tag names the glibc that it needs at least: that of the machine it
+was built on, mostly; tools/make-wheels makes those for others.
 """
 
 import base64
@@ -26,7 +30,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # distributions with that libstdc++ (GCC 11: RHEL 9; 12: Ubuntu 22.04; 13: Fedora 38; 14: Ubuntu 24.04).
 GLIBC_BESIDE = {29: (2, 34), 30: (2, 35), 31: (2, 37), 32: (2, 37), 33: (2, 39)}
 # What every system that runs CPython has.
-RUNTIME = ("libc.so.", "libm.so.", "libdl.so.", "librt.so.", "libpthread.so.", "libgcc_s.so.", "libstdc++.so.")
+RUNTIME = ("ld-linux", "libc.so.", "libm.so.", "libdl.so.", "librt.so.", "libpthread.so.", "libgcc_s.so.", "libstdc++.so.")
 # torch 2.5 and later loads the first with itself, the next ones the second with the first process group.
 ENTRY_POINTS = """\
 [torch.backends]
@@ -38,7 +42,7 @@ cohort = cohort._torch_backend:autoload
 BUILD = ROOT / "build" / f"wheel-{sys.implementation.cache_tag}"
 
 
-def _version():
+def version():
     return re.search(r"project\(cohort VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
 
 
@@ -52,7 +56,7 @@ def _metadata():
     return "\n".join([
         "Metadata-Version: 2.1",
         "Name: cohort",
-        f"Version: {_version()}",
+        f"Version: {version()}",
         "Summary: Distributed training for C++ and Python",
         "License: Apache-2.0",
         "Requires-Python: >=3.9",
@@ -102,17 +106,30 @@ def _tell(text):
 
 
 def _rpath():
-    """Where the module and the command find the wheel's libraries, once installed."""
-    libraries = [f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/{name}-packages" for name in ("site", "dist")]
-    return ";".join(["$ORIGIN/../cohort.libs", *(f"$ORIGIN/../{folder}/cohort.libs" for folder in libraries)])
+    """Where the programs find the wheel's libraries, once installed."""
+    places = ("lib/python3.{}/site", "lib64/python3.{}/site", "lib/python3.{}/dist")  # lib64: of Fedora's and its kin
+    folders = [f"{place.format(minor)}-packages" for minor in range(9, 16) for place in places]
+    return ";".join(f"$ORIGIN/../{folder}/cohort/lib" for folder in (*folders, "lib/python3/dist-packages", "."))
 
 
-def _needed(program):
-    """The shared libraries that `program` needs and that a system with Python may lack: (name, file)."""
-    listed = subprocess.run(["ldd", str(program)], check=True, capture_output=True, text=True).stdout
-    for name, file in re.findall(r"^\s*(\S+) => (\S+)", listed, re.MULTILINE):
-        if not name.startswith(RUNTIME):
-            yield name, pathlib.Path(file).resolve(strict=True)
+def is_elf(file):
+    with open(file, "rb") as opened:
+        return opened.read(4) == b"\x7fELF"
+
+
+def _needed(files, compiler):
+    """The shared libraries that `files` need and that a system with Python may lack: {name: file}."""
+    found, waiting = {}, list(files)
+    while waiting:
+        listed = subprocess.run(["readelf", "-d", str(waiting.pop())], check=True, capture_output=True, text=True).stdout
+        for name in re.findall(r"\(NEEDED\).*\[(.*)\]", listed):
+            if name in found or name.startswith((*RUNTIME, "libcohort-")):
+                continue
+            # A path if the compiler's linker would find it.
+            said = subprocess.run([*compiler, f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout
+            found[name] = pathlib.Path(said.strip()).resolve(strict=True)
+            waiting.append(found[name])
+    return found
 
 
 def _glibc(files):
@@ -125,45 +142,41 @@ def _glibc(files):
     return max(versions)
 
 
-def _build():
-    """Builds the module and the command; returns the folder with package, libraries and command in it."""
-    options = [
+def build(folder, *options, compiler=("c++",)):
+    """Builds in `folder`, with `options` for CMake; returns the folder with site-packages' cohort/ and bin/ in it."""
+    _run(
+        "cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja",
         "-DCMAKE_BUILD_TYPE=Release",
         "-DCMAKE_UNITY_BUILD=ON",
+        "-DCMAKE_INSTALL_LIBDIR=lib",
+        "-DCOHORT_SHARED=ON",
         "-DCOHORT_TORCH=off",
         "-DCOHORT_BUILD_TESTS=OFF",
         "-DCOHORT_BUILD_PYTHON=on",
-        f"-DCOHORT_PYTHON={sys.executable}",
         "-DOPENSSL_USE_STATIC_LIBS=ON",
         "-DZLIB_USE_STATIC_LIBS=ON",
         f"-DCMAKE_INSTALL_RPATH={_rpath()}",
-        # DT_RPATH, which the libraries' own libraries are looked for in as well.
-        "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags",
-        "-DCMAKE_MODULE_LINKER_FLAGS=-Wl,--disable-new-dtags",
-    ]
-    if _pybind11():
-        options.append(f"-Dpybind11_DIR={_pybind11()}")
-    _run("cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", *options)
-    if not list((BUILD / "python/cohort").glob("_core*.so")):
+        *options,
+    )  # fmt: skip
+    if not list((folder / "python/cohort").glob("_core*.so")):
         _tell(f"cohort: compiling, some minutes ({os.cpu_count()} cores); the next time it takes seconds")
-    _run("cmake", "--build", str(BUILD), "--target", "cohort_python", "programs")
-    installed = BUILD / "installed"
+    _run("cmake", "--build", str(folder), "--target", "cohort_python", "to_install")
+    installed = folder / "installed"
     shutil.rmtree(installed, ignore_errors=True)
-    _run("cmake", "--install", str(BUILD), "--component", "python", "--strip", "--prefix", str(installed))
-    programs = [*(installed / "command").iterdir(), *(installed / "cohort").glob("*.so")]
-    needed = dict(found for program in programs for found in _needed(program))  # before there is a place to find them in
-    libraries = installed / "cohort.libs"
-    libraries.mkdir()
-    for name, file in needed.items():
-        shutil.copyfile(file, libraries / name)
+    _run("cmake", "--install", str(folder), "--prefix", str(installed / "cohort"))
+    _run("cmake", "--install", str(folder), "--component", "python", "--prefix", str(installed))
+    (installed / "cohort/bin").rename(installed / "bin")
+    programs = [file for file in installed.rglob("*") if file.is_file() and is_elf(file)]
+    for name, file in _needed(programs, compiler).items():
+        shutil.copyfile(file, installed / "cohort/lib" / name)
     return installed
 
 
 class _Wheel:
     def __init__(self, folder, tag):
         self.tag = tag
-        self.info = f"cohort-{_version()}.dist-info"
-        self.name = f"cohort-{_version()}-{tag}.whl"
+        self.info = f"cohort-{version()}.dist-info"
+        self.name = f"cohort-{version()}-{tag}.whl"
         self.zip = zipfile.ZipFile(os.path.join(folder, self.name), "w", zipfile.ZIP_DEFLATED)
         self.record = []
 
@@ -180,6 +193,7 @@ class _Wheel:
         self.add(f"{self.info}/WHEEL", self._wheel().encode())
         self.add(f"{self.info}/entry_points.txt", ENTRY_POINTS.encode())
         self.add(f"{self.info}/LICENSE", (ROOT / "LICENSE").read_bytes())
+        self.add(f"{self.info}/THIRD_PARTY_LICENSES.txt", (ROOT / "cmake/third_party_licenses.txt").read_bytes())
         record = "\n".join([*self.record, f"{self.info}/RECORD,,", ""])
         self.zip.writestr(f"{self.info}/RECORD", record)
         self.zip.close()
@@ -189,23 +203,32 @@ class _Wheel:
         return f"Wheel-Version: 1.0\nGenerator: cohort_build\nRoot-Is-Purelib: false\nTag: {self.tag}\n"
 
 
-def _make(folder, package):
-    installed = _build()
-    programs = [file for file in sorted(installed.rglob("*")) if file.is_file() and "so" in file.name.split(".")]
-    commands = sorted((installed / "command").iterdir())
-    wheel = _Wheel(folder, _tag(_glibc([*commands, *programs])))
-    for part in ("cohort", "cohort.libs") if package else ("cohort.libs",):
-        for file in sorted(path for path in (installed / part).rglob("*") if path.is_file()):
-            wheel.add(file.relative_to(installed).as_posix(), file.read_bytes(), 0o755 if file in programs else 0o644)
-    if not package:
-        wheel.add("cohort.pth", f"{BUILD / 'python'}\n".encode())
+def make_wheel(folder, installed, tag, editable=None):
+    """Makes a wheel in `folder` of what `build` returned; returns its name. `editable`: the package's folder elsewhere."""
+    wheel = _Wheel(folder, tag)
+    for file in sorted(path for path in (installed / "cohort").rglob("*") if path.is_file()):
+        if not editable or file.parent == installed / "cohort/lib":
+            wheel.add(file.relative_to(installed).as_posix(), file.read_bytes(), 0o755 if is_elf(file) else 0o644)
+    if editable:
+        wheel.add("cohort.pth", f"{editable}\n".encode())
     # The command finds this in the environment's share/.
     for file in sorted((installed / "as-horovod").rglob("*.py")):
-        wheel.add(f"cohort-{_version()}.data/data/share/cohort/{file.relative_to(installed)}", file.read_bytes())
+        wheel.add(f"cohort-{version()}.data/data/share/cohort/{file.relative_to(installed)}", file.read_bytes())
     # Installers put these into the environment's bin/ as they are.
-    for command in commands:
-        wheel.add(f"cohort-{_version()}.data/scripts/{command.name}", command.read_bytes(), 0o755)
+    for command in sorted((installed / "bin").iterdir()):
+        wheel.add(f"cohort-{version()}.data/scripts/{command.name}", command.read_bytes(), 0o755)
     return wheel.close()
+
+
+def _make(folder, editable=None):
+    options = [f"-DCOHORT_PYTHON={sys.executable}"]
+    if _pybind11():
+        options.append(f"-Dpybind11_DIR={_pybind11()}")
+    installed = build(BUILD, *options)
+    programs = [file for file in installed.rglob("*") if file.is_file() and is_elf(file)]
+    for program in programs:
+        _run("strip", "--strip-unneeded", str(program))
+    return make_wheel(folder, installed, _tag(_glibc(programs)), editable)
 
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -222,7 +245,7 @@ def get_requires_for_build_sdist(config_settings=None):
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
     """Without it pip would compile while it says that it prepares metadata."""
-    info = pathlib.Path(metadata_directory, f"cohort-{_version()}.dist-info")
+    info = pathlib.Path(metadata_directory, f"cohort-{version()}.dist-info")
     info.mkdir()
     (info / "METADATA").write_text(_metadata())
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
@@ -233,16 +256,16 @@ prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    return _make(wheel_directory, package=True)
+    return _make(wheel_directory)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    return _make(wheel_directory, package=False)
+    return _make(wheel_directory, editable=BUILD / "python")
 
 
 def build_sdist(sdist_directory, config_settings=None):
     """What git knows."""
-    name = f"cohort-{_version()}"
+    name = f"cohort-{version()}"
     files = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], check=True, capture_output=True).stdout
     with tarfile.open(os.path.join(sdist_directory, f"{name}.tar.gz"), "w:gz") as archive:
         for file in sorted(filter(None, files.decode().split("\0"))):

@@ -120,6 +120,18 @@ std::optional<DType> named_dtype(const std::string& name) noexcept {
   return std::nullopt;
 }
 
+WireFormat wire_format_of(const char* function, const py::object& format) {
+  if (format.is_none()) return WireFormat::None;
+  const std::string text = py::str(format);
+  const std::string_view bare = std::string_view(text).substr(text.rfind('.') + 1);
+  std::string names;
+  for (int i = 0; i < kWireFormatCount; ++i) {
+    if (bare == to_string(static_cast<WireFormat>(i))) return static_cast<WireFormat>(i);
+    names.append(i == 0 ? "" : ", ").append(to_string(static_cast<WireFormat>(i)));
+  }
+  refuse(function, "wire_format is no format that it knows: " + text + " -- it knows " + names);
+}
+
 std::string known_dtypes() {
   std::string names = "it knows ";
   for (int i = 0; i < kDTypeCount; ++i) names.append(i == 0 ? "" : ", ").append(to_string(static_cast<DType>(i)));

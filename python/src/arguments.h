@@ -78,6 +78,8 @@ std::optional<DType> dlpack_dtype(const dlpack::DataType& type) noexcept;
 dlpack::DataType dlpack_type(DType dtype) noexcept;
 /// By its name ("float32", "torch.float32") or as anything whose text ends like that (torch.float32).
 std::optional<DType> named_dtype(const std::string& name) noexcept;
+/// None, a name ("int8"), or torch.bfloat16.
+WireFormat wire_format_of(const char* function, const pybind11::object& format);
 
 /// A torch tensor over memory that has the buffer protocol, which it keeps.
 pybind11::object torch_over(const pybind11::object& memory, DType dtype, const std::vector<std::int64_t>& shape);

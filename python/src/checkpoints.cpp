@@ -12,10 +12,12 @@
 #include "train/formats/checkpoint_folder.h"
 #include "train/formats/pt.h"
 #include "train/formats/safetensors.h"
+#include "train/formats/shards.h"
 #include "train/formats/tensor.h"
 #include "train/formats/weights.h"
 
 #include <cohort/checkpoint_follower.h>
+#include <cohort/early_stopping.h>
 
 #include <pybind11/stl.h>
 
@@ -135,14 +137,26 @@ namespace {
 using Comm = const PyCommunicator*;  // None: this process alone
 using Sampler = std::optional<std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t>>;
 using File = std::tuple<std::string, py::list, Metadata>;
+/// sizes, start, extent, begin, count.
+using PyShard = std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::vector<std::int64_t>,
+                           std::int64_t, std::int64_t>;
+
+ck::ShardName shard_name(const std::string& tensor, const PyShard& shard) {
+  const auto& [sizes, start, extent, begin, count] = shard;
+  return {tensor, {sizes, start, extent, begin, count}};
+}
 
 /// What one rank brings to a save, and the arrays that it is made of.
 class PyBundle {
  public:
   PyBundle(std::int64_t step, std::int64_t epoch, const std::string& program, const Sampler& sampler,
            const std::map<std::string, ft::ManifestValue>& values, const std::vector<File>& files,
-           const py::list& random, const py::list& state)
-      : random_(random), state_(state) {
+           const py::list& random, const py::list& state, const py::list& shards, const std::vector<PyShard>& parts)
+      : random_(random), state_(state), shards_(shards) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const auto& [name, tensor] = shards_.all().at(i);
+      bundle.shards.push_back({shard_name(name, parts[i]), tensor.type, tensor.bytes});
+    }
     bundle.manifest.step = step;
     bundle.manifest.epoch = epoch;
     bundle.manifest.program = program;
@@ -162,7 +176,7 @@ class PyBundle {
   ck::Bundle bundle;
 
  private:
-  const Tensors random_, state_;
+  const Tensors random_, state_, shards_;
   std::vector<Tensors> files_;
 };
 
@@ -247,19 +261,75 @@ CheckpointPlace place_of(const std::string& name) {
   refuse("CheckpointFolder", "place is '" + name + "' -- it is one of 'rank0', 'shared', 'local'");
 }
 
+BestMode mode_of(const char* of, const std::string& name) {
+  if (name != "min" && name != "max") refuse(of, "the mode is '" + name + "' -- it is 'min' or 'max'");
+  return name == "min" ? BestMode::Min : BestMode::Max;
+}
+
+/// An EarlyStopping whose communicator is a Python one, or none.
+void bind_early_stopping(py::module_& module) {
+  py::class_<EarlyStopping>(module, "EarlyStopping")
+      .def(py::init([](int patience, double min_delta, const std::string& mode) {
+             return EarlyStopping({patience, min_delta, mode_of("EarlyStopping", mode)});
+           }),
+           py::arg("patience"), py::arg("min_delta"), py::arg("mode"))
+      .def(
+          "should_stop",
+          [](EarlyStopping& self, double value, Comm comm) {
+            const auto ask = [&](Communicator& world) { return self.should_stop(world, value); };
+            if (comm != nullptr) return comm->member().call<bool>("should_stop", ask);
+            Communicator alone;
+            return ask(alone);
+          },
+          py::arg("value"), py::arg("comm"))
+      .def_property_readonly("best", &EarlyStopping::best)
+      .def_property_readonly("waited", &EarlyStopping::waited)
+      .def_property_readonly("improved", &EarlyStopping::improved)
+      .def("state", &EarlyStopping::state)
+      .def("load_state", &EarlyStopping::load_state, py::arg("text"));
+}
+
+std::optional<py::object> error_of(const Checkpoints& self, const ck::Found& found) {
+  if (found.stored || found.passed_over.empty()) return std::nullopt;
+  return to_python(ck::all_damaged(self.options(), found.passed_over));
+}
+
 py::tuple load_newest(const Checkpoints& self, Comm comm, const std::set<std::string>& unwanted,
-                      std::optional<std::int64_t> latest) {
-  ck::Found found = collectively<ck::Found>(comm, "load_latest", [&](Communicator& world) {
-    return ck::load_newest(world, self.options(), unwanted, latest);
+                      std::optional<std::int64_t> latest, bool best) {
+  ck::Found found = collectively<ck::Found>(comm, best ? "load_best" : "load_latest", [&](Communicator& world) {
+    return ck::load_newest(world, self.options(), unwanted, latest,
+                           best ? ck::Order::BestFirst : ck::Order::NewestFirst);
   });
   py::dict files;
   for (auto& [name, bytes] : found.files) files[py::str(name)] = bytes_of(std::move(bytes));
   std::optional<Bytes> part;
   if (found.part) part = bytes_of(std::move(*found.part));
-  std::optional<py::object> error;
-  if (!found.stored && !found.passed_over.empty())
-    error = to_python(ck::all_damaged(self.options(), found.passed_over));
+  const auto error = error_of(self, found);
   return py::make_tuple(std::move(found.stored), files, part, found.passed_over, error);
+}
+
+py::tuple load_shards(const Checkpoints& self, Comm comm, const std::vector<std::pair<std::string, PyShard>>& wanted) {
+  std::vector<NamedBytes> all;
+  ck::Found found = collectively<ck::Found>(comm, "load_shards", [&](Communicator& world) {
+    ck::Found newest = ck::load_newest(world, self.options(), {ck::kModelFile, ck::kOptimizerFile});
+    if (!newest.tensors) return newest;
+    std::vector<ck::WantedShard> asked;
+    for (const auto& [name, part] : wanted) {
+      ck::ShardName shard = shard_name(name, part);
+      const auto saved = newest.tensors->content.tensors.find(name);
+      const auto type = saved == newest.tensors->content.tensors.end() ? ft::ElementType::UInt8 : saved->second.type;
+      const auto shape = ft::problem_of(shard.shard) ? std::vector<std::int64_t>{0} : ft::shape_of(shard.shard);
+      sys::FileBytes memory(static_cast<std::size_t>(ft::byte_count(type, shape).value_or(0)));
+      asked.push_back({std::move(shard), {memory.data(), memory.size()}});
+      all.emplace_back(name, std::string(ft::info(type).torch), shape, bytes_of(std::move(memory)));
+    }
+    ck::read_shards(world, *newest.tensors, asked);
+    return newest;
+  });
+  std::optional<Bytes> part;
+  if (found.part) part = bytes_of(std::move(*found.part));
+  const auto error = error_of(self, found);
+  return py::make_tuple(std::move(found.stored), all, part, found.passed_over, error);
 }
 
 py::dict load_parts(const Checkpoints& self, Comm comm, const ft::StoredCheckpoint& stored,
@@ -335,27 +405,36 @@ void bind_follower(py::module_& module) {
 void bind_checkpoints(py::module_& module) {
   bind_stored(module);
   bind_follower(module);
+  bind_early_stopping(module);
   py::class_<PyBundle>(module, "CheckpointBundle", "What one rank brings to a save.")
       .def(py::init<std::int64_t, std::int64_t, const std::string&, const Sampler&,
                     const std::map<std::string, ft::ManifestValue>&, const std::vector<File>&, const py::list&,
-                    const py::list&>(),
+                    const py::list&, const py::list&, const std::vector<PyShard>&>(),
            py::kw_only(), py::arg("step"), py::arg("epoch"), py::arg("program"), py::arg("sampler"), py::arg("values"),
-           py::arg("files"), py::arg("random"), py::arg("state"));
+           py::arg("files"), py::arg("random"), py::arg("state"), py::arg("shards"), py::arg("parts"));
   py::class_<PyPendingSave>(module, "PendingSave", "A save in the background, under way or over.")
       .def("done", [](const PyPendingSave& self) { return self.pending->done(); })
       .def("wait", &PyPendingSave::wait);
   py::class_<Checkpoints, std::shared_ptr<Checkpoints>>(module, "Checkpoints", "The checkpoints of one folder.")
-      .def(py::init([](const std::string& folder, int keep, const std::string& place, int copies) {
-             return std::make_shared<Checkpoints>(ck::FolderOptions{folder, keep, place_of(place), copies});
+      .def(py::init([](const std::string& folder, int keep, const std::string& place, int copies,
+                       const std::string& best_by, int keep_best, const std::string& best_mode) {
+             ck::FolderOptions options{
+                 folder, keep, place_of(place), copies, {best_by, mode_of("CheckpointFolder", best_mode), keep_best}};
+             ck::check(options);
+             return std::make_shared<Checkpoints>(std::move(options));
            }),
-           py::arg("folder"), py::arg("keep"), py::arg("place"), py::arg("copies"))
+           py::arg("folder"), py::arg("keep"), py::arg("place"), py::arg("copies"), py::arg("best_by"),
+           py::arg("keep_best"), py::arg("best_mode"))
       .def("save", &Checkpoints::save, py::arg("comm"), py::arg("bundle"))
       .def("save_async", &Checkpoints::save_async, py::arg("comm"), py::arg("bundle"))
       .def("settle", &Checkpoints::settle, py::arg("comm"))
       .def("close", &Checkpoints::close)
-      .def("load_newest", &load_newest, py::arg("comm"), py::arg("unwanted"), py::arg("latest"),
+      .def("load_newest", &load_newest, py::arg("comm"), py::arg("unwanted"), py::arg("latest"), py::arg("best"),
            "(checkpoint or None, files, this rank's part or None, what was passed over, what to raise if all are "
            "damaged).")
+      .def("load_shards", &load_shards, py::arg("comm"), py::arg("wanted"),
+           "(checkpoint or None, the tensors as they were asked for, this rank's part or None, what was passed over, "
+           "what to raise if all are damaged).")
       .def("load_parts", &load_parts, py::arg("comm"), py::arg("stored"), py::arg("ranks"));
 }
 

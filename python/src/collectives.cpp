@@ -95,18 +95,16 @@ Options reduction_of(const char* name, const py::object& op, double prescale, do
 
 py::object all_reduce(const PyCommunicator& self, const py::object& data, const py::object& output,
                       const py::object& op, std::optional<double> weight, double prescale, double postscale,
-                      const py::object& wire_dtype, bool check_finite, std::uint32_t tag, const py::object& gpu_sums,
-                      const py::object& timeout, bool async_op) {
+                      const py::object& wire_format, const py::object& residual, bool check_finite, std::uint32_t tag,
+                      const py::object& gpu_sums, const py::object& timeout, bool async_op) {
   constexpr auto* kName = "all_reduce";
   auto options = reduction_of<AllReduceOptions>(kName, op, prescale, postscale, gpu_sums, timeout);
   options.weight = weight;
   if (check_finite && !async_op) refuse(kName, "check_finite: the Work tells what was found -- give async_op=True too");
   options.check_finite = check_finite;
   options.tag = tag;
-  if (!wire_dtype.is_none()) {
-    options.wire_dtype = named_dtype(py::str(wire_dtype));
-    if (!options.wire_dtype) refuse(kName, "wire_dtype is no type that it knows: " + std::string(py::str(wire_dtype)));
-  }
+  options.wire_format = wire_format_of(kName, wire_format);
+  if (!residual.is_none() && is_group(data)) refuse(kName, "a residual is of one sum, not of a group");
   const CollectiveCall call{self, kName, async_op, output};
   if (is_group(data)) {
     if (!output.is_none()) refuse(kName, "the grouped form reduces in place; it takes no output");
@@ -114,12 +112,19 @@ py::object all_reduce(const PyCommunicator& self, const py::object& data, const 
     const std::vector<Buffer> buffers = buffers_of(arrays);
     return start(call, std::move(arrays), [&](Communicator& world) { return world.all_reduce(buffers, options); });
   }
-  if (output.is_none()) {
-    return start_with(call, write(kName, data, "the array"),
-                      [&](auto& world, auto buffer) { return world.all_reduce(buffer, options); });
+  std::vector<Array> arrays;
+  if (!output.is_none()) arrays.push_back(read(kName, data));
+  arrays.push_back(write(kName, output.is_none() ? data : output, output.is_none() ? "the array" : "the output"));
+  const Buffer to = arrays.back().buffer();
+  const ConstBuffer from = output.is_none() ? ConstBuffer(to) : arrays.front().const_buffer();
+  if (!residual.is_none()) {
+    arrays.push_back(Array(residual, Access::Write, {kName, "the residual"}));
+    const Buffer lost = arrays.back().buffer();
+    if (lost.dtype != DType::Float32 || lost.count != from.count)
+      refuse(kName, "the residual is as many float32 as the sum has elements");
+    options.residual = static_cast<float*>(lost.data);
   }
-  return start_between(call, data, output,
-                       [&](auto& world, auto from, auto to) { return world.all_reduce(from, to, options); });
+  return start(call, std::move(arrays), [&](Communicator& world) { return world.all_reduce(from, to, options); });
 }
 
 py::object reduce(const PyCommunicator& self, const py::object& data, const py::object& output, int root,
@@ -308,11 +313,14 @@ void bind_collectives(py::class_<PyCommunicator>& communicator) {
   communicator
       .def(
           "all_reduce", &all_reduce, py::arg("data"), kNoOutput, kOnly, kOp, kNoWeight, kPrescale, kPostscale,
-          py::arg("wire_dtype") = py::none(), py::arg("check_finite") = false, kTag, kSums, kTimeout, kAsync,
+          py::arg("wire_format") = py::none(), py::arg("residual") = py::none(), py::arg("check_finite") = false, kTag,
+          kSums, kTimeout, kAsync,
           "Reduces `data` over all ranks: in place, or into `output`. A list of arrays is reduced in place, as one "
           "operation. With op='average', `weight` is this rank's (its number of samples): sum(weight * x) / "
-          "sum(weight). wire_dtype='bfloat16': float32 travels between hosts as bfloat16 (sums and averages; each "
-          "host's sum is rounded, beyond two hosts the result as well). check_finite=True: `finite()` of the Work says "
+          "sum(weight). wire_format='bfloat16', 'int8', 'int4' or 'float8_e4m3': what float32 travels as between hosts "
+          "(sums and averages; each host's sum is rounded, beyond two hosts the result as well). `residual`: as many "
+          "float32, zero at first, which get what rounding loses; it is added to the next sum with the same residual. "
+          "check_finite=True: `finite()` of the Work says "
           "whether the result is free of NaN and infinities, on one host for next to nothing. `tag`, of 32 bits, tells "
           "operations of the same type and size apart: ranks that give different ones get Mismatch. gpu_sums='exact': "
           "memory "

@@ -159,11 +159,19 @@ class ElasticState {
     });
   }
 
+  void after_step(py::function callback) {
+    state_->after_step([callback = shared(std::move(callback))] {
+      const py::gil_scoped_acquire gil;
+      (*callback)();
+    });
+  }
+
   // Seldom waits: what the others say of the last step has come by the time that this one has been reduced.
   void step() {
     const py::gil_scoped_release release;
     state_->step();
   }
+  void advance() { state_->advance(); }
   std::int64_t steps() const { return state_->steps(); }
   void set_steps(std::int64_t steps) { state_->set_steps(steps); }
 
@@ -240,7 +248,9 @@ void bind_elastic(py::module_& module) {
       .def("add_value", &ElasticState::add_value, py::arg("name"), py::arg("get"), py::arg("set"), py::arg("per_rank"))
       .def("add_samples", &ElasticState::add_samples, py::arg("name"), py::arg("position"))
       .def("on_change", &ElasticState::on_change, py::arg("callback"))
+      .def("after_step", &ElasticState::after_step, py::arg("callback"))
       .def("step", &ElasticState::step)
+      .def("advance", &ElasticState::advance)
       .def_property_readonly("steps", &ElasticState::steps)
       .def("set_steps", &ElasticState::set_steps, py::arg("steps"))
       .def("enter", &ElasticState::enter, py::arg("comm"), py::arg("epoch"), py::arg("ledger"))

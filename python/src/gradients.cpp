@@ -3,10 +3,13 @@
 #include "arguments.h"
 #include "bindings.h"
 #include "errors.h"
+#include "train/gradients/power_sgd.h"
 #include "train/gradients/reducer.h"
+#include "train/gradients/shares.h"
 
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -36,6 +39,18 @@ class PendingOperation final : public core::Pending {
 
  private:
   std::shared_ptr<Operation> operation_;  // none: it has finished
+};
+
+/// What a hook of the user's has started: it is `finish()`ed by cohort.nn.
+class PendingHook final : public core::Pending {
+ public:
+  explicit PendingHook(py::object hooked) : hooked_(std::move(hooked)) {}
+  void wait() override { hooked_.attr("finish")(); }
+  void synchronize(const Device& /*stream*/) override { wait(); }
+  std::optional<bool> finite() const override { return std::nullopt; }
+
+ private:
+  py::object hooked_;
 };
 
 class RanksOfMember final : public core::Ranks {
@@ -93,6 +108,7 @@ class Hooks final : public core::Autograd, public Observer {
   void keep(std::size_t parameter) override { call("keep", parameter); }
   void put_back(std::size_t parameter) override { call("put_back", parameter); }
   void drop_kept() override { call("drop_kept"); }
+  void put_aside() override { call("put_aside"); }
   Memory allocate(const Device& gpu, std::size_t bytes) override {
     py::object tensor = call("allocate", gpu.index, bytes);
     void* const data = reinterpret_cast<void*>(py::cast<std::uintptr_t>(tensor.attr("data_ptr")()));
@@ -110,12 +126,12 @@ class Hooks final : public core::Autograd, public Observer {
     return {begin, begin + bytes.size()};
   }
   void on_bucket_ready(const BucketEvent& event) override { call("on_bucket_ready", event.index, event.bytes); }
-
- private:
   template <class... Args>
   py::object call(const char* name, Args&&... args) {
     return reducer_().attr(name)(std::forward<Args>(args)...);
   }
+
+ private:
   py::weakref reducer_;
 };
 
@@ -133,13 +149,31 @@ std::vector<core::Parameter> parameters_of(const std::vector<Described>& describ
   return parameters;
 }
 
+nn::Sharding sharding_of(const py::object& options) {
+  const auto name = py::cast<std::string>(options.attr("sharding"));
+  return name == "optimizer"    ? nn::Sharding::Optimizer
+         : name == "gradients"  ? nn::Sharding::Gradients
+         : name == "parameters" ? nn::Sharding::Parameters
+                                : nn::Sharding::None;
+}
+
+/// Collective.
+std::shared_ptr<core::Shards> shards_of(const PyCommunicator& comm, nn::Sharding sharding) {
+  if (sharding == nn::Sharding::None) return nullptr;
+  return comm.shared()->call<std::shared_ptr<core::Shards>>(
+      "DistributedDataParallel", [&](Communicator& world) { return std::make_shared<core::Shards>(world, sharding); });
+}
+
 nn::DistributedDataParallelOptions options_of(const py::object& options, Observer* observer) {
   nn::DistributedDataParallelOptions own;
   own.bucket_bytes = py::cast<std::size_t>(options.attr("bucket_bytes"));
   own.first_bucket_bytes = py::cast<std::size_t>(options.attr("first_bucket_bytes"));
-  if (!options.attr("wire_dtype").is_none()) own.wire_dtype = DType::BFloat16;
+  own.wire_format = wire_format_of("DistributedDataParallel", options.attr("wire_format"));
+  if (!options.attr("error_feedback").is_none()) own.error_feedback = py::cast<bool>(options.attr("error_feedback"));
   if (py::cast<std::string>(options.attr("non_finite")) == "raise") own.non_finite = nn::NonFinite::Raise;
   own.check_replicas = py::cast<bool>(options.attr("check_replicas"));
+  own.sharding = sharding_of(options);
+  own.protect_parameters = py::cast<bool>(options.attr("protect_parameters"));
   if (!options.attr("observer").is_none()) own.observer = observer;
   return own;
 }
@@ -162,20 +196,62 @@ class GradientReducer {
   GradientReducer(const PyCommunicator& comm, const std::vector<Described>& parameters, const py::object& options,
                   const py::object& hooks)
       : hooks_(hooks),
-        core_(std::make_shared<RanksOfMember>(comm.shared()), parameters_of(parameters), options_of(options, &hooks_),
-              hooks_) {}
+        member_(comm.shared()),
+        core_(std::make_shared<RanksOfMember>(member_), parameters_of(parameters), options_of(options, &hooks_), hooks_,
+              core::reduce_by_average, shards_of(comm, sharding_of(options))) {}
   core::Reducer& core() noexcept { return core_; }
 
+  /// cohort.nn's Reducer has a hook.
+  void use_hook() {
+    core_.use_hook([this](const core::HookedBucket& hooked) {
+      std::vector<std::size_t> offsets;
+      for (std::size_t position = 0; position < hooked.bucket.members().size(); ++position) {
+        offsets.push_back(hooked.bucket.offset(position) / size_of(hooked.bucket.dtype()));
+      }
+      return std::make_unique<PendingHook>(hooks_.call("run_hook", hooked.number, hooked.last, hooked.bucket.memory(),
+                                                       hooked.bucket.members(), offsets, hooked.share));
+    });
+  }
   py::list buckets() const {
     py::list all;
     for (const core::Bucket& bucket : core_.buckets()) {
+      std::vector<int> members;  // that have a place
       std::vector<std::size_t> offsets;
       for (std::size_t position = 0; position < bucket.members().size(); ++position) {
+        if (bucket.place(position).data == nullptr) continue;
+        members.push_back(bucket.members()[position]);
         offsets.push_back(bucket.offset(position) / size_of(bucket.dtype()));
       }
-      all.append(py::make_tuple(bucket.memory(), bucket.members(), offsets));
+      if (!members.empty()) all.append(py::make_tuple(bucket.memory(), members, offsets));
     }
     return all;
+  }
+  /// By parameter, where its values are to lie in `homes`, in elements.
+  std::vector<std::size_t> home_offsets() const {
+    std::vector<std::size_t> offsets;
+    for (std::size_t i = 0; i < core_.parameter_count(); ++i) {
+      const Buffer home = core_.home_of(i);
+      offsets.push_back(elements_between(core_.homes(), home));
+    }
+    return offsets;
+  }
+  /// (parameter, begin, count, where its average lies in `averages`), counted in elements.
+  py::list pieces() const {
+    py::list all;
+    for (const core::Piece& piece : core_.pieces()) {
+      const std::size_t average =
+          core_.divides_gradients() ? elements_between(core_.averages(), core_.average_of(piece)) : 0;
+      all.append(py::make_tuple(piece.parameter, piece.begin, piece.count, average));
+    }
+    return all;
+  }
+  void meet() {
+    member_->call<void>("Sharded", [&](Communicator&) { core_.shards()->meet(); });
+  }
+  void gather() {
+    const Device& device = core_.regions().front().values.device;
+    void* const stream = device.type == DeviceType::CPU ? nullptr : hooks_.stream_of(device);
+    member_->call<void>("Sharded", [&](Communicator&) { core_.shards()->gather(core_.regions(), stream); });
   }
   void finish() {
     try {
@@ -203,9 +279,87 @@ class GradientReducer {
   }
 
  private:
+  static std::size_t elements_between(const Memory& memory, const Buffer& buffer) {
+    return static_cast<std::size_t>(static_cast<std::byte*>(buffer.data) - static_cast<std::byte*>(memory.data())) /
+           size_of(buffer.dtype);
+  }
+
   Hooks hooks_;
+  std::shared_ptr<Member> member_;
   core::Reducer core_;
 };
+
+using Matrix = std::tuple<std::uintptr_t, std::int64_t, std::int64_t, std::int64_t>;
+
+void start_power_sgd(core::PowerSGD& self, const PyCommunicator& comm, std::uintptr_t address, std::int64_t count,
+                     const std::string& dtype, const std::vector<Matrix>& gradients, py::object tensor) {
+  std::vector<core::PowerSGD::Matrix> matrices;
+  for (const auto& [parameter, offset, rows, columns] : gradients) {
+    matrices.push_back({reinterpret_cast<const void*>(parameter), offset, rows, columns});
+  }
+  RanksOfMember ranks(comm.shared());
+  std::shared_ptr<const void> keep = kept(std::move(tensor));
+  const py::gil_scoped_release release;
+  self.start(ranks, {reinterpret_cast<void*>(address), count, named_dtype(dtype).value()}, std::move(matrices),
+             std::move(keep));
+}
+
+void finish_power_sgd(core::PowerSGD& self, const PyCommunicator& comm) {
+  RanksOfMember ranks(comm.shared());
+  const py::gil_scoped_release release;
+  self.finish(ranks);
+}
+
+py::bytes bytes_of(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+
+std::vector<float> floats_of(const std::string& bytes) {
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(float));
+  return values;
+}
+
+void bind_power_sgd(py::module_& module) {
+  using core::PowerSGD;
+  py::class_<PowerSGD>(module, "PowerSGD")
+      .def(py::init([](std::int64_t rank, std::int64_t start, double rate, bool feedback, bool warm, double epsilon,
+                       std::uint64_t seed) {
+             return PowerSGD({.matrix_approximation_rank = rank,
+                              .start_powerSGD_iter = start,
+                              .min_compression_rate = rate,
+                              .use_error_feedback = feedback,
+                              .warm_start = warm,
+                              .orthogonalization_epsilon = epsilon,
+                              .random_seed = seed});
+           }),
+           py::arg("matrix_approximation_rank"), py::arg("start_powerSGD_iter"), py::arg("min_compression_rate"),
+           py::arg("use_error_feedback"), py::arg("warm_start"), py::arg("orthogonalization_epsilon"),
+           py::arg("random_seed"))
+      .def("start", &start_power_sgd, py::arg("comm"), py::arg("address"), py::arg("count"), py::arg("dtype"),
+           py::arg("gradients"), py::arg("tensor"))
+      .def("finish", &finish_power_sgd, py::arg("comm"))
+      .def("forget", &PowerSGD::forget)
+      .def_property_readonly("iteration", &PowerSGD::iteration)
+      .def("compression_stats", &PowerSGD::compression_stats)
+      .def("kept",
+           [](const PowerSGD& self) {
+             py::list all;
+             for (const PowerSGD::Kept& one : self.kept()) {
+               all.append(py::make_tuple(one.rows, one.columns, bytes_of(one.error), bytes_of(one.q)));
+             }
+             return all;
+           })
+      .def("restore",
+           [](PowerSGD& self, std::int64_t iteration,
+              const std::vector<std::tuple<std::int64_t, std::int64_t, std::string, std::string>>& kept_before) {
+             std::vector<PowerSGD::Kept> all;
+             for (const auto& [rows, columns, error, q] : kept_before) {
+               all.push_back({.rows = rows, .columns = columns, .error = floats_of(error), .q = floats_of(q)});
+             }
+             self.restore(iteration, std::move(all));
+           });
+}
 
 using Named = std::tuple<std::string, std::vector<std::int64_t>, std::size_t, py::object, py::function>;
 
@@ -237,10 +391,23 @@ auto accumulation(Function function) {
 }  // namespace
 
 void bind_gradients(py::module_& module) {
+  module.def("warn_of_unused_shares", &core::warn_of_unused_shares);
+  py::class_<core::SampleShares>(module, "SampleShares")
+      .def(py::init<const std::string&>(), py::arg("text"))
+      .def("require_world", &core::SampleShares::require_world, py::arg("size"))
+      .def("part", &core::SampleShares::part, py::arg("total"), py::arg("rank"), py::arg("size"), py::arg("place"))
+      .def("bind", [](core::SampleShares& self,
+                      const PyCommunicator& comm) { self.bind(std::make_shared<RanksOfMember>(comm.shared())); })
+      .def("reset", &core::SampleShares::reset)
+      .def("begin_step", &core::SampleShares::begin_step, py::arg("total"), py::arg("drawn"),
+           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "end_step", [](core::SampleShares& self, std::int64_t own) { self.end_step(own); }, py::arg("own"));
   py::class_<GradientReducer>(module, "GradientReducer")
       .def(py::init<const PyCommunicator&, const std::vector<Described>&, const py::object&, const py::object&>(),
            py::arg("comm"), py::arg("parameters"), py::arg("options"), py::arg("hooks"))
       .def("lay_out", [](GradientReducer& self) { self.core().lay_out(); })
+      .def("use_hook", &GradientReducer::use_hook)
       .def("buckets", &GradientReducer::buckets)
       .def("slot_of",
            [](GradientReducer& self, const std::string& name) {
@@ -276,9 +443,37 @@ void bind_gradients(py::module_& module) {
       .def("count_parameter_comparison", [](GradientReducer& self) { ++self.core().stats().parameter_comparisons; })
       .def("go_on_from",
            [](GradientReducer& self, GradientReducer& before) {
-             self.core().go_on_from(before.core().progress(), before.core().stats());
+             std::map<std::string, std::vector<float>> residuals;
+             for (const auto& [name, values] : before.core().residuals())
+               residuals[name].assign(values.begin(), values.end());
+             self.core().go_on_from(before.core().progress(), before.core().stats(), residuals);
+           })
+      .def_property_readonly("divides_gradients", [](GradientReducer& self) { return self.core().divides_gradients(); })
+      .def_property_readonly("shares_parameters",
+                             [](GradientReducer& self) { return self.core().shards()->shares_parameters(); })
+      .def_property_readonly("writes_shared",
+                             [](GradientReducer& self) { return self.core().shards()->writes_shared(); })
+      .def("homes", [](GradientReducer& self) { return self.core().homes(); })
+      .def("averages", [](GradientReducer& self) { return self.core().averages(); })
+      .def("home_offsets", &GradientReducer::home_offsets)
+      .def("pieces", &GradientReducer::pieces)
+      .def("protect_parameters", [](GradientReducer& self) { self.core().protect_parameters(); })
+      .def("allow_writes", [](GradientReducer& self) { self.core().allow_writes(); })
+      .def("forbid_writes", [](GradientReducer& self) { self.core().forbid_writes(); })
+      .def("meet", &GradientReducer::meet)
+      .def("gather", &GradientReducer::gather)
+      .def("reads", [](GradientReducer& self, std::size_t parameter) { return self.core().reads(parameter); })
+      .def_property_readonly("in_sync", accumulation([](core::Accumulation& all) { return all.sync(); }))
+      .def("residuals",
+           [](GradientReducer& self) {
+             py::dict views;
+             for (const auto& [name, values] : self.core().residuals())
+               views[py::str(name)] =
+                   py::memoryview::from_memory(values.data(), static_cast<py::ssize_t>(values.size_bytes()));
+             return views;
            })
       .def("stats", &GradientReducer::stats);
+  bind_power_sgd(module);
   module.def(
       "require_same_on_all_ranks",
       [](const PyCommunicator& comm, const std::vector<std::string>& lines, const std::string& who) {

@@ -88,18 +88,15 @@ void bind_memory(py::module_& module) {
            "A torch tensor over it; by default one dimension of as many elements as fit.");
   module.def(
       "first_non_finite",
-      [](const py::object& data, const py::object& wire_dtype) -> std::optional<std::int64_t> {
+      [](const py::object& data, const py::object& wire_format) -> std::optional<std::int64_t> {
         const Array array(data, Access::Read, {"first_non_finite", "data"});
         FiniteOptions options;
-        if (!wire_dtype.is_none()) {
-          options.wire_dtype = named_dtype(py::str(wire_dtype));
-          if (!options.wire_dtype) refuse("first_non_finite", "the wire_dtype is no type that is known");
-        }
+        options.wire_format = wire_format_of("first_non_finite", wire_format);
         const ConstBuffer buffer = array.const_buffer();
         const py::gil_scoped_release release;
         return first_non_finite(buffer, options);
       },
-      py::arg("data"), py::arg("wire_dtype") = py::none(),
+      py::arg("data"), py::arg("wire_format") = py::none(),
       "The number of the first element that is NaN or infinite (or becomes so as bfloat16), or None.");
   module.def(
       "permute",

@@ -66,6 +66,7 @@ void reads(EngineCall& call, py::handle input) {
 struct Scaling {
   ReduceOp op;
   double prescale, postscale;
+  WireFormat wire_format = WireFormat::None;
 };
 
 EngineCall reduction(Kind kind, const py::str& name, const Scaling& scaling) {
@@ -76,18 +77,25 @@ EngineCall reduction(Kind kind, const py::str& name, const Scaling& scaling) {
   return call;
 }
 
+/// After the input is known.
+void travels(EngineCall& call, const Scaling& scaling) {
+  const bool sums = scaling.op == ReduceOp::Sum || scaling.op == ReduceOp::Average;
+  if (call.request.input.dtype == DType::Float32 && sums) call.request.wire_format = scaling.wire_format;
+}
+
 EngineCall all_reduce_call(const py::str& name, py::handle input, py::handle output, const Scaling& scaling) {
   EngineCall call = reduction(Kind::AllReduce, name, scaling);
   if (!output.is_none()) {
     call.arrays.reserve(2);
     reads(call, input);
     call.request.output = add(call, output, Access::Write, "the output").buffer();
-    return call;
+  } else {
+    const Array& array = add(call, input, Access::Write, "the array");
+    call.request.input = array.const_buffer();
+    call.request.output = array.buffer();
+    call.request.shape = array.shape();
   }
-  const Array& array = add(call, input, Access::Write, "the array");
-  call.request.input = array.const_buffer();
-  call.request.output = array.buffer();
-  call.request.shape = array.shape();
+  travels(call, scaling);
   return call;
 }
 
@@ -194,7 +202,7 @@ PyNamedEngine make_engine(const PyCommunicator& comm, std::size_t fusion_thresho
 }
 
 // all_reduce is called for every gradient of every step: without pybind11's dispatcher, which costs more than all else.
-constexpr const char* kParameters[] = {"name", "input", "output", "op", "prescale", "postscale"};
+constexpr const char* kParameters[] = {"name", "input", "output", "op", "prescale", "postscale", "wire_format"};
 constexpr std::size_t kPositional = 3;
 using Arguments = std::array<PyObject*, std::size(kParameters)>;
 
@@ -240,9 +248,11 @@ double factor_of(PyObject* number) {
 PyObject* named_all_reduce(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) noexcept {
   try {
     const Arguments arguments = arguments_of(given, static_cast<std::size_t>(count), names);
-    const auto [name, input, output, op, prescale, postscale] = arguments;
-    const Scaling scaling{op != nullptr ? reduce_op_of(op, "all_reduce") : ReduceOp::Average, factor_of(prescale),
-                          factor_of(postscale)};
+    const auto [name, input, output, op, prescale, postscale, wire_format] = arguments;
+    const Scaling scaling{
+        op != nullptr ? reduce_op_of(op, "all_reduce") : ReduceOp::Average, factor_of(prescale), factor_of(postscale),
+        wire_format != nullptr ? wire_format_of("all_reduce", py::reinterpret_borrow<py::object>(wire_format))
+                               : WireFormat::None};
     EngineCall call =
         all_reduce_call(py::reinterpret_borrow<py::str>(name), input, output != nullptr ? output : Py_None, scaling);
     return py::cast(submit(py::cast<const PyNamedEngine&>(py::handle(self)), std::move(call))).release().ptr();
@@ -255,13 +265,17 @@ PyObject* named_all_reduce(PyObject* self, PyObject* const* given, Py_ssize_t co
 PyMethodDef kAllReduce = {
     "all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&named_all_reduce)),
     METH_FASTCALL | METH_KEYWORDS,
-    "all_reduce($self, /, name, input, output=None, *, op='average', prescale=1.0, postscale=1.0)\n--\n\n"
+    "all_reduce($self, /, name, input, output=None, *, op='average', prescale=1.0, postscale=1.0, "
+    "wire_format=None)\n--\n\n"
     "Reduces `input` over all ranks, into `output` or in place. Every rank brings the same shape. Integers are scaled "
-    "in double precision and rounded toward zero."};
+    "in double precision and rounded toward zero. wire_format='int8' (or another): sums and averages of "
+    "float32 travel so between hosts."};
 
 Works all_reduce_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& inputs,
-                       const py::object& outputs, const py::object& op, double prescale, double postscale) {
-  const Scaling scaling = scaling_of("all_reduce", op, prescale, postscale);
+                       const py::object& outputs, const py::object& op, double prescale, double postscale,
+                       const py::object& wire_format) {
+  Scaling scaling = scaling_of("all_reduce", op, prescale, postscale);
+  scaling.wire_format = wire_format_of("all_reduce", wire_format);
   py::sequence results;
   if (!outputs.is_none()) {
     results = py::cast<py::sequence>(outputs);
@@ -292,11 +306,13 @@ Works broadcast_group(const PyNamedEngine& self, const py::sequence& names, cons
 }
 
 Works reduce_scatter_group(const PyNamedEngine& self, const py::sequence& names, const py::sequence& inputs,
-                           const py::object& op, double prescale, double postscale) {
-  const Scaling scaling = scaling_of("reduce_scatter", op, prescale, postscale);
+                           const py::object& op, double prescale, double postscale, const py::object& wire_format) {
+  Scaling scaling = scaling_of("reduce_scatter", op, prescale, postscale);
+  scaling.wire_format = wire_format_of("reduce_scatter", wire_format);
   return submit_group(self, Kind::ReduceScatter, names, inputs, [&](std::size_t i, const py::str& name) {
     EngineCall call = reduction(Kind::ReduceScatter, name, scaling);
     gives(call, py::object(inputs[i]));
+    travels(call, scaling);
     return call;
   });
 }
@@ -412,7 +428,7 @@ void bind_named(py::module_& module) {
           "Memory that operations of this engine read and write without copies. As Communicator.allocate, which an "
           "engine's communicator refuses.")
       .def("all_reduce_group", &all_reduce_group, py::arg("names"), py::arg("inputs"), py::arg("outputs") = py::none(),
-           kOnly, kAverage, kPrescale, kPostscale,
+           kOnly, kAverage, kPrescale, kPostscale, py::arg("wire_format") = py::none(),
            "Several at once: all or none are accepted, and they are carried out together.")
       .def("all_gather_group", &all_gather_group, py::arg("names"), py::arg("inputs"), kOnly,
            py::arg("needs_all_ranks") = false,
@@ -424,9 +440,9 @@ void bind_named(py::module_& module) {
           "Copies the root's arrays into those of the other ranks, in place. needs_all_ranks: refused while some ranks "
           "have joined.")
       .def("reduce_scatter_group", &reduce_scatter_group, py::arg("names"), py::arg("inputs"), kOnly, kSum, kPrescale,
-           kPostscale,
+           kPostscale, py::arg("wire_format") = py::none(),
            "Reduces, and gives each rank its rows of the result; where they do not divide, the first ranks get one row "
-           "more.")
+           "more. `wire_format` as for all_reduce.")
       .def("all_to_all", &named_all_to_all, py::arg("name"), py::arg("input"), py::arg("splits") = py::none(),
            "splits[s] rows of `input` go to rank s (None: equal parts); `result` holds what came, by rank, and "
            "`received_splits` the rows from each.")

@@ -63,6 +63,36 @@ class Places(unittest.TestCase):
         with self.assertRaisesRegex(cohort.InvalidArgument, "at least 1 copy of each file, not 0"):
             checkpoint.CheckpointFolder(self.folder, place="local", copies=0)
 
+    def test_the_best_stays_and_training_ends_early_on_all_ranks(self):
+        losses = [4.0, 2.0, float("nan"), 3.0, 3.0, 1.0, 5.0]
+        early = cohort.EarlyStopping(patience=3)
+        for step, loss in enumerate(losses, 1):
+            # As after a restart each time.
+            checkpoints = checkpoint.CheckpointFolder(self.folder, keep=1, place="shared", best_by="loss")
+            if step > 1:
+                info = checkpoints.load_latest(with_values(Mlp()))
+                early = cohort.EarlyStopping(patience=3)
+                early.load_state(info.progress.values["early"])
+            stop = early.should_stop(loss if self.rank == 0 else step)  # rank 0's counts
+            checkpoints.save(with_values(Mlp(), step), step=step, values={"loss": loss, "early": early.state()})
+            if stop:
+                break
+        self.assertEqual((step, early.best, early.waited, early.improved), (5, 2.0, 3, False))
+        self.assertEqual([info.progress.step for info in checkpoints.list()], [2, 5])
+        net = with_values(Mlp())
+        self.assertEqual(checkpoints.load_best(net).progress.step, 2)
+        self.assertTrue(torch.equal(net.last.bias, with_values(Mlp(), 2).last.bias))
+        highest = checkpoint.CheckpointFolder(self.folder, place="shared", best_by="loss", best_mode="max")
+        self.assertEqual(highest.load_best(net).progress.step, 5)
+        for wrong, text in (({"keep_best": 1}, "needs best_by"), ({"best_by": "a", "best_mode": "least"}, "'min' or 'max'")):
+            with self.assertRaisesRegex(cohort.InvalidArgument, text):
+                checkpoint.CheckpointFolder(self.folder, **wrong)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "of another mode"):
+            cohort.EarlyStopping(mode="max").load_state(early.state())
+        for wrong, text in (({"patience": 0}, "patience is 0"), ({"mode": "least"}, "'min' or 'max'")):
+            with self.assertRaisesRegex(cohort.InvalidArgument, text):
+                cohort.EarlyStopping(**wrong)
+
     def test_a_folder_that_is_not_shared_is_named(self):
         folder = self.folder if self.rank == 0 else os.path.join(self.folder, "elsewhere")
         with self.assertRaisesRegex(cohort.InvalidArgument, f"is not seen by .*{self.size - 1}"):
@@ -129,6 +159,47 @@ class Places(unittest.TestCase):
         cohort.world().barrier()
         self.assertEqual(checkpoints.save_async(net).wait().generation, 1)
 
+    def test_parts_of_tensors_come_back_in_any_cut(self):
+        whole = {f"model/{name}": tensor for name, tensor in Mlp().state_dict().items()}
+        whole = {name: torch.arange(tensor.numel(), dtype=tensor.dtype).view(tensor.shape) for name, tensor in whole.items()}
+
+        def part(tensor, dimension):
+            if tensor.dim() == 1:  # a range
+                count = tensor.numel()
+                begin, end = count * self.rank // self.size, count * (self.rank + 1) // self.size
+                return tensor[begin:end], checkpoint.Shard([count], [0], [count], begin, end - begin)
+            along = tensor.shape[dimension]
+            begin, end = along * self.rank // self.size, along * (self.rank + 1) // self.size
+            start, extent = [0, 0], list(tensor.shape)
+            start[dimension], extent[dimension] = begin, end - begin
+            return tensor.narrow(dimension, begin, end - begin), checkpoint.Shard(list(tensor.shape), start, extent)
+
+        for place in ("rank0", "shared", "local"):
+            with self.subTest(place=place):
+                checkpoints = checkpoint.CheckpointFolder(os.path.join(self.folder, place), place=place)
+                self.assertIsNone(checkpoints.load_shards({}))
+                shards = {name: part(tensor, 0) for name, tensor in whole.items()}
+                checkpoints.save_async(Mlp(), step=5, state={"own": torch.tensor(self.rank)}, shards=shards).wait()
+                wanted = {name: part(tensor, 1) for name, tensor in whole.items()}
+                info, found = checkpoints.load_shards({name: shard for name, (_, shard) in wanted.items()})
+                self.assertEqual(info.progress.step, 5)
+                self.assertEqual(int(checkpoints.rank_state()["own"]), self.rank)
+                self.assertEqual(int(checkpoints.parts([0])[0]["own"]), 0)
+                for name, (tensor, _) in wanted.items():
+                    self.assertTrue(torch.equal(found[name], tensor), name)
+                net = Mlp()
+                checkpoints.load_latest(net)  # a program without shards
+                for name, tensor in net.state_dict().items():
+                    self.assertTrue(torch.equal(tensor, whole[f"model/{name}"]), name)
+                with self.assertRaisesRegex(cohort.InvalidArgument, "tensor 'model/nothing' -- it was not saved"):
+                    checkpoints.load_shards({"model/nothing": checkpoint.Shard([1], [0], [1])})
+                if self.size > 1:
+                    name = next(iter(shards))
+                    if self.rank == 1:
+                        del shards[name]
+                    with self.assertRaisesRegex(cohort.InvalidArgument, f"elements of tensor '{name}' .* are there"):
+                        checkpoints.save(Mlp(), step=6, shards=shards)
+
     def test_versions(self):
         net = torch.nn.Linear(3, 2)
         folder = os.path.join(self.folder, "run")
@@ -145,11 +216,11 @@ class Places(unittest.TestCase):
             path = pathlib.Path(newer.folder, "manifest.json")
             body = json.loads(path.read_text())["manifest"]
             self.assertEqual(body["version"], 2)
-            body["version"] = 3
+            body["version"] = 4
             path.write_text(finished(body))
         cohort.world().barrier()
         before = copies(net)
-        with self.assertRaisesRegex(cohort.InvalidArgument, "a newer Cohort saved this checkpoint: its format is of version 3"):
+        with self.assertRaisesRegex(cohort.InvalidArgument, "a newer Cohort saved this checkpoint: its format is of version 4"):
             checkpoints.load_latest(net, optimizer)
         for one, other in zip(before, copies(net)):
             self.assertTrue(torch.equal(one, other))

@@ -127,13 +127,27 @@ class Collectives(unittest.TestCase):
     def test_bfloat16_between_hosts(self):
         for kind in KINDS:
             data = kind.make([1.5 * (self.rank + 1)] * 20000, "float32")
-            self.world.all_reduce(data, wire_dtype="bfloat16")
+            self.world.all_reduce(data, wire_format="bfloat16")
             # Halves of up to 8 bits are not rounded, wherever the ranks are.
             self.assertEqual(kind.values(data)[::5000], [1.5 * self.size * (self.size + 1) / 2] * 4)
-            with self.assertRaisesRegex(cohort.InvalidArgument, "float32 can as bfloat16"):
-                self.world.all_reduce(data, wire_dtype="float16")
-            with self.assertRaisesRegex(cohort.InvalidArgument, "wire_dtype is no type"):
-                self.world.all_reduce(data, wire_dtype="halves")
+            with self.assertRaisesRegex(cohort.InvalidArgument, "only float32 has other formats"):
+                self.world.all_reduce(kind.make([1.0], "float64"), wire_format=torch.bfloat16)
+            with self.assertRaisesRegex(cohort.InvalidArgument, "wire_format is no format"):
+                self.world.all_reduce(data, wire_format="halves")
+
+    def test_narrow_formats_between_hosts(self):
+        for kind in KINDS:
+            for name in ("int8", "int4", "float8_e4m3"):
+                residual = kind.make([0.0] * 20000, "float32")
+                data = kind.make([1.5 * (self.rank + 1)] * 20000, "float32")
+                self.world.all_reduce(data, wire_format=name, residual=residual)
+                exact = 1.5 * self.size * (self.size + 1) / 2
+                for value in kind.values(data)[::5000]:
+                    self.assertAlmostEqual(value / exact, 1, places=1)
+                with self.assertRaisesRegex(cohort.InvalidArgument, "as many float32"):
+                    self.world.all_reduce(data, wire_format=name, residual=kind.make([0.0], "float32"))
+                with self.assertRaisesRegex(cohort.InvalidArgument, "goes with int8, int4"):
+                    self.world.all_reduce(data, residual=residual)
 
     def test_whether_a_result_is_finite(self):
         for kind in KINDS:

@@ -118,8 +118,12 @@ class Positions(unittest.TestCase):
         for state in (SamplerState(size=9), SamplerState(size=10, cursor=11), SamplerState(size=10, epoch=-1)):
             with self.assertRaises(cohort.InvalidArgument):
                 sampler.load_state(state)
-        with self.assertRaisesRegex(cohort.InvalidArgument, "without a batch drawn"):
+        with self.assertRaisesRegex(cohort.InvalidArgument, r"step\(1\) where 0 batches are drawn"):
             sampler.step()
+        sampler.next_batch()
+        for steps in (0, -3, 5):
+            with self.assertRaisesRegex(cohort.InvalidArgument, rf"step\({steps}\) where 1 batches are drawn"):
+                sampler.step(steps)
         self.assertEqual(DistributedSampler(10, seed=4).state_dict(), {"seed": 4, "epoch": 0, "cursor": 0, "size": 10})
 
     def test_after_step_the_next_epoch_begins_by_itself(self):

@@ -549,6 +549,34 @@ class Errors(Case):
             if self.rank == 1:
                 dist.send(torch.tensor([5.0]), 0, tag=9)
 
+    def test_memory_of_the_group(self):
+        group = dist.group.WORLD if TORCH_2 else dist.distributed_c10d._get_default_group()
+        self.assertTrue(group.supports_tensor_alloc(torch.device("cpu")))
+        self.assertFalse(group.supports_tensor_alloc("cuda:0"))
+
+        def give(count, dtype=torch.float32):
+            return group.allocate_tensor(count, dtype=dtype, device=torch.device("cpu"))
+
+        for dtype in (torch.float32, torch.bfloat16, torch.int8, getattr(torch, "float8_e4m3fn", torch.bool)):
+            self.assertEqual((give(70_000, dtype).shape, give(3, dtype).dtype), ((70_000,), dtype))
+        first, second = give(100_000), give(100_000)
+        self.assertNotEqual(first.data_ptr(), second.data_ptr())
+        for tensor in first, second:
+            tensor.fill_(1)
+            dist.all_reduce(tensor)
+            self.assertEqual(set(tensor.tolist()), {self.size})
+        if self.size == 1:
+            return
+        view, address = first[10:20], first.data_ptr()
+        del first, tensor
+        self.assertNotIn(address, [one.data_ptr() for one in [give(100_000) for _ in range(3)]])  # the view lies in it
+        del view
+        self.assertIn(address, [one.data_ptr() for one in [give(60_000) for _ in range(5)]])
+        gathered = give(self.size * 40_000)
+        mine = gathered[self.rank * 40_000 :][:40_000].fill_(self.rank)
+        group._allgather_base(gathered, mine).wait()
+        self.assertEqual(gathered[::40_000].tolist(), list(range(self.size)))
+
     @needs_torch_2
     def test_autograd_sees_what_is_written(self):
         weight = torch.ones(3, requires_grad=True)

@@ -145,6 +145,65 @@ assert "torch" not in sys.modules
 print("over", state.steps, int(weights["steps"][0]), *map(repr, weights["w"]), flush=True)
 """
 
+# Each rank steps parameters of its own. JOIN: this worker says what it begins with.
+LOCAL = """
+import hashlib, json, os, signal, sys, time
+import torch
+import cohort
+from cohort.data import DistributedSampler
+
+torch.set_num_threads(1)
+WORKER = os.environ["COHORT_WORKER"]
+at, where = json.loads(os.environ.get("PLAN", "{}")).get(WORKER, (0, ""))
+size, batch, epochs = json.loads(os.environ["SIZES"])
+x = torch.randn(size, 8, generator=torch.Generator().manual_seed(1))
+torch.manual_seed(5 + int(WORKER))
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+net[2].bias.requires_grad_(False)
+optimizer = torch.optim.Adam(net.parameters(), 0.01)
+schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+diloco = cohort.optim.DiLoCo(net, optimizer, sync_every=20, fragments=2, fragment_sync_delay=1, fragment_update_alpha=0.5)
+sampler = DistributedSampler(size, 1, 0, batch_size=batch)
+state = cohort.elastic.State().add("diloco", diloco).add("sampler", sampler).add("schedule", schedule)
+taken = 0
+
+def digest(tensors):
+    return hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in tensors)).hexdigest()[:12]
+
+def here(place):
+    if place == where and state.steps + 1 == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@cohort.elastic.run
+def train(state, world):
+    global taken
+    print("world", state.steps, world.rank, world.size, diloco.steps_left, taken, digest(net.parameters()),
+          digest([one.outer for one in diloco._fragments]), optimizer.param_groups[0]["lr"], flush=True)
+    while sampler.epoch < epochs:
+        for indices in sampler:
+            here("forward")
+            optimizer.zero_grad()
+            inputs = x[indices]
+            if len(inputs) > 1:
+                net(inputs).sub(inputs.sum(1, keepdim=True)).square().mean().backward()
+            optimizer.step()
+            taken += 1
+            diloco.step(len(inputs))
+            here("between")
+            try:
+                state.step()
+            finally:
+                print("step", world.epoch, state.steps, world.rank, world.size, len(inputs), digest(net.parameters()), flush=True)
+            if not os.path.exists(os.path.join(os.environ["FOLDER"], "fast")):
+                time.sleep(float(os.environ.get("PACE", "0")))
+        schedule.step()
+        sampler.next_epoch()
+    diloco.synchronize()
+
+train(state)
+print("over", state.steps, taken, digest(net.state_dict().values()), flush=True)
+"""
+
 # Where other packages reduce: Horovod's API, initialised before `train` or in it, and torch's DistributedDataParallel.
 OTHERS = """
 import hashlib, os, signal, sys
@@ -333,6 +392,9 @@ class KilledEverywhere(Killed):
     def test_in_backward(self):
         self.train(4, {"1": (20, "backward"), "0": (45, "between"), "3": (70, "step")}, sizes=(10007, 32, 2), PACE="0")
 
+    def test_as_speeds_are_exchanged(self):
+        self.train(3, {"1": (9, "between"), "0": (20, "forward")}, COHORT_SHARES="measured")
+
     def test_while_others_reduce_or_have_not_begun(self):
         self.train(3, {"2": (0, "forward"), "0": (41, "reduced")})
 
@@ -361,6 +423,54 @@ class KilledEverywhere(Killed):
         statistics = {step[1]: step[7] for step in lines["step"][0]}
         for world in lines["world"][0][1:]:
             self.assertEqual(world[6], statistics[world[1]])
+
+
+@needs_torch
+class Local(unittest.TestCase):
+    """LocalSGD and DiLoCo: who stays has taken each step once, with the parameters that it had."""
+
+    def train(self, workers, plan, left):
+        with Job("-np", str(workers), "--min-np", "1", program=LOCAL, sizes=(1003, 8, 2), plan=plan) as job:
+            job.end()
+            overs = [over for overs in job.lines("over").values() for over in overs]
+            self.assertEqual(len(overs), left, job.said())
+            steps = 2 * math.ceil(1003 / (8 * workers))
+            self.assertEqual({tuple(over[:2]) for over in overs}, {(str(steps), str(steps))})
+            self.assertEqual(len({over[2] for over in overs}), 1)
+            self.assertTrue(elastic.audit(job.path / "r", {"sampler": 1003}))
+            worlds, taken = job.lines("world"), job.lines("step")
+            for worker, lines in worlds.items():
+                for world in lines[1:]:
+                    before = [step[5] for step in taken[worker] if step[1] == world[0]]
+                    self.assertEqual(world[4], world[0])
+                    self.assertIn(world[5], before, "goes on with its own parameters")
+
+    def test_killed_in_a_round(self):
+        self.train(2, {"1": (15, "forward")}, 1)
+
+    def test_killed_at_synchronisations(self):
+        self.train(3, {"1": (30, "between"), "0": (69, "forward")}, 1)
+
+    def test_who_comes_has_what_all_had_last(self):
+        with tempfile.TemporaryDirectory() as folder:
+            hosts = pathlib.Path(folder) / "hosts"
+            hosts.write_text("a:2\n")
+            options = ("--min-np", "1", "--starter", "local", "--host-discovery-script", f"cat {hosts}")
+            with Job(*options, program=LOCAL, sizes=(10007, 8, 1), PACE="0.2") as job:
+                job.wait_for_world(2)
+                hosts.write_text("a:2\nb:1\n")
+                job.wait_for_world(3)
+                (job.path / "fast").touch()
+                job.end()
+                first, second, joined = (job.lines("world")[worker] for worker in range(3))
+                changed = first[-1]
+                self.assertEqual(joined[0][:4:2], [changed[0], "3"], job.said())
+                for other in (second[-1], joined[0]):
+                    self.assertEqual([other[3], *other[6:]], [changed[3], *changed[6:]])
+                self.assertEqual(second[-1][4], changed[0])
+                self.assertIn(f"{changed[3]} steps before the next synchronisation", job.log(2, "err"))
+                self.assertEqual(len({over[0][2] for over in job.lines("over").values() if over}), 1)
+                self.assertTrue(elastic.audit(job.path / "r", {"sampler": 10007}))
 
 
 @needs_torch

@@ -8,6 +8,8 @@ import unittest
 from support import SECONDS, torch
 from support_hvd import Case, setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
+from cohort.hvd.compression import compressed
+
 if torch is not None:
     import cohort.torch as hvd
 
@@ -62,6 +64,18 @@ class Reductions(Case):
             self.assertEqual([one.dtype for one in got], [one.dtype for one in given])
             for one, total in zip(got, totals):
                 self.same(one, total)
+        # Between hosts float32 alone is rounded: the rest of the group, and other reductions, are exact.
+        got = hvd.grouped_allreduce(given, op=hvd.Sum, compression=hvd.Compression.int8)
+        self.assertEqual([one.dtype for one in got], [one.dtype for one in given])
+        for one, total in zip(got, totals):
+            if one.dtype == torch.float32:
+                self.assertLessEqual((one - total).abs().max(), total.abs().max() / 50)
+            else:
+                self.same(one, total)
+        best = hvd.allreduce(given[0], op=hvd.Max, compression=hvd.Compression.int8)
+        self.same(best, torch.stack(self.all_values("float32", (1,))).amax(0))
+        with self.assertRaisesRegex(ValueError, "Int4Compressor: wire formats are for horovod.torch"):
+            compressed(given, hvd.Compression.int4)  # what TensorFlow's operations begin with
         copies = [one.clone() for one in given]
         got = hvd.grouped_allreduce_(copies, op=hvd.Sum)
         for one, same, total in zip(got, copies, totals):
@@ -112,6 +126,16 @@ class Movements(Case):
         given = torch.arange(2.0 * self.size) + self.rank
         mine = (torch.arange(2.0 * self.size) * self.size + sum(range(self.size)))[2 * self.rank : 2 * self.rank + 2]
         self.close(hvd.synchronize(hvd.reducescatter_async(given, "rs", hvd.Sum, hvd.global_process_set, 2.0, 0.25)), mine / 2)
+        # Between hosts float32 is rounded on its way, as in allreduce.
+        numbers = torch.linspace(-1, 1, 1000 * self.size)
+        for kind in (torch.float32, torch.float64):
+            exact = hvd.reducescatter(numbers.to(kind), op=hvd.Sum)
+            rounded = hvd.reducescatter(numbers.to(kind), op=hvd.Sum, compression=hvd.Compression.int8)
+            self.assertLessEqual((rounded - exact).abs().max(), self.size / 50)
+            self.assertEqual(torch.equal(rounded, exact), kind == torch.float64 or hvd.local_size() == self.size)
+        with self.assertRaises(hvd.HorovodInternalError):
+            own = hvd.Compression.int8 if self.rank == 0 else hvd.Compression.none
+            hvd.reducescatter(numbers, name="rs.formats", compression=own)
         for op in (hvd.Min, hvd.Adasum):
             with self.assertRaises(NotImplementedError) as caught:
                 hvd.reducescatter_async(given, op=op)

@@ -254,7 +254,7 @@ class NonFinite(Case):
 
     def test_a_float32_that_bfloat16_cannot_hold(self):
         hosts = len(ranks_of_hosts(self.size)) if os.environ.get("COHORT_PRETEND_HOSTS") else 1
-        model, spoiler = self.model(torch.float32, wire_dtype=torch.bfloat16)
+        model, spoiler = self.model(torch.float32, wire_format=torch.bfloat16)
         if self.rank == self.size - 1:
             spoiler.next = {"second.bias": (5, 3.4e38)}
         if hosts == 1:  # it does not travel

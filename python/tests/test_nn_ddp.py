@@ -22,6 +22,32 @@ SMALL = {"bucket_bytes": 1200, "first_bucket_bytes": 300}  # of about two tensor
 
 
 @needs_torch
+@unittest.skipUnless(hasattr(getattr(torch, "amp", None), "GradScaler"), "this torch has no torch.amp.GradScaler")
+class MixedPrecision(Ranks):
+    def test_all_ranks_leave_out_the_same_steps_of_a_grad_scaler(self):
+        net = with_values(Mlp()).float()
+        model = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        for step in range(4):
+            x, y = batch_of(step + self.rank, 4)
+            before = copies(net)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                out = model(x.float())
+            loss = loss_of(out.to(y.dtype), y)
+            if step == 2 and self.rank == self.size - 1:
+                loss = loss * float("inf")  # of one rank alone
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            same = all(torch.equal(a, b) for a, b in zip(before, copies(net)))
+            self.assertEqual(same, step == 2)
+            self.assertEqual(scaler.get_scale(), 1024.0 if step < 2 else 512.0)
+            self.assert_same_bits_on_all_ranks(copies(net))
+
+
+@needs_torch
 class Averages(Ranks):
     def train(self, samples, how, steps=4, hidden=17):
         def step(net, optimizer, x, y):
@@ -67,19 +93,53 @@ class Averages(Ranks):
         for one, other in zip(*results):
             self.assertTrue(torch.equal(one, other))
 
-    def test_gradients_as_bfloat16_between_hosts(self):
+    def test_gradients_in_other_formats_between_hosts(self):
         samples = [3] * self.size
-        net = with_values(Mlp(hidden=17)).float()
-        model = DistributedDataParallel(net, wire_dtype=torch.bfloat16, **SMALL)
-        reference = with_values(Mlp(hidden=17)).float()
-        x, y = (part.float() if part.is_floating_point() else part for part in batch_of(0, sum(samples)))
-        loss_of(reference(x), y).backward()
-        loss_of(model(self.mine(x, samples)), self.mine(y, samples)).backward()
-        # Each host's sum is rounded to 8 bits, and the result perhaps once more.
-        self.assert_close(gradients(net), gradients(reference), 2e-2)
-        self.assert_same_bits_on_all_ranks(gradients(net))
-        with self.assertRaisesRegex(cohort.InvalidArgument, "only as bfloat16"):
-            DistributedDataParallel(Mlp(), wire_dtype="float16")
+        # Each host's sum is rounded, and the result perhaps once more; of int4 by a seventh of the largest of a block.
+        for wire_format, tolerance in ((torch.bfloat16, 2e-2), ("int8", 2e-2), ("float8_e4m3", 0.1), ("int4", None)):
+            net = with_values(Mlp(hidden=17)).float()
+            model = DistributedDataParallel(net, wire_format=wire_format, **SMALL)
+            reference = with_values(Mlp(hidden=17)).float()
+            x, y = (part.float() if part.is_floating_point() else part for part in batch_of(0, sum(samples)))
+            loss_of(reference(x), y).backward()
+            loss_of(model(self.mine(x, samples)), self.mine(y, samples)).backward()
+            if tolerance is not None:
+                self.assert_close(gradients(net), gradients(reference), tolerance)
+            self.assert_same_bits_on_all_ranks(gradients(net))
+            residuals = model.residuals()
+            self.assertEqual(set(residuals), {f"residual.{n}" for n, _ in net.named_parameters()} if tolerance is None else set())
+        with self.assertRaisesRegex(cohort.InvalidArgument, "only as bfloat16, int8"):
+            DistributedDataParallel(Mlp(), wire_format="float16")
+        with self.assertRaisesRegex(cohort.InvalidArgument, "error_feedback goes with"):
+            DistributedDataParallel(Mlp(), wire_format="bfloat16", error_feedback=True)
+
+    def test_error_feedback_and_its_checkpoint(self):
+        def train(parts):
+            net = with_values(Mlp(hidden=17)).float()
+            kept: dict = {}
+            for steps in parts:
+                values, net = net.state_dict(), Mlp(hidden=17).float()
+                net.load_state_dict(values)
+                model = DistributedDataParallel(net, wire_format="int8", error_feedback=True, **SMALL)
+                model.load_residuals({**kept, "something.else": torch.zeros(1)})
+                for step in steps:
+                    x, y = batch_of(step * self.size + self.rank, 3)
+                    model.zero_grad()
+                    loss_of(model(x.float()), y.float() if y.is_floating_point() else y).backward()
+                    with torch.no_grad():
+                        for parameter in net.parameters():
+                            parameter -= 0.01 * parameter.grad
+                kept = model.residuals()
+            return copies(net), kept, model
+
+        whole, residuals, model = train([range(5)])
+        self.assert_same_bits_on_all_ranks(whole)
+        resumed = train([range(2), range(2, 5)])[0]
+        if self.world.local_size() == 1:
+            self.assertTrue(all(torch.equal(one, other) for one, other in zip(whole, resumed)))
+        name = next(iter(residuals))
+        with self.assertRaisesRegex(cohort.InvalidArgument, "has 3 elements"):
+            model.load_residuals({name: torch.zeros(3)})
 
     def test_mixed_types(self):
         class Mixed(torch.nn.Module):

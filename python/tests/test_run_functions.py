@@ -265,10 +265,9 @@ class Failures(Folder):
             cohort.run(place, kwargs={"key": threading.Lock()}, np=1)
 
     def test_nothing_to_start_with(self):
-        with unittest.mock.patch.object(_command, "_candidates", lambda: iter([self.folder / "cohort"])):
-            with unittest.mock.patch.dict(os.environ, PATH=str(self.folder)):
-                with self.assertRaisesRegex(cohort.Unavailable, "there is no command `cohort` at"):
-                    cohort.run(place, np=1)
+        with unittest.mock.patch.multiple(_command, _beside_package=lambda: [], _elsewhere=lambda: [self.folder / "cohort"]):
+            with self.assertRaisesRegex(cohort.Unavailable, "there is no command `cohort` of this package's version"):
+                cohort.run(place, np=1)
         with captured(), self.assertRaisesRegex(cohort.Unavailable, "no/such/python"):
             cohort.run(place, np=1, executable="/no/such/python")
 

@@ -14,6 +14,7 @@ import queue
 import random
 import shutil
 import ssl
+import struct
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,11 @@ try:
     import prometheus_client.parser
 except ImportError:
     prometheus_client = None
+
+try:
+    from wandb.proto import wandb_internal_pb2
+except ImportError:
+    wandb_internal_pb2 = None
 
 COMMAND = os.environ.get("COHORT_COMMAND") or shutil.which("cohort")
 SECONDS = 60
@@ -69,6 +75,24 @@ record.write("end", step=2)
 
 def float32(value):
     return array.array("f", [value])[0]
+
+
+def wandb_records(folder):
+    """What the newest run that is offline below `folder` has in its file: pieces of LevelDB's log, with wandb's messages."""
+    data = max(folder.glob("wandb/offline-run-*/*.wandb"), key=os.path.getmtime).read_bytes()
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
 
 
 def scalars(folder):
@@ -297,7 +321,7 @@ class Files(Exports):
     def test_what_is_wrong_is_said(self):
         for words, told in (
             (["nowhere", "--to", "csv:x"], "nowhere"),
-            ([self.folder, "--to", "wandb:x"], "tensorboard:DIR"),
+            ([self.folder, "--to", "comet:x"], "tensorboard:DIR"),
             ([self.folder, "out.pt", "--to", "csv:x"], "give one"),
             ([self.folder, "--to", "prometheus:0.0.0.0:0"], "give a token"),
             ([self.folder, "--to", "prometheus:0.0.0.0:0", "--token-file", self.folder / "none"], "none"),
@@ -368,3 +392,114 @@ class TensorBoard(Exports):
 
 if __name__ == "__main__":
     unittest.main()
+
+
+@unittest.skipIf(wandb_internal_pb2 is None, "this Python has no wandb (tools/setup --for all)")
+class Wandb(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="wandb-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": path, "WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+
+    def read(self):
+        """(the run, its configuration, its values by step, its last values, its exit status, whether it may go on)"""
+        run, history, summary, status, preempting = None, {}, {}, None, False
+
+        def items(all_of):
+            return {item.key or "/".join(item.nested_key): json.loads(item.value_json, parse_constant=str) for item in all_of}
+
+        for record in wandb_records(self.folder):
+            what = record.WhichOneof("record_type")
+            if what == "run":
+                run = record.run
+            elif what == "history":
+                values = items(record.history.item)
+                history[record.history.step.num] = {k: v for k, v in values.items() if not k.startswith("_")}
+            elif what == "summary":
+                summary.update(items(record.summary.update))
+            elif what == "exit":
+                status = record.exit.exit_code
+            elif what == "preempting":
+                preempting = True
+        return run, items(run.config.update), history, summary, status, preempting
+
+    def export(self, where="wandb:digits?name=first", status=0):
+        done = subprocess.run(
+            [COMMAND, "export", "run.jsonl", "--to", where],
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=5 * SECONDS,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def test_values_config_summary_and_state_are_there(self):
+        lines = [
+            {"event": "start", "time": 1, "program": "p", "world_size": 2, "parameters": {"lr": 0.5, "name": "a b"}},
+            {"event": "step", "time": 2, "step": 1, "epoch": 0.5, "train_loss": 4.0},
+            {"event": "metric", "time": 2, "step": 1, "values": {"acc": 0.25, "bad": "NaN"}},
+            {"event": "metric", "time": 2, "step": 2, "values": {"own": 7}, "rank": 1},
+            {"event": "step", "time": 3, "step": 3, "epoch": 1, "train_loss": 9.0},
+            {"event": "resume", "time": 4, "step": 1, "epoch": 0.5},
+            {"event": "step", "time": 5, "step": 3, "epoch": 1, "train_loss": 1.5},
+            {"event": "end", "time": 6, "step": 3},
+        ]
+        (self.folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.assertIn("wandb has the run at", self.export())
+        run, config, history, summary, status, preempting = self.read()
+        self.assertEqual((run.project, run.display_name, status, preempting), ("digits", "first", 0, False))
+        self.assertRegex(run.run_id, "^cohort-[0-9a-f]{16}$")
+        self.assertLessEqual({"lr": 0.5, "name": "a b", "world_size": 2}.items(), config.items())
+        self.assertEqual(history[1], {"epoch": 0.5, "train_loss": 4.0, "acc": 0.25, "bad": "NaN"})
+        self.assertEqual(history[3], {"epoch": 1, "train_loss": 1.5})
+        self.assertNotIn(2, history, "that step was done again")
+        self.assertEqual(summary["train_loss"], 1.5)
+        # Without an end it is one that may go on, under the same id.
+        (self.folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:4]))
+        self.export()
+        again, _, history, _, status, preempting = self.read()
+        self.assertEqual((again.run_id, status, preempting), (run.run_id, 1, True))
+        self.assertEqual(history[2], {"own/rank1": 7})
+        self.assertIn("is no option of it", self.export("wandb:p?mode=offline", status=2))
+
+    def test_values_of_steps_before_the_last_are_counted(self):
+        steps = ((1, {"a": 1}), (5, {"a": 5}), (3, {"valid": 3, "b": 3}), (4, {"b": 4}), (6, {"a": 6}))
+        lines = [{"event": "start", "time": 1}] + [
+            {"event": "metric", "time": 2, "step": step, "values": values} for step, values in steps
+        ]
+        lines.append({"event": "end", "time": 3, "step": 6})
+        (self.folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.assertIn("without 3 values that came late, first valid of step 3 after step 5", self.export())
+        self.assertEqual(sorted(self.read()[2]), [1, 5, 6])
+
+    def test_beside_a_job_that_fails(self):
+        program = self.folder / "train.py"
+        # Its client takes what the ranks leave of the machine.
+        program.write_text(
+            WITH_RECORD.split('record.write("end"')[0]
+            + "import glob, time\nuntil = time.time() + 200\n"
+            + "while not glob.glob(os.environ['COHORT_RUN_DIR'] + '/wandb/offline-run-*/*.wandb') and time.time() < until:\n"
+            + "    time.sleep(0.1)\nraise SystemExit(3)\n"
+        )
+        done = subprocess.run(
+            [COMMAND, "run", "-q", "-np", "1", "--run-dir", str(self.folder), "--track", "wandb:", sys.executable, str(program)],
+            env=self.environment, capture_output=True, text=True, timeout=5 * SECONDS,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 3, done.stderr)
+        run, config, history, _, status, preempting = self.read()
+        if status is None:  # it has had its 30 s, and not enough of the machine: then this brings the rest
+            self.assertIn(f"cohort export {self.folder} --to 'wandb:'", done.stderr)
+            self.export("wandb:")
+            again, config, history, _, status, preempting = self.read()
+            self.assertEqual(again.run_id, run.run_id)
+        self.assertEqual((status, preempting, config["epochs"]), (1, False, 2))
+        self.assertEqual(history[1]["train_loss"], 0.5)
+
+    def test_a_client_that_is_not_there_is_named(self):
+        (self.folder / "run.jsonl").write_text('{"event":"start","time":1}\n')
+        (self.folder / "python3").write_text("#!/bin/sh\necho ModuleNotFoundError: wandb\n")
+        (self.folder / "python3").chmod(0o755)
+        self.environment["PATH"] = f"{self.folder}:{os.environ['PATH']}"
+        said = self.export(status=1)
+        self.assertIn("ModuleNotFoundError: wandb", said)
+        self.assertIn("pip install wandb", said)

@@ -158,9 +158,16 @@ class Watched(unittest.TestCase):
         cls.run_folder = cls.folder / "run"
         program = cls.folder / "peer.py"
         program.write_text(TRAINING)
+        # An NVML of two GPUs, and nothing else of them.
+        fake = pathlib.Path(COMMAND).resolve().parent.parent / "fake" / "libnvidia-ml.so.1"
+        (cls.folder / "lib").mkdir()
+        (cls.folder / "lib" / fake.name).symlink_to(fake)
+        environment = {**os.environ, "LD_LIBRARY_PATH": f"{cls.folder}/lib:{os.environ.get('LD_LIBRARY_PATH', '')}"}
+        cls.has_gpus = fake.exists()
         cls.job = subprocess.Popen(
             [COMMAND, "run", "-q", "-np", "2", "--run-dir", str(cls.run_folder), sys.executable, str(program), str(cls.run_folder)],
             stdout=subprocess.DEVNULL,
+            env=environment,
         )
         cls.stack.callback(cls.end_job)
         cls.wait_until(lambda: cls.live() and cls.live()[1][0]["step"] > 30, "the first steps")
@@ -218,8 +225,22 @@ class Figures(Watched):
         self.assertGreater(ranks[0]["exposed"], 0.3)
         self.assertGreater(ranks[0]["steps_per_second"], 1)
         self.assertGreater(ranks[0]["memory"], 1 << 20)
+        self.wait_until(lambda: self.live()[1][0]["cpu"] > 0, "what rank 0 takes of the CPU")
         self.assertRegex(ranks[1]["line"], r"rank 1 has done step \d+")
         self.assertEqual((self.run_folder / "live.json").stat().st_mode & 0o777, 0o600)
+
+    def test_what_cpus_and_gpus_do_is_recorded(self):
+        self.wait_until(lambda: (self.run_folder / "usage.jsonl").exists(), "usage.jsonl")
+        line = json.loads((self.run_folder / "usage.jsonl").read_text().splitlines()[0])
+        self.assertEqual((line["event"], (self.run_folder / "usage.jsonl").stat().st_mode & 0o777), ("metric", 0o600))
+        self.assertGreater(line["values"]["system/cpu"], 0)
+        self.assertGreater(line["values"]["system/memory"], 1 << 21)
+        if not self.has_gpus:
+            self.skipTest("the fake NVML is not built")
+        self.assertEqual((line["values"]["system/gpu0"], line["values"]["system/gpu1"]), (0, 0.8))
+        self.assertEqual(line["values"]["system/gpu1_memory"], 3 << 30)
+        host = self.live()[0]["hosts"][0]
+        self.assertEqual((host["gpus"], host["gpu"], host["gpu_memory"]), (2, 0.4, 4 << 30))
 
     def test_lines_where_there_is_no_terminal(self):
         watch = subprocess.run(
@@ -253,7 +274,157 @@ class Figures(Watched):
             self.assertIn(said, watch.stderr)
 
 
+class Runs(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="runs-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.environment = {**os.environ, "TZ": "UTC"}
+
+    def cohort(self, *arguments, status=0):
+        done = subprocess.run(
+            [COMMAND, *arguments], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=SECONDS
+        )
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def listed(self):
+        return {run["name"].split("-")[2]: run for run in json.loads(self.cohort("runs", "--json"))}
+
+    def job(self, name, script):
+        """A program of that name, which the run's folder is called after."""
+        program = self.folder / name
+        program.write_text("#!/bin/sh\n" + script)
+        program.chmod(0o755)
+        return [COMMAND, "run", "-q", "-np", "1", f"./{name}"]
+
+    def test_they_are_listed_with_state_values_and_size_and_removed(self):
+        line = '{"event":"metric","time":%d,"step":%d,"values":{"lr":0.1,"valid_loss":%s}}\\n'
+        values = "".join(line % (step, step, 1 / step) for step in range(1, 20000)) + line % (20000, 20000, '"NaN"')
+        (self.folder / "values").write_text(values.replace("\\n", "\n"))
+        for name, script, status in (
+            ("good", 'cp values "$COHORT_RUN_DIR/run.jsonl"', 0), ("bad", "exit 3", 3), ("saved", "exit 75", 75),
+        ):  # fmt: skip
+            done = subprocess.run(self.job(name, script), cwd=self.folder, capture_output=True, timeout=SECONDS)
+            self.assertEqual(done.returncode, status, done.stderr)
+        going = subprocess.Popen(self.job("going", "while :; do sleep 0.1; done"), cwd=self.folder, stdout=subprocess.DEVNULL)
+        self.addCleanup(going.wait)
+        self.addCleanup(going.terminate)
+        Watched.wait_until(lambda: "going" in self.listed() and self.listed()["going"]["ranks"] == 1, "the run that goes on")
+        # One whose launcher is gone, and has not said how it ended; folders that are no runs.
+        lost = self.folder / "runs" / "1-1-lost-1"
+        shutil.copytree(self.folder / "runs" / "latest", lost)
+        live = json.loads((lost / "live.json").read_text())
+        live.update(state="running", time=live["time"] - 3600, start=live["time"] - 3700)
+        (lost / "live.json").write_text(json.dumps(live))
+        (self.folder / "runs" / "notes").mkdir()
+
+        runs = self.listed()
+        self.assertEqual({name: run["state"] for name, run in runs.items()},
+                         {"good": "finished", "bad": "failed", "saved": "preempted", "going": "running", "lost": "lost"})  # fmt: skip
+        self.assertEqual((runs["bad"]["exit_status"], runs["good"]["ranks"], runs["good"]["step"]), (3, 1, 20000))
+        self.assertEqual(runs["good"]["values"], {"valid_loss": "NaN", "lr": 0.1})
+        self.assertGreater(runs["good"]["bytes"], len(values) // 2)  # (not all has its blocks yet)
+        self.assertEqual(runs["lost"]["seconds"], 100)
+        table = self.cohort("runs")
+        self.assertRegex(table, r"-good-\w+ +finished +2\d\d\d-\d\d-\d\d \d\d:\d\d +0:\d\d +1 +20000 +\S+  valid_loss nan  lr 0\.1\n")
+
+        # What is not to be removed, and nothing beside it either.
+        names = {name: run["name"] for name, run in runs.items()}
+        for arguments, said in (
+            ([names["going"], names["bad"]], "it goes on"),
+            ([names["bad"], "notes"], "notes is no run"),
+            (["values"], "is no run"),
+            ([], "which runs?"),
+            (["--keep", "1", names["bad"]], "give one"),
+            (["--older-than", "3 fortnights"], "is no time"),
+        ):
+            self.assertIn(said, self.cohort("runs", "rm", *arguments, status=2))
+        self.assertEqual(len(self.listed()), 5)
+        self.assertIn("would remove", self.cohort("runs", "rm", "--older-than", "30m", "--dry-run"))
+        self.assertEqual(len(self.listed()), 5)
+        self.assertRegex(self.cohort("runs", "rm", "--older-than", "30m"), r"removed \S+lost-1 \(lost, \S+\)\n1 run, ")
+        self.assertEqual(sorted(self.listed()), ["bad", "going", "good", "saved"])
+        self.cohort("runs", "rm", "--keep", "2")  # of those that go on none, whatever their age
+        self.assertEqual(sorted(self.listed()), ["going", "saved"])
+        going.terminate()
+        going.wait(SECONDS)
+        self.cohort("runs", "rm", f"runs/{names['going']}", names["saved"])
+        self.assertEqual(sorted(path.name for path in (self.folder / "runs").iterdir()), ["notes"])
+
+    def test_a_folder_that_is_more_than_a_run_stays(self):
+        subprocess.run([*self.job("here", "true")[:-1], "--run-dir", ".", "./here"], cwd=self.folder, check=True, timeout=SECONDS)
+        self.assertIn("the working directory", self.cohort("runs", "rm", ".", status=2))
+        done = subprocess.run([COMMAND, "runs", "rm", str(self.folder)], capture_output=True, text=True, timeout=SECONDS)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("its command was started in that folder", done.stderr)
+        # It is elsewhere by now.
+        (self.folder / "project").mkdir()
+        for path in self.folder.iterdir():
+            if path.name != "project":
+                path.rename(self.folder / "project" / path.name)
+        self.assertIn("it holds what no run makes: here", self.cohort("runs", "rm", "project", status=2))
+        self.assertTrue((self.folder / "project" / "here").exists())
+
+    def run_in(self, folder, script="true"):
+        subprocess.run([*self.job("job", script)[:-1], "--run-dir", folder, "./job"], cwd=self.folder, check=True, timeout=SECONDS)
+
+    def test_runs_within_runs_and_files_of_others_stay(self):
+        self.run_in("runs/exp")
+        self.run_in("runs/exp")
+        self.run_in("runs/exp/logs/b")
+        (self.folder / "runs" / "other").mkdir()
+        (self.folder / "runs" / "other" / "results.csv").write_text("mine")
+        self.run_in("runs/other")
+        self.assertIn("the run logs/b is in it", self.cohort("runs", "rm", "exp", status=2))
+        self.assertIn("no run makes: results.csv", self.cohort("runs", "rm", "exp/logs/b", "other", status=2))
+        self.assertIn("no run makes: results.csv", self.cohort("runs", "rm", "--keep", "0"))
+        self.assertEqual(sorted(path.name for path in (self.folder / "runs").iterdir()), ["exp", "other"])
+        self.cohort("runs", "rm", "exp/logs/b")
+        # Once, however often it is named; what a removal that was killed has left is no run, and not in its way.
+        shutil.copytree(self.folder / "runs" / "exp", self.folder / "runs" / ".removed-exp")
+        self.assertEqual([run["name"] for run in json.loads(self.cohort("runs", "--json"))], ["exp", "other"])
+        self.assertIn("1 run,", self.cohort("runs", "rm", "exp", "runs/exp", "exp/earlier-1", "exp"))
+        self.assertEqual([path.name for path in (self.folder / "runs").iterdir()], ["other"])
+        # In a folder that `cohort run` has named, all is the run's.
+        subprocess.run(self.job("own", 'touch "$COHORT_RUN_DIR/model.pt"'), cwd=self.folder, check=True, timeout=SECONDS)
+        self.cohort("runs", "rm", "latest")
+        self.assertEqual([path.name for path in (self.folder / "runs").iterdir()], ["other"])
+
+    def test_a_run_of_another_host_is_lost_after_an_hour(self):
+        self.run_in("runs/exp")
+        live, job = self.folder / "runs/exp/live.json", self.folder / "runs/exp/job.json"
+        job.write_text(json.dumps({**json.loads(job.read_text()), "host": "another"}))
+        run = json.loads(live.read_text())
+
+        def state(silence):
+            live.write_text(json.dumps({**run, "state": "running", "time": time.time() - silence, "start": 1e300}))
+            self.assertRegex(self.cohort("runs"), r"\nexp +\w+ +- +0")  # (that start is in no calendar)
+            return json.loads(self.cohort("runs", "--json"))[0]["state"]
+
+        self.assertEqual(state(1800), "running")
+        self.assertIn("0 runs", self.cohort("runs", "rm", "--older-than", "1s"))
+        self.assertIn("it goes on", self.cohort("runs", "rm", "exp", status=2))
+        self.assertEqual(state(4000), "lost")
+        self.assertIn("0 runs", self.cohort("runs", "rm", "--older-than", "1s"))
+        live.unlink()  # from now on it counts from its job.json
+        self.assertEqual(json.loads(self.cohort("runs", "--json"))[0]["state"], "running")
+        os.utime(job, (time.time() - 4000,) * 2)
+        self.cohort("runs", "rm", "exp")
+        self.assertFalse(live.parent.exists())
+
+
 class Page(Watched):
+    def test_all_logged_values_and_what_is_used_are_there(self):
+        _, port, token = self.serve()
+        self.wait_until(lambda: len(self.data(port, token)[0]["usage"]) >= 2, "what is used")
+        head, _, _ = self.data(port, token)
+        values = {value["name"]: value for value in head["values"]}
+        self.assertEqual(list(values), ["loss", "lr"])
+        self.assertEqual(values["lr"]["last"], 0.1)
+        self.assertGreater(len(values["lr"]["points"]), 1)
+        self.assertLessEqual({"system/cpu", "system/memory"}, {value["name"] for value in head["usage"]})
+
     def test_steps_are_seen_in_time(self):
         _, port, token = self.serve()
         seen = {}

@@ -35,7 +35,8 @@ constexpr Variable kVariables[] = {
     {kAlone, kFlag, "0", "run as a world of one on purpose, also where a launcher started more"},
     {kProgram, "text", "the executable with its build id, or the script",
      "what the ranks run; those that say different things are refused. For programs that are meant to differ"},
-    {kSecretFile, "path", "", "file of mode 0600 with the job's secret, for worlds without `cohort run`"},
+    {kSecretFile, "path", "",
+     "file of mode 0600 with the job's secret, for worlds without `cohort run`; env:NAME: the variable NAME holds it"},
     {kInit, "env://, tcp://HOST:PORT, file:///PATH or unix://NAME", "", "where to meet when the program does not say"},
     {kPlan, "NAME=VALUE[,NAME=VALUE...]", "measured",
      "forces how collectives go on a host (rank 0's counts): inline=SIZE, cross=on|off|SIZE, zero-copy=on|off, "
@@ -67,8 +68,13 @@ constexpr Variable kVariables[] = {
      "is staged through host memory"},
     {kGpuSums, one_of("fast or exact"), "fast",
      "reductions of a GPU's memory: fast by NCCL, where it is used, or with the CPU's bits; the same on all ranks"},
+    {kShares, "even, measured or N,N,...", "even",
+     "which part of a step's samples each rank gets, where a DistributedSampler says nothing else and "
+     "DistributedDataParallel is given it: as much as the others, by measured speed, or by these numbers, one for each "
+     "rank; `cohort run --shares` sets it; the same on all ranks"},
     {kTimes, kFlag, "0",
-     "measure how long collectives take and what they wait for; `cohort run --json` tells it of each rank at its end"},
+     "measure how long collectives take and what they wait for; `cohort run --json` tells it of each rank at its end, "
+     "and sets it where there are several hosts and it is not set"},
     {kMetricsTokenFile, "path", "", "--token-file of `cohort export`, also where `cohort run --track` starts it"},
     {kKubeflowServer, "URL", "", "set by Kubeflow's trainer: where `cohort run` posts how far a run is"},
     {kKubeflowCertificates, "path", "", "likewise: certificates that this server is known by"},

@@ -36,6 +36,7 @@ inline constexpr std::string_view kMpiPlugin = "COHORT_MPI_PLUGIN";
 inline constexpr std::string_view kNccl = "COHORT_NCCL";
 inline constexpr std::string_view kGpuSums = "COHORT_GPU_SUMS";
 inline constexpr std::string_view kTimes = "COHORT_TIMES";
+inline constexpr std::string_view kShares = "COHORT_SHARES";
 inline constexpr std::string_view kKubeflowServer = "KUBEFLOW_TRAINER_SERVER_URL";
 inline constexpr std::string_view kKubeflowCertificates = "KUBEFLOW_TRAINER_SERVER_CA_CERT";
 inline constexpr std::string_view kKubeflowToken = "KUBEFLOW_TRAINER_SERVER_TOKEN";

@@ -103,6 +103,19 @@ Result<FileBytes> read_file(const std::string& path, const ReadFileOptions& opti
   return bytes;
 }
 
+Result<std::string> read_text(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return io_error("cannot open", path, errno, kReadAdvice);
+  std::string text;
+  std::array<std::byte, 4096> part{};
+  while (true) {
+    const auto got = read_into(part, fd.get(), path);
+    if (!got) return tl::unexpected(got.error());
+    text.append(reinterpret_cast<const char*>(part.data()), *got);
+    if (*got < part.size()) return text;
+  }
+}
+
 Result<FileReader> FileReader::open(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return io_error("cannot open", path, errno, kReadAdvice);
@@ -114,6 +127,12 @@ Result<void> FileReader::read(std::span<std::byte> bytes) {
   if (!done) return tl::unexpected(done.error());
   if (*done < bytes.size())
     return fail(ErrorCode::Io, "cannot read {} -- it ends too early -- who writes to it?", path_);
+  return {};
+}
+
+Result<void> FileReader::seek(std::uint64_t offset) {
+  if (::lseek(fd_.get(), static_cast<off_t>(offset), SEEK_SET) < 0)
+    return io_error("cannot read", path_, errno, kReadAdvice);
   return {};
 }
 

@@ -46,12 +46,17 @@ struct ReadFileOptions {
 /// A regular file, completely. Unavailable if it does not exist; Io if it shrinks meanwhile or is not a regular file.
 Result<FileBytes> read_file(const std::string& path, const ReadFileOptions& options = {});
 
-/// A file read front to back, a part at a time.
+/// A file of any kind to its end: also those of /proc, which tell no size and may end with their process (Io).
+Result<std::string> read_text(const std::string& path);
+
+/// A file read a part at a time.
 class FileReader {
  public:
   static Result<FileReader> open(const std::string& path);
-  /// Fills all of `bytes`; Io if the file ends before.
+  /// Fills all of `bytes`, from where the last call ended; Io if the file ends before.
   Result<void> read(std::span<std::byte> bytes);
+  /// From here on.
+  Result<void> seek(std::uint64_t offset);
 
  private:
   FileReader(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}

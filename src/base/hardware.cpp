@@ -2,6 +2,8 @@
 
 #include "base/parse.h"
 
+#include <fmt/format.h>
+
 #include <sched.h>
 #include <sys/utsname.h>
 
@@ -122,9 +124,15 @@ std::optional<std::uint64_t> out_of_memory_kills() {
 
 std::string processor_name(const std::string& root) {
   std::ifstream file(root + "/proc/cpuinfo");
+  std::string maker;
   for (std::string line; std::getline(file, line);) {
     const auto colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+    if (colon == std::string::npos) continue;
+    const std::string value = line.substr(colon + 2);
+    if (line.starts_with("model name")) return value;
+    // 64-bit ARM has numbers alone.
+    if (line.starts_with("CPU implementer")) maker = value;
+    if (line.starts_with("CPU part")) return fmt::format("ARM, implementer {}, part {}", maker, value);
   }
   return {};
 }

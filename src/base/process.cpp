@@ -1,5 +1,6 @@
 #include "base/process.h"
 
+#include "base/files.h"
 #include "base/parse.h"
 #include "base/signals.h"
 
@@ -22,8 +23,6 @@
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -149,10 +148,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return out;
 }
 
-std::string read_small_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
+std::string read_small_file(const std::string& path) { return read_text(path).value_or(std::string()); }
 
 }  // namespace
 
@@ -521,7 +517,8 @@ bool all_threads_exiting(pid_t pid) {
 
 ProcessId own_process() {
   const pid_t pid = ::getpid();
-  const UniqueFd file = open_stat(folder_of(pid));
+  // Of the first thread, which is as old: qemu's user emulation makes up what a process reads of itself as a whole.
+  const UniqueFd file = open_stat(fmt::format("{}/task/{}", folder_of(pid), pid));
   const auto stat = file ? read_stat(file.get()) : std::nullopt;
   return {pid, stat ? stat->start_ticks : 0};
 }

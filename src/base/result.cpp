@@ -41,6 +41,12 @@ std::string_view to_string(DType dtype) noexcept {
   return index < kDTypeCount ? kNames[index] : std::string_view("unknown");
 }
 
+std::string_view to_string(WireFormat format) noexcept {
+  constexpr std::string_view kNames[kWireFormatCount] = {"none", "bfloat16", "int8", "int4", "float8_e4m3"};
+  const auto number = static_cast<std::size_t>(format);
+  return number < kWireFormatCount ? kNames[number] : "?";
+}
+
 std::string_view to_string(ReduceOp op) noexcept {
   constexpr std::string_view kNames[kReduceOpCount] = {"sum",     "average", "min",    "max",
                                                        "product", "bit_and", "bit_or", "bit_xor"};

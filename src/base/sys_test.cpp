@@ -113,6 +113,15 @@ TEST_F(Files, LeavesEverythingAsItWasWhenNotCommitted) {
   EXPECT_EQ(*list_folder(folder_), std::vector<std::string>{"a"});
 }
 
+TEST_F(Files, ReadsWhatTellsNoSize) {
+  EXPECT_TRUE(read_text("/proc/self/status")->starts_with("Name:"));
+  ASSERT_TRUE(write_file_atomically(at("a"), std::string(10000, 'x')));
+  EXPECT_EQ(read_text(at("a")), std::string(10000, 'x'));
+  EXPECT_EQ(read_text(at("none")).error().code(), ErrorCode::Unavailable);
+  // It can be opened, and each read fails: as what /proc has of a process that ends between the two.
+  EXPECT_EQ(read_text(folder_).error().code(), ErrorCode::Io);
+}
+
 TEST_F(Files, SaysWhatFailed) {
   EXPECT_EQ(read_file(at("none")).error().code(), ErrorCode::Unavailable);
   EXPECT_NE(std::string(read_file(folder_).error().what()).find("a folder"), std::string::npos);

@@ -29,7 +29,8 @@ FIELDS(TimesReport, m.steps, m.steps_ns, m.operations, m.bytes, m.busy_ns, m.wai
 FIELDS(RankReport, m.rank, m.pid, m.joined, m.joining, m.worlds, m.state, m.cpu_ms, m.memory, m.step, m.samples,
        m.exposed_ns, m.not_finite, m.not_finite_step, m.tells_stacks, m.saves_when_asked, m.preempted_by, m.groups,
        m.named, m.times)
-FIELDS(Reports, m.ranks)
+FIELDS(GpuUse, m.percent, m.memory)
+FIELDS(Reports, m.ranks, m.gpus)
 FIELDS(Stacks, m.rank, m.text)
 template <class M, class A>
 void visit_fields(M&, A& a, const AskStacks*) {

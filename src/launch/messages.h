@@ -105,6 +105,7 @@ struct AllGone {
 /// What the host's ranks are doing, more than twice a second and whenever one has failed.
 struct Reports {
   std::vector<RankReport> ranks;
+  std::vector<GpuUse> gpus = {};  ///< of the host
 };
 
 /// A rank's answer to AskStacks.

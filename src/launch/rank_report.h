@@ -80,6 +80,12 @@ struct RankReport {
   TimesReport times;
 };
 
+/// Of a GPU of the host, whoever uses it; -1: its driver does not tell (one that is divided, MIG).
+struct GpuUse {
+  std::int64_t percent = -1;  ///< of the last moments, in which something ran on it
+  std::int64_t memory = -1;   ///< bytes
+};
+
 /// The page's part.
 RankReport read_status(const status::StatusLayout& page);
 /// The program waits for peers, in any of its groups.

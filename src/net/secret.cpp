@@ -16,19 +16,32 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
+#include <utility>
 
 namespace cohort::net {
 namespace {
 
 constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 constexpr std::size_t kDigits = 2 * Secret::kBytes;
+// Instead of a file: the variable that holds the digits, for containers whose orchestrator hands secrets on so.
+constexpr std::string_view kVariable = "env:";
 
 int digit_value(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
   if (c >= 'A' && c <= 'F') return c - 'A' + 10;
   return -1;
+}
+
+// And is no secret: those are longer, or digits.
+bool names_a_variable(std::string_view text) {
+  const auto of_name = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; };
+  const auto is_digit = [](char c) { return digit_value(c) >= 0; };
+  return !text.empty() && text.size() <= 40 && text[0] > '9' && std::all_of(text.begin(), text.end(), of_name) &&
+         !std::all_of(text.begin(), text.end(), is_digit);
 }
 
 // In words, each by itself: in vector registers it would be whole, and whoever saves those (a signal, the dynamic
@@ -115,6 +128,23 @@ Result<Secret> Secret::from_sealed_memfd(int fd) {
 }
 
 Result<Secret> Secret::from_file(const std::string& path) {
+  const bool of_variable = path.starts_with(kVariable);
+  const std::string name = of_variable ? path.substr(kVariable.size()) : "";
+  if ((of_variable && !names_a_variable(name)) || from_digits(path)) {  // errors land in logs
+    return fail(ErrorCode::InvalidArgument,
+                "the job's secret: {} -- COHORT_SECRET_FILE=env:NAME takes what the variable NAME holds; what is there "
+                "now is not shown, as it may be a secret",
+                of_variable ? "env: wants a variable's name (A-Z, 0-9, _; at most 40)"
+                            : "a file is wanted, not the secret itself");
+  }
+  if (of_variable) {
+    const char* const value = std::getenv(name.c_str());
+    std::string_view text = value == nullptr ? "" : value;
+    while (text.ends_with('\n')) text.remove_suffix(1);
+    if (auto secret = from_digits(text)) return *std::move(secret);
+    return fail(ErrorCode::Unavailable, "secret {}: the variable {} {} -- `openssl rand -hex 32` makes such a secret",
+                path, name, value == nullptr ? "is not set" : "does not hold 64 hexadecimal digits");
+  }
   // NONBLOCK so that a FIFO in its place cannot hold us up.
   const sys::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) {
@@ -184,6 +214,11 @@ void wipe(std::string& text) noexcept {
 }
 
 Result<void> write_new_secret_file(const std::string& path) {
+  if (path.starts_with(kVariable)) {
+    return fail(ErrorCode::InvalidArgument,
+                "a secret's file cannot begin with env:, which stands for a variable that holds the secret -- `export "
+                "NAME=$(openssl rand -hex 32)` sets one");
+  }
   const auto secret = Secret::generate();
   if (!secret) return tl::unexpected(secret.error());
   std::string text;
@@ -238,23 +273,55 @@ void require(int success) {
   if (success != 1) raise(ErrorCode::Internal, "OpenSSL's AES-128-GCM failed -- is this OpenSSL built without it?");
 }
 
+/// GCM's counter of a frame whose nonce is the frame's number.
+FrameMac::Tag first_counter(std::uint64_t frame) noexcept {
+  FrameMac::Tag block{};
+  for (std::size_t i = 0; i < sizeof frame; ++i) block[i] = static_cast<std::byte>(frame >> (8 * i));
+  block.back() = std::byte{1};
+  return block;
+}
+
+/// Each by itself, in place.
+void encrypt_blocks(EVP_CIPHER_CTX* context, std::span<FrameMac::Tag> blocks) {
+  auto* const bytes = reinterpret_cast<unsigned char*>(blocks.data());
+  int length = 0;
+  require(::EVP_EncryptUpdate(context, bytes, &length, bytes, static_cast<int>(blocks.size_bytes())));
+}
+
 }  // namespace
 
 void FrameMac::Free::operator()(evp_cipher_ctx_st* context) const noexcept { ::EVP_CIPHER_CTX_free(context); }
 
-FrameMac::FrameMac(const Key& key) : context_(::EVP_CIPHER_CTX_new()) {
+FrameMac::FrameMac(const Key& key, bool own_hash) : context_(::EVP_CIPHER_CTX_new()) {
   require(context_ != nullptr &&
-          ::EVP_EncryptInit_ex(context_.get(), ::EVP_aes_128_gcm(), nullptr, key.data(), nullptr) == 1);
+          ::EVP_EncryptInit_ex(context_.get(), own_hash ? ::EVP_aes_128_ecb() : ::EVP_aes_128_gcm(), nullptr,
+                               key.data(), nullptr) == 1);
+  if (!own_hash) return;
+  Tag hash_key{};
+  encrypt_blocks(context_.get(), {&hash_key, 1});
+  hash_ = std::make_unique<Ghash>(hash_key);
+  ::OPENSSL_cleanse(hash_key.data(), hash_key.size());
 }
 
 void FrameMac::begin() {
-  std::array<std::uint8_t, 12> nonce{};
   ++frames_;
-  for (std::size_t i = 0; i < sizeof frames_; ++i) nonce[i] = static_cast<std::uint8_t>(frames_ >> (8 * i));
-  require(::EVP_EncryptInit_ex(context_.get(), nullptr, nullptr, nullptr, nonce.data()));
+  if (hash_) {
+    if (frames_ % kPads == 1) make_pads();
+    return hash_->begin();
+  }
+  const Tag first = first_counter(frames_);
+  require(::EVP_EncryptInit_ex(context_.get(), nullptr, nullptr, nullptr,
+                               reinterpret_cast<const unsigned char*>(first.data())));
+}
+
+/// For this frame and those behind it: one call for all of them, as it costs more than a block does.
+void FrameMac::make_pads() {
+  for (std::uint64_t i = 0; i < kPads; ++i) pads_[i] = first_counter(frames_ + i);
+  encrypt_blocks(context_.get(), pads_);
 }
 
 void FrameMac::add(const void* data, std::size_t bytes) {
+  if (hash_) return hash_->add(data, bytes);
   const auto* from = static_cast<const unsigned char*>(data);
   while (bytes > 0) {
     const std::size_t step = std::min(bytes, kMostAtOnce);
@@ -268,6 +335,12 @@ void FrameMac::add(const void* data, std::size_t bytes) {
 
 FrameMac::Tag FrameMac::finish() {
   Tag tag{};
+  if (hash_) {
+    tag = hash_->finish();
+    const Tag& pad = pads_[(frames_ - 1) % kPads];
+    for (std::size_t i = 0; i < tag.size(); ++i) tag[i] ^= pad[i];
+    return tag;
+  }
   int length = 0;
   require(::EVP_EncryptFinal_ex(context_.get(), reinterpret_cast<unsigned char*>(tag.data()), &length));
   require(::EVP_CIPHER_CTX_ctrl(context_.get(), EVP_CTRL_GCM_GET_TAG, static_cast<int>(tag.size()), tag.data()));

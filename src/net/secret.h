@@ -6,6 +6,7 @@
 
 #include "base/result.h"
 #include "base/unique_fd.h"
+#include "net/ghash.h"
 
 #include <array>
 #include <cstddef>
@@ -38,7 +39,8 @@ class Secret {
   static Result<Secret> from_sealed_memfd(int fd);
 
   /// Reads 64 hexadecimal digits and an optional newline. Refuses (InvalidArgument) a file that others may read or
-  /// that does not belong to this user; the message gives the command that puts it right.
+  /// that does not belong to this user; the message gives the command that puts it right. "env:NAME" is the variable
+  /// NAME instead of a file.
   static Result<Secret> from_file(const std::string& path);
 
   /// A memory file that holds the secret, sealed against every change. CLOEXEC is set: clear it in the child that is
@@ -102,8 +104,8 @@ class FrameMac {
   using Key = std::array<std::uint8_t, 16>;
   using Tag = std::array<std::byte, 16>;
 
-  /// Throws Internal if this OpenSSL has no AES-GCM.
-  explicit FrameMac(const Key& key);
+  /// Throws Internal if this OpenSSL has no AES-GCM. Tags are the same with our hash and with OpenSSL's.
+  explicit FrameMac(const Key& key, bool own_hash = Ghash::available());
   FrameMac(FrameMac&&) noexcept = default;
   FrameMac& operator=(FrameMac&&) noexcept = default;
 
@@ -120,7 +122,12 @@ class FrameMac {
   struct Free {
     void operator()(evp_cipher_ctx_st* context) const noexcept;
   };
+  static constexpr std::uint64_t kPads = 16;
+  void make_pads();
+
   std::unique_ptr<evp_cipher_ctx_st, Free> context_;
+  std::unique_ptr<Ghash> hash_;       // or all is the context's
+  std::array<Tag, kPads> pads_ = {};  // what hashes of the next frames are encrypted with
   std::uint64_t frames_ = 0;
 };
 

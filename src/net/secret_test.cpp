@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -89,6 +90,37 @@ TEST(Secret, RefusesFilesThatAreOpenToOthersOrDamaged) {
   std::ofstream(path, std::ios::trunc) << digits;
   EXPECT_TRUE(Secret::from_file(path));
   EXPECT_FALSE(Secret::from_file(folder.path));
+}
+
+TEST(Secret, IsReadFromAVariable) {
+  const std::string digits = std::string(63, '0') + "7";
+  ::setenv("TEST_SECRET_OF_JOB", (digits + "\n").c_str(), 1);  // as of a file that was made a Secret of Kubernetes's
+  EXPECT_TRUE(value_or_throw(Secret::from_file("env:TEST_SECRET_OF_JOB")) == *Secret::from_digits(digits));
+  for (const char* value : {"", "7", "no digits at all"}) {
+    ::setenv("TEST_SECRET_OF_JOB", value, 1);
+    EXPECT_FALSE(Secret::from_file("env:TEST_SECRET_OF_JOB")) << value;
+  }
+  ::unsetenv("TEST_SECRET_OF_JOB");
+  const auto refused = Secret::from_file("env:TEST_SECRET_OF_JOB");
+  ASSERT_FALSE(refused);
+  EXPECT_NE(std::string(refused.error().what()).find("TEST_SECRET_OF_JOB is not set"), std::string::npos);
+}
+
+TEST(Secret, IsNotShownWhereItStandsForItsName) {
+  const std::string digits = std::string(60, 'A') + "0123";
+  for (const std::string& given : {"env:" + digits, digits, "env:" + digits.substr(32), "env:no name" + digits,
+                                   "env:Z" + digits, "env:" + std::string(), "env:7X" + digits.substr(50)}) {
+    const auto refused = Secret::from_file(given);
+    ASSERT_FALSE(refused) << given;
+    const std::string error = refused.error().what();
+    EXPECT_EQ(error.find("AAAA"), std::string::npos) << error;
+    EXPECT_EQ(error.find("0123"), std::string::npos) << error;
+    EXPECT_NE(error.find("not shown"), std::string::npos) << error;
+  }
+  const Folder folder;
+  ASSERT_EQ(::chdir(folder.path.c_str()), 0);
+  EXPECT_FALSE(write_new_secret_file("env:FOO"));
+  EXPECT_NE(::access("env:FOO", F_OK), 0);
 }
 
 TEST(Address, ReadsWhatItWrites) {

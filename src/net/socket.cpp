@@ -1,5 +1,6 @@
 #include "net/socket.h"
 
+#include "base/files.h"
 #include "base/parse.h"
 #include "base/thread.h"
 #include "net/address.h"
@@ -23,7 +24,6 @@
 #include <cstddef>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <mutex>
 #include <sstream>
@@ -212,9 +212,7 @@ bool has_socket(const std::string& process, const std::string& link) {
 }
 
 std::string command_line(const std::string& process) {
-  std::ifstream file("/proc/" + process + "/cmdline", std::ios::binary);
-  const std::string text(std::istreambuf_iterator<char>(file), {});
-  return as_line(text, 120);
+  return as_line(sys::read_text("/proc/" + process + "/cmdline").value_or(std::string()), 120);
 }
 
 /// The process that listens at the endpoint, e.g. "pid 4711 (python3 train.py)"; empty if /proc does not show it.

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -178,7 +179,8 @@ Result<Journal::File> Journal::lock(const std::string& path) {
 Result<void> Journal::set_aside(const File& file, const std::string& path) {
   for (int number = 1;; ++number) {
     const std::string aside = number == 1 ? file.path + ".earlier" : fmt::format("{}.earlier-{}", file.path, number);
-    if (::renameat2(AT_FDCWD, file.path.c_str(), AT_FDCWD, aside.c_str(), RENAME_NOREPLACE) != 0) {
+    // glibc has it from 2.28 on only.
+    if (::syscall(SYS_renameat2, AT_FDCWD, file.path.c_str(), AT_FDCWD, aside.c_str(), RENAME_NOREPLACE) != 0) {
       if (errno == EEXIST) continue;
       return fail_system(errno, ErrorCode::Io, "journal {} is of an earlier job, and cannot be renamed to {}: {}", path,
                          aside, errno_text(errno));

@@ -284,9 +284,22 @@ struct Library {
   }
 };
 
+// Where MPI is in this process, its library is there already, and it has to be the same one. Else the launcher's own,
+// which an MPI that comes later brings, and which may lie where nobody looks (Open MPI 5 of PyPI). It stays loaded.
+void* open_library() {
+  constexpr const char* kName = "libpmix.so.2";
+  if (void* const there = ::dlopen(kName, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD)) return there;
+  if (const char* const prefix = std::getenv("PMIX_PREFIX")) {
+    for (const char* const folder : {"lib", "lib64", "lib/openmpi"}) {
+      const std::string path = fmt::format("{}/{}/{}", prefix, folder, kName);
+      if (void* const own = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) return own;
+    }
+  }
+  return ::dlopen(kName, RTLD_NOW | RTLD_GLOBAL);
+}
+
 Result<Library> load() {
-  // Where MPI is in this process, its library is there already, and it has to be the same one. It stays loaded.
-  void* handle = ::dlopen("libpmix.so.2", RTLD_NOW | RTLD_GLOBAL);
+  void* const handle = open_library();
   if (handle == nullptr) {
     const char* const why = ::dlerror();
     return fail(ErrorCode::Unavailable, "PMIx's library cannot be loaded: {}", why == nullptr ? "unknown" : why);

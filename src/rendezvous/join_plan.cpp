@@ -13,8 +13,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <mutex>
 #include <set>
+#include <thread>
 
 namespace cohort::rendezvous {
 namespace {
@@ -158,6 +160,8 @@ constexpr std::chrono::seconds kTellingTime{5};
 // For those who have come then to form their world.
 constexpr std::chrono::seconds kAfterHosts{60};
 
+constexpr milliseconds kLookAgain{200};
+
 constexpr std::string_view kHowToGiveASecret =
     "to meet over a network, give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or "
     "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if "
@@ -179,12 +183,19 @@ std::string unix_name(const JoinPlan& plan, std::string_view kind, const net::Ad
       plan, fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, env::text("TORCHELASTIC_RUN_ID", environment)));
 }
 
+// In a pod a name is known once the pod that has it runs. Elsewhere an unknown one is a mistake, which is told at once.
+void wait_for_name(const net::Address& address, const Environment& environment, net::Deadline deadline) {
+  if (!env::get("KUBERNETES_SERVICE_HOST", environment)) return;
+  while (!net::resolve(address, deadline) && !net::passed(deadline)) std::this_thread::sleep_for(kLookAgain);
+}
+
 // tcp:// and env://. With a secret, TCP at the address; what surely is one host meets on a Unix name, which needs no
 // port (under torchrun MASTER_PORT belongs to its agent).
 Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Address& address, bool surely_one_host,
                           const Environment& environment, net::Deadline deadline) {
   plan.place = JoinPlan::Place::Rank0;
   plan.place_name = fmt::format("{}{}", kind, net::to_string(address));
+  if (!surely_one_host) wait_for_name(address, environment, deadline);
   if (!plan.secret && !surely_one_host && plan.trusts_network) {
     // A secret that everybody can work out: all else stays as it is where there is a real one.
     plan.secret = secret_of_trusted_network();

@@ -61,6 +61,22 @@ TEST(JoinPlan, TrustIsSaidByTheWordsForYesAndNo) {
   }
 }
 
+TEST(JoinPlan, InAPodANameThatIsNotKnownYetIsWaitedFor) {
+  ::setenv("TEST_SECRET_OF_JOB", std::string(64, '5').c_str(), 1);
+  for (const bool in_a_pod : {false, true}) {
+    JoinOptions options;
+    options.secret_file = "env:TEST_SECRET_OF_JOB";
+    options.join_timeout = std::chrono::milliseconds(700);
+    Environment environment{
+        {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "no-such-host.invalid"}, {"MASTER_PORT", "29500"}};
+    if (in_a_pod) environment["KUBERNETES_SERVICE_HOST"] = "10.96.0.1";
+    const auto begun = std::chrono::steady_clock::now();
+    const JoinPlan plan = value_or_throw(plan_join(options, environment));
+    EXPECT_EQ(plan.endpoint.tcp.host, "no-such-host.invalid");
+    EXPECT_EQ(std::chrono::steady_clock::now() - begun >= options.join_timeout, in_a_pod);
+  }
+}
+
 TEST(JoinPlan, AWordForTimesThatIsNeitherYesNorNoIsRefused) {
   const auto refused = plan_join({}, {{"COHORT_ALONE", "1"}, {"COHORT_TIMES", "often"}});
   ASSERT_FALSE(refused);

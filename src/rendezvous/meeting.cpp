@@ -50,6 +50,14 @@ Hosts group_by_host(const std::vector<MemberInfo>& infos) {
   return hosts;
 }
 
+#if defined(__x86_64__)
+constexpr std::string_view kProcessor = "x86-64";
+#elif defined(__aarch64__)
+constexpr std::string_view kProcessor = "arm64";
+#else
+constexpr std::string_view kProcessor = "another processor";
+#endif
+
 }  // namespace
 
 void visit_fields(auto& m, auto& a, const MemberInfo*) {
@@ -62,8 +70,8 @@ void visit_fields(auto& m, auto& a, const AgreedPlace*) { a(m.local_rank, m.loca
 
 std::string this_build() {
   // Ranks of different builds could differ in the last bit of a sum, or in the layout of what they share.
-  return fmt::format("Cohort {}, {}, pointers of {} bytes, long double of {}", COHORT_VERSION, __VERSION__,
-                     sizeof(void*), sizeof(long double));
+  return fmt::format("Cohort {}, {}, {}, pointers of {} bytes, long double of {}", COHORT_VERSION, __VERSION__,
+                     kProcessor, sizeof(void*), sizeof(long double));
 }
 
 std::string encode(const MemberInfo& info) { return codec::encode(info); }

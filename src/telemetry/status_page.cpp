@@ -192,11 +192,11 @@ bool StatusPage::say_last_words(std::string_view words) noexcept {
 
 void StatusPage::add_last_words(std::string_view words) noexcept {
   if (!mine()) return;
-  const std::size_t had = layout_->words_length;
+  const std::size_t had = layout_->words_length.load(std::memory_order_relaxed);
   const std::size_t length =
       std::min(words.size(), StatusLayout::kWordsBytes - std::min(had, StatusLayout::kWordsBytes));
   std::memcpy(layout_->words + had, words.data(), length);
-  layout_->words_length = static_cast<std::uint32_t>(had + length);
+  layout_->words_length.store(static_cast<std::uint32_t>(had + length), std::memory_order_release);
   layout_->words_ready.store(1, std::memory_order_release);
 }
 

@@ -135,9 +135,9 @@ struct StatusLayout {
   std::atomic<std::int64_t> step;        ///< optimizer steps so far
   std::atomic<std::int64_t> samples;     ///< of this rank in these, where who counts steps knows them
   std::atomic<std::uint32_t> words_ready;
-  std::uint32_t words_length;
-  std::int64_t words_ns;    ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
-  char words[kWordsBytes];  ///< what ended it: an exception's type, text and trace
+  std::atomic<std::uint32_t> words_length;  ///< stored after the words that it counts
+  std::int64_t words_ns;                    ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
+  char words[kWordsBytes];                  ///< what ended it: an exception's type, text and trace
   CauseStatus cause;
   NotFiniteStatus not_finite;
   char kinds[kKinds][kNameBytes];          ///< names of operations, by the number in LaneStatus::what

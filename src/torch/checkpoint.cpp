@@ -1,6 +1,7 @@
 #include <cohort/torch/checkpoint.h>
 
 #include "base/log.h"
+#include "base/parse.h"
 #include "base/result.h"
 #include "telemetry/status_page.h"
 #include "torch/checkpoint_tensors.h"
@@ -8,8 +9,14 @@
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/exchange.h"
 #include "train/formats/safetensors.h"
+#include "train/formats/shards.h"
 
+#include <cohort/torch/parallel.h>
+#include <cohort/torch/sharded.h>
+
+#include <algorithm>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <numeric>
 
@@ -72,6 +79,30 @@ formats::Manifest manifest_of(const TrainingProgress& progress) {
   return manifest;
 }
 
+std::map<std::string, Shard> shards_of(const torch::nn::Module& module) {
+  std::map<std::string, Shard> all;
+  const auto add = [&](const torch::nn::Module& one, const std::string& prefix) {
+    const auto* const has = dynamic_cast<const nn::HasShards*>(&one);
+    if (has == nullptr) return;
+    for (auto& [name, shard] : has->shards()) all.emplace(prefix + name, std::move(shard));
+  };
+  add(module, "");
+  for (const auto& item : module.named_modules("", false)) add(*item.value(), item.key() + ".");
+  return all;
+}
+
+/// Else rank 0's part would be taken for the whole.
+void require_whole(const torch::nn::Module& module) {
+  for (const auto& [name, shard] : shards_of(module)) {
+    if (shard != formats::whole_shard(shard.sizes)) {
+      raise(ErrorCode::InvalidArgument,
+            "cannot save or load the module -- this rank has only a part of '{}' -- give model_shards(module, "
+            "&optimizer)",
+            name);
+    }
+  }
+}
+
 /// What a rank brings to a save, and what its bundle's views are of.
 struct Brought {
   ck::Snapshot model, state, random;
@@ -79,12 +110,20 @@ struct Brought {
   ck::Bundle bundle;
 };
 
+void add_own(Brought& all, const torch::nn::Module& module, const RankState& state) {
+  for (const auto& [name, tensor] : state) all.state.add(name, tensor);
+  all.bundle.state = all.state.tensors();
+  for (auto& [name, generator] : generators_of(module)) all.random.add(name, state_of(generator));
+  all.bundle.random = all.random.tensors();
+}
+
 /// Agreed on: throws on all ranks if one cannot.
 std::unique_ptr<Brought> bring(Communicator& comm, const torch::nn::Module& module,
                                const torch::optim::Optimizer* optimizer, const TrainingProgress& progress,
                                const RankState& state) {
   auto all = std::make_unique<Brought>();
   ck::agree(comm, ck::attempt([&] {
+              require_whole(module);
               if (ck::rank_of(comm) == 0) {
                 all->bundle.manifest = manifest_of(progress);
                 for (const auto& [name, tensor] : ck::named_tensors(module)) all->model.add(name, tensor);
@@ -95,10 +134,184 @@ std::unique_ptr<Brought> bring(Communicator& comm, const torch::nn::Module& modu
                       {ck::kOptimizerFile, all->optimizer->tensors.tensors(), all->optimizer->metadata});
                 }
               }
-              for (const auto& [name, tensor] : state) all->state.add(name, tensor);
-              all->bundle.state = all->state.tensors();
-              for (auto& [name, generator] : generators_of(module)) all->random.add(name, state_of(generator));
-              all->bundle.random = all->random.tensors();
+              add_own(*all, module, state);
+            }));
+  return all;
+}
+
+// Models of which no rank has all.
+
+Shard shard_of(const ModelShards& model, const std::string& name, const at::Tensor& tensor) {
+  const auto found = model.tensors.find(name);
+  Shard shard = found == model.tensors.end() ? formats::whole_shard(tensor.sizes().vec()) : found->second;
+  if (formats::problem_of(shard) || formats::shape_of(shard) != tensor.sizes().vec()) {
+    raise(ErrorCode::InvalidArgument,
+          "cannot save or load '{}' of shape {} -- its Shard is {} -- let HasShards::shards say which box of the whole "
+          "it is",
+          name, formats::shape_text(tensor.sizes().vec()), formats::shard_text(shard));
+  }
+  return shard;
+}
+
+/// What an optimizer has as a parameter. Its names in the optimizer's snapshots are their numbers here.
+struct Stepped {
+  std::string parameter;
+  Shard shard;
+  at::Tensor tensor;
+  bool is_master = false;  // and not the parameter's own memory
+};
+
+std::vector<Stepped> stepped_of(const ModelShards& model) {
+  std::vector<Stepped> all;
+  if (model.optimizer == nullptr) return all;
+  if (model.sharded == nullptr) {
+    for (const auto& item : model.module->named_parameters())
+      all.push_back({item.key(), shard_of(model, item.key(), item.value()), item.value()});
+    return all;
+  }
+  for (const optim::Piece& piece : model.sharded->pieces()) {
+    Shard shard = shard_of(model, piece.parameter, piece.parameter_tensor);
+    shard.begin = piece.begin;
+    shard.count = piece.tensor.numel();
+    all.push_back({piece.parameter, std::move(shard), piece.tensor,
+                   piece.tensor.scalar_type() != piece.parameter_tensor.scalar_type()});
+  }
+  return all;
+}
+
+ck::ParameterNames numbers_of(const std::vector<Stepped>& all) {
+  ck::ParameterNames names;
+  for (std::size_t i = 0; i < all.size(); ++i) names.emplace(all[i].tensor.unsafeGetTensorImpl(), std::to_string(i));
+  return names;
+}
+
+/// The same by the parameters' names, each once.
+std::vector<std::vector<std::string>> parameters_of(std::vector<std::vector<std::string>> groups,
+                                                    const std::vector<Stepped>& all) {
+  for (auto& group : groups) {
+    std::vector<std::string> names;
+    for (const std::string& number : group) {
+      const std::string& name = all.at(std::stoul(number)).parameter;
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+    group = std::move(names);
+  }
+  return groups;
+}
+
+/// Where a parameter of a Sequential stands in it: "12.weight" -> 12.
+std::optional<std::int64_t> layer_of(const std::string& name) {
+  return parse_integer<std::int64_t>(std::string_view(name).substr(0, name.find('.')));
+}
+
+/// The groups of all ranks together: their parameters in the order in which a process that has all of the model has
+/// them. `options`: what has to be the same on all ranks.
+std::vector<std::vector<std::string>> groups_of_all(Communicator& comm, const torch::nn::Module& module,
+                                                    const std::vector<std::vector<std::string>>& groups,
+                                                    const std::string& options) {
+  std::vector<std::string> own;
+  for (const auto& item : module.named_parameters()) own.push_back(item.key());
+  const auto names = ck::gather(comm, ck::groups_text({own}));
+  const auto texts = ck::gather(comm, ck::groups_text(groups));
+  const auto all_options = ck::gather(comm, options);
+  std::vector<std::vector<std::string>> all = groups;
+  bool differ = false;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    const auto theirs = ck::parse_groups(texts[rank]);
+    if (all_options[rank] != all_options[0] || theirs.size() != groups.size()) {
+      raise(ErrorCode::InvalidArgument,
+            "cannot save the checkpoint -- the optimizer of rank {} has other options or groups than that of rank 0 -- "
+            "make them alike on all ranks",
+            rank);
+    }
+    differ = differ || texts[rank] != texts[0];
+    for (std::size_t i = 0; i < theirs.size(); ++i) all[i].insert(all[i].end(), theirs[i].begin(), theirs[i].end());
+  }
+  if (!differ) return groups;
+  std::vector<std::string> order;
+  for (const std::string& text : names) {
+    const auto theirs = ck::parse_groups(text).at(0);
+    order.insert(order.end(), theirs.begin(), theirs.end());
+  }
+  // Stages may go round the ranks.
+  if (std::all_of(order.begin(), order.end(), layer_of)) {
+    std::stable_sort(order.begin(), order.end(),
+                     [](const auto& a, const auto& b) { return layer_of(a) < layer_of(b); });
+  }
+  std::map<std::string, std::size_t> places;
+  for (const std::string& name : order) places.emplace(name, places.size());
+  for (auto& group : all) {
+    std::sort(group.begin(), group.end(), [&](const auto& a, const auto& b) { return places.at(a) < places.at(b); });
+    group.erase(std::unique(group.begin(), group.end()), group.end());
+  }
+  return all;
+}
+
+std::unique_ptr<Brought> bring(Communicator& comm, const ModelShards& model, const TrainingProgress& progress,
+                               const RankState& state) {
+  auto all = std::make_unique<Brought>();
+  std::vector<ck::ShardName> names;
+  std::vector<std::pair<at::Tensor, formats::TensorView>> values;  // a tensor that is yet to be looked at, or a view
+  std::vector<std::vector<std::string>> groups;
+  ck::TensorFile options{ck::kOptimizerFile, {}, {}};
+  std::string options_text;
+  ck::agree(
+      comm, ck::attempt([&] {
+        if (ck::rank_of(comm) == 0) all->bundle.manifest = manifest_of(progress);
+        for (const auto& [name, tensor] : ck::named_tensors(*model.module)) {
+          names.push_back({std::string(formats::kModelPrefix) + name, shard_of(model, name, tensor)});
+          values.emplace_back(tensor, formats::TensorView());
+        }
+        add_own(*all, *model.module, state);
+        if (model.optimizer == nullptr) return;
+        const std::vector<Stepped> stepped = stepped_of(model);
+        all->optimizer = ck::snapshot(*model.optimizer, numbers_of(stepped));
+        options.metadata = all->optimizer->metadata;
+        groups = parameters_of(ck::parse_groups(options.metadata.at("groups")), stepped);
+        options.metadata.erase("groups");
+        for (const auto& [key, text] : options.metadata) options_text += key + '=' + text + '\n';
+        for (const auto& [name, tensor] : all->optimizer->tensors.tensors()) {
+          if (!name.starts_with("state/")) {
+            options.tensors.push_back({name, tensor});
+            options_text += name + '=';
+            options_text.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+            continue;
+          }
+          // "state/NUMBER/FIELD"
+          const std::size_t slash = name.find('/', 6);
+          const Stepped& of = stepped.at(std::stoul(name.substr(6, slash - 6)));
+          const bool is_part = tensor.shape == of.tensor.sizes().vec();
+          if (!is_part && !tensor.shape.empty()) {
+            raise(ErrorCode::InvalidArgument,
+                  "cannot save the optimizer in shards -- its state '{}' of '{}' has another shape than that",
+                  name.substr(slash + 1), of.parameter);
+          }
+          names.push_back({fmt::format("{}state/{}{}", formats::kOptimizerPrefix, of.parameter, name.substr(slash)),
+                           is_part ? of.shard : formats::whole_shard({})});
+          values.emplace_back(at::Tensor(), tensor);
+        }
+        for (const Stepped& one : stepped) {
+          if (!one.is_master) continue;
+          names.push_back(
+              {fmt::format("{}state/{}{}", formats::kOptimizerPrefix, one.parameter, ck::kMasterField), one.shard});
+          values.emplace_back(one.tensor, formats::TensorView());
+        }
+      }));
+  if (ck::any(comm, model.optimizer != nullptr)) {
+    options.metadata["groups"] = ck::groups_text(groups_of_all(comm, *model.module, groups, options_text));
+    if (ck::rank_of(comm) == 0) all->bundle.files.push_back(std::move(options));
+  }
+  const std::vector<bool> mine = ck::without_replicas(comm, names);
+  ck::agree(comm, ck::attempt([&] {
+              for (std::size_t i = 0; i < names.size(); ++i) {
+                if (!mine[i]) continue;
+                auto& [tensor, view] = values[i];
+                if (tensor.defined()) {
+                  all->model.add(names[i].tensor, tensor);
+                  view = all->model.tensors().back().tensor;
+                }
+                all->bundle.shards.push_back({std::move(names[i]), view.type, view.bytes});
+              }
             }));
   return all;
 }
@@ -124,113 +337,328 @@ struct CheckpointFolder::State {
   ck::BackgroundSaver saver{options};
   std::optional<formats::StoredCheckpoint> loaded = {};
   RankState rank_state = {};  // of `loaded`
+
+  using Bring = std::function<std::unique_ptr<Brought>(Communicator&)>;
+  CheckpointInfo save(const Bring& bring_all) {
+    return status::called("CheckpointFolder::save", [&] {
+      saver.settle(communicator);
+      const auto brought = bring_all(communicator);
+      return info_of(ck::save(communicator, options, brought->bundle));
+    });
+  }
+  CheckpointSave save_async(const Bring& bring_all) {
+    return status::called("CheckpointFolder::save_async", [&] {
+      saver.settle(communicator);
+      const auto brought = bring_all(communicator);
+      if (saver.needs_communicator(communicator)) saver.adopt(communicator.split({.background = true}));
+      return CheckpointSave(saver.start(communicator, brought->bundle));
+    });
+  }
 };
 
 CheckpointFolder::CheckpointFolder(Communicator communicator, CheckpointOptions options) {
-  if (options.folder.empty()) raise(ErrorCode::InvalidArgument, "a CheckpointFolder needs the name of a folder");
-  if (options.keep < 1)
-    raise(ErrorCode::InvalidArgument, "a CheckpointFolder keeps at least 1 checkpoint, not {}", options.keep);
-  if (options.copies < 1)
-    raise(ErrorCode::InvalidArgument, "a CheckpointFolder has at least 1 copy of each file, not {}", options.copies);
-  const ck::FolderOptions folder{std::move(options.folder), options.keep, options.place, options.copies};
-  state_ = std::shared_ptr<State>(new State{std::move(communicator), folder});
+  ck::FolderOptions folder{std::move(options.folder),
+                           options.keep,
+                           options.place,
+                           options.copies,
+                           {std::move(options.best_by), options.best_mode, options.keep_best}};
+  ck::check(folder);
+  state_ = std::shared_ptr<State>(new State{std::move(communicator), std::move(folder)});
 }
 
 CheckpointInfo CheckpointFolder::save(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                                       const TrainingProgress& progress, const RankState& state) {
-  return status::called("CheckpointFolder::save", [&] {
-    state_->saver.settle(state_->communicator);
-    const auto brought = bring(state_->communicator, module, optimizer, progress, state);
-    return info_of(ck::save(state_->communicator, state_->options, brought->bundle));
-  });
+  return state_->save([&](Communicator& comm) { return bring(comm, module, optimizer, progress, state); });
+}
+CheckpointInfo CheckpointFolder::save(const ModelShards& model, const TrainingProgress& progress,
+                                      const RankState& state) {
+  return state_->save([&](Communicator& comm) { return bring(comm, model, progress, state); });
 }
 
 CheckpointSave CheckpointFolder::save_async(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                                             const TrainingProgress& progress, const RankState& state) {
-  return status::called("CheckpointFolder::save_async", [&] {
-    Communicator& comm = state_->communicator;
-    ck::BackgroundSaver& saver = state_->saver;
-    saver.settle(comm);
-    const auto brought = bring(comm, module, optimizer, progress, state);
-    if (saver.needs_communicator(comm)) saver.adopt(comm.split({.background = true}));
-    return CheckpointSave(saver.start(comm, brought->bundle));
-  });
+  return state_->save_async([&](Communicator& comm) { return bring(comm, module, optimizer, progress, state); });
+}
+CheckpointSave CheckpointFolder::save_async(const ModelShards& model, const TrainingProgress& progress,
+                                            const RankState& state) {
+  return state_->save_async([&](Communicator& comm) { return bring(comm, model, progress, state); });
 }
 
-std::optional<CheckpointInfo> CheckpointFolder::load_latest(torch::nn::Module& module,
-                                                            torch::optim::Optimizer* optimizer) {
-  Communicator& comm = state_->communicator;
-  state_->saver.settle(comm);
-  ck::Found found =
-      ck::load_newest(comm, state_->options,
-                      optimizer == nullptr ? std::set<std::string>{ck::kOptimizerFile} : std::set<std::string>());
-  if (ck::rank_of(comm) == 0) {
-    for (const std::string& reason : found.passed_over) log::warn("checkpoint", "passed over: {}", reason);
-  }
-  if (!found.stored) {
-    if (found.passed_over.empty()) return std::nullopt;
-    throw ck::all_damaged(state_->options, found.passed_over);
-  }
-  const std::string folder = found.stored->folder;
+ModelShards model_shards(torch::nn::Module& module, torch::optim::Optimizer* optimizer) {
+  return {&module, optimizer, shards_of(module), dynamic_cast<optim::ShardedCore*>(optimizer)};
+}
 
-  // Everything is looked at before anything is changed, and nothing is changed before all ranks have looked.
+namespace {
+
+/// What is to be changed once all ranks have looked at everything.
+struct Changes {
   ck::Assignment weights;
   std::function<void()> restore_optimizer = [] {};
   std::vector<std::pair<at::Generator, at::Tensor>> generators;
   RankState state;
+
+  void add_own(Communicator& comm, const torch::nn::Module& module, const ck::Found& found) {
+    const std::string& folder = found.stored->folder;
+    const int rank = ck::rank_of(comm);
+    RankState random;
+    if (found.part) {
+      const std::string name = fmt::format("{}/{}", folder, ck::part_file(rank));
+      state = tensors_of(found.part->bytes(), name, ck::kStatePrefix);
+      random = tensors_of(found.part->bytes(), name, ck::kRandomPrefix);
+    } else if (const auto file = found.files.find(ck::kRandomFile); file != found.files.end()) {
+      const auto states = value_or_throw(
+          formats::parse_safetensors(file->second.bytes(), fmt::format("{}/{}", folder, ck::kRandomFile)));
+      for (const auto& [generator, own] : generators_of(module)) {
+        const std::string name = ck::random_name(rank, generator);
+        if (const auto* saved = states.find(name)) random.emplace(generator, ck::to_tensor(*saved, name));
+      }
+    }
+    generators = known(module, random, folder);
+    if (random.empty()) {
+      log::info("checkpoint", "{}: saved by {} ranks; rank {} keeps its own random state", folder,
+                found.stored->manifest.world_size, rank);
+    }
+  }
+
+  void apply() {
+    // The one step that may yet fail (the CPU generator's state of another libtorch) comes first.
+    for (auto& [generator, saved] : generators) {
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      generator.set_state(saved);
+    }
+    weights.apply();
+    restore_optimizer();
+  }
+};
+
+/// The newest that is whole.
+ck::Found find(Communicator& comm, const ck::FolderOptions& options, const std::set<std::string>& unwanted, bool best) {
+  ck::Found found = ck::load_newest(comm, options, unwanted, {}, best ? ck::Order::BestFirst : ck::Order::NewestFirst);
+  if (ck::rank_of(comm) == 0) {
+    for (const std::string& reason : found.passed_over) log::warn("checkpoint", "passed over: {}", reason);
+  }
+  if (!found.stored && !found.passed_over.empty()) throw ck::all_damaged(options, found.passed_over);
+  return found;
+}
+
+[[noreturn]] void refuse_without(const std::string& folder, const std::string& file) {
+  raise(ErrorCode::InvalidArgument, "{}/{}: the checkpoint was saved without it -- pass nullptr for the optimizer",
+        folder, file);
+}
+
+void require_same_type(const std::string& folder, const std::string& name, formats::ElementType there,
+                       at::ScalarType here) {
+  if (ck::to_element_type(here) == there) return;
+  raise(ErrorCode::InvalidArgument, "{}: tensor '{}' is {} there and {} here -- make the model as it was made then",
+        folder, name, formats::info(there).torch, c10::toString(here));
+}
+
+/// What a rank asks of a checkpoint: parts of tensors, into memory of its own.
+class Asked {
+ public:
+  explicit Asked(const ck::StoredTensors& tensors) : tensors_(tensors) {}
+
+  const formats::PartedTensor* find(const std::string& name) const {
+    const auto found = tensors_.content.tensors.find(name);
+    return found == tensors_.content.tensors.end() ? nullptr : &found->second;
+  }
+  formats::TensorView add(const std::string& name, Shard shard, std::vector<std::int64_t> shape) {
+    const formats::ElementType type = tensors_.content.tensors.at(name).type;
+    sys::FileBytes& bytes =
+        memory_.emplace_back(static_cast<std::size_t>(formats::byte_count(type, shape).value_or(0)));
+    wanted_.push_back({{name, std::move(shard)}, {bytes.data(), bytes.size()}});
+    return {type, std::move(shape), bytes.bytes()};
+  }
+  void read(Communicator& comm) const { ck::read_shards(comm, tensors_, wanted_); }
+
+ private:
+  const ck::StoredTensors& tensors_;
+  std::list<sys::FileBytes> memory_;
+  std::vector<ck::WantedShard> wanted_;
+};
+
+/// Throws on all ranks if the model's tensors are not those of the checkpoint, over all ranks.
+void ask_for_module(Communicator& comm, const ModelShards& model, const ck::Found& found, Asked& asked,
+                    ck::Assignment& weights) {
+  const std::string source = fmt::format("{}/{}", found.stored->folder, ck::kModelFile);
+  std::vector<std::string> own;
   ck::agree(comm, ck::attempt([&] {
-              const auto parse = [&](const char* name) {
-                const auto file = found.files.find(name);
-                const std::string path = fmt::format("{}/{}", folder, name);
-                if (file == found.files.end()) {
-                  raise(ErrorCode::InvalidArgument,
-                        "{}: the checkpoint was saved without it -- pass nullptr for the optimizer", path);
+              std::string problems;
+              for (const auto& [name, tensor] : ck::named_tensors(*model.module)) {
+                const std::string whole = std::string(formats::kModelPrefix) + name;
+                own.push_back(whole);
+                const Shard shard = shard_of(model, name, tensor);
+                const auto* const saved = asked.find(whole);
+                if (saved != nullptr && saved->sizes() == shard.sizes) {
+                  require_same_type(found.stored->folder, name, saved->type, tensor.scalar_type());
+                  weights.copies.push_back({tensor, asked.add(whole, shard, tensor.sizes().vec()), name});
+                  continue;
                 }
-                return value_or_throw(formats::parse_safetensors(file->second.bytes(), path));
-              };
-              const std::string source = fmt::format("{}/{}", folder, ck::kModelFile);
-              weights = ck::match(ck::named_tensors(module), parse(ck::kModelFile).tensors, source, {});
-              for (const auto& copy : weights.copies) {
-                if (ck::to_element_type(copy.to.scalar_type()) != copy.from.type) {
-                  raise(ErrorCode::InvalidArgument,
-                        "{}: tensor '{}' is {} there and {} here -- make the model as it was made then", folder,
-                        copy.name, formats::info(copy.from.type).torch, c10::toString(copy.to.scalar_type()));
-                }
+                problems += problems.empty() ? "" : "; ";
+                problems += saved == nullptr
+                                ? fmt::format("missing in the file: '{}'", name)
+                                : fmt::format("'{}' has shape {} there and {} here", name,
+                                              formats::shape_text(saved->sizes()), formats::shape_text(shard.sizes));
               }
-              if (optimizer != nullptr) {
-                const formats::Safetensors saved = parse(ck::kOptimizerFile);
-                restore_optimizer = ck::restore(*optimizer, module, saved.tensors, saved.metadata,
-                                                fmt::format("{}/{}", folder, ck::kOptimizerFile));
-              }
-              const int rank = ck::rank_of(comm);
-              RankState random;
-              if (found.part) {
-                const std::string name = fmt::format("{}/{}", folder, ck::part_file(rank));
-                state = tensors_of(found.part->bytes(), name, ck::kStatePrefix);
-                random = tensors_of(found.part->bytes(), name, ck::kRandomPrefix);
-              } else if (found.files.contains(ck::kRandomFile)) {
-                const formats::Safetensors states = parse(ck::kRandomFile);
-                for (const auto& [generator, own] : generators_of(module)) {
-                  const std::string name = ck::random_name(rank, generator);
-                  if (const auto* saved = states.find(name)) random.emplace(generator, ck::to_tensor(*saved, name));
-                }
-              }
-              generators = known(module, random, folder);
-              if (random.empty()) {
-                log::info("checkpoint", "{}: saved by {} ranks; rank {} keeps its own random state", folder,
-                          found.stored->manifest.world_size, rank);
-              }
+              if (!problems.empty())
+                raise(ErrorCode::InvalidArgument,
+                      "{}: does not fit the module -- {} -- was it saved from another model?", source, problems);
             }));
+  std::set<std::string> known_names;
+  for (const std::string& text : ck::gather(comm, ck::groups_text({own}))) {
+    const auto theirs = ck::parse_groups(text).at(0);
+    known_names.insert(theirs.begin(), theirs.end());
+  }
+  for (const auto& [name, tensor] : found.tensors->content.tensors) {
+    if (!name.starts_with(formats::kModelPrefix) || known_names.contains(name)) continue;
+    raise(ErrorCode::InvalidArgument,
+          "{}: does not fit the module -- not in the module of any rank: '{}' -- was it saved from another model?",
+          source, name.substr(formats::kModelPrefix.size()));
+  }
+}
+
+/// The state of what this rank steps, as of an optimizer over just that.
+struct AskedOptimizer {
+  std::vector<Stepped> stepped;
+  std::vector<formats::NamedTensor> tensors;
+  std::map<std::string, std::string> metadata;
+  std::vector<std::pair<at::Tensor, formats::TensorView>> masters;
+  std::string source;
+};
+
+AskedOptimizer ask_for_optimizer(const ModelShards& model, const ck::Found& found, Asked& asked) {
+  AskedOptimizer all{stepped_of(model), {}, {}, {}, fmt::format("{}/{}", found.stored->folder, ck::kOptimizerFile)};
+  const auto& content = found.tensors->content;
+  const auto file = content.files.find(ck::kOptimizerFile);
+  if (file == content.files.end()) refuse_without(found.stored->folder, ck::kOptimizerFile);
+  all.metadata = file->second.metadata;
+  const auto members = ck::group_members(*model.optimizer, numbers_of(all.stepped));
+  const auto saved = ck::parse_groups(all.metadata["groups"]);
+  const auto own = parameters_of(members, all.stepped);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    for (const std::string& name : own[i]) {
+      if (i < saved.size() && std::find(saved[i].begin(), saved[i].end(), name) != saved[i].end()) continue;
+      raise(
+          ErrorCode::InvalidArgument,
+          "{}: does not fit the optimizer -- its group {} has no parameter '{}' there -- make the optimizer as it was "
+          "made then",
+          all.source, i, name);
+    }
+  }
+  all.metadata["groups"] = ck::groups_text(members);
+  const auto each = [&](const std::string& prefix, const auto& visit) {
+    for (auto at = content.tensors.lower_bound(prefix); at != content.tensors.end() && at->first.starts_with(prefix);
+         ++at)
+      visit(at->first, at->first.substr(prefix.size()), at->second);
+  };
+  const std::string groups = std::string(formats::kOptimizerPrefix) + "group/";
+  each(groups, [&](const std::string& name, const std::string& option, const formats::PartedTensor&) {
+    all.tensors.push_back({"group/" + option, asked.add(name, formats::whole_shard({}), {})});
+  });
+  for (std::size_t i = 0; i < all.stepped.size(); ++i) {
+    const Stepped& one = all.stepped[i];
+    each(fmt::format("{}state/{}/", formats::kOptimizerPrefix, one.parameter),
+         [&](const std::string& name, const std::string& field, const formats::PartedTensor& tensor) {
+           // A count has no dimensions, as a parameter may have none.
+           const bool is_part = tensor.sizes() == one.shard.sizes && tensor.type != formats::ElementType::Int64;
+           if (!is_part && !tensor.sizes().empty())
+             raise(ErrorCode::Corrupt, "{}: not a sound state of an optimizer -- '{}' has shape {}", all.source, name,
+                   formats::shape_text(tensor.sizes()));
+           if (name.ends_with(ck::kMasterField)) {
+             if (one.is_master)
+               all.masters.emplace_back(one.tensor, asked.add(name, one.shard, one.tensor.sizes().vec()));
+             return;
+           }
+           all.tensors.push_back(
+               {fmt::format("state/{}/{}", i, field), is_part ? asked.add(name, one.shard, one.tensor.sizes().vec())
+                                                              : asked.add(name, formats::whole_shard({}), {})});
+         });
+  }
+  return all;
+}
+
+}  // namespace
+
+std::optional<CheckpointInfo> CheckpointFolder::load_latest(torch::nn::Module& module,
+                                                            torch::optim::Optimizer* optimizer) {
+  return load(module, optimizer, false);
+}
+std::optional<CheckpointInfo> CheckpointFolder::load_latest(const ModelShards& model) { return load(model, false); }
+std::optional<CheckpointInfo> CheckpointFolder::load_best(torch::nn::Module& module,
+                                                          torch::optim::Optimizer* optimizer) {
+  return load(module, optimizer, true);
+}
+std::optional<CheckpointInfo> CheckpointFolder::load_best(const ModelShards& model) { return load(model, true); }
+
+std::optional<CheckpointInfo> CheckpointFolder::load(torch::nn::Module& module, torch::optim::Optimizer* optimizer,
+                                                     bool best) {
+  Communicator& comm = state_->communicator;
+  state_->saver.settle(comm);
+  ck::Found found =
+      find(comm, state_->options,
+           optimizer == nullptr ? std::set<std::string>{ck::kOptimizerFile} : std::set<std::string>(), best);
+  if (!found.stored) return std::nullopt;
+  const std::string folder = found.stored->folder;
+
+  // Everything is looked at before anything is changed, and nothing is changed before all ranks have looked.
+  Changes changes;
+  ck::agree(
+      comm, ck::attempt([&] {
+        require_whole(module);
+        const auto parse = [&](const char* name) {
+          const auto file = found.files.find(name);
+          if (file == found.files.end()) refuse_without(folder, name);
+          return value_or_throw(formats::parse_safetensors(file->second.bytes(), fmt::format("{}/{}", folder, name)));
+        };
+        changes.weights = ck::match(ck::named_tensors(module), parse(ck::kModelFile).tensors,
+                                    fmt::format("{}/{}", folder, ck::kModelFile), {});
+        for (const auto& copy : changes.weights.copies)
+          require_same_type(folder, copy.name, copy.from.type, copy.to.scalar_type());
+        if (optimizer != nullptr) {
+          const formats::Safetensors saved = parse(ck::kOptimizerFile);
+          changes.restore_optimizer = ck::restore(*optimizer, module, saved.tensors, saved.metadata,
+                                                  fmt::format("{}/{}", folder, ck::kOptimizerFile));
+        }
+        changes.add_own(comm, module, found);
+      }));
+  ck::agree(comm, ck::attempt([&] { changes.apply(); }));
+  state_->rank_state = std::move(changes.state);
+  state_->loaded = std::move(found.stored);
+  return info_of(*state_->loaded);
+}
+
+std::optional<CheckpointInfo> CheckpointFolder::load(const ModelShards& model, bool best) {
+  Communicator& comm = state_->communicator;
+  state_->saver.settle(comm);
+  ck::Found found = find(comm, state_->options, {ck::kModelFile, ck::kOptimizerFile}, best);
+  if (!found.stored) return std::nullopt;
+  Changes changes;
+  Asked asked(*found.tensors);
+  ask_for_module(comm, model, found, asked, changes.weights);
+  AskedOptimizer optimizer;
   ck::agree(comm, ck::attempt([&] {
-              // The one step that may yet fail (the CPU generator's state of another libtorch) comes first.
-              for (auto& [generator, saved] : generators) {
-                const std::lock_guard<std::mutex> lock(generator.mutex());
-                generator.set_state(saved);
-              }
-              weights.apply();
-              restore_optimizer();
+              if (model.optimizer != nullptr) optimizer = ask_for_optimizer(model, found, asked);
             }));
-  state_->rank_state = std::move(state);
+  asked.read(comm);
+  ck::agree(comm, ck::attempt([&] {
+              if (model.optimizer != nullptr)
+                changes.restore_optimizer = ck::restore(*model.optimizer, numbers_of(optimizer.stepped),
+                                                        optimizer.tensors, optimizer.metadata, optimizer.source);
+              changes.add_own(comm, *model.module, found);
+            }));
+  const auto applied = ck::attempt([&] {
+    if (model.sharded != nullptr) model.sharded->allow_writes();
+    changes.apply();
+  });
+  if (model.sharded != nullptr) model.sharded->forbid_writes();
+  ck::agree(comm, applied);
+  if (model.sharded != nullptr) {
+    model.sharded->model().parameters_written();
+    const torch::NoGradGuard no_grad;
+    for (const auto& [master, view] : optimizer.masters) master.copy_(ck::to_tensor(view, "master"));
+    if (!optimizer.masters.empty()) model.sharded->masters_written();
+  }
+  state_->rank_state = std::move(changes.state);
   state_->loaded = std::move(found.stored);
   return info_of(*state_->loaded);
 }

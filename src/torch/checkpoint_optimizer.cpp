@@ -1,5 +1,6 @@
 #include "torch/checkpoint_tensors.h"
 
+#include "base/json.h"
 #include "base/result.h"
 
 #include <nlohmann/json.hpp>
@@ -268,39 +269,12 @@ Key key_of(const at::Tensor& parameter) {
   }
 }
 
-using Names = std::unordered_map<const void*, std::string>;
-
-Names names_of(const torch::nn::Module& module) {
-  Names names;
-  for (const auto& item : module.named_parameters()) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
-  return names;
-}
-
-nlohmann::json group_names(const optim::Optimizer& optimizer, const Names& names) {
-  nlohmann::json groups = nlohmann::json::array();
-  for (const auto& group : optimizer.param_groups()) {
-    nlohmann::json list = nlohmann::json::array();
-    for (const at::Tensor& parameter : group.params()) {
-      const auto name = names.find(parameter.unsafeGetTensorImpl());
-      if (name == names.end()) {
-        raise(ErrorCode::InvalidArgument,
-              "cannot save or load the optimizer -- it has a parameter of shape {} that is not the module's -- give "
-              "the module whose parameters() it was made with",
-              formats::shape_text(parameter.sizes().vec()));
-      }
-      list.push_back(name->second);
-    }
-    groups.push_back(std::move(list));
-  }
-  return groups;
-}
-
 template <class Options, class State>
 struct Kind {
   const char* name;
   bool own_shapes;  // the state's tensors do not have the parameter's shape
 
-  void save(const optim::Optimizer& optimizer, const Names& names, OptimizerSnapshot& out) const {
+  void save(const optim::Optimizer& optimizer, const ParameterNames& names, OptimizerSnapshot& out) const {
     using Key = typename States::key_type;
     for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
       const auto& group = optimizer.param_groups()[i];
@@ -317,7 +291,7 @@ struct Kind {
     }
   }
 
-  std::function<void()> restore(optim::Optimizer& optimizer, const Names& names, Source& source) const {
+  std::function<void()> restore(optim::Optimizer& optimizer, const ParameterNames& names, Source& source) const {
     using Key = typename States::key_type;
     auto options = std::make_shared<std::vector<Options>>();
     auto states = std::make_shared<std::vector<std::pair<Key, std::unique_ptr<State>>>>();
@@ -374,10 +348,47 @@ auto with_kind(const optim::Optimizer& optimizer, const Use& use) {
 
 }  // namespace
 
-OptimizerSnapshot snapshot(const optim::Optimizer& optimizer, const torch::nn::Module& module) {
-  const Names names = names_of(module);
+ParameterNames names_of(const torch::nn::Module& module) {
+  ParameterNames names;
+  for (const auto& item : module.named_parameters()) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  return names;
+}
+
+std::vector<std::vector<std::string>> group_members(const optim::Optimizer& optimizer, const ParameterNames& names) {
+  std::vector<std::vector<std::string>> groups;
+  for (const auto& group : optimizer.param_groups()) {
+    auto& list = groups.emplace_back();
+    for (const at::Tensor& parameter : group.params()) {
+      const auto name = names.find(parameter.unsafeGetTensorImpl());
+      if (name == names.end()) {
+        raise(
+            ErrorCode::InvalidArgument,
+            "cannot save or load the optimizer -- it has a parameter of shape {} that is not the module's -- give "
+            "the module whose parameters() it was made with; of optim::Sharded, give model_shards(module, &optimizer)",
+            formats::shape_text(parameter.sizes().vec()));
+      }
+      list.push_back(name->second);
+    }
+  }
+  return groups;
+}
+
+std::string groups_text(const std::vector<std::vector<std::string>>& groups) { return nlohmann::json(groups).dump(); }
+
+std::vector<std::vector<std::string>> parse_groups(const std::string& text) {
+  const auto json = parse_json_or_discard(text);
+  std::vector<std::vector<std::string>> groups;
+  for (const auto& group : json.is_array() ? json : nlohmann::json::array()) {
+    groups.emplace_back();
+    for (const auto& name : group.is_array() ? group : nlohmann::json::array())
+      if (name.is_string()) groups.back().push_back(name.get<std::string>());
+  }
+  return groups;
+}
+
+OptimizerSnapshot snapshot(const optim::Optimizer& optimizer, const ParameterNames& names) {
   OptimizerSnapshot out;
-  out.metadata["groups"] = group_names(optimizer, names).dump();
+  out.metadata["groups"] = groups_text(group_members(optimizer, names));
   with_kind(optimizer, [&](const auto& kind) {
     out.metadata["type"] = kind.name;
     kind.save(optimizer, names, out);
@@ -385,14 +396,15 @@ OptimizerSnapshot snapshot(const optim::Optimizer& optimizer, const torch::nn::M
   return out;
 }
 
-std::function<void()> restore(optim::Optimizer& optimizer, const torch::nn::Module& module,
+std::function<void()> restore(optim::Optimizer& optimizer, const ParameterNames& names,
                               const std::vector<formats::NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata, const std::string& source_name) {
-  const Names names = names_of(module);
   Source source{{}, metadata, source_name};
-  for (const auto& entry : tensors) source.tensors.emplace(entry.name, entry.tensor);
+  for (const auto& entry : tensors) {
+    if (!entry.name.ends_with(kMasterField)) source.tensors.emplace(entry.name, entry.tensor);
+  }
   const auto text = [&](const char* key) { return metadata.contains(key) ? metadata.at(key) : std::string(); };
-  if (const std::string groups = group_names(optimizer, names).dump(); text("groups") != groups) {
+  if (const std::string groups = groups_text(group_members(optimizer, names)); text("groups") != groups) {
     raise(ErrorCode::InvalidArgument,
           "{}: does not fit the optimizer -- its parameters are {} there and {} here -- make the optimizer as it was "
           "made then",

@@ -10,6 +10,8 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -66,14 +68,35 @@ struct OptimizerSnapshot {
   std::map<std::string, std::string> metadata;  ///< type, names of each group's parameters, options that are text
 };
 
-/// Throws InvalidArgument if the optimizer is not one of libtorch's or has parameters that are not the module's.
-OptimizerSnapshot snapshot(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module);
+/// Of an optimizer's parameters, by what `unsafeGetTensorImpl` says of them.
+using ParameterNames = std::unordered_map<const void*, std::string>;
+ParameterNames names_of(const torch::nn::Module& module);
+/// By group. Throws InvalidArgument for a parameter that has no name.
+std::vector<std::vector<std::string>> group_members(const torch::optim::Optimizer& optimizer,
+                                                    const ParameterNames& names);
+/// And as metadata have it.
+std::string groups_text(const std::vector<std::vector<std::string>>& groups);
+std::vector<std::vector<std::string>> parse_groups(const std::string& text);
+
+/// Throws InvalidArgument if the optimizer is not one of libtorch's or has parameters without a name.
+OptimizerSnapshot snapshot(const torch::optim::Optimizer& optimizer, const ParameterNames& names);
+inline OptimizerSnapshot snapshot(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module) {
+  return snapshot(optimizer, names_of(module));
+}
 
 /// What sets the optimizer to the state in the file, once called; it cannot fail any more. Throws InvalidArgument if
 /// the file is of another type of optimizer or of other parameters, Corrupt if something is missing or misshapen;
 /// nothing is changed then.
-std::function<void()> restore(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
+std::function<void()> restore(torch::optim::Optimizer& optimizer, const ParameterNames& names,
                               const std::vector<formats::NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata, const std::string& source);
+inline std::function<void()> restore(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
+                                     const std::vector<formats::NamedTensor>& tensors,
+                                     const std::map<std::string, std::string>& metadata, const std::string& source) {
+  return restore(optimizer, names_of(module), tensors, metadata, source);
+}
+
+/// "state/fc.weight/master": what is stepped of a parameter of fewer bits, by a sharded optimizer alone.
+inline constexpr std::string_view kMasterField = "/master";
 
 }  // namespace cohort::checkpoint

@@ -218,6 +218,29 @@ TEST(Checkpoint, TakesTheOneBeforeADamagedOne) {
   EXPECT_EQ(bits(*net), expected);
 }
 
+TEST(Checkpoint, LoadsTheBestThatItHasKept) {
+  TestFolder folder;
+  Net net;
+  torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.1));
+  CheckpointFolder checkpoints(Communicator(), {.folder = folder.path(), .keep = 1, .best_by = "valid_loss"});
+  EXPECT_FALSE(checkpoints.load_best(*net));
+  std::string expected;
+  for (int step = 1; step <= 4; ++step) {
+    train(net, optimizer, 1);
+    if (step == 2) expected = bits(*net);
+    checkpoints.save(*net, &optimizer, {.step = step, .values = {{"valid_loss", step == 2 ? 0.25 : 1.0 / step}}});
+  }
+  // 1, 0.25, 0.33, 0.25
+  EXPECT_EQ(checkpoints.list().size(), 2u);
+  EXPECT_EQ(checkpoints.load_best(*net, &optimizer)->progress.step, 2);
+  EXPECT_EQ(bits(*net), expected);
+  EXPECT_EQ(checkpoints.load_latest(*net, &optimizer)->progress.step, 4);
+  EXPECT_EQ(checkpoints.load_best(model_shards(*net, &optimizer))->progress.step, 2);
+  EXPECT_EQ(bits(*net), expected);
+  EXPECT_EQ(code_of([] { CheckpointFolder(Communicator(), {.folder = "x", .keep_best = 2}); }, "best_by"),
+            ErrorCode::InvalidArgument);
+}
+
 TEST(Checkpoint, BringsAllRanksToTheSameState) {
   for (const int size : {2, 3}) {
     TestFolder folder;

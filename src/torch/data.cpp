@@ -2,11 +2,13 @@
 // files.
 #include <cohort/torch/data.h>
 
+#include "base/env.h"
 #include "base/permutation.h"
 #include "base/records.h"
 #include "base/result.h"
 #include "train/checkpoint/exchange.h"
 #include "train/formats/idx.h"
+#include "train/gradients/shares.h"
 
 #include <cohort/torch/idx.h>
 #include <cohort/torch/tensor.h>
@@ -44,6 +46,8 @@ struct DistributedSampler::Shared {
   };
 
   DistributedSamplerOptions options;
+  gradients::SampleShares shares;
+  bool weighted = false;          // a DistributedDataParallel has it
   std::int64_t global_batch = 0;  // 0: of batch_size for each rank
   SamplerState state;
   std::int64_t drawn = 0;             // samples of this epoch handed out, over all ranks
@@ -66,6 +70,8 @@ DistributedSampler::DistributedSampler(std::int64_t size, const DistributedSampl
     raise(ErrorCode::InvalidArgument, "DistributedSampler: batch_size is {}", options.batch_size);
   require_rank(options.rank, options.world_size);
   shared_->options = options;
+  shared_->shares = gradients::SampleShares(options.shares.empty() ? env::text(env::kShares) : options.shares);
+  if (!options.shares.empty()) shared_->shares.require_world(options.world_size);
   shared_->state.seed = options.seed;
   shared_->state.size = size;
 }
@@ -98,12 +104,11 @@ std::optional<std::vector<std::int64_t>> DistributedSampler::draw(std::int64_t b
   const std::int64_t fresh = std::min(full, left);
   const std::int64_t global = shared_->options.remainder == Remainder::Pad ? full : fresh;
 
-  // Spread evenly; the first ranks get one more where it does not divide.
-  const std::int64_t each = global / shared_->options.world_size;
-  const std::int64_t more = global % shared_->options.world_size;
-  const std::int64_t begin =
-      shared_->drawn + shared_->options.rank * each + std::min<std::int64_t>(shared_->options.rank, more);
-  const std::int64_t count = each + (shared_->options.rank < more ? 1 : 0);
+  static const gradients::SampleShares kEven;
+  const auto& shares = shared_->weighted || !shared_->options.shares.empty() ? shared_->shares : kEven;
+  const auto [before, count] =
+      shares.part(global, shared_->options.rank, shared_->options.world_size, {shared_->state.epoch, shared_->drawn});
+  const std::int64_t begin = shared_->drawn + before;
   std::vector<std::int64_t> batch;
   batch.reserve(static_cast<std::size_t>(count));
   for (std::int64_t i = begin; i < begin + count; ++i)
@@ -116,13 +121,43 @@ std::optional<std::vector<std::int64_t>> DistributedSampler::draw(std::int64_t b
 
 std::optional<std::vector<std::int64_t>> DistributedSampler::next_batch() { return draw(shared_->options.batch_size); }
 
-void DistributedSampler::step() {
-  if (shared_->drawn_steps.empty()) {
+void DistributedSampler::step(std::int64_t steps) {
+  if (steps < 1 || steps > static_cast<std::int64_t>(shared_->drawn_steps.size())) {
     raise(ErrorCode::InvalidArgument,
-          "DistributedSampler::step without a batch drawn -- call it once after each optimizer step, not more often");
+          "DistributedSampler::step({}) where {} batches are drawn -- call it once after each optimizer step, with the "
+          "number of batches that it was of",
+          steps, shared_->drawn_steps.size());
   }
-  shared_->state.cursor = shared_->drawn_steps.front().end;
-  shared_->drawn_steps.pop_front();
+  for (; steps > 0; --steps) {
+    const Shared::DrawnStep ended = shared_->drawn_steps.front();
+    shared_->state.cursor = ended.end;
+    shared_->drawn_steps.pop_front();
+    if (shared_->weighted) shared_->shares.end_step(ended.local);
+  }
+  const gradients::SampleShares& shares = shared_->shares;
+  if (!shared_->weighted && shared_->options.rank == 0 &&
+      (shares.measured() || (shares.uneven() && shared_->options.shares.empty())))
+    gradients::warn_of_unused_shares();
+}
+
+void DistributedSampler::bind(std::shared_ptr<gradients::Ranks> ranks) const {
+  if (!shared_->shares.uneven()) return;
+  shared_->shares.require_world(ranks->size());
+  if (!shared_->weighted && !shared_->drawn_steps.empty()) {
+    raise(ErrorCode::InvalidArgument,
+          "DistributedSampler: a batch has been drawn before DistributedDataParallel was given the sampler, and its "
+          "shares are not even -- make the model first");
+  }
+  shared_->shares.bind(std::move(ranks));
+  shared_->weighted = true;
+}
+
+void DistributedSampler::begin_step() const {
+  shared_->shares.begin_step(full_step(), {shared_->state.epoch, shared_->drawn});
+}
+
+std::int64_t DistributedSampler::full_step() const noexcept {
+  return shared_->global_batch > 0 ? shared_->global_batch : shared_->options.batch_size * shared_->options.world_size;
 }
 
 std::int64_t DistributedSampler::global_batch() const noexcept {
@@ -148,8 +183,7 @@ std::int64_t DistributedSampler::samples_of_batch(std::optional<std::int64_t> tr
 }
 
 std::int64_t DistributedSampler::steps_from(std::int64_t cursor) const noexcept {
-  const std::int64_t full =
-      shared_->global_batch > 0 ? shared_->global_batch : shared_->options.batch_size * shared_->options.world_size;
+  const std::int64_t full = full_step();
   const std::int64_t left = std::max<std::int64_t>(shared_->state.size - cursor, 0);
   return shared_->options.remainder == Remainder::Drop ? left / full : ceil_div(left, full);
 }
@@ -196,6 +230,9 @@ void DistributedSampler::set_world(int rank, int world_size, std::int64_t global
   shared_->options.rank = rank;
   shared_->options.world_size = world_size;
   shared_->global_batch = global_batch;
+  if (shared_->weighted || !shared_->options.shares.empty()) shared_->shares.require_world(world_size);
+  shared_->shares.reset();
+  shared_->weighted = false;
   rewind();
 }
 

@@ -1,9 +1,12 @@
+#include "base/env.h"
 #include "base/result.h"
 #include "torch/reducer.h"
 #include "train/gradients/ranks.h"
+#include "train/gradients/shares.h"
 
 #include <cohort/torch/data.h>
 #include <cohort/torch/nn.h>
+#include <cohort/torch/recompute.h>
 #include <cohort/torch/same_parameters.h>
 #include <cohort/torch/tensor.h>
 
@@ -36,19 +39,20 @@ struct Contents {
 
 Contents contents_of(const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
   Contents contents;
-  contents.description.push_back(
-      fmt::format("options bucket_bytes={}, first_bucket_bytes={}, broadcast_buffers={}, "
-                  "wire_dtype={}, non_finite={}, compare_parameters_every={}, check_replicas={}, weights {}",
-                  options.bucket_bytes, options.first_bucket_bytes, options.broadcast_buffers,
-                  options.wire_dtype ? to_string(*options.wire_dtype) : "none",
-                  options.non_finite == NonFinite::Raise ? "raise" : "ignore", options.compare_parameters_every,
-                  options.check_replicas, options.samples ? "by a function" : "as declared"));
+  contents.description.push_back(fmt::format(
+      "options bucket_bytes={}, first_bucket_bytes={}, broadcast_buffers={}, "
+      "wire_format={}, error_feedback={}, non_finite={}, compare_parameters_every={}, check_replicas={}, sharding={}, "
+      "weights {}",
+      options.bucket_bytes, options.first_bucket_bytes, options.broadcast_buffers, to_string(options.wire_format),
+      options.error_feedback ? (*options.error_feedback ? "yes" : "no") : "by format",
+      options.non_finite == NonFinite::Raise ? "raise" : "ignore", options.compare_parameters_every,
+      options.check_replicas, static_cast<int>(options.sharding), options.samples ? "by a function" : "as declared"));
   if (options.sampler != nullptr) {
     const data::DistributedSamplerOptions& sampler = options.sampler->options();
-    contents.description.push_back(
-        fmt::format("a sampler of {} samples, batch_size={}, shuffle={}, seed={}, remainder={}, world_size={}",
-                    options.sampler->size(), sampler.batch_size, sampler.shuffle, sampler.seed,
-                    static_cast<int>(sampler.remainder), sampler.world_size));
+    contents.description.push_back(fmt::format(
+        "a sampler of {} samples, batch_size={}, shuffle={}, seed={}, remainder={}, world_size={}, shares={}",
+        options.sampler->size(), sampler.batch_size, sampler.shuffle, sampler.seed, static_cast<int>(sampler.remainder),
+        sampler.world_size, sampler.shares.empty() ? env::text(env::kShares) : sampler.shares));
   }
   std::unordered_set<const void*> seen;  // a module registered twice lists its parameters twice
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
@@ -122,6 +126,7 @@ struct DataParallelCore::State {
   std::optional<std::int64_t> next_samples;
   std::int64_t compared_at = 0;  // the step of the last comparison
   std::shared_ptr<Reducer> reducer;
+  CommHook hook;
 
   void attach();
   void attach_again_if_changed();
@@ -150,17 +155,22 @@ void DataParallelCore::State::attach() {
   frozen = std::move(contents.frozen);
   named = std::move(contents.named);
   broadcast_parameters(comm, everything);
+  std::shared_ptr<gradients::Shards> shards;
+  if (options.sharding != Sharding::None) shards = std::make_shared<gradients::Shards>(comm, options.sharding);
   if (buffer_bytes > 0) staged_buffers = comm.allocate(buffer_bytes);
   std::int64_t steps = 0;
   ReducerStats stats;
+  std::map<std::string, std::vector<float>> residuals;
   if (reducer) {
     steps = reducer->core().progress();
     stats = reducer->core().stats();
+    for (const auto& [name, values] : reducer->core().residuals()) residuals[name].assign(values.begin(), values.end());
     reducer.reset();  // and its hooks with it
   }
-  reducer = std::make_shared<Reducer>(ranks, contents.trained, options);
-  reducer->core().go_on_from(steps, stats);
+  reducer = std::make_shared<Reducer>(ranks, contents.trained, options, std::move(shards));
+  if (hook) reducer->use_hook(hook, comm);
   reducer->attach();
+  reducer->core().go_on_from(steps, stats, residuals);
 }
 
 // A parameter that is trained now and was not, or took another's place, has no hooks: its gradient would not be
@@ -177,6 +187,11 @@ void DataParallelCore::State::attach_again_if_changed() {
     }
   }
   if (!changed) return;
+  if (options.sharding != Sharding::None) {
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel: parameters were unfrozen or replaced, and with Sharding they are fixed -- wrap the "
+          "module again, and make its optimizer anew");
+  }
   if (reducer->core().accumulation().has_forward()) {
     raise(ErrorCode::InvalidArgument,
           "DistributedDataParallel: parameters were unfrozen or replaced between a forward and its reduction -- do it "
@@ -207,8 +222,10 @@ std::optional<std::int64_t> DataParallelCore::State::declared_samples(const std:
 // What every pass that ends in a reduction begins with, on all ranks.
 void DataParallelCore::State::begin_synchronising_pass() {
   reducer->core().require_whole();
+  reducer->check_parameters("DistributedDataParallel");
   attach_again_if_changed();
   reducer->core().prepare_synchronising_pass();
+  if (sampler) sampler->begin_step();
   if (options.broadcast_buffers) broadcast_buffers();
   const std::int64_t step = reducer->core().progress();
   const std::int64_t every = options.compare_parameters_every;
@@ -260,13 +277,13 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
   if (options.bucket_bytes == 0 || options.first_bucket_bytes == 0) {
     raise(ErrorCode::InvalidArgument, "DistributedDataParallel: a bucket of 0 bytes");
   }
-  if (options.wire_dtype && *options.wire_dtype != DType::BFloat16) {
-    raise(ErrorCode::InvalidArgument, "DistributedDataParallel: gradients cannot travel as {}, only as bfloat16",
-          to_string(*options.wire_dtype));
-  }
   if (options.compare_parameters_every < 0) {
     raise(ErrorCode::InvalidArgument, "DistributedDataParallel: compare_parameters_every={} -- 0 is never",
           options.compare_parameters_every);
+  }
+  if (options.protect_parameters && options.sharding != Sharding::Parameters) {
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel: protect_parameters is for parameters that ranks share (Sharding::Parameters)");
   }
   if (options.sampler != nullptr && options.samples) {
     raise(ErrorCode::InvalidArgument, "DistributedDataParallel: sampler and samples both tell the samples -- give one");
@@ -285,6 +302,11 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
     }
   }
   state_->attach();
+  if (options.sampler != nullptr) {
+    options.sampler->bind(gradients::ranks_of(comm));
+  } else if (comm.rank() == 0 && gradients::SampleShares(env::text(env::kShares)).uneven()) {
+    gradients::warn_of_unused_shares();
+  }
 }
 
 DataParallelCore::~DataParallelCore() = default;
@@ -315,7 +337,7 @@ NoSyncGuard DataParallelCore::no_sync() { return NoSyncGuard(state_->reducer); }
 bool DataParallelCore::before_forward(const std::vector<at::Tensor>& inputs) {
   gradients::Reducer& core = state_->reducer->core();
   // Without gradients, or once more for a backward under way (checkpointing): there is nothing to begin.
-  if (!at::GradMode::is_enabled() || core.in_backward()) return false;
+  if (!at::GradMode::is_enabled() || core.in_backward() || recomputing()) return false;
   const std::optional<std::int64_t> declared = state_->declared_samples(inputs);
   std::optional<std::int64_t> rows;
   if (!inputs.empty() && inputs.front().dim() > 0) rows = inputs.front().size(0);
@@ -339,7 +361,22 @@ bool DataParallelCore::step_without_samples() {
   return state_->reducer->core().reduce_without_backward();
 }
 
+void DataParallelCore::register_comm_hook(CommHook hook) {
+  state_->reducer->use_hook(hook, state_->comm);
+  state_->hook = std::move(hook);
+}
+
 int DataParallelCore::join() {
+  if (state_->hook) {
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel::join: a hook on gradients is run by all ranks in every step -- "
+          "step_without_samples() takes the place of a forward and backward without input");
+  }
+  if (state_->options.sharding != Sharding::None) {
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel::join: with Sharding every rank is needed in every step -- step_without_samples() "
+          "takes the place of a forward and backward without input");
+  }
   state_->reducer->core().require_whole();
   Communicator& comm = state_->comm;
   (void)comm.join();
@@ -351,8 +388,41 @@ int DataParallelCore::join() {
   return source;
 }
 
+void DataParallelCore::parameters_written() {
+  if (!state_->reducer->core().shards()) return;
+  state_->reducer->bring_home();
+  state_->reducer->note_writes();
+}
+
+const std::shared_ptr<Reducer>& DataParallelCore::reducer() const noexcept { return state_->reducer; }
+const std::shared_ptr<torch::nn::Module>& DataParallelCore::whole() const noexcept { return state_->module; }
+
 void DataParallelCore::sync_buffers() { state_->broadcast_buffers(); }
 void DataParallelCore::require_same_parameters() { state_->require_same_parameters(state_->named.size()); }
+
+std::map<std::string, at::Tensor> DataParallelCore::residuals() const {
+  std::map<std::string, at::Tensor> copies;
+  for (const auto& [name, values] : state_->reducer->core().residuals())
+    copies["residual." + name] = at::from_blob(values.data(), {static_cast<std::int64_t>(values.size())}).clone();
+  return copies;
+}
+
+void DataParallelCore::load_residuals(const std::map<std::string, at::Tensor>& residuals) {
+  for (const auto& [name, values] : state_->reducer->core().residuals()) {
+    const auto saved = residuals.find("residual." + name);
+    const auto count = static_cast<std::int64_t>(values.size());
+    if (saved != residuals.end() && saved->second.numel() != count)
+      raise(ErrorCode::InvalidArgument, "load_residuals: '{}' has {} elements, the parameter {}", saved->first,
+            saved->second.numel(), count);
+    at::Tensor here = at::from_blob(values.data(), {count});
+    const torch::NoGradGuard no_grad;
+    if (saved == residuals.end()) {
+      here.zero_();
+    } else {
+      here.copy_(saved->second.reshape({-1}));
+    }
+  }
+}
 
 ReducerStats DataParallelCore::stats() const { return state_->reducer->core().stats(); }
 BucketSlot DataParallelCore::slot_of(const std::string& name) const { return state_->reducer->core().slot_of(name); }

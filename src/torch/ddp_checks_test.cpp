@@ -292,7 +292,7 @@ TEST(FirstNonFinite, OfATensorIsInTheOrderOfItsDimensions) {
   EXPECT_TRUE(first_non_finite(at::scalar_tensor(kNaN))->position.empty());
   EXPECT_FALSE(first_non_finite(at::arange(3)).has_value());
   EXPECT_FALSE(first_non_finite(at::full({3}, 3.4e38)).has_value());
-  EXPECT_EQ(first_non_finite(at::full({3}, 3.4e38), {.wire_dtype = DType::BFloat16})->index, 0);
+  EXPECT_EQ(first_non_finite(at::full({3}, 3.4e38), {.wire_format = WireFormat::BFloat16})->index, 0);
   EXPECT_THROW(first_non_finite(at::Tensor()), Error);
   EXPECT_THROW(first_non_finite(at::eye(2).to_sparse()), Error);
 }

@@ -1,12 +1,18 @@
-// DistributedDataParallel and the collectives of tensors on GPUs, each rank on its own: as on the CPU. Over the
-// fake driver and the fake NCCL, with libtorch's tensors of "cuda" that pretend as well.
+// DistributedDataParallel, Pipeline and the collectives of tensors on GPUs, each rank on its own: as on the CPU. Over
+// the fake driver and the fake NCCL, with libtorch's tensors of "cuda" that pretend as well.
 #include <cohort/error.h>
+#include <cohort/torch/autograd.h>
 #include <cohort/torch/nn.h>
+#include <cohort/torch/parallel.h>
+#include <cohort/torch/pipeline.h>
+#include <cohort/torch/recompute.h>
 #include <cohort/torch/same_parameters.h>
+#include <cohort/torch/sharded.h>
 #include <cohort/torch/tensor.h>
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/activation.h>
 
 #include "torch/test_models.h"
 
@@ -72,6 +78,44 @@ TEST(DdpOnGpus, WeightsAreSamples) {
   const auto on_gpus = train(On::Gpus, {1, 4, 2});
   EXPECT_GT(operations_of_nccl() - before, 3 * 4);
   expect_close(on_gpus[2], train(On::Cpu, {1, 4, 2})[2], 1e-5);
+}
+
+TEST(DdpOnGpus, TrainingStateMayBeDivided) {
+  const std::vector<at::Tensor> expected = train(On::Cpu, {4, 4})[0];
+  for (const nn::Sharding sharding : {nn::Sharding::Optimizer, nn::Sharding::Gradients}) {
+    const int before = operations_of_nccl();
+    run_on_threads(2, [&](Communicator comm) {
+      const at::Device device = place_of(On::Gpus, comm);
+      Mlp net = with_values(Mlp(at::kFloat), 0);
+      net->to(device);
+      auto options = by_rows(small_buckets());
+      options.sharding = sharding;
+      DistributedDataParallel model(net, comm, options);
+      optim::Sharded<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.2).momentum(0.9));
+      for (int step = 0; step < 4; ++step) {
+        const Batch batch = batch_of(step * 10 + comm.rank(), 4, at::kFloat);
+        loss_of(model(batch.x.to(device)), batch.y.to(device)).backward();
+        EXPECT_GT(optimizer.clip_grad_norm(1e6), 0);
+        optimizer.step();
+        model.zero_grad();
+      }
+      model.require_same_parameters();
+      std::vector<at::Tensor> got;
+      for (const at::Tensor& parameter : net->parameters()) {
+        EXPECT_EQ(parameter.device(), device);
+        got.push_back(parameter.detach().cpu());
+      }
+      expect_close(got, expected, 1e-5);
+    });
+    EXPECT_GT(operations_of_nccl() - before, 2 * 4);
+  }
+  EXPECT_THROW(run_on_threads(2,
+                              [](Communicator comm) {
+                                Mlp net = with_values(Mlp(at::kFloat), 0);
+                                net->to(place_of(On::Gpus, comm));
+                                DistributedDataParallel none(net, comm, {.sharding = nn::Sharding::Parameters});
+                              }),
+               Error);
 }
 
 TEST(DdpOnGpus, ARankWithoutSamplesDoesNoHarm) {
@@ -168,6 +212,32 @@ TEST(TensorsOnGpus, CollectivesTakeThem) {
   });
 }
 
+TEST(PipelineOnGpus, GivesTheGradientsOfTheCpu) {
+  std::vector<at::Tensor> gradients[2];
+  for (const On on : {On::Cpu, On::Gpus}) {
+    std::vector<std::vector<at::Tensor>> of_ranks(3);
+    run_on_threads(3, [&](Communicator comm) {
+      const at::Device device = place_of(on, comm);
+      torch::nn::Sequential net(torch::nn::Linear(5, 17), torch::nn::Tanh(), torch::nn::Linear(17, 3));
+      with_values(net, 0)->to(device);
+      nn::Pipeline model(net, comm, {.schedule = pipeline::Schedule::ZeroBubble, .micro_batches = 4, .loss = loss_of});
+      for (const int rows : {8, 8, 7}) {
+        const Batch batch = batch_of(rows, rows, at::kFloat);
+        EXPECT_GT(model.step(batch.x.to(device), batch.y.to(device)), 0);
+      }
+      for (const at::Tensor& parameter : model.parameters()) {
+        EXPECT_EQ(parameter.grad().device(), device);
+        of_ranks[static_cast<std::size_t>(comm.rank())].push_back(parameter.grad().cpu());
+      }
+    });
+    for (const auto& of_rank : of_ranks) {
+      gradients[on == On::Cpu ? 0 : 1].insert(gradients[on == On::Cpu ? 0 : 1].end(), of_rank.begin(), of_rank.end());
+    }
+  }
+  EXPECT_EQ(gradients[0].size(), 4U);
+  expect_close(gradients[1], gradients[0], 1e-6);
+}
+
 TEST(TensorsOnGpus, MemoryThatIsStillUsedIsNotTakenForOthers) {
   run_on_threads(2, [](Communicator comm) {
     const at::TensorOptions type = at::TensorOptions(place_of(On::Gpus, comm)).dtype(at::kFloat);
@@ -197,6 +267,66 @@ TEST(TensorsOnGpus, MemoryThatIsStillUsedIsNotTakenForOthers) {
     EXPECT_TRUE(ended);
     ::unsetenv("FAKE_NCCL_DELAY");
   });
+}
+
+TEST(TensorsOnGpus, DifferentiableCollectivesTakeThem) {
+  std::vector<at::Tensor> results[2];
+  for (const On on : {On::Cpu, On::Gpus}) {
+    run_on_threads(2, [&](Communicator comm) {
+      const at::Device device = place_of(on, comm);
+      const at::Tensor x = pattern({4, 6}, comm.rank(), at::kFloat).to(device).requires_grad_(true);
+      const int other = 1 - comm.rank();
+      at::Tensor y = autograd::all_gather(comm, autograd::all_reduce(comm, at::sin(x)), 1);
+      y = autograd::all_to_all(comm, autograd::reduce_scatter(comm, y, 1)) * autograd::broadcast(comm, x, 1);
+      y = autograd::copy_to(comm, y) + autograd::gather_from(comm, autograd::scatter_to(comm, x, 0), 0);
+      const at::Tensor token = autograd::send(comm, y, other);
+      y = y + autograd::recv(comm, other, {.sizes = {4, 6}, .options = x.options(), .after = token});
+      autograd::reduce_from(comm, y).square().sum().backward();
+      if (comm.rank() == 0) results[static_cast<int>(on)] = {y.detach().cpu(), x.grad().cpu()};
+    });
+  }
+  expect_close(results[1], results[0], 1e-5);
+}
+
+TEST(TensorsOnGpus, ParallelLayersTakeThem) {
+  std::vector<at::Tensor> results[2];
+  for (const On on : {On::Cpu, On::Gpus}) {
+    run_on_threads(2, [&](Communicator comm) {
+      const at::Device device = place_of(on, comm);
+      nn::VocabParallelEmbedding embedding(
+          comm, nn::VocabParallelEmbeddingOptions{.num_embeddings = 8, .embedding_dim = 4, .sequence_dim = 1});
+      nn::ColumnParallelLinear up(
+          comm, nn::ColumnParallelLinearOptions{.in_features = 4, .out_features = 8, .sequence_dim = 1});
+      nn::RowParallelLinear down(comm, nn::RowParallelLinearOptions{.in_features = 8, .out_features = 8});
+      nn::SyncBatchNorm norm(comm, torch::nn::BatchNormOptions(4));
+      nn::ParallelCrossEntropy loss(comm);
+      std::vector<at::Tensor> parameters;
+      const auto take = [&](auto layer) {
+        layer->to(device);
+        for (const at::Tensor& parameter : layer->parameters()) parameters.push_back(parameter);
+      };
+      take(embedding), take(up), take(down), take(norm);
+      {
+        const at::NoGradGuard no_grad;
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          parameters[i].copy_(pattern(parameters[i].sizes(), static_cast<double>(i) + comm.rank(), at::kFloat));
+        }
+      }
+      const at::Tensor ids = (at::arange(8, at::kLong) % 7).reshape({2, 4}).to(device);
+      const auto forward = [&](const at::Tensor& tokens) {
+        const at::Tensor h = norm(embedding(tokens).transpose(1, 2)).transpose(1, 2);
+        return down(at::tanh(up(h))).narrow(-1, 4 * comm.rank(), 4);
+      };
+      loss(nn::checkpoint(forward, ids), ids).backward();
+      if (comm.rank() == 0) {
+        for (const at::Tensor& parameter : parameters) {
+          EXPECT_EQ(parameter.grad().device(), device);
+          results[static_cast<int>(on)].push_back(parameter.grad().cpu());
+        }
+      }
+    });
+  }
+  expect_close(results[1], results[0], 1e-4);
 }
 
 TEST(TensorsOnGpus, ModelsOnOtherDevicesAreRefused) {

@@ -4,6 +4,7 @@
 #include "base/records.h"
 #include "base/result.h"
 #include "torch/checkpoint_tensors.h"
+#include "torch/local_sgd.h"
 
 #include <algorithm>
 #include <cstring>
@@ -192,6 +193,75 @@ Value generators_of(const torch::nn::Module& module) {
           Value::Scope::Rank};
 }
 
+/// What all ranks of local steps have alike.
+class Outer final : public Part {
+ public:
+  explicit Outer(std::shared_ptr<optim::LocalCore> core) : core_(std::move(core)) {}
+  Contents contents() override {
+    auto snapshot = std::make_shared<checkpoint::Snapshot>();
+    for (const auto& [name, tensor] : tensors()) snapshot->add(name, tensor);
+    std::map<std::string, std::string> counts;
+    for (std::size_t i = 0; i < core_->fragments.size(); ++i)
+      counts[std::to_string(i)] = std::to_string(core_->fragments[i].synchronisations);
+    return contents_of(std::move(snapshot), counts);
+  }
+  // A rank that has been in a world already lacks one synchronisation at most, and keeps its steps in all else.
+  void assign(const Contents& contents) override {
+    std::map<std::string, std::string> counts;
+    checkpoint::match(tensors(), tensors_of(contents, counts), "the state of another rank", {}).apply();
+    for (std::size_t i = 0; i < core_->fragments.size(); ++i) {
+      optim::LocalCore::Fragment& fragment = core_->fragments[i];
+      const std::int64_t there = std::stoll(counts[std::to_string(i)]);
+      if (std::exchange(fragment.synchronisations, there) == there && !fresh) continue;
+      core_->take(fragment, fresh ? 0 : core_->options.fragment_update_alpha);
+      fragment.samples = fresh ? 0 : fragment.samples - fragment.sent;
+    }
+    ++core_->version;
+  }
+  std::uint64_t version() override { return core_->version; }
+  bool fresh = true;
+
+ private:
+  std::map<std::string, at::Tensor> tensors() const {
+    std::map<std::string, at::Tensor> by_name;
+    for (const auto& [name, tensor] : core_->outer()) by_name.emplace(name, tensor);
+    for (std::size_t i = 0; i < core_->kept.size(); ++i) by_name.emplace(fmt::format("kept/{}", i), core_->kept[i]);
+    return by_name;
+  }
+  std::shared_ptr<optim::LocalCore> core_;
+};
+
+/// What the rates were before they were scaled, and what they have been set to: if they are that still, nobody has
+/// changed them, and they are scaled anew without rounding twice.
+struct Rates {
+  std::vector<double> plain, set;
+  double factor = 1;
+};
+
+Value rates_of(torch::optim::Optimizer& optimizer, const std::shared_ptr<Rates>& rates) {
+  Value value;
+  value.save = [&optimizer, rates](std::string& bytes) {
+    codec::Writer out;
+    out.number(rates->factor);
+    for (const auto& list : {rates_of(optimizer), rates->plain, rates->set}) {
+      out.number(static_cast<std::uint32_t>(list.size()));
+      for (const double rate : list) out.number(rate);
+    }
+    bytes = out.take();
+  };
+  value.load = [&optimizer, rates](const std::string& bytes) {
+    codec::Reader in(bytes);
+    rates->factor = value_or_throw(in.number<double>());
+    std::vector<double> now;
+    for (std::vector<double>* const list : {&now, &rates->plain, &rates->set}) {
+      list->resize(value_or_throw(in.number<std::uint32_t>()));
+      for (double& rate : *list) rate = value_or_throw(in.number<double>());
+    }
+    set_rates(optimizer, now);
+  };
+  return value;
+}
+
 }  // namespace
 
 void attach(State& state, const std::string& name, torch::nn::Module& module) {
@@ -238,34 +308,8 @@ void attach(State& state, const std::string& name, torch::optim::Optimizer& opti
             optim::Scaling scaling) {
   (void)checkpoint::snapshot(optimizer, module);
   state.add(name, std::make_shared<Moments>(optimizer, module));
-  /// What the rates were before they were scaled, and what they have been set to: if they are that still, nobody has
-  /// changed them, and they are scaled anew without rounding twice.
-  struct Rates {
-    std::vector<double> plain, set;
-    double factor = 1;
-  };
   auto rates = std::make_shared<Rates>();
-  Value value;
-  value.save = [&optimizer, rates](std::string& bytes) {
-    codec::Writer out;
-    out.number(rates->factor);
-    for (const auto& list : {rates_of(optimizer), rates->plain, rates->set}) {
-      out.number(static_cast<std::uint32_t>(list.size()));
-      for (const double rate : list) out.number(rate);
-    }
-    bytes = out.take();
-  };
-  value.load = [&optimizer, rates](const std::string& bytes) {
-    codec::Reader in(bytes);
-    rates->factor = value_or_throw(in.number<double>());
-    std::vector<double> now;
-    for (std::vector<double>* const list : {&now, &rates->plain, &rates->set}) {
-      list->resize(value_or_throw(in.number<std::uint32_t>()));
-      for (double& rate : *list) rate = value_or_throw(in.number<double>());
-    }
-    set_rates(optimizer, now);
-  };
-  state.add(name + "/rates", std::move(value));
+  state.add(name + "/rates", rates_of(optimizer, rates));
   if (scaling == optim::Scaling::None) return;
   state.on_change([&optimizer, rates, scaling](const World& world) {
     const double factor = optim::scale_factor(scaling, world.size()) / optim::scale_factor(scaling, world.first_size());
@@ -282,3 +326,47 @@ void attach(State& state, const std::string& name, torch::optim::Optimizer& opti
 }
 
 }  // namespace cohort::elastic
+
+namespace cohort::optim {
+
+void attach(elastic::State& state, const std::string& name, LocalSteps& steps) {
+  const std::shared_ptr<LocalCore> core = steps.core();
+  const auto outer = std::make_shared<elastic::Outer>(core);
+  state.add(name, outer);
+  elastic::Value alike;
+  alike.save = [core](std::string& bytes) {
+    codec::Writer out;
+    for (const std::int64_t count : {core->steps, core->since, core->turn}) out.number(count);
+    for (const LocalCore::Fragment& fragment : core->fragments) {
+      out.number(fragment.synchronised_at);
+      out.number(fragment.sent_at);
+    }
+    bytes = out.take();
+  };
+  alike.load = [core](const std::string& bytes) {
+    codec::Reader in(bytes);
+    for (std::int64_t* const count : {&core->steps, &core->since, &core->turn})
+      *count = value_or_throw(in.number<std::int64_t>());
+    for (LocalCore::Fragment& fragment : core->fragments) {
+      fragment.synchronised_at = value_or_throw(in.number<std::int64_t>());
+      fragment.sent_at = value_or_throw(in.number<std::int64_t>());
+    }
+  };
+  state.add(name + "/counts", std::move(alike));
+  state.add(name + "/buffers", elastic::buffers_of(state, core->module));
+  state.add(name + "/random", elastic::generators_of(core->module));
+  state.add(name + "/rates", elastic::rates_of(core->optimizer, std::make_shared<elastic::Rates>()));
+  state.on_change([core, outer](const elastic::World& world) {
+    for (at::Tensor& parameter : core->module.parameters()) parameter.mutable_grad() = at::Tensor();
+    core->drop();
+    core->comm = elastic::World(world).communicator();
+    if (std::exchange(outer->fresh, false) && core->since > 0)
+      log::info("elastic",
+                "this rank begins with the last synchronised parameters, {} steps before the next synchronisation",
+                std::max<std::int64_t>(0, core->period(core->steps + 1) - core->since));
+  });
+  core->advance = [&state] { state.advance(); };
+  state.after_step([core] { core->go_on(); });
+}
+
+}  // namespace cohort::optim

@@ -102,12 +102,15 @@ bool lies_in(const at::Tensor& place, const at::Tensor& gradient) {
 }  // namespace
 
 Reducer::Reducer(std::shared_ptr<gradients::Ranks> ranks, const std::vector<NamedParameter>& parameters,
-                 const DistributedDataParallelOptions& options)
-    : ranks_(ranks), core_(std::move(ranks), described(parameters), options, *this) {
+                 const DistributedDataParallelOptions& options, std::shared_ptr<gradients::Shards> shards)
+    : ranks_(ranks),
+      core_(std::move(ranks), described(parameters), options, *this, gradients::reduce_by_average, std::move(shards)) {
   for (const NamedParameter& parameter : parameters) {
-    parameters_.push_back({.name = parameter.name, .tensor = parameter.tensor, .accumulator = {}, .place = {}});
+    parameters_.push_back(
+        {.name = parameter.name, .tensor = parameter.tensor, .accumulator = {}, .place = {}, .home = {}});
   }
   core_.lay_out();
+  if (core_.shards()) move_parameters();
 }
 
 void Reducer::attach() {
@@ -128,6 +131,196 @@ void Reducer::attach() {
   }
 }
 
+// ---------------------------------------------------------------------------------------------------- what is divided
+
+namespace {
+
+at::Tensor tensor_over(const Buffer& buffer, const Memory& memory, const at::TensorOptions& type) {
+  return at::for_blob(buffer.data, {buffer.count})
+      .deleter([memory](void*) {})
+      .options(type.requires_grad(false))
+      .target_device(type.device())
+      .make_tensor();
+}
+
+bool is_home(const at::Tensor& tensor, const at::Tensor& home) {
+  return tensor.data_ptr() == home.data_ptr() && tensor.sizes() == home.sizes() &&
+         tensor.scalar_type() == home.scalar_type();
+}
+
+}  // namespace
+
+// All ranks' parameters are equal by now.
+void Reducer::move_parameters() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    if (!parameter.tensor.is_contiguous()) {
+      raise(ErrorCode::InvalidArgument,
+            "DistributedDataParallel: parameter '{}' is not contiguous, which Sharding needs -- "
+            "parameter.set_data(parameter.contiguous()) before it is wrapped",
+            parameter.name);
+    }
+    parameter.home =
+        tensor_over(core_.home_of(i), core_.homes(), parameter.tensor.options()).view(parameter.tensor.sizes());
+  }
+  bring_home();
+  for (const gradients::Piece& range : core_.pieces()) {
+    const at::Tensor& tensor = parameters_[range.parameter].tensor;
+    Buffer own = core_.home_of(range.parameter);
+    own.data = static_cast<std::byte*>(own.data) + static_cast<std::size_t>(range.begin) * size_of(own.dtype);
+    own.count = range.count;
+    Piece piece{
+        .range = range, .values = tensor_over(own, core_.homes(), tensor.options()), .gradient = {}, .average = {}};
+    if (core_.divides_gradients()) {
+      piece.average = tensor_over(core_.average_of(range), core_.averages(), tensor.options());
+    }
+    pieces_.push_back(std::move(piece));
+  }
+  note_step();
+  core_.protect_parameters();
+}
+
+void Reducer::take_gradients() {
+  if (core_.divides_gradients()) return;
+  for (Piece& piece : pieces_) {
+    const at::Tensor& gradient = parameters_[piece.range.parameter].tensor.grad();
+    piece.gradient = gradient.defined()
+                         ? gradient.detach().contiguous().view({-1}).narrow(0, piece.range.begin, piece.range.count)
+                         : at::Tensor();
+  }
+}
+
+void Reducer::put_aside() {
+  const at::NoGradGuard no_grad;
+  for (Piece& piece : pieces_) {
+    if (piece.gradient.defined() && piece.gradient.is_same(piece.average)) piece.gradient = piece.gradient.clone();
+  }
+}
+
+void Reducer::drop_gradients(const std::vector<std::size_t>& pieces) {
+  for (const std::size_t piece : pieces) pieces_[piece].gradient.reset();
+}
+
+void Reducer::bring_home() {
+  const at::NoGradGuard no_grad;
+  gradients::Shards& shards = *core_.shards();
+  for (const Parameter& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensor;
+    if (tensor.sizes() == parameter.home.sizes() && tensor.scalar_type() == parameter.home.scalar_type() &&
+        tensor.device() == parameter.home.device()) {
+      continue;
+    }
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel: parameter '{}' has another shape, type or device than when it was wrapped -- wrap "
+          "the module again, and make its optimizer anew",
+          parameter.name);
+  }
+  if (shards.shares_parameters()) shards.meet();  // nobody reads what is there
+  for (Parameter& parameter : parameters_) {
+    if (!is_home(parameter.tensor, parameter.home) && shards.writes_shared()) parameter.home.copy_(parameter.tensor);
+  }
+  if (shards.shares_parameters()) shards.meet();
+  for (Parameter& parameter : parameters_) {
+    if (is_home(parameter.tensor, parameter.home)) continue;
+    parameter.tensor.set_data(parameter.home);
+    ++parameter.writes;
+  }
+}
+
+void Reducer::note_step() {
+  for (Parameter& parameter : parameters_) parameter.version = parameter.tensor._version();
+}
+
+void Reducer::note_writes() {
+  for (Parameter& parameter : parameters_) {
+    const std::int64_t now = parameter.tensor._version();
+    if (std::exchange(parameter.version, now) != now) ++parameter.writes;
+  }
+}
+
+void Reducer::check_parameters(const char* where) {
+  if (!core_.shards()) return;
+  const bool shared = core_.shards()->shares_parameters();
+  for (const Parameter& parameter : parameters_) {
+    if (!is_home(parameter.tensor, parameter.home)) {
+      raise(ErrorCode::InvalidArgument,
+            "{}: rank {}: parameter '{}' was given other memory (set_data, torch::load, to), which the optimizer does "
+            "not step -- copy values into it (copy_ in no_grad mode), or call parameters_written() on all ranks "
+            "afterwards",
+            where, ranks_->rank(), parameter.name);
+    }
+    if (!shared || parameter.tensor._version() == parameter.version) continue;
+    raise(ErrorCode::InvalidArgument,
+          "{}: rank {} has written to parameter '{}' in place, which all ranks of {} share (Sharding::Parameters), so "
+          "that it was changed once for each rank that did -- let the optimizer alone change parameters, or where all "
+          "have written the same values (weights were loaded), call parameters_written() on all ranks afterwards",
+          where, ranks_->rank(), parameter.name, ranks_->host());
+  }
+  if (core_.divides_gradients() && !has_optimizer_ && core_.progress() > 0) {
+    raise(ErrorCode::InvalidArgument,
+          "{}: gradients are divided (Sharding), and no optim::Sharded has been made over this model: nothing steps it",
+          where);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------- a hook
+
+namespace {
+
+class HookPending final : public gradients::Pending {
+ public:
+  HookPending(std::function<at::Tensor()> result, at::Tensor buffer, std::size_t bucket)
+      : result_(std::move(result)), buffer_(std::move(buffer)), bucket_(bucket) {}
+  void wait() override {
+    const at::NoGradGuard no_grad;
+    const at::Tensor result = result_();
+    if (!result.defined() || result.numel() != buffer_.numel() || !at::isFloatingType(result.scalar_type())) {
+      raise(ErrorCode::InvalidArgument,
+            "a hook on gradients has returned {} for bucket {} of {} elements of {} -- as many floating-point elements "
+            "are wanted",
+            result.defined() ? fmt::format("{} elements of {}", result.numel(), at::toString(result.scalar_type()))
+                             : std::string("no tensor"),
+            bucket_, buffer_.numel(), at::toString(buffer_.scalar_type()));
+    }
+    if (!result.is_same(buffer_)) buffer_.copy_(result.view({-1}));
+  }
+  void synchronize(const Device& /*stream*/) override { wait(); }
+  std::optional<bool> finite() const override { return std::nullopt; }
+
+ private:
+  std::function<at::Tensor()> result_;
+  at::Tensor buffer_;
+  std::size_t bucket_;
+};
+
+}  // namespace
+
+void Reducer::use_hook(CommHook hook, Communicator& comm) {
+  if (!hook) raise(ErrorCode::InvalidArgument, "register_comm_hook: the hook is empty");
+  core_.use_hook([this, hook = std::move(hook), &comm](const gradients::HookedBucket& hooked) {
+    const gradients::Bucket& bucket = hooked.bucket;
+    std::vector<at::Tensor> parameters;
+    std::vector<std::int64_t> offsets;
+    for (std::size_t position = 0; position < bucket.members().size(); ++position) {
+      parameters.push_back(parameters_[static_cast<std::size_t>(bucket.members()[position])].tensor);
+      offsets.push_back(static_cast<std::int64_t>(bucket.offset(position) / size_of(bucket.dtype())));
+    }
+    const at::NoGradGuard no_grad;
+    const Buffer all{bucket.memory().data(), static_cast<std::int64_t>(bucket.bytes() / size_of(bucket.dtype())),
+                     bucket.dtype()};
+    const at::Tensor buffer = tensor_over(all, bucket.memory(), parameters.front().options());
+    if (hooked.share == 0) {
+      buffer.zero_();
+    } else if (hooked.share != 1) {
+      buffer.mul_(hooked.share);
+    }
+    GradBucket given(hooked.number, hooked.last, buffer, std::move(parameters), std::move(offsets), comm);
+    std::function<at::Tensor()> result = hook(given);
+    if (!result) raise(ErrorCode::InvalidArgument, "a hook on gradients has returned an empty function");
+    return std::make_unique<HookPending>(std::move(result), buffer, hooked.number);
+  });
+}
+
 // ---------------------------------------------------------------------------------------------------- places
 
 // The storage holds the memory, so a gradient may outlive bucket and communicator. `set_` on an empty tensor instead of
@@ -144,6 +337,7 @@ void Reducer::take_places() {
     for (std::size_t position = 0; position < bucket.members().size(); ++position) {
       const auto index = static_cast<std::size_t>(bucket.members()[position]);
       Parameter& parameter = parameters_[index];
+      if (bucket.place(position).data == nullptr) continue;
       const gradients::Parameter as = described({parameter.name, parameter.tensor});
       parameter.place = at::empty({0}, type.requires_grad(false));
       parameter.place.set_(whole.storage(),
@@ -158,6 +352,10 @@ bool Reducer::put_in_place(std::size_t index) {
   Parameter& parameter = parameters_[index];
   at::Tensor& gradient = parameter.tensor.mutable_grad();
   if (!gradient.defined()) return false;
+  if (!parameter.place.defined()) {
+    read_from_gradient(index, gradient);
+    return true;
+  }
   if (lies_in(parameter.place, gradient)) return true;
   const at::NoGradGuard no_grad;
   assign(parameter.place, gradient.detach());
@@ -166,17 +364,48 @@ bool Reducer::put_in_place(std::size_t index) {
   return true;
 }
 
-void Reducer::give(std::size_t index) { parameters_[index].tensor.mutable_grad() = parameters_[index].place; }
+void Reducer::give(std::size_t index) {
+  if (!core_.divides_gradients()) {
+    parameters_[index].tensor.mutable_grad() = parameters_[index].place;
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  parameters_[index].tensor.mutable_grad().reset();
+  auto piece = std::ranges::lower_bound(pieces_, index, {}, [](const Piece& p) { return p.range.parameter; });
+  for (; piece != pieces_.end() && piece->range.parameter == index; ++piece) {
+    // Where there was no zero_grad, the next reduction would overwrite what has been summed.
+    piece->gradient = piece->gradient.defined() ? piece->gradient + piece->average : piece->average;
+  }
+}
 
 void Reducer::drop_all() {
   for (Parameter& parameter : parameters_) parameter.tensor.mutable_grad().reset();
+  for (Piece& piece : pieces_) piece.gradient.reset();
 }
 
 void Reducer::clear(std::size_t index) {
   const at::NoGradGuard no_grad;
-  parameters_[index].place.zero_();
+  if (parameters_[index].place.defined()) {
+    parameters_[index].place.zero_();
+  } else {
+    read_from_gradient(index, at::zeros_like(parameters_[index].tensor));
+  }
 }
-void Reducer::keep(std::size_t index) { kept_[index] = parameters_[index].place.detach().clone(); }
+void Reducer::keep(std::size_t index) {
+  if (!core_.divides_gradients()) kept_[index] = parameters_[index].place.detach().clone();
+}
+
+// As it lies, or as it would at its place.
+void Reducer::read_from_gradient(std::size_t index, const at::Tensor& gradient) {
+  const at::Tensor& values = parameters_[index].tensor;
+  const at::NoGradGuard no_grad;
+  at::Tensor made = gradient.detach();
+  if (made.layout() != at::kStrided || made.scalar_type() != values.scalar_type() || !made.is_contiguous()) {
+    made = at::empty(values.sizes(), values.options().requires_grad(false));
+    assign(made, gradient.detach());
+  }
+  core_.read_from(index, made.data_ptr(), std::make_shared<const at::Tensor>(made));
+}
 void Reducer::put_back(std::size_t index) {
   const at::NoGradGuard no_grad;
   parameters_[index].place.copy_(kept_.at(index));
@@ -273,7 +502,11 @@ VariableList Reducer::before_accumulate(std::size_t index, const VariableList& g
   if (gradients.empty() || !gradients[0].defined()) return gradients;
   if (!core_.receive(index)) return {at::Tensor()};
   Parameter& parameter = parameters_[index];
-  if (put_in_place(index)) return gradients;
+  const bool divided = !parameter.place.defined();
+  // Without a reduction it is accumulated as ever; what has been accumulated is added to, and read afterwards.
+  if (divided && (!core_.accumulation().sync() || parameter.tensor.grad().defined())) return gradients;
+  if (divided && has_hooks_after(*parameter.accumulator)) return gradients;
+  if (!divided && put_in_place(index)) return gradients;
   if (at::GradMode::is_enabled())
     return gradients;  // create_graph: AccumulateGrad makes it, and it is copied afterwards
   VariableList incoming = gradients;
@@ -283,6 +516,11 @@ VariableList Reducer::before_accumulate(std::size_t index, const VariableList& g
   }
   const at::NoGradGuard no_grad;
   const at::Tensor& made = incoming[0];
+  if (divided) {
+    read_from_gradient(index, made);
+    ++core_.stats().gradients_written;
+    return {at::Tensor()};
+  }
   const at::Tensor& place = parameter.place;
   const bool alike = made.layout() == at::kStrided && made.device() == place.device() &&
                      made.scalar_type() == place.scalar_type() && made.sizes() == place.sizes() &&
@@ -299,7 +537,10 @@ VariableList Reducer::before_accumulate(std::size_t index, const VariableList& g
 
 void Reducer::after_accumulate(std::size_t index) {
   if (!core_.received(index)) return;
-  put_in_place(index);  // nothing to do except under create_graph
+  const bool read = !parameters_[index].place.defined() && core_.reads(index);
+  if (!read && (parameters_[index].place.defined() || core_.accumulation().sync())) {
+    put_in_place(index);  // nothing to do except under create_graph, and where it has no place
+  }
   core_.arrive(index);
 }
 

@@ -3,6 +3,7 @@
 // per rank calls it; autograd calls its hooks on that one, or, for a GPU's gradients, on one that that one waits for.
 #pragma once
 
+#include <cohort/torch/comm_hooks.h>
 #include <cohort/torch/nn.h>
 #include <cohort/torch/same_parameters.h>
 
@@ -44,12 +45,42 @@ struct NamedParameter {
 class Reducer final : public gradients::Autograd, public std::enable_shared_from_this<Reducer> {
  public:
   Reducer(std::shared_ptr<gradients::Ranks> ranks, const std::vector<NamedParameter>& parameters,
-          const DistributedDataParallelOptions& options);
+          const DistributedDataParallelOptions& options, std::shared_ptr<gradients::Shards> shards);
+
+  /// What this rank owns of a parameter, where training state is divided.
+  struct Piece {
+    gradients::Piece range;
+    at::Tensor values;    ///< in the parameter, 1-D, a leaf
+    at::Tensor gradient;  ///< its average over the ranks; undefined: there is none
+    at::Tensor average;   ///< where the reduction leaves it, if gradients are divided
+  };
+  const std::vector<Piece>& pieces() const noexcept { return pieces_; }
+  /// Their gradients become those of the parameters, where these are not divided.
+  void take_gradients();
+  /// Of these pieces.
+  void drop_gradients(const std::vector<std::size_t>& pieces);
+  const std::string& name_of(std::size_t parameter) const { return parameters_[parameter].name; }
+  const at::Tensor& tensor_of(std::size_t parameter) const { return parameters_[parameter].tensor; }
+  /// An optimizer steps the pieces.
+  void note_optimizer() noexcept { has_optimizer_ = true; }
+  /// How often a parameter was written to by others than the optimizer, as far as `note_writes` has seen.
+  std::int64_t writes_to(std::size_t parameter) const { return parameters_[parameter].writes; }
+  /// The parameters' values are as they should be: the optimizer's, or others'.
+  void note_step();
+  void note_writes();
+  /// Parameters that were given memory of their own get their home's back, with their values. Collective, for values
+  /// that are equal on all ranks.
+  void bring_home();
+  /// Before a pass or a step. Throws InvalidArgument, which names it, for a parameter that was given other memory, and
+  /// if the user has written to one that ranks share; and without an optimizer, where nothing else would step.
+  void check_parameters(const char* where);
 
   /// Hooks into autograd. Throws InvalidArgument if another living reducer has done so.
   void attach();
 
   gradients::Reducer& core() noexcept { return core_; }
+  /// `comm` outlives this.
+  void use_hook(CommHook hook, Communicator& comm);
   /// Outputs of a forward tell when a backward begins, also one that then reaches none of our parameters.
   void watch(const std::vector<at::Tensor>& outputs);
 
@@ -61,6 +92,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   void keep(std::size_t parameter) override;
   void put_back(std::size_t parameter) override;
   void drop_kept() override { kept_.clear(); }
+  void put_aside() override;
   void call_at_end(std::shared_ptr<void> pass) override;
   std::vector<std::span<const std::byte>> values_of(std::span<const int> parameters) override;
   void compare(std::span<const int> parameters, std::int64_t step) override;
@@ -78,16 +110,23 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   struct Parameter {
     std::string name;
     at::Tensor tensor;
-    Node accumulator;  // autograd holds it only weakly, and the hooks with it
-    at::Tensor place;  // of its gradient
+    Node accumulator;          // autograd holds it only weakly, and the hooks with it
+    at::Tensor place;          // of its gradient; undefined: it is reduced from where autograd made it
+    at::Tensor home;           // where its values lie, if training state is divided
+    std::int64_t version = 0;  // of it, as autograd counts changes in place
+    std::int64_t writes = 0;
   };
 
+  void move_parameters();
+  void read_from_gradient(std::size_t index, const at::Tensor& gradient);
   VariableList before_accumulate(std::size_t index, const VariableList& gradients);
   void after_accumulate(std::size_t index);
   bool accumulates() const;
 
   std::shared_ptr<gradients::Ranks> ranks_;
   std::vector<Parameter> parameters_;
+  std::vector<Piece> pieces_;
+  bool has_optimizer_ = false;
   std::map<std::size_t, at::Tensor> kept_;
   gradients::Reducer core_;
 };

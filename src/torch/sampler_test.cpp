@@ -199,6 +199,18 @@ TEST(SamplerTest, ThePermutationIsDefinedToTheLastBit) {
   EXPECT_NE(data::permutation(100, 1, 0), data::permutation(100, 0, 1));
 }
 
+TEST(SamplerTest, AStepOfTheOptimizerMayBeOfSeveralBatches) {
+  DistributedSampler sampler(20, {.batch_size = 3, .seed = 5});
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(sampler.next_batch());
+  sampler.step(4);
+  EXPECT_EQ(sampler.cursor(), 12);
+  EXPECT_EQ(sampler.global_batch(), 3);
+  EXPECT_THROW(sampler.step(2), Error) << "one is drawn";
+  EXPECT_THROW(sampler.step(0), Error);
+  sampler.step();
+  EXPECT_EQ(sampler.cursor(), 15);
+}
+
 TEST(SamplerTest, EpochsFollowEachOtherUnderADataLoader) {
   DistributedSampler mine(10, {.batch_size = 3, .seed = 5});
   DistributedSampler loaders = mine;  // the loader's copy: torch takes samplers by value
@@ -319,6 +331,35 @@ TEST(SamplerTest, AnElasticStateStepsOverWhatTheProgramHasNot) {
     state.step();
     EXPECT_EQ(sampler.cursor(), 20);
   });
+}
+
+TEST(SamplerTest, SharesDivideEachStepAndLeaveTheOrder) {
+  DistributedSamplerOptions options{.batch_size = 16, .seed = 5, .world_size = 2};
+  std::vector<std::vector<std::int64_t>> steps[2];  // with even shares, and with others
+  for (const int uneven : {0, 1}) {
+    options.shares = uneven != 0 ? "3,1" : "even";
+    auto samplers = samplers_of(100, options);
+    while (true) {
+      std::vector<std::int64_t> step;
+      std::vector<std::size_t> sizes;
+      for (DistributedSampler& sampler : samplers) {
+        const auto batch = sampler.next_batch();
+        if (!batch) break;
+        sizes.push_back(batch->size());
+        step.insert(step.end(), batch->begin(), batch->end());
+        sampler.step();
+      }
+      if (sizes.empty()) break;
+      if (uneven != 0) {
+        EXPECT_EQ(sizes, (step.size() == 32 ? std::vector<std::size_t>{24, 8} : std::vector<std::size_t>{3, 1}));
+      }
+      steps[uneven].push_back(step);
+    }
+  }
+  EXPECT_EQ(steps[0], steps[1]);
+  EXPECT_THROW(samplers_of(100, options).front().set_world(0, 3), Error);
+  options.shares = "1,1,1";
+  EXPECT_THROW(DistributedSampler(100, options), Error);
 }
 
 TEST(SamplerTest, RefusesWhatHasNoMeaning) {

@@ -30,6 +30,26 @@ class Bench(boxes.InBox):
             self.assertEqual((first["hosts"], first["processes"], last["event"]), (2, 2, "verdict"))
             self.assertGreater(first["wire_bytes"], 4 * 2212)
 
+    def test_a_plan_of_a_program_and_of_a_run(self):
+        with tempfile.TemporaryDirectory(prefix="cohort-bench-test-") as folder:
+            rows, run = pathlib.Path(folder, "rows.json"), pathlib.Path(folder, "run")
+            small = ["--layers", "64,256,4", "--seconds", "0.5"]
+            done = self.box.run("h1", COHORT, "bench", "plan", "-H", "h1:1,h2:1", *small, "--json", rows, cwd=folder, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            said = [json.loads(line) for line in rows.read_text().splitlines()]
+            changes = {row["text"]: row for row in said if row["event"] == "change"}
+            for form in ("bfloat16", "int8", "int4"):
+                self.assertLess(changes[f"{form} on the wire"]["step_s"], 10)
+            self.assertEqual(said[-1]["event"], "verdict")
+            # Over several hosts a run measures by itself.
+            done = self.box.run("h1", COHORT, "run", "-H", "h1:1,h2:1", "--run-dir", run, "--", COHORT, "bench", "trainee",
+                                *small, cwd=folder, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual(len(json.loads(pathlib.Path(run, "job.json").read_text())["trained"]), 2)
+            done = self.box.run("h1", COHORT, "bench", "plan", run, cwd=folder, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn("int8 on the wire", done.stdout)
+
 
 if __name__ == "__main__":
     unittest.main()

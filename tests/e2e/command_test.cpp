@@ -72,7 +72,7 @@ TEST(CommandBuild, SaysWhatIsThereAndWhyNotWhatIsNot) {
   const auto build = run(options);
   ASSERT_EQ(build.status, 0) << build.err;
   for (const char* wanted :
-       {"\n  local        shared memory", "\n  mpi          ", "\n  libtorch     ", "Python (bin/python3)",
+       {"\n  local        shared memory", "\n  mpi          ", "\n  package      no: ", "Python (bin/python3)",
         "\n  python       9.9\n", "\n  torch        8.8 (CPU only)\n",
         "\n  numpy        no: not installed; pip install numpy\n",
         "\n  cloudpickle  no: it is installed and does not work: ImportError: broken\n",
@@ -115,7 +115,7 @@ TEST(CommandCompletion, CompletesCommandsOptionsAndValues) {
     EXPECT_EQ(finished.status, 0) << finished.err;
     return finished.out;
   };
-  EXPECT_EQ(complete("cohort ru"), "run\n");
+  EXPECT_EQ(complete("cohort ru"), "run runs\n");
   EXPECT_EQ(complete("cohort run --pref"), "--prefix\n");
   EXPECT_EQ(complete("cohort run --rdzv-i"), "--rdzv-id\n");  // which --help does not show
   EXPECT_EQ(complete("cohort run --prefix ''"), "none rank full\n");

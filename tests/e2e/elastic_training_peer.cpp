@@ -1,7 +1,9 @@
 // A worker of an elastic training with libtorch, which is lost where it is told to: ELASTIC_KILL
 // "WORKER@STEP:PHASE,..." with the phases forward, backward, applied (between the optimizer's step and State::step) and
 // step; with ELASTIC_SEED at random, one time in 300, but never all of a world, and with ELASTIC_RANK_0_STAYS not
-// rank 0. Ends with a line of what it has trained: steps, and the digest of the parameters with a key that all know.
+// rank 0. ELASTIC_DILOCO: steps between synchronisations, instead of DistributedDataParallel; phase applied of the last
+// is before it. Ends with a line of what it has trained: steps, and the digest of the parameters with a key that all
+// know.
 //
 //   elastic_training_peer SAMPLES BATCH EPOCHS MILLISECONDS-A-STEP
 #include <gtest/gtest.h>
@@ -10,6 +12,7 @@
 
 #include <cohort/digest.h>
 #include <cohort/torch/elastic.h>
+#include <cohort/torch/local_sgd.h>
 #include <cohort/torch/nn.h>
 
 #include <fmt/format.h>
@@ -17,11 +20,13 @@
 #include <torch/optim/adam.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -57,8 +62,22 @@ int main(int argc, char** argv) {
   auto net = cohort::testing::with_values(cohort::testing::Mlp(), std::atof(variable("COHORT_WORKER").c_str()));
   torch::optim::Adam optimizer(net->parameters(), 1e-3);
   cohort::data::DistributedSampler sampler(samples, {.batch_size = batch});
+  const int every = std::atoi(variable("ELASTIC_DILOCO").c_str());
+  // Learning that is as fast as Adam's alone, so that sums can be compared.
+  cohort::optim::DiLoCo diloco(*net, optimizer,
+                               {.sync_every = std::max(every, 1),
+                                .outer_momentum = 0.5,
+                                .fragments = every > 0 ? 2 : 1,
+                                .fragment_sync_delay = every > 0 ? 1 : 0,
+                                .fragment_update_alpha = 0.5});
+  std::int64_t taken = 0;
   cohort::elastic::State state;
-  state.add("model", *net).add("optimizer", optimizer, *net).add("sampler", sampler);
+  if (every > 0) {
+    state.add("diloco", diloco);
+  } else {
+    state.add("model", *net).add("optimizer", optimizer, *net);
+  }
+  state.add("sampler", sampler);
   std::int64_t step = 0;
   net->parameters().back().register_hook([&step](const at::Tensor& gradient) {
     lost_at(step, "backward");
@@ -72,8 +91,13 @@ int main(int argc, char** argv) {
     std::printf("world %d of %d in epoch %ld\n", world.rank(), world.size(),
                 static_cast<long>(world.epoch().value_or(0)));
     std::fflush(stdout);
-    cohort::nn::DistributedDataParallel model(net, world.communicator(),
-                                              {.bucket_bytes = 1200, .first_bucket_bytes = 300, .sampler = &sampler});
+    using Model = cohort::nn::DistributedDataParallel<cohort::testing::MlpImpl>;
+    std::optional<Model> model;
+    if (every == 0) {
+      model.emplace(net, world.communicator(),
+                    cohort::nn::DistributedDataParallelOptions{
+                        .bucket_bytes = 1200, .first_bucket_bytes = 300, .sampler = &sampler});
+    }
     for (; sampler.epoch() < epochs; sampler.next_epoch()) {
       while (const auto indices = sampler.next_batch()) {
         step = state.steps() + 1;
@@ -83,13 +107,17 @@ int main(int argc, char** argv) {
                          y = at::cos(at * 0.11 + at::arange(3, at::kDouble));
         lost_at(step, "forward");
         optimizer.zero_grad();
-        cohort::testing::loss_of(model(x), y).backward();
+        const bool any = !indices->empty() || every == 0;
+        if (any) cohort::testing::loss_of(model ? (*model)(x) : net(x), y).backward();
         optimizer.step();
+        ++taken;
+        if (every > 0) diloco.step(static_cast<double>(indices->size()));
         lost_at(step, "applied");
         state.step();
         lost_at(step, "step");
       }
     }
+    if (every > 0) diloco.synchronize();
   };
   cohort::elastic::Options options;
   if (variable("ELASTIC_NO_SAVE").empty()) {
@@ -98,6 +126,7 @@ int main(int argc, char** argv) {
     };
   }
   const int status = cohort::elastic::run(state, train, options);
+  std::printf("took %ld steps\n", static_cast<long>(taken));
   cohort::DigestKey key;
   key.fill(7);
   cohort::Digest digest{};

@@ -76,6 +76,7 @@ class Audit {
 struct Plan {
   std::string name, kills;
   int workers = 4, left = 4;
+  std::string shares = "even";
   friend void PrintTo(const Plan& plan, std::ostream* out) { *out << plan.kills; }
 };
 
@@ -114,7 +115,8 @@ double undisturbed() {
 
 TEST_P(ElasticTraining, EndsAsIfNobodyHadBeenLost) {
   const Plan& plan = GetParam();
-  Job job({training({"-np", std::to_string(plan.workers), "--min-np", "1"}), {"ELASTIC_KILL=" + plan.kills}});
+  Job job({training({"-np", std::to_string(plan.workers), "--min-np", "1"}),
+           {"ELASTIC_KILL=" + plan.kills, "COHORT_SHARES=" + plan.shares}});
   ASSERT_EQ(job.wait(), 0) << job.err();
   const Audit audit(job.folder() + "/r");
   audit.expect_each_once(kSamples, kEpochs);
@@ -141,10 +143,43 @@ INSTANTIATE_TEST_SUITE_P(
                     Plan{"BetweenTheOptimizerAndStep", "2@10:applied", 4, 3}, Plan{"AfterStep", "2@64:step", 4, 3},
                     Plan{"Rank0AfterALineOfTheLedger", "0@64:step", 4, 3},
                     Plan{"Rank0BeforeStep", "0@64:applied,1@65:applied", 4, 2},
+                    Plan{"AsSpeedsAreExchanged", "2@10:applied,1@21:forward", 4, 2, "measured"},
                     Plan{"AllButOne", "0@7:backward,1@20:step,3@33:forward", 4, 1},
                     Plan{"InTheLastStepOfAnEpoch", "1@63:applied,0@64:forward", 4, 2},
                     Plan{"InTheVeryLastStep", "1@126:step", 4, 3}, Plan{"BeforeTheFirstStep", "1@1:forward", 4, 3}),
     [](const auto& one) { return one.param.name; });
+
+class ElasticLocalSteps : public testing::TestWithParam<Plan> {};
+
+// Each rank steps parameters of its own: whoever is not lost has taken each step once.
+TEST_P(ElasticLocalSteps, LoseNoneOfThoseThatStay) {
+  const Plan& plan = GetParam();
+  Job job({training({"-np", "4", "--min-np", "1"}), {"ELASTIC_KILL=" + plan.kills, "ELASTIC_DILOCO=20"}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  Audit(job.folder() + "/r").expect_each_once(kSamples, kEpochs);
+  const long steps = kEpochs * ((kSamples + kBatch * 4 - 1) / (kBatch * 4));
+  std::set<std::string> digests;
+  int ended = 0;
+  for (int worker = 0; worker < plan.workers; ++worker) {
+    const std::string log = job.file(fmt::format("r/logs/rank-{}.out", worker));
+    const auto [of, digest, sum] = ending_of(log);
+    if (digest.empty()) continue;
+    ++ended;
+    EXPECT_EQ(of, steps) << log;
+    EXPECT_NE(log.find(fmt::format("took {} steps", steps)), log.npos) << log;
+    digests.insert(digest);
+    EXPECT_NEAR(sum, undisturbed(), 0.02 * undisturbed()) << "as good as data-parallel";
+  }
+  EXPECT_EQ(ended, plan.left);
+  EXPECT_EQ(digests.size(), 1U);
+}
+
+INSTANTIATE_TEST_SUITE_P(, ElasticLocalSteps,
+                         testing::Values(Plan{"InARound", "1@15:forward", 4, 3},
+                                         Plan{"BeforeASynchronisation", "2@30:applied", 4, 3},
+                                         Plan{"WhileOneTravels", "3@29:step,0@49:step", 4, 2},
+                                         Plan{"InTheVeryLastStep", "1@126:step", 4, 3}),
+                         [](const auto& one) { return one.param.name; });
 
 int times() {
   const char* const wanted = std::getenv("COHORT_TEST_TIMES");
@@ -165,9 +200,10 @@ void expect_sound(const Job& job, int workers, const std::string& what) {
 
 TEST(ElasticTrainings, LoseRanksAtRandom) {
   const auto begun = static_cast<long>(std::chrono::system_clock::now().time_since_epoch().count());
-  for (int i = 0; i < times() && !testing::Test::HasFailure(); ++i) {
+  for (int i = 0; i < 2 * times() && !testing::Test::HasFailure(); ++i) {
     const std::string seed = fmt::format("{}", begun + i);
-    Job job({training({"-np", "4", "--min-np", "1"}), {"ELASTIC_SEED=" + seed}});
+    Job job({training({"-np", "4", "--min-np", "1"}),
+             {"ELASTIC_SEED=" + seed, i % 2 == 0 ? "ELASTIC_DILOCO=" : "ELASTIC_DILOCO=6"}});
     ASSERT_EQ(job.wait(), 0) << seed << "\n" << job.err();
     expect_sound(job, 4, seed);
   }
@@ -183,7 +219,8 @@ TEST(ElasticTrainings, LoseAndGainRanksAtRandom) {
                                "cat hosts 2>/dev/null || echo a:2", "--blacklist-cooldown-range", "1", "2"});
     arguments.back() = "12";
     // (Others may be about to leave when the last one that stays is lost.)
-    Job job({arguments, {"ELASTIC_SEED=" + seed, "ELASTIC_RANK_0_STAYS=1"}, {}, false, false, {}, 90s});
+    const std::string local = random() % 2 == 0 ? "ELASTIC_DILOCO=" : "ELASTIC_DILOCO=6";
+    Job job({arguments, {"ELASTIC_SEED=" + seed, "ELASTIC_RANK_0_STAYS=1", local}, {}, false, false, {}, 90s});
     while (job.running()) {
       const std::string path = job.folder() + "/hosts";
       std::ofstream(path + ".new") << "a:2\n"

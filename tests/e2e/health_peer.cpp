@@ -77,6 +77,7 @@ int main(int argc, char** arguments) {
     }
     if (how == "dies" && comm.rank() == 1) ::raise(SIGKILL);
     if (how == "asks") {
+      std::signal(SIGTERM, SIG_IGN);  // so that the others tell how it ended for them
       cohort::Preemption asked;
       asked.requested(comm);  // so that nobody is in what came before
       if (comm.rank() == 1) ::raise(SIGKILL);

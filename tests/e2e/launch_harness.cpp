@@ -1,5 +1,7 @@
 #include "launch_harness.h"
 
+#include "base/files.h"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,8 +15,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <thread>
 
@@ -43,10 +43,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& more, 
 
 }  // namespace
 
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
+std::string read_text(const std::string& path) { return sys::read_text(path).value_or(std::string()); }
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;

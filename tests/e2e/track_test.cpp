@@ -111,7 +111,7 @@ TEST(Track, AServerThatNeverAnswersDoesNotHoldACommandThatIsToldToEnd) {
 }
 
 TEST(Track, WhatCannotBeIsRefusedBeforeAnythingStarts) {
-  for (const char* wrong : {"wandb:x", "mlflow:postgresql://h/runs", "mlflow:http://user:secret@h", "csv:"}) {
+  for (const char* wrong : {"comet:x", "mlflow:postgresql://h/runs", "mlflow:http://user:secret@h", "csv:"}) {
     const Finished done = run({{"run", "-np", "1", "--track", wrong, "echo", "started"}});
     EXPECT_EQ(done.status, 2) << wrong;
     EXPECT_EQ(done.out, "");

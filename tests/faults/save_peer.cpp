@@ -50,12 +50,30 @@ ft::TensorView view(const std::vector<std::byte>& bytes) {
   return {ft::ElementType::UInt8, {static_cast<std::int64_t>(bytes.size())}, bytes};
 }
 
+/// In every other step the model is in shards, of each rank's own number of bytes.
+cohort::Shard part_of_model(int rank, int ranks) {
+  const auto size = static_cast<std::int64_t>(kModelBytes);
+  cohort::Shard part = ft::whole_shard({size});
+  part.begin = size * rank / ranks;
+  part.count = size * (rank + 1) / ranks - part.begin;
+  return part;
+}
+
 struct Content {
-  Content(std::int64_t step, int rank) : model(bytes_of(step, -1, kModelBytes)), own(bytes_of(step, rank, kOwnBytes)) {
+  Content(std::int64_t step, int rank, int ranks)
+      : model(bytes_of(step, -1, kModelBytes)), own(bytes_of(step, rank, kOwnBytes)) {
     bundle.manifest.step = step;
     bundle.manifest.program = "save_peer";
-    bundle.files = {{ck::kModelFile, {{"w", view(model)}}, {}}};
     bundle.state = {{"own", view(own)}};
+    if (step % 2 == 0) {
+      bundle.files = {{ck::kModelFile, {{"w", view(model)}}, {}}};
+      return;
+    }
+    const cohort::Shard part = part_of_model(rank, ranks);
+    bundle.shards = {
+        {{"model/w", part},
+         ft::ElementType::UInt8,
+         std::span(model).subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.count))}};
   }
   std::vector<std::byte> model, own;
   ck::Bundle bundle;
@@ -80,7 +98,7 @@ ck::FolderOptions options_of(const std::string& folder, const std::string& place
   return {folder, 2, place == "shared" ? cohort::CheckpointPlace::Shared : cohort::CheckpointPlace::Rank0};
 }
 
-/// Loads the newest and compares every byte of it, all parts on all ranks; its step.
+/// Loads the newest and compares every byte of it, all parts on all ranks, and the model in parts, too; its step.
 std::int64_t load_and_compare(Communicator& comm, const ck::FolderOptions& options) {
   const ck::Found found = ck::load_newest(comm, options, {});
   for (const std::string& reason : found.passed_over) {
@@ -92,7 +110,14 @@ std::int64_t load_and_compare(Communicator& comm, const ck::FolderOptions& optio
   }
   if (!found.stored) return 0;
   const auto& manifest = found.stored->manifest;
-  require_bytes(found.files.at(ck::kModelFile), "w", bytes_of(manifest.step, -1, kModelBytes));
+  const auto model = bytes_of(manifest.step, -1, kModelBytes);
+  require_bytes(found.files.at(ck::kModelFile), "w", model);
+  if (found.tensors) {
+    const cohort::Shard part = part_of_model(ck::rank_of(comm), ck::size_of(comm));
+    std::vector<std::byte> bytes(static_cast<std::size_t>(part.count));
+    ck::read_shards(comm, *found.tensors, {{{"model/w", part}, bytes}});
+    require(std::equal(bytes.begin(), bytes.end(), model.begin() + part.begin), "a part is of another step");
+  }
   std::set<int> all;
   for (int rank = 0; rank < manifest.world_size; ++rank) all.insert(rank);
   const auto parts = ck::load_parts(comm, options, *found.stored, all);
@@ -124,7 +149,7 @@ int save_without_end(const std::vector<std::string>& arguments) {
   say("joined");
   ck::BackgroundSaver saver(options);
   const auto save = [&] {
-    const Content content(++step, rank);
+    const Content content(++step, rank, ranks);
     try {
       if (!background) {
         ck::save(comm, options, content.bundle);

@@ -28,12 +28,20 @@ foreach(text ${texts})
   endforeach()
 endforeach()
 foreach(file bin/cohort bin/cohort-doctor bin/cohort-bench include/cohort/cohort.h share/doc/cohort/LICENSE
-             share/bash-completion/completions/cohort)
+             share/doc/cohort/THIRD_PARTY_LICENSES.txt
+             share/bash-completion/completions/cohort share/zsh/site-functions/_cohort
+             share/fish/vendor_completions.d/cohort.fish share/man/man1/cohort.1 share/man/man1/cohort-run.1
+             share/man/man1/cohort-runs.1)
   if(NOT EXISTS ${PREFIX}/${file})
     message(SEND_ERROR "${file} is not installed")
   endif()
 endforeach()
 execute_process(COMMAND ${PREFIX}/bin/cohort version COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${PREFIX}/bin/cohort --prefix OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE)
+execute_process(COMMAND ${BUILD_DIR}/bin/cohort --prefix ERROR_VARIABLE refused RESULT_VARIABLE status OUTPUT_QUIET)
+if(NOT prefix STREQUAL PREFIX OR NOT status EQUAL 1 OR NOT refused MATCHES "is not installed")
+  message(SEND_ERROR "cohort --prefix: '${prefix}'; from the build folder: ${status}, ${refused}")
+endif()
 execute_process(COMMAND ${PREFIX}/bin/cohort trace --help COMMAND_ERROR_IS_FATAL ANY)
 file(READ ${PREFIX}/share/bash-completion/completions/cohort completion)
 if(NOT completion MATCHES "--openmetrics")

@@ -4,13 +4,12 @@
 //   ps_peer worker NUMBER WORKERS MODE CLOCKS RESETS ENDPOINT...
 //   ps_peer watch|flood SECONDS ENDPOINT...
 // A worker pushes 1 to each of 60 counters in every clock, in three pushes; with RESETS, a thread breaks its
-// connections again and again. At the end it waits for the others and prints the counters' least and most. MODE: async,
-// sync, backup (Sync with a backup worker; until that clock, not so many), or sleeps (that, and 50 ms of sleep in
-// each). One that watches pushes to a counter of each server, from a thread each, and prints how long the longest push
-// took, and how many to each server ended meanwhile; one that floods pushes more than is under way at once besides.
-// COHORT_TEST_SAVES=FOLDER: worker 0, or who watches, takes
-// snapshots there all the time, and says how many came about. COHORT_TEST_SLOW_FSYNC=SECONDS: so long the disk takes
-// for a snapshot's file.
+// connections again and again. At the end, or after SIGTERM, it waits for the others and prints the counters' least and
+// most. MODE: async, sync, backup (Sync with a backup worker; until that clock, not so many), or sleeps (that, and 50
+// ms of sleep in each). One that watches pushes to a counter of each server, from a thread each, and prints how long
+// the longest push took, and how many to each server ended meanwhile; one that floods pushes more than is under way at
+// once besides. COHORT_TEST_SAVES=FOLDER: worker 0, or who watches, takes snapshots there all the time, and says how
+// many came about. COHORT_TEST_SLOW_FSYNC=SECONDS: so long the disk takes for a snapshot's file.
 #include "ps/testing_counters.h"
 
 #include <cohort/error.h>
@@ -23,6 +22,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -97,7 +97,10 @@ void break_connections(const std::stop_token& ended) {
   }
 }
 
+volatile std::sig_atomic_t told_to_end = 0;
+
 int work(int argc, char** argv) {
+  std::signal(SIGTERM, [](int) { told_to_end = 1; });
   ps::ClientOptions options;
   options.worker = std::atoi(argv[2]);
   options.workers = std::atoi(argv[3]);
@@ -119,7 +122,7 @@ int work(int argc, char** argv) {
   if (resets) breaker = std::jthread(break_connections);
   std::printf("works from clock %lld\n", static_cast<long long>(client.now()));
   std::fflush(stdout);
-  for (int done = 0; (backup ? client.now() : done) < clocks; ++done) {
+  for (int done = 0; told_to_end == 0 && (backup ? client.now() : done) < clocks; ++done) {
     if (sync) table.pull(keys, counts).wait();
     if (sleeps) ::usleep(50'000);
     std::vector<ps::Work> pushes;

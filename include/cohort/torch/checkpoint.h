@@ -7,6 +7,8 @@
 
 #include <cohort/checkpoint_place.h>
 #include <cohort/communicator.h>
+#include <cohort/early_stopping.h>
+#include <cohort/shard.h>
 #include <cohort/torch/data.h>
 #include <cohort/torch/torch_api.h>
 
@@ -54,11 +56,34 @@ struct CheckpointOptions {
   /// 2: whatever one host had is also on the next one's. 1: a checkpoint is lost with any host's disk. The same on all
   /// ranks.
   int copies = 2;
+  /// The checkpoints with the best number of this name among their `progress.values` stay as well, `keep_best` of them
+  /// (0: 1), across restarts too: {.best_by = "valid_loss"}. One that has none, or NaN or an infinity there, is never
+  /// among them; of equal ones the older is better. Empty: only `keep` counts. The same on all ranks.
+  std::string best_by = {};
+  int keep_best = 0;
+  BestMode best_mode = BestMode::Min;
 };
 
 namespace checkpoint {
 class PendingSave;
 }
+namespace optim {
+class ShardedCore;
+}
+
+/// What this rank has of a model that no rank has all of: parts of tensors (HasShards), a stage of a pipeline, pieces
+/// of an optimizer's state (optim::Sharded), or any of these at once. Tensors of one name and one Shard on several
+/// ranks are replicas, of which the lowest rank's is saved: how ranks are laid out need not be said.
+struct ModelShards {
+  torch::nn::Module* module = nullptr;
+  torch::optim::Optimizer* optimizer = nullptr;  ///< or nullptr; the same type and options on all ranks
+  /// By name, which part of the whole tensor a parameter or buffer is; those that are not named are whole.
+  std::map<std::string, Shard> tensors;
+  optim::ShardedCore* sharded = nullptr;  ///< of `optimizer`, if it steps pieces
+};
+
+/// Asks the module and all below it (HasShards), and the optimizer. Both have to outlive it. Not collective.
+ModelShards model_shards(torch::nn::Module& module, torch::optim::Optimizer* optimizer = nullptr);
 
 /// A save in the background. A handle: copies mean the same save, and any thread may ask.
 class CheckpointSave {
@@ -91,7 +116,7 @@ class CheckpointSave {
 class CheckpointFolder {
  public:
   /// Not collective, touches nothing. An empty communicator (`Communicator()`) stands for a world of one. Throws
-  /// InvalidArgument for an empty folder's name, keep < 1 or copies < 1.
+  /// InvalidArgument for an empty folder's name, keep < 1, copies < 1, or a keep_best without best_by.
   CheckpointFolder(Communicator communicator, CheckpointOptions options);
 
   /// Saves; collective, and returns on every rank once the checkpoint is on the disk. Model, optimizer and
@@ -125,6 +150,20 @@ class CheckpointFolder {
   /// GPUs without one in the checkpoint. The place need not be the one it was saved with.
   std::optional<CheckpointInfo> load_latest(torch::nn::Module& module, torch::optim::Optimizer* optimizer);
 
+  /// The same of the best by CheckpointOptions::best_by; where it is damaged, the next best. InvalidArgument if there
+  /// are checkpoints and none has a finite number of this name.
+  std::optional<CheckpointInfo> load_best(torch::nn::Module& module, torch::optim::Optimizer* optimizer = nullptr);
+  std::optional<CheckpointInfo> load_best(const ModelShards& model);
+
+  /// The same of a model that no rank has all of; collective. Every rank writes its parts into its own file. Names are
+  /// those of the whole model, so that such a checkpoint and one of an unsharded program mean the same: each loads the
+  /// other's, on any number of ranks that hold any parts. Elements that no rank has, or two have as different parts:
+  /// InvalidArgument on all ranks, names the tensor; so do optimizers of different types or options. No rank needs
+  /// memory for what it has not of the model; for what it has, twice that while it loads.
+  CheckpointInfo save(const ModelShards& model, const TrainingProgress& progress, const RankState& state = {});
+  CheckpointSave save_async(const ModelShards& model, const TrainingProgress& progress, const RankState& state = {});
+  std::optional<CheckpointInfo> load_latest(const ModelShards& model);
+
   /// What the saved rank of this rank's number gave as `state`, in the checkpoint that load_latest has loaded; empty if
   /// that world had no such rank. On the CPU. Not collective. Throws InvalidArgument if none has been loaded.
   const RankState& rank_state() const;
@@ -143,6 +182,8 @@ class CheckpointFolder {
   std::vector<CheckpointInfo> list() const;
 
  private:
+  std::optional<CheckpointInfo> load(torch::nn::Module& module, torch::optim::Optimizer* optimizer, bool best);
+  std::optional<CheckpointInfo> load(const ModelShards& model, bool best);
   struct State;
   std::shared_ptr<State> state_;
 };

@@ -11,11 +11,15 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace cohort::nn {
 class DataParallelCore;
+}
+namespace cohort::gradients {
+class Ranks;
 }
 
 namespace cohort::data {
@@ -32,6 +36,12 @@ struct DistributedSamplerOptions {
   bool shuffle = true;
   std::uint64_t seed = 0;
   Remainder remainder = Remainder::Keep;
+  /// A number for each rank, as "2,1": its part of every step of batch_size times the ranks' number. Or "measured": by
+  /// the speed at which each computes, found out and changed as training goes on, once DistributedDataParallel has been
+  /// given the sampler. "even": all have the same. Empty: as COHORT_SHARES says, where DistributedDataParallel has been
+  /// given it, else even. What is uneven wants averages by samples, as DistributedDataParallel with a sampler takes
+  /// them.
+  std::string shares = {};
   int rank = 0;        ///< used where no Communicator is given
   int world_size = 1;  ///< likewise
 };
@@ -68,7 +78,7 @@ using ArgumentOf = typename Signature<Member>::argument;
 /// A handle: copies are the same sampler (the DataLoader keeps one, `step` is called on yours).
 /// DistributedDataParallel weights what each rank has, if it is given the sampler: then call `step` after each batch,
 /// also where several are accumulated. All ranks see the same number of steps. In the last one of an epoch a rank may
-/// get fewer samples, or none: an empty batch, of weight 0.
+/// get fewer samples, or none: an empty batch, of weight 0. With measured shares `step` is collective.
 ///
 /// The permutation is the same for every world size, platform and version of Cohort and torch: a Fisher-Yates shuffle
 /// (for i = size-1 .. 1 swap element i with element draw(i+1)) on std::mt19937_64 seeded with
@@ -80,16 +90,18 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   using OptionalSize = detail::ArgumentOf<decltype(&torch::data::samplers::Sampler<>::reset)>;
 
   /// `size` samples, numbered from 0. Throws InvalidArgument for negative sizes, batch sizes below 1, a rank outside
-  /// the world.
+  /// the world, shares that are not one for each rank.
   DistributedSampler(std::int64_t size, const DistributedSamplerOptions& options = {});
   DistributedSampler(std::int64_t size, const Communicator& comm, DistributedSamplerOptions options = {});
 
   /// This rank's samples of the next step, possibly none; nullopt at the end of the epoch. Draws ahead of `step`: what
   /// has been drawn and not been stepped over is drawn again after `reset` or a restored state.
   std::optional<std::vector<std::int64_t>> next_batch();
-  /// The oldest step drawn has been used by the optimizer: the cursor moves on. Throws InvalidArgument if none was
-  /// drawn.
-  void step();
+  /// The oldest step drawn has been used by the optimizer: the cursor moves on. With `steps`, so many of them, which
+  /// one step of the optimizer was of (accumulation): they have to be of equally many samples where
+  /// DistributedDataParallel has the sampler, which else asks for a `step` after each. Throws InvalidArgument for more
+  /// than were drawn, and below 1.
+  void step(std::int64_t steps = 1);
 
   /// Samples over all ranks of the oldest step drawn and not stepped over (0 if there is none): the global batch.
   std::int64_t global_batch() const noexcept;
@@ -126,6 +138,11 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
  private:
   friend class nn::DataParallelCore;
   struct Shared;
+  /// By DistributedDataParallel: it weights what each rank has.
+  void bind(std::shared_ptr<gradients::Ranks> ranks) const;
+  /// By its synchronising forwards: the ranks exchange their speeds, collectively, where shares are measured.
+  void begin_step() const;
+  std::int64_t full_step() const noexcept;
   std::int64_t samples_of_batch(std::optional<std::int64_t> trained_at) const;
   std::optional<std::vector<std::int64_t>> draw(std::int64_t batch_size);
   std::int64_t steps_from(std::int64_t cursor) const noexcept;

@@ -14,11 +14,13 @@
 #include <cohort/communicator.h>
 #include <cohort/gradients.h>
 #include <cohort/observer.h>
+#include <cohort/torch/comm_hooks.h>
 #include <cohort/torch/finite.h>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +31,14 @@
 namespace cohort::nn {
 
 class Reducer;
+
+}  // namespace cohort::nn
+
+namespace cohort::optim {
+class ShardedCore;
+}
+
+namespace cohort::nn {
 
 /// Local accumulation: while one lives, forward and backward passes do not communicate. Their gradients are summed
 /// by autograd and their sample counts added, and the next synchronising backward reduces them together. Scale the
@@ -64,7 +74,8 @@ class DataParallelCore {
   void train(bool on = true);
   void eval();
   /// Makes all gradients undefined: the cheapest way, since the next backward then writes instead of adding.
-  /// torch's own zero_grad, in either form, is just as correct.
+  /// torch's own zero_grad, in either form, is just as correct, but for divided gradients (Sharding::Gradients,
+  /// Parameters), which it does not know of.
   void zero_grad();
 
   /// The number of samples of the next forward with gradients on: the weight of this rank's gradient in the average
@@ -74,6 +85,11 @@ class DataParallelCore {
   void set_sample_count(std::int64_t samples);
 
   NoSyncGuard no_sync();
+
+  /// Gradients go through this instead of being averaged: see <cohort/torch/comm_hooks.h>. Once, before the first
+  /// backward, the same on all ranks. Throws InvalidArgument otherwise, and with what a hook cannot be right with:
+  /// Sharding::Gradients and Parameters, wire_format, parameters on a GPU. `join` is refused from now on.
+  void register_comm_hook(CommHook hook);
 
   /// Takes the place of forward and backward on a rank that has no sample, for models that cannot run an empty batch
   /// (BatchNorm): takes part in the buffers' broadcast and all reductions with weight 0, and leaves the others' average
@@ -97,6 +113,21 @@ class DataParallelCore {
   /// differ: see `require_same_parameters`. Buffers differ rightly between two forwards that synchronise them.
   void require_same_parameters();
 
+  /// With Sharding: all ranks have written the same values to parameters (weights were loaded), in place or by giving
+  /// them other memory (torch::load), and the optimizer goes on from these. Collective. Without Sharding nothing is to
+  /// be done, nor after CheckpointFolder::load_latest(ModelShards).
+  void parameters_written();
+
+  /// What rounding has lost of this rank's gradients and is added to the next ones (`error_feedback`): a flat tensor of
+  /// each parameter, "residual.NAME", copied; empty without error feedback. Each rank's own, for
+  /// `CheckpointFolder::save`; training goes on with the same bits where each host has one rank. (Elsewhere the first
+  /// step's buckets, which are those of a new model, are divided otherwise.)
+  std::map<std::string, at::Tensor> residuals() const;
+  /// From `residuals()` of this rank, or a map that has them (CheckpointFolder::rank_state); other names are passed
+  /// over, and what is missing becomes zero. Throws InvalidArgument for sizes that are not the parameter's. Not
+  /// collective.
+  void load_residuals(const std::map<std::string, at::Tensor>& residuals);
+
   ReducerStats stats() const;
   /// Where the gradient of parameter `name` lies; throws InvalidArgument if there is none.
   BucketSlot slot_of(const std::string& name) const;
@@ -108,31 +139,44 @@ class DataParallelCore {
   void after_forward(const std::vector<at::Tensor>& outputs);
 
  private:
+  friend class optim::ShardedCore;
+  const std::shared_ptr<Reducer>& reducer() const noexcept;
+  const std::shared_ptr<torch::nn::Module>& whole() const noexcept;
+
   struct State;
   std::unique_ptr<State> state_;
 };
 
-/// The tensors in what forward takes and returns: tensors, optionals, vectors, arrays, pairs and tuples of
-/// them, nested as may be. Other types are passed over.
-template <class T>
-void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
-  if constexpr (std::convertible_to<const T&, const at::Tensor&>) {
-    const at::Tensor& tensor = value;
-    if (tensor.defined()) out.push_back(tensor);
+/// Calls `visit` with each tensor in what a forward takes or returns: tensors, optionals, vectors, arrays, pairs and
+/// tuples of them, nested as may be. Other types are passed over.
+template <class T, class Visit>
+void visit_tensors(T& value, const Visit& visit) {
+  using Tensor = std::conditional_t<std::is_const_v<T>, const at::Tensor, at::Tensor>;
+  if constexpr (std::convertible_to<T&, Tensor&>) {
+    Tensor& tensor = value;
+    visit(tensor);
   } else if constexpr (requires {
                          value.has_value();
                          *value;
                        }) {
-    if (value.has_value()) collect_tensors(*value, out);
+    if (value.has_value()) visit_tensors(*value, visit);
   } else if constexpr (requires { std::tuple_size<T>::value; }) {
-    std::apply([&out](const auto&... items) { (collect_tensors(items, out), ...); }, value);
-  } else if constexpr (requires { value.begin() != value.end(); } && !std::convertible_to<const T&, std::string>) {
+    std::apply([&visit](auto&... items) { (visit_tensors(items, visit), ...); }, value);
+  } else if constexpr (requires { value.begin() != value.end(); } && !std::convertible_to<T&, std::string>) {
     // Not numbers, and not what consists of its own kind without end (a path).
     using Item = std::decay_t<decltype(*value.begin())>;
-    if constexpr (!std::is_arithmetic_v<Item> && !std::is_same_v<Item, T>) {
-      for (const auto& item : value) collect_tensors(item, out);
+    if constexpr (!std::is_arithmetic_v<Item> && !std::is_same_v<Item, std::remove_const_t<T>>) {
+      for (auto&& item : value) visit_tensors(item, visit);
     }
   }
+}
+
+/// Those that are defined.
+template <class T>
+void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
+  visit_tensors(value, [&out](const at::Tensor& tensor) {
+    if (tensor.defined()) out.push_back(tensor);
+  });
 }
 
 /// See the head of this file. M is the module's type (`NetImpl`); deduced from a holder or a shared_ptr.

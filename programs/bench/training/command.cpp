@@ -27,73 +27,25 @@
 #include <utility>
 
 namespace cohort::app::training {
-namespace {
-
-/// `exposed` seconds as the operations' own time was spent.
-Shares divide(double step, double exposed, const RankTimes& times) {
-  Shares shares;
-  exposed = std::clamp(exposed, 0.0, step);
-  shares.compute = step - exposed;
-  if (times.busy <= 0) {
-    shares.compute = step;
-    return shares;
-  }
-  shares.waiting = exposed * std::clamp(times.waited / times.busy, 0.0, 1.0);
-  shares.wire = std::min(exposed - shares.waiting, exposed * times.wire / times.busy);
-  shares.local = exposed - shares.waiting - shares.wire;
-  return shares;
-}
-
-bool takes_steps(const JobOutcome& outcome) {
-  return !outcome.ranks.empty() && std::all_of(outcome.ranks.begin(), outcome.ranks.end(), [](const RankTimes& rank) {
-    return rank.steps > 0 && rank.seconds > 0;
-  });
-}
-
-}  // namespace
 
 std::string unit_of(const JobOutcome& outcome, const Counting& counting) {
   // What is in a step, and how many there are with other numbers of processes, is not known by itself.
-  return takes_steps(outcome) && (counting.per_rank > 0 || counting.per_step > 0) ? "samples" : "runs";
+  return launch::takes_steps(outcome.ranks) && (counting.per_rank > 0 || counting.per_step > 0) ? "samples" : "runs";
 }
 
 Point point_of(const JobOutcome& outcome, int processes, int hosts, const Counting& counting) {
   Point point;
-  point.processes = processes;
-  point.hosts = hosts;
-  point.run = outcome.seconds;
-  if (!takes_steps(outcome)) {
-    point.seconds = outcome.seconds;
+  if (!launch::takes_steps(outcome.ranks)) {
+    point.processes = processes;
+    point.hosts = hosts;
+    point.seconds = point.run = outcome.seconds;
     point.rate = outcome.seconds > 0 ? 1 / outcome.seconds : 0;
     return point;
   }
-  const auto ranks = static_cast<double>(outcome.ranks.size());
-  point.steps = outcome.ranks.front().steps;
-  std::map<std::string, double> sent;
-  std::vector<std::pair<double, const RankTimes*>> computes;
-  double exposed = 0;
-  for (const RankTimes& rank : outcome.ranks) {
-    const double step = rank.seconds / rank.steps;
-    const Shares shares = divide(step, rank.exposed / rank.steps, rank);
-    point.seconds = std::max(point.seconds, rank.seconds);
-    point.step.compute += shares.compute / ranks;
-    point.step.waiting += shares.waiting / ranks;
-    point.step.local += shares.local / ranks;
-    point.step.wire += shares.wire / ranks;
-    point.busy_wire = std::max(point.busy_wire, rank.wire / rank.steps);
-    sent[rank.host] += rank.wire_bytes / rank.steps;
-    computes.emplace_back(shares.compute, &rank);
-    exposed += rank.exposed;
-  }
-  for (const auto& [host, bytes] : sent) point.wire_bytes = std::max(point.wire_bytes, bytes);
-  std::sort(computes.begin(), computes.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  point.median_compute = computes[(computes.size() - 1) / 2].first;
-  point.slowest_compute = computes.back().first;
-  point.slowest_rank = computes.back().second->rank;
-  point.slowest_host = computes.back().second->host;
-  // Nobody hides every wait of every step: where none was ever seen, the program waits where it cannot be.
-  point.split = processes == 1 || exposed > 0 ? Split::Measured : Split::Unknown;
-  const double samples = counting.per_step > 0 ? counting.per_step : counting.per_rank * ranks;
+  static_cast<launch::StepCosts&>(point) = launch::costs_of(outcome.ranks, hosts);
+  point.run = outcome.seconds;
+  point.split = point.waits_seen ? Split::Measured : Split::Unknown;
+  const double samples = counting.per_step > 0 ? counting.per_step : counting.per_rank * point.processes;
   if (samples > 0) {
     point.rate = samples * point.steps / point.seconds;
   } else if (point.run > 0) {
@@ -154,7 +106,9 @@ struct Options {
   int repetitions = 3;
   std::string json, svg;
   bool quiet = false;
-  bool bf16_wire = false;
+  std::string wire_format = "none";
+  bool plan = false;     ///< `cohort bench plan`
+  bool latency = false;  ///< of a rank: tell_latency
   std::vector<std::string> program;
 };
 
@@ -169,6 +123,15 @@ the next ones are computed). A command of yours should print little and take a m
 (cohort.nn, cohort.torch, cohort::DistributedDataParallel) they are timed from the third to the last one; else its whole time counts.
 Where hosts are and how they are reached is also taken from the variables of `cohort run` (COHORT_RUN_HOSTS, COHORT_RUN_SSH, ...).
 docs/reference/bench-training.md explains the table.)";
+
+constexpr const char* kPlanFooter = R"(Examples:
+  cohort bench plan runs/latest                     of a run over several hosts that has ended well
+  cohort bench plan -H a:4,b:4 -- digits --threads 1 --epochs 2
+  cohort bench plan -H a:4,b:4 --layers 784,1000,1000,10
+
+It measures where the time of a step goes, and computes from that what a step would take with fewer bytes between hosts,
+larger buckets, fewer synchronisations, fewer ranks, or shares of the samples by speed. docs/reference/bench-training.md
+explains it.)";
 
 std::vector<int> numbers_of(const std::string& text, const char* option) {
   auto numbers = numbers_in(text, launch::kMostProcesses);
@@ -257,6 +220,15 @@ double positive(double value, const char* option) {
   return value;
 }
 
+WireFormat wire_format_of(const std::string& name) {
+  std::vector<std::string_view> names;
+  for (int i = 0; i < kWireFormatCount; ++i) {
+    names.push_back(to_string(static_cast<WireFormat>(i)));
+    if (names.back() == name) return static_cast<WireFormat>(i);
+  }
+  raise(ErrorCode::InvalidArgument, "--wire-format '{}': it is one of {}", name, fmt::join(names, ", "));
+}
+
 TraineeOptions trainee_of(const Options& options) {
   TraineeOptions trainee;
   trainee.layers = layers_of(options.layers);
@@ -264,7 +236,7 @@ TraineeOptions trainee_of(const Options& options) {
   if (batch != std::floor(batch) || batch > 1e6) raise(ErrorCode::InvalidArgument, "--batch {}: a whole number", batch);
   trainee.batch = static_cast<int>(batch);
   trainee.seconds = positive(options.seconds, "--seconds");
-  if (options.bf16_wire) trainee.wire_dtype = DType::BFloat16;
+  trainee.wire_format = wire_format_of(options.wire_format);
   return trainee;
 }
 
@@ -286,6 +258,29 @@ struct Experiment {
   std::vector<std::vector<Point>> measured;  ///< of each setup, a Point for each repetition so far
   std::string failure;                       ///< what ended it early
 };
+
+/// Of the one setup that was measured.
+void show_plan(const Options& options, const Experiment& experiment, const JobRequest& request) {
+  Point point = median_of(experiment.measured.front());
+  if (point.steps <= 0) {
+    raise(ErrorCode::InvalidArgument,
+          "bench plan: the program takes no steps that are Cohort's (cohort.nn, cohort.torch, "
+          "cohort::DistributedDataParallel), so where their time goes is not known");
+  }
+  launch::PlanFacts facts;
+  facts.formats = measured_formats();
+  facts.latency = latency_of(request, point);
+  std::printf("%s", plan_text(point, facts).c_str());
+  if (options.json.empty()) return;
+  const auto line = [](const nlohmann::ordered_json& object) { return json_text(object) + '\n'; };
+  std::string lines = line(to_json(point));
+  for (const launch::Change& change : launch::changes_of(point, facts)) {
+    lines += line({{"event", "change"}, {"text", change.what}, {"step_s", change.step}, {"wire_s", change.wire}});
+  }
+  const std::string advice = launch::advice_of(point, facts);
+  lines += line({{"event", "verdict"}, {"text", advice.empty() ? launch::no_advice_of(point) : advice}});
+  value_or_throw(sys::write_file_atomically(options.json, lines));
+}
 
 /// Table, bars, files and the sentence, or the failure instead of it. Rows for which nothing was measured are left out;
 /// without any, nothing is shown.
@@ -334,10 +329,10 @@ void run(const Options& options) {
                        "bench",          "trainee",
                        "--layers",       options.layers,
                        "--batch",        std::to_string(trainee.batch),
-                       "--seconds",      fmt::format("{}", trainee.seconds)};
-    if (options.bf16_wire) request.program.emplace_back("--bf16-wire");
+                       "--seconds",      fmt::format("{}", trainee.seconds),
+                       "--wire-format",  options.wire_format};
     counting.per_rank = trainee.batch;
-    workload.bf16_wire = options.bf16_wire;
+    workload.wire_format = trainee.wire_format;
     double parameters = 0;
     for (std::size_t i = 0; i + 1 < trainee.layers.size(); ++i) {
       parameters += 1.0 * trainee.layers[i] * trainee.layers[i + 1];
@@ -359,7 +354,8 @@ void run(const Options& options) {
                                              : Scaling::Unknown;
   workload.batch = counting.per_rank > 0 ? counting.per_rank : counting.per_step;
   workload.cores = sys::usable_cores();
-  const std::vector<Setup> setups = setups_of(options);
+  std::vector<Setup> setups = setups_of(options);
+  if (options.plan) setups = {setups.back()};  // most processes on most hosts
   check_writable(options.json, "--json");
   check_writable(options.svg, "--svg");
 
@@ -392,19 +388,14 @@ void run(const Options& options) {
       }
     }
   }
+  if (options.plan) return show_plan(options, experiment, request);
   show(options, experiment);
 }
 
-}  // namespace
-
-void add_training(CLI::App& bench) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command =
-      bench.add_subcommand("training", "Measure a training over processes and hosts, and say what it lacks");
-  command->footer(kFooter);
+/// What `training` and `plan` measure, and where.
+CLI::App* add_measuring(CLI::App& bench, const std::shared_ptr<Options>& options, const char* name, const char* help) {
+  CLI::App* command = bench.add_subcommand(name, help);
   command->add_option("--processes,--np", options->processes, "How many, altogether [1, 2, 4, ... as there are slots]")
-      ->type_name("N,...");
-  command->add_option("--hosts", options->hosts_counted, "On how many of the hosts [1, 2, 4, ... all]")
       ->type_name("N,...");
   add_shared_options(*command, {"-H", "--hostfile", "--starter", "--ssh", "--remote-cohort", "--network"},
                      options->shared);
@@ -417,7 +408,10 @@ void add_training(CLI::App& bench) {
   command->add_option("--seconds", options->seconds, "To train each time, after a warm-up; not of a command")
       ->type_name("S")
       ->capture_default_str();
-  command->add_flag("--bf16-wire", options->bf16_wire, "Gradients travel between hosts as bfloat16; not of a command");
+  command
+      ->add_option("--wire-format", options->wire_format, "As which gradients travel between hosts; not of a command")
+      ->type_name("NAME")
+      ->capture_default_str();
   command->add_option("--repetitions", options->repetitions, "Of everything, in turn; medians are shown")
       ->check(CLI::Range(1, 1000))
       ->type_name("N")
@@ -425,19 +419,56 @@ void add_training(CLI::App& bench) {
   command->add_option("--timeout", options->timeout, "Of one job, in seconds")->type_name("S")->capture_default_str();
   command->add_option("--json", options->json, "Write what was measured, a JSON object on a line each")
       ->type_name("FILE");
+  return command;
+}
+
+}  // namespace
+
+void add_training(CLI::App& bench) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      add_measuring(bench, options, "training", "Measure a training over processes and hosts, and say what it lacks");
+  command->footer(kFooter);
+  command->add_option("--hosts", options->hosts_counted, "On how many of the hosts [1, 2, 4, ... all]")
+      ->type_name("N,...");
   command->add_option("--svg", options->svg, "Draw it")->type_name("FILE.svg");
   command->add_flag("-q,--quiet", options->quiet, "Print table, bars and verdict only");
   command->add_option("COMMAND", options->program, "After --: a training of yours, with its arguments")->type_name("");
   command->callback([options] { run(*options); });
+
+  auto plan = std::make_shared<Options>();
+  plan->plan = plan->quiet = true;
+  plan->repetitions = 1;
+  command = add_measuring(bench, plan, "plan", "Say what would make a step of a training shorter, before it is tried");
+  command->footer(kPlanFooter);
+  command->add_option("RUN", plan->program, "A run's folder, or after --: a training of yours, with its arguments")
+      ->type_name("");
+  command->callback([plan] {
+    if (plan->program.size() == 1 && std::filesystem::is_directory(plan->program.front())) {
+      std::printf("%s",
+                  plan_text(value_or_throw(costs_of_run(plan->program.front())).costs, {.formats = measured_formats()})
+                      .c_str());
+      return;
+    }
+    const std::vector<int> processes =
+        plan->processes.empty() ? std::vector<int>() : numbers_of(plan->processes, "--processes");
+    if (processes.size() > 1)
+      raise(ErrorCode::InvalidArgument, "bench plan --processes {}: one number is wanted", plan->processes);
+    const std::size_t hosts = hosts_of(plan->shared.spec).hosts.size();
+    if (hosts > 0) plan->hosts_counted = std::to_string(hosts);
+    run(*plan);
+  });
 
   auto trainee = std::make_shared<Options>();
   CLI::App* rank = bench.add_subcommand("trainee", "A rank of the training")->group("");
   rank->add_option("--layers", trainee->layers);
   rank->add_option("--batch", trainee->batch);
   rank->add_option("--seconds", trainee->seconds);
-  rank->add_flag("--bf16-wire", trainee->bf16_wire);
+  rank->add_option("--wire-format", trainee->wire_format);
+  rank->add_flag("--latency", trainee->latency);
   rank->callback([trainee] {
     Communicator world = join();
+    if (trainee->latency) return tell_latency(world);
     train(world, trainee_of(*trainee));
   });
 }

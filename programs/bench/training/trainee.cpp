@@ -137,8 +137,8 @@ Trained train(Communicator& world, const TraineeOptions& options) {
   std::vector<Work> works(network.layers());
   const auto step = [&] {
     const double loss = network.differentiate(gradients, [&](std::size_t layer) {
-      works[layer] =
-          world.all_reduce(network.part(gradients, layer), {.op = ReduceOp::Average, .wire_dtype = options.wire_dtype});
+      works[layer] = world.all_reduce(network.part(gradients, layer),
+                                      {.op = ReduceOp::Average, .wire_format = options.wire_format});
     });
     for (std::size_t layer = network.layers(); layer-- > 0;) works[layer].wait();
     for (std::size_t i = 0; i < weights.size(); ++i) weights[i] -= options.rate * gradients[i];

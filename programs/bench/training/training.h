@@ -9,6 +9,7 @@
 
 #include "base/result.h"
 #include "base/terminal.h"
+#include "launch/step_costs.h"
 #include "shared/child_job.h"
 
 #include <cohort/communicator.h>
@@ -25,14 +26,7 @@ namespace cohort::app::training {
 /// Adds `training`, and `trainee`, which it starts.
 void add_training(CLI::App& bench);
 
-/// Seconds of a step, as the program sees it.
-struct Shares {
-  double compute = 0;  ///< everything that is not the rest
-  double waiting = 0;  ///< for slower ranks to come to an operation
-  double local = 0;    ///< reductions on the host
-  double wire = 0;     ///< for bytes of other hosts
-  double step() const noexcept { return compute + waiting + local + wire; }
-};
+using Shares = launch::StepShares;
 
 /// How `Shares` were found.
 enum class Split {
@@ -41,21 +35,10 @@ enum class Split {
   Unknown,    ///< it counts no steps, or does nothing in Cohort's worlds
 };
 
-struct Point {
-  int processes = 1;
-  int hosts = 1;
-  double rate = 0;     ///< samples (or runs) per second: the median of the repetitions; the rest is of that one
-  double steps = 0;    ///< measured ones
-  double seconds = 0;  ///< that these took, or the whole program
-  double run = 0;      ///< seconds of the whole program, its start included
+struct Point : launch::StepCosts {
+  double rate = 0;  ///< samples (or runs) per second: the median of the repetitions; the rest is of that one
+  double run = 0;   ///< seconds of the whole program, its start included
   Split split = Split::Unknown;
-  Shares step;            ///< mean over the ranks
-  double busy_wire = 0;   ///< seconds of a step in which an operation waited for the wire, seen by the program or not
-  double wire_bytes = 0;  ///< that a host sends in a step, the most of all hosts
-  double slowest_compute = 0;  ///< seconds of a step of the rank that computes longest,
-  double median_compute = 0;   ///< and of most
-  int slowest_rank = -1;
-  std::string slowest_host;
   std::vector<double> rates;  ///< of all repetitions
 };
 
@@ -70,10 +53,10 @@ enum class Scaling {
 struct Workload {
   std::string unit = "samples";  ///< or "runs"
   Scaling scaling = Scaling::Unknown;
-  double batch = 0;             ///< samples of a step: of each rank, or with PerStep of all together
-  double parameters_bytes = 0;  ///< of gradients; 0: not known
-  int cores = 1;                ///< of a host
-  bool bf16_wire = false;       ///< gradients travel between hosts in 16 bits already
+  double batch = 0;                           ///< samples of a step: of each rank, or with PerStep of all together
+  double parameters_bytes = 0;                ///< of gradients; 0: not known
+  int cores = 1;                              ///< of a host
+  WireFormat wire_format = WireFormat::None;  ///< as which gradients travel between hosts already
 };
 
 nlohmann::ordered_json to_json(const Point& point);
@@ -98,19 +81,17 @@ void estimate_split(Point& point, const Point& alone, Scaling scaling);
 /// compute grows with the batch, the rest does not; time on the wire goes with its bytes. Where the work of a step is
 /// not known, nothing follows.
 struct Remedies {
-  double batch_factor = 0;  ///< from this many times the batch on; 0: no batch helps
-  double link_factor = 0;   ///< on a link this many times as fast; 0: no link helps
-  bool half_bytes = false;  ///< with 16-bit floats on the wire, where it has not got them
+  double batch_factor = 0;                ///< from this many times the batch on; 0: no batch helps
+  double link_factor = 0;                 ///< on a link this many times as fast; 0: no link helps
+  std::optional<WireFormat> format = {};  ///< in this one, the mildest that is enough, where it is not there already
 };
 Remedies remedies_of(const Point& fewer, const Point& more, const Workload& workload);
 
 /// `points`: the medians, at least one.
 std::string verdict_of(const std::vector<Point>& points, const Workload& workload);
 
-/// "12.5 MB/s", "98 MB": three digits, powers of 1000.
-std::string bytes_text(double bytes);
-/// "8.2 s", "41 ms".
-std::string seconds_text(double seconds);
+inline std::string bytes_text(double bytes) { return launch::bytes_in_words(bytes); }
+inline std::string seconds_text(double seconds) { return launch::seconds_in_words(seconds); }
 
 /// Points with the speed-up over the first, which has the fewest processes and hosts.
 std::string table_of(const std::vector<Point>& points, const Workload& workload);
@@ -119,6 +100,15 @@ std::string bars_of(const std::vector<Point>& points, const sys::TextStyle& styl
 /// The rate over processes, a curve for each number of hosts; and columns of the speed-up and of a step's time,
 /// divided.
 std::string svg_of(const std::vector<Point>& points, const Workload& workload, const std::string& subtitle);
+
+/// What a step's parts are, and what it would take after each change, with the one to make or why there is none.
+std::string plan_text(const launch::StepCosts& costs, const launch::PlanFacts& facts);
+/// What this machine's codecs take.
+std::vector<launch::FormatCosts> measured_formats();
+/// Seconds of an operation between the hosts of `request`, however small; 0 where there is no wire. Runs a job.
+double latency_of(JobRequest request, const launch::StepCosts& costs);
+/// The part of a rank of that job: rank 0 prints it.
+void tell_latency(Communicator& world);
 
 // One rank of the training that `cohort bench training` measures where it is given no command: a network of fully
 // connected layers in plain loops, since this command has no libtorch, on noise, since the digits are not
@@ -129,7 +119,7 @@ struct TraineeOptions {
   int batch = 100;     ///< samples of each rank and step
   double seconds = 3;  ///< to train; at least 5 steps
   float rate = 0.02F;
-  std::optional<DType> wire_dtype = {};  ///< of gradients between hosts, as of AllReduceOptions
+  WireFormat wire_format = WireFormat::None;  ///< of gradients between hosts, as of AllReduceOptions
 };
 
 struct Trained {

@@ -51,7 +51,7 @@ TEST(TrainingVerdict, ASlowWireIsNamedWithWhatWouldHelp) {
   expect_in(text, {"2 hosts with 4 processes train 0.09 times as fast as one with 2, so they are slower",
                    "98.0 MB from each host over a wire that brings 12.0 MB/s", "waits 8.20 s of 8.60 s",
                    "400 ms of computing", "from a batch of 2050 per rank (now 100)", "on a link of 1.96 Gbit/s"});
-  EXPECT_EQ(text.find("bf16"), std::string::npos) << text;  // 4.1 s are still too long
+  EXPECT_EQ(text.find("on the wire"), std::string::npos) << text;  // 1.06 s as int4 are still too long
 }
 
 TEST(TrainingVerdict, RemediesHoldWhatTheyPromise) {
@@ -64,10 +64,10 @@ TEST(TrainingVerdict, RemediesHoldWhatTheyPromise) {
   EXPECT_NEAR(rate(points[1], 1, 8.2 / remedies.link_factor), rate(points[0], 1, 0), 1e-9);
   // Near enough: half the bytes do.
   points[1].step.wire = 0.6;
-  EXPECT_TRUE(remedies_of(points[0], points[1], hundred()).half_bytes);
+  EXPECT_EQ(remedies_of(points[0], points[1], hundred()).format, WireFormat::BFloat16);
   points[1].busy_wire = 0.6;
   points[1].rate = 400 / 1.0;
-  expect_in(verdict_of(points, hundred()), {"or with bf16 on the wire"});
+  expect_in(verdict_of(points, hundred()), {"or with bfloat16 on the wire"});
 }
 
 TEST(TrainingVerdict, NothingIsPromisedThatDoesNotHelp) {
@@ -96,10 +96,10 @@ TEST(TrainingVerdict, RunsOfUnknownWorkAreComparedAndNothingFollows) {
   const Remedies remedies = remedies_of(points[0], points[1], steps);
   EXPECT_EQ(remedies.batch_factor, 0);
   EXPECT_EQ(remedies.link_factor, 0);
-  EXPECT_FALSE(remedies.half_bytes);
+  EXPECT_FALSE(remedies.format);
   const std::string text = verdict_of(points, steps);
   expect_in(text, {"depends on the work of a step.", "Whole runs are compared", "--batch or --global-batch"});
-  for (const char* promise : {"pay off", "bf16", "faster link"})
+  for (const char* promise : {"pay off", "on the wire", "faster link"})
     EXPECT_EQ(text.find(promise), std::string::npos) << text;
   auto gain = points;
   gain[1] = point(2, 4, 400 / 0.6, {.compute = 0.4, .waiting = 0.01, .local = 0.01, .wire = 0.18});
@@ -116,11 +116,11 @@ TEST(TrainingVerdict, RanksThatShareAStepNeedLessOfTheWire) {
   two.wire_bytes = 7.5e6;  // 1 GB/s
   const Remedies remedies = remedies_of(one, two, shared);
   EXPECT_NEAR(remedies.link_factor, 7.5 / 5.5, 1e-9);
-  EXPECT_TRUE(remedies.half_bytes);
+  EXPECT_EQ(remedies.format, WireFormat::BFloat16);
   // 4.5 x + 7.5 < 9 x + 1 from x = 6.5 / 4.5 on.
   EXPECT_NEAR(remedies.batch_factor, 6.5 / 4.5, 1e-9);
   expect_in(verdict_of({one, two}, shared),
-            {"from a batch of 740 in all (now 512)", "on a link of 10.9 Gbit/s", "or with bf16 on the wire"});
+            {"from a batch of 740 in all (now 512)", "on a link of 10.9 Gbit/s", "or with bfloat16 on the wire"});
   // Twice the processes that do not compute faster share cores.
   two = point(2, 8, 512 / 10e-3, {.compute = 9e-3, .waiting = 0, .local = 1e-3, .wire = 0});
   expect_in(verdict_of({one, two}, shared), {"computing a step takes 9.00 ms instead of 4.50 ms"});
@@ -128,11 +128,12 @@ TEST(TrainingVerdict, RanksThatShareAStepNeedLessOfTheWire) {
 
 TEST(TrainingVerdict, WhatIsUsedAlreadyIsNotRecommended) {
   Workload half = hundred();
-  half.bf16_wire = true;
+  half.wire_format = WireFormat::BFloat16;
   auto points = slow_wire();
   points[1] = point(2, 4, 400 / 1.0, {.compute = 0.4, .waiting = 0, .local = 0, .wire = 0.6});
-  EXPECT_FALSE(remedies_of(points[0], points[1], half).half_bytes);
-  EXPECT_EQ(verdict_of(points, half).find("bf16"), std::string::npos) << verdict_of(points, half);
+  EXPECT_EQ(remedies_of(points[0], points[1], half).format, WireFormat::Int8);  // 0.3 s of 0.4 that may be
+  EXPECT_EQ(verdict_of(points, half).find("bfloat16"), std::string::npos) << verdict_of(points, half);
+  half.wire_format = WireFormat::Int8;
   points[1] = point(2, 4, 400 / 0.6, {.compute = 0.4, .waiting = 0.01, .local = 0.01, .wire = 0.18});
   expect_in(verdict_of(points, half), {"; a larger batch or a faster link would bring it nearer to 2.00"});
 }

@@ -17,11 +17,7 @@ namespace {
 constexpr double kFaster = 1.05;  // below it, and above its inverse, two rates are taken for the same
 constexpr double kChance = 0.05;  // nothing is promised that rests on a smaller share of what was measured
 
-std::string three_digits(double value) {
-  return value >= 99.95   ? fmt::format("{:.0f}", value)
-         : value >= 9.995 ? fmt::format("{:.1f}", value)
-                          : fmt::format("{:.2f}", value);
-}
+using launch::three_digits;
 
 std::string plural(int number, const char* one) { return fmt::format("{} {}{}", number, one, number == 1 ? "" : "s"); }
 
@@ -65,7 +61,7 @@ std::string remedy_text(const Point& fewer, const Point& more, const Workload& w
   if (remedies.link_factor > 1 && wire_rate(more) > 0) {
     ways.push_back(fmt::format("on a link of {}", link_text(wire_rate(more) * 8 * remedies.link_factor)));
   }
-  if (remedies.half_bytes) ways.emplace_back("with bf16 on the wire");
+  if (remedies.format) ways.push_back(fmt::format("with {} on the wire", to_string(*remedies.format)));
   if (ways.empty()) return "neither a larger batch nor a faster link would change that";
   std::string text = fmt::format("{} pay off ", plural(more.hosts, "host"));
   for (std::size_t i = 0; i < ways.size(); ++i) {
@@ -74,9 +70,16 @@ std::string remedy_text(const Point& fewer, const Point& more, const Workload& w
   return text;
 }
 
-/// "a larger batch, a faster link or bf16 on the wire": what makes the wire's part of a step smaller.
-std::string less_wire_text(const Workload& workload) {
-  return workload.bf16_wire ? "a larger batch or a faster link" : "a larger batch, a faster link or bf16 on the wire";
+/// Bytes on the wire for a byte of float32, as it is.
+double ratio_now(const Point& point, const Workload& workload) {
+  const double measured = launch::present_ratio(point);
+  return measured > 0 ? measured : launch::ratio_of(workload.wire_format);
+}
+
+/// "a larger batch, a faster link or int8 on the wire": what makes the wire's part of a step smaller.
+std::string less_wire_text(const Point& point, const Workload& workload) {
+  return ratio_now(point, workload) < 0.4 ? "a larger batch or a faster link"
+                                          : "a larger batch, a faster link or int8 on the wire";
 }
 
 /// Why nobody knows where the time goes.
@@ -131,22 +134,6 @@ std::string one_host_text(const Point& fewer, const Point& more, const Workload&
 
 }  // namespace
 
-std::string bytes_text(double bytes) {
-  const char* const units[] = {"bytes", "kB", "MB", "GB", "TB"};
-  std::size_t unit = 0;
-  while (bytes >= 999.5 && unit < 4) {
-    bytes /= 1000;
-    ++unit;
-  }
-  return fmt::format("{} {}", unit == 0 ? fmt::format("{:.0f}", bytes) : three_digits(bytes), units[unit]);
-}
-
-std::string seconds_text(double seconds) {
-  if (seconds >= 0.9995) return three_digits(seconds) + " s";
-  if (seconds >= 0.9995e-3) return three_digits(seconds * 1e3) + " ms";
-  return fmt::format("{:.0f} us", seconds * 1e6);
-}
-
 Remedies remedies_of(const Point& fewer, const Point& more, const Workload& workload) {
   Remedies remedies;
   if (workload.scaling == Scaling::Unknown) return remedies;
@@ -161,7 +148,10 @@ Remedies remedies_of(const Point& fewer, const Point& more, const Workload& work
   const double allowed = ratio * fewer.step.step() - (more.step.step() - more.step.wire);  // on the wire
   if (allowed > kChance * ratio * fewer.step.step() && more.step.wire > 0) {
     remedies.link_factor = std::max(1.0, more.step.wire / allowed);
-    remedies.half_bytes = !workload.bf16_wire && more.step.wire / 2 < allowed;
+    for (const launch::FormatCosts& one : launch::usual_formats()) {
+      const double bytes = one.ratio / ratio_now(more, workload);
+      if (!remedies.format && bytes < 0.9 && more.step.wire * bytes < allowed) remedies.format = one.format;
+    }
   }
   return remedies;
 }
@@ -226,7 +216,7 @@ std::string comparison_of(const std::vector<Point>& points, const Workload& work
     if (loss == Part::Wire) {
       text += fmt::format(", {} go to {}", seconds_text(step.wire), wire_text(*more));
       if (ideal < kFaster * speed || workload.scaling == Scaling::Unknown) return text + ".";
-      return fmt::format("{}; {} would bring it nearer to {:.2f}.", text, less_wire_text(workload), ideal);
+      return fmt::format("{}; {} would bring it nearer to {:.2f}.", text, less_wire_text(*more, workload), ideal);
     }
     if (loss == Part::Waiting) return fmt::format("{}; {}.", text, waiting_text(*more));
     return fmt::format("{}, {} go to reductions within the hosts.", text, seconds_text(step.local));

@@ -19,6 +19,7 @@ from torch._C import _distributed_c10d as c10d
 import cohort
 from cohort.distributed import arrivals, completion, environment, inner, profiler
 from cohort.distributed.operations import Operations
+from cohort.distributed.pool import Pool
 from cohort.distributed.tensors import DEVICES, check_device
 from cohort.distributed.work import Failed, Work
 
@@ -47,6 +48,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         self._aborted = ""  # why, by this rank
         self._number = next(_numbers)
         self._line = (self._number, "collectives")
+        self._pool = Pool(communicator)
         self._started = 0
         self._name, self._description = "", "undefined"
         self._coalesced: Optional[list[Work]] = None
@@ -113,8 +115,15 @@ class ProcessGroup(Operations, dist.ProcessGroup):
     supports_splitting = False
     supports_coalescing = False
     supports_shrinking = False
-    supports_tensor_alloc = False
     supports_time_estimate = False
+
+    # What FSDP2 asks for where the program has called set_allocate_memory_from_process_group_for_comm(True).
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        """Of one dimension, in memory that collectives of this group use without copies between a host's ranks."""
+        return self._pool.empty(size, dtype)
 
     def _set_sequence_number_for_group(self) -> None:
         pass

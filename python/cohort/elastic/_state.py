@@ -50,6 +50,10 @@ class State:
                              then checked to have its parameters. scale_lr="linear" or "sqrt" multiplies its rates, also
                              those that schedules of this state go by, with the world's size over that of the first one
                              (or the root of that); default: None
+        a cohort.optim.LocalSGD or DiLoCo
+                             instead of the module and the inner optimizer: who comes gets the last synchronised parameters,
+                             the outer optimizer's state, the inner one's options and how many steps are left until the next
+                             synchronisation; those that stay lose no step. `step` synchronises then, once the step has ended
         a cohort.data.DistributedSampler
                              with a batch_size: the ledger has its samples, and `step` calls its `step`, unless that was called
                              since. batch="keep", the default: steps have the samples of the first world's, spread over the ranks
@@ -76,6 +80,10 @@ class State:
             from cohort.elastic import _torch
 
             _torch.add_optimizer(self, name, thing, *more, **options)
+        elif "cohort._local_sgd" in sys.modules and isinstance(thing, sys.modules["cohort._local_sgd"].LocalSteps):
+            from cohort.elastic import _torch
+
+            _torch.add_local_steps(self, name, thing)
         elif _random.is_generator(thing):
             self._core.add_value(name, *_random.access(lambda: [thing], *more, **options), True)
         elif _is_array(thing) or (isinstance(thing, dict) and thing and all(map(_is_array, thing.values()))):

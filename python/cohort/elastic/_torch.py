@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import operator
 import pickle
@@ -82,6 +83,10 @@ def add_module(state: Any, name: str, module: torch.nn.Module) -> None:
     look()
     state._core.add_part(name, contents, assign, version)
     state._core.on_change(forget_gradients)
+    _add_buffers(state, name, module)
+
+
+def _add_buffers(state: Any, name: str, module: torch.nn.Module) -> None:
     if any(True for _ in module.buffers()):
         buffers = _Buffers(name, module)
         state._core.add_value(f"{name}'s buffers", buffers.get, buffers.set, False)
@@ -262,6 +267,54 @@ def add_optimizer(state: Any, name: str, optimizer: torch.optim.Optimizer, model
             else f"rates times {'' if scale_lr == 'linear' else 'the root of '}ranks / {first_size}"
         )
     )
+
+
+def add_local_steps(state: Any, name: str, steps: Any) -> None:
+    trained = {id(one) for fragment in steps._fragments for one in fragment.parameters}
+    kept = {key: one for key, one in steps._module.named_parameters() if id(one) not in trained}
+
+    def contents() -> tuple[bytes, list]:
+        counts = [fragment.synchronisations for fragment in steps._fragments]
+        outer = steps._outer()
+        described = [(one, str(tensor.dtype)[6:], tuple(tensor.shape)) for one, tensor in outer.items()]
+        items = [(f"{name}.{one}", to_entry("", tensor)[3]) for one, tensor in (*outer.items(), *kept.items())]
+        return repr((counts, described, _layout(kept))).encode(), items
+
+    def assign(layout: bytes, items: list) -> None:
+        counts, described, others = ast.literal_eval(layout.decode())
+        _require_same(name, others, _layout(kept))
+        for tensor, (_, data) in zip(kept.values(), items[len(described) :]):
+            fill(tensor, data)
+        own = steps._outer()
+        for (one, dtype, shape), (_, data) in zip(described, items):
+            if one not in own:  # of an outer optimizer that has not stepped here
+                _, key, number = one.split("/")
+                flat = steps._fragments[int(number)].outer
+                own[one] = torch.empty(shape, dtype=getattr(torch, dtype), device=flat.device if shape else "cpu")
+                steps.outer_optimizer.state[flat][key] = own[one]
+            if tuple(own[one].shape) != shape:
+                _require_same(name, layout, contents()[0])
+            fill(own[one], data)
+        steps._assign(counts)
+
+    def on_change(world: Any) -> None:
+        if steps._rebind(world.comm):
+            print(
+                "cohort: elastic: this rank begins with the last synchronised parameters, "
+                f"{steps.steps_left} steps before the next synchronisation",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+
+    state._core.add_part(name, contents, assign, lambda: steps._version)
+    state._core.add_value(f"{name}'s counts", lambda: pickle.dumps(steps._counts(), 4),
+                          lambda copy: steps._set_counts(pickle.loads(copy)), False)  # fmt: skip
+    _add_buffers(state, name, steps._module)
+    for what, optimizer in (("options", steps.inner_optimizer), ("outer options", steps.outer_optimizer)):
+        options = _Options(optimizer, None)
+        state._core.add_value(f"{name}'s {what}", options.get, options.set, False)
+    state.on_change(on_change)
+    steps._advance = state._core.advance
+    state._core.after_step(steps._go_on)
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 
 class Compressor:
     """Makes a tensor smaller for the journey. Subclasses have these two static methods."""
+
+    # What sums and averages of float32 travel as between hosts, beside what `compress` does.
+    wire_format: Optional[str] = None
 
     @staticmethod
     def compress(tensor: Any) -> Tuple[Any, Any]:
@@ -29,6 +32,35 @@ class NoneCompressor(Compressor):
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor
+
+
+class Int8Compressor(NoneCompressor):
+    """Sums and averages of float32 travel between hosts as 8 bits and a scale for each 256 elements; results are float32,
+    and on one host nothing is rounded. Other types and reductions travel as they are."""
+
+    wire_format = "int8"
+
+
+class Int4Compressor(NoneCompressor):
+    """The same as 4 bits and a scale for each 128 elements."""
+
+    wire_format = "int4"
+
+
+class FP8Compressor(NoneCompressor):
+    """The same as float8 (E4M3) and a scale for each 256 elements: 4 binary digits of small values, too."""
+
+    wire_format = "float8_e4m3"
+
+
+def compressed(tensors: Sequence[Any], compression: Any) -> List[Tuple[Any, Any]]:
+    """What `compress` makes of each, where the framework's graphs have no wire formats. Raises ValueError for those."""
+    if getattr(compression, "wire_format", None) is not None:
+        raise ValueError(
+            f"compression={getattr(compression, '__name__', compression)}: wire formats are for horovod.torch -- none, fp16 "
+            "or bf16"
+        )
+    return [compression.compress(tensor) for tensor in tensors]
 
 
 class FloatCompressor(Compressor):

@@ -140,6 +140,7 @@ class Call(NamedTuple):
     root: int = 0  # a rank of the world
     needs_all_ranks: bool = True  # of broadcast and allgather: fails while some ranks have joined
     splits: Optional[Tuple[int, ...]] = None  # of alltoall, which takes one tensor: rows for each rank
+    wire_format: Optional[str] = None  # of allreduce and reducescatter, Sum and Average of float32
 
     # Of a compiled program of JAX's: the rows of each rank, which the others have to have brought.
     rows: Tuple[Tuple[int, ...], ...] = ()
@@ -172,7 +173,8 @@ class Call(NamedTuple):
             return started("ALLGATHER", names, engine.all_gather_group, names, tensors, needs_all_ranks=self.needs_all_ranks)
         if self.kind == "alltoall":
             return started("ALLTOALL", names, engine.all_to_all, names[0], tensors[0], self.splits)
-        how = {"op": ENGINE_OPS[self.op], "prescale": self.prescale, "postscale": self.postscale}
+        how = {"op": ENGINE_OPS[self.op], "prescale": self.prescale, "postscale": self.postscale,
+               "wire_format": self.wire_format}  # fmt: skip
         if self.kind == "reducescatter":
             return started("REDUCESCATTER", names, engine.reduce_scatter_group, names, tensors, **how)
         return started("ALLREDUCE", names, engine.all_reduce_group, names, tensors, outputs, **how)

@@ -19,7 +19,9 @@ def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int,
     """The gradients of all ranks: in place, unless they travel as something else."""
     compressed = [compression.compress(gradient.detach()) for gradient in gradients]
     full = [f"allreduce.{name}" for name in names]
-    reduced, _ = run(Call("allreduce", full, process_set, op, prescale, postscale), [sent for sent, _ in compressed], True)
+    call = Call("allreduce", full, process_set, op, prescale, postscale,
+                wire_format=getattr(compression, "wire_format", None))  # fmt: skip
+    reduced, _ = run(call, [sent for sent, _ in compressed], True)
     return [compression.decompress(one, context) for one, (_, context) in zip(reduced, compressed)]
 
 

@@ -43,7 +43,9 @@ class Reduction:
         self.backend: Any = importlib.import_module(f"cohort.keras._backend_{_flavor.backend_name(package)}")
         self.compression = settings.compression
         if isinstance(self.compression, str):
-            self.compression = getattr(self.backend.Compression, self.compression)
+            name, self.compression = self.compression, getattr(self.backend.Compression, self.compression, None)
+            if self.compression is None and name != "none":
+                raise ValueError(f"hvd.Compression.{name} is for Keras with torch, not with {_flavor.backend_name(package)}")
         self.local_layers: List[Any] = []
         self.hook = ""  # its name, for errors
         self.reached = 0  # how often the hook was

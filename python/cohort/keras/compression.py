@@ -10,3 +10,6 @@ class Compression:
     none = "none"
     fp16 = "fp16"
     bf16 = "bf16"
+    int8 = "int8"  # this and what follows: where Keras works with torch
+    int4 = "int4"
+    fp8 = "fp8"

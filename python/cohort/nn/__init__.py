@@ -5,6 +5,7 @@ Needs torch 1.13 or 2.x. Modules are on the CPU, or each rank's on a GPU of its 
 
 from __future__ import annotations
 
+from cohort.nn._hooks import GradBucket
 from cohort.nn._non_finite import NonFiniteElement, NonFiniteError, NonFiniteGradient, first_non_finite
 from cohort.nn._same_parameters import require_same_parameters
 from cohort.nn.data_parallel import DataParallel
@@ -16,6 +17,7 @@ __all__ = [
     "DataParallel",
     "DistributedDataParallel",
     "DistributedDataParallelOptions",
+    "GradBucket",
     "NonFiniteElement",
     "NonFiniteError",
     "NonFiniteGradient",

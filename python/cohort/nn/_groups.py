@@ -21,7 +21,7 @@ def default_world() -> Communicator:
     return cohort.world()
 
 
-def communicator_of(process_group: Any) -> Optional[Communicator]:
+def communicator_of(process_group: Any, who: str = "DistributedDataParallel") -> Optional[Communicator]:
     """None for None. Raises InvalidArgument for what is no group of the backend "cohort" that this process is in."""
     if process_group is None:
         return None
@@ -30,6 +30,6 @@ def communicator_of(process_group: Any) -> Optional[Communicator]:
     if isinstance(process_group, ProcessGroup):
         return process_group.communicator
     raise InvalidArgument(
-        f"DistributedDataParallel: process_group is a {type(process_group).__name__} -- a group of the backend "
+        f"{who}: process_group is a {type(process_group).__name__} -- a group of the backend "
         '"cohort" is wanted (init_process_group("cohort"), new_group), of which this process is a member'
     )

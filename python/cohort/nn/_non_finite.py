@@ -43,18 +43,18 @@ class NonFiniteError(NonFinite):
     gradient: NonFiniteGradient
 
 
-def first_non_finite(tensor: torch.Tensor, wire_dtype: Any = None) -> Optional[NonFiniteElement]:
+def first_non_finite(tensor: torch.Tensor, wire_format: Any = None) -> Optional[NonFiniteElement]:
     """The first element that is NaN or infinite, None if there is none; integers are finite.
 
     tensor      dense, contiguous or not; a GPU's is copied
-    wire_dtype  torch.bfloat16 or its name: a float32 that becomes infinite as bfloat16 counts as well
+    wire_format  torch.bfloat16 or its name: a float32 that becomes infinite as bfloat16 counts as well
 
     Raises InvalidArgument for other tensors, and for types that collectives do not know. Any thread may call.
     """
     if tensor.layout != torch.strided:
         raise InvalidArgument(f"first_non_finite: the tensor is not dense ({tensor.layout}) -- use .to_dense()")
     values = tensor.detach().cpu().contiguous().reshape(-1)
-    index = _core.first_non_finite(values, None if wire_dtype is None else str(wire_dtype))
+    index = _core.first_non_finite(values, None if wire_format is None else str(wire_format))
     if index is None:
         return None
     value = values[index].item()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.autograd import Variable
@@ -19,6 +20,7 @@ from cohort import Communicator
 from cohort._core import GradientReducer
 from cohort.errors import InvalidArgument
 from cohort.nn._forwards import accumulates
+from cohort.nn._hooks import GradBucket, Hook, Hooked
 from cohort.nn._same_parameters import require_same_parameters
 from cohort.nn._tensors import gpu_of, tensors_in
 from cohort.nn.options import DistributedDataParallelOptions
@@ -39,7 +41,25 @@ class _Parameter:
             self.node = tensor.expand_as(tensor).grad_fn.next_functions[0][0]
         # Optimizers are fastest where gradient and parameter have the same strides.
         self.stride = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
-        self.place = tensor  # its gradient's, once there are buckets
+        # Its gradient's, once there are buckets. None: it is reduced from where autograd made it.
+        self.place: torch.Tensor | None = None
+        self.home: torch.Tensor | None = None  # where its values lie, if training state is divided
+        self.version = 0  # of the tensor, as autograd counts changes in place
+        self.writes = 0  # by others than the optimizer
+
+
+class _Piece:
+    """What this rank owns of a parameter, where training state is divided: see cohort.optim.Sharded."""
+
+    def __init__(self, index: int, name: str, begin: int, values: torch.Tensor, average: torch.Tensor | None) -> None:
+        self.index, self.name, self.begin = index, name, begin
+        self.values = values  # 1-D, in the parameter
+        self.average = average  # where the reduction leaves it, if gradients are divided
+        self.gradient: torch.Tensor | None = None
+
+
+def _is_at_home(tensor: torch.Tensor, home: torch.Tensor) -> bool:
+    return tensor.data_ptr() == home.data_ptr() and tensor.shape == home.shape and tensor.dtype == home.dtype
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -85,6 +105,12 @@ class Reducer:
         self._memories: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self.core = GradientReducer(comm, described, options, self)
         self.core.lay_out()
+        self._hook: tuple[Hook, Any] | None = None  # and its state
+        self.pieces: list[_Piece] = []
+        self.pieces_of: dict[int, list[_Piece]] = {}
+        self.has_optimizer = False  # that steps them
+        if options.sharding != "none":
+            self._move_parameters()
         self._attach()
 
     def _attach(self) -> None:
@@ -112,6 +138,10 @@ class Reducer:
         for tensor in self.parameters:
             _owners.pop(id(tensor), None)
 
+    def use_hook(self, hook: Hook, state: Any) -> None:
+        self.core.use_hook()
+        self._hook = hook, state
+
     # -------------------------------------------------------------------------------------------- a pass
 
     def watch(self, outputs: object) -> None:
@@ -138,12 +168,17 @@ class Reducer:
             return (None,)
         parameter = self._parameters[index]
         tensor, place = parameter.tensor, parameter.place
+        # Without a reduction it is accumulated as ever; what has been accumulated is added to, and read afterwards.
+        if place is None and (tensor.grad is not None or not self.core.in_sync):
+            return None
         if tensor.grad is not None:
             self.put_in_place(index)
             return None
         if torch.is_grad_enabled():
             return None  # create_graph: AccumulateGrad makes it, and it is copied afterwards
         if getattr(tensor, "_post_accumulate_grad_hooks", None):
+            if place is None:
+                return None
             # The user's hooks run inside AccumulateGrad, which is therefore not skipped.
             place.zero_()
             tensor.grad = place
@@ -153,6 +188,10 @@ class Reducer:
             for hook in list(tensor._backward_hooks.values()):
                 changed = hook(incoming)
                 incoming = incoming if changed is None else changed
+        if place is None:
+            self._read_from(index, incoming)
+            self.core.count_written()
+            return (None,)
         alike = (
             incoming.layout == torch.strided
             and incoming.dtype == place.dtype
@@ -170,13 +209,137 @@ class Reducer:
 
     def _after_accumulate(self, index: int) -> None:
         if self.core.received(index):
-            self.put_in_place(index)  # nothing to do except under create_graph
+            # Nothing to do except under create_graph, and where it has no place.
+            if self._parameters[index].place is not None or (self.core.in_sync and not self.core.reads(index)):
+                self.put_in_place(index)
             self.core.arrive(index)
+
+    def _read_from(self, index: int, gradient: torch.Tensor) -> None:
+        # As it lies, or as it would at its place.
+        values, made = self._parameters[index].tensor, gradient.detach()
+        if made.layout != torch.strided or made.dtype != values.dtype or not made.is_contiguous():
+            made = torch.empty_like(values, memory_format=torch.contiguous_format)
+            with torch.no_grad():
+                _assign(made, gradient.detach())
+        self.core.read_from(index, made.data_ptr(), made)
 
     def drop_all(self) -> None:
         """No parameter has a gradient any more."""
         for parameter in self._parameters:
             parameter.tensor.grad = None
+        for piece in self.pieces:
+            piece.gradient = None
+
+    # -------------------------------------------------------------------------------------------- what is divided
+
+    def _move_parameters(self) -> None:
+        """Into memory of the communicator. All ranks' parameters are equal by now."""
+        for parameter in self._parameters:
+            if not parameter.tensor.is_contiguous():
+                raise InvalidArgument(
+                    f"DistributedDataParallel: parameter '{parameter.name}' is not contiguous, which sharding needs -- "
+                    "parameter.data = parameter.data.contiguous() before it is wrapped"
+                )
+        memory = self.core.homes()
+        for parameter, offset in zip(self._parameters, self.core.home_offsets()):
+            tensor = parameter.tensor.data
+            parameter.home = self._view(memory, tensor.dtype)[offset : offset + tensor.numel()].view(tensor.shape)
+        self.bring_home()
+        averages = self.core.averages() if self.core.divides_gradients else None
+        for index, begin, count, offset in self.core.pieces():
+            home = self._parameters[index].home
+            assert home is not None
+            values = home.view(-1)[begin : begin + count]
+            average = None if averages is None else self._view(averages, values.dtype)[offset : offset + count]
+            self.pieces.append(_Piece(index, self._parameters[index].name, begin, values, average))
+            self.pieces_of.setdefault(index, []).append(self.pieces[-1])
+        self.note_step()
+        self.core.protect_parameters()
+
+    def _view(self, memory: Any, dtype: torch.dtype) -> torch.Tensor:
+        on_gpu = self._memories.get(memory.data_ptr())
+        return memory.as_torch(dtype) if on_gpu is None else on_gpu.view(dtype)
+
+    def take_gradients(self) -> None:
+        """The gradients of pieces become those of the parameters, where these are not divided."""
+        if self.core.divides_gradients:
+            return
+        for piece in self.pieces:
+            gradient = self._parameters[piece.index].tensor.grad
+            count = piece.values.numel()
+            piece.gradient = (
+                None if gradient is None else gradient.detach().reshape(-1)[piece.begin : piece.begin + count]
+            )
+
+    def bring_home(self) -> None:
+        """Parameters that were given memory of their own get their home's back, with their values. Collective, for values
+        that are equal on all ranks."""
+        moved = []
+        for parameter in self._parameters:
+            tensor, home = parameter.tensor.data, parameter.home
+            assert home is not None
+            if (tensor.shape, tensor.dtype, tensor.device) != (home.shape, home.dtype, home.device):
+                raise InvalidArgument(
+                    f"DistributedDataParallel: parameter '{parameter.name}' has another shape, type or device than when it "
+                    "was wrapped -- wrap the module again, and make its optimizer anew"
+                )
+            if not _is_at_home(tensor, home):
+                moved.append((parameter, tensor, home))
+        self.core.meet()  # nobody reads what is there
+        if self.core.writes_shared:
+            for _, tensor, home in moved:
+                home.copy_(tensor)
+        self.core.meet()
+        for parameter, _, home in moved:
+            parameter.tensor.data = home
+            parameter.writes += 1
+
+    def note_step(self) -> None:
+        """The parameters' values are the optimizer's."""
+        for parameter in self._parameters:
+            parameter.version = parameter.tensor._version
+
+    def note_writes(self) -> None:
+        """Those of others are as they should be, too."""
+        for parameter in self._parameters:
+            parameter.writes += parameter.tensor._version != parameter.version
+            parameter.version = parameter.tensor._version
+
+    def writes_to(self, index: int) -> int:
+        """How often a parameter was written to by others than the optimizer, as far as `note_writes` has seen."""
+        return self._parameters[index].writes
+
+    def check_parameters(self, where: str) -> None:
+        """Before a pass or a step. Raises InvalidArgument, which names it, for a parameter that was given other memory, and
+        if the user has written to one that ranks share; and without an optimizer, where nothing else would step."""
+        shared = self.core.shares_parameters
+        for parameter in self._parameters:
+            assert parameter.home is not None
+            if not _is_at_home(parameter.tensor, parameter.home):
+                raise InvalidArgument(
+                    f"{where}: rank {self.comm.rank()}: parameter '{parameter.name}' was given other memory (.data, "
+                    "module.to), which the optimizer does not step -- copy values into it (copy_ under torch.no_grad()), or "
+                    "call parameters_written() on all ranks afterwards"
+                )
+            if shared and parameter.tensor._version != parameter.version:
+                raise InvalidArgument(
+                    f"{where}: rank {self.comm.rank()} has written to parameter '{parameter.name}' in place, which all "
+                    f"ranks of {self.comm.host()} share (sharding='parameters'), so that it was changed once for each rank "
+                    "that did -- let the optimizer alone change parameters, or where all have written the same values "
+                    "(weights were loaded), call parameters_written() on all ranks afterwards"
+                )
+        if self.core.divides_gradients and not self.has_optimizer and self.core.progress > 0:
+            raise InvalidArgument(
+                f"{where}: gradients are divided (sharding), and no cohort.optim.Sharded has been made over this model: "
+                "nothing steps it"
+            )
+
+    def put_aside(self) -> None:
+        """The gradients that pieces have are kept from the reductions that come, which write to where they lie."""
+        for piece in self.pieces:
+            gradient, average = piece.gradient, piece.average
+            if average is not None and id(gradient) == id(average):
+                piece.gradient = average.clone()
 
     # -------------------------------------------------------------------------------------------- asked by the core
 
@@ -186,8 +349,7 @@ class Reducer:
             first = self._parameters[members[0]].tensor
             dtype, device = first.dtype, first.device
             # Tensors over the memory keep it alive, so a gradient may outlive bucket and communicator.
-            on_gpu = self._memories.get(memory.data_ptr())
-            flat = memory.as_torch(dtype) if on_gpu is None else on_gpu.view(dtype)
+            flat = self._view(memory, dtype)
             for index, offset in zip(members, offsets):
                 parameter = self._parameters[index]
                 # `set_` on an empty tensor instead of a view of the whole: views refuse detach_().
@@ -202,6 +364,9 @@ class Reducer:
         gradient, place = parameter.tensor.grad, parameter.place
         if gradient is None:
             return False
+        if place is None:
+            self._read_from(index, gradient)
+            return True
         if gradient is place:
             return True
         if not (
@@ -217,14 +382,19 @@ class Reducer:
 
     def clear(self, index: int) -> None:
         """What lies in its place is zero."""
-        self._parameters[index].place.zero_()
+        place = self._parameters[index].place
+        if place is None:
+            self._read_from(index, torch.zeros_like(self._parameters[index].tensor))
+        else:
+            place.zero_()
 
     def keep(self, index: int) -> None:
         """Remembers what lies in its place, for `put_back`, until `drop_kept`."""
-        self._kept[index] = self._parameters[index].place.clone()
+        if not self.core.divides_gradients:
+            self._kept[index] = self._place(index).clone()
 
     def put_back(self, index: int) -> None:
-        self._parameters[index].place.copy_(self._kept[index])
+        self._place(index).copy_(self._kept[index])
 
     def drop_kept(self) -> None:
         self._kept.clear()
@@ -241,17 +411,29 @@ class Reducer:
 
     def are_finite(self, indices: Sequence[int]) -> bool:
         """Whether what lies in these places, of a GPU, is."""
-        return bool(torch.stack([torch.isfinite(self._parameters[index].place).all() for index in indices]).all())
+        return bool(torch.stack([torch.isfinite(self._place(index)).all() for index in indices]).all())
 
     def copy_to_host(self, index: int) -> bytes:
         """What lies in its place, as it lies."""
-        place = self._parameters[index].place
+        place = self._place(index)
         return place.as_strided((place.numel(),), (1,)).cpu().view(torch.uint8).numpy().tobytes()
 
     def give(self, index: int) -> None:
-        """The parameter's gradient is what lies in its place."""
+        """The parameter's gradient is what lies in its place, or that of its pieces what lies in theirs."""
         parameter = self._parameters[index]
-        parameter.tensor.grad = parameter.place
+        if not self.core.divides_gradients:
+            parameter.tensor.grad = parameter.place
+            return
+        parameter.tensor.grad = None
+        for piece in self.pieces_of.get(index, ()):
+            assert piece.average is not None
+            # Where there was no zero_grad, the next reduction would overwrite what has been summed.
+            piece.gradient = piece.average if piece.gradient is None else piece.gradient + piece.average
+
+    def _place(self, index: int) -> torch.Tensor:
+        place = self._parameters[index].place
+        assert place is not None
+        return place
 
     def values_of(self, indices: Sequence[int]) -> list[tuple[int, int]]:
         """Addresses and bytes of the parameters' values, each in one piece of the host's memory; (0, 0) where it is none."""
@@ -279,6 +461,20 @@ class Reducer:
                 reducer.core.finish()
 
         Variable._execution_engine.queue_callback(at_end)
+
+    def run_hook(self, number: int, last: bool, memory: Any, members: Sequence[int], offsets: Sequence[int],
+                 share: float) -> Hooked:  # fmt: skip
+        """Calls the hook with a bucket of which all gradients have come."""
+        assert self._hook is not None
+        hook, state = self._hook
+        parameters = [self.parameters[index] for index in members]
+        buffer = self._view(memory, parameters[0].dtype)
+        with torch.no_grad():
+            if share == 0:
+                buffer.zero_()  # also what is NaN
+            elif share != 1:
+                buffer.mul_(share)
+            return Hooked(hook, state, GradBucket(number, last, buffer, parameters, offsets, self.comm))
 
     def on_bucket_ready(self, number: int, nbytes: int) -> None:
         """Asked for where there is an observer."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional, Union
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from cohort import Communicator, _core
-from cohort.data import DistributedSampler
+from cohort.data import DistributedSampler, _share_text
 from cohort.errors import InvalidArgument
 from cohort.nn._groups import communicator_of, default_world
+from cohort.nn._hooks import Hook
 from cohort.nn._reducer import Reducer
 from cohort.nn._same_parameters import require_same_parameters
 from cohort.nn._tensors import Pack, broadcast_tensors, tensors_in
@@ -25,7 +26,7 @@ _PREFIX = "module."
 _STEPS_BETWEEN_WALKS = 64  # through the module, which look for parameters that were added
 # What a copy or a pickle makes anew.
 _OF_THE_RANK = (
-    "_comm _reducer _frozen _parameter_slots _buffer_slots _buffer_packs _compared_at _next_samples".split()
+    "_comm _hook _reducer _frozen _parameter_slots _buffer_slots _buffer_packs _compared_at _next_samples".split()
 )
 
 
@@ -79,7 +80,8 @@ class _Weights:
             return "as declared" if self._samples is None else "by a function"
         return (
             f"by a sampler of {sampler.size} samples, batch_size={sampler.batch_size}, shuffle={sampler.shuffle}, "
-            f"seed={sampler.seed}, remainder={sampler.remainder.value}, num_replicas={sampler.num_replicas}"
+            f"seed={sampler.seed}, remainder={sampler.remainder.value}, num_replicas={sampler.num_replicas}, "
+            f"shares={sampler._share_text}"
         )
 
     def of(self, args: tuple, kwargs: dict, core: Any) -> Optional[int]:
@@ -108,9 +110,10 @@ class _Contents:
         self.frozen: list[torch.Tensor] = []
         self.description = [
             f"options bucket_bytes={options.bucket_bytes}, first_bucket_bytes={options.first_bucket_bytes}, "
-            f"broadcast_buffers={options.broadcast_buffers}, wire_dtype={options.wire_dtype}, "
+            f"broadcast_buffers={options.broadcast_buffers}, wire_format={options.wire_format}, "
+            f"error_feedback={options.error_feedback}, "
             f"non_finite={options.non_finite}, compare_parameters_every={options.compare_parameters_every}, "
-            f"check_replicas={options.check_replicas}",
+            f"check_replicas={options.check_replicas}, sharding={options.sharding}",
             f"weights {weights}",
         ]
         self.parameters: list[torch.Tensor] = []
@@ -172,8 +175,10 @@ class DistributedDataParallel(torch.nn.Module):
     first_bucket_bytes  of the bucket that is ready first, so that communication begins early; default 1 MiB
     broadcast_buffers   buffers (running statistics) become rank 0's before each synchronising forward
     observer            called with (number, bytes) of each bucket that becomes ready
-    wire_dtype          torch.bfloat16 or its name: gradients of float32 travel between hosts as bfloat16, half the bytes
-    non_finite          "raise": if any rank brings a gradient that is NaN or infinite (or, with wire_dtype on several
+    wire_format         "bfloat16", "int8", "int4" or "float8_e4m3": what gradients of float32 travel as between hosts
+    error_feedback      what rounding loses of a step's gradients is added to the next step's, with int8, int4 and
+                        float8_e4m3; None: with int4. See `residuals`
+    non_finite          "raise": if any rank brings a gradient that is NaN or infinite (or, with wire_format on several
                         hosts, infinite as bfloat16), backward() and step_without_samples() raise NonFiniteError on every
                         rank, which names the first one: rank, host, parameter, element, value and step. All gradients
                         are None then, so that an optimizer's step would change nothing, and training can go on with the
@@ -193,6 +198,12 @@ class DistributedDataParallel(torch.nn.Module):
                         drifted apart by more than rounding (half of a type's digits) are a Mismatch on every rank,
                         which names rank, parameter and value; differences of rounding are logged once. Not checked:
                         values in a GPU's memory, and those of a type that was changed after wrapping. Default True
+    sharding            "optimizer", "gradients" or "parameters" (ZeRO stages 1 to 3): what is divided over the ranks; step
+                        with a cohort.optim.Sharded then, which says the rest. Default "none"
+    protect_parameters  for debugging, with sharding="parameters": whatever but the optimizer writes to a parameter, by a
+                        pointer too, ends its rank with SIGSEGV and its stack, after a line that names rank and parameter.
+                        Weights are loaded before the module is wrapped, or by load_latest of a
+                        cohort.checkpoint.CheckpointFolder with its Sharded optimizer, which may write
     process_group       instead of comm: a group of torch.distributed, of the backend "cohort"
 
     Construction is collective. It checks that all ranks have the same model (names, shapes, types) and options, and
@@ -233,9 +244,11 @@ class DistributedDataParallel(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, comm: Optional[Communicator] = None, *, bucket_bytes: int = 25 << 20,
                  first_bucket_bytes: int = 1 << 20, broadcast_buffers: bool = True,
                  observer: Optional[Callable[[int, int], None]] = None,
-                 wire_dtype: Union[torch.dtype, str, None] = None, non_finite: str = "ignore",
+                 wire_format: Union[torch.dtype, str, None] = None,
+                 error_feedback: Optional[bool] = None, non_finite: str = "ignore",
                  compare_parameters_every: int = 0, sampler: Optional[DistributedSampler] = None,
                  samples: Optional[Callable[..., int]] = None, check_replicas: bool = True,
+                 sharding: str = "none", protect_parameters: bool = False,
                  process_group: Any = None) -> None:  # fmt: skip
         super().__init__()
         if not isinstance(module, torch.nn.Module):
@@ -254,10 +267,13 @@ class DistributedDataParallel(torch.nn.Module):
             first_bucket_bytes=first_bucket_bytes,
             broadcast_buffers=broadcast_buffers,
             observer=observer,
-            wire_dtype=None if wire_dtype is None else str(wire_dtype).rpartition(".")[2],
+            wire_format=None if wire_format is None else str(wire_format).rpartition(".")[2],
+            error_feedback=error_feedback,
             non_finite=non_finite,
             compare_parameters_every=compare_parameters_every,
             check_replicas=check_replicas,
+            sharding=sharding,
+            protect_parameters=protect_parameters,
         )
         self._weights = _Weights(sampler, samples)
         self.module = module
@@ -267,6 +283,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _forget(self, comm: Optional[Communicator]) -> None:
         self._comm = comm
+        self._hook: Optional[tuple[Hook, Any]] = None  # and its state
         self._reducer: Optional[Reducer] = None
         self._frozen: list[torch.Tensor] = []
         self._buffer_packs: list[Pack] = []  # one for each device
@@ -284,6 +301,10 @@ class DistributedDataParallel(torch.nn.Module):
             )
         contents = _Contents(self.module, self.options, self._weights.describe())
         _core.require_same_on_all_ranks(comm, contents.description, "DistributedDataParallel")
+        if sampler is not None:
+            sampler._bind(comm)
+        elif comm.rank() == 0 and _share_text(None) != "even":
+            _core.warn_of_unused_shares()
         self._frozen = contents.frozen
         broadcast_tensors(comm, contents.parameters + contents.buffers)
         self._parameter_slots = _Slots(self.module, "_parameters")
@@ -292,6 +313,8 @@ class DistributedDataParallel(torch.nn.Module):
         if before is not None:
             before.detach()
         reducer = self._reducer = Reducer(comm, contents.trained, self.options)
+        if self._hook is not None:
+            reducer.use_hook(*self._hook)
         if before is not None:
             reducer.core.go_on_from(before.core)
         return reducer
@@ -304,6 +327,11 @@ class DistributedDataParallel(torch.nn.Module):
             changed = sum(1 for _ in self.module.parameters()) != known
         if not changed:
             return reducer
+        if self.options.sharding != "none":
+            raise InvalidArgument(
+                "DistributedDataParallel: parameters were unfrozen or replaced, and with sharding they are fixed -- wrap "
+                "the module again, and make its optimizer anew"
+            )
         if reducer.core.has_forward:
             raise InvalidArgument(
                 "DistributedDataParallel: parameters were unfrozen or replaced between a forward and its reduction -- do it "
@@ -362,8 +390,12 @@ class DistributedDataParallel(torch.nn.Module):
     def _begin_synchronising_pass(self, reducer: Reducer) -> Reducer:
         # What every pass that ends in a reduction begins with, on all ranks.
         reducer.core.require_whole()
+        if self.options.sharding != "none":
+            reducer.check_parameters("DistributedDataParallel")
         reducer = self._attach_again_if_changed(reducer)
         reducer.core.prepare_synchronising_pass()
+        if self._weights.sampler is not None:
+            self._weights.sampler._begin_step()
         if self.options.broadcast_buffers:
             self._broadcast_buffers()
         every, step = self.options.compare_parameters_every, reducer.core.progress
@@ -375,6 +407,24 @@ class DistributedDataParallel(torch.nn.Module):
         require_same_parameters(named, self.communicator, step=step)
         reducer.core.count_parameter_comparison()
         return reducer
+
+    def register_comm_hook(self, state: Any, hook: Hook) -> None:
+        """Gradients go through `hook` instead of being averaged: `hook(state, bucket)` starts operations and returns a
+        torch.futures.Future of the average, as hooks of torch's DistributedDataParallel do, which work here unmodified. See
+        cohort.nn.comm_hooks, which has some.
+
+        Once, before the first backward, the same on all ranks. `bucket` is a cohort.nn.GradBucket, and says what weights by
+        samples are to a hook. The result has to be the same bits on all ranks. It is waited for at the end of the
+        backward, for as long as the communicator's timeout; an error of the hook is backward()'s, whose rank is out of
+        step with the others then. Gradients are all copied into buckets. Raises InvalidArgument with what a hook cannot
+        be right with: sharding="gradients" and "parameters", wire_format, and parameters on a GPU. `join` is refused.
+        """
+        if not callable(hook):
+            raise InvalidArgument(
+                f"register_comm_hook: hook is a {type(hook).__name__} -- (state, hook), where hook(state, bucket) is a function"
+            )
+        self._attached.use_hook(hook, state)
+        self._hook = hook, state
 
     def set_sample_count(self, samples: int) -> None:
         """The number of samples of the next forward with gradients on: the weight of this rank's gradient in the average
@@ -422,6 +472,16 @@ class DistributedDataParallel(torch.nn.Module):
         step_without_samples. Returns the rank whose model all have now. Blocks for as long as the others train, each
         of its waits under the communicator's timeout.
         """
+        if self.options.sharding != "none":
+            raise InvalidArgument(
+                "DistributedDataParallel.join: with sharding every rank is needed in every step -- step_without_samples() "
+                "takes the place of a forward and backward without input"
+            )
+        if self._hook is not None:
+            raise InvalidArgument(
+                "DistributedDataParallel.join: a hook on gradients is run by all ranks in every step -- "
+                "step_without_samples() takes the place of a forward and backward without input"
+            )
         core = self._attached.core
         core.require_whole()
         self.communicator.join()
@@ -430,6 +490,25 @@ class DistributedDataParallel(torch.nn.Module):
             broadcast_tensors(self.communicator, [tensor for _, tensor in self._named()], root=source)
             core.take_plan_of(source, steps)  # so that training may go on together
         return source
+
+    def parameters_written(self) -> None:
+        """With sharding: all ranks have written the same values to parameters (load_state_dict), in place or by giving them
+        other memory, and the optimizer goes on from these. Collective. Without sharding nothing is to be done."""
+        if self.options.sharding != "none":
+            self._attached.bring_home()
+            self._attached.note_writes()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Others than the optimizer may write to parameters that are protected."""
+        core = None if self._reducer is None else self._reducer.core
+        if core is not None:
+            core.allow_writes()
+        try:
+            yield
+        finally:
+            if core is not None:
+                core.forbid_writes()
 
     def sync_buffers(self) -> None:
         """Overwrites all ranks' buffers with rank 0's, now; collective.
@@ -452,6 +531,33 @@ class DistributedDataParallel(torch.nn.Module):
         reducer = self._attached
         require_same_parameters(self._named(), self.communicator, step=reducer.core.progress)
 
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """What rounding has lost of this rank's gradients and is added to the next ones (`error_feedback`): a flat tensor
+        of each parameter, "residual.NAME", copied; empty without error feedback. Each rank's own, for a checkpoint's
+        `state`; training goes on with the same bits where each host has one rank. (Elsewhere the first step's buckets,
+        which are those of a new model, are divided otherwise.)
+        """
+        return {f"residual.{name}": values.clone() for name, values in self._residuals().items()}
+
+    def load_residuals(self, residuals: Mapping[str, torch.Tensor]) -> None:
+        """From `residuals()` of this rank, or a mapping that has them; other names are passed over, and what is missing
+        becomes zero. Raises InvalidArgument for sizes that are not the parameter's. Not collective.
+        """
+        for name, values in self._residuals().items():
+            saved = residuals.get(f"residual.{name}")
+            if saved is None:
+                values.zero_()
+            elif saved.numel() != values.numel():
+                raise InvalidArgument(
+                    f"load_residuals: 'residual.{name}' has {saved.numel()} elements, the parameter {values.numel()}"
+                )
+            else:
+                values.copy_(saved.reshape(-1))
+
+    def _residuals(self) -> dict[str, torch.Tensor]:
+        views = self._attached.core.residuals()
+        return {name: torch.frombuffer(view, dtype=torch.float32) for name, view in views.items()}
+
     def stats(self) -> ReducerStats:
         """What the reducer has done so far; a copy."""
         return ReducerStats(**self._attached.core.stats())
@@ -465,9 +571,10 @@ class DistributedDataParallel(torch.nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Makes all gradients None: the cheapest way, since the next backward then writes instead of adding.
 
-        With set_to_none=False they are filled with zeros, which is just as correct.
+        With set_to_none=False they are filled with zeros, which is just as correct; divided ones (sharding) are gone in any
+        case. The zero_grad of the module itself does not know of these.
         """
-        if set_to_none and self._reducer is not None:
+        if self._reducer is not None and (set_to_none or self._reducer.core.divides_gradients):
             self._reducer.drop_all()
         super().zero_grad(set_to_none=set_to_none)
 

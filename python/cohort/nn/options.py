@@ -14,12 +14,16 @@ class DistributedDataParallelOptions:
     """bucket_bytes        size of a gradient bucket, that is of one all_reduce (a larger gradient has one of its own)
     first_bucket_bytes  size of the bucket that is ready first, so that communication begins early
     broadcast_buffers   buffers (running statistics) of all ranks become rank 0's before each synchronising forward
-    wire_dtype          "bfloat16": gradients of float32 travel between hosts as bfloat16, half the bytes
+    wire_format         "bfloat16", "int8", "int4" or "float8_e4m3": what gradients of float32 travel as between hosts
+    error_feedback      what rounding loses is added to the next step's gradients; None: with int4
     non_finite          "ignore", or "raise": if any rank brings a gradient that is NaN or infinite, backward() raises
                         NonFiniteError on all of them, with its name
     compare_parameters_every
                         N > 0: every N synchronised steps the parameters of all ranks are compared to the bit; 0: never
     check_replicas      each step compares some values of 8 parameters over the ranks, all parameters in turn
+    sharding            "none", "optimizer", "gradients" or "parameters": what is divided over the ranks, for
+                        cohort.optim.Sharded
+    protect_parameters  for debugging, with sharding="parameters": whoever but the optimizer writes to one ends with SIGSEGV
     observer            called with (number, bytes) of each bucket that becomes ready
     """
 
@@ -27,19 +31,32 @@ class DistributedDataParallelOptions:
     first_bucket_bytes: int = 1 << 20
     broadcast_buffers: bool = True
     observer: Optional[Callable[[int, int], None]] = None
-    wire_dtype: Optional[str] = None
+    wire_format: Optional[str] = None
+    error_feedback: Optional[bool] = None
     non_finite: str = "ignore"
     compare_parameters_every: int = 0
     check_replicas: bool = True
+    sharding: str = "none"
+    protect_parameters: bool = False
 
     def __post_init__(self) -> None:
-        if self.wire_dtype not in (None, "bfloat16"):
+        if self.wire_format not in (None, "none", "bfloat16", "int8", "int4", "float8_e4m3"):
             raise InvalidArgument(
-                f"DistributedDataParallel: gradients cannot travel as {self.wire_dtype}, only as bfloat16"
+                f"DistributedDataParallel: gradients cannot travel as {self.wire_format}, only as bfloat16, int8, int4 or "
+                "float8_e4m3"
             )
         if self.non_finite not in ("ignore", "raise"):
             raise InvalidArgument(
                 f"DistributedDataParallel: non_finite={self.non_finite!r} -- 'ignore' and 'raise' are possible"
+            )
+        if self.sharding not in ("none", "optimizer", "gradients", "parameters"):
+            raise InvalidArgument(
+                f"DistributedDataParallel: sharding={self.sharding!r} -- 'none', 'optimizer', 'gradients' and 'parameters' "
+                "are possible"
+            )
+        if self.protect_parameters and self.sharding != "parameters":
+            raise InvalidArgument(
+                "DistributedDataParallel: protect_parameters is for parameters that ranks share (sharding='parameters')"
             )
         if self.compare_parameters_every < 0:
             raise InvalidArgument(

@@ -15,6 +15,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from cohort.hvd import basics, operations
+from cohort.hvd.compression import compressed
 from cohort.hvd.operations import Adasum, Average, Call, Sum, named, reduced_back, require_scattering, resolve
 from cohort.hvd.process_sets import (
     ProcessSet,
@@ -209,10 +210,10 @@ def _allreduce(tensors: List[Tensor], names: List[str], compression: Any, op: in
                process_set: ProcessSet) -> List[Tensor]:  # fmt: skip
     if op == Adasum and not all(tensor.dtype.is_floating for tensor in tensors):
         raise ValueError(f"op=hvd.Adasum needs floating-point tensors, not {[one.dtype.name for one in tensors]}")
-    compressed = [compression.compress(tensor) for tensor in tensors]
+    sent = compressed(tensors, compression)
     call = Call("allreduce", names, process_set, op, prescale, postscale)
-    results = _reduced(call, [one for one, _ in compressed])
-    return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
+    results = _reduced(call, [one for one, _ in sent])
+    return [compression.decompress(result, context) for result, (_, context) in zip(results, sent)]
 
 
 def _reduced(call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
@@ -380,9 +381,9 @@ def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "", compre
 def _reducescatter(tensors: List[Tensor], compression: Any, call: Call) -> List[Tensor]:
     require_scattering(call.op)
     _need_dimensions(tensors, "reducescatter")
-    compressed = [compression.compress(tensor) for tensor in tensors]
-    results = _differentiable(call, [one for one, _ in compressed], lambda grads, *_: _scatter_back(grads, call))
-    return [compression.decompress(result, context) for result, (_, context) in zip(results, compressed)]
+    sent = compressed(tensors, compression)
+    results = _differentiable(call, [one for one, _ in sent], lambda grads, *_: _scatter_back(grads, call))
+    return [compression.decompress(result, context) for result, (_, context) in zip(results, sent)]
 
 
 def _scatter_back(grads: List[Tensor], call: Call) -> List[Tensor]:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from cohort.hvd import basics
+from cohort.hvd.compression import compressed
 from cohort.hvd.process_sets import ProcessSet, global_process_set
 from cohort.hvd.operations import Adasum, Average, Call, Max, Sum
 from cohort.tensorflow._errors import MARK
@@ -42,13 +43,13 @@ def reduce_gradients(gradients: Sequence[Gradient], names: Sequence[str], *, op:
         results = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in results]
     sparse = [i for i, one in enumerate(results) if isinstance(one, tf.IndexedSlices)]
     dense = [i for i, one in enumerate(results) if one is not None and i not in set(sparse)]
-    compressed = [compression.compress(tf.convert_to_tensor(results[i])) for i in dense]
+    sent = compressed([tf.convert_to_tensor(results[i]) for i in dense], compression)
     kind = "adasum" if op == Adasum else "allreduce"
-    for bucket in _buckets([one for one, _ in compressed]):
+    for bucket in _buckets([one for one, _ in sent]):
         call = Call("allreduce", [f"{kind}.{names[dense[j]]}" for j in bucket], process_set, op, prescale, postscale,
                     once=True)  # fmt: skip
-        for j, reduced in zip(bucket, run(call, [compressed[j][0] for j in bucket])[0]):
-            results[dense[j]] = compression.decompress(reduced, compressed[j][1])
+        for j, reduced in zip(bucket, run(call, [sent[j][0] for j in bucket])[0]):
+            results[dense[j]] = compression.decompress(reduced, sent[j][1])
     slices = gather_slices(
         [results[i] for i in sparse], [names[i] for i in sparse], op, prescale, postscale, process_set, once=True
     )

@@ -104,13 +104,14 @@ def _handle_of_one(call: Call, tensor: Tensor, in_place: bool = False) -> int:
 
 
 def _reduce(tensor: Tensor, output: Optional[Tensor], name: str, op: int, prescale: float, postscale: float,
-            process_set: ProcessSet) -> NamedWork:  # fmt: skip
+            process_set: ProcessSet, wire_format: Optional[str] = None) -> NamedWork:  # fmt: skip
     engine = process_set._engine or engine_of(process_set)
     if timeline.current is not None:
         return started("ALLREDUCE", [name], engine.all_reduce, name, tensor, output, op=ENGINE_OPS[op],
-                       prescale=prescale, postscale=postscale)[0]  # fmt: skip
+                       prescale=prescale, postscale=postscale, wire_format=wire_format)[0]  # fmt: skip
     try:  # the shortest way: programs do this for each of thousands of tensors
-        return engine.all_reduce(name, tensor, output, op=ENGINE_OPS[op], prescale=prescale, postscale=postscale)
+        return engine.all_reduce(name, tensor, output, op=ENGINE_OPS[op], prescale=prescale, postscale=postscale,
+                                 wire_format=wire_format)  # fmt: skip
     except Error as error:
         raise translated(error) from error
 
@@ -134,22 +135,25 @@ def allreduce_async(tensor: Tensor, average: Optional[bool] = None, name: Option
 
 def allreduce_async_(tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None,
                      op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-                     process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
-    """As `allreduce_async`, in place. Until `synchronize` the tensor is neither the old nor the new one."""
+                     process_set: ProcessSet = global_process_set, *,
+                     wire_format: Optional[str] = None) -> int:  # fmt: skip
+    """As `allreduce_async`, in place. Until `synchronize` the tensor is neither the old nor the new one. wire_format: see
+    hvd.Compression.int8, which has one."""
     op = resolve(op, average)
     if op == Adasum:
         call = call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor)
         return _handle_of_one(call, tensor, in_place=True)
     used = dense(tensor, "allreduce_")
     full = named("allreduce", name, process_set)
-    work = _reduce(used, None, full, op, prescale_factor, postscale_factor, process_set)
+    work = _reduce(used, None, full, op, prescale_factor, postscale_factor, process_set, wire_format)
     return _handles.add_one(work, tensor, used)
 
 
 def allreduce_async_to(tensor: Tensor, output: Tensor, name: Optional[str], op: int, prescale: float, postscale: float,
-                       process_set: ProcessSet) -> int:  # fmt: skip
+                       process_set: ProcessSet, wire_format: Optional[str] = None) -> int:  # fmt: skip
     """As `allreduce_async`, into a tensor that is given. The engine can use both where they lie; `op` is not Adasum."""
-    work = _reduce(tensor, output, named("allreduce", name, process_set), op, prescale, postscale, process_set)
+    full = named("allreduce", name, process_set)
+    work = _reduce(tensor, output, full, op, prescale, postscale, process_set, wire_format)
     return _handles.add_one(work, output, output)
 
 
@@ -180,12 +184,14 @@ def grouped_allreduce_async_(tensors: Sequence[Tensor], average: Optional[bool] 
 
 
 def grouped_allreduce_async_to(tensors: List[Tensor], outputs: List[Optional[Tensor]], name: str, op: int,
-                               prescale: float, postscale: float, process_set: ProcessSet) -> int:  # fmt: skip
+                               prescale: float, postscale: float, process_set: ProcessSet,
+                               wire_format: Optional[str] = None) -> int:  # fmt: skip
     """As `grouped_allreduce_async`, into tensors that are given (as `allreduce_async_to`), or in place where there is
     none."""
     used = [dense(one, "grouped_allreduce_") if to is None else one for one, to in zip(tensors, outputs)]
     into = [one if to is None else to for one, to in zip(used, outputs)]
-    works = call_of("allreduce", name, process_set, op, prescale, postscale, group=used).start(used, into)
+    call = call_of("allreduce", name, process_set, op, prescale, postscale, group=used, wire_format=wire_format)
+    works = call.start(used, into)
 
     def finish() -> List[Tensor]:
         return [copy_back(one, to) if output is None else to for one, to, output in zip(tensors, into, outputs)]

@@ -37,6 +37,7 @@ def _carried_out(function: Any, call: Call, tensors: Sequence[Tensor],
                  compression: Compressors = Compression.none) -> List[Tensor]:  # fmt: skip
     """What autograd's function makes of tensors that are compressed on their way, or what the call does where no gradient is
     wanted."""
+    call = call._replace(wire_format=getattr(compression, "wire_format", None))
     compressed = [compression.compress(tensor) for tensor in tensors]
     sent = [one for one, _ in compressed]
     results = function.apply(call, *sent) if _wants_gradient(*sent) else _results(call, sent)
@@ -79,7 +80,7 @@ def allreduce(tensor: Tensor, average: Optional[bool] = None, name: Optional[str
               postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
     """Reduces a tensor over the set's ranks and returns the result, a new tensor; see `allreduce_async`.
 
-    compression  what the tensor travels as: hvd.Compression.none, fp16 or bf16
+    compression  what the tensor travels as: hvd.Compression.none, fp16, bf16, int8, int4 or fp8
     """
     op = resolve(op, average)
     if compression is Compression.none and not _wants_gradient(tensor):  # the shortest way

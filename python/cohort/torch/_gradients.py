@@ -59,7 +59,9 @@ class Reducer:
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         # What is compressed is reduced in the compressor's memory.
-        plain = compression is NoneCompressor or type(compression) is NoneCompressor
+        kind = compression if isinstance(compression, type) else type(compression)
+        plain = kind.compress is NoneCompressor.compress
+        self._wire_format: Optional[str] = getattr(compression, "wire_format", None)
         self._places = Places(process_set) if plain else None
         self._groups = {parameter: group for group in groups for parameter in group}
         self.attached = False
@@ -203,9 +205,11 @@ class Reducer:
         self._look(parameter, sent, gradient)
         output = self._output(parameter, sent)
         if output is None:
-            handle = start.allreduce_async_(sent, None, name, self._op, *self._scales, self._process_set)
+            handle = start.allreduce_async_(sent, None, name, self._op, *self._scales, self._process_set,
+                                            wire_format=self._wire_format)  # fmt: skip
         else:
-            handle = start.allreduce_async_to(sent, output, name, self._op, *self._scales, self._process_set)
+            handle = start.allreduce_async_to(sent, output, name, self._op, *self._scales, self._process_set,
+                                              self._wire_format)  # fmt: skip
         self._handles.append(handle)
         self._waiting.append(lambda: self._put(parameter, synchronize(handle), context, None if output is None else sent))
 
@@ -222,7 +226,8 @@ class Reducer:
         name = self.names[group[0]]
         sent = [one for one, _ in compressed]
         outputs = [self._output(parameter, one) for parameter, one in zip(group, sent)]
-        handle = start.grouped_allreduce_async_to(sent, outputs, name, self._op, *self._scales, self._process_set)
+        handle = start.grouped_allreduce_async_to(sent, outputs, name, self._op, *self._scales, self._process_set,
+                                                  self._wire_format)  # fmt: skip
         self._handles.append(handle)
 
         def finish() -> None:

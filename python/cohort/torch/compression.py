@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from cohort.hvd.compression import Compressor, FloatCompressor, NoneCompressor
+from cohort.hvd.compression import Compressor, FloatCompressor, FP8Compressor, Int4Compressor, Int8Compressor, NoneCompressor
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "FP8Compressor", "Int4Compressor",
+           "Int8Compressor", "NoneCompressor"]  # fmt: skip
 
 
 class _OfTorch(FloatCompressor):
@@ -31,3 +32,6 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8Compressor
+    int4 = Int4Compressor
+    fp8 = FP8Compressor

@@ -2,6 +2,7 @@
 
 #include "base/result.h"
 #include "comm/kernels/arrays.h"
+#include "comm/kernels/codecs.h"
 
 #include <cohort/digest.h>
 #include <cohort/finite.h>
@@ -110,13 +111,15 @@ void check_weight(const Caller& caller, DType dtype, ReduceOp op, double weight)
   }
 }
 
-void check_wire_dtype(const Caller& caller, DType dtype, ReduceOp op, DType wire) {
-  if (wire == dtype) return;
-  if (wire != DType::BFloat16 || dtype != DType::Float32) {
-    refuse(caller, "{} cannot travel as {}; float32 can as bfloat16", to_string(dtype), to_string(wire));
+void check_wire_format(const Caller& caller, DType dtype, ReduceOp op, WireFormat format, const float* residual) {
+  if (residual != nullptr && block_of(format) == 1)
+    refuse(caller, "a residual goes with int8, int4 and float8_e4m3, not with {}", to_string(format));
+  if (format == WireFormat::None) return;
+  if (dtype != DType::Float32) {
+    refuse(caller, "{} cannot travel as {}; only float32 has other formats", to_string(dtype), to_string(format));
   }
   if (op != ReduceOp::Sum && op != ReduceOp::Average) {
-    refuse(caller, "bfloat16 between hosts goes with sums and averages, not with {}", to_string(op));
+    refuse(caller, "{} between hosts goes with sums and averages, not with {}", to_string(format), to_string(op));
   }
 }
 
@@ -205,15 +208,12 @@ std::optional<std::int64_t> first(const void* data, std::int64_t parts, T limit)
 
 std::optional<std::int64_t> first_non_finite(ConstBuffer data, const FiniteOptions& options) {
   if (data.count < 0) raise(ErrorCode::InvalidArgument, "first_non_finite: {} elements", data.count);
-  if (options.wire_dtype && *options.wire_dtype != DType::BFloat16) {
-    raise(ErrorCode::InvalidArgument, "first_non_finite: wire_dtype {} -- only bfloat16 is ever on the wire",
-          to_string(*options.wire_dtype));
-  }
   switch (data.dtype) {
     case DType::Float16: return first(data.data, data.count, comm::kInfiniteFloat16);
     case DType::BFloat16: return first(data.data, data.count, comm::kInfiniteBFloat16);
     case DType::Float32:
-      return first(data.data, data.count, options.wire_dtype ? comm::kInfiniteAsBFloat16 : comm::kInfiniteFloat32);
+      return first(data.data, data.count,
+                   options.wire_format == WireFormat::BFloat16 ? comm::kInfiniteAsBFloat16 : comm::kInfiniteFloat32);
     case DType::Float64: return first(data.data, data.count, comm::kInfiniteFloat64);
     case DType::Complex64:
     case DType::Complex128: {

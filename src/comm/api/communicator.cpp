@@ -62,6 +62,15 @@ void set_weight(const Caller& caller, Request& request, const Options& options) 
   request.weight = *options.weight;
 }
 
+template <class Options>
+void set_wire_format(const Caller& caller, Request& request, const Options& options) {
+  comm::check_wire_format(caller, request.dtype, request.op, options.wire_format, options.residual);
+  request.wire_format = options.wire_format;
+  request.residual = options.residual;
+  if (request.residual != nullptr && request.device.type != DeviceType::CPU && request.kind != Kind::AllReduce)
+    comm::refuse_argument(caller, "a residual of a GPU's memory goes with all_reduce");
+}
+
 std::shared_ptr<const comm::Counts> keep(std::span<const std::int64_t> input,
                                          std::span<const std::int64_t> output = {}) {
   return std::make_shared<const comm::Counts>(
@@ -87,10 +96,7 @@ Request all_reduce_request(const Caller& caller, ConstBuffer input, Buffer outpu
   Request request = make_request(caller, input, output, options);
   set_reduction(caller, request, options);
   set_weight(caller, request, options);
-  if (options.wire_dtype) {
-    comm::check_wire_dtype(caller, request.dtype, request.op, *options.wire_dtype);
-    request.bf16_wire = *options.wire_dtype == DType::BFloat16;
-  }
+  set_wire_format(caller, request, options);
   request.tag = static_cast<std::int32_t>(options.tag);
   if (options.check_finite) request.finite_check = std::make_shared<comm::FiniteCheck>(output);
   return request;
@@ -105,6 +111,8 @@ Request reduce_scatter_request(const Caller& caller, ConstBuffer input, Buffer o
   comm::check_apart(caller, input, output, output.data == own ? input.data : nullptr);
   Request request = make_request(caller, input, output, options);
   set_reduction(caller, request, options);
+  set_weight(caller, request, options);
+  set_wire_format(caller, request, options);
   return request;
 }
 
@@ -180,6 +188,8 @@ Work Communicator::all_reduce(ConstBuffer input, Buffer output, const AllReduceO
 
 Work Communicator::all_reduce(std::span<const Buffer> data, const AllReduceOptions& options) {
   auto& impl = need(impl_);
+  if (options.residual != nullptr)
+    comm::refuse_argument({impl.host(), Kind::AllReduce}, "a residual is of one sum, not of a group");
   std::vector<Request> requests;
   for (const Buffer& one : data) {
     requests.push_back(all_reduce_request({impl.host(), Kind::AllReduce}, one, one, options));
@@ -246,6 +256,8 @@ Work Communicator::reduce_scatter_v(ConstBuffer input, Buffer output, std::span<
   comm::check_apart(caller, input, output, output.data == own ? input.data : nullptr);
   Request request = make_request(caller, input, output, options);
   set_reduction(caller, request, options);
+  set_weight(caller, request, options);
+  set_wire_format(caller, request, options);
   request.counts = keep(counts);
   return impl.start(request);
 }
@@ -428,6 +440,12 @@ Communicator Communicator::split(const SplitOptions& options) {
   return Communicator(impl.host().split(options));
 }
 
+Communicator Communicator::split_by_host(const GroupOptions& options) {
+  const std::vector<int> hosts = need(impl_).host().hosts();
+  const int color = hosts.empty() ? 0 : hosts[static_cast<std::size_t>(rank())];
+  return split({.color = color, .timeout = options.timeout, .background = options.background});
+}
+
 Communicator Communicator::group(std::span<const int> ranks, const GroupOptions& options) {
   auto& impl = need(impl_);
   const Caller caller{impl.host(), Kind::Split};
@@ -437,6 +455,8 @@ Communicator Communicator::group(std::span<const int> ranks, const GroupOptions&
 }
 
 Memory Communicator::allocate(std::size_t bytes, Device device) { return Memory(need(impl_).allocate(bytes, device)); }
+
+Memory Communicator::allocate_shared(std::size_t bytes) { return Memory(need(impl_).host().allocate_shared(bytes)); }
 
 int Communicator::join(const BarrierOptions& options) {
   auto& impl = need(impl_);

@@ -47,6 +47,8 @@ class CommunicatorImpl {
   virtual Work start_group(std::vector<Request> requests) = 0;
   /// Of the host's memory, which collectives read and write in place.
   virtual std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) = 0;
+  /// One memory for all ranks. Collective. Throws InvalidArgument where they are on several hosts.
+  virtual std::shared_ptr<MemoryBlock> allocate_shared(std::size_t bytes) = 0;
   virtual int join(const BarrierOptions& options) = 0;
   /// Null where the color is kNoColor.
   virtual std::shared_ptr<CommunicatorImpl> split(const SplitOptions& options) = 0;
@@ -127,7 +129,7 @@ void check_apart(const Caller& caller, const ConstBuffer& input, const Buffer& o
 void check_reduction(const Caller& caller, DType dtype, ReduceOp op, double prescale, double postscale);
 void check_weight(const Caller& caller, DType dtype, ReduceOp op, double weight);
 /// What elements travel as between hosts.
-void check_wire_dtype(const Caller& caller, DType dtype, ReduceOp op, DType wire);
+void check_wire_format(const Caller& caller, DType dtype, ReduceOp op, WireFormat format, const float* residual);
 void check_timeout(const Caller& caller, const std::optional<std::chrono::milliseconds>& timeout);
 void check_root(const Caller& caller, int root);
 void check_peer(const Caller& caller, int peer, int tag);

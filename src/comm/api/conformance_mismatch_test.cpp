@@ -39,8 +39,7 @@ void settle(Call& call, int size, Random& random) {
   while (!supports(call.dtype, call.op)) call.op = static_cast<ReduceOp>(random() % kReduceOpCount);
   const bool scales = is_reduction(call.kind) && is_scalable(call.dtype);
   if (!scales) call.prescale = call.postscale = 1;
-  const bool weighs =
-      scales && call.op == ReduceOp::Average && (call.kind == Kind::AllReduce || call.kind == Kind::Reduce);
+  const bool weighs = scales && call.op == ReduceOp::Average;
   if (!weighs) call.weights.clear();
   const std::size_t parts = !has_counts(call.kind) ? 0 : call.kind == Kind::AllToAllV ? ranks * ranks : ranks;
   if (call.counts.size() != parts) {

@@ -98,7 +98,8 @@ struct Request {
   ReduceOp op = ReduceOp::Sum;
   DType dtype = DType::Float32;
   bool weighted = false;
-  bool bf16_wire = false;  ///< float32 goes as bfloat16 between hosts
+  WireFormat wire_format = WireFormat::None;  ///< of float32, between hosts
+  float* residual = nullptr;                  ///< as AllReduceOptions::residual
   MemoryKind memory = MemoryKind::Host;
   std::int32_t root = 0;  ///< of rooted operations; of send and recv the peer, or kAnySource
   std::int32_t tag = 0;
@@ -140,10 +141,10 @@ struct Slice {
 
 /// Slice `part` of `parts` of `count` elements of `element` bytes, whose first lies `address` bytes into memory.
 /// Borders lie on cache lines.
-inline Slice slice_of(std::int64_t count, std::size_t element, int part, int parts, std::uint64_t address) noexcept {
-  constexpr std::uint64_t kLineBytes = 64;
-  const auto per_line = static_cast<std::int64_t>(kLineBytes / element);
-  const auto lead = static_cast<std::int64_t>(address % kLineBytes / element);  // elements before it in its line
+inline Slice slice_of(std::int64_t count, std::size_t element, int part, int parts, std::uint64_t address,
+                      std::size_t unit = 64) noexcept {
+  const auto per_line = static_cast<std::int64_t>(unit / element);
+  const auto lead = static_cast<std::int64_t>(address % unit / element);  // elements before it in its line
   const std::int64_t lines = (count + lead + per_line - 1) / per_line;
   const auto border = [&](std::int64_t index) {
     const std::int64_t line = lines / parts * index + lines % parts * index / parts;

@@ -1,5 +1,5 @@
 // What a communicator promises beside its results: refusals, deadlines, the same bits, what its observer sees.
-#include "comm/kernels/arrays.h"
+#include "comm/kernels/codecs.h"
 #include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>
@@ -333,7 +333,9 @@ std::vector<float> brought_by(int rank, std::size_t count) {
   return values;
 }
 
-std::vector<float> expected(int size, std::size_t count, bool average, double prescale) {
+constexpr WireFormat kFormats[] = {WireFormat::BFloat16, WireFormat::Int8, WireFormat::Int4, WireFormat::Float8E4M3};
+
+std::vector<float> expected(WireFormat format, int size, std::size_t count, bool average, double prescale) {
   std::vector<int> hosts = Worlds::chosen().hosts(size);
   hosts.resize(static_cast<std::size_t>(size));
   const int last = *std::max_element(hosts.begin(), hosts.end());
@@ -347,30 +349,31 @@ std::vector<float> expected(int size, std::size_t count, bool average, double pr
       for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
       if (sum.empty()) sum = values;
     }
-    if (last > 0) round_to_bfloat16(sum.data(), count);
+    if (last > 0) round_trip(format, sum.data(), count);
     for (std::size_t i = 0; i < count; ++i) total[i] = host == 0 ? sum[i] : total[i] + sum[i];
   }
   for (float& value : total) value = average ? value / static_cast<float>(size) : value;
-  if (last > 1) round_to_bfloat16(total.data(), count);
+  if (last > 1) round_trip(format, total.data(), count);
   return total;
 }
 
-TEST(WireDType, RoundsWhatTravelsAndNothingElse) {
+TEST(WireFormats, RoundsWhatTravelsAndNothingElse) {
   for (const int size : {2, 3, 4, 6}) {
     run_world(size, [&](Communicator comm) {
       for (const std::size_t count : {1U, 17U, 1000U, 3000U, 9000U, 40000U, 300001U}) {
-        for (const bool average : {false, true}) {
+        for (const WireFormat format : kFormats) {
+          const bool average = count % 2 == 0 || format == WireFormat::BFloat16;
           const double prescale = average ? 0.5 : 1;
-          AllReduceOptions options{.prescale = prescale, .wire_dtype = DType::BFloat16};
+          AllReduceOptions options{.prescale = prescale, .wire_format = format};
           if (average) options.op = ReduceOp::Average;
           const std::vector<float> own = brought_by(comm.rank(), count);
-          const std::vector<float> wanted = expected(size, count, average, prescale);
+          const std::vector<float> wanted = expected(format, size, count, average, prescale);
           std::vector<float> in_place = own;
           comm.all_reduce(std::span(in_place), options).wait();
           std::vector<float> apart(count);
           comm.all_reduce(std::span(own), std::span(apart), options).wait();
           ASSERT_EQ(std::memcmp(in_place.data(), wanted.data(), count * sizeof(float)), 0)
-              << count << " elements, " << size << " ranks" << (average ? ", average" : "");
+              << count << " elements, " << size << " ranks" << (average ? ", average, " : ", ") << to_string(format);
           ASSERT_EQ(std::memcmp(apart.data(), wanted.data(), count * sizeof(float)), 0) << count;
         }
       }
@@ -379,55 +382,109 @@ TEST(WireDType, RoundsWhatTravelsAndNothingElse) {
 }
 
 // Small ones of a group travel together, and weighted ones with a rank left out take another way.
-TEST(WireDType, IsTheSameWhateverTheWay) {
-  run_world(4, [](Communicator comm) {
-    const AllReduceOptions options{.wire_dtype = DType::BFloat16};
-    std::vector<std::vector<float>> alone, grouped;
-    std::vector<Buffer> buffers;
-    for (const std::size_t count : {5U, 700U, 20000U}) alone.push_back(brought_by(comm.rank(), count));
-    grouped = alone;
-    for (auto& one : grouped) buffers.emplace_back(std::span(one));
-    for (auto& one : alone) comm.all_reduce(std::span(one), options).wait();
-    comm.all_reduce(std::span<const Buffer>(buffers), options).wait();
-    EXPECT_EQ(alone, grouped);
+TEST(WireFormats, IsTheSameWhateverTheWay) {
+  for (const WireFormat format : kFormats) {
+    run_world(4, [&](Communicator comm) {
+      const AllReduceOptions options{.wire_format = format};
+      std::vector<std::vector<float>> alone, grouped;
+      std::vector<Buffer> buffers;
+      for (const std::size_t count : {5U, 700U, 20000U}) alone.push_back(brought_by(comm.rank(), count));
+      grouped = alone;
+      for (auto& one : grouped) buffers.emplace_back(std::span(one));
+      for (auto& one : alone) comm.all_reduce(std::span(one), options).wait();
+      comm.all_reduce(std::span<const Buffer>(buffers), options).wait();
+      EXPECT_EQ(alone, grouped);
 
-    std::vector<float> left_out = brought_by(comm.rank(), 30000);
-    std::vector<float> zero = comm.rank() == 3 ? std::vector<float>(30000) : left_out;
-    comm.all_reduce(std::span(left_out),
-                    {.op = ReduceOp::Average, .weight = comm.rank() == 3 ? 0 : 1, .wire_dtype = DType::BFloat16})
-        .wait();
-    comm.all_reduce(std::span(zero), {.postscale = 1, .wire_dtype = DType::BFloat16}).wait();
-    const std::vector<int> hosts = Worlds::chosen().hosts(4);
-    if (hosts.empty() ||
-        *std::max_element(hosts.begin(), hosts.end()) < 2) {  // else the sum is rounded before it is divided
-      for (float& value : zero) value /= 3;
-      EXPECT_EQ(left_out, zero);
-    }
-  });
+      std::vector<float> left_out = brought_by(comm.rank(), 30000);
+      std::vector<float> zero = comm.rank() == 3 ? std::vector<float>(30000) : left_out;
+      comm.all_reduce(std::span(left_out),
+                      {.op = ReduceOp::Average, .weight = comm.rank() == 3 ? 0 : 1, .wire_format = format})
+          .wait();
+      comm.all_reduce(std::span(zero), {.postscale = 1, .wire_format = format}).wait();
+      const std::vector<int> hosts = Worlds::chosen().hosts(4);
+      if (hosts.empty() ||
+          *std::max_element(hosts.begin(), hosts.end()) < 2) {  // else the sum is rounded before it is divided
+        for (float& value : zero) value /= 3;
+        EXPECT_EQ(left_out, zero);
+      }
+    });
+  }
 }
 
-TEST(WireDType, HasToBeTheSameOnAllRanks) {
+// Over many steps the results add up to what was brought, but for what the ranks still have.
+TEST(WireFormats, AResidualHasWhatRoundingLoses) {
+  for (const int size : {2, 3, 4, 6}) {
+    run_world(size, [&](Communicator comm) {
+      for (const std::size_t count : {300U, 20000U, 300001U}) {
+        for (const WireFormat format : {WireFormat::Int8, WireFormat::Int4, WireFormat::Float8E4M3}) {
+          const bool average = format != WireFormat::Int8;
+          std::vector<float> residual(count);
+          AllReduceOptions options{.op = average ? ReduceOp::Average : ReduceOp::Sum,
+                                   .postscale = count == 300U ? 0.5 : 1,
+                                   .wire_format = format,
+                                   .residual = residual.data()};
+          const std::vector<float> own = brought_by(comm.rank(), count);
+          std::vector<double> received(count), exact(count);
+          for (int step = 0; step < 6; ++step) {
+            // Weights that differ go into the hosts' sums, those that do not into the divisor behind them.
+            if (average && count != 300U) options.weight = step % 2 == 0 ? 1 : 1 + comm.rank();
+            std::vector<float> values = own;
+            std::vector<double> whole(own.begin(), own.end());
+            comm.all_reduce(std::span(whole),
+                            {.op = options.op, .weight = options.weight, .postscale = options.postscale})
+                .wait();
+            for (std::size_t i = 0; i < count; ++i) exact[i] += whole[i];
+            comm.all_reduce(std::span(values), options).wait();
+            std::vector<float> others = values;
+            comm.broadcast(std::span(others)).wait();
+            ASSERT_EQ(std::memcmp(others.data(), values.data(), count * sizeof(float)), 0) << to_string(format);
+            for (std::size_t i = 0; i < count; ++i) received[i] += values[i];
+          }
+          std::vector<double> left(residual.begin(), residual.end());
+          comm.all_reduce(std::span(left)).wait();
+          bool rounded = false;
+          for (std::size_t i = 0; i < count; ++i) {
+            ASSERT_NEAR(received[i] + left[i], exact[i], 2e-4 * size) << to_string(format) << " at " << i;
+            rounded = rounded || left[i] != 0;
+          }
+          EXPECT_EQ(rounded, !Worlds::chosen().hosts(size).empty());
+        }
+      }
+    });
+  }
+}
+
+TEST(WireFormats, HasToBeTheSameOnAllRanks) {
   run_world(3, [](Communicator comm) {
     std::vector<float> values(50000);
     AllReduceOptions options;
-    if (comm.rank() == 1) options.wire_dtype = DType::BFloat16;
+    if (comm.rank() == 1) options.wire_format = WireFormat::BFloat16;
     const std::string text = what_of([&] { comm.all_reduce(std::span(values), options).wait(); }, ErrorCode::Mismatch);
     EXPECT_TRUE(contains(text, "all_reduce(float32[50000], sum, bfloat16 between hosts)")) << text;
-    comm.all_reduce(std::span(values), {.wire_dtype = DType::BFloat16}).wait();
+    comm.all_reduce(std::span(values), {.wire_format = WireFormat::BFloat16}).wait();
   });
 }
 
-TEST(WireDType, IsRefusedWhereItHasNoMeaning) {
+TEST(WireFormats, IsRefusedWhereItHasNoMeaning) {
   run_world(2, [](Communicator comm) {
     std::vector<float> floats(4);
     std::vector<double> doubles(4);
     const auto refused = [&](auto& values, const AllReduceOptions& options) {
       return what_of([&] { comm.all_reduce(std::span(values), options).wait(); }, ErrorCode::InvalidArgument);
     };
-    EXPECT_TRUE(contains(refused(doubles, {.wire_dtype = DType::BFloat16}), "float32 can as bfloat16"));
-    EXPECT_TRUE(contains(refused(floats, {.wire_dtype = DType::Int8}), "float32 can as bfloat16"));
-    refused(floats, {.op = ReduceOp::Max, .wire_dtype = DType::BFloat16});
-    comm.all_reduce(std::span(floats), {.wire_dtype = DType::Float32}).wait();
+    EXPECT_TRUE(contains(refused(doubles, {.wire_format = WireFormat::BFloat16}), "only float32 has other"));
+    refused(floats, {.op = ReduceOp::Max, .wire_format = WireFormat::BFloat16});
+    EXPECT_TRUE(contains(refused(floats, {.wire_format = WireFormat::BFloat16, .residual = floats.data()}),
+                         "a residual goes with int8, int4"));
+    EXPECT_TRUE(
+        contains(what_of(
+                     [&] {
+                       const Buffer buffers[] = {std::span(floats), std::span(floats)};
+                       comm.all_reduce(buffers, {.wire_format = WireFormat::Int8, .residual = floats.data()}).wait();
+                     },
+                     ErrorCode::InvalidArgument),
+                 "not of a group"));
+    comm.all_reduce(std::span(floats), {.wire_format = WireFormat::None}).wait();
   });
 }
 
@@ -496,6 +553,43 @@ TEST(Join, ServesTheOthersUntilAllHaveJoined) {
     comm.all_reduce(std::span(values)).wait();
     EXPECT_EQ(values[0], 3.0F);
     EXPECT_GE(comm.join(), 0);
+  });
+}
+
+TEST(AllocateShared, IsOneMemory) {
+  comm::testing::run_world(4, [](Communicator comm) {
+    for (const std::size_t bytes : {std::size_t{1}, std::size_t{4096}, std::size_t{5} << 20}) {
+      Memory memory = comm.allocate_shared(bytes);
+      ASSERT_EQ(memory.bytes(), bytes);
+      auto* const all = static_cast<std::uint8_t*>(memory.data());
+      ASSERT_EQ(all[bytes - 1], 0);
+      comm.barrier().wait();
+      if (comm.rank() == 2) all[bytes - 1] = 7;
+      comm.barrier().wait();
+      EXPECT_EQ(all[bytes - 1], 7);
+      comm.barrier().wait();
+      if (comm.rank() == 0) memory = Memory();  // the others' lives on
+      comm.barrier().wait();
+      if (comm.rank() != 0) {
+        EXPECT_EQ(all[bytes - 1], 7);
+      }
+    }
+    const std::string text = what_of([&] { comm.allocate_shared(comm.rank() == 3 ? 8 : 16); }, ErrorCode::Mismatch);
+    EXPECT_TRUE(contains(text, "rank 3 -- it asks for 8 bytes, rank 0 for 16")) << text;
+    const std::string lack = what_of([&] { comm.allocate_shared(std::size_t{1} << 60); }, ErrorCode::Unavailable);
+    EXPECT_TRUE(contains(lack, "rank 0")) << lack;
+    comm.barrier().wait();  // and it stays usable
+  });
+}
+
+TEST(AllocateShared, IsOfOneHost) {
+  comm::run_on_threads_of(comm::testing::Worlds("hosts:2").form(4), [](Communicator comm) {
+    const std::string text = what_of([&] { comm.allocate_shared(8); }, ErrorCode::InvalidArgument);
+    EXPECT_TRUE(contains(text, "several hosts, which share no memory -- call it on split_by_host()")) << text;
+    Communicator host = comm.split_by_host();
+    EXPECT_EQ(host.size(), 2);
+    EXPECT_EQ(host.allocate_shared(8).bytes(), 8U);
+    comm.barrier().wait();
   });
 }
 

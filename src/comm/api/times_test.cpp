@@ -2,6 +2,8 @@
 #include "comm/api/communicator_impl.h"
 #include "comm/testing/worlds.h"
 
+#include "comm/kernels/codecs.h"
+
 #include <cohort/communicator.h>
 #include <cohort/observer.h>
 
@@ -108,6 +110,28 @@ TEST(Times, SeveralHostsHaveAWire) {
     EXPECT_GT(events[0].wire, 0ns) << hosts;
     for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_GE(events[rank].waited, 100ms) << hosts << " " << rank;
     EXPECT_LT(events[3].waited, 100ms) << hosts;
+  }
+}
+
+// To the byte: what an operation says of itself is the same in all formats.
+TEST(Times, AWireFormatSendsItsBytesAndNoMore) {
+  const std::size_t count = (std::size_t{1} << 20) + 777;
+  for (const char* const hosts : {"2", "1,3", "4"}) {
+    const std::size_t times = std::string_view(hosts) == "4" ? 2 * 3 : 2;  // each of four sends three quarters, twice
+    const auto sent_as = [&](WireFormat format) {
+      std::size_t sent = 0;
+      for (const CollectiveEvent& event : events_of(hosts, 4, [&](Communicator& comm) {
+             std::vector<float> values(count, 1);
+             comm.all_reduce(std::span(values), {.wire_format = format}).wait();
+             EXPECT_NEAR(values.back(), 4, 0.05);
+           }))
+        sent += event.wire_bytes;
+      return sent;
+    };
+    const std::size_t about_itself = sent_as(WireFormat::None) - times * count * sizeof(float);
+    EXPECT_LT(about_itself, 10'000U);
+    for (const WireFormat format : {WireFormat::BFloat16, WireFormat::Int8, WireFormat::Int4, WireFormat::Float8E4M3})
+      EXPECT_EQ(sent_as(format), times * encoded_bytes(format, count) + about_itself) << to_string(format) << hosts;
   }
 }
 

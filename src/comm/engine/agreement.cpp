@@ -37,18 +37,17 @@ std::string called(const Descriptor& d) {
                               : d.detail >> 32 == 0 ? fmt::format(", tag {:#x}", d.detail)
                                                     : fmt::format(", grouped as #{:08x}", d.detail >> 32);
   std::string scales;
+  if (d.weighted) scales += ", weighted";
+  if (d.wire_format != 0)
+    scales += fmt::format(", {} between hosts", cohort::to_string(static_cast<WireFormat>(d.wire_format)));
   if (d.prescale != 1) scales += fmt::format(", prescale {}", d.prescale);
   if (d.postscale != 1) scales += fmt::format(", postscale {}", d.postscale);
   switch (d.kind) {
     case Kind::AllReduce:
-      return fmt::format("{}({}[{}], {}{}{}{}{})", name, type, d.count, cohort::to_string(d.op),
-                         d.weighted ? ", weighted" : "", d.bf16_wire ? ", bfloat16 between hosts" : "", scales,
-                         grouped);
-    case Kind::Reduce:
-      return fmt::format("{}({}[{}], {}{}{}, root {})", name, type, d.count, cohort::to_string(d.op),
-                         d.weighted ? ", weighted" : "", scales, d.root);
     case Kind::ReduceScatter:
       return fmt::format("{}({}[{}], {}{}{})", name, type, d.count, cohort::to_string(d.op), scales, grouped);
+    case Kind::Reduce:
+      return fmt::format("{}({}[{}], {}{}, root {})", name, type, d.count, cohort::to_string(d.op), scales, d.root);
     case Kind::ReduceScatterV:
       return fmt::format("{}({}[{}], {}{}, counts #{:08x})", name, type, d.count, cohort::to_string(d.op), scales,
                          d.detail >> 32);
@@ -75,9 +74,9 @@ Descriptor describe(const Request& request) noexcept {
   own.dtype = request.dtype;
   own.op = request.op;
   own.weighted = request.weighted ? 1 : 0;
-  own.bf16_wire = request.bf16_wire ? 1 : 0;
+  own.wire_format = static_cast<std::uint8_t>(request.wire_format) & 7;
   own.check_finite = request.finite_check ? 1 : 0;
-  own.memory = static_cast<std::uint8_t>(request.memory) & 7;
+  own.memory = static_cast<std::uint8_t>(request.memory) & 3;
   own.round = request.round != nullptr ? 1 : 0;
   own.root = request.root;
   own.weight = request.weight;
@@ -124,7 +123,7 @@ Request request_to_serve(const Descriptor& agreed) noexcept {
   request.dtype = agreed.dtype;
   request.op = agreed.op;
   request.weighted = agreed.weighted != 0;
-  request.bf16_wire = agreed.bf16_wire != 0;
+  request.wire_format = static_cast<WireFormat>(agreed.wire_format);
   request.prescale = agreed.prescale;
   request.postscale = agreed.postscale;
   request.root = agreed.root;
@@ -135,8 +134,8 @@ Request request_to_serve(const Descriptor& agreed) noexcept {
 std::uint64_t fingerprint_of(const Descriptor& d) noexcept {
   const std::uint64_t what = static_cast<std::uint64_t>(d.kind) | static_cast<std::uint64_t>(d.dtype) << 8 |
                              static_cast<std::uint64_t>(d.op) << 16 | static_cast<std::uint64_t>(d.weighted) << 24 |
-                             static_cast<std::uint64_t>(d.bf16_wire) << 25 |
-                             static_cast<std::uint64_t>(d.memory) << 26 | static_cast<std::uint64_t>(d.round) << 29 |
+                             static_cast<std::uint64_t>(d.wire_format) << 25 |
+                             static_cast<std::uint64_t>(d.memory) << 28 | static_cast<std::uint64_t>(d.round) << 30 |
                              static_cast<std::uint64_t>(static_cast<std::uint32_t>(d.root)) << 32;
   std::uint64_t result = mix(what * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(d.count));
   if (d.detail != 0) result = mix(result + d.detail);
@@ -158,7 +157,7 @@ std::uint64_t group_digest(std::span<const Request> requests) noexcept {
 
 bool agree(const Descriptor& a, const Descriptor& b) noexcept {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.weighted == b.weighted &&
-         a.bf16_wire == b.bf16_wire && a.memory == b.memory && a.round == b.round && a.root == b.root &&
+         a.wire_format == b.wire_format && a.memory == b.memory && a.round == b.round && a.root == b.root &&
          a.count == b.count && a.detail == b.detail && a.prescale == b.prescale && a.postscale == b.postscale;
 }
 

@@ -32,9 +32,9 @@ struct Descriptor {
   DType dtype = DType::Float32;
   ReduceOp op = ReduceOp::Sum;
   std::uint8_t weighted : 1 = 0;
-  std::uint8_t bf16_wire : 1 = 0;     ///< as in Request
+  std::uint8_t wire_format : 3 = 0;   ///< WireFormat
   std::uint8_t check_finite : 1 = 0;  ///< somebody asks for it; ranks need not agree
-  std::uint8_t memory : 3 = 0;        ///< MemoryKind
+  std::uint8_t memory : 2 = 0;        ///< MemoryKind
   std::uint8_t round : 1 = 0;         ///< likewise: carried out elsewhere
   std::int32_t root = 0;
   std::int64_t count = 0;  ///< elements, of the smaller buffer where there are parts; of Joined, when (then `detail`)

@@ -53,13 +53,15 @@ namespace {
 constexpr std::size_t kFusedBuffer = std::size_t{64} << 10;
 
 bool fusible(const Request& request) noexcept {
+  // What has a scale for each block of elements would depend on its neighbours.
   return (request.kind == Kind::AllReduce || request.kind == Kind::Broadcast) && request.input == request.output &&
-         request.input_bytes() <= kFusedBuffer;
+         request.input_bytes() <= kFusedBuffer && request.wire_format <= WireFormat::BFloat16;
 }
 
 bool alike(const Request& a, const Request& b) noexcept {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.weighted == b.weighted &&
-         a.bf16_wire == b.bf16_wire && a.weight == b.weight && a.prescale == b.prescale && a.postscale == b.postscale;
+         a.wire_format == b.wire_format && a.weight == b.weight && a.prescale == b.prescale &&
+         a.postscale == b.postscale;
 }
 
 /// The operation that carries them out, in place in `buffer`, which has room for all their inputs and gets them here.

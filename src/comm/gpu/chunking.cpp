@@ -1,6 +1,7 @@
 #include "comm/gpu/chunking.h"
 
 #include "comm/api/work_state.h"
+#include "comm/kernels/codecs.h"
 
 #include <cohort/error.h>
 
@@ -80,7 +81,8 @@ Chunking::Chunking(const Request& request, int rank, int size, std::size_t piece
       kind_(request.kind),
       rank_(rank),
       element_(size_of(request.dtype)),
-      unit_(static_cast<std::int64_t>(kCacheLine / element_)),
+      unit_(std::max(static_cast<std::int64_t>(kCacheLine / element_),
+                     static_cast<std::int64_t>(block_of(request.wire_format)))),
       parts_(parts_of(request, size)) {
   const std::int64_t elements = std::accumulate(parts_.begin(), parts_.end(), std::int64_t{0});
   const std::size_t all = static_cast<std::size_t>(elements) * element_ * sides();
@@ -120,6 +122,7 @@ Piece Chunking::piece(std::size_t which, std::byte* room) const {
   Piece piece;
   piece.request = request_;
   piece.request.group = 0;
+  if (request_.residual != nullptr) piece.request.residual += begin(parts_.front(), which);
   piece.request.finite_check = nullptr;
   const auto share = [&](Share what, std::size_t offset,
                          std::vector<ByteRange>& ranges) -> std::pair<void*, std::int64_t> {

@@ -104,7 +104,9 @@ FoldJob ExactFold::bound() const noexcept {
   return bound;
 }
 
-bool ExactSums::has(const Request& request) noexcept { return is_reduction(request.kind) && !request.bf16_wire; }
+bool ExactSums::has(const Request& request) noexcept {
+  return is_reduction(request.kind) && request.wire_format == WireFormat::None;
+}
 
 std::size_t ExactSums::scratch_of(std::span<const Request> requests, const ExactWorld& world,
                                   std::size_t most_at_once) {

@@ -167,7 +167,7 @@ TEST_F(InFlight, OperationsOfTheHostDoNotWaitForItAndBarriersDo) {
     comm.barrier().wait();
     EXPECT_TRUE(work.done());
     Work last = comm.all_reduce(data.buffer());
-    comm.all_reduce(other.buffer(), {.wire_dtype = DType::BFloat16}).wait();  // by way of the host
+    comm.all_reduce(other.buffer(), {.wire_format = WireFormat::BFloat16}).wait();  // by way of the host
     EXPECT_TRUE(last.done());
   });
 }
@@ -175,7 +175,7 @@ TEST_F(InFlight, OperationsOfTheHostDoNotWaitForItAndBarriersDo) {
 TEST_F(InFlight, OfStagedOperationsItIsWait) {
   run_world(2, [](Communicator comm) {
     const Floats data = floats(comm, {1, 2});
-    Work work = comm.all_reduce(data.buffer(), {.wire_dtype = DType::BFloat16});
+    Work work = comm.all_reduce(data.buffer(), {.wire_format = WireFormat::BFloat16});
     work.synchronize(data.buffer().device);
     EXPECT_TRUE(work.done());
     EXPECT_EQ(data.values(), (std::vector<float>{2, 4}));

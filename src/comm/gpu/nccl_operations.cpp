@@ -189,8 +189,8 @@ ShareSums::~ShareSums() {
 }
 
 bool has_sum(const Request& request) noexcept {
-  if (!is_reduction(request.kind) || !element_of(request.dtype) || request.bf16_wire || request.prescale != 1 ||
-      request.postscale != 1 || (request.weighted && request.kind != Kind::AllReduce)) {
+  if (!is_reduction(request.kind) || !element_of(request.dtype) || request.wire_format != WireFormat::None ||
+      request.prescale != 1 || request.postscale != 1 || (request.weighted && request.kind != Kind::AllReduce)) {
     return false;
   }
   switch (request.op) {

@@ -14,8 +14,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kGrace = 1s;       // after a deadline, for the rank whose stream hangs to say so itself
-constexpr auto kLooking = 500ms;  // after NCCL's error, for the ranks to find out which of them is lost
+constexpr auto kGraceOfHang = 1s;  // after a deadline, for the rank whose stream hangs to say so itself
+constexpr auto kLooking = 500ms;   // after NCCL's error, for the ranks to find out which of them is lost
 
 std::string text_of(const Request& request) {
   const std::int64_t count = std::max(request.input_count, request.output_count);
@@ -252,7 +252,7 @@ void NcclPlane::require_in_time(std::span<const DeviceCall> together, std::strin
           "hangs, or takes longer than the operation's timeout",
           what, where());
   }
-  if (now < deadline + kGrace) return;
+  if (now < deadline + kGraceOfHang) return;
   raise(ErrorCode::Timeout,
         "{} timed out -- {} -- NCCL has not carried it out by the deadline, although all ranks have come to it -- "
         "a stream of another rank hangs, or NCCL does (NCCL_DEBUG=INFO, COHORT_NCCL=off)",

@@ -168,7 +168,7 @@ TEST_F(OnNccl, FoldsExactSumsAndWhatItCannotDo) {
   EXPECT_EQ(carried_out(), 6 * 2);
   run_world(2, [&](Communicator comm) {
     const Floats sum = floats(comm, {1, 2});
-    comm.all_reduce(sum.buffer(), {.wire_dtype = DType::BFloat16}).wait();
+    comm.all_reduce(sum.buffer(), {.wire_format = WireFormat::BFloat16}).wait();
     EXPECT_EQ(sum.values(), (std::vector<float>{2, 4}));
   });
   EXPECT_EQ(carried_out(), 6 * 2);  // by staging

@@ -18,15 +18,17 @@ constexpr std::size_t kKiB = 1024;
 constexpr std::size_t kPieceOfOne = 32 * kKiB;
 constexpr std::size_t kPieceOfMany = 64 * kKiB;  // where hosts have several ranks
 constexpr std::size_t kMostPiece = 1024 * kKiB;
-constexpr std::size_t kMostFrame = 64 * kKiB;  // the transport keeps those that come early
-constexpr std::size_t kTells = 1024 * kKiB;    // shorter sums take longer than the wire does,
-constexpr std::size_t kHints = 128 * kKiB;     // but may show that it is faster than was known
+constexpr std::size_t kMostFrameOfOne = 128 * kKiB;
+constexpr std::size_t kMostFrameOfMany = 64 * kKiB;  // the transport keeps those that come early
+constexpr std::size_t kTells = 1024 * kKiB;          // shorter sums take longer than the wire does,
+constexpr std::size_t kHints = 128 * kKiB;           // but may show that it is faster than was known
 constexpr std::size_t kLeastBlock = 32 * kKiB;
 constexpr std::size_t kBlocks = 8;  // a sum has about as many, so that the wire starts early
 constexpr std::int64_t kLeastAhead = 3;
 constexpr std::chrono::duration<double> kOnTheWay = 1ms;  // so much a rank by itself is ahead,
 constexpr double kPiecesOnTheWay = 8;                     // in so many pieces
-constexpr std::chrono::duration<double> kBlock = 600us;   // so long a block of several ranks may take
+constexpr double kMostOnTheWay = 255;
+constexpr std::chrono::duration<double> kBlock = 600us;  // so long a block of several ranks may take
 
 }  // namespace
 
@@ -36,7 +38,8 @@ ChunkTuner::ChunkTuner(const Layout& layout) noexcept
       alone_(layout.size == layout.hosts),
       least_bytes_(alone_ ? kPieceOfOne : kPieceOfMany) {
   const auto frames = static_cast<std::size_t>(columns_ * (hosts_ > 2 ? hosts_ : 1));  // of a piece
-  while (piece_bytes(most_ + 1) <= std::min(kMostPiece, kMostFrame * frames)) ++most_;
+  while (piece_bytes(most_ + 1) <= std::min(kMostPiece, (alone_ ? kMostFrameOfOne : kMostFrameOfMany) * frames))
+    ++most_;
 }
 
 /// Pieces take the wire's time, not a number of bytes: on a fast one what each costs counts, on a slow one stripes that
@@ -59,10 +62,20 @@ std::size_t ChunkTuner::block_bytes(std::size_t sum_bytes, int doublings) const 
   return std::clamp(sum_bytes / kBlocks / kLeastBlock * kLeastBlock, kLeastBlock, piece_bytes(doublings));
 }
 
-std::int64_t ChunkTuner::ahead(int doublings) const noexcept {
+int ChunkTuner::doublings_of(std::size_t sum_bytes, int doublings) const noexcept {
+  if (!alone_ || hosts_ == 2) return doublings;
+  const std::size_t longest = std::max(kPieceOfOne * static_cast<std::size_t>(hosts_), sum_bytes / kBlocks);
+  while (doublings > 0 && piece_bytes(doublings) > longest) --doublings;
+  return doublings;
+}
+
+int ChunkTuner::on_the_way() const noexcept {
+  return static_cast<int>(std::min(rate_ * kOnTheWay.count() / static_cast<double>(least_bytes_), kMostOnTheWay));
+}
+
+std::int64_t ChunkTuner::ahead(int doublings, int on_the_way) const noexcept {
   if (!alone_) return kLeastAhead;
-  const double ahead = rate_ * kOnTheWay.count() / static_cast<double>(piece_bytes(doublings));
-  return std::clamp(static_cast<std::int64_t>(ahead), kLeastAhead, kMostAhead);
+  return std::clamp<std::int64_t>(on_the_way >> doublings, kLeastAhead, kMostAhead);
 }
 
 namespace {
@@ -72,6 +85,9 @@ using namespace std::chrono_literals;
 constexpr auto kDriving = 2ms;       // how often a rank drives the transport that waits for those beside it
 constexpr auto kGrace = 1000ms;      // for another host's own report of who is missing
 constexpr auto kShortGrace = 100ms;  // for the report of one of those who are missing
+
+constexpr std::size_t kFast = 512 * kKiB;      // on the way on a wire of 4 Gbit/s
+constexpr std::size_t kPausesInOnTheWay = 10;  // so often two more trips fit into that time
 
 /// All leaders send all to all: beyond two, twice as many bytes as by owners soon cost more than a round trip.
 std::size_t most_inline(int hosts) noexcept {
@@ -94,6 +110,14 @@ Context::Context(World& its_world, Waiters& waiters, std::function<void()> meanw
       meanwhile_(std::move(meanwhile)),
       scratch_(8) {
   local.serve(waiters, [this] { while_with_neighbours(); });
+}
+
+std::size_t Context::sum_inline_bytes() const noexcept {
+  const std::size_t on_wire = static_cast<std::size_t>(on_the_way) * tuner.piece_bytes();
+  if (layout.size > layout.hosts || on_wire < kFast) return inline_bytes;
+  const auto hosts = static_cast<std::size_t>(layout.hosts);
+  const std::size_t pays = hosts == 2 ? kMostInline : on_wire * hosts / ((hosts - 1) * (hosts - 2) * kPausesInOnTheWay);
+  return std::clamp(pays, inline_bytes, kMostInline);
 }
 
 void Context::begin(const Descriptor& own, Clock::time_point called, std::chrono::milliseconds timeout) {

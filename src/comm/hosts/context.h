@@ -47,10 +47,16 @@ class ChunkTuner {
   /// Of a sum of so many bytes, what the ranks of a host reduce at once; of a rank that has nobody to meet there, a
   /// piece.
   std::size_t block_bytes(std::size_t sum_bytes, int doublings) const noexcept;
+  /// How often pieces of a sum of so many bytes are doubled, where all ranks would like it so often. Of several hosts
+  /// with a rank each, what is on its way back waits for whole pieces, so there are a few.
+  int doublings_of(std::size_t sum_bytes, int doublings) const noexcept;
   /// How many pieces a rank may be ahead of what it has received, up to `kMostAhead`. What is sent further ahead than
   /// the wire needs waits in queues, and acknowledgements of the other direction wait behind it: the two directions of
   /// a link end up taking turns. With less than it needs the wire runs dry.
-  std::int64_t ahead(int doublings) const noexcept;
+  /// All ranks have to be so far ahead alike, or what one sends first keeps a slower one from what it waits for.
+  std::int64_t ahead(int doublings, int on_the_way) const noexcept;
+  /// Of a rank by itself: what it would like to have on the way, in pieces that are not doubled.
+  int on_the_way() const noexcept;
   static constexpr std::int64_t kMostAhead = 24;
 
  private:
@@ -86,7 +92,7 @@ struct Piece {
   std::int64_t count = 0;
   bool sending = false;
   std::vector<std::byte> raw_bytes;                      // by host, what they bring to the part that this one folds
-  std::vector<std::byte> narrow_bytes;                   // as bfloat16: what is sent, then what comes back
+  std::vector<std::byte> coded_bytes;                    // in a wire format: what is sent, then what comes back
   std::vector<float> wide;                               // by host, as raw_bytes
   std::vector<transport::Outgoing> raw_out, folded_out;  // by host
   std::vector<transport::Incoming> raw_in, folded_in;
@@ -151,6 +157,10 @@ class Context {
   transport::Transport& transport;
   /// Payloads up to here may go to all hosts at once, inline.
   const std::size_t inline_bytes;
+  /// Of sums, in the next round. Between ranks by themselves on a fast wire it is more, as long as what goes more than
+  /// once takes no longer than the trips of the other way. All ranks know it alike from their last round.
+  std::size_t sum_inline_bytes() const noexcept;
+  static constexpr std::size_t kMostInline = std::size_t{64} << 10;
   ChunkTuner tuner;
   SumMemory memory;
 
@@ -158,6 +168,7 @@ class Context {
   std::uint64_t sequence = 0;
   Agreement agreement;     ///< what all ranks brought
   int pieces_doubled = 0;  ///< how often
+  int on_the_way = 0;      ///< undoubled pieces
   bool over = false;       ///< all ranks have come to it
 
   /// The next operation: its number is `sequence`.
@@ -346,6 +357,14 @@ void scale_by(double factor, DType dtype, const void* from, void* to, std::int64
 /// The hosts' sums to the result.
 void fold_hosts(const Request& request, const std::vector<const void*>& partials, void* to, std::int64_t count,
                 std::int64_t divisor);
+/// What a result of 1 is of the hosts' sums. Residuals are in units of the result: weights, which go into the sums
+/// where they differ and the divisor where they do not, may change from step to step.
+float unit_of(const Request& request, std::int64_t divisor) noexcept;
+/// A host's sum as it goes to the other hosts, of which `begin` is the first element.
+void encode_sum(const Request& request, const float* values, std::byte* to, std::int64_t begin, std::size_t count,
+                std::int64_t divisor);
+/// A result, as it goes back to them, and as they will have it. What that loses goes into the residual.
+void encode_result(const Request& request, float* values, std::byte* to, std::int64_t begin, std::size_t count);
 /// Where the result of an element goes directly; null: it is put together aside.
 std::byte* destination(const Context& context, const Request& request, std::int64_t begin) noexcept;
 /// Takes what this rank is to have of a finished chunk that was put together aside.

@@ -226,6 +226,12 @@ std::shared_ptr<MemoryBlock> HostsCommunicator::allocate(std::size_t bytes) {
   return core().world().local().allocate(bytes);
 }
 
+std::shared_ptr<MemoryBlock> HostsCommunicator::allocate_shared(std::size_t bytes) {
+  raise(ErrorCode::InvalidArgument,
+        "allocate_shared({}): the ranks are on several hosts, which share no memory -- call it on split_by_host()",
+        bytes);
+}
+
 // --- groups ---
 
 namespace {

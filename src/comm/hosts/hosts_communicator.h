@@ -128,6 +128,7 @@ class HostsCommunicator final : public QueueCommunicator {
   explicit HostsCommunicator(const FormOptions& options, std::unique_ptr<Place> place = nullptr);
 
   std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) override;
+  std::shared_ptr<MemoryBlock> allocate_shared(std::size_t bytes) override;
   std::vector<int> hosts() const override { return core().world().options().hosts; }
 
  private:

@@ -4,7 +4,7 @@
 
 #include "base/result.h"
 #include "comm/engine/agreement.h"
-#include "comm/kernels/arrays.h"
+#include "comm/kernels/codecs.h"
 
 #include <fmt/format.h>
 
@@ -20,7 +20,8 @@ struct InfoHeader {
   static constexpr std::uint16_t kUniform = 1;
   std::uint32_t ranks = 0;
   std::uint16_t flags = 0;
-  std::uint16_t doublings = 0;  // that this host's leader would like
+  std::uint8_t doublings = 0;   // that this host's leader would like
+  std::uint8_t on_the_way = 0;  // likewise
   std::uint64_t payload = 0;
 };
 /// From the leader to its host.
@@ -36,6 +37,8 @@ bool goes_inline(const Context& context, const Request& request) noexcept {
   if (may_be_object(request.dtype) && !context.transport.authenticates_all()) return false;
   const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
   const std::size_t share = whole ? 1 : layout.size == layout.hosts ? 8 : 4;  // measured
+  // Whoever keeps a residual encodes the same elements in each step, whatever the wire.
+  if (whole && request.wire_format == WireFormat::None) return request.input_bytes() <= context.sum_inline_bytes();
   return request.input_bytes() <= context.inline_bytes / share;
 }
 
@@ -44,16 +47,23 @@ bool folds_in_place(const Context& context, const Request& request) noexcept {
   return context.layout.locals == 1 && destination(context, request, 0) != nullptr;
 }
 
+/// As a large sum is on its way between hosts.
+void round_partial(const Context& context, const Request& request, std::byte* partial) {
+  if (request.wire_format == WireFormat::None) return;
+  round_trip(request.wire_format, reinterpret_cast<float*>(partial), static_cast<std::size_t>(request.input_count),
+             request.residual, unit_of(request, context.layout.size));
+}
+
 /// What this host's leader brings to a small sum: its ranks' inputs, folded; elsewhere null.
 const std::byte* small_partial(Context& context, const Request& request) {
   const Layout& layout = context.layout;
   const std::size_t bytes = request.input_bytes();
-  const bool as_it_is = request.prescale == 1 && !request.bf16_wire;
+  const bool as_it_is = request.prescale == 1 && request.wire_format == WireFormat::None;
   if (layout.locals == 1 && as_it_is) return static_cast<const std::byte*>(request.input);
   std::vector<std::byte>& partial = context.scratch(0, bytes);
   if (layout.locals == 1) {
     scale_by(request.prescale, request.dtype, request.input, partial.data(), request.input_count);
-    if (request.bf16_wire) round_to_bfloat16(reinterpret_cast<float*>(partial.data()), bytes / sizeof(float));
+    round_partial(context, request, partial.data());
     return partial.data();
   }
   Request here = local_request(Kind::Reduce, request.dtype);
@@ -69,7 +79,7 @@ const std::byte* small_partial(Context& context, const Request& request) {
     local::fold_inline(context.local, here);
   }
   if (!layout.leads()) return nullptr;
-  if (request.bf16_wire) round_to_bfloat16(reinterpret_cast<float*>(partial.data()), bytes / sizeof(float));
+  round_partial(context, request, partial.data());
   return partial.data();
 }
 
@@ -102,7 +112,7 @@ bool take_info(Context& context, int host, std::string_view bytes, const Descrip
   const bool agreed_there = header.flags == InfoHeader::kUniform;
   const std::size_t described = agreed_there ? 1 : ranks.size();
   if (header.ranks != ranks.size() || header.flags > InfoHeader::kUniform || header.doublings > context.tuner.most() ||
-      header.payload > context.inline_bytes ||
+      header.payload > Context::kMostInline ||
       bytes.size() != sizeof header + described * sizeof(Descriptor) + header.payload) {
     return false;
   }
@@ -111,6 +121,7 @@ bool take_info(Context& context, int host, std::string_view bytes, const Descrip
     std::memcpy(&each, bytes.data() + sizeof header + (agreed_there ? 0 : i * sizeof(Descriptor)), sizeof each);
   }
   context.pieces_doubled = std::min<int>(context.pieces_doubled, header.doublings);
+  context.on_the_way = std::min<int>(context.on_the_way, header.on_the_way);
   context.agreement.uniform = context.agreement.uniform && agreed_there &&
                               agree(context.agreement.brought[static_cast<std::size_t>(ranks.front())], own);
   return true;
@@ -134,8 +145,12 @@ void fold_infos(Context& context, Round& round, const Request& request, const st
   }
   void* const to = folds_in_place(context, request) ? request.output : round.small.data() + sizeof(Decision);
   fold_hosts(request, partials, to, request.input_count, layout.size);
-  if (request.bf16_wire && layout.hosts > 2)
-    round_to_bfloat16(static_cast<float*>(to), request.input_bytes() / sizeof(float));
+  if (request.wire_format == WireFormat::None || layout.hosts == 2) return;
+  Request own = request;
+  if (layout.host != 0) own.residual = nullptr;  // all do the same; what it loses is lost once
+  const auto count = static_cast<std::size_t>(request.input_count);
+  encode_result(own, static_cast<float*>(to), context.scratch(1, encoded_bytes(request.wire_format, count)).data(), 0,
+                count);
 }
 
 /// Leaders: each sends its host's description to all others.
@@ -147,7 +162,8 @@ void exchange_infos(Context& context, Round& round, const Request* request, cons
   InfoHeader header;
   header.ranks = static_cast<std::uint32_t>(layout.locals);
   header.flags = round.agreed_here ? InfoHeader::kUniform : std::uint16_t{0};
-  header.doublings = static_cast<std::uint16_t>(context.tuner.doublings());
+  header.doublings = static_cast<std::uint8_t>(context.tuner.doublings());
+  header.on_the_way = static_cast<std::uint8_t>(context.tuner.on_the_way());
   header.payload = bytes;
   round.info.resize(sizeof header + described * sizeof(Descriptor) + bytes);
   std::memcpy(round.info.data(), &header, sizeof header);
@@ -162,7 +178,7 @@ void exchange_infos(Context& context, Round& round, const Request* request, cons
   for (int host = 0; host < layout.hosts; ++host) {
     const auto h = static_cast<std::size_t>(host);
     if (host == layout.host) continue;
-    round.infos[h].resize(sizeof header + layout.on(host).size() * sizeof(Descriptor) + context.inline_bytes);
+    round.infos[h].resize(sizeof header + layout.on(host).size() * sizeof(Descriptor) + context.sum_inline_bytes());
     context.receive(in[h], layout.leader(host), tag(Step::Info, 0), round.infos[h].data(), round.infos[h].size());
     context.send(out[h], layout.leader(host), tag(Step::Info, 0), round.info.data(), round.info.size());
   }
@@ -189,6 +205,7 @@ void exchange_infos(Context& context, Round& round, const Request* request, cons
 
   context.agreement.uniform = round.agreed_here;
   context.pieces_doubled = context.tuner.doublings();
+  context.on_the_way = context.tuner.on_the_way();
   for (std::size_t i = 0; i < layout.here().size(); ++i) {
     context.agreement.brought[static_cast<std::size_t>(layout.here()[i])] =
         round.here_brings[round.agreed_here ? 0 : i];

@@ -2,7 +2,7 @@
 // go over the wire in pieces, a few of them ahead of what has come; finished blocks are gathered on the host. While
 // the ranks of a host are busy with each other, pieces of other blocks are on the wire.
 #include "comm/hosts/context.h"
-#include "comm/kernels/arrays.h"
+#include "comm/kernels/codecs.h"
 
 #include <algorithm>
 #include <utility>
@@ -22,8 +22,9 @@ struct StripedSum {
   const Request& request;
   const Contributors& contributors;
   std::size_t element = 0;
-  bool narrow = false;         // bfloat16 between hosts
-  std::size_t on_wire = 0;     // bytes of an element there
+  WireFormat format = WireFormat::None;
+  bool coded = false;          // in another format between hosts
+  std::size_t unit = 0;        // bytes that are not divided: a cache line, or what has a scale of its own
   bool carries = false;        // this rank has a stripe
   std::int64_t per_block = 0;  // elements
   std::int64_t per_piece = 0;
@@ -46,7 +47,16 @@ struct StripedSum {
   Piece& piece_at(std::int64_t piece) const { return *context.memory.pieces[static_cast<std::size_t>(piece % ahead)]; }
   /// Which part of a piece a host folds: with two hosts both fold all.
   Slice part_of_piece(const Piece& piece, int host) const noexcept {
-    return layout.hosts == 2 ? Slice{0, piece.count} : slice_of(piece.count, element, host, layout.hosts, 0);
+    return layout.hosts == 2 ? Slice{0, piece.count} : slice_of(piece.count, element, host, layout.hosts, 0, unit);
+  }
+  /// What so many elements of a piece take on the wire, or where such a one lies.
+  std::size_t on_wire(std::int64_t elements) const noexcept {
+    const auto number = static_cast<std::size_t>(elements);
+    return coded ? encoded_bytes(format, number) : number * element;
+  }
+  std::int64_t index_of(const Piece& piece, std::int64_t first) const noexcept {
+    const Block& block = block_at(piece.block);
+    return block.begin + block.slice.begin + piece.first + first;
   }
   void wait_until_returned(Block& block);
   void finish_sending(Piece& piece);
@@ -86,12 +96,11 @@ void StripedSum::begin_piece() {
   next_first += piece.count;
   const std::byte* const partial = at(block.partial, piece.first, element);
   const std::byte* from = partial;
-  if (narrow) {
-    piece.narrow_bytes.resize(static_cast<std::size_t>(piece.count) * on_wire);
-    narrow_to_bfloat16(reinterpret_cast<const float*>(partial),
-                       reinterpret_cast<std::uint16_t*>(piece.narrow_bytes.data()),
-                       static_cast<std::size_t>(piece.count));
-    from = piece.narrow_bytes.data();
+  if (coded) {
+    piece.coded_bytes.resize(on_wire(piece.count));
+    encode_sum(request, reinterpret_cast<const float*>(partial), piece.coded_bytes.data(), index_of(piece, 0),
+               static_cast<std::size_t>(piece.count), contributors.divisor());
+    from = piece.coded_bytes.data();
   }
   const auto hosts = static_cast<std::size_t>(layout.hosts);
   if (piece.raw_out.size() != hosts) {
@@ -101,7 +110,7 @@ void StripedSum::begin_piece() {
     piece.folded_in = std::vector<transport::Incoming>(hosts);
   }
   piece.sending = true;
-  const std::size_t own_bytes = static_cast<std::size_t>(part_of_piece(piece, layout.host).count()) * on_wire;
+  const std::size_t own_bytes = on_wire(part_of_piece(piece, layout.host).count());
   piece.raw_bytes.resize(own_bytes * hosts);
   // Each begins with the host after its own, so that not all send to the same one.
   for (int step = 1; step < layout.hosts; ++step) {
@@ -111,8 +120,8 @@ void StripedSum::begin_piece() {
     const Slice theirs = part_of_piece(piece, host);
     context.receive(piece.raw_in[h], peer, tag(Step::Raw, piece.number), piece.raw_bytes.data() + h * own_bytes,
                     own_bytes);
-    context.send(piece.raw_out[h], peer, tag(Step::Raw, piece.number), at(from, theirs.begin, on_wire),
-                 static_cast<std::size_t>(theirs.count()) * on_wire);
+    context.send(piece.raw_out[h], peer, tag(Step::Raw, piece.number), from + on_wire(theirs.begin),
+                 on_wire(theirs.count()));
   }
 }
 
@@ -136,7 +145,7 @@ void StripedSum::fold_piece() {
   const Slice own = part_of_piece(piece, layout.host);
   const auto count = static_cast<std::size_t>(own.count());
   std::byte* const result = at(block.result, piece.first, element);
-  if (narrow) piece.wide.resize(count * hosts);
+  if (coded) piece.wide.resize(count * hosts);
   partials.clear();
   for (std::size_t h = 0; h < hosts; ++h) {
     const bool other = static_cast<int>(h) != layout.host;
@@ -144,11 +153,11 @@ void StripedSum::fold_piece() {
       context.wait_for(piece.raw_in[h]);
       context.wait_for(piece.raw_out[h]);  // the result may go where the input lies
     }
-    const std::byte* const brought = other    ? piece.raw_bytes.data() + h * count * on_wire
-                                     : narrow ? at(piece.narrow_bytes.data(), own.begin, on_wire)
-                                              : at(block.partial, piece.first + own.begin, element);
-    if (narrow) {  // this host's own, too: whoever folds an element has the same values
-      widen_from_bfloat16(reinterpret_cast<const std::uint16_t*>(brought), piece.wide.data() + h * count, count);
+    const std::byte* const brought = other   ? piece.raw_bytes.data() + h * on_wire(own.count())
+                                     : coded ? piece.coded_bytes.data() + on_wire(own.begin)
+                                             : at(block.partial, piece.first + own.begin, element);
+    if (coded) {  // this host's own, too: whoever folds an element has the same values
+      decode(format, brought, piece.wide.data() + h * count, count);
       partials.push_back(piece.wide.data() + h * count);
     } else {
       partials.push_back(brought);
@@ -157,24 +166,20 @@ void StripedSum::fold_piece() {
   fold_hosts(request, partials, at(result, own.begin, element), own.count(), contributors.divisor());
   if (layout.hosts == 2) return;
   const std::byte* from = at(result, own.begin, element);
-  if (narrow) {
+  if (coded) {
     // What is sent has room where the piece's own part was; theirs comes in where theirs was.
-    auto* const narrowed = reinterpret_cast<std::uint16_t*>(piece.narrow_bytes.data());
-    auto* const values = reinterpret_cast<float*>(result);
-    narrow_to_bfloat16(values + own.begin, narrowed + own.begin, count);
-    widen_from_bfloat16(narrowed + own.begin, values + own.begin, count);
-    from = at(piece.narrow_bytes.data(), own.begin, on_wire);
+    std::byte* const bytes = piece.coded_bytes.data() + on_wire(own.begin);
+    encode_result(request, reinterpret_cast<float*>(result) + own.begin, bytes, index_of(piece, own.begin), count);
+    from = bytes;
   }
   for (int step = 1; step < layout.hosts; ++step) {
     const int host = (layout.host + step) % layout.hosts;
     const auto h = static_cast<std::size_t>(host);
     const int peer = layout.on(host)[static_cast<std::size_t>(layout.local)];
     const Slice theirs = part_of_piece(piece, host);
-    std::byte* const to =
-        narrow ? at(piece.narrow_bytes.data(), theirs.begin, on_wire) : at(result, theirs.begin, element);
-    context.receive(piece.folded_in[h], peer, tag(Step::Folded, piece.number), to,
-                    static_cast<std::size_t>(theirs.count()) * on_wire);
-    context.send(piece.folded_out[h], peer, tag(Step::Folded, piece.number), from, count * on_wire);
+    std::byte* const to = coded ? piece.coded_bytes.data() + on_wire(theirs.begin) : at(result, theirs.begin, element);
+    context.receive(piece.folded_in[h], peer, tag(Step::Folded, piece.number), to, on_wire(theirs.count()));
+    context.send(piece.folded_out[h], peer, tag(Step::Folded, piece.number), from, on_wire(own.count()));
   }
 }
 
@@ -186,11 +191,11 @@ void StripedSum::finish_piece() {
     if (host == layout.host) continue;
     context.wait_for(piece.folded_in[static_cast<std::size_t>(host)]);
     context.wait_for(piece.folded_out[static_cast<std::size_t>(host)]);  // another block's result may go where it lies
-    if (!narrow) continue;
+    if (!coded) continue;
     const Slice theirs = part_of_piece(piece, host);
-    widen_from_bfloat16(reinterpret_cast<const std::uint16_t*>(piece.narrow_bytes.data()) + theirs.begin,
-                        reinterpret_cast<float*>(block.result) + piece.first + theirs.begin,
-                        static_cast<std::size_t>(theirs.count()));
+    decode(format, piece.coded_bytes.data() + on_wire(theirs.begin),
+           reinterpret_cast<float*>(block.result) + piece.first + theirs.begin,
+           static_cast<std::size_t>(theirs.count()));
   }
   block.left -= piece.count;
 }
@@ -202,7 +207,7 @@ void StripedSum::reduce_block(std::int64_t number) {
   block.begin = number * per_block;
   block.count = std::min(per_block, request.input_count - block.begin);
   const auto share_of = [&](int local) {
-    return local < layout.stripes ? slice_of(block.count, element, local, layout.stripes, 0) : Slice{};
+    return local < layout.stripes ? slice_of(block.count, element, local, layout.stripes, 0, unit) : Slice{};
   };
   block.slice = share_of(layout.local);
   block.left = block.slice.count();
@@ -284,24 +289,32 @@ void StripedSum::deliver_block(std::int64_t number) {
 StripedSum::StripedSum(Context& in, const Request& asked, const Contributors& who)
     : context(in), layout(in.layout), request(asked), contributors(who) {
   element = size_of(request.dtype);
-  narrow = request.bf16_wire;
-  on_wire = narrow ? sizeof(std::uint16_t) : element;
+  format = request.wire_format;
+  coded = format != WireFormat::None;
+  const std::size_t scaled = block_of(format);
+  unit = std::max(local::kLine, scaled * element);
   carries = layout.local < layout.stripes;
   // Sizes are the same on all hosts. Where ranks of a host have to meet, a block has one piece of each stripe: stripes
-  // that run apart from each other fill the two directions of a link unevenly.
+  // that run apart from each other fill the two directions of a link unevenly. Where elements share scales, sizes do
+  // not follow the wire, so that a rank encodes the same elements in each step, of which it has the residual; and
+  // blocks are longer by as much as the wire carries less.
   const bool alone = layout.size == layout.hosts;
-  const std::size_t block = alone ? kAlone : context.tuner.block_bytes(request.input_bytes(), context.pieces_doubled);
+  const std::size_t fewer = scaled > 1 ? scaled * element / encoded_bytes(format, scaled) + 1 : 1;
+  const int doublings = scaled > 1 ? 0 : context.tuner.doublings_of(request.input_bytes(), context.pieces_doubled);
+  const std::size_t block =
+      alone ? kAlone : context.tuner.block_bytes(request.input_bytes() / fewer, doublings) * fewer;
   per_block = static_cast<std::int64_t>(block / element);
   const auto stripes = static_cast<std::size_t>(layout.stripes);
   const std::size_t piece =
-      alone ? context.tuner.piece_bytes(context.pieces_doubled) / on_wire : (block / element + stripes - 1) / stripes;
-  per_piece = static_cast<std::int64_t>(piece) + (alone ? 0 : static_cast<std::int64_t>(local::kLine / element));
+      alone ? context.tuner.piece_bytes(doublings) / on_wire(static_cast<std::int64_t>(scaled)) * scaled
+            : (block / element + stripes - 1) / stripes + unit / element;
+  per_piece = static_cast<std::int64_t>(piece * element / unit * unit / element);
   blocks = (request.input_count + per_block - 1) / per_block;
   while (context.memory.blocks.size() < static_cast<std::size_t>(kBlocksAhead + 1))
     context.memory.blocks.push_back(std::make_unique<Block>());
   while (context.memory.pieces.size() < static_cast<std::size_t>(ChunkTuner::kMostAhead))
     context.memory.pieces.push_back(std::make_unique<Piece>());
-  ahead = context.tuner.ahead(context.pieces_doubled);
+  ahead = context.tuner.ahead(doublings, context.on_the_way);
 }
 
 void StripedSum::run() {
@@ -315,8 +328,7 @@ void StripedSum::run() {
     deliver_block(step);
   }
   if (carries) {
-    const auto stripe_bytes =
-        static_cast<std::size_t>(request.input_count) * on_wire / static_cast<std::size_t>(layout.stripes);
+    const auto stripe_bytes = on_wire(request.input_count) / static_cast<std::size_t>(layout.stripes);
     const auto hosts = static_cast<std::size_t>(layout.hosts);
     context.tuner.learn(stripe_bytes / hosts * 2 * (hosts - 1), Context::Clock::now() - since);
   }

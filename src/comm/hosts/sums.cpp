@@ -2,7 +2,7 @@
 // the hosts by ascending number, whatever the way. Every function runs on all ranks, also on those that have joined.
 #include "base/result.h"
 #include "comm/hosts/context.h"
-#include "comm/kernels/arrays.h"
+#include "comm/kernels/codecs.h"
 
 #include <algorithm>
 #include <cstring>
@@ -33,6 +33,25 @@ void fold_hosts(const Request& request, const std::vector<const void*>& partials
   fold(job);
 }
 
+float unit_of(const Request& request, std::int64_t divisor) noexcept {
+  const double all = request.op == ReduceOp::Average && divisor > 0 ? static_cast<double>(divisor) : 1;
+  return request.postscale == 0 ? 1 : static_cast<float>(all / request.postscale);
+}
+
+void encode_sum(const Request& request, const float* values, std::byte* to, std::int64_t begin, std::size_t count,
+                std::int64_t divisor) {
+  float* const residual = request.residual == nullptr ? nullptr : request.residual + begin;
+  encode(request.wire_format, values, to, count, residual, unit_of(request, divisor));
+}
+
+void encode_result(const Request& request, float* values, std::byte* to, std::int64_t begin, std::size_t count) {
+  std::vector<float> lost;
+  if (request.residual != nullptr) lost.resize(count);
+  encode(request.wire_format, values, to, count, lost.empty() ? nullptr : lost.data());
+  decode(request.wire_format, to, values, count);
+  for (std::size_t i = 0; i < lost.size(); ++i) request.residual[begin + static_cast<std::int64_t>(i)] += lost[i];
+}
+
 std::byte* destination(const Context& context, const Request& request, std::int64_t begin) noexcept {
   const bool takes =
       request.kind == Kind::AllReduce || (request.kind == Kind::Reduce && request.root == context.layout.rank);
@@ -61,8 +80,11 @@ void reduce_gathered(Context& context, const Request& request, const Contributor
   const auto hosts = static_cast<std::size_t>(layout.hosts);
   std::size_t most = 1;  // ranks on a host: chunks are the same everywhere
   for (const std::vector<int>& there : layout.ranks) most = std::max(most, there.size());
+  const auto scaled = static_cast<std::int64_t>(block_of(request.wire_format));
   const auto per_chunk =
-      static_cast<std::int64_t>(std::max<std::size_t>(64, context.tuner.piece_bytes() / element / most));
+      (static_cast<std::int64_t>(std::max<std::size_t>(64, context.tuner.piece_bytes() / element / most)) + scaled -
+       1) /
+      scaled * scaled;
   std::vector<bool> brings(hosts, false);
   for (const int rank : contributors.ranks()) brings[static_cast<std::size_t>(layout.host_of(rank))] = true;
   for (std::int64_t begin = 0, number = 0; begin < request.input_count; begin += per_chunk, ++number) {
@@ -126,13 +148,15 @@ void reduce_gathered(Context& context, const Request& request, const Contributor
         if (brings[h]) context.wait_for(in[h]);
         if (brings[static_cast<std::size_t>(layout.host)]) context.wait_for(out[h]);
       }
-      // As large sums are rounded on their way, so that the way makes no difference.
-      if (request.bf16_wire)
-        round_to_bfloat16(reinterpret_cast<float*>(partials.data()), bytes * hosts / sizeof(float));
-      fold_hosts(request, sums, whole.data(), count, contributors.divisor());
-      if (request.bf16_wire && layout.hosts > 2) {
-        round_to_bfloat16(reinterpret_cast<float*>(whole.data()), static_cast<std::size_t>(count));
+      // As large sums are rounded on their way, so that the way makes no difference but to residuals, which are left.
+      if (request.wire_format != WireFormat::None) {
+        for (std::size_t h = 0; h < hosts; ++h)
+          round_trip(request.wire_format, reinterpret_cast<float*>(partials.data() + h * bytes),
+                     static_cast<std::size_t>(count));
       }
+      fold_hosts(request, sums, whole.data(), count, contributors.divisor());
+      if (request.wire_format != WireFormat::None && layout.hosts > 2)
+        round_trip(request.wire_format, reinterpret_cast<float*>(whole.data()), static_cast<std::size_t>(count));
     }
     if (locals > 1) context.local_broadcast(0, whole.data(), bytes);
     if (serving) continue;
@@ -314,7 +338,7 @@ Parts::Parts(Context& in, const Request& asked, const Contributors& who)
   const bool whole = static_cast<std::size_t>(longest) * element <= kWhole;
   per_chunk = whole ? std::max<std::int64_t>(longest, 1) : static_cast<std::int64_t>(bytes / element);
   chunks = (longest + per_chunk - 1) / per_chunk;
-  ahead = alone ? context.tuner.ahead(context.pieces_doubled) : kAheadOfMany;
+  ahead = alone ? context.tuner.ahead(context.pieces_doubled, context.on_the_way) : kAheadOfMany;
   at_once = ahead + 1;
   while (context.memory.chunks.size() < static_cast<std::size_t>(at_once))
     context.memory.chunks.push_back(std::make_unique<Chunk>());
@@ -336,7 +360,8 @@ void Parts::run() {
 bool goes_by_parts(const Context& context, const Request& request) {
   const Layout& layout = context.layout;
   if (request.kind != Kind::ReduceScatter && request.kind != Kind::ReduceScatterV) return false;
-  if (layout.size != layout.hosts * layout.stripes || request.bf16_wire) return false;
+  if (layout.size != layout.hosts * layout.stripes || request.wire_format != WireFormat::None) return false;
+  if (context.agreement.agreed.weighted != 0 && !context.memory.contributors.scales().empty()) return false;
   if (request.kind == Kind::ReduceScatter) return true;
   std::vector<std::int64_t> keeps(static_cast<std::size_t>(layout.hosts), 0);
   for (int rank = 0; rank < layout.size; ++rank) {

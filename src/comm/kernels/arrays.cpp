@@ -8,6 +8,7 @@
 
 #include "comm/kernels/arrays.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -30,7 +31,7 @@ void copy_non_temporal(void* to, const void* from, std::size_t bytes) {
   }
   std::memcpy(target, source, head);
   std::size_t i = head;
-  const std::size_t step = 4 * vector < kLine ? kLine : 4 * vector;
+  const std::size_t step = std::max(kLine, 4 * vector);
   for (; i + step <= bytes; i += step) {
     for (std::size_t j = 0; j < step; j += 4 * vector) {
       const auto a = hn::LoadU(d, source + i + j);
@@ -43,8 +44,9 @@ void copy_non_temporal(void* to, const void* from, std::size_t bytes) {
       hn::Stream(e, d, target + i + j + 3 * vector);
     }
   }
-  for (; i + kLine <= bytes; i += kLine) {
-    for (std::size_t j = 0; j < kLine; j += vector) hn::Stream(hn::LoadU(d, source + i + j), d, target + i + j);
+  const std::size_t least = std::max(kLine, vector);  // SVE's may be longer than a line
+  for (; i + least <= bytes; i += least) {
+    for (std::size_t j = 0; j < least; j += vector) hn::Stream(hn::LoadU(d, source + i + j), d, target + i + j);
   }
   std::memcpy(target + i, source + i, bytes - i);
 }

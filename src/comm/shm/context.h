@@ -321,9 +321,7 @@ class Context final : public Waiter {
     publish((state(rank).*counter).value, number);
     world.ring();
   }
-  void skip(CounterOf counter, std::uint64_t number) noexcept {
-    (state(rank).*counter).value.store(number, std::memory_order_relaxed);
-  }
+  void skip(CounterOf counter, std::uint64_t number) noexcept { publish((state(rank).*counter).value, number); }
   void wait(CounterOf counter, std::uint64_t number) {
     wait_for_all([&](int which) { return reached((state(which).*counter).value, number); });
   }

@@ -11,7 +11,9 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -153,6 +155,7 @@ class LocalBlock final : public MemoryBlock {
     }
     if (const auto mesh = mesh_.lock()) mesh->free_segment(id_);
   }
+  std::uint32_t id() const noexcept { return id_; }
 
  private:
   std::shared_ptr<sys::Mapping> segment_;
@@ -181,6 +184,110 @@ std::shared_ptr<MemoryBlock> LocalCommunicator::allocate(std::size_t bytes) {
         std::move(context));
   }
   return std::make_shared<LocalBlock>(*std::move(segment), bytes, id, core().world().mesh(), core().guard());
+}
+
+namespace {
+
+/// What is rank 0's, as mapped here.
+struct SharedBlock final : MemoryBlock {
+  std::shared_ptr<const sys::Mapping> mapping;
+};
+
+// In its turn, since that is where peers' segments are mapped: rank 0 tells of its segment, the others map it, and all
+// learn whether all could.
+class Sharing final : public Composite {
+ public:
+  struct Row {
+    std::uint64_t bytes = 0;
+    std::uint64_t announcements = 0;
+    std::uint32_t segment = 0;
+    std::int32_t failure = 0;  // an ErrorCode, + 1
+    char why[232] = {};
+    void fail(const Error& error) noexcept {
+      failure = static_cast<std::int32_t>(error.code()) + 1;
+      std::strncpy(why, error.what(), sizeof why - 1);
+    }
+  };
+
+  Sharing(Core& core, Row own) : core_(core), own_(own), rows_(static_cast<std::size_t>(core.world().size())) {}
+
+  std::optional<Error> run(Turn& turn, bool& finished) noexcept override {
+    finished = true;
+    try {
+      exchange(turn);
+      if (core_.world().rank() != 0 && !first_failure()) map(turn);
+      exchange(turn);
+    } catch (const Error& error) {
+      return error;
+    }
+    const int failed = first_failure().value_or(-1);
+    if (failed < 0) return std::nullopt;
+    const Row& row = rows_[static_cast<std::size_t>(failed)];
+    return Error(static_cast<ErrorCode>(row.failure - 1), fmt::format("allocate_shared({}) failed -- rank {} -- {}",
+                                                                      own_.bytes, core_.world().name(failed), row.why));
+  }
+  bool is_quick() const noexcept override { return false; }
+  const std::shared_ptr<const sys::Mapping>& mapping() const noexcept { return mapping_; }
+
+ private:
+  void exchange(Turn& turn) { turn.exchange(&own_, rows_.data(), sizeof own_); }
+  std::optional<int> first_failure() {
+    for (std::size_t rank = 0; rank < rows_.size(); ++rank) {
+      if (rows_[rank].failure != 0) return static_cast<int>(rank);
+      if (rows_[rank].bytes == rows_[0].bytes) continue;
+      rows_[rank].fail(Error(ErrorCode::Mismatch, fmt::format("it asks for {} bytes, rank {} for {}", rows_[rank].bytes,
+                                                              core_.world().name(0), rows_[0].bytes)));
+      return static_cast<int>(rank);
+    }
+    return std::nullopt;
+  }
+  void map(Turn& turn) {
+    Mesh& mesh = *core_.world().mesh();
+    const Row& source = rows_.front();
+    try {
+      while (true) {
+        value_or_throw(mesh.receive(0, source.announcements));
+        if (value_or_throw(mesh.address(0, {source.segment, 0}, source.bytes))) break;
+        turn.attend();
+        std::this_thread::yield();
+      }
+      mapping_ = mesh.mapping(0, source.segment);
+    } catch (const Error& error) {
+      own_.fail(error);
+    }
+  }
+
+  Core& core_;
+  Row own_;
+  std::vector<Row> rows_;
+  std::shared_ptr<const sys::Mapping> mapping_;
+};
+
+}  // namespace
+
+std::shared_ptr<MemoryBlock> LocalCommunicator::allocate_shared(std::size_t bytes) {
+  check_home();
+  Sharing::Row own{.bytes = bytes};
+  std::shared_ptr<MemoryBlock> mine;
+  if (placement_.rank == 0) {
+    try {
+      mine = allocate(bytes);
+      own.segment = static_cast<const LocalBlock&>(*mine).id();
+      own.announcements = core().world().mesh()->announcements();
+    } catch (const Error& error) {
+      own.fail(error);
+    }
+  }
+  const auto sharing = std::make_shared<Sharing>(core(), own);
+  Request whole;
+  whole.kind = Kind::AllGather;
+  queue_->submit(sharing, timed(whole), /*now=*/false).wait();
+  if (mine) return mine;
+  auto block = std::make_shared<SharedBlock>();
+  block->mapping = sharing->mapping();
+  block->data = block->mapping->data();
+  block->bytes = bytes;
+  return block;
 }
 
 std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int key, std::span<const int> listed,

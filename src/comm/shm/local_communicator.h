@@ -114,6 +114,7 @@ class LocalCommunicator final : public QueueCommunicator {
   explicit LocalCommunicator(const FormOptions& options, std::unique_ptr<Rendezvous> point = nullptr);
 
   std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) override;
+  std::shared_ptr<MemoryBlock> allocate_shared(std::size_t bytes) override;
   /// For a larger world that this one is part of.
   Core& core() const noexcept { return static_cast<Core&>(*queue_); }
 

@@ -89,7 +89,7 @@ std::uint64_t run_three_stages(Context&& context, const Chunks& chunks, CopyIn c
     if (step >= 2) copy_out(step - 2, number - 2);
     if (step < chunks.count + 1) context.post(&State::staged, number + 1);
   }
-  // Of use to operations with other steps, which come after all have come to them.
+  // Of use to operations with other steps. Published like the rest: who still waits for the last step may see these.
   const std::uint64_t next = chunks.base + chunks.count + 2;
   context.skip(&State::staged, next);
   context.skip(&State::reduced, next);

@@ -9,6 +9,8 @@
 #include <cohort/communicator.h>
 
 #include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -135,7 +137,7 @@ class GuardedMemory {
   }
 
   static constexpr std::size_t kGuard = 64;
-  static constexpr std::size_t kPage = 4096;
+  static inline const auto kPage = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   static constexpr int kPattern = 0xA5;
 
   const bool on_gpu_ = tested_device().type == DeviceType::CUDA;
@@ -154,7 +156,10 @@ class GuardedMemory {
 /// Sets COHORT_PLAN while it lives: worlds that are formed meanwhile follow it. An empty text: the default plan.
 class ForcedPlan {
  public:
-  explicit ForcedPlan(const std::string& text) {
+  explicit ForcedPlan(std::string text) {
+    // Not even a process itself is read through qemu's kernel.
+    if (const auto at = text.find("cross=on"); at != std::string::npos && !kernel_reads())
+      text.replace(at, 8, "cross=off");
     if (const char* const before = std::getenv("COHORT_PLAN")) before_ = before;
     ::setenv("COHORT_PLAN", text.c_str(), 1);
   }
@@ -169,6 +174,11 @@ class ForcedPlan {
   ForcedPlan& operator=(const ForcedPlan&) = delete;
 
  private:
+  static bool kernel_reads() noexcept {
+    char from = 1, to = 0;
+    const iovec source{&from, 1}, target{&to, 1};
+    return ::process_vm_readv(::getpid(), &target, 1, &source, 1, 0) == 1;
+  }
   std::optional<std::string> before_;
 };
 
@@ -184,16 +194,23 @@ inline AllReduceOptions all_reduce_options(const Call& call, int rank) {
   return options;
 }
 
+inline ReduceScatterOptions reduce_scatter_options(const Call& call, int rank) {
+  const AllReduceOptions common = all_reduce_options(call, rank);
+  ReduceScatterOptions options;
+  options.op = common.op;
+  options.weight = common.weight;
+  options.prescale = common.prescale;
+  options.postscale = common.postscale;
+  options.gpu_sums = common.gpu_sums;
+  return options;
+}
+
 /// Starts it with this memory. Where a rank has no input or receives nothing, an empty buffer is passed.
 inline Work start(Communicator& comm, const Call& call, const void* input, void* output) {
   const int rank = comm.rank();
   const int size = comm.size();
   const ConstBuffer in(input, elements_in(call, size, rank), call.dtype, tested_device());
   const Buffer out(output, elements_out(call, size, rank), call.dtype, tested_device());
-  ReduceScatterOptions scatter_options;
-  scatter_options.op = call.op;
-  scatter_options.prescale = call.prescale;
-  scatter_options.postscale = call.postscale;
   switch (call.kind) {
     case Kind::AllReduce: return comm.all_reduce(in, out, all_reduce_options(call, rank));
     case Kind::Reduce: {
@@ -205,8 +222,8 @@ inline Work start(Communicator& comm, const Call& call, const void* input, void*
                           .prescale = common.prescale,
                           .postscale = common.postscale});
     }
-    case Kind::ReduceScatter: return comm.reduce_scatter(in, out, scatter_options);
-    case Kind::ReduceScatterV: return comm.reduce_scatter_v(in, out, call.counts, scatter_options);
+    case Kind::ReduceScatter: return comm.reduce_scatter(in, out, reduce_scatter_options(call, rank));
+    case Kind::ReduceScatterV: return comm.reduce_scatter_v(in, out, call.counts, reduce_scatter_options(call, rank));
     case Kind::Broadcast:
       return comm.broadcast(Buffer(output, call.count, call.dtype, tested_device()), {.root = call.root});
     case Kind::AllGather: return comm.all_gather(in, out);
@@ -311,9 +328,7 @@ inline Work start_grouped(Communicator& comm, const Call& first, std::span<const
     case Kind::AllReduce: return comm.all_reduce(outputs, all_reduce_options(first, comm.rank()));
     case Kind::Broadcast: return comm.broadcast(outputs, {.root = first.root});
     case Kind::AllGather: return comm.all_gather(inputs, outputs);
-    default:
-      return comm.reduce_scatter(inputs, outputs,
-                                 {.op = first.op, .prescale = first.prescale, .postscale = first.postscale});
+    default: return comm.reduce_scatter(inputs, outputs, reduce_scatter_options(first, comm.rank()));
   }
 }
 

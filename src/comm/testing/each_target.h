@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -60,7 +61,7 @@ class FencedSlots {
 
  private:
   static constexpr std::size_t kGuard = 64;
-  static constexpr std::size_t kPage = 4096;
+  static inline const auto kPage = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   static constexpr int kPattern = 0xA5;
   struct Placed {
     std::byte* data = nullptr;

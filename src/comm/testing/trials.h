@@ -64,7 +64,7 @@ inline bool possible(const Choice& c) {
   if (!is_reduction(kind)) return op == ReduceOp::Sum && c[kScaling] == kPlain;
   if (!supports(dtype, op) || (c[kScaling] != kPlain && !is_scalable(dtype))) return false;
   const bool weighted = c[kScaling] == kWeighted || c[kScaling] == kEquallyWeighted;
-  return !weighted || (op == ReduceOp::Average && (kind == Kind::AllReduce || kind == Kind::Reduce));
+  return !weighted || (op == ReduceOp::Average);
 }
 
 /// What is still to be covered, and the walk that covers it.

@@ -312,6 +312,7 @@ void Agent::send_reports() {
   for (const auto& worker : workers_) {
     if (worker->alive() && !worker->reported) reports.ranks.push_back(worker->report());
   }
+  reports.gpus = gpus_.use();
   channel_->send(reports);  // also where none is left to tell of: the agent itself is not stopped
 }
 

@@ -8,6 +8,7 @@
 #include "base/signals.h"
 #include "base/unique_fd.h"
 #include "launch/agent/agent.h"
+#include "launch/agent/gpu_meter.h"
 #include "launch/agent/worker.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
@@ -188,6 +189,7 @@ class Agent {
   KeptSignals kept_signals_{loop_, workers_, [this](std::string text) { channel_->send(Trouble{std::move(text)}); }};
   Timer grace_;
   Timer reports_;
+  GpuMeter gpus_;
   Timer stacks_;
   Timer dying_;
   Timer sweeping_;

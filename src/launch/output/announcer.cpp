@@ -138,15 +138,8 @@ std::string output_event(const OutputLine& line) {
 std::string exit_event(const Ending& ending) {
   Json out = begin(ending.role == Role::Worker ? "rank_ended" : "process_ended");
   add(out, ending);
-  const TimesReport& times = ending.last.times;
   if (ending.last.step > 0) out["step"] = ending.last.step;
-  if (times.steps > 0 || times.operations > 0) {
-    const auto seconds = [](std::uint64_t ns) { return static_cast<double>(ns) / 1e9; };
-    out["times"] = {
-        {"steps", times.steps},           {"seconds", seconds(times.steps_ns)}, {"operations", times.operations},
-        {"bytes", times.bytes},           {"busy", seconds(times.busy_ns)},     {"waited", seconds(times.waited_ns)},
-        {"wire", seconds(times.wire_ns)}, {"wire_bytes", times.wire_bytes},     {"exposed", seconds(times.exposed_ns)}};
-  }
+  if (ending.last.times.steps > 0 || ending.last.times.operations > 0) out["times"] = to_json(ending.last.times);
   return line_of(out);
 }
 

@@ -247,6 +247,14 @@ nlohmann::ordered_json to_json(const Attempt& attempt, const Roles& roles) {
 
 }  // namespace
 
+nlohmann::ordered_json to_json(const TimesReport& times) {
+  const auto seconds = [](std::uint64_t ns) { return static_cast<double>(ns) / 1e9; };
+  return {
+      {"steps", times.steps},           {"seconds", seconds(times.steps_ns)}, {"operations", times.operations},
+      {"bytes", times.bytes},           {"busy", seconds(times.busy_ns)},     {"waited", seconds(times.waited_ns)},
+      {"wire", seconds(times.wire_ns)}, {"wire_bytes", times.wire_bytes},     {"exposed", seconds(times.exposed_ns)}};
+}
+
 void add_process(nlohmann::ordered_json& out, Role role, int number) {
   if (role != Role::Worker) out["role"] = to_string(role);
   out[role == Role::Worker ? "rank" : "number"] = number;
@@ -293,6 +301,7 @@ nlohmann::ordered_json to_json(const RunState& record) {
   std::error_code error;
   const std::string folder = std::filesystem::current_path(error).string();
   out["folder"] = folder;
+  out["host"] = sys::host_name();
   if (const auto revision = git_revision(folder)) {
     out["git"] = {{"commit", revision->commit}, {"branch", revision->branch}};
   }
@@ -323,6 +332,11 @@ nlohmann::ordered_json to_json(const RunState& record) {
   if (!record.reason.empty()) out["reason"] = record.reason;
   if (!record.output_lost.empty()) out["output_lost"] = record.output_lost;
   if (record.failure) out["failure"] = to_json(*record.failure);
+  if (!record.trained.empty()) {
+    out["trained"] = nlohmann::ordered_json::array();
+    for (const Ending& one : record.trained)
+      out["trained"].push_back({{"rank", one.rank}, {"host", one.host}, {"times", to_json(one.last.times)}});
+  }
   if (!record.server_failures.empty()) {
     out["server_restarts"] = nlohmann::ordered_json::array();
     for (const Ending& failure : record.server_failures) out["server_restarts"].push_back(to_json(failure));

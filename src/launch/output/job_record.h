@@ -52,6 +52,7 @@ struct Attempt {
   std::string log_folder;   ///< empty: none
   std::vector<int> pids;    ///< by process
   std::optional<Ending> failure;
+  std::vector<Ending> trained;  ///< ranks that ended well and whose steps were timed
 };
 
 /// Of an elastic job's members.
@@ -83,6 +84,8 @@ struct RunState : Attempt {
   void note(const std::string& text);
 };
 
+/// As the event `rank_ended` has it.
+nlohmann::ordered_json to_json(const TimesReport& times);
 /// "rank", or "role" and "number".
 void add_process(nlohmann::ordered_json& out, Role role, int number);
 /// Numbers of its members, by rank.

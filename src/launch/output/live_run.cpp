@@ -47,11 +47,12 @@ double share(double part, double whole) { return whole > 0 ? std::clamp(part / w
 }  // namespace
 
 void Figures::add_waits(Rank& rank, const RankReport& report, Clock::time_point now) {
-  Waits waits{now, 0, report.exposed_ns};
+  Waits waits{now, 0, report.exposed_ns, report.cpu_ms};
   for (const GroupReport& group : report.groups) waits.waited_ns += group.waited_ns;
   // A group that was left takes its waiting along; and a program may have begun anew.
   if (!rank.waits.empty() &&
-      (waits.waited_ns < rank.waits.back().waited_ns || waits.exposed_ns < rank.waits.back().exposed_ns))
+      (waits.waited_ns < rank.waits.back().waited_ns || waits.exposed_ns < rank.waits.back().exposed_ns ||
+       waits.cpu_ms < rank.waits.back().cpu_ms))
     rank.waits.clear();
   const std::size_t count = rank.waits.size();
   if (count >= 2 && rank.waits[count - 1].at - rank.waits[count - 2].at < seconds(1)) rank.waits.pop_back();
@@ -117,6 +118,7 @@ std::vector<RankFigures> Figures::look(Clock::time_point now) const {
     const double exposed = grown(rank.waits.front().exposed_ns, rank.waits.back().exposed_ns) * 1e-9;
     figures.waited = share(closed + open, time);
     figures.exposed = std::max(share(exposed, time), share(open, time));
+    if (time > 0) figures.cpu = grown(rank.waits.front().cpu_ms, rank.waits.back().cpu_ms) * 1e-3 / time;
     waited.push_back(figures.waited);
     const Steps& first = rank.steps.front();
     const Steps& last = rank.steps.back();
@@ -146,6 +148,7 @@ void visit_fields(T& it, const Act& act) {
   using Of = std::remove_const_t<T>;
   if constexpr (std::is_same_v<Of, LiveHost>) {
     act("name", it.name), act("first_rank", it.first_rank), act("ranks", it.ranks);
+    act("gpus", it.gpus), act("gpu", it.gpu), act("gpu_memory", it.gpu_memory);
   } else if constexpr (std::is_same_v<Of, LiveNotice>) {
     act("time", it.time), act("text", it.text);
   } else if constexpr (std::is_same_v<Of, LiveMembers>) {
@@ -167,7 +170,7 @@ void visit_columns(Rank& rank, const Act& act) {
   act("state", f.state, ""), act("step", f.step, ",{}"), act("steps_per_second", f.steps_per_second, ",{:.4g}");
   act("samples", f.samples, ",{}"), act("samples_per_second", f.samples_per_second, ",{:.5g}");
   act("exposed", f.exposed, ",{:.3f}"), act("waited", f.waited, ",{:.3f}"), act("waited_for", f.waited_for, ",{:.3f}");
-  act("memory", f.memory, ",{}"), act("line", rank.line, ""), act("doing", f.doing, "");
+  act("memory", f.memory, ",{}"), act("cpu", f.cpu, ",{:.2f}"), act("line", rank.line, ""), act("doing", f.doing, "");
 }
 
 std::string json_quoted(const std::string& text) {
@@ -286,6 +289,47 @@ std::string to_json(const LiveRun& run) {
   int number = run.first_rank;
   for (const LiveRank& rank : run.ranks) add_row(out, number++, rank);
   return out += "]}\n";
+}
+
+void describe_gpus(const std::vector<GpuUse>& gpus, LiveHost& host) {
+  double percents = 0;
+  int told = 0;
+  for (const GpuUse& one : gpus) {
+    if (one.percent >= 0) {
+      percents += static_cast<double>(one.percent);
+      ++told;
+    }
+    if (one.memory >= 0) host.gpu_memory = std::max<std::int64_t>(host.gpu_memory, 0) + one.memory;
+  }
+  host.gpus = static_cast<int>(gpus.size());
+  if (told > 0) host.gpu = percents * 0.01 / told;
+}
+
+std::string usage_line(const LiveRun& run, const std::map<std::string, std::vector<GpuUse>>& gpus) {
+  std::int64_t step = 0;
+  Json values = Json::object();
+  for (const LiveHost& host : run.hosts) {
+    const std::string name = run.hosts.size() > 1 ? host.name + "/" : "";
+    double cpu = 0, memory = 0;
+    for (std::size_t i = 0; i < run.ranks.size(); ++i) {
+      const int rank = static_cast<int>(i);
+      if (rank < host.first_rank || rank - host.first_rank >= host.ranks) continue;
+      cpu += run.ranks[i].figures.cpu;
+      memory += static_cast<double>(run.ranks[i].figures.memory);
+      step = std::max(step, run.ranks[i].figures.step);
+    }
+    values["system/" + name + "cpu"] = std::round(cpu * 100) / 100;
+    values["system/" + name + "memory"] = memory;
+    const auto found = gpus.find(host.name);
+    for (std::size_t i = 0; found != gpus.end() && i < found->second.size(); ++i) {
+      const GpuUse& use = found->second[i];
+      if (use.percent >= 0) values[fmt::format("system/{}gpu{}", name, i)] = static_cast<double>(use.percent) * 0.01;
+      if (use.memory >= 0) values[fmt::format("system/{}gpu{}_memory", name, i)] = use.memory;
+    }
+  }
+  const Json line = {
+      {"event", "metric"}, {"time", std::round(run.time * 1e3) / 1e3}, {"step", step}, {"values", std::move(values)}};
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 Result<LiveRun> parse_live_run(std::string_view text) {

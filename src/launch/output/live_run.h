@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -33,6 +34,7 @@ struct RankFigures {
   double waited = 0;         ///< share in which it waited for ranks to come to them
   double waited_for = 0;     ///< share in which others waited for this one
   std::uint64_t memory = 0;  ///< resident, in bytes
+  double cpu = 0;            ///< cores that it has kept busy
 };
 
 /// How each rank gets on, in figures that people look at: steps and samples per second, what it waits, who the others
@@ -66,6 +68,7 @@ class Figures {
     Clock::time_point at{};
     std::uint64_t waited_ns = 0;
     std::uint64_t exposed_ns = 0;
+    std::uint64_t cpu_ms = 0;
   };
   struct Steps {
     Clock::time_point at{};
@@ -94,7 +97,13 @@ struct LiveHost {
   std::string name;
   int first_rank = 0;
   int ranks = 0;
+  // Of its GPUs, whoever uses them; where the agent has found a driver.
+  int gpus = 0;
+  double gpu = -1;               ///< the mean use, 0 to 1, of those whose driver tells it; -1: of none
+  std::int64_t gpu_memory = -1;  ///< of these, in bytes
 };
+
+void describe_gpus(const std::vector<GpuUse>& gpus, LiveHost& host);
 
 struct LiveRank {
   RankFigures figures;
@@ -147,6 +156,8 @@ struct LiveRun {
 };
 
 std::string to_json(const LiveRun& run);
+/// A line of usage.jsonl: an event `metric` of what processes and GPUs use, by host.
+std::string usage_line(const LiveRun& run, const std::map<std::string, std::vector<GpuUse>>& gpus);
 /// Corrupt for what is no such text.
 Result<LiveRun> parse_live_run(std::string_view text);
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
+#include <nlohmann/json.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -11,14 +12,33 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace cohort::launch {
 namespace {
 
 using namespace std::chrono_literals;
 using Clock = Figures::Clock;
+
+TEST(LiveRun, AGpuWhoseDriverTellsNothingIsNotIdle) {
+  LiveRun run;
+  run.hosts = {{"a", 0, 1}, {"b", 1, 1}};
+  const std::map<std::string, std::vector<GpuUse>> gpus = {{"a", {{50, 4096}, {}}}, {"b", {{-1, 1024}}}};
+  for (LiveHost& host : run.hosts) describe_gpus(gpus.at(host.name), host);
+  EXPECT_EQ(run.hosts[0].gpus, 2);
+  EXPECT_EQ(run.hosts[0].gpu, 0.5);
+  EXPECT_EQ(run.hosts[0].gpu_memory, 4096);
+  EXPECT_EQ(run.hosts[1].gpu, -1);
+  EXPECT_EQ(run.hosts[1].gpu_memory, 1024);
+  const auto values = nlohmann::json::parse(usage_line(run, gpus)).at("values");
+  EXPECT_EQ(values.at("system/a/gpu0"), 0.5);
+  EXPECT_EQ(values.at("system/b/gpu0_memory"), 1024);
+  for (const char* const name : {"system/a/gpu1", "system/a/gpu1_memory", "system/b/gpu0"})
+    EXPECT_FALSE(values.contains(name)) << name;
+}
 
 RankReport at(int rank, std::int64_t step, std::uint64_t waited_ms, std::uint64_t exposed_ms = 0) {
   RankReport report;

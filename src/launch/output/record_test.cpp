@@ -160,7 +160,7 @@ TEST(WarningsFile, KeepsWholeLinesAndLooksAtTheDisk) {
   ASSERT_TRUE(folder.has_value());
   for (const char* line : {"{\"a\":1}\n", "{\"a\":2}\n"}) {  // as two jobs in the same folder would
     WarningsFile file(*folder);
-    file.append(line);
+    file.append("warnings.jsonl", line);
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (!file.room() && std::chrono::steady_clock::now() < until)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));

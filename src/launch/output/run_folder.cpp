@@ -18,8 +18,6 @@
 #include <chrono>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -136,8 +134,7 @@ Result<void> lock(int folder) {
 
 /// The record of a run before, which says where its logs are: they have moved.
 void correct_record(const fs::path& aside, const std::string& before) {
-  std::ifstream file(aside / "job.json");
-  const std::string text(std::istreambuf_iterator<char>(file), {});
+  const std::string text = sys::read_text(aside / "job.json").value_or(std::string());
   auto record = parse_json_or_discard<nlohmann::ordered_json>(text);
   if (!record.is_object()) return;
   const auto correct = [&](nlohmann::ordered_json& of) {
@@ -270,7 +267,6 @@ Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_j
 
 namespace {
 
-constexpr const char* kWarningsFile = "warnings.jsonl";
 constexpr std::chrono::seconds kWakeEvery{5};
 
 std::optional<DiskRoom> look(int folder) {
@@ -281,17 +277,17 @@ std::optional<DiskRoom> look(int folder) {
 }
 
 /// Only this user may read it, as job.json. A line that does not fit is taken back whole.
-void append_to(int folder, const std::string& lines) {
+void append_to(int folder, const std::string& name, const std::string& lines) {
   const sys::UniqueFd file(
-      ::openat(folder, kWarningsFile, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+      ::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
   struct stat status {};
   if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    log::warn("launch", "{} cannot be written: {}", kWarningsFile, errno_text(errno));
+    log::warn("launch", "{} cannot be written: {}", name, errno_text(errno));
     return;
   }
   const ssize_t wrote = ::write(file.get(), lines.data(), lines.size());
   if (wrote == static_cast<ssize_t>(lines.size())) return;
-  log::warn("launch", "{} cannot be written: {}", kWarningsFile, wrote < 0 ? errno_text(errno) : "no room is left");
+  log::warn("launch", "{} cannot be written: {}", name, wrote < 0 ? errno_text(errno) : "no room is left");
   if (wrote > 0) (void)!::ftruncate(file.get(), status.st_size);
 }
 
@@ -313,10 +309,10 @@ WarningsFile::~WarningsFile() {
   thread_.join();
 }
 
-void WarningsFile::append(const std::string& lines) {
+void WarningsFile::append(const std::string& file, const std::string& lines) {
   {
     const std::scoped_lock lock(mutex_);
-    waiting_ += lines;
+    waiting_[file] += lines;
   }
   changed_.notify_all();
 }
@@ -329,10 +325,10 @@ std::optional<DiskRoom> WarningsFile::room() {
 void WarningsFile::work() {
   std::unique_lock lock(mutex_);
   while (true) {
-    const std::string lines = std::exchange(waiting_, {});
+    const auto all = std::exchange(waiting_, {});
     const bool last = closing_;
     lock.unlock();
-    if (!lines.empty()) append_to(folder_.fd.get(), lines);
+    for (const auto& [file, lines] : all) append_to(folder_.fd.get(), file, lines);
     const auto room = last ? std::nullopt : look(folder_.fd.get());
     lock.lock();
     if (room) room_ = room;

@@ -12,6 +12,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -86,9 +87,9 @@ struct DiskRoom {
 /// Nearly full: a twentieth is left, and less than 10 GiB.
 bool nearly_full(const DiskRoom& room) noexcept;
 
-/// What the launcher leaves and looks at in the run's folder while the job runs: warnings.jsonl, to which it appends,
-/// and the room that is left on the file system. On a thread of its own, since that may be one of the network that
-/// takes its time. Methods belong to one thread.
+/// What the launcher leaves and looks at in the run's folder while the job runs: warnings.jsonl and usage.jsonl, to
+/// which it appends, and the room that is left on the file system. On a thread of its own, since that may be one of the
+/// network that takes its time. Methods belong to one thread.
 class WarningsFile {
  public:
   /// `folder` outlives this.
@@ -98,8 +99,8 @@ class WarningsFile {
   WarningsFile(const WarningsFile&) = delete;
   WarningsFile& operator=(const WarningsFile&) = delete;
 
-  /// Whole lines.
-  void append(const std::string& lines);
+  /// Whole lines, to a file of this name.
+  void append(const std::string& file, const std::string& lines);
   /// What was seen last, every few seconds; nullopt: nothing yet.
   std::optional<DiskRoom> room();
 
@@ -109,7 +110,7 @@ class WarningsFile {
   const RunFolder& folder_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::string waiting_;
+  std::map<std::string, std::string> waiting_;  ///< by file
   std::optional<DiskRoom> room_;
   bool closing_ = false;
   std::thread thread_;

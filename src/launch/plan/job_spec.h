@@ -109,10 +109,13 @@ struct JobSpec {
   std::vector<std::string> ssh = {"ssh"};  ///< the command and options of the user's own
   std::string remote_cohort = {};          ///< path of the command there; empty: as here
   std::string network = {};
+  bool sync = false;  ///< the working folder goes to the other hosts before
+  std::vector<std::string> sync_excludes = {};
   std::string secret_file = {};  ///< of agents by hand, and of launchers that are several
   std::uint16_t listen = 0;      ///< where agents by hand come to; 0: a port of the system's choice
   std::chrono::milliseconds host_timeout = kHostTimeout;  ///< a host that is silent so long is lost
   Binding bind = Binding::None;
+  std::string shares = {};  ///< "measured", or a number for each host or rank; empty: even, or as COHORT_SHARES says
   int servers = 0;
   bool colocated = false;  ///< one server on each host that has ranks, instead of that number
   /// Hosts of servers, as `hosts`; or "component N", all nodes of a component of a heterogeneous Slurm job. Those of

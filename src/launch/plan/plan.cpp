@@ -5,9 +5,12 @@
 #include "base/result.h"
 #include "rendezvous/launchers.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -489,6 +492,44 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
 
 Result<std::optional<NodeRole>> choose_node(const JobSpec& spec, const rendezvous::Environment& environment) {
   return result_of([&] { return role_of(spec, environment); });
+}
+
+Result<std::string> shares_by_rank(const Plan& plan, const std::string& shares) {
+  if (shares == "measured" || shares == "even") return shares;
+  std::vector<std::int64_t> numbers;
+  for (std::size_t at = 0; at <= shares.size();) {
+    const std::size_t end = std::min(shares.find(',', at), shares.size());
+    const auto number = parse_integer<std::uint16_t>(std::string_view(shares).substr(at, end - at));
+    if (!number)
+      return fail(ErrorCode::InvalidArgument, "--shares {}: measured, or whole numbers as 2,1 are wanted", shares);
+    numbers.push_back(*number);
+    at = end + 1;
+  }
+  if (plan.least > 0) {
+    return fail(ErrorCode::InvalidArgument,
+                "--shares {} with --min-np: which ranks there will be is not known -- --shares measured", shares);
+  }
+  if (std::ranges::all_of(numbers, [](std::int64_t number) { return number == 0; }))
+    return fail(ErrorCode::InvalidArgument, "--shares {}: some host or rank has to have samples", shares);
+  std::vector<const PlannedHost*> hosts;
+  std::int64_t common = 1;
+  for (const PlannedHost& host : plan.hosts) {
+    if (host.ranks == 0) continue;
+    hosts.push_back(&host);
+    common = std::lcm(common, std::int64_t{host.ranks});
+  }
+  std::vector<std::int64_t> by_rank;
+  if (numbers.size() == static_cast<std::size_t>(plan.world_size)) {
+    by_rank = numbers;
+  } else if (numbers.size() == hosts.size()) {
+    for (std::size_t i = 0; i < hosts.size(); ++i)
+      by_rank.insert(by_rank.end(), static_cast<std::size_t>(hosts[i]->ranks), numbers[i] * (common / hosts[i]->ranks));
+  } else {
+    return fail(ErrorCode::InvalidArgument,
+                "--shares {}: {} numbers for {} hosts with {} ranks -- one for each host, or rank", shares,
+                numbers.size(), hosts.size(), plan.world_size);
+  }
+  return fmt::format("{}", fmt::join(by_rank, ","));
 }
 
 }  // namespace cohort::launch

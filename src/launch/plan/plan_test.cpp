@@ -35,6 +35,21 @@ TEST(PlanTest, RefusesWhatHasNoMeaning) {
   EXPECT_FALSE(make_plan({.hosts = {{"a", 1 << 20}}}, 1 << 17));
 }
 
+TEST(PlanTest, SharesOfHostsAreThoseOfTheirRanks) {
+  const auto plan = *make_plan({.hosts = {{"a", 2}, {"b", 3}}}, 5);
+  EXPECT_EQ(shares_by_rank(plan, "measured"), "measured");
+  EXPECT_EQ(shares_by_rank(plan, "2,1"), "6,6,2,2,2");  // each rank of a as much as b has in all
+  EXPECT_EQ(shares_by_rank(plan, "1,2,3,4,5"), "1,2,3,4,5");
+  for (const char* wrong : {"", "2", "2,1,1", "2,x", "-1,2", "0,0", "1,2,", "fast"})
+    EXPECT_FALSE(shares_by_rank(plan, wrong)) << wrong;
+  Plan elastic = plan;
+  elastic.least = 2;
+  EXPECT_TRUE(shares_by_rank(elastic, "measured"));
+  const auto refused = shares_by_rank(elastic, "2,1");
+  ASSERT_FALSE(refused);
+  EXPECT_NE(std::string(refused.error().what()).find("--shares measured"), std::string::npos);
+}
+
 TEST(PlanTest, RanksKnowTheirPlaceOnSeveralHosts) {
   const auto plan = *make_plan({.hosts = {{"a", 2}, {"b", 2}}}, 4);
   JobFacts facts;

@@ -3,6 +3,7 @@
 #include <cohort/cluster_spec.h>
 
 #include "base/env.h"
+#include "base/files.h"
 #include "base/parse.h"
 
 #include <netinet/in.h>
@@ -12,8 +13,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
@@ -94,10 +93,7 @@ namespace {
 constexpr std::uint32_t kLowest = 10000;
 constexpr std::uint32_t kHighest = 65535;
 
-std::string read_text(const char* path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
+std::string read_text(const char* path) { return sys::read_text(path).value_or(std::string()); }
 
 sys::UniqueFd lock_name(std::uint16_t port) {
   sys::UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));

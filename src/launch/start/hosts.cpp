@@ -1,6 +1,7 @@
 #include "launch/start/hosts.h"
 
 #include "base/env.h"
+#include "base/files.h"
 #include "base/hardware.h"
 #include "base/parse.h"
 #include "base/result.h"
@@ -13,7 +14,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -70,10 +70,9 @@ std::vector<PlannedHost> from(Result<std::vector<rendezvous::HostSlots>> parsed,
 }
 
 std::vector<PlannedHost> from_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.is_open() || file.bad()) raise(ErrorCode::InvalidArgument, "--hostfile {}: {}", path, errno_text(errno));
-  return from(rendezvous::parse_host_file(text), "--hostfile " + path);
+  const auto text = sys::read_text(path);
+  if (!text) raise(ErrorCode::InvalidArgument, "--hostfile: {}", text.error().what());
+  return from(rendezvous::parse_host_file(*text), "--hostfile " + path);
 }
 
 struct Allocation {

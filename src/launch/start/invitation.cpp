@@ -53,8 +53,7 @@ Announcement own_announcement() {
   Announcement out;
   out.protocol = kProtocol;
   out.version = kVersion;
-  out.build = fmt::format("{}, {}{}", kCompiler, kBuildType,
-                          kTorchVersion.empty() ? std::string() : fmt::format(", libtorch {}", kTorchVersion));
+  out.build = fmt::format("{}, {}", kCompiler, kBuildType);
   out.host = sys::host_name();
   out.path = own_command().value_or("?");
   return out;

@@ -23,7 +23,7 @@ namespace cohort::launch {
 struct Announcement {
   std::uint32_t protocol = 0;
   std::string version;
-  std::string build;  ///< what has to be the same on all hosts: compiler, kind, libtorch
+  std::string build;  ///< what has to be the same on all hosts: compiler, kind
   std::string host;
   std::string path;  ///< of its executable
   bool operator==(const Announcement&) const = default;

@@ -221,18 +221,23 @@ std::string remote_cohort(const JobSpec& spec) {
   return spec.remote_cohort.empty() ? value_or_throw(own_command()) : spec.remote_cohort;
 }
 
+std::vector<std::string> ssh_command(const JobSpec& spec) {
+  std::vector<std::string> words = spec.ssh;
+  // Nobody can answer a question. Ours to know: a master connection of the user's is used, but we are none, since it
+  // would stay behind with our pipes.
+  for (const char* option : {"BatchMode=yes", "ConnectTimeout=15", "ControlMaster=no", "ForwardX11=no",
+                             "ForwardAgent=no", "ClearAllForwardings=yes", "RequestTTY=no", "EscapeChar=none"}) {
+    words.insert(words.end(), {"-o", option});
+  }
+  return words;
+}
+
 std::vector<std::string> remote_command(const JobSpec& spec, StartMethod method, const PlannedHost& host) {
   const std::string cohort_path = remote_cohort(spec);
   std::vector<std::string> words;
   switch (method) {
     case StartMethod::Ssh:
-      words = spec.ssh;
-      // Nobody can answer a question. Ours to know: a master connection of the user's is used, but we are none, since
-      // it would stay behind with our pipes.
-      for (const char* option : {"BatchMode=yes", "ConnectTimeout=15", "ControlMaster=no", "ForwardX11=no",
-                                 "ForwardAgent=no", "ClearAllForwardings=yes", "RequestTTY=no", "EscapeChar=none"}) {
-        words.insert(words.end(), {"-o", option});
-      }
+      words = ssh_command(spec);
       words.insert(words.end(), {"--", host.name});
       // One word for the login shell there, whichever it is; `exec` so that no shell stands in between.
       words.push_back(fmt::format("exec {} agent --invited", shell_quoted(cohort_path)));

@@ -89,6 +89,9 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
 /// Where `cohort` is on other hosts.
 std::string remote_cohort(const JobSpec& spec);
 
+/// The ssh command with options that keep it from asking anything; a host and a command come behind it.
+std::vector<std::string> ssh_command(const JobSpec& spec);
+
 /// The words that run `cohort agent --invited` on the host: argv, argv[0] is looked up in PATH.
 std::vector<std::string> remote_command(const JobSpec& spec, StartMethod method, const PlannedHost& host);
 

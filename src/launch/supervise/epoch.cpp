@@ -150,7 +150,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
   } else if (const auto* again = std::get_if<StartedAgain>(&message)) {
     on_started_again(*again);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
-    run_.take(*reports);
+    run_.take(agent.host.name, *reports);
     if (elastic_) elastic_->take(*reports);
     health_->take(std::move(*reports), processes_on(setup_.plan, agent.host.index));
     if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();

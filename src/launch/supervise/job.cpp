@@ -424,10 +424,14 @@ std::string Job::address_of(const AgentHandle& member) const {
 void Job::on_signal(int signal) {
   if (next_) begin_epoch();  // it is for those that are about to be started
   switch (signal) {
-    case SIGTSTP:
+    case SIGTSTP: {
       agents_->broadcast(SignalWorkers{SIGSTOP});
+      // Told to go on meanwhile: a stop would take that signal away, and nobody would hear of it.
+      sigset_t pending;
+      if (::sigpending(&pending) == 0 && sigismember(&pending, SIGCONT) == 1) return;
       ::raise(SIGSTOP);
       return;
+    }
     case SIGCONT: agents_->broadcast(SignalWorkers{SIGCONT}); break;
     default: break;
   }

@@ -79,6 +79,8 @@ JobSetup set_up_job(const JobSpec& spec, Plan plan) {
     setup.chosen.push_back(assignment.substr(0, assignment.find('=')));
   }
   value_or_throw(env::check(setup.environment.variables()));  // here it is said once, and not by every rank
+  if (!spec.shares.empty())
+    setup.environment.set(env::kShares, value_or_throw(shares_by_rank(setup.plan, spec.shares)));
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
   if (spec.tf_config) refuse_other_cluster(setup.environment);
   if (spec.as_horovod && setup.plan.method != StartMethod::Owner) put_horovod_first(setup.environment);
@@ -139,6 +141,9 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   job.path = setup.program.path;
   job.arguments = setup.program.arguments;
   job.environment = setup.environment.assignments();
+  // Two looks at the clock are nothing beside an operation between hosts, and say at the end what it cost.
+  if (setup.plan.machines > 1 && !setup.environment.find(env::kTimes))
+    job.environment.push_back(fmt::format("{}=1", env::kTimes));
   char* folder = ::get_current_dir_name();
   if (folder != nullptr) job.folder = folder;
   std::free(folder);  // NOLINT: get_current_dir_name allocates with malloc

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/parse.h"
 #include "launch/output/other_hosts.h"
+#include "launch/step_costs.h"
 #include "telemetry/last_words.h"
 
 #include <fcntl.h>
@@ -22,6 +23,8 @@ namespace {
 constexpr const char* kPageFile = "page.url";
 /// What comes within this time of each other is one change of live.json.
 constexpr std::chrono::milliseconds kGather{30};
+/// Between two lines of usage.jsonl.
+constexpr std::chrono::seconds kUsageEvery{5};
 /// After the job's end, for its record to get where --track says.
 constexpr auto kTrackersTime = std::chrono::seconds(30);
 
@@ -131,6 +134,7 @@ std::string RunOutput::start_text() const {
   if (spec_.bind == Binding::Core) text += ", each bound to its share of the cores";
   if (const int threads = state_.threads; threads > 0)
     text += fmt::format(", {} thread{} each", threads, threads == 1 ? "" : "s");
+  if (!spec_.shares.empty()) text += ", shares " + (spec_.shares == "measured" ? "by measured speed" : spec_.shares);
   return spec_.keep_logs ? text + ", run " + folder_.shown : text;
 }
 
@@ -151,7 +155,9 @@ void RunOutput::start_page() {
   }
 }
 
-void RunOutput::take(const Reports& reports) {
+void RunOutput::take(const std::string& host, const Reports& reports) {
+  gpus_[host] = reports.gpus;
+  if (!usage_) usage_ = Timer(loop_, kUsageEvery, [this] { write_usage(); });
   for (const RankReport& report : reports.ranks) figures_.report(report, Figures::Clock::now());
   changed();
 }
@@ -164,6 +170,8 @@ void RunOutput::take(std::size_t source, const Output& output) {
 
 void RunOutput::rank_ended(const Ending& ending) {
   announcer_.rank_ended(ending);
+  if (ending.role == Role::Worker && ending.status.success() && ending.last.times.steps > 0)
+    state_.trained.push_back(ending);
   // The stack that an exception or a crash left is long: it is at the end of the log.
   const bool stack = ending.words.find(status::kThrowStack) != std::string::npos ||
                      ending.words.find(status::kNativeStack) != std::string::npos;
@@ -232,6 +240,12 @@ void RunOutput::write_live() {
   if (const auto why = live_file_.complaint()) say(fmt::format("{}; the job goes on, but nobody can watch it", *why));
 }
 
+void RunOutput::write_usage() {
+  usage_ = Timer();  // the next report sets it again
+  const LiveRun run = look();
+  warnings_.record_usage(usage_line(run, gpus_));
+}
+
 LiveRun RunOutput::look() const {
   LiveRun run;
   run.time = seconds_now();
@@ -253,7 +267,10 @@ LiveRun RunOutput::look() const {
                    state_.members_since,
                    state_.members.back().form_ms.value_or(-1)};
   }
-  for (const PlannedHost& host : state_.plan.hosts) run.hosts.push_back({host.name, host.first_rank, host.ranks});
+  for (const PlannedHost& host : state_.plan.hosts) {
+    LiveHost& live = run.hosts.emplace_back(LiveHost{host.name, host.first_rank, host.ranks});
+    if (const auto gpus = gpus_.find(host.name); gpus != gpus_.end()) describe_gpus(gpus->second, live);
+  }
   const Roles roles = state_.plan.roles();
   const std::vector<std::string> hosts = hosts_of_processes(state_.plan);
   std::vector<RankFigures> figures = figures_.look(Figures::Clock::now());
@@ -281,6 +298,7 @@ void RunOutput::on_no_room(int fd, int error) {
 void RunOutput::attempt_ended(const JobEnd& end, const Verdict& verdict, const Restarts::Decision& restart) {
   if (const std::string doubt = doubt_about(end, verdict); !doubt.empty() && !spec_.quiet && !spec_.tf_config)
     say(doubt);
+  if (const std::string text = advice(verdict); !text.empty()) say(text);
   announcer_.ended(end, verdict, restart);
   if (verdict.post_mortem) state_.failure = verdict.post_mortem->first;
   state_.end = utc_now();
@@ -294,6 +312,19 @@ void RunOutput::attempt_ended(const JobEnd& end, const Verdict& verdict, const R
     state_.exit_status.reset();
   }
   write_record();
+}
+
+std::string RunOutput::advice(const Verdict& verdict) const {
+  constexpr double kFewest = 20;  // steps: of fewer, some were unlike the rest
+  if (verdict.status != 0 || spec_.quiet || !state_.members.empty() ||
+      static_cast<int>(state_.trained.size()) != state_.plan.world_size) {
+    return {};
+  }
+  std::vector<RankTimes> ranks;
+  for (const Ending& one : state_.trained) ranks.push_back(times_of(one.rank, one.host, one.last.times));
+  if (!takes_steps(ranks) || ranks.front().steps < kFewest) return {};
+  const std::string text = advice_of(costs_of(ranks, state_.plan.machines), {});
+  return text.empty() ? text : fmt::format("{}; `cohort bench plan {}` has more", text, folder_.shown);
 }
 
 void RunOutput::finish(std::function<void()> on_done) {

@@ -21,6 +21,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,7 +52,7 @@ class RunOutput {
   void grow(const Plan& plan);
   /// All ranks run.
   void running();
-  void take(const Reports& reports);
+  void take(const std::string& host, const Reports& reports);
   void take(std::size_t source, const Output& output);
   /// Before anything follows from it.
   void rank_ended(const Ending& ending);
@@ -85,11 +86,14 @@ class RunOutput {
   /// As of now.
   LiveRun look() const;
   void write_live();
+  void write_usage();
   void write_record();
   void on_no_room(int fd, int error);
   /// "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."
   std::string start_text() const;
   std::string logs_below(const std::string& run_folder) const;
+  /// What would make its steps shorter; empty where that is not known, or nothing would.
+  std::string advice(const Verdict& verdict) const;
   void start_page();
 
   Loop& loop_;
@@ -103,8 +107,10 @@ class RunOutput {
   // By process.
   Figures figures_{0};
   std::vector<LastLine> lines_;
-  std::vector<int> restarts_;  ///< how often it has been started again, alone
-  Timer soon_;                 ///< live.json is written
+  std::vector<int> restarts_;                        ///< how often it has been started again, alone
+  std::map<std::string, std::vector<GpuUse>> gpus_;  ///< by host
+  Timer soon_;                                       ///< live.json is written
+  Timer usage_;                                      ///< a line for usage.jsonl is due
   Warnings warnings_;
   std::optional<Trackers> trackers_;
   std::optional<SideCommand> page_;

@@ -29,7 +29,7 @@ std::function<void(std::string_view)> by_lines(std::function<void(const std::str
 
 namespace {
 
-constexpr auto kNoticeTime = std::chrono::seconds(2);
+constexpr auto kTrackNoticeTime = std::chrono::seconds(2);
 constexpr std::string_view kOwnPrefix = "cohort: ";  // which `say` puts before each line anyway
 
 }  // namespace
@@ -80,7 +80,7 @@ std::string Trackers::way_out(const Tracker& tracker) const {
 void Trackers::finish(std::chrono::milliseconds limit, std::function<void()> on_done) {
   on_done_ = std::move(on_done);
   limit_ = Timer(loop_, limit, [this] { on_limit(); });
-  notice_ = Timer(loop_, kNoticeTime, [this, limit] {
+  notice_ = Timer(loop_, kTrackNoticeTime, [this, limit] {
     for (const auto& tracker : trackers_) {
       if (!tracker->command) continue;
       say_(fmt::format("waiting for --track {} to catch up, for {:g} s at most (Ctrl-C ends that; {})",
@@ -134,7 +134,7 @@ void Warnings::tell(const Warning& warning) {
   if (!repeats_.lets_through(warning, uptime)) return;
   const std::string line = warning_line(warning, seconds_now());
   options_.show(warning);
-  file_.append(line);
+  file_.append("warnings.jsonl", line);
   if (!options_.on_warning.empty()) run_command(warning, line);
 }
 

@@ -72,6 +72,8 @@ class Warnings {
   /// `folder` outlives this.
   Warnings(Loop& loop, const RunFolder& folder, Options options);
 
+  /// Lines for usage.jsonl.
+  void record_usage(const std::string& lines) { file_.append("usage.jsonl", lines); }
   /// But for those that were told a moment ago.
   void tell(const Warning& warning);
   /// The job has ended: waits a moment for commands that run, and kills what is left of them.

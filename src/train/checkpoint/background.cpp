@@ -25,6 +25,7 @@ void each_span(Bundle& bundle, const Visit& visit) {
   }
   for (formats::NamedTensor& one : bundle.state) visit(one.tensor.bytes);
   for (formats::NamedTensor& one : bundle.random) visit(one.tensor.bytes);
+  for (ShardBytes& one : bundle.shards) visit(one.bytes);
 }
 
 }  // namespace

@@ -11,6 +11,10 @@
 
 #include <array>
 #include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
 
 namespace cohort::checkpoint {
 namespace {
@@ -308,6 +312,167 @@ TEST(CheckpointPlaces, LocalKeepsEachHostsPartsOnItsDisk) {
     ASSERT_TRUE(found.stored);
     EXPECT_EQ(found.stored->manifest.step, 3);
     EXPECT_TRUE(is_part(*found.part, comm.rank(), 3));
+  });
+}
+
+TEST(CheckpointPlaces, KeepTheBestBesideTheNewest) {
+  for (const CheckpointPlace place : kPlaces) {
+    SCOPED_TRACE(to_string(place));
+    TestFolder folder, second;
+    const auto run = [&](const std::function<void(Communicator&, const FolderOptions&)>& body, BestMode mode,
+                         const std::string& value = "loss") {
+      run_on_threads(2, [&](Communicator comm) {
+        const bool elsewhere = place == CheckpointPlace::Local && comm.rank() == 1;
+        body(comm, {elsewhere ? second.path() : folder.path(), 1, place, 2, {value, mode, 2}});
+      });
+    };
+    std::int64_t step = 0;
+    const auto save_with = [&](const std::map<std::string, formats::ManifestValue>& values,
+                               BestMode mode = BestMode::Min) {
+      ++step;
+      // (Each time as after a restart.)
+      run(
+          [&](Communicator& comm, const FolderOptions& options) {
+            Brought brought(comm, {.step = step});
+            brought.bundle.manifest.values = values;
+            save(comm, options, brought.bundle);
+          },
+          mode);
+    };
+    const auto best_of = [&](BestMode mode) {
+      std::int64_t found_step = 0;
+      run(
+          [&](Communicator& comm, const FolderOptions& options) {
+            const Found found = load_newest(comm, options, {}, {}, Order::BestFirst);
+            ASSERT_TRUE(found.stored);
+            if (comm.rank() == 0) found_step = found.stored->manifest.step;
+          },
+          mode);
+      return found_step;
+    };
+    const auto steps = [](const TestFolder& of) {
+      std::string text;
+      for (const std::string& name : names_of(of.path())) text += name.substr(name.rfind('-') + 1) + " ";
+      return text;
+    };
+    const double nan = std::numeric_limits<double>::quiet_NaN(), infinite = std::numeric_limits<double>::infinity();
+    save_with({{"loss", nan}});
+    save_with({{"loss", 3.0}});
+    save_with({{"loss", std::int64_t{1}}});
+    save_with({});
+    save_with({{"loss", 2.0}});
+    save_with({{"loss", -infinite}, {"accuracy", 9.0}});
+    save_with({{"loss", 2.0}});
+    EXPECT_EQ(steps(folder), "3 5 7 ") << "the best two, of equal ones the older, and the newest";
+    EXPECT_EQ(steps(second), place == CheckpointPlace::Local ? "3 5 7 " : "");
+    EXPECT_EQ(best_of(BestMode::Min), 3);
+    // Damage: the next best.
+    for (const TestFolder* const of : {&folder, &second})
+      fs::remove(*of / "checkpoint-000003-step-3/model.safetensors");
+    EXPECT_EQ(best_of(BestMode::Min), 5);
+    save_with({{"loss", 0.5}}, BestMode::Max);
+    EXPECT_EQ(steps(folder), "5 7 8 ");
+    EXPECT_EQ(best_of(BestMode::Max), 5);
+
+    run(
+        [&](Communicator& comm, const FolderOptions& options) {
+          EXPECT_EQ(code_of([&] { load_newest(comm, options, {}, {}, Order::BestFirst); }, "none has a finite number"),
+                    ErrorCode::InvalidArgument);
+          FolderOptions other = options;
+          if (comm.rank() == 1) other.best.keep = 3;
+          Brought brought(comm, {.step = 9});
+          EXPECT_EQ(code_of([&] { save(comm, other, brought.bundle); }, "give all the same"),
+                    ErrorCode::InvalidArgument);
+          brought.bundle.manifest.values = {{"los", std::string("0.5")}};
+          EXPECT_EQ(
+              code_of([&] { save(comm, options, brought.bundle); }, "'los', by which the best is kept, is no number"),
+              ErrorCode::InvalidArgument);
+        },
+        BestMode::Min, "los");
+  }
+  for (const formats::BestBy& wrong : {formats::BestBy{"", BestMode::Min, 1}, formats::BestBy{"x", BestMode::Min, -1}})
+    EXPECT_EQ(code_of(
+                  [&] {
+                    check({"x", 3, CheckpointPlace::Rank0, 2, wrong});
+                  },
+                  "keep_best"),
+              ErrorCode::InvalidArgument);
+}
+
+TEST(CheckpointPlaces, WhatIsDamagedIsNotAmongTheBest) {
+  for (const CheckpointPlace place : kPlaces) {
+    for (const bool found_by_load : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} {}", to_string(place), found_by_load));
+      TestFolder folder, second;
+      const auto run = [&](const std::function<void(Communicator&, const FolderOptions&)>& body) {
+        run_on_threads(2, [&](Communicator comm) {
+          const bool elsewhere = place == CheckpointPlace::Local && comm.rank() == 1;
+          body(comm, {elsewhere ? second.path() : folder.path(), 1, place, 2, {"loss"}});
+        });
+      };
+      const auto save_with = [&](std::int64_t step, double loss) {
+        run([&](Communicator& comm, const FolderOptions& options) {
+          Brought brought(comm, {.step = step});
+          brought.bundle.manifest.values = {{"loss", loss}};
+          save(comm, options, brought.bundle);
+        });
+      };
+      const auto best = [&] {
+        std::int64_t step = 0;
+        run([&](Communicator& comm, const FolderOptions& options) {
+          const Found found = load_newest(comm, options, {}, {}, Order::BestFirst);
+          if (comm.rank() == 0 && found.stored) step = found.stored->manifest.step;
+        });
+        return step;
+      };
+      save_with(1, 1.0);
+      for (const TestFolder* const of : {&folder, &second}) {
+        const fs::path file = *of / "checkpoint-000001-step-1/model.safetensors";
+        if (!fs::exists(file)) continue;
+        if (found_by_load)
+          std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).write("\xff\xff", 2);  // no length
+        else
+          fs::resize_file(file, fs::file_size(file) - 1);
+      }
+      if (found_by_load) {
+        EXPECT_EQ(best(), 0);
+      }
+      save_with(2, 1.5);
+      save_with(3, 7.0);
+      EXPECT_EQ(names_of(folder.path()),
+                (std::vector<std::string>{"checkpoint-000002-step-2", "checkpoint-000003-step-3"}));
+      EXPECT_EQ(best(), 2);
+    }
+  }
+}
+
+TEST(CheckpointPlaces, ANameOfTheBestThatIsNeverSavedIsWarnedOfOnce) {
+  TestFolder folder;
+  ::testing::internal::CaptureStderr();
+  run_on_threads(2, [&](Communicator comm) {
+    for (const int step : {1, 2, 3}) {
+      Brought brought(comm, {.step = step});
+      if (step > 1) brought.bundle.manifest.values = {{"valid_loss", 1.0}, {"accuracy", 0.5}};
+      save(comm, {folder.path(), 1, CheckpointPlace::Rank0, 2, {"val_loss"}}, brought.bundle);
+    }
+  });
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  const auto at = text.find("without the value 'val_loss'");
+  ASSERT_NE(at, std::string::npos) << text;
+  EXPECT_NE(text.find("it has 'accuracy', 'valid_loss'"), std::string::npos) << text;
+  EXPECT_EQ(text.find("without the value", at + 1), std::string::npos) << text;
+}
+
+TEST(CheckpointPlaces, BestByOnOneRankAloneIsAnErrorOnAll) {
+  TestFolder folder;
+  run_on_threads(2, [&](Communicator comm) {
+    FolderOptions options{folder.path()};
+    Brought brought(comm, {.step = 1});
+    brought.bundle.manifest.values = {{"loss", 1.0}};
+    save(comm, options, brought.bundle);
+    if (comm.rank() == 0) options.best.value = "loss";
+    EXPECT_EQ(code_of([&] { load_newest(comm, options, {}, {}, Order::BestFirst); }, "best_by has not said"),
+              ErrorCode::InvalidArgument);
   });
 }
 

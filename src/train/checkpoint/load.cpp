@@ -5,7 +5,10 @@
 #include "telemetry/timeline.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/exchange.h"
+#include "train/checkpoint/shards.h"
 #include "train/formats/checkpoint_folder.h"
+#include "train/formats/safetensors.h"
+#include "train/formats/shards.h"
 #include "train/formats/tensor.h"
 
 #include <cohort/checkpoint_follower.h>
@@ -14,10 +17,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -39,12 +45,16 @@ class Holders {
           const std::set<std::string>& files);
 
   /// Lets one holder of each file read and compare it, another one where that finds damage; parts preferably by the
-  /// rank of the saved one's number, so that all read at once. `keep` is called where a sound file was read. Gives back
-  /// what is wrong with those that nobody has whole: empty if all are.
-  std::vector<std::string> verify(const std::function<void(const std::string& file, sys::FileBytes bytes)>& keep);
+  /// rank of the saved one's number, so that all read at once. What `keeps` says of a sound file decides whether `keep`
+  /// gets all of its bytes where it was read, or none are kept. Gives back what is wrong with those that nobody has
+  /// whole: empty if all are.
+  std::vector<std::string> verify(const std::function<bool(const std::string& file)>& keeps,
+                                  const std::function<void(const std::string& file, sys::FileBytes bytes)>& keep);
 
   /// The rank that has found the file whole.
   int owner(const std::string& file) const { return owners_.at(file); }
+  /// Who is to read what of which file.
+  StoredTensors readers_of(const std::vector<std::string>& files) const;
 
  private:
   void assign(const std::set<std::string>& files);
@@ -105,7 +115,19 @@ std::string Holders::missing(const std::string& file) const {
                                                                 : " -- load it with the place local");
 }
 
-std::vector<std::string> Holders::verify(const std::function<void(const std::string&, sys::FileBytes)>& keep) {
+StoredTensors Holders::readers_of(const std::vector<std::string>& files) const {
+  StoredTensors all{stored_, {}, {}, {}};
+  for (const std::string& file : files) {
+    const int owner = all.owners[file] = owners_.at(file);
+    for (const int holder : holders_.at(file)) {
+      if (shared_folder_.keeper_of(holder) == shared_folder_.keeper_of(owner)) all.readers[file].insert(holder);
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> Holders::verify(const std::function<bool(const std::string&)>& keeps,
+                                         const std::function<void(const std::string&, sys::FileBytes)>& keep) {
   std::set<std::string> open;
   for (const auto& [file, holders] : holders_) open.insert(file);
   while (!open.empty()) {
@@ -113,11 +135,14 @@ std::vector<std::string> Holders::verify(const std::function<void(const std::str
     codec::Writer failures;
     for (const std::string& file : open) {
       if (holders_.at(file).empty() || owners_.at(file) != shared_folder_.rank) continue;
-      auto bytes = formats::read_checkpoint_file(stored_, file);
-      if (bytes)
+      Result<void> sound;
+      if (!keeps(file))
+        sound = formats::check_checkpoint_file(stored_, file);
+      else if (auto bytes = formats::read_checkpoint_file(stored_, file))
         keep(file, std::move(*bytes));
       else
-        failures.text(file).text(bytes.error().what());
+        sound = tl::unexpected(bytes.error());
+      if (!sound) failures.text(file).text(sound.error().what());
     }
     const auto all = gather(comm_, failures.take());
     std::set<std::string> again;
@@ -151,8 +176,13 @@ struct Candidate {
   auto operator<=>(const Candidate&) const = default;
 };
 
+struct Listed {
+  int lister = 0;                  ///< the lowest rank that does
+  std::optional<double> standing;  ///< by options.best
+};
+
 struct Listing {
-  std::map<Candidate, int> candidates;  ///< and the lowest rank that lists it
+  std::map<Candidate, Listed> candidates;
   std::map<Candidate, formats::StoredCheckpoint> own;
   std::vector<std::string> damaged;
   std::int64_t newer = 0;  ///< generation of the newest one of a newer Cohort
@@ -169,7 +199,9 @@ Listing list_all(Communicator& comm, const FolderOptions& options, const SharedF
           for (formats::StoredCheckpoint& one : list.sound) {
             const std::string text = value_or_throw(formats::to_json(one.manifest));
             const Candidate candidate{one.manifest.generation, formats::sha256(formats::as_bytes(text))};
+            const auto standing = formats::standing(one.manifest, options.best);
             mine.number('s').number(candidate.generation).text(candidate.digest);
+            mine.number(standing.value_or(std::numeric_limits<double>::quiet_NaN()));
             all.own.emplace(candidate, std::move(one));
           }
           for (const Error& error : list.damaged) mine.number('d').number(std::int64_t{0}).text(error.what());
@@ -182,7 +214,10 @@ Listing list_all(Communicator& comm, const FolderOptions& options, const SharedF
       const auto generation = value_or_throw(in.number<std::int64_t>());
       const std::string text(value_or_throw(in.text(kLongestText)));
       if (kind == 's') {
-        all.candidates.emplace(Candidate{generation, text}, static_cast<int>(rank));
+        const auto standing = value_or_throw(in.number<double>());
+        all.candidates.emplace(
+            Candidate{generation, text},
+            Listed{static_cast<int>(rank), std::isnan(standing) ? std::nullopt : std::optional(standing)});
       } else if (kind == 'd') {
         all.damaged.push_back(text);
       } else if (generation > all.newer) {
@@ -197,7 +232,7 @@ Listing list_all(Communicator& comm, const FolderOptions& options, const SharedF
 /// The candidate as this rank sees it: the manifest is the same on all, the path is its own.
 formats::StoredCheckpoint open_candidate(Communicator& comm, const FolderOptions& options, const Listing& listing,
                                          const Candidate& candidate) {
-  const int lister = listing.candidates.at(candidate);
+  const int lister = listing.candidates.at(candidate).lister;
   const auto own = listing.own.find(candidate);
   std::string text, name;
   if (own != listing.own.end()) {
@@ -236,27 +271,74 @@ void hand_over(Communicator& comm, const formats::StoredCheckpoint& stored, cons
   if (!wants) bytes.reset();
 }
 
+std::vector<Candidate> in_order(const Listing& listing, const FolderOptions& options, Order order) {
+  std::vector<Candidate> all;
+  if (order == Order::NewestFirst) {
+    for (auto next = listing.candidates.rbegin(); next != listing.candidates.rend(); ++next) all.push_back(next->first);
+    return all;
+  }
+  if (options.best.value.empty())
+    raise(ErrorCode::InvalidArgument, "cannot load the best checkpoint of {} -- best_by has not said what is the best",
+          options.path);
+  // (A newer Cohort's may be better: which, we cannot know.)
+  if (listing.newer > 0) return all;
+  std::set<std::pair<double, Candidate>> by_standing;
+  for (const auto& [candidate, listed] : listing.candidates) {
+    if (listed.standing) by_standing.emplace(*listed.standing, candidate);
+  }
+  for (const auto& [standing, candidate] : by_standing) all.push_back(candidate);
+  if (all.empty() && !listing.candidates.empty())
+    raise(ErrorCode::InvalidArgument,
+          "cannot load the best checkpoint of {} -- none has a finite number '{}' among its values -- is it the name "
+          "under which they were saved?",
+          options.path, options.best.value);
+  return all;
+}
+
 }  // namespace
 
 Found load_newest(Communicator& comm, const FolderOptions& options, const std::set<std::string>& unwanted,
-                  std::optional<std::int64_t> latest) {
+                  std::optional<std::int64_t> latest, Order order) {
   const status::timeline::Scope event(status::TimelineKind::Checkpoint, "load");
   const int rank = rank_of(comm);
   const int ranks = size_of(comm);
   const SharedFolder folder = probe_shared_folder(comm, options, IfMissing::Leave);
+  const bool in_parts = any(comm, unwanted.contains(kModelFile));
   Found found;
   Listing listing = list_all(comm, options, folder);
   found.passed_over = listing.damaged;
-  for (auto next = listing.candidates.rbegin(); next != listing.candidates.rend(); ++next) {
-    if (listing.newer > next->first.generation) break;
-    if (latest && next->first.generation > *latest) continue;
-    const formats::StoredCheckpoint stored = open_candidate(comm, options, listing, next->first);
+  std::vector<Candidate> candidates;
+  agree(comm, attempt([&] { candidates = in_order(listing, options, order); }));
+  for (const Candidate& next : candidates) {
+    if (listing.newer > next.generation) break;
+    if (latest && next.generation > *latest) continue;
+    const formats::StoredCheckpoint stored = open_candidate(comm, options, listing, next);
+    const bool sharded = formats::has_shards(stored.manifest);
+    std::set<std::string> wanted;  // by any rank
+    for (const std::string& file : names_of(stored)) {
+      if (saved_rank_of(file, stored) < 0 && any(comm, !unwanted.contains(file))) wanted.insert(file);
+    }
+    const std::vector<std::string> in_places = formats::tensor_files(stored.manifest);
+    const auto is_in_places = [&](const std::string& file) {
+      return sharded && std::find(in_places.begin(), in_places.end(), file) != in_places.end();
+    };
     std::map<std::string, sys::FileBytes> kept;
     Holders holders(comm, folder, stored, names_of(stored));
-    const auto problems = holders.verify([&](const std::string& file, sys::FileBytes bytes) {
-      const int saved = saved_rank_of(file, stored);
-      if (saved < 0 || saved == rank) kept.emplace(file, std::move(bytes));
-    });
+    auto problems = holders.verify(
+        [&](const std::string& file) {
+          return !is_in_places(file) && (wanted.contains(file) || saved_rank_of(file, stored) == rank);
+        },
+        [&](const std::string& file, sys::FileBytes bytes) { kept.emplace(file, std::move(bytes)); });
+    std::shared_ptr<StoredTensors> tensors;
+    if (problems.empty() && (sharded || in_parts)) {
+      tensors = std::make_shared<StoredTensors>(holders.readers_of(in_places));
+      auto content = formats::tensors_of(stored, heads_of(comm, *tensors));
+      if (content)
+        tensors->content = std::move(*content);
+      else
+        problems.emplace_back(content.error().what());
+    }
+    formats::remember_damage(stored.folder, !problems.empty());
     if (!problems.empty()) {
       found.passed_over.insert(found.passed_over.end(), problems.begin(), problems.end());
       continue;
@@ -264,6 +346,7 @@ Found load_newest(Communicator& comm, const FolderOptions& options, const std::s
     // The same bytes go to every rank: none can see other bytes than those that were compared.
     for (const std::string& file : names_of(stored)) {
       const int saved = saved_rank_of(file, stored);
+      if (is_in_places(file)) continue;
       if (saved >= 0) {
         const int owner = holders.owner(file);
         if (saved >= ranks) continue;
@@ -276,7 +359,7 @@ Found load_newest(Communicator& comm, const FolderOptions& options, const std::s
         if (rank == saved) found.part = std::move(part);
         continue;
       }
-      if (!any(comm, !unwanted.contains(file))) continue;
+      if (!wanted.contains(file)) continue;
       agree(comm, attempt([&] {
               if (!kept.contains(file))
                 kept.emplace(file, sys::FileBytes(static_cast<std::size_t>(stored.manifest.files.at(file).bytes)));
@@ -285,6 +368,19 @@ Found load_newest(Communicator& comm, const FolderOptions& options, const std::s
       share_bytes(comm, {bytes.data(), bytes.size()}, holders.owner(file));
       found.files.emplace(file, std::move(bytes));
     }
+    if (sharded) {
+      std::map<std::string, std::vector<int>> parts;
+      for (int saved = 0; saved < std::min(ranks, stored.manifest.world_size); ++saved) {
+        if (stored.manifest.files.contains(part_file(saved))) parts[part_file(saved)] = {saved};
+      }
+      for (auto& [file, bytes] : fetch_parts(comm, *tensors, tensors->content.files, parts))
+        found.part = std::move(bytes);
+      for (const char* const file : {kModelFile, kOptimizerFile}) {
+        if (!any(comm, !unwanted.contains(file))) continue;
+        if (auto bytes = fetch_file(comm, *tensors, file)) found.files.emplace(file, std::move(*bytes));
+      }
+    }
+    found.tensors = std::move(tensors);
     found.stored = stored;
     return found;
   }
@@ -324,12 +420,26 @@ std::map<int, sys::FileBytes> load_parts(Communicator& comm, const FolderOptions
   const SharedFolder folder = probe_shared_folder(comm, options, IfMissing::Leave);
   Holders holders(comm, folder, here, files);
   std::map<std::string, sys::FileBytes> kept;
-  const auto problems = holders.verify([&](const std::string& file, sys::FileBytes bytes) {
-    const auto& who = wanted.at(file);
-    if (std::find(who.begin(), who.end(), folder.rank) != who.end()) kept.emplace(file, std::move(bytes));
-  });
+  const bool sharded = formats::has_shards(here.manifest);
+  const auto problems = holders.verify(
+      [&](const std::string& file) {
+        const auto& who = wanted.at(file);
+        return !sharded && std::find(who.begin(), who.end(), folder.rank) != who.end();
+      },
+      [&](const std::string& file, sys::FileBytes bytes) { kept.emplace(file, std::move(bytes)); });
   if (!problems.empty()) raise(ErrorCode::Corrupt, "cannot load parts of a checkpoint -- {}", problems.front());
   std::map<int, sys::FileBytes> parts;
+  if (sharded) {
+    const StoredTensors tensors = holders.readers_of({files.begin(), files.end()});
+    Headers headers;
+    for (const auto& [file, head] : heads_of(comm, tensors)) {
+      headers.emplace(file, value_or_throw(formats::parse_safetensors_header(
+                                formats::as_bytes(head), here.manifest.files.at(file).bytes, file)));
+    }
+    for (auto& [file, bytes] : fetch_parts(comm, tensors, headers, wanted))
+      parts.emplace(saved_rank_of(file, here), std::move(bytes));
+    return parts;
+  }
   for (const auto& [file, who] : wanted) {
     std::optional<sys::FileBytes> bytes;
     if (const auto own = kept.find(file); own != kept.end()) bytes = std::move(own->second);

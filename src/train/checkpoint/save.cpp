@@ -1,4 +1,5 @@
 #include "base/files.h"
+#include "base/log.h"
 #include "base/records.h"
 #include "base/result.h"
 #include "telemetry/status_page.h"
@@ -11,13 +12,17 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <set>
+#include <string>
 #include <thread>
+#include <utility>
 
 namespace cohort::checkpoint {
 
@@ -36,7 +41,28 @@ std::string to_string(CheckpointPlace place) {
   return {};
 }
 
+void check(const FolderOptions& options) {
+  if (options.path.empty()) raise(ErrorCode::InvalidArgument, "a CheckpointFolder needs the name of a folder");
+  if (options.keep < 1)
+    raise(ErrorCode::InvalidArgument, "a CheckpointFolder keeps at least 1 checkpoint, not {}", options.keep);
+  if (options.copies < 1)
+    raise(ErrorCode::InvalidArgument, "a CheckpointFolder has at least 1 copy of each file, not {}", options.copies);
+  if (options.best.keep < 0)
+    raise(ErrorCode::InvalidArgument, "a CheckpointFolder cannot keep {} best ones -- keep_best is at least 1",
+          options.best.keep);
+  if (options.best.keep > 0 && options.best.value.empty())
+    raise(ErrorCode::InvalidArgument,
+          "a CheckpointFolder with keep_best {} needs best_by: the name of the value that says which are the best",
+          options.best.keep);
+}
+
 namespace {
+
+std::string text_of(const formats::BestBy& best) {
+  return best.value.empty() ? "none"
+                            : fmt::format("{} of the {} '{}'", std::max(1, best.keep),
+                                          best.mode == BestMode::Min ? "lowest" : "highest", best.value);
+}
 
 /// Empty if there is no such folder.
 std::string identity_of(const std::string& path) {
@@ -142,6 +168,21 @@ void decode(std::string_view text, Digests& digests) {
   }
 }
 
+/// Of what ranks say of their shards.
+constexpr codec::Limits kShardLimits{.longest_text = std::size_t{1} << 20, .most_elements = std::size_t{1} << 28};
+
+struct Claim {
+  ShardName name;
+  formats::ElementType type = formats::ElementType::Float32;
+};
+void visit_fields(auto& m, auto& archive, const Claim*) {
+  archive(m.name, codec::below(m.type, formats::kElementTypeCount, "an unknown type"));
+}
+struct Claims {
+  std::vector<Claim> all;
+};
+void visit_fields(auto& m, auto& archive, const Claims*) { archive(m.all); }
+
 class Save {
  public:
   Save(Communicator& comm, const FolderOptions& options, const Bundle& bundle)
@@ -164,18 +205,30 @@ class Save {
 
   /// Before anything is written: what cannot be saved should not cost a disk full of bytes.
   void agree_on_content() {
-    in_parts_ = any(comm_, options_.place != CheckpointPlace::Rank0 || !bundle_.state.empty());
+    enum : std::int64_t { OneFile, Parts, Shards };
+    const bool own = options_.place != CheckpointPlace::Rank0 || !bundle_.state.empty();
+    const std::int64_t form = highest(comm_, !bundle_.shards.empty() ? Shards : own ? Parts : OneFile);
+    in_parts_ = form != OneFile;
+    if (form == Shards) agree_on_shards();
     if (in_parts_) {
       part_.name = part_file(rank_);
       part_.metadata = {{"rank", std::to_string(rank_)}, {"world_size", std::to_string(ranks_)}};
       for (const NamedTensor& one : bundle_.random) part_.tensors.push_back({kRandomPrefix + one.name, one.tensor});
       for (const NamedTensor& one : bundle_.state) part_.tensors.push_back({kStatePrefix + one.name, one.tensor});
+      for (const ShardBytes& one : bundle_.shards) {
+        const std::string name = formats::shard_name(part_.tensors.size(), one.name.tensor);
+        part_.metadata[name] = formats::shard_text(one.name.shard);
+        part_.tensors.push_back({name, {one.type, formats::shape_of(one.name.shard), one.bytes}});
+      }
     }
     std::string text;
     std::uint64_t size = 0;
     agree(comm_, attempt([&] {
             if (rank_ == 0) {
               formats::Manifest manifest = bundle_.manifest;
+              require_number(manifest);
+              warn_without_best(manifest);
+              if (form == Shards) manifest.version = formats::kManifestVersion;
               manifest.generation = 1;  // not known yet
               manifest.world_size = ranks_;
               manifest.created = formats::utc_now();
@@ -188,7 +241,13 @@ class Save {
     text = share(comm_, text);
     manifest_ = value_or_throw(formats::parse_manifest(text, "rank 0's description of the checkpoint"));
     // Ranks that were told different places would wait for each other in different steps.
+    const std::string best = share(comm_, text_of(options_.best));
     agree(comm_, attempt([&] {
+            if (const std::string keeps = text_of(options_.best); keeps != best) {
+              raise(ErrorCode::InvalidArgument,
+                    "cannot save a checkpoint -- of the best this rank keeps {}, and rank 0 {} -- give all the same",
+                    keeps, best);
+            }
             if (const std::string place = to_string(options_.place); place != manifest_.place) {
               raise(ErrorCode::InvalidArgument,
                     "cannot save a checkpoint -- this rank's place is {}, and rank 0's is {} -- give all the same",
@@ -197,6 +256,70 @@ class Save {
           }));
     if (!shared_folder()) agree_on_copies();
     if (in_parts_ && options_.place == CheckpointPlace::Rank0) sizes_ = gather(comm_, std::to_string(size));
+  }
+
+  /// A text is never the best; that is no answer to who has given one.
+  void require_number(const formats::Manifest& manifest) const {
+    const auto found = manifest.values.find(options_.best.value);
+    if (options_.best.value.empty() || found == manifest.values.end() ||
+        std::holds_alternative<std::int64_t>(found->second) || std::holds_alternative<double>(found->second))
+      return;
+    raise(ErrorCode::InvalidArgument,
+          "cannot save a checkpoint -- its value '{}', by which the best is kept, is no number", options_.best.value);
+  }
+
+  /// Once per folder: a name that is never saved would show only when the best is to be loaded, and gone.
+  void warn_without_best(const formats::Manifest& manifest) const {
+    const std::string& name = options_.best.value;
+    if (name.empty() || manifest.values.empty() || manifest.values.contains(name)) return;
+    static std::mutex mutex;
+    static std::set<std::pair<std::string, std::string>> warned;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!warned.emplace(options_.path, name).second) return;
+    std::string others;
+    for (const auto& [other, value] : manifest.values)
+      others += fmt::format("{}'{}'", others.empty() ? "" : ", ", other);
+    log::warn("checkpoint",
+              "{}: a checkpoint is saved without the value '{}', which best_by names: it is never among the best -- it "
+              "has {}",
+              options_.path, name, others);
+  }
+
+  /// Every element of every tensor is brought once.
+  void agree_on_shards() {
+    Claims mine;
+    agree(comm_, attempt([&] {
+            for (const ShardBytes& one : bundle_.shards) {
+              const auto bytes = formats::byte_count(one.type, std::array{one.name.shard.count});
+              if (bytes != one.bytes.size()) {
+                raise(ErrorCode::InvalidArgument,
+                      "cannot save a checkpoint -- the shard of tensor '{}' of {} elements has {} bytes",
+                      one.name.tensor, one.name.shard.count, one.bytes.size());
+              }
+              mine.all.push_back({one.name, one.type});
+            }
+            for (const TensorFile& file : rank_ == 0 ? bundle_.files : std::vector<TensorFile>()) {
+              const auto prefix = file.name == kModelFile ? formats::kModelPrefix : formats::kOptimizerPrefix;
+              for (const NamedTensor& one : file.tensors)
+                mine.all.push_back(
+                    {{std::string(prefix) + one.name, formats::whole_shard(one.tensor.shape)}, one.tensor.type});
+            }
+          }));
+    const auto texts = gather(comm_, codec::encode(mine));
+    // The same texts, so all throw or none does.
+    formats::PartedTensors tensors;
+    const auto require = [](const std::optional<std::string>& problem) {
+      if (problem)
+        raise(ErrorCode::InvalidArgument,
+              "cannot save a checkpoint -- {} -- each element of a tensor is to be brought by one rank", *problem);
+    };
+    for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+      for (Claim& one : value_or_throw(codec::decode<Claims>(texts[rank], kShardLimits)).all) {
+        require(formats::add_part(tensors, one.name.tensor, one.type,
+                                  {fmt::format("rank {}", rank), std::move(one.name.shard)}));
+      }
+    }
+    for (const auto& [name, tensor] : tensors) require(formats::coverage_problem(name, tensor));
   }
 
   void agree_on_copies() {
@@ -346,7 +469,7 @@ class Save {
       spared = {.below_step = lost.step, .count = options_.keep};
     }
     if (shared_folder()) {
-      if (writer_) formats::keep_newest_checkpoints(options_.path, options_.keep, spared);
+      if (writer_) formats::keep_newest_checkpoints(options_.path, options_.keep, spared, options_.best);
       return;
     }
     if (const std::string theirs = share(comm_, spared.count > 0 ? std::to_string(spared.below_step) : "");
@@ -354,16 +477,22 @@ class Save {
       spared = {.below_step = std::stoll(theirs), .count = options_.keep};
     }
     codec::Writer own;
+    std::vector<formats::StoredCheckpoint> sound;
     if (writer_) {
-      if (const auto list = formats::list_checkpoints(options_.path)) {
-        for (const auto& one : list->sound) {
+      if (auto list = formats::list_checkpoints(options_.path)) {
+        sound = std::move(list->sound);
+        for (const auto& one : sound) {
           const auto text = formats::to_json(one.manifest);
-          if (text) own.number(one.manifest.generation).text(formats::sha256(formats::as_bytes(*text)));
+          if (!text) continue;
+          own.number(one.manifest.generation).text(formats::sha256(formats::as_bytes(*text)));
+          own.text(formats::whole_at_a_glance(one));
         }
       }
     }
     const auto lists = gather(comm_, own.take());
     std::map<std::pair<std::int64_t, std::string>, std::size_t> held;
+    std::map<std::int64_t, std::string> whole;  // '1' for each file that is so on some host
+    std::set<std::int64_t> damaged;
     std::size_t keepers = 0;
     for (int rank = 0; rank < ranks_; ++rank) {
       if (shared_folder_.keeper_of(rank) != rank) continue;
@@ -371,6 +500,11 @@ class Save {
       for (codec::Reader in(lists[static_cast<std::size_t>(rank)]); !in.at_end();) {
         const auto generation = value_or_throw(in.number<std::int64_t>());
         ++held[{generation, std::string(value_or_throw(in.text(64)))}];
+        const auto here = value_or_throw(in.text(kLongestText));
+        std::string& on_some = whole[generation];
+        on_some.resize(std::max(on_some.size(), here.size()), '0');
+        for (std::size_t i = 0; i < here.size(); ++i) on_some[i] = std::max(on_some[i], here[i]);
+        if (here.empty()) damaged.insert(generation);
       }
     }
     std::set<std::int64_t> complete;
@@ -378,6 +512,13 @@ class Save {
       if (times == keepers) complete.insert(which.first);
     }
     if (!writer_ || complete.size() < static_cast<std::size_t>(options_.keep)) return;
+    // All hosts have the same manifests of what is complete, and so the same best.
+    std::erase_if(sound, [&](const auto& one) {
+      const auto generation = one.manifest.generation;
+      return !complete.contains(generation) || damaged.contains(generation) ||
+             whole.at(generation).find('0') != std::string::npos;
+    });
+    spared.best = formats::best_checkpoints(sound, options_.best);
     formats::remove_older_checkpoints(options_.path, *std::prev(complete.end(), options_.keep), spared);
   }
 

@@ -61,8 +61,9 @@ struct State::Impl {
   std::map<std::string, Kept> values;
   std::map<std::string, std::function<SamplePosition()>> samplers;
   std::vector<std::function<void(const World&)>> on_change;
-  std::vector<std::function<void()>> on_step;
-  std::int64_t steps = 0;
+  std::vector<std::function<void()>> on_step, after_step;
+  std::int64_t steps = 0;     ///< and how often the state has advanced beside them
+  std::int64_t advances = 0;  ///< of these
   bool fresh = true;
   bool interrupted = false;
   bool whole = true;
@@ -86,6 +87,9 @@ struct State::Impl {
   std::optional<Preemption> preemption;
   std::optional<Clock::time_point> told_at;
   std::optional<std::uint64_t> chose_in;  ///< the epoch after which it was asked who saves
+
+  /// The caller's.
+  std::int64_t own_steps() const noexcept { return steps - advances; }
 
   void require_new(const std::string& name) const {
     if (parts.contains(name) || values.contains(name))
@@ -186,8 +190,12 @@ void State::add_samples(const std::string& name, std::function<SamplePosition()>
 
 void State::on_change(std::function<void(const World&)> callback) { impl_->on_change.push_back(std::move(callback)); }
 void State::on_step(std::function<void()> callback) { impl_->on_step.push_back(std::move(callback)); }
-std::int64_t State::steps() const noexcept { return impl_->steps; }
-void State::set_steps(std::int64_t steps) { impl_->steps = steps; }
+void State::after_step(std::function<void()> callback) {
+  if (impl_->after_step.empty()) add("advances beside steps", impl_->advances);
+  impl_->after_step.push_back(std::move(callback));
+}
+std::int64_t State::steps() const noexcept { return impl_->own_steps(); }
+void State::set_steps(std::int64_t steps) { impl_->steps = steps + impl_->advances; }
 void State::finish() { impl_->ledger.finish(); }
 bool State::told_to_end() const noexcept { return impl_->told_to_end; }
 bool State::told_to_leave() const noexcept { return impl_->told_to_leave; }
@@ -274,7 +282,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   world.first_size_ = agreement.first_size;
   for (const auto& callback : self.on_change) callback(world);
   self.keep();
-  self.ledger.enter(world.epoch_.value_or(0), comm.size(), self.steps, self.positions(),
+  self.ledger.enter(world.epoch_.value_or(0), comm.size(), self.own_steps(), self.positions(),
                     comm.rank() == 0 ? ledger : std::filesystem::path());
   if (comm.rank() != 0) return;
   if (!world.epoch_ && comm.size() > 1)
@@ -287,7 +295,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
                         agreement.takers.size() == 1 ? "1 rank" : fmt::format("{} ranks", agreement.takers.size()),
                         sent_ms, static_cast<double>(bytes) / 1e6 / std::max(sent_ms, 1e-3));
   log::info("elastic", "epoch {}: {} after step {}{}; compared in {:.0f} ms{}", world.epoch_.value_or(0),
-            comm.size() == 1 ? "1 rank goes on" : fmt::format("{} ranks go on", comm.size()), self.steps,
+            comm.size() == 1 ? "1 rank goes on" : fmt::format("{} ranks go on", comm.size()), self.own_steps(),
             agreement.interrupted ? ", the next one is done again" : "", compared_ms, sent);
 }
 
@@ -318,7 +326,7 @@ void State::Impl::exchange_notices() {
   const char* const what = told_to_end     ? "the job was told to end"
                            : told_to_leave ? "this rank was told to end"
                                            : "the job's members change";
-  throw MembershipChanged(ErrorCode::Aborted, fmt::format("{}, after step {}", what, steps));
+  throw MembershipChanged(ErrorCode::Aborted, fmt::format("{}, after step {}", what, own_steps()));
 }
 
 void State::step() {
@@ -326,8 +334,15 @@ void State::step() {
   for (const auto& callback : self.on_step) callback();
   ++self.steps;
   self.keep();
-  if (!self.samplers.empty()) self.ledger.step(self.steps, self.positions());
+  if (!self.samplers.empty()) self.ledger.step(self.own_steps(), self.positions());
   self.exchange_notices();
+  for (const auto& callback : self.after_step) callback();
+}
+
+void State::advance() {
+  ++impl_->steps;
+  ++impl_->advances;
+  impl_->keep();
 }
 
 bool State::leave(const Error& error) {
@@ -339,7 +354,7 @@ bool State::leave(const Error& error) {
   self.whole = self.version_of_parts() == self.version ||
                (self.steps == self.entered_at && digests_of(self.contents(), self.key) == self.digests);
   for (auto& [name, kept] : self.values) kept.value.load(kept.copy);
-  if (!planned) log::debug("elastic", "after step {}: {}", self.steps, error.what());
+  if (!planned) log::debug("elastic", "after step {}: {}", self.own_steps(), error.what());
   return true;
 }
 

@@ -10,11 +10,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -78,7 +81,44 @@ Result<void> discard(const std::string& folder, const std::string& name) {
   return sys::remove_tree(doomed);
 }
 
+/// Folders of checkpoints.
+struct FoundDamaged {
+  std::mutex mutex;
+  std::set<std::string> folders;
+
+  static FoundDamaged& of_process() {
+    static FoundDamaged one;
+    return one;
+  }
+};
+
+std::string plain(const std::string& folder) { return std::filesystem::absolute(folder).lexically_normal().string(); }
+
 }  // namespace
+
+void remember_damage(const std::string& folder, bool is_damaged) {
+  auto& found = FoundDamaged::of_process();
+  const std::lock_guard<std::mutex> lock(found.mutex);
+  if (is_damaged)
+    found.folders.insert(plain(folder));
+  else
+    found.folders.erase(plain(folder));
+}
+
+std::string whole_at_a_glance(const StoredCheckpoint& checkpoint) {
+  {
+    auto& found = FoundDamaged::of_process();
+    const std::lock_guard<std::mutex> lock(found.mutex);
+    if (found.folders.contains(plain(checkpoint.folder))) return {};
+  }
+  std::string whole;
+  for (const auto& [name, digest] : checkpoint.manifest.files) {
+    std::error_code none;
+    const auto bytes = std::filesystem::file_size(fmt::format("{}/{}", checkpoint.folder, name), none);
+    whole += !none && bytes == digest.bytes ? '1' : '0';
+  }
+  return whole;
+}
 
 void remove_older_checkpoints(const std::string& folder, std::int64_t generation, Spared spared) {
   const auto names = sys::list_folder(folder);
@@ -88,6 +128,7 @@ void remove_older_checkpoints(const std::string& folder, std::int64_t generation
     if (const auto its = generation_of(name); its && *its < generation) older.emplace(*its, name);
   }
   for (const auto& [its, name] : older) {
+    if (spared.best.contains(its)) continue;
     if (spared.count > 0 && step_of(name) < spared.below_step) {
       --spared.count;
       continue;
@@ -97,11 +138,39 @@ void remove_older_checkpoints(const std::string& folder, std::int64_t generation
   }
 }
 
-void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared) {
+void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared, const BestBy& best) {
   const auto list = list_checkpoints(folder);
   if (!list || list->sound.size() <= static_cast<std::size_t>(keep)) return;
-  remove_older_checkpoints(folder, list->sound[list->sound.size() - static_cast<std::size_t>(keep)].manifest.generation,
-                           spared);
+  const auto oldest = list->sound[list->sound.size() - static_cast<std::size_t>(keep)].manifest.generation;
+  std::vector<StoredCheckpoint> whole;
+  for (const StoredCheckpoint& one : list->sound) {
+    const std::string files = whole_at_a_glance(one);
+    if (!files.empty() && files.find('0') == std::string::npos) whole.push_back(one);
+  }
+  spared.best = best_checkpoints(whole, best);
+  remove_older_checkpoints(folder, oldest, std::move(spared));
+}
+
+std::optional<double> standing(const Manifest& manifest, const BestBy& best) {
+  const auto found = manifest.values.find(best.value);
+  if (best.value.empty() || found == manifest.values.end()) return std::nullopt;
+  double number = std::numeric_limits<double>::quiet_NaN();
+  if (const auto* const whole = std::get_if<std::int64_t>(&found->second)) number = static_cast<double>(*whole);
+  if (const auto* const real = std::get_if<double>(&found->second)) number = *real;
+  if (!std::isfinite(number)) return std::nullopt;
+  return best.mode == BestMode::Min ? number : -number;
+}
+
+std::set<std::int64_t> best_checkpoints(const std::vector<StoredCheckpoint>& among, const BestBy& best) {
+  std::set<std::pair<double, std::int64_t>> order;
+  for (const StoredCheckpoint& one : among) {
+    if (const auto its = standing(one.manifest, best)) order.emplace(*its, one.manifest.generation);
+  }
+  std::set<std::int64_t> generations;
+  for (const auto& [its, generation] : order) {
+    if (generations.size() < static_cast<std::size_t>(std::max(1, best.keep))) generations.insert(generation);
+  }
+  return generations;
 }
 
 Result<FileDigest> write_checkpoint_file(const std::string& hidden, const std::string& name,
@@ -191,6 +260,7 @@ Result<StoredCheckpoint> CheckpointWriter::publish() {
   if (auto done = sys::rename_path(hidden_, folder); !done) return tl::unexpected(done.error());
   hidden_.clear();
   published_ = folder;
+  remember_damage(folder, false);  // of an earlier one of this name
   if (auto done = sys::sync_folder(folder_); !done) {
     withdraw();
     return tl::unexpected(done.error());

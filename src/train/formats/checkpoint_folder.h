@@ -1,6 +1,7 @@
 // manifest.json, the last file of a checkpoint to be written: where training stood, and every other file's size and
 // digests. It carries its own digest and has exactly one form, so that no byte of it can change unnoticed. Versions 1
-// and 2 are read, and written again as they were; new ones are of version 2. Values; any thread.
+// to 3 are read, and written again as they were; new ones are of version 2, or 3 where there are shards. Values; any
+// thread.
 // A folder of checkpoints on the disk, without tensors: writes one so that it is complete or not there, finds them,
 // checks them, removes old ones. One writer per folder at a time (a lock says so to others); any number of readers.
 #pragma once
@@ -10,6 +11,8 @@
 #include "base/unique_fd.h"
 #include "train/formats/tensor.h"
 
+#include <cohort/early_stopping.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -17,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -87,10 +91,11 @@ struct SamplerPosition {
   std::int64_t size = 0;
 };
 
-inline constexpr int kManifestVersion = 2;
+/// The newest that is known, of checkpoints with shards; others are of the version before.
+inline constexpr int kManifestVersion = 3;
 
 struct Manifest {
-  int version = kManifestVersion;
+  int version = kManifestVersion - 1;
   std::int64_t generation = 0;
   std::int64_t step = 0;
   std::int64_t epoch = 0;
@@ -112,7 +117,12 @@ Result<std::string> to_json(const Manifest& manifest);
 /// InvalidArgument if a newer Cohort wrote it.
 Result<Manifest> parse_manifest(std::string_view text, const std::string& name);
 
+// The files of a checkpoint: docs/reference/checkpoint-format.md.
 inline constexpr const char* kManifestFile = "manifest.json";
+inline constexpr const char* kModelFile = "model.safetensors";
+inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
+/// And, of each rank, "rank-00003.safetensors".
+inline constexpr std::string_view kPartPrefix = "rank-";
 
 /// A checkpoint with a sound manifest. Its files are not yet checked.
 struct StoredCheckpoint {
@@ -173,14 +183,32 @@ Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, 
 Result<void> check_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name);
 /// Reads all of them: the first that is not as it was written.
 Result<void> check_checkpoint_files(const StoredCheckpoint& checkpoint);
-/// Older checkpoints that stay: the newest `count` of a step below this one.
+/// Which checkpoints are the best: those with the best number of this name among their values. One that has none, or
+/// NaN or an infinity there, is not among them; of equal ones the older is better.
+struct BestBy {
+  std::string value;  ///< empty: there are no best ones
+  BestMode mode = BestMode::Min;
+  int keep = 0;  ///< so many stay; 0: one
+};
+/// What they are ordered by, the lowest first.
+std::optional<double> standing(const Manifest& manifest, const BestBy& best);
+
+/// Older checkpoints that stay: the newest `count` of a step below this one, and the best.
 struct Spared {
   std::int64_t below_step = std::numeric_limits<std::int64_t>::min();
   int count = 0;
+  std::set<std::int64_t> best = {};  ///< by generation
 };
+/// What a load finds damaged is no longer among the best for this process' saves. By the checkpoint's folder; any
+/// thread.
+void remember_damage(const std::string& folder, bool is_damaged);
+/// By file of the manifest, '1' if it is here and of its size; empty if a load has found the checkpoint damaged.
+std::string whole_at_a_glance(const StoredCheckpoint& checkpoint);
+/// The generations of the best of `among`.
+std::set<std::int64_t> best_checkpoints(const std::vector<StoredCheckpoint>& among, const BestBy& best);
 /// Removes the checkpoints older than this generation, whole or not; a failure is only logged.
 void remove_older_checkpoints(const std::string& folder, std::int64_t generation, Spared spared = {});
-/// All but the newest `keep` complete ones.
-void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared = {});
+/// All but the newest `keep` complete ones, and the best of those that are whole at a glance.
+void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared = {}, const BestBy& best = {});
 
 }  // namespace cohort::formats

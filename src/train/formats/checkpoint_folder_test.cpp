@@ -251,7 +251,7 @@ TEST(CheckpointFolder, RefusesWhatANewerCohortSaved) {
   ASSERT_EQ(list->newer.size(), 1u);
   EXPECT_EQ(list->newer[0].first, 3);
   EXPECT_NE(std::string(list->newer[0].second.what())
-                .find("a newer Cohort saved this checkpoint: its format is of version 3"),
+                .find("a newer Cohort saved this checkpoint: its format is of version 4"),
             std::string::npos)
       << list->newer[0].second.what();
   const auto exported = export_weights({.from = folder.path(), .to = folder / "a.pt"});

@@ -138,7 +138,10 @@ Result<void> write_pt(const Sink& sink, const PtValue& value, const PtWriteOptio
   if (auto done = add("data.pkl", as_bytes(pickled->bytes)); !done) return done;
   if (auto done = add("byteorder", as_bytes("little")); !done) return done;
   for (std::size_t i = 0; i < pickled->storages.size(); ++i) {
-    if (auto done = add(fmt::format("data/{}", i), pickled->storages[i]); !done) return done;
+    Result<std::span<const std::byte>> bytes = pickled->storages[i];
+    if (options.load) bytes = options.load(*bytes);
+    if (!bytes) return tl::unexpected(bytes.error());
+    if (auto done = add(fmt::format("data/{}", i), *bytes); !done) return done;
   }
   if (auto done = add("version", as_bytes("3\n")); !done) return done;
   return zip.finish();

@@ -84,6 +84,9 @@ enum class PtFloats : std::uint8_t {
 struct PtWriteOptions {
   PtFloats floats = PtFloats::Number;
   Zip64 zip64 = Zip64::WhereNeeded;
+  /// The bytes of a storage when its turn has come, where its span only says how many: good until the next call. Empty:
+  /// spans are what they say.
+  std::function<Result<std::span<const std::byte>>(std::span<const std::byte>)> load = {};
 };
 
 /// Tensors over one storage share it in the file. InvalidArgument for text that is not UTF-8, for dict keys that are

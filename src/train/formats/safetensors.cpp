@@ -154,20 +154,30 @@ const TensorView* Safetensors::find(std::string_view name) const noexcept {
   return entry == tensors.end() ? nullptr : &entry->tensor;
 }
 
-Result<Safetensors> parse_safetensors(std::span<const std::byte> bytes, const std::string& name) {
+Result<std::uint64_t> safetensors_head_bytes(std::span<const std::byte> first, std::uint64_t file_bytes,
+                                             const std::string& name) {
   std::uint64_t header_size = 0;
-  if (bytes.size() < sizeof header_size)
-    return corrupt_safetensors(name, fmt::format("it has only {} bytes", bytes.size()));
-  std::memcpy(&header_size, bytes.data(), sizeof header_size);
+  if (file_bytes < sizeof header_size || first.size() < sizeof header_size)
+    return corrupt_safetensors(name, fmt::format("it has only {} bytes", file_bytes));
+  std::memcpy(&header_size, first.data(), sizeof header_size);
   if (header_size > kLongestHeader) {
     return corrupt_safetensors(
         name, fmt::format("its header claims {} bytes where at most {} are allowed", header_size, kLongestHeader));
   }
-  if (header_size > bytes.size() - sizeof header_size) {
+  if (header_size > file_bytes - sizeof header_size) {
     return corrupt_safetensors(name, fmt::format("it ends within its header of {} bytes", header_size));
   }
-  const std::string_view header(reinterpret_cast<const char*>(bytes.data()) + sizeof header_size,
-                                static_cast<std::size_t>(header_size));
+  return sizeof header_size + header_size;
+}
+
+Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> head, std::uint64_t file_bytes,
+                                                   const std::string& name) {
+  const auto head_bytes = safetensors_head_bytes(head, file_bytes, name);
+  if (!head_bytes) return tl::unexpected(head_bytes.error());
+  if (*head_bytes > head.size()) return corrupt_safetensors(name, "its header is not all there");
+  const std::string_view header =
+      std::string_view(reinterpret_cast<const char*>(head.data()), static_cast<std::size_t>(*head_bytes))
+          .substr(sizeof(std::uint64_t));
   if (!header.starts_with('{')) return corrupt_safetensors(name, "its header does not begin with '{'");
   HeaderHandler handler;
   if (!Json::sax_parse(header.begin(), header.end(), &handler)) return corrupt_safetensors(name, handler.problem);
@@ -175,8 +185,8 @@ Result<Safetensors> parse_safetensors(std::span<const std::byte> bytes, const st
   std::sort(handler.entries.begin(), handler.entries.end(), [](const Entry& a, const Entry& b) {
     return a.offsets != b.offsets ? a.offsets < b.offsets : a.name < b.name;
   });
-  const std::span<const std::byte> data = bytes.subspan(sizeof header_size + static_cast<std::size_t>(header_size));
-  Safetensors file;
+  const std::uint64_t data_bytes = file_bytes - *head_bytes;
+  SafetensorsHeader file;
   file.metadata = std::move(handler.metadata);
   std::uint64_t at = 0;
   for (Entry& entry : handler.entries) {
@@ -184,9 +194,9 @@ Result<Safetensors> parse_safetensors(std::span<const std::byte> bytes, const st
     const ElementTypeInfo* const type = find_safetensors_type(entry.dtype);
     if (type == nullptr)
       return corrupt_safetensors(name, fmt::format("entry '{}': unknown dtype '{}'", entry.name, entry.dtype));
-    if (begin > end || end > data.size()) {
+    if (begin > end || end > data_bytes) {
       return corrupt_safetensors(name, fmt::format("entry '{}': data_offsets [{}, {}] where there are {} bytes of data",
-                                                   entry.name, begin, end, data.size()));
+                                                   entry.name, begin, end, data_bytes));
     }
     if (begin != at) {
       return corrupt_safetensors(name,
@@ -199,33 +209,44 @@ Result<Safetensors> parse_safetensors(std::span<const std::byte> bytes, const st
                                                    shape_text(entry.shape), end - begin));
     }
     at = end;
-    const auto view = data.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
-    file.tensors.push_back({std::move(entry.name), {type->type, std::move(entry.shape), view}});
+    file.entries.push_back(
+        {std::move(entry.name), type->type, std::move(entry.shape), *head_bytes + begin, end - begin});
   }
-  if (at != data.size())
-    return corrupt_safetensors(name, fmt::format("{} bytes follow its last tensor", data.size() - at));
+  if (at != data_bytes)
+    return corrupt_safetensors(name, fmt::format("{} bytes follow its last tensor", data_bytes - at));
   return file;
 }
 
-Result<void> write_safetensors(const Sink& sink, std::span<const NamedTensor> tensors,
-                               const std::map<std::string, std::string>& metadata) {
-  std::vector<const NamedTensor*> order;
+Result<Safetensors> parse_safetensors(std::span<const std::byte> bytes, const std::string& name) {
+  auto header = parse_safetensors_header(bytes, bytes.size(), name);
+  if (!header) return tl::unexpected(header.error());
+  Safetensors file;
+  file.metadata = std::move(header->metadata);
+  for (SafetensorsEntry& entry : header->entries) {
+    const auto view = bytes.subspan(static_cast<std::size_t>(entry.offset), static_cast<std::size_t>(entry.bytes));
+    file.tensors.push_back({std::move(entry.name), {entry.type, std::move(entry.shape), view}});
+  }
+  return file;
+}
+
+Result<SafetensorsLayout> lay_out_safetensors(std::span<const NamedTensor> tensors,
+                                              const std::map<std::string, std::string>& metadata) {
+  SafetensorsLayout layout;
   std::unordered_set<std::string_view> names;
   for (const NamedTensor& entry : tensors) {
     if (!is_utf8(entry.name) || entry.name == "__metadata__" || !names.insert(entry.name).second) {
       return fail(ErrorCode::InvalidArgument, "cannot write safetensors -- the tensor name '{}' {} -- rename it",
                   entry.name, names.contains(entry.name) ? "stands there twice" : "is not allowed");
     }
-    const auto expected = byte_count(entry.tensor.type, entry.tensor.shape);
-    if (!expected || *expected != entry.tensor.bytes.size()) {
-      return fail(ErrorCode::InvalidArgument, "cannot write safetensors -- tensor '{}' {} has {} bytes", entry.name,
-                  shape_text(entry.tensor.shape), entry.tensor.bytes.size());
+    if (!byte_count(entry.tensor.type, entry.tensor.shape)) {
+      return fail(ErrorCode::InvalidArgument, "cannot write safetensors -- tensor '{}' has the shape {}", entry.name,
+                  shape_text(entry.tensor.shape));
     }
-    order.push_back(&entry);
+    layout.order.push_back(layout.order.size());
   }
-  std::sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
-    const std::size_t x = info(a->tensor.type).bytes, y = info(b->tensor.type).bytes;
-    return x != y ? x > y : a->name < b->name;
+  std::sort(layout.order.begin(), layout.order.end(), [&](std::size_t a, std::size_t b) {
+    const std::size_t x = info(tensors[a].tensor.type).bytes, y = info(tensors[b].tensor.type).bytes;
+    return x != y ? x > y : tensors[a].name < tensors[b].name;
   });
 
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
@@ -239,12 +260,14 @@ Result<void> write_safetensors(const Sink& sink, std::span<const NamedTensor> te
   std::string text = header.dump();
   text.pop_back();
   std::uint64_t at = 0;
-  for (const NamedTensor* entry : order) {
+  for (const std::size_t index : layout.order) {
+    const auto& [name, tensor] = tensors[index];
+    const std::uint64_t end = at + *byte_count(tensor.type, tensor.shape);
     // Text instead of a tree: adding to nlohmann's ordered_json is linear in its size.
-    text += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
-                        text.size() == 1 ? "" : ",", Json(entry->name).dump(), info(entry->tensor.type).safetensors,
-                        fmt::join(entry->tensor.shape, ","), at, at + entry->tensor.bytes.size());
-    at += entry->tensor.bytes.size();
+    text +=
+        fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", text.size() == 1 ? "" : ",",
+                    Json(name).dump(), info(tensor.type).safetensors, fmt::join(tensor.shape, ","), at, end);
+    at = end;
   }
   text += '}';
   text.resize((sizeof(std::uint64_t) + text.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment -
@@ -256,10 +279,24 @@ Result<void> write_safetensors(const Sink& sink, std::span<const NamedTensor> te
                 text.size(), kLongestHeader);
   }
   const std::uint64_t header_size = text.size();
-  if (auto put = sink(std::as_bytes(std::span(&header_size, 1))); !put) return put;
-  if (auto put = sink(as_bytes(text)); !put) return put;
-  for (const NamedTensor* entry : order) {
-    if (auto put = sink(entry->tensor.bytes); !put) return put;
+  layout.head.assign(reinterpret_cast<const char*>(&header_size), sizeof header_size);
+  layout.head += text;
+  return layout;
+}
+
+Result<void> write_safetensors(const Sink& sink, std::span<const NamedTensor> tensors,
+                               const std::map<std::string, std::string>& metadata) {
+  const auto layout = lay_out_safetensors(tensors, metadata);
+  if (!layout) return tl::unexpected(layout.error());
+  for (const NamedTensor& entry : tensors) {
+    if (byte_count(entry.tensor.type, entry.tensor.shape) != entry.tensor.bytes.size()) {
+      return fail(ErrorCode::InvalidArgument, "cannot write safetensors -- tensor '{}' {} has {} bytes", entry.name,
+                  shape_text(entry.tensor.shape), entry.tensor.bytes.size());
+    }
+  }
+  if (auto put = sink(as_bytes(layout->head)); !put) return put;
+  for (const std::size_t index : layout->order) {
+    if (auto put = sink(tensors[index].tensor.bytes); !put) return put;
   }
   return {};
 }

@@ -6,6 +6,8 @@
 #include "base/result.h"
 #include "train/formats/tensor.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -25,6 +27,33 @@ struct Safetensors {
 /// stand there once, types are known, and the tensors fill the rest without gaps or overlaps, each as long as its type
 /// and shape say.
 Result<Safetensors> parse_safetensors(std::span<const std::byte> bytes, const std::string& name);
+
+struct SafetensorsEntry {
+  std::string name;
+  ElementType type = ElementType::Float32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t offset = 0;  ///< of its bytes in the file
+  std::uint64_t bytes = 0;
+};
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;        ///< in the order of their bytes
+  std::map<std::string, std::string> metadata;  ///< "__metadata__"
+};
+/// The same of a file of which only the beginning is at hand, with all of the header; as strict.
+Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> head, std::uint64_t file_bytes,
+                                                   const std::string& name);
+/// Bytes up to the end of the header, once its first 8 are at hand. Corrupt as above.
+Result<std::uint64_t> safetensors_head_bytes(std::span<const std::byte> first, std::uint64_t file_bytes,
+                                             const std::string& name);
+
+/// What comes before the tensors' bytes in a file, and the order in which they follow, by their places in `tensors`. Of
+/// their bytes none is looked at. Errors as of write_safetensors.
+struct SafetensorsLayout {
+  std::string head;
+  std::vector<std::size_t> order;
+};
+Result<SafetensorsLayout> lay_out_safetensors(std::span<const NamedTensor> tensors,
+                                              const std::map<std::string, std::string>& metadata = {});
 
 /// Larger elements first, so that all tensors are aligned; the same bytes for the same input. InvalidArgument for a
 /// name that is not UTF-8 or stands there twice, or a tensor whose bytes do not agree with its shape.

@@ -6,11 +6,16 @@
 #include "train/formats/checkpoint_folder.h"
 #include "train/formats/pt.h"
 #include "train/formats/safetensors.h"
+#include "train/formats/shards.h"
 
 #include <nlohmann/json.hpp>
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -144,9 +149,10 @@ namespace {
 // optimizer.safetensors of a checkpoint as what Python's torch.optim.Optimizer.state_dict() returns. Any thread.
 
 /// {"state": {NUMBER: {"exp_avg": ...}}, "param_groups": [{"lr": ..., "params": [NUMBER...]}]}, parameters numbered in
-/// the order of the groups. Tensors view `optimizer`. Corrupt, naming `name`, if it is not as docs/reference/
+/// the order of the groups. Tensors are those given. Corrupt, naming `name`, if it is not as docs/reference/
 /// checkpoint-format.md says.
-Result<PtValue> torch_optimizer(const Weights& optimizer, const std::string& name);
+Result<PtValue> torch_optimizer(const std::vector<NamedTensor>& tensors,
+                                const std::map<std::string, std::string>& metadata, const std::string& name);
 
 using Fields = std::map<std::string, PtValue, std::less<>>;
 
@@ -207,10 +213,11 @@ PtDict group_of(Fields options, std::string_view type) {
   return dict_of(std::move(options));
 }
 
-Result<PtValue> torch_optimizer(const Weights& optimizer, const std::string& name) {
+Result<PtValue> torch_optimizer(const std::vector<NamedTensor>& tensors,
+                                const std::map<std::string, std::string>& metadata, const std::string& name) {
   const auto text = [&](const char* key) {
-    const auto found = optimizer.metadata.find(key);
-    return found == optimizer.metadata.end() ? std::string() : found->second;
+    const auto found = metadata.find(key);
+    return found == metadata.end() ? std::string() : found->second;
   };
   const auto groups = parse_json_or_discard(text("groups"));
   std::map<std::string, std::int64_t, std::less<>> numbers;
@@ -239,7 +246,7 @@ Result<PtValue> torch_optimizer(const Weights& optimizer, const std::string& nam
     }
     return {};
   };
-  for (const NamedTensor& entry : optimizer.tensors) {
+  for (const NamedTensor& entry : tensors) {
     const auto [to, field] = place_of(entry.name);
     if (to == nullptr) {
       return fail(ErrorCode::Corrupt, "{}: not a sound state of an optimizer -- '{}' belongs to nothing", name,
@@ -247,7 +254,7 @@ Result<PtValue> torch_optimizer(const Weights& optimizer, const std::string& nam
     }
     (*to)[field] = number_of(entry.tensor);
   }
-  for (const auto& [key, value] : optimizer.metadata) {
+  for (const auto& [key, value] : metadata) {
     if (const auto [to, field] = place_of(key); to != nullptr) (*to)[field] = value;
   }
   PtDict state, root;
@@ -267,18 +274,15 @@ Result<PtValue> torch_optimizer(const Weights& optimizer, const std::string& nam
 
 namespace fs = std::filesystem;
 
-constexpr const char* kModel = "model.safetensors";
-constexpr const char* kOptimizer = "optimizer.safetensors";
-
 PtValue dict_of(const std::vector<NamedTensor>& tensors) {
   PtDict dict;
   for (const NamedTensor& entry : tensors) dict.add(entry.name, pt_tensor(entry.tensor));
   return pt_dict(std::move(dict));
 }
 
-PtValue everything(const Manifest& manifest, const Weights& model, std::optional<PtValue> optimizer) {
+PtValue everything(const Manifest& manifest, const std::vector<NamedTensor>& model, std::optional<PtValue> optimizer) {
   PtDict root;
-  root.add("model", dict_of(model.tensors));
+  root.add("model", dict_of(model));
   if (optimizer) root.add("optimizer", *std::move(optimizer));
   if (manifest.sampler) {
     const SamplerPosition& at = *manifest.sampler;
@@ -319,12 +323,94 @@ Result<void> write(const ExportOptions& options, Target target, const PtValue& v
   return write_safetensors(options.to, tensors, {{"format", "pt"}});
 }
 
-Result<Weights> read_file_of(const StoredCheckpoint& checkpoint, const std::string& name) {
-  auto bytes = read_checkpoint_file(checkpoint, name);
-  if (!bytes) return tl::unexpected(bytes.error());
-  auto weights = parse_weights(bytes->bytes(), fmt::format("{}/{}", checkpoint.folder, name));
-  if (weights) weights->file = std::move(*bytes);
-  return weights;
+/// The tensors of a checkpoint, of which one at a time is in memory: until then each has addresses without memory.
+class LazyTensors {
+ public:
+  explicit LazyTensors(TensorReader reader) : reader_(std::move(reader)) {}
+  LazyTensors(const LazyTensors&) = delete;
+  LazyTensors& operator=(const LazyTensors&) = delete;
+  ~LazyTensors() {
+    if (addresses_ != MAP_FAILED) ::munmap(addresses_, bytes_);
+  }
+
+  /// Those whose names begin so, without that, in the order of a file of them.
+  Result<std::vector<NamedTensor>> views(std::string_view prefix) {
+    std::vector<NamedTensor> found;
+    for (const auto& [name, tensor] : reader_.all().tensors) {
+      if (!name.starts_with(prefix)) continue;
+      NamedTensor view{name.substr(prefix.size()), {tensor.type, tensor.sizes(), {}}};
+      const auto size = static_cast<std::size_t>(byte_count(tensor.type, tensor.sizes()).value_or(0));
+      if (tensor.sizes().empty()) {  // numbers are looked at
+        std::vector<std::byte>& number = numbers_.emplace_back(size);
+        if (auto done = reader_.read(name, number); !done) return tl::unexpected(done.error());
+        view.tensor.bytes = number;
+      } else {
+        if (auto done = reserve(); !done) return tl::unexpected(done.error());
+        const std::byte* const address = static_cast<const std::byte*>(addresses_) + used_;
+        view.tensor.bytes = {address, size};
+        names_.emplace(address, name);
+        used_ += std::max<std::size_t>(size, 1);
+      }
+      found.push_back(std::move(view));
+    }
+    const auto layout = lay_out_safetensors(found);
+    if (!layout) return tl::unexpected(layout.error());
+    std::vector<NamedTensor> ordered;
+    for (const std::size_t index : layout->order) ordered.push_back(std::move(found[index]));
+    return ordered;
+  }
+
+  /// The bytes of a view, good until the next call.
+  Result<std::span<const std::byte>> load(std::span<const std::byte> view) {
+    const auto name = names_.find(view.data());
+    if (name == names_.end()) return view;
+    try {
+      current_.resize(view.size());
+    } catch (const std::bad_alloc&) {
+      return fail(ErrorCode::Unavailable, "tensor '{}' of {} bytes does not fit into memory -- free some memory",
+                  name->second, view.size());
+    }
+    if (auto done = reader_.read(name->second, current_); !done) return tl::unexpected(done.error());
+    return std::span<const std::byte>(current_);
+  }
+
+  const TensorReader& reader() const noexcept { return reader_; }
+
+ private:
+  Result<void> reserve() {
+    if (addresses_ != MAP_FAILED) return {};
+    for (const auto& [name, tensor] : reader_.all().tensors)
+      bytes_ += std::max<std::size_t>(byte_count(tensor.type, tensor.sizes()).value_or(0), 1);
+    addresses_ = ::mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (addresses_ == MAP_FAILED)
+      return fail(ErrorCode::Unavailable, "cannot export -- no addresses for {} bytes: {} -- raise ulimit -v", bytes_,
+                  errno_text(errno));
+    return {};
+  }
+
+  TensorReader reader_;
+  void* addresses_ = MAP_FAILED;
+  std::size_t bytes_ = 0, used_ = 0;
+  std::map<const std::byte*, std::string> names_;
+  std::deque<std::vector<std::byte>> numbers_;
+  std::vector<std::byte> current_;
+};
+
+Result<void> write(const ExportOptions& options, Target target, const PtValue& value,
+                   const std::vector<NamedTensor>& tensors, LazyTensors& lazy) {
+  const auto load = [&](std::span<const std::byte> view) { return lazy.load(view); };
+  if (target == Target::Pt) return write_pt(options.to, value, {.floats = options.floats, .load = load});
+  auto file = sys::AtomicFile::create(options.to);
+  if (!file) return tl::unexpected(file.error());
+  const auto layout = lay_out_safetensors(tensors, {{"format", "pt"}});
+  if (!layout) return tl::unexpected(layout.error());
+  if (auto done = file->writer().write(layout->head); !done) return done;
+  for (const std::size_t index : layout->order) {
+    const auto bytes = lazy.load(tensors[index].tensor.bytes);
+    if (!bytes) return tl::unexpected(bytes.error());
+    if (auto done = file->writer().write(*bytes); !done) return done;
+  }
+  return file->commit();
 }
 
 ExportSummary summary_of(std::string from, const std::vector<NamedTensor>& tensors) {
@@ -335,27 +421,28 @@ ExportSummary summary_of(std::string from, const std::vector<NamedTensor>& tenso
 
 Result<ExportSummary> export_checkpoint(const ExportOptions& options, Target target,
                                         const StoredCheckpoint& checkpoint) {
-  const auto model = read_file_of(checkpoint, kModel);
+  const bool everything_of_it = options.content == ExportContent::Everything;
+  auto reader = TensorReader::open(checkpoint, everything_of_it);
+  if (!reader) return tl::unexpected(reader.error());
+  LazyTensors lazy(std::move(*reader));
+  const auto model = lazy.views(kModelPrefix);
   if (!model) return tl::unexpected(model.error());
-  PtValue value;
-  if (options.content == ExportContent::Weights) {
-    value = dict_of(model->tensors);
-    if (auto done = write(options, target, value, model->tensors); !done) return tl::unexpected(done.error());
-    return summary_of(checkpoint.folder, model->tensors);
+  PtValue value = dict_of(*model);
+  if (everything_of_it) {
+    std::optional<PtValue> state;
+    const auto& files = lazy.reader().all().files;
+    if (const auto optimizer = files.find(kOptimizerFile); optimizer != files.end()) {
+      auto views = lazy.views(kOptimizerPrefix);
+      if (!views) return tl::unexpected(views.error());
+      auto made =
+          torch_optimizer(*views, optimizer->second.metadata, fmt::format("{}/{}", checkpoint.folder, kOptimizerFile));
+      if (!made) return tl::unexpected(made.error());
+      state = std::move(*made);
+    }
+    value = everything(checkpoint.manifest, *model, std::move(state));
   }
-  Weights optimizer;  // what the value views
-  std::optional<PtValue> state;
-  if (checkpoint.manifest.files.contains(kOptimizer)) {
-    auto read = read_file_of(checkpoint, kOptimizer);
-    if (!read) return tl::unexpected(read.error());
-    optimizer = std::move(*read);
-    auto made = torch_optimizer(optimizer, fmt::format("{}/{}", checkpoint.folder, kOptimizer));
-    if (!made) return tl::unexpected(made.error());
-    state = std::move(*made);
-  }
-  value = everything(checkpoint.manifest, *model, std::move(state));
-  if (auto done = write(options, target, value, {}); !done) return tl::unexpected(done.error());
-  return summary_of(checkpoint.folder, model->tensors);
+  if (auto done = write(options, target, value, *model, lazy); !done) return tl::unexpected(done.error());
+  return summary_of(checkpoint.folder, *model);
 }
 
 Result<ExportSummary> export_newest(const ExportOptions& options, Target target) {

@@ -3,6 +3,7 @@
 #include "comm/api/communicator_impl.h"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -47,13 +48,6 @@ BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const i
 
 namespace {
 
-// Gradients begin on cache lines: kernels of torch and of the reduction run on whole vectors.
-constexpr std::size_t kAlignment = 64;
-
-// From here on an operation of its own, and the waits that come with it, cost less than the copy that it saves (at 1
-// MiB already where gradients are few, but not in convolutional networks).
-constexpr std::size_t kLargeBytes = std::size_t{8} << 20;
-
 struct OwnedBlock final : comm::MemoryBlock {
   std::shared_ptr<const void> owner;
 };
@@ -68,19 +62,23 @@ Memory memory_of(void* data, std::size_t bytes, std::shared_ptr<const void> owne
   return Memory(std::move(block));
 }
 
-Bucket::Bucket(std::span<const Parameter> parameters, std::vector<int> members)
+Bucket::Bucket(std::span<const Parameter> parameters, std::vector<int> members, const BucketLayout& layout)
     : dtype_(parameters[static_cast<std::size_t>(members.front())].dtype),
       device_(parameters[static_cast<std::size_t>(members.front())].device),
       members_(std::move(members)),
+      holds_large_(layout.holds_large),
+      is_large_(members_.size()),
       offsets_(members_.size()) {
   for (const int member : members_) counts_.push_back(parameters[static_cast<std::size_t>(member)].count());
   const auto lay_out = [&](bool large) {
     for (std::size_t position = 0; position < members_.size(); ++position) {
       const std::size_t size = static_cast<std::size_t>(counts_[position]) * size_of(dtype_);
-      if ((size >= kLargeBytes) != large) continue;
+      if ((size >= layout.large_bytes) != large) continue;
+      is_large_[position] = large;
       if (large) large_.push_back(position);
       offsets_[position] = bytes_;
-      bytes_ += (size + kAlignment - 1) / kAlignment * kAlignment;
+      if (large && !holds_large_) continue;
+      bytes_ += (size + layout.alignment - 1) / layout.alignment * layout.alignment;
     }
   };
   lay_out(true);
@@ -89,7 +87,9 @@ Bucket::Bucket(std::span<const Parameter> parameters, std::vector<int> members)
 }
 
 Buffer Bucket::place(std::size_t position) const {
-  return {static_cast<std::byte*>(memory_.data()) + offsets_[position], counts_[position], dtype_, device_};
+  const bool nowhere = is_large_[position] && !holds_large_;
+  return {nowhere ? nullptr : static_cast<std::byte*>(memory_.data()) + offsets_[position], counts_[position], dtype_,
+          device_};
 }
 
 Buffer Bucket::small() const {
@@ -97,10 +97,23 @@ Buffer Bucket::small() const {
           static_cast<std::int64_t>((bytes_ - small_begin_) / size_of(dtype_)), dtype_, device_};
 }
 
+void Bucket::clear_gaps() const {
+  std::vector<std::size_t> begins(offsets_);
+  begins.push_back(bytes_);
+  std::sort(begins.begin(), begins.end());
+  for (std::size_t position = 0; position < offsets_.size(); ++position) {
+    if (counts_[position] == 0) continue;  // it has another's offset
+    const std::size_t end = offsets_[position] + static_cast<std::size_t>(counts_[position]) * size_of(dtype_);
+    const auto next = std::upper_bound(begins.begin(), begins.end() - 1, offsets_[position]);
+    if (*next > end) std::memset(static_cast<std::byte*>(memory_.data()) + end, 0, *next - end);
+  }
+}
+
 std::size_t Bucket::position_of(std::int64_t element) const {
   const std::size_t at = small_begin_ + static_cast<std::size_t>(element) * size_of(dtype_);
   std::size_t found = 0;
   for (std::size_t position = 0; position < offsets_.size(); ++position) {
+    if (is_large_[position]) continue;
     const std::size_t size = static_cast<std::size_t>(counts_[position]) * size_of(dtype_);
     if (at >= offsets_[position] && at < offsets_[position] + size) found = position;
   }

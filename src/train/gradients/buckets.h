@@ -44,13 +44,21 @@ struct PlanOptions {
 /// by when they are complete.
 BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const int> order, const PlanOptions& options);
 
+struct BucketLayout {
+  std::size_t alignment = 64;  ///< of a gradient: a cache line, since kernels run on whole vectors
+  /// From here on an operation of its own, and the waits that come with it, cost less than the copy that it saves (at 1
+  /// MiB already where gradients are few, but not in convolutional networks).
+  std::size_t large_bytes = std::size_t{8} << 20;
+  bool holds_large = true;  ///< false: a large gradient is nowhere but where autograd made it
+};
+
 /// Memory that a framework has, for as long as `owner` lives.
 Memory memory_of(void* data, std::size_t bytes, std::shared_ptr<const void> owner);
 
 class Bucket {
  public:
   /// `members`: the numbers of those of this bucket, in order.
-  Bucket(std::span<const Parameter> parameters, std::vector<int> members);
+  Bucket(std::span<const Parameter> parameters, std::vector<int> members, const BucketLayout& layout = {});
   /// Its memory, once; to be done before anything else.
   void use(Memory memory) { memory_ = std::move(memory); }
 
@@ -63,12 +71,14 @@ class Bucket {
 
   /// In bytes, of the gradient at a position.
   std::size_t offset(std::size_t position) const { return offsets_[position]; }
-  Buffer place(std::size_t position) const;
+  Buffer place(std::size_t position) const;  ///< of no memory if it is nowhere
   /// Positions of the large gradients, in the order of their reductions.
   const std::vector<std::size_t>& large() const noexcept { return large_; }
-  bool is_large(std::size_t position) const { return offsets_[position] < small_begin_; }
+  bool is_large(std::size_t position) const { return is_large_[position]; }
   /// The small gradients with what lies between them, which is zero. Empty if there are none.
   Buffer small() const;
+  /// What lies between gradients is zero again, in the host's memory.
+  void clear_gaps() const;
   /// The position of the small gradient that holds this element of `small()`.
   std::size_t position_of(std::int64_t element) const;
 
@@ -77,7 +87,9 @@ class Bucket {
   DType dtype_;
   Device device_;
   std::vector<int> members_;
+  bool holds_large_;
   std::vector<std::size_t> large_;
+  std::vector<bool> is_large_;
   std::vector<std::int64_t> counts_;
   std::vector<std::size_t> offsets_;
   std::size_t small_begin_ = 0;

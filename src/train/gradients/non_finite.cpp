@@ -160,12 +160,13 @@ std::string text_of(const NonFiniteGradient& gradient, std::span<const std::int6
 // On one host a large gradient that is reduced out of where autograd made it is not looked at before, which would be to
 // read it once more: whoever makes a part of the average looks at that, and the gradient is still there afterwards.
 bool Reducer::looks_at_averages() const {
-  return options_.non_finite == nn::NonFinite::Raise && ranks_->size() > 1 && ranks_->local_size() == ranks_->size();
+  return options_.non_finite == nn::NonFinite::Raise && ranks_->size() > 1 && ranks_->local_size() == ranks_->size() &&
+         !divides_gradients() && !hook_;
 }
 
 FiniteOptions Reducer::finite_options() const {
   FiniteOptions options;
-  if (ranks_->local_size() < ranks_->size()) options.wire_dtype = options_.wire_dtype;
+  if (ranks_->local_size() < ranks_->size()) options.wire_format = options_.wire_format;
   return options;
 }
 

@@ -8,27 +8,50 @@
 #include <atomic>
 #include <chrono>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 namespace cohort::gradients {
 
 Work reduce_by_average(Communicator& comm, const BucketView& view) {
+  if (!view.counts.empty()) {
+    return comm.reduce_scatter_v(
+        view.values, view.result, view.counts,
+        {.op = ReduceOp::Average, .weight = view.weight, .wire_format = view.wire_format, .residual = view.residual});
+  }
   return comm.all_reduce(view.values, view.result,
                          {.op = ReduceOp::Average,
                           .weight = view.weight,
-                          .wire_dtype = view.wire_dtype,
+                          .wire_format = view.wire_format,
+                          .residual = view.residual,
                           .check_finite = view.check_finite,
                           .tag = view.tag});
 }
 
 Reducer::Reducer(std::shared_ptr<Ranks> ranks, std::vector<Parameter> parameters,
-                 const nn::DistributedDataParallelOptions& options, Autograd& autograd, Reduce reduce)
+                 const nn::DistributedDataParallelOptions& options, Autograd& autograd, Reduce reduce,
+                 std::shared_ptr<Shards> shards)
     : ranks_(std::move(ranks)),
       options_(options),
       parameters_(std::move(parameters)),
       autograd_(autograd),
       reduce_(std::move(reduce)),
-      states_(parameters_.size()) {}
+      shards_(std::move(shards)),
+      states_(parameters_.size()) {
+  const bool has_scales = options_.wire_format > WireFormat::BFloat16;
+  if (options_.error_feedback.value_or(false) && !has_scales)
+    raise(
+        ErrorCode::InvalidArgument,
+        "DistributedDataParallel: error_feedback goes with gradients that travel as int8, int4 or float8_e4m3, not as "
+        "wire_format {} has them",
+        to_string(options_.wire_format));
+  if (!options_.error_feedback.value_or(options_.wire_format == WireFormat::Int4)) return;
+  residuals_ = std::make_unique<Residuals>();
+  if (divides_gradients() && any_on_gpu())
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel: there is no error feedback where gradients of a GPU's memory are divided over the "
+          "ranks (sharding) -- give error_feedback=false, or another sharding");
+}
 
 void Reducer::lay_out() {
   // Rank 0's number holds for all, who are as many as then, and tells this reducer's operations from those of others.
@@ -40,9 +63,45 @@ void Reducer::lay_out() {
   std::vector<int> order(parameters_.size());
   std::iota(order.rbegin(), order.rend(), 0);
   build_buckets(std::move(order));
+  if (shards_) build_regions();
+}
+
+bool Reducer::any_on_gpu() const noexcept {
+  return std::any_of(parameters_.begin(), parameters_.end(),
+                     [](const Parameter& one) { return one.device.type != DeviceType::CPU; });
+}
+
+void Reducer::use_hook(Hook hook) {
+  const auto refuse = [](const char* why) { raise(ErrorCode::InvalidArgument, "register_comm_hook: {}", why); };
+  if (hook_) refuse("there is one already -- a hook is registered once");
+  if (progress_ > 0 || in_backward_) refuse("there has been a backward -- register hooks before training");
+  if (divides_gradients()) {
+    refuse(
+        "sharding divides gradients as they come, so no rank has the whole that a hook is for -- Sharding::None or "
+        "Optimizer, in Python sharding='none' or 'optimizer'");
+  }
+  if (options_.wire_format != WireFormat::None) {
+    refuse("what gradients travel as is up to the hook -- leave out wire_format");
+  }
+  if (any_on_gpu()) refuse("gradients in a GPU's memory are not for hooks");
+  hook_ = std::move(hook);
 }
 
 // ---------------------------------------------------------------------------------------------------- buckets
+
+namespace {
+
+// Where gradients are divided, only smaller ones are kept in buckets, which every rank has whole.
+constexpr std::size_t kLargeOfDivided = std::size_t{1} << 20;
+
+// Of a piece: an optimizer takes a dozen passes over it, and it, its gradient and their averages stay in the cache.
+constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+
+// Elements that share a scale are one parameter's, whatever else is in the bucket: the longest block of a WireFormat.
+constexpr std::size_t kScaleUnit = 256 * sizeof(float);
+static_assert(kScaleUnit % kShardUnit == 0);
+
+}  // namespace
 
 void Reducer::build_buckets(std::vector<int> order) {
   order_ = std::move(order);
@@ -54,8 +113,15 @@ void Reducer::build_buckets(std::vector<int> order) {
 // Changes nothing where there is no memory.
 void Reducer::use_plan(BucketPlan plan, Ranks& ranks) {
   std::vector<Bucket> fresh;
+  BucketLayout layout;
+  if (shards_) layout.alignment = kShardUnit;
+  if (options_.wire_format > WireFormat::BFloat16) layout.alignment = kScaleUnit;
+  if (divides_gradients()) {
+    layout.large_bytes = kLargeOfDivided;
+    layout.holds_large = parameters_.front().device.type != DeviceType::CPU;
+  }
   for (const std::vector<int>& members : plan) {
-    Bucket& bucket = fresh.emplace_back(parameters_, members);
+    Bucket& bucket = fresh.emplace_back(parameters_, members, layout);
     const std::size_t bytes = std::max<std::size_t>(bucket.bytes(), 1);
     bucket.use(bucket.on_gpu() ? autograd_.allocate(bucket.device(), bytes) : ranks.allocate(bytes));
   }
@@ -71,13 +137,114 @@ void Reducer::use_plan(BucketPlan plan, Ranks& ranks) {
       state.position = position;
     }
   }
+  if (residuals_) residuals_->lay_out(buckets_);
   // Values that live gradients have in their old places, or had before the model was wrapped, go on living.
   autograd_.take_places();
 }
 
+// What is reduced together is divided together, and lies together. Who owns what is fixed from here on.
+void Reducer::build_regions() {
+  const auto padded = [](std::size_t bytes) { return (bytes + kShardUnit - 1) / kShardUnit * kShardUnit; };
+  std::vector<std::size_t> region_offsets;
+  std::vector<std::size_t> home_offsets(parameters_.size());
+  std::size_t bytes = 0;
+  std::size_t average_bytes = 0;
+  homes_.resize(parameters_.size());
+  // `begin`: in the bucket, in bytes.
+  const auto add = [&](const Bucket& bucket, const std::vector<std::size_t>& positions, std::size_t begin,
+                       std::int64_t count) {
+    const std::size_t element = size_of(bucket.dtype());
+    Region region{.values = {nullptr, count, bucket.dtype(), bucket.device()},
+                  .counts = shards_->divide(count, bucket.dtype())};
+    const auto own = region.counts.begin() + shards_->comm().rank();
+    region.own_begin = std::accumulate(region.counts.begin(), own, std::int64_t{0});
+    region.own_count = *own;
+    for (const std::size_t position : positions) {
+      const auto parameter = static_cast<std::size_t>(bucket.members()[position]);
+      const std::size_t offset = bucket.offset(position) - begin;
+      home_offsets[parameter] = bytes + offset;
+      homes_[parameter] = bucket.place(position);
+      const auto first = static_cast<std::int64_t>(offset / element);
+      const std::int64_t to = std::min(first + homes_[parameter].count, region.own_begin + region.own_count);
+      const std::int64_t most =
+          bucket.on_gpu() ? homes_[parameter].count : static_cast<std::int64_t>(kPieceBytes / element);
+      for (std::int64_t from = std::max(first, region.own_begin); from < to;) {
+        const std::int64_t end = std::min(to, first + ((from - first) / most + 1) * most);
+        pieces_.push_back({.parameter = parameter,
+                           .begin = from - first,
+                           .count = end - from,
+                           .region = regions_.size(),
+                           .offset = from - region.own_begin});
+        from = end;
+      }
+    }
+    region_offsets.push_back(bytes);
+    own_averages_.push_back(average_bytes);
+    bytes += padded(static_cast<std::size_t>(count) * element);
+    average_bytes += padded(static_cast<std::size_t>(region.own_count) * element);
+    regions_.push_back(std::move(region));
+  };
+  for (const Bucket& bucket : buckets_) {
+    std::vector<std::size_t> small;
+    for (std::size_t position = 0; position < bucket.members().size(); ++position) {
+      if (!bucket.is_large(position)) small.push_back(position);
+    }
+    for (const std::size_t position : bucket.large()) {
+      add(bucket, {position}, bucket.offset(position), bucket.place(position).count);
+    }
+    const Buffer all = bucket.small();
+    if (all.count > 0) {
+      add(bucket, small, bucket.bytes() - all.bytes(), all.count);
+    } else {  // without elements, nothing is reduced
+      for (const std::size_t position : small)
+        homes_[static_cast<std::size_t>(bucket.members()[position])] = bucket.place(position);
+    }
+  }
+  std::stable_sort(pieces_.begin(), pieces_.end(),
+                   [](const Piece& a, const Piece& b) { return a.parameter < b.parameter; });
+
+  const Device device = parameters_.front().device;
+  parameter_memory_ = shards_->allocate(std::max<std::size_t>(bytes, 1), device);
+  auto* const base = static_cast<std::byte*>(parameter_memory_.data());
+  for (std::size_t i = 0; i < regions_.size(); ++i) regions_[i].values.data = base + region_offsets[i];
+  for (std::size_t i = 0; i < homes_.size(); ++i) homes_[i].data = base + home_offsets[i];
+  if (!divides_gradients()) return;
+  average_bytes = std::max<std::size_t>(average_bytes, 1);
+  average_memory_ =
+      device.type == DeviceType::CPU ? ranks_->allocate(average_bytes) : autograd_.allocate(device, average_bytes);
+}
+
+Buffer Reducer::average_of(const Piece& piece) const {
+  const Region& region = regions_[piece.region];
+  return {static_cast<std::byte*>(average_memory_.data()) + own_averages_[piece.region] +
+              static_cast<std::size_t>(piece.offset) * size_of(region.values.dtype),
+          piece.count, region.values.dtype, region.values.device};
+}
+
+void Reducer::protect_parameters() {
+  if (!options_.protect_parameters || !shards_ || !shards_->shares_parameters()) return;
+  std::vector<WriteProtection::Named> named;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    named.push_back({.begin = homes_[i].data,
+                     .bytes = homes_[i].bytes(),
+                     .element = size_of(homes_[i].dtype),
+                     .name = parameters_[i].name});
+  }
+  protection_ = std::make_unique<WriteProtection>(parameter_memory_.data(), parameter_memory_.bytes(), std::move(named),
+                                                  ranks_->rank());
+}
+
+void Reducer::allow_writes() {
+  if (protection_) protection_->allow();
+}
+
+void Reducer::forbid_writes() {
+  if (protection_) protection_->forbid();
+}
+
 void Reducer::prepare_synchronising_pass() {
   require_whole();
-  if (reordered_ || progress_ == 0) return;
+  if (reordered_ || progress_ == 0 || shards_) return;
   reordered_ = true;
   if (parameters_.size() == 1) return;
   // Rank 0's order holds for all (the lowest active rank's, if 0 has joined). Parameters that got no gradient go last.
@@ -91,8 +258,14 @@ void Reducer::prepare_synchronising_pass() {
   build_buckets(std::vector<int>(order.begin(), order.end()));
 }
 
-void Reducer::go_on_from(std::int64_t progress, const nn::ReducerStats& stats) {
+void Reducer::go_on_from(std::int64_t progress, const nn::ReducerStats& stats,
+                         const std::map<std::string, std::vector<float>>& residuals) {
   progress_ = progress;
+  for (const auto& [name, here] : this->residuals()) {
+    const auto before = residuals.find(name);
+    if (before != residuals.end() && before->second.size() == here.size())
+      std::copy(before->second.begin(), before->second.end(), here.begin());
+  }
   const nn::ReducerStats own = std::exchange(stats_, stats);
   stats_.buckets = own.buckets;
   stats_.bucket_bytes = own.bucket_bytes;
@@ -125,11 +298,26 @@ void Reducer::take_plan_of(int source, std::int64_t progress) {
 }
 
 void Reducer::rebind(std::shared_ptr<Ranks> ranks) {
+  if (shards_) {
+    raise(
+        ErrorCode::InvalidArgument,
+        "training whose state is divided over the ranks (Sharding) cannot go on with others -- load a checkpoint into "
+        "a new DistributedDataParallel");
+  }
   works_.clear();
+  if (residuals_) residuals_ = std::make_unique<Residuals>();  // parts of the sum are others' now
   use_plan(plan_, *ranks);
   ranks_ = std::move(ranks);
   forget_pass();
   in_backward_ = false;
+}
+
+std::map<std::string, std::span<float>> Reducer::residuals() const {
+  std::map<std::string, std::span<float>> named;
+  for (std::size_t i = 0; residuals_ && i < parameters_.size(); ++i) {
+    if (const std::span<float> values = residuals_->of(i); !values.empty()) named.emplace(parameters_[i].name, values);
+  }
+  return named;
 }
 
 Buffer Reducer::place_of(std::size_t parameter) const {
@@ -180,6 +368,20 @@ void Reducer::start_pass() {
   pending_.clear();
   for (const std::vector<int>& members : plan_) pending_.push_back(members.size());
   next_bucket_ = 0;
+  next_region_ = 0;
+  if (divides_gradients() && accumulation_.sync()) autograd_.put_aside();
+  if (!hook_ || !accumulation_.sync()) return;
+  // Others' weights are not known, and hooks know none. It has until the first bucket is full.
+  total_weight_ = std::make_shared<std::vector<double>>(1, accumulation_.weight());
+  totalling_ = ranks_->start(
+      "all_reduce", [&](Communicator& comm) { return comm.all_reduce(std::span<double>(*total_weight_)); },
+      total_weight_);
+}
+
+double Reducer::share_of_hook() {
+  if (totalling_) std::exchange(totalling_, nullptr)->wait();
+  const double total = total_weight_->front();
+  return total == 0 ? 0 : accumulation_.weight() * ranks_->size() / total;
 }
 
 // What was accumulated stays used: to be kept as it is, a gradient has to be the same on all ranks.
@@ -201,8 +403,8 @@ bool Reducer::receive(std::size_t parameter) {
   if (state.ready) {
     raise(ErrorCode::InvalidArgument,
           "parameter '{}' got a second gradient in one backward (rank {}) after it was handed to its reduction -- "
-          "re-entrant backward (activation checkpointing) over shared parameters is not supported; Python's "
-          "torch.utils.checkpoint with use_reentrant=False is",
+          "re-entrant backward (activation checkpointing) over shared parameters is not supported; C++'s "
+          "cohort::nn::checkpoint and Python's torch.utils.checkpoint with use_reentrant=False are",
           parameters_[parameter].name, ranks_->rank());
   }
   state.received = true;
@@ -214,7 +416,7 @@ bool Reducer::can_read(std::size_t parameter) const {
   const Bucket& bucket = buckets_[state.bucket];
   // A GPU's memory is looked at in its place.
   const bool looked_at = bucket.on_gpu() && options_.non_finite == nn::NonFinite::Raise;
-  return accumulation_.sync() && bucket.is_large(state.position) && !looked_at;
+  return accumulation_.sync() && bucket.is_large(state.position) && !looked_at && !hook_;
 }
 
 void Reducer::read_from(std::size_t parameter, const void* gradient, std::shared_ptr<const void> keep) {
@@ -254,6 +456,13 @@ void Reducer::launch_next() {
   const Bucket& bucket = buckets_[number];
   look_for_non_finite(number);
   ++next_bucket_;
+  if (hook_) {
+    works_.push_back(
+        {.work = hook_(
+             {.number = number, .last = next_bucket_ == buckets_.size(), .bucket = bucket, .share = share_of_hook()}),
+         .device = {}});
+    return;
+  }
   BucketView view{.bucket = number,
                   .values = {},
                   .result = {},
@@ -261,34 +470,77 @@ void Reducer::launch_next() {
                   .tag = number_ << 16 | static_cast<std::uint32_t>(number + 1),
                   .check_finite = looks_at_averages() &&
                                   !bucket.on_gpu()};  // also where this rank has nothing unread: all learn the same
-  if (bucket.dtype() == DType::Float32) view.wire_dtype = options_.wire_dtype;
+  if (bucket.dtype() == DType::Float32) view.wire_format = options_.wire_format;
+  if (divides_gradients()) view.check_finite = false;
   void* const stream = bucket.on_gpu() ? autograd_.stream_of(bucket.device()) : nullptr;
   for (const std::size_t position : bucket.large()) {
-    const State& state = states_[static_cast<std::size_t>(bucket.members()[position])];
+    State& state = states_[static_cast<std::size_t>(bucket.members()[position])];
     view.result = bucket.place(position);
     view.result.device.stream = stream;
     view.values = view.result;
     if (state.unread != nullptr) view.values.data = state.unread;
-    launch(view, state.keep);
+    if (residuals_) view.residual = residuals_->of(static_cast<std::size_t>(bucket.members()[position])).data();
+    if (!divides_gradients()) {
+      launch(view, state.keep);
+      continue;
+    }
+    divide(view);
+    await_room(view.values.bytes());
+    launch(view, std::exchange(state.keep, nullptr));  // nobody needs it once it has been reduced
+    if (!bucket.on_gpu()) works_.back().held = view.values.bytes();
   }
   view.check_finite = false;
   view.result = bucket.small();
   view.result.device.stream = stream;
   view.values = view.result;
-  if (view.result.count > 0) launch(view, nullptr);
+  if (view.result.count == 0) return;
+  if (residuals_) view.residual = residuals_->of_small(number);
+  if (divides_gradients()) divide(view);
+  launch(view, nullptr);
+}
+
+// A rank that is ahead of the others would pile up gradients that wait to be reduced, which are as large as all
+// together.
+void Reducer::await_room(std::size_t bytes) {
+  for (Launched& launched : works_) bytes += launched.held;
+  for (Launched& launched : works_) {
+    if (bytes <= 2 * options_.bucket_bytes) return;
+    if (launched.held == 0) continue;
+    launched.work->wait();
+    launched.work.reset();  // and with it the gradient
+    bytes -= std::exchange(launched.held, 0);
+  }
+}
+
+// The views of a pass come in the order of the regions.
+void Reducer::divide(BucketView& view) {
+  const std::size_t number = next_region_++;
+  const Region& region = regions_[number];
+  if (view.values.data == nullptr) {  // of a rank without samples: not read, but it has to be somewhere
+    if (!nothing_) {                  // once, for the largest: earlier reductions may be under way
+      std::size_t most = 0;
+      for (const Region& each : regions_) most = std::max(most, each.values.bytes());
+      nothing_ = ranks_->allocate(most);
+    }
+    view.values = {nothing_.data(), view.values.count, view.values.dtype};
+  }
+  view.counts = region.counts;
+  view.result = {static_cast<std::byte*>(average_memory_.data()) + own_averages_[number], region.own_count,
+                 view.result.dtype, view.result.device};
 }
 
 void Reducer::launch(BucketView view, std::shared_ptr<const void> keep) {
-  using Kept = std::pair<Memory, std::shared_ptr<const void>>;
+  using Kept = std::tuple<Memory, std::shared_ptr<const void>, std::shared_ptr<const void>>;
   auto work = ranks_->start(
       "all_reduce",
       [&](Communicator& comm) {
-        Work started = reduce_(comm, view);
+        Work started = reduce_(view.counts.empty() ? comm : shards_->comm(), view);
         if (view.bucket < ready_at_.size()) tell_when_reduced(started, view);
         return started;
       },
-      std::make_shared<const Kept>(buckets_[view.bucket].memory(), std::move(keep)));
-  works_.push_back({std::move(work), view.result.device});
+      std::make_shared<const Kept>(buckets_[view.bucket].memory(), std::move(keep),
+                                   residuals_ ? residuals_->memory() : nullptr));
+  works_.push_back({.work = std::move(work), .device = view.result.device});
 }
 
 void Reducer::tell_when_reduced(Work& work, const BucketView& view) const {
@@ -334,7 +586,8 @@ void Reducer::launch_rest() {
 // Whether all averages are finite, as far as they were looked at.
 bool Reducer::wait_for_all() {
   try {
-    for (const auto& [work, device] : works_) {
+    for (const auto& [work, device, held] : works_) {
+      if (work == nullptr) continue;  // waited for
       // What looks for values that are not finite has the host wait for them in any case.
       if (device.type == DeviceType::CPU || options_.non_finite == nn::NonFinite::Raise) {
         work->wait();
@@ -342,13 +595,17 @@ bool Reducer::wait_for_all() {
         work->synchronize({device.type, device.index, autograd_.stream_of(device)});
       }
     }
+    if (hook_) {
+      for (const Bucket& bucket : buckets_) bucket.clear_gaps();
+    }
     exchange_flags();  // not before: after an error nothing more is started
   } catch (const Error&) {
-    in_backward_ = false;  // of a collective: the others have it, too
+    in_backward_ = hook_ != nullptr;  // of a collective: the others have it, too; of a hook nobody knows
     throw;
   }
-  const bool finite = std::all_of(works_.begin(), works_.end(),
-                                  [](const auto& launched) { return launched.work->finite().value_or(true); });
+  const bool finite = std::all_of(works_.begin(), works_.end(), [](const auto& launched) {
+    return launched.work == nullptr || launched.work->finite().value_or(true);
+  });
   works_.clear();
   return finite;
 }
@@ -382,7 +639,9 @@ void Reducer::settle_unused() {
   const bool mine = accumulation_.weight() > 0;
   for (std::size_t i = 0; i < states_.size(); ++i) {
     State& state = states_[i];
-    if (!(state.used && mine)) {
+    if (divides_gradients()) {
+      if (flag(i)) autograd_.give(i);
+    } else if (!(state.used && mine)) {
       if (flag(i)) {
         autograd_.give(i);
       } else if (state.kept) {

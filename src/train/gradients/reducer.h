@@ -8,12 +8,16 @@
 #include "train/gradients/buckets.h"
 #include "train/gradients/non_finite.h"
 #include "train/gradients/ranks.h"
+#include "train/gradients/residuals.h"
+#include "train/gradients/sharding.h"
+#include "train/gradients/write_protection.h"
 
 #include <cohort/gradients.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -86,7 +90,8 @@ class Autograd {
   virtual void take_places() = 0;
   /// Puts the gradient into its place, if there is one and it lies elsewhere. False: there is none.
   virtual bool put_in_place(std::size_t parameter) = 0;
-  /// The parameter's gradient is what lies in its place.
+  /// The parameter's gradient is what lies in its place. Of divided gradients: that of its pieces is what lies in
+  /// theirs (and is added to what they have), and it has none itself.
   virtual void give(std::size_t parameter) = 0;
   /// No parameter has a gradient any more.
   virtual void drop_all() = 0;
@@ -96,6 +101,8 @@ class Autograd {
   virtual void keep(std::size_t parameter) = 0;
   virtual void put_back(std::size_t parameter) = 0;
   virtual void drop_kept() = 0;
+  /// Of pieces that have a gradient: it is kept from the reductions that come, which write to where it lies.
+  virtual void put_aside() {}
   /// Calls Reducer::finish at the end of the backward under way. `pass` is let go then, or where the backward fails.
   virtual void call_at_end(std::shared_ptr<void> pass) = 0;
 
@@ -125,8 +132,11 @@ struct BucketView {
   Buffer result;           ///< gets the average over ranks
   double weight = 0;       ///< of this rank's values. 0: they are not to be read
   std::uint32_t tag = 0;   ///< of this bucket of this reducer, the same on all ranks
-  std::optional<DType> wire_dtype = {};
+  WireFormat wire_format = WireFormat::None;
+  float* residual = nullptr;  ///< of `values`, where there is error feedback
   bool check_finite = false;  ///< whether Work::finite of the reduction is to say
+  /// Of a divided gradient: elements by rank. Each rank's `result` gets its own part of the average.
+  std::span<const std::int64_t> counts = {};
 };
 
 /// How gradients are reduced: the one place for hooks (compression, local steps) and for other devices. Starts, and
@@ -135,17 +145,57 @@ using Reduce = std::function<Work(Communicator&, const BucketView&)>;
 /// The exact average by weights.
 Work reduce_by_average(Communicator& comm, const BucketView& view);
 
+/// What a hook of the user's is given: a whole bucket, in the host's memory, with all of its gradients at their places.
+struct HookedBucket {
+  std::size_t number = 0;  ///< in the plan, the same on all ranks
+  bool last = false;       ///< of the backward
+  const Bucket& bucket;    ///< gets the result; what lies between gradients is cleared afterwards
+  /// What the values are to be multiplied by first: the plain mean over ranks is the average by weights then. 1 where
+  /// all weights are equal. 0: this rank has no samples, and its values are to be cleared without being read.
+  double share = 1;
+};
+/// In place of `Reduce`, under the same rules, with operations that need not be the communicator's: what it returns is
+/// waited for once, at the end of the backward, on its thread, in the order of the buckets.
+using Hook = std::function<std::unique_ptr<Pending>(const HookedBucket&)>;
+
 class Reducer {
  public:
-  /// `autograd` outlives this. `lay_out` has to follow.
+  /// `autograd` outlives this. `lay_out` has to follow. `shards`: how training state is divided, if it is.
   Reducer(std::shared_ptr<Ranks> ranks, std::vector<Parameter> parameters,
-          const nn::DistributedDataParallelOptions& options, Autograd& autograd, Reduce reduce = reduce_by_average);
+          const nn::DistributedDataParallelOptions& options, Autograd& autograd, Reduce reduce = reduce_by_average,
+          std::shared_ptr<Shards> shards = nullptr);
 
   /// Makes the buckets.
   void lay_out();
+  /// Throws InvalidArgument after the first backward, where there is one, or where a hook could not be right: gradients
+  /// that are divided, in a GPU's memory, or have a type for the wire.
+  void use_hook(Hook hook);
   const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
   nn::BucketSlot slot_of(const std::string& name) const;
+
+  // Where training state is divided; empty elsewhere.
+
+  const std::shared_ptr<Shards>& shards() const noexcept { return shards_; }
+  /// Gradients of a parameter are divided as they come, and may have no place.
+  bool divides_gradients() const noexcept { return shards_ != nullptr && shards_->divides_gradients(); }
+  /// Of what is reduced together, in the order of reductions. The parameters lie there once they have been put.
+  const std::vector<Region>& regions() const noexcept { return regions_; }
+  /// This rank's, by ascending parameter.
+  const std::vector<Piece>& pieces() const noexcept { return pieces_; }
+  /// Where the parameter's values are to lie.
+  Buffer home_of(std::size_t parameter) const { return homes_[parameter]; }
+  /// Keeps `home_of` alive.
+  const Memory& homes() const noexcept { return parameter_memory_; }
+  /// Where the average of a piece lies after a backward, if gradients are divided.
+  Buffer average_of(const Piece& piece) const;
+  const Memory& averages() const noexcept { return average_memory_; }
+  /// From now on parameters are not to be written, if that was asked for: they have been put where they are to lie.
+  void protect_parameters();
+  /// For a step of the optimizer.
+  void allow_writes();
+  void forbid_writes();
   Buffer place_of(std::size_t parameter) const;
+  std::size_t parameter_count() const noexcept { return parameters_.size(); }
 
   Accumulation& accumulation() noexcept { return accumulation_; }
   /// A forward with gradients on: see Accumulation::add_forward. `rows`: the first dimension of its first tensor, if it
@@ -168,6 +218,8 @@ class Reducer {
   bool can_read(std::size_t parameter) const;
   /// It does: from `gradient`, which lives as long as `keep`.
   void read_from(std::size_t parameter, const void* gradient, std::shared_ptr<const void> keep);
+  /// What was read from last in this backward, if that has been said.
+  bool reads(std::size_t parameter) const { return states_[parameter].unread != nullptr; }
   /// Whether this backward has brought one.
   bool received(std::size_t parameter) const { return in_backward_ && states_[parameter].received; }
   /// It has been accumulated, and is in its place or where `read_from` said.
@@ -182,8 +234,9 @@ class Reducer {
 
   // --- members ---
 
-  /// This takes the place of another one over the same model, which has taken so many steps.
-  void go_on_from(std::int64_t progress, const nn::ReducerStats& stats);
+  /// This takes the place of another one over the same model, which has taken so many steps. `residuals`: its copies.
+  void go_on_from(std::int64_t progress, const nn::ReducerStats& stats,
+                  const std::map<std::string, std::vector<float>>& residuals = {});
 
   /// Synchronised steps of the world, as far as this rank has taken part or been told.
   std::int64_t progress() const noexcept { return progress_; }
@@ -198,6 +251,9 @@ class Reducer {
 
   nn::ReducerStats& stats() noexcept { return stats_; }
 
+  /// By parameter's name, of this rank; empty without error feedback.
+  std::map<std::string, std::span<float>> residuals() const;
+
  private:
   struct State {
     std::size_t bucket = 0;
@@ -211,6 +267,7 @@ class Reducer {
   };
 
   void build_buckets(std::vector<int> order);
+  void build_regions();
   void use_plan(BucketPlan plan, Ranks& ranks);
   void start_pass();
   void forget_pass();
@@ -220,6 +277,11 @@ class Reducer {
   void launch_ready();
   void launch_next();
   void launch(BucketView view, std::shared_ptr<const void> keep);
+  bool any_on_gpu() const noexcept;
+  double share_of_hook();
+  void divide(BucketView& view);
+  /// For so many bytes of a gradient that is held until it has been reduced.
+  void await_room(std::size_t bytes);
   void launch_rest();
   void complete_unused(std::size_t parameter);
   bool wait_for_all();
@@ -256,31 +318,48 @@ class Reducer {
   const std::vector<Parameter> parameters_;
   Autograd& autograd_;
   const Reduce reduce_;
-  std::vector<State> states_;  // of the parameters
+  Hook hook_;
+  std::shared_ptr<std::vector<double>> total_weight_;  // of all ranks, for a hook
+  std::unique_ptr<Pending> totalling_;                 // it
+  const std::shared_ptr<Shards> shards_;
+  std::vector<State> states_;             // of the parameters
+  std::unique_ptr<Residuals> residuals_;  // where there is error feedback
   std::vector<Bucket> buckets_;
   BucketPlan plan_;
   std::vector<int> order_;     // that the plan was made from
   std::vector<int> arrivals_;  // parameters in the order of their gradients in the first synchronising backward
   bool reordered_ = false;
+  std::vector<Region> regions_;
+  std::vector<Piece> pieces_;
+  std::vector<Buffer> homes_;  // of the parameters
+  std::vector<std::size_t>
+      own_averages_;  // of the regions: where in the memory of averages this rank's part is, in bytes
+  Memory parameter_memory_;
+  Memory average_memory_;
+  std::unique_ptr<WriteProtection> protection_;  // of the memory of parameters
+  Memory nothing_;                               // what a rank without samples brings
   std::int64_t progress_ = 0;
   Accumulation accumulation_;
   std::uint32_t number_ = 0;          // among the reducers of these ranks
   std::optional<std::int64_t> rows_;  // of the last forward
   std::int64_t shown_samples_ = 0;    // of what is reduced next
   bool told_of_rows_ = false;
-  std::vector<int> sampled_;              // parameters of which values are compared in this step,
-  std::vector<std::uint64_t> pieces_;     // some bytes of each, as many words for each, then how many it has,
-  std::optional<std::uint64_t> digest_;   // and the digest of these; of a step's first forward
-  std::int64_t compare_values_from_ = 0;  // this step on; later where differences are of rounding alone
+  std::vector<int> sampled_;                  // parameters of which values are compared in this step,
+  std::vector<std::uint64_t> sampled_words_;  // some bytes of each, as many words for each, then how many it has,
+  std::optional<std::uint64_t> digest_;       // and the digest of these; of a step's first forward
+  std::int64_t compare_values_from_ = 0;      // this step on; later where differences are of rounding alone
   bool in_backward_ = false;
   std::weak_ptr<void> pass_;          // the backward under way; expired while in_backward_: it failed
   std::vector<std::size_t> pending_;  // per bucket
   std::size_t next_bucket_ = 0;
+  std::size_t next_region_ = 0;  // where gradients are divided
   std::vector<std::uint64_t> flags_;
   std::vector<std::chrono::steady_clock::time_point> ready_at_;  // by bucket; empty without a timeline
   struct Launched {
     std::unique_ptr<Pending> work;
     Device device;  // of the result
+    std::size_t held =
+        0;  // bytes of the gradient that it reads where autograd made it, if nobody needs that afterwards
   };
   std::vector<Launched> works_;
   bool any_samples_ = false;

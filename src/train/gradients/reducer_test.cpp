@@ -123,6 +123,98 @@ TEST(GradientReducer, AHookIsTheOneExitAndFlagsDoNotPassThroughIt) {
   });
 }
 
+class Later final : public Pending {
+ public:
+  explicit Later(Work work) : work_(std::move(work)) {}
+  void wait() override { work_.wait(); }
+  void synchronize(const Device& /*stream*/) override { wait(); }
+  std::optional<bool> finite() const override { return std::nullopt; }
+
+ private:
+  Work work_;
+};
+
+TEST(GradientReducer, AUsersHookGetsWholeBucketsAndMeansAreByWeights) {
+  run_on_threads(3, [](Communicator comm) {
+    constexpr std::int64_t kLarge = (std::int64_t{8} << 20) / 4;
+    Fake model(comm, {vector_of("a", 5), vector_of("large", kLarge), vector_of("b", 17)});
+    const auto gap_in = [](const Bucket& bucket) {
+      return bucket.offset(0) / sizeof(float) + static_cast<std::size_t>(bucket.place(0).count);
+    };
+    std::vector<std::size_t> last;
+    double share = 0;
+    model.core.use_hook([&](const HookedBucket& hooked) {
+      const Bucket& bucket = hooked.bucket;
+      share = hooked.share;
+      if (hooked.last) last.push_back(hooked.number);
+      const std::span<float> values(static_cast<float*>(bucket.memory().data()), bucket.bytes() / sizeof(float));
+      for (float& value : values) value = share == 0 ? 0 : value * static_cast<float>(share) + 0;
+      values[gap_in(bucket)] += 1000;  // as a hook over the whole leaves something there
+      return std::make_unique<Later>(comm.all_reduce(Buffer(values), {.op = ReduceOp::Average}));
+    });
+    for (const bool equal : {false, true}) {
+      for (int step = 0; step < 2; ++step) {
+        model.drop_all();
+        model.begin(equal ? 7 : comm.rank());
+        EXPECT_FALSE(model.core.can_read(1));
+        for (const std::size_t parameter : {2, 1, 0}) {
+          model.bring(parameter, !equal && comm.rank() == 0 ? std::nanf("") : 3.0F * static_cast<float>(comm.rank()));
+        }
+        model.end();
+        EXPECT_EQ(share, equal ? 1 : comm.rank());
+        for (const std::size_t parameter : {0, 1, 2}) {
+          for (const float value : model.gradient(parameter)) {
+            ASSERT_FLOAT_EQ(value, equal ? 3.0F : (1 * 3.0F + 2 * 6.0F) / 3);
+          }
+        }
+        for (const Bucket& bucket : model.core.buckets()) {
+          const auto* const values = static_cast<const float*>(bucket.memory().data());
+          EXPECT_EQ(values[gap_in(bucket)], 0) << "what lies between gradients";
+        }
+      }
+    }
+    EXPECT_EQ(last.size(), 4);
+    EXPECT_FALSE(model.core.reduce_without_backward());  // no rank has samples
+    EXPECT_EQ(share, 0);
+  });
+}
+
+TEST(GradientReducer, HooksAreRegisteredOnceBeforeTraining) {
+  run_on_threads(1, [](Communicator comm) {
+    const Hook hook = [&](const HookedBucket& hooked) {
+      const Bucket& bucket = hooked.bucket;
+      return std::make_unique<Later>(comm.all_reduce(bucket.small()));
+    };
+    const auto refused_by = [&](Reducer& core, const std::string& why) {
+      try {
+        core.use_hook(hook);
+        ADD_FAILURE() << why;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+        EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+      }
+    };
+    const auto refused = [&](Fake& model, const std::string& why) { refused_by(model.core, why); };
+    Fake model(comm, {vector_of("a", 5)});
+    model.core.use_hook(hook);
+    refused(model, "there is one already");
+    Parameter elsewhere = vector_of("b", 5);  // also where the first is in the host's memory
+    elsewhere.device = {DeviceType::CUDA, 0};
+    Reducer mixed(ranks_of(comm), {vector_of("a", 5), elsewhere}, {}, model);
+    refused_by(mixed, "are not for hooks");
+    Fake trained(comm, {vector_of("a", 5)});
+    trained.begin(1);
+    refused(trained, "there has been a backward");
+    trained.bring(0, 1);
+    trained.end();
+    refused(trained, "there has been a backward");
+    nn::DistributedDataParallelOptions options;
+    options.wire_format = WireFormat::BFloat16;
+    Fake narrow(comm, {vector_of("a", 5)}, options);
+    refused(narrow, "leave out");
+  });
+}
+
 TEST(GradientReducer, ALargeGradientIsReadWhereItWasMade) {
   run_on_threads(2, [](Communicator comm) {
     constexpr std::int64_t kCount = (std::int64_t{8} << 20) / 4;

@@ -160,7 +160,7 @@ void Reducer::tell_of_rows() {
 // that have another size than the parameter had, on all ranks (a module that was made half after it was wrapped).
 void Reducer::sample_values() {
   sampled_.clear();
-  pieces_.clear();
+  sampled_words_.clear();
   digest_ = 0;
   if (!options_.check_replicas || ranks_->size() == 1 || progress_ < compare_values_from_) return;
   const std::size_t turns = (parameters_.size() + kComparedAtOnce - 1) / kComparedAtOnce;
@@ -168,16 +168,16 @@ void Reducer::sample_values() {
   for (std::size_t i = step % turns * kComparedAtOnce; i < parameters_.size() && sampled_.size() < kComparedAtOnce; ++i)
     sampled_.push_back(static_cast<int>(i));
   const std::vector<std::span<const std::byte>> values = autograd_.values_of(sampled_);
-  pieces_.assign(sampled_.size() * kComparedWords, 0);
+  sampled_words_.assign(sampled_.size() * kComparedWords, 0);
   for (std::size_t i = 0; i < sampled_.size(); ++i) {
     const std::size_t bytes = values[i].size();
     const std::size_t length = compared_bytes(i, bytes);
     const std::size_t pieces = (bytes + kComparedBytes - 1) / kComparedBytes;
     const std::size_t begin = pieces < 2 ? 0 : std::min(step / turns % pieces * kComparedBytes, bytes - kComparedBytes);
-    if (length > 0) std::memcpy(&pieces_[i * kComparedWords], values[i].data() + begin, length);
-    pieces_.push_back(bytes);
+    if (length > 0) std::memcpy(&sampled_words_[i * kComparedWords], values[i].data() + begin, length);
+    sampled_words_.push_back(bytes);
   }
-  for (const std::uint64_t word : pieces_) *digest_ = (std::rotl(*digest_, 5) ^ word) * 0x9E3779B97F4A7C15ULL;
+  for (const std::uint64_t word : sampled_words_) *digest_ = (std::rotl(*digest_, 5) ^ word) * 0x9E3779B97F4A7C15ULL;
 }
 
 /// Of a sampled parameter whose values have so many bytes.
@@ -187,7 +187,7 @@ std::size_t Reducer::compared_bytes(std::size_t sample, std::size_t bytes) const
 }
 
 void Reducer::compare_values() {
-  const auto rows = gather_rows(*ranks_, pieces_);
+  const auto rows = gather_rows(*ranks_, sampled_words_);
   const auto bytes_of = [&](std::size_t rank, std::size_t i) {
     return rows[rank][sampled_.size() * kComparedWords + i];
   };

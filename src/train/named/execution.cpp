@@ -305,6 +305,7 @@ void EngineCore::run_reductions(std::span<const Ready> batch) {
   const bool skips = average && options_.joined_average == JoinedAverage::ActiveRanks && any(lacking);
   const bool manual = by_hand(common, skips);
   auto options = reduction_of<AllReduceOptions>(common, manual);
+  options.wire_format = common.wire_format;
   options.timeout = operation_timeout();
   if (skips && !manual) options.weight = lacking[static_cast<std::size_t>(rank_)] ? 0.0 : 1.0;
   std::vector<Buffer> buffers;
@@ -382,6 +383,7 @@ void EngineCore::run_reduce_scatter(const Ready& one) {
   if (common.count() == 0) return;
   const bool manual = by_hand(common, false);
   auto options = reduction_of<ReduceScatterOptions>(common, manual);
+  options.wire_format = common.wire_format;
   options.timeout = operation_timeout();
   ConstBuffer input = one.own->request.input;
   if (manual && common.prescale != 1) {

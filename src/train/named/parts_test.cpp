@@ -82,6 +82,10 @@ TEST(NamedRequest, RefusesWhatHasNoMeaning) {
   EXPECT_NE(refused([](Request& r) { r.shape = {1ll << 40, 1ll << 40}; }), "");
   EXPECT_NE(refused([](Request& r) { r.op = ReduceOp::BitAnd; }), "");
   EXPECT_NE(refused([](Request& r) { r.prescale = std::numeric_limits<double>::infinity(); }), "");
+  EXPECT_EQ(refused([](Request& r) { r.wire_format = WireFormat::Int8; }), "");
+  EXPECT_EQ(refused([](Request& r) { r.wire_format = WireFormat::Int8, r.kind = Kind::ReduceScatter; }), "");
+  EXPECT_TRUE(contains(refused([](Request& r) { r.wire_format = WireFormat::Int8, r.op = ReduceOp::Max; }), "as int8"));
+  EXPECT_NE(refused([](Request& r) { r.wire_format = WireFormat::Int4, r.kind = Kind::Broadcast; }), "");
   EXPECT_NE(refused([](Request& r) { r.output.dtype = DType::Int32; }), "");
   EXPECT_NE(refused([](Request& r) { r.output.data = nullptr; }), "");
   EXPECT_NE(refused([](Request& r) { r.kind = Kind::Join; }), "");
@@ -269,6 +273,25 @@ TEST(NamedFusion, OfGpusJoinsAnySizesAndNotTheHosts) {
   const std::vector<AgreedPtr> ready{on_gpu(agreed("a")), agreed("b"), on_gpu(agreed("large", {1 << 20})), agreed("c")};
   EXPECT_EQ(plan_fusion(ready, std::size_t{64} << 20), (std::vector<Batch>{{0, 2}, {1, 3}}));
   EXPECT_EQ(plan_fusion(ready, 1 << 20), (std::vector<Batch>{{0}, {1, 3}, {2}}));
+}
+
+TEST(NamedFusion, LeavesWireFormatsAlone) {
+  auto narrow = std::make_shared<Agreed>(*agreed("narrow"));
+  narrow->common.wire_format = WireFormat::Int8;
+  EXPECT_EQ(plan_fusion(std::vector<AgreedPtr>{narrow, agreed("a"), narrow, agreed("b")}, 1 << 20),
+            (std::vector<Batch>{{0}, {1, 3}, {2}}));
+}
+
+TEST(NamedMatch, RanksAgreeOnWireFormats) {
+  Signature narrow = signature(Kind::AllReduce, {4});
+  narrow.wire_format = WireFormat::Int4;
+  const auto got = match("w", {narrow, signature(Kind::AllReduce, {4})});
+  ASSERT_FALSE(got);
+  EXPECT_TRUE(contains(got.error().what(), "rank 0 brought all_reduce(float32[4], sum, as int4)"))
+      << got.error().what();
+  const auto back = codec::decode<Signature>(codec::encode(narrow));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(*back, narrow);
 }
 
 TEST(NamedFusion, KeepsTheThreshold) {

@@ -118,6 +118,7 @@ std::string to_string(const Signature& s) {
   if (s.kind == Kind::Broadcast) text += fmt::format(", from rank {}", s.root);
   if (s.prescale != 1) text += fmt::format(", prescale {}", s.prescale);
   if (s.postscale != 1) text += fmt::format(", postscale {}", s.postscale);
+  if (s.wire_format != WireFormat::None) text += fmt::format(", as {}", cohort::to_string(s.wire_format));
   if (s.needs_all_ranks) text += ", of all ranks";
   return text + ")";
 }
@@ -165,6 +166,13 @@ Result<Signature> signature_of(const Request& request, int size) {
       return refuse(request, "scales go with numbers, not with {} of {}", cohort::to_string(own.op),
                     cohort::to_string(own.dtype));
     }
+  }
+  if (request.wire_format != WireFormat::None) {
+    const bool sums = request.op == ReduceOp::Sum || request.op == ReduceOp::Average;
+    if (!reduces(request.kind) || own.dtype != DType::Float32 || !sums) {
+      return refuse(request, "sums and averages of float32 alone travel as {}", cohort::to_string(request.wire_format));
+    }
+    own.wire_format = request.wire_format;
   }
   if (request.kind == Kind::Broadcast) {
     if (request.root < 0 || request.root >= size)

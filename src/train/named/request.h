@@ -64,6 +64,9 @@ struct Request {
   /// Integers are scaled in double precision, rounded toward zero and to the nearest that the type holds.
   double prescale = 1;
   double postscale = 1;
+  /// all_reduce and reduce_scatter of float32, Sum or Average: what it travels as between hosts. Not fused: blocks are
+  /// of one tensor.
+  WireFormat wire_format = WireFormat::None;
   /// all_to_all: rows for each rank, adding up to shape[0]. Empty: equal parts.
   std::vector<std::int64_t> splits = {};
   /// all_gather and broadcast: refused while some ranks have joined, as all_to_all always is.
@@ -82,6 +85,7 @@ struct Signature {
   std::vector<std::int64_t> splits = {};  ///< of form_group: the ranks
   bool needs_all_ranks = false;
   DeviceType device = DeviceType::CPU;  ///< which GPU of its own is each rank's matter
+  WireFormat wire_format = WireFormat::None;
 
   bool operator==(const Signature&) const = default;
   std::int64_t count() const noexcept;  ///< elements
@@ -104,8 +108,9 @@ inline constexpr std::size_t kMostSplits = std::size_t{1} << 20;
 void visit_fields(auto& m, auto& a, const Signature*) {
   constexpr std::string_view kNone = "a description of an operation that does not exist";
   a(codec::below(m.kind, kKindCount, kNone), codec::below(m.dtype, kDTypeCount, kNone),
-    codec::below(m.op, kReduceOpCount, kNone), m.needs_all_ranks, codec::below(m.device, 2, kNone), m.root, m.prescale,
-    m.postscale, codec::most(m.shape, kMostDimensions), codec::most(m.splits, kMostSplits));
+    codec::below(m.op, kReduceOpCount, kNone), m.needs_all_ranks, codec::below(m.device, 2, kNone),
+    codec::below(m.wire_format, kWireFormatCount, kNone), m.root, m.prescale, m.postscale,
+    codec::most(m.shape, kMostDimensions), codec::most(m.splits, kMostSplits));
   a.demand(m.count() >= 0, "a shape that no array has");
 }
 

@@ -12,7 +12,8 @@ bool first_dimension_is_free(Kind kind) noexcept { return kind == Kind::AllGathe
 
 bool agree(const Signature& a, const Signature& b) {
   if (a.kind != b.kind || a.dtype != b.dtype || a.op != b.op || a.root != b.root || a.prescale != b.prescale ||
-      a.postscale != b.postscale || a.needs_all_ranks != b.needs_all_ranks || a.device != b.device) {
+      a.postscale != b.postscale || a.needs_all_ranks != b.needs_all_ranks || a.device != b.device ||
+      a.wire_format != b.wire_format) {
     return false;
   }
   if (!first_dimension_is_free(a.kind)) return a.shape == b.shape && a.splits == b.splits;
@@ -204,6 +205,7 @@ std::size_t bytes_of(const Agreed& one) noexcept {
 
 bool fusible(const Agreed& one) noexcept {
   if (one.common.kind != Kind::AllReduce && one.common.kind != Kind::Broadcast) return false;
+  if (one.common.wire_format != WireFormat::None) return false;
   return one.common.device != DeviceType::CPU || bytes_of(one) <= kFusedTensor;
 }
 

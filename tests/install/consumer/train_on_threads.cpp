@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <vector>
 
+torch::Tensor sum_of(cohort::Communicator& comm, const torch::Tensor& tensor);  // part/part.cpp
+
 int main() {
   std::vector<torch::Tensor> weights(2);
   std::vector<float> losses(2);
@@ -27,8 +29,7 @@ int main() {
     weights[me] = layer->weight.detach().clone();
 
     // As in Python: the communicator's collectives take tensors.
-    const torch::Tensor sum = torch::full({3}, comm.rank() + 1);
-    comm.all_reduce(sum).wait();
+    const torch::Tensor sum = sum_of(comm, torch::full({3}, comm.rank() + 1));
     comm.broadcast(sum, {.root = 1}).wait();
     const torch::Tensor all = comm.all_gather(sum);
     const torch::Tensor part = torch::empty({3}, all.options());

@@ -11,9 +11,8 @@ from horovod._names import getattr_of
 # Of Horovod's part for Spark.
 _NOT_HERE = {
     "run_elastic": "cohort.run(on=\"spark\", options=[\"--max-restarts\", \"3\"]) starts all ranks again when one fails",
-    **dict.fromkeys(("keras", "lightning", "torch"), "train on files, or on a DataFrame with "
+    **dict.fromkeys(("common", "keras", "lightning", "torch"), "train on files, or on a DataFrame with "
                     "cohort.Distributor(local_mode=False).run_on_dataframe"),
-    "common": "its stores and estimators are not",
 }
 
 

@@ -1,7 +1,7 @@
 /* What Cohort asks of an MPI library: a table of functions in plain C, which a plug-in compiled by the site's mpicc
- * fills in. MPI libraries share no binary interface, so nothing else of Cohort includes mpi.h or links one. All
- * functions return 0 or an MPI error code. The caller never calls two at once; `initialize` and `finalize` are called
- * on one thread. Change the layout or a meaning: count COHORT_MPI_ABI up. */
+ * fills in. Before MPI 5 its libraries share no binary interface, so nothing else of Cohort includes mpi.h or links
+ * one. All functions return 0 or an MPI error code. The caller never calls two at once; `initialize` and `finalize` are
+ * called on one thread. Change the layout or a meaning: count COHORT_MPI_ABI up. */
 #ifndef COHORT_MPI_H
 #define COHORT_MPI_H
 
@@ -32,7 +32,7 @@ enum { COHORT_MPI_SINGLE = 0, COHORT_MPI_FUNNELED = 1, COHORT_MPI_SERIALIZED = 2
 struct CohortMpi {
   uint32_t abi;         /* COHORT_MPI_ABI of the header that the plug-in was compiled with */
   uint32_t bytes;       /* of this struct */
-  const char* family;   /* whose launcher starts it: "openmpi", "mpich", "other" */
+  const char* family;   /* whose launcher starts it: "openmpi", "mpich"; "abi": its library says; "other" */
   const char* made_for; /* "Open MPI 4.1.4": what mpi.h says */
 
   /* What the library says of itself; also before it is initialized. */

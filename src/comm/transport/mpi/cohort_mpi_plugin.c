@@ -22,6 +22,9 @@
 #elif defined(MPICH_VERSION)
 #define FAMILY "mpich"
 #define MADE_FOR "MPICH " MPICH_VERSION
+#elif defined(MPI_ABI_VERSION)
+#define FAMILY "abi"
+#define MADE_FOR "MPI's standard ABI " TEXT(MPI_ABI_VERSION) "." TEXT(MPI_ABI_SUBVERSION)
 #else
 #define FAMILY "other"
 #define MADE_FOR "MPI " TEXT(MPI_VERSION) "." TEXT(MPI_SUBVERSION)

@@ -344,8 +344,6 @@ Result<std::shared_ptr<Endpoint>> Runtime::endpoint(net::Deadline deadline, std:
     plugin_ = *std::move(plugin);
     process_ = ::getpid();
     begun_ = true;
-    // After what has been registered so far, so that it comes before it: the launcher's meeting place is left last.
-    ::on_exit([](int status, void* runtime) { static_cast<Runtime*>(runtime)->at_exit(status); }, this);
     sys::start_without_signals([this, deadline] { serve(deadline); }).detach();
   }
   patience_ = std::max(patience_, patience);
@@ -362,6 +360,9 @@ void Runtime::serve(net::Deadline deadline) {
   Outcome outcome = begin(deadline);
   std::unique_lock lock(mutex_);
   if (outcome) endpoint_of_process() = *outcome;
+  // After what has been registered so far, so that it comes before it: the launcher's meeting place is left last, by us
+  // and by MPI (MPICH 5 leaves PMI in such a handler of its own).
+  if (ours_) ::on_exit([](int status, void* runtime) { static_cast<Runtime*>(runtime)->at_exit(status); }, this);
   outcome_ = std::move(outcome);
   changed_.notify_all();
   if (!ours_) return;

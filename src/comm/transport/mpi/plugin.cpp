@@ -21,15 +21,18 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kOpenMpi = "openmpi";
 constexpr std::string_view kMpich = "mpich";
+constexpr std::string_view kAbi = "abi";  // libmpi_abi.so, as MPI 5 has it for all
 
 /// "Open MPI" of "openmpi", for people.
 std::string_view family_name(std::string_view family) noexcept {
   if (family == kOpenMpi) return "Open MPI";
   if (family == kMpich) return "MPICH";
+  if (family == kAbi) return "MPI's standard ABI";
   return "MPI";
 }
 
 std::string how_to_build(std::string_view family) {
+  if (family == kAbi) return "`cohort build-mpi --mpicc mpicc_abi` compiles it";
   return family.empty()
              ? "`cohort build-mpi` compiles it by the site's mpicc"
              : fmt::format("`cohort build-mpi` compiles it by {}'s mpicc (--mpicc says which)", family_name(family));
@@ -39,6 +42,7 @@ std::string how_to_build(std::string_view family) {
 std::string_view family_of_library(std::string_view name) {
   if (name.starts_with("libmpich.so") || name.starts_with("libmpich-") || name.starts_with("libmpi.so.12"))
     return kMpich;
+  if (name.starts_with("libmpi_abi.so")) return kAbi;
   return name.starts_with("libmpi.so") ? kOpenMpi : std::string_view();
 }
 
@@ -126,7 +130,7 @@ Result<std::string> launcher_family(const rendezvous::Environment& environment) 
 Result<std::string> wanted_family(const rendezvous::Environment& environment) {
   const auto launcher = launcher_family(environment);
   for (const LoadedLibrary& library : loaded_libraries()) {
-    if (launcher && !launcher->empty() && *launcher != library.family) {
+    if (launcher && !launcher->empty() && *launcher != library.family && library.family != kAbi) {
       return fail(ErrorCode::Mismatch,
                   "MPI: this program has loaded {} ({}), but {}'s launcher started it -- start it by the mpirun of its "
                   "own MPI",
@@ -137,9 +141,16 @@ Result<std::string> wanted_family(const rendezvous::Environment& environment) {
   return launcher;
 }
 
+/// Whose launcher the plug-in's MPI knows.
+std::string_view family_of(const CohortMpi& mpi) {
+  char text[512] = "";
+  if (mpi.family != kAbi || mpi.library(text, sizeof text) != 0) return mpi.family;
+  return std::string_view(text).starts_with("Open MPI") ? kOpenMpi : kMpich;  // MPICH's and those made of it
+}
+
 Result<void> check_family(const Plugin& plugin, std::string_view wanted) {
-  const std::string_view made = plugin.mpi->family;
-  if (wanted.empty() || made == wanted || made == "other") return {};
+  const std::string_view made = family_of(*plugin.mpi);
+  if (wanted.empty() || made == wanted || plugin.mpi->family == wanted || made == "other") return {};
   return fail(ErrorCode::Mismatch,
               "the MPI plug-in {} is made for {}, but {}'s launcher started this process: its ranks would not find "
               "each other -- {}, or start by {}'s mpirun",
@@ -215,7 +226,8 @@ Result<Plugin> load_plugin(const rendezvous::Environment& environment) {
   } else {
     for (const fs::path& folder : plugin_folders(environment)) {
       looked += fmt::format("{}{}", looked.empty() ? "" : ", ", folder.string());
-      const std::vector<Candidate> found = candidates_in(folder, *wanted);
+      std::vector<Candidate> found = candidates_in(folder, *wanted);
+      if (found.empty() && loaded_libraries().empty()) found = candidates_in(folder, kAbi);
       if (found.empty()) continue;
       // Where the launcher does not say which MPI is meant, a choice between two would be a guess.
       for (const Candidate& other : found) {

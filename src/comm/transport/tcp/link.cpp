@@ -308,6 +308,7 @@ bool Link::flush() {
 
 void Link::receive(Incoming& frame) {
   if (ended_) return;
+  if (frame.operation == over_ + 1) running_ = frame.operation;
   for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
     if (kept->header.operation != frame.operation || kept->header.tag != frame.tag) continue;
     if (lacks_tag(kept->header, frame.authenticated)) return lose(kNoTag);
@@ -329,6 +330,7 @@ bool Link::owes() const noexcept {
 }
 
 void Link::forget(std::uint64_t operation) {
+  over_ = operation;
   kept_.erase(
       std::remove_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return kept.header.operation <= operation; }),
       kept_.end());
@@ -407,7 +409,7 @@ bool Link::begin_frame(TransportEvents& events) {
     frame->bytes = header_.bytes;
     into_ = frame;
     to_ = frame->to;
-  } else if (header_.bytes <= kMostKept) {
+  } else if (header_.bytes <= (header_.operation == running_ ? kMostKeptNow : kMostKept)) {
     keeps_ = true;
     aside_.resize(header_.bytes);
     to_ = aside_.data();

@@ -43,6 +43,9 @@ inline constexpr std::uint32_t kMark = 0x43480200;  // "CH", version 2
 inline constexpr std::uint32_t kTagged = 0x80;      // behind its bytes comes a FrameMac::Tag of the header and them
 /// Longer frames wait in the socket until they are posted. 64 KiB, and room for what a slice is rounded up by.
 inline constexpr std::size_t kMostKept = std::size_t{68} << 10;
+/// So do frames longer than this of an operation that this rank is in the midst of: they are posted soon, and putting
+/// them aside costs as much as the wire does.
+inline constexpr std::size_t kMostKeptNow = std::size_t{8} << 10;
 inline constexpr std::size_t kMostMessage = std::size_t{64} << 10;
 
 inline bool tagged(const FrameHeader& header) noexcept { return (header.kind & kTagged) != 0; }
@@ -238,6 +241,8 @@ class Link {
   std::size_t sealed_ = 0;          // so much of it is there
   std::list<Incoming*> posted_;
   std::deque<Kept> kept_;
+  std::uint64_t over_ = 0;     // operations up to this one are
+  std::uint64_t running_ = 0;  // of this one frames of this link have been posted
 
   // The frame that is coming in.
   bool in_frame_ = false;

@@ -544,6 +544,38 @@ TEST(TcpTransport, AnEndBehindBytesThatHaveToWaitIsNoWorkUntilTheyArePosted) {
   EXPECT_TRUE(in.done || ranks[1].lost(0));
 }
 
+// Who is in the midst of an operation reads its frames where they belong. To one that is yet to come the program may
+// come only once it has heard what lies behind.
+TEST(TcpTransport, FramesOfTheRunningOperationWaitInTheSocketAndLaterOnesArePutAside) {
+  Ranks ranks(2, {Protection::Authenticated, 1});
+  const std::vector<std::byte> data = pattern(kMostKeptNow + 1, 7);
+  std::array<std::vector<std::byte>, 3> room;
+  std::array<Outgoing, 3> out;
+  std::array<Incoming, 3> in;
+  for (std::size_t i = 0; i < 3; ++i) {
+    room[i].resize(data.size());
+    fill(out[i], 1, static_cast<std::uint32_t>(i), data);
+    fill(in[i], 0, static_cast<std::uint32_t>(i), room[i]);
+  }
+  out[2].operation = in[2].operation = in[0].operation + 1;
+  ranks[1].connect(0);
+  ranks[1].forget(in[0].operation - 1);
+  ranks[1].receive(in[0]);
+  ranks[0].send(out[0]);
+  ranks[0].send(out[1]);
+  ranks[0].message(1, 0, "behind the running one's");
+  ASSERT_TRUE(ranks.drive_until([&] { return in[0].done && out[1].done; }));
+  EXPECT_FALSE(ranks.drive_until([&] { return !ranks.heard[1].messages.empty(); }, 50ms));
+  ranks[1].receive(in[1]);
+  ASSERT_TRUE(ranks.drive_until([&] { return in[1].done && ranks.heard[1].messages.size() == 1; }));
+  ranks[0].send(out[2]);
+  ranks[0].message(1, 0, "behind the next one's");
+  ASSERT_TRUE(ranks.drive_until([&] { return ranks.heard[1].messages.size() == 2; }));
+  ranks[1].receive(in[2]);
+  EXPECT_TRUE(in[2].done);
+  for (const auto& each : room) EXPECT_EQ(each, data);
+}
+
 constexpr std::size_t kInBytes = sizeof(FrameHeader);
 
 TEST(Authenticated, AChangedByteOfAnyFrameIsRefusedAndNeverDelivered) {

@@ -1,0 +1,22 @@
+# Toolchain file: compiles for 64-bit ARM with Debian's g++-aarch64-linux-gnu, against what `tools/sysroot arm64` has
+# made (build/sysroot/arm64, or COHORT_SYSROOT). What the build runs of it, and ctest, runs under qemu.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(COHORT_SYSROOT ${CMAKE_CURRENT_LIST_DIR}/../build/sysroot/arm64 CACHE PATH "Debian's libraries for arm64")
+get_filename_component(CMAKE_SYSROOT ${COHORT_SYSROOT} ABSOLUTE)
+if(NOT EXISTS ${CMAKE_SYSROOT}/.complete)
+  message(FATAL_ERROR "${CMAKE_SYSROOT} is no sysroot: tools/sysroot arm64 makes it")
+endif()
+set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES COHORT_SYSROOT)
+if(NOT CMAKE_CXX_COMPILER)
+  set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+endif()
+set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
+set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64-static -L ${CMAKE_SYSROOT})
+
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
+set(ENV{PKG_CONFIG_SYSROOT_DIR} ${CMAKE_SYSROOT})
+set(ENV{PKG_CONFIG_LIBDIR} ${CMAKE_SYSROOT}/usr/lib/aarch64-linux-gnu/pkgconfig:${CMAKE_SYSROOT}/usr/share/pkgconfig)

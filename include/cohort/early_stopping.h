@@ -1,0 +1,66 @@
+// Ends training once a value that is watched (a validation loss) gets better no more, on all ranks in the same step:
+// rank 0 decides, and tells the others. One thread per rank. Its state is a text, to be saved among a checkpoint's
+// values.
+#pragma once
+
+#include <cohort/communicator.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace cohort {
+
+/// Which values of a measure are better.
+enum class BestMode : std::uint8_t {
+  Min,  ///< lower ones, of a loss
+  Max,  ///< higher ones, of an accuracy
+};
+
+struct EarlyStoppingOptions {
+  int patience = 3;      ///< values in a row that are no improvement, after which training ends; at least 1
+  double min_delta = 0;  ///< an improvement is better than the best by more than this; at least 0
+  BestMode mode = BestMode::Min;
+};
+
+///   cohort::EarlyStopping early({.patience = 3});
+///   for (...) {
+///     ...  // an epoch, and valid_loss over all of the validation data
+///     const bool stop = early.should_stop(comm, valid_loss);
+///     checkpoints.save(*net, &optimizer, {..., .values = {{"valid_loss", valid_loss}, {"early", early.state()}}});
+///     if (stop) break;
+///   }
+class EarlyStopping {
+ public:
+  /// Throws InvalidArgument for a patience below 1, a min_delta below 0 or not finite.
+  explicit EarlyStopping(EarlyStoppingOptions options = {});
+
+  /// Whether to end: collective, the same answer on all ranks. Rank 0's options, state and `value` count: of a value
+  /// that ranks have their own of, give the mean (all_reduce). NaN and infinite values are no improvement. A broadcast
+  /// of 32 bytes; throws what that throws. `Communicator()` stands for a world of one.
+  bool should_stop(Communicator& comm, double value);
+
+  /// The best value so far, NaN before there is one; how many came since that are no improvement. The same on all
+  /// ranks.
+  double best() const noexcept { return now_.best; }
+  int waited() const noexcept { return static_cast<int>(now_.waited); }
+  /// Whether the last value was an improvement.
+  bool improved() const noexcept { return now_.improved != 0; }
+
+  /// "mode=min best=0.375 waited=1": to go on from, with the same bits.
+  std::string state() const;
+  /// Throws InvalidArgument for a text that `state` has not made, or not in this mode; nothing is changed then.
+  void load_state(const std::string& text);
+
+ private:
+  struct Now {
+    double best = std::numeric_limits<double>::quiet_NaN();
+    std::int64_t waited = 0;
+    std::int64_t improved = 0;
+    std::int64_t stop = 0;
+  };
+  EarlyStoppingOptions options_;
+  Now now_;
+};
+
+}  // namespace cohort

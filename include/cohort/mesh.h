@@ -1,0 +1,48 @@
+// The ranks of a communicator as a grid with named axes, and this rank's group along each of them: so that data,
+// pipeline and tensor parallelism each have a communicator of their own. Handles; one thread at a time.
+//
+//   cohort::Mesh mesh(comm, {{"dp", 2}, {"pp", 2}, {"tp", 2}});                     // 8 ranks
+//   cohort::nn::DistributedDataParallel model(net, mesh.along("dp"));
+#pragma once
+
+#include <cohort/communicator.h>
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort {
+
+struct MeshAxis {
+  std::string name;
+  int size = 1;  ///< ranks along it, from 1
+};
+
+class Mesh {
+ public:
+  /// Collective. The first axis varies slowest: the ranks of the last one are neighbours, so put the axis that
+  /// communicates most (tensor parallelism) last, where its ranks share a host. Throws Mismatch on all ranks if they
+  /// give different axes, and InvalidArgument on all if the product of the sizes is not comm.size(), a size is below 1,
+  /// or a name is empty or there twice. `comm` stays usable then.
+  Mesh(Communicator comm, std::vector<MeshAxis> axes);
+
+  /// This rank's group along an axis: the ranks that differ from it in that coordinate alone, numbered by it. A world
+  /// of its own, which progresses apart from the others. Throws InvalidArgument for a name that is no axis.
+  Communicator& along(std::string_view axis);
+  /// This rank's place on the axis, its rank in `along(axis)`.
+  int coordinate(std::string_view axis) const;
+  int size(std::string_view axis) const;
+  const std::vector<MeshAxis>& axes() const noexcept { return axes_; }
+  /// Of all ranks, as it was given.
+  Communicator& comm() noexcept { return comm_; }
+
+ private:
+  std::size_t index_of(std::string_view axis) const;
+
+  Communicator comm_;
+  std::vector<MeshAxis> axes_;
+  std::vector<Communicator> along_;  // by axis
+};
+
+}  // namespace cohort

@@ -1,0 +1,22 @@
+// Which part of a tensor a rank holds, where no rank holds all of it: what layers, optimizers and checkpoints tell each
+// other. A plain value; any thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace cohort {
+
+/// A box of the whole tensor (a tensor-parallel layer's part), and of its elements in row-major order a range (a
+/// sharded optimizer's part). A parameter that its rank holds whole is one box that is everything.
+struct Shard {
+  std::vector<std::int64_t> sizes;   ///< of the whole tensor
+  std::vector<std::int64_t> start;   ///< of the box, by dimension
+  std::vector<std::int64_t> extent;  ///< of the box, by dimension
+  std::int64_t begin = 0;            ///< of the range: the first element, counted in the box
+  std::int64_t count = 0;            ///< of the range: elements
+
+  bool operator==(const Shard&) const = default;
+};
+
+}  // namespace cohort

@@ -1,0 +1,106 @@
+// Hooks in the place of the average over ranks, as torch's DistributedDataParallel has them: what gradients travel as,
+// and by which operations. Register one before training, the same on all ranks:
+//
+//   model.register_comm_hook(cohort::nn::fp16_compress_hook());
+//   model.register_comm_hook([](cohort::nn::GradBucket& bucket) {         // the plain mean
+//     at::Tensor sum = bucket.buffer();
+//     auto work = std::make_shared<cohort::Work>(bucket.communicator().all_reduce(sum));
+//     return [=, n = bucket.communicator().size()] { work->wait(); return sum.div_(n); };
+//   });
+#pragma once
+
+#include <cohort/torch/torch_api.h>
+
+#include <cohort/communicator.h>
+#include <cohort/gradients.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::gradients {
+class PowerSGD;
+}
+
+namespace cohort::nn {
+
+/// What a hook is given: as torch.distributed.GradBucket. The gradients are this rank's, in the bucket's own memory;
+/// where samples are declared they have been multiplied so that the plain mean over ranks is the average by samples (a
+/// rank without samples has zeros).
+class GradBucket {
+ public:
+  GradBucket(std::size_t index, bool is_last, at::Tensor buffer, std::vector<at::Tensor> parameters,
+             std::vector<std::int64_t> offsets, Communicator& communicator);
+
+  /// Of the bucket, from 0 in the order in which they come, the same on all ranks. Buckets are made anew after the
+  /// first step, and where parameters are unfrozen or replaced.
+  std::size_t index() const noexcept { return index_; }
+  /// Of this backward.
+  bool is_last() const noexcept { return is_last_; }
+  /// All gradients, 1-D, with zeros between them. The hook may change it.
+  const at::Tensor& buffer() const noexcept { return buffer_; }
+  /// Another one of as many elements, for hooks around hooks.
+  void set_buffer(at::Tensor buffer);
+  /// Of each parameter, in its shape, as views of the buffer. Elements are in the order in which they lie in memory.
+  std::vector<at::Tensor> gradients() const;
+  const std::vector<at::Tensor>& parameters() const noexcept { return parameters_; }
+  Communicator& communicator() const noexcept { return *communicator_; }
+
+ private:
+  std::size_t index_;
+  bool is_last_;
+  at::Tensor buffer_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::int64_t> offsets_;  // of the gradients, in elements
+  Communicator* communicator_;
+};
+
+/// Starts operations and does not wait, on a thread of autograd. What it returns is called once, at the end of the
+/// backward and on its thread, in the order of buckets: it waits, and returns the average, of as many elements as the
+/// buffer, often the buffer itself. The result has to be the same bits on all ranks. Errors are backward()'s, whose
+/// rank is out of step with the others then. Waiting on a Work has the Work's deadline.
+using CommHook = std::function<std::function<at::Tensor()>(GradBucket&)>;
+
+// --- hooks that there are ---
+
+/// The mean, as without a hook.
+CommHook allreduce_hook();
+/// As float16, folded in float32 and rounded once. Finite gradients above 65504 are infinite then.
+CommHook fp16_compress_hook();
+CommHook bf16_compress_hook();
+
+/// What PowerSGD keeps between steps: see gradients.h. For one model.
+class PowerSGDState {
+ public:
+  /// Throws InvalidArgument for values that mean nothing.
+  explicit PowerSGDState(const PowerSGDOptions& options = {});
+  ~PowerSGDState();
+  PowerSGDState(const PowerSGDState&) = delete;
+  PowerSGDState& operator=(const PowerSGDState&) = delete;
+
+  /// Elements that were to be sent and that were, in all steps with compression.
+  std::pair<std::int64_t, std::int64_t> compression_stats() const;
+  /// Of this rank, which differs from others': for `state` of CheckpointFolder::save, under names that begin with
+  /// "powerSGD.", the same as Python's. Parameters are numbered as their gradients came first.
+  std::map<std::string, at::Tensor> state_dict() const;
+  /// Before training or between two steps. Of other names nothing is taken; what does not fit the gradients that come
+  /// is dropped.
+  void load_state_dict(const std::map<std::string, at::Tensor>& state);
+
+  gradients::PowerSGD& core() noexcept { return *core_; }
+
+ private:
+  std::unique_ptr<gradients::PowerSGD> core_;
+};
+
+/// Gradients of two and more dimensions travel as two thin matrices each. Averages are those matrices' product, the
+/// same bits on all ranks, whatever their processors; a gradient that is not finite on any rank is NaN on all. All
+/// ranks' states have the same options.
+CommHook power_sgd_hook(std::shared_ptr<PowerSGDState> state);
+
+}  // namespace cohort::nn

@@ -1,0 +1,165 @@
+// Layers of which no rank holds all (tensor parallelism, as Megatron cuts them), and a batch normalization over all
+// ranks' batches. The ranks of `comm`, typically `mesh.along("tp")`, call forward together, with the same input unless
+// an option says that it is split, and compute the same loss: it counts once. Results are those of one process but for
+// the order in which sums are folded (partial sums by ascending rank). One thread per rank.
+//
+//   nn::ColumnParallelLinear up(mesh.along("tp"), nn::ColumnParallelLinearOptions{.in_features = 512, .out_features =
+//   2048}); nn::RowParallelLinear down(mesh.along("tp"), nn::RowParallelLinearOptions{.in_features = 2048,
+//   .out_features = 512}); y = down(at::gelu(up(x)));                                     // one all_reduce forward,
+//   one backward
+#pragma once
+
+#include <cohort/torch/torch_api.h>
+
+#include <cohort/communicator.h>
+#include <cohort/shard.h>
+
+#include <torch/nn/options/batchnorm.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace cohort::nn {
+
+/// A module of whose own parameters this rank holds parts: what checkpoints and optimizers ask (by dynamic_cast) for
+/// each module of a model's tree.
+class HasShards {
+ public:
+  virtual ~HasShards() = default;
+  /// By the names of its own parameters, not its children's. A parameter that is not listed is held whole.
+  virtual std::map<std::string, Shard> shards() const = 0;
+};
+
+// Construction is collective: it throws Mismatch on all ranks if they give different sizes, and InvalidArgument if what
+// is to be cut is no multiple of the number of ranks. Each rank draws the whole weight, of the distribution of torch's
+// layer, from a generator that rank 0 seeds by a number of its own, and keeps its part: a model begins with the same
+// weights on any number of ranks if rank 0's generator was seeded alike. All ranks draw that number, so generators that
+// are in step stay so.
+//
+// Sequence parallelism: with `sequence_dim`, what lies between a row-parallel (or embedding) layer and the next
+// column-parallel one is cut along that dimension, so that each rank holds and computes a part of it; an all_gather and
+// a reduce_scatter take the place of each all_reduce. Modules that lie there, such as LayerNorm, have whole parameters
+// of which each rank sees a part of the gradient: see `sum_gradients`.
+
+enum class Features : std::uint8_t {
+  Whole,  ///< all of the last dimension, on all ranks
+  Split,  ///< this rank's part of it
+};
+
+struct ColumnParallelLinearOptions {
+  std::int64_t in_features = 0;
+  std::int64_t out_features = 0;
+  bool bias = true;
+  Features output = Features::Split;
+  std::optional<std::int64_t> sequence_dim = {};  ///< the input is split along it
+  at::Generator generator = {};                   ///< which gives the seed; undefined: the process's own
+};
+
+/// A linear layer cut by its outputs: `weight` is [out_features / size, in_features], `bias` [out_features / size].
+class ColumnParallelLinearImpl : public torch::nn::Module, public HasShards {
+ public:
+  ColumnParallelLinearImpl(Communicator comm, const ColumnParallelLinearOptions& options);
+  /// [..., in_features] to [..., out_features / size], or as `options.output` says.
+  at::Tensor forward(const at::Tensor& x);
+  std::map<std::string, Shard> shards() const override;
+  at::Tensor weight, bias;
+
+ private:
+  Communicator comm_;
+  ColumnParallelLinearOptions options_;
+};
+TORCH_MODULE(ColumnParallelLinear);
+
+struct RowParallelLinearOptions {
+  std::int64_t in_features = 0;
+  std::int64_t out_features = 0;
+  bool bias = true;
+  Features input = Features::Split;
+  std::optional<std::int64_t> sequence_dim = {};  ///< the output is split along it
+  at::Generator generator = {};                   ///< as above
+};
+
+/// A linear layer cut by its inputs: `weight` is [out_features, in_features / size], `bias` [out_features], whole.
+class RowParallelLinearImpl : public torch::nn::Module, public HasShards {
+ public:
+  RowParallelLinearImpl(Communicator comm, const RowParallelLinearOptions& options);
+  /// [..., in_features / size], or as `options.input` says, to [..., out_features]: the bias is added to the sum.
+  at::Tensor forward(const at::Tensor& x);
+  std::map<std::string, Shard> shards() const override;
+  at::Tensor weight, bias;
+
+ private:
+  Communicator comm_;
+  RowParallelLinearOptions options_;
+};
+TORCH_MODULE(RowParallelLinear);
+
+struct VocabParallelEmbeddingOptions {
+  std::int64_t num_embeddings = 0;  ///< a multiple of the number of ranks: round a vocabulary up
+  std::int64_t embedding_dim = 0;
+  std::optional<std::int64_t> sequence_dim = {};  ///< the output is split along it
+  at::Generator generator = {};                   ///< as above
+};
+
+/// An embedding cut by its rows: `weight` is [num_embeddings / size, embedding_dim].
+class VocabParallelEmbeddingImpl : public torch::nn::Module, public HasShards {
+ public:
+  VocabParallelEmbeddingImpl(Communicator comm, const VocabParallelEmbeddingOptions& options);
+  /// Indices [...] to [..., embedding_dim]. An index that is not in the vocabulary fails as in torch's embedding.
+  at::Tensor forward(const at::Tensor& indices);
+  std::map<std::string, Shard> shards() const override;
+  at::Tensor weight;
+
+ private:
+  Communicator comm_;
+  VocabParallelEmbeddingOptions options_;
+};
+TORCH_MODULE(VocabParallelEmbedding);
+
+struct ParallelCrossEntropyOptions {
+  at::Reduction::Reduction reduction = at::Reduction::Mean;  ///< over the targets that are not ignored; Sum, or None
+  std::int64_t ignore_index = -100;
+};
+
+/// torch's cross_entropy of logits that are split over the vocabulary, as ColumnParallelLinear gives them: never
+/// gathered. Two all_reduces of one and two values per target.
+class ParallelCrossEntropyImpl : public torch::nn::Module {
+ public:
+  explicit ParallelCrossEntropyImpl(Communicator comm, const ParallelCrossEntropyOptions& options = {});
+  /// logits [..., vocabulary / size] and targets [...], the same on all ranks, to the loss, a scalar or [...]. Logits
+  /// of 16 bits are computed with, and give a loss, in float32.
+  at::Tensor forward(const at::Tensor& logits, const at::Tensor& targets);
+
+ private:
+  Communicator comm_;
+  ParallelCrossEntropyOptions options_;
+};
+TORCH_MODULE(ParallelCrossEntropy);
+
+/// For modules whose parameters are whole but see a part of the input on each rank, as between layers with
+/// `sequence_dim`: from now on the gradient of each parameter of `module` is summed over the ranks when a backward has
+/// made it. Once per module.
+void sum_gradients(Communicator& comm, torch::nn::Module& module);
+
+/// torch's batch normalization, in training with mean and variance of all ranks' batches, of any sizes. A rank without
+/// samples has to call it with an empty batch: DistributedDataParallel::step_without_samples runs no forward, so the
+/// others would wait, or throw Mismatch. In evaluation no rank needs another: without running statistics it takes those
+/// of its own batch, as torch's. Parameters and buffers have the names of torch's, and take its values. For data
+/// parallelism: the gradient is that of the sum over ranks of each rank's loss. Its input is (N, C, ...). Throws
+/// InvalidArgument where all ranks together have one value per channel or none. One all_gather forward and one
+/// all_reduce backward; no double backward.
+class SyncBatchNormImpl : public torch::nn::Module {
+ public:
+  SyncBatchNormImpl(Communicator comm, const torch::nn::BatchNormOptions& options);
+  at::Tensor forward(const at::Tensor& x);
+  at::Tensor weight, bias, running_mean, running_var, num_batches_tracked;
+
+ private:
+  Communicator comm_;
+  torch::nn::BatchNormOptions options_;
+};
+TORCH_MODULE(SyncBatchNorm);
+
+}  // namespace cohort::nn

@@ -1,0 +1,641 @@
+// `cohort submit`: a batch script for Slurm, PBS or Flux that starts `cohort run`, made from a template; handed to the
+// scheduler, and its output followed until the job ends. --login has all of that done by the same command on another
+// host.
+#include "base/files.h"
+#include "base/json.h"
+#include "base/parse.h"
+#include "base/process.h"
+#include "base/result.h"
+#include "base/signals.h"
+#include "cohort/commands.h"
+#include "launch/output/run_folder.h"
+#include "launch/plan/program.h"
+#include "launch/processes.h"
+#include "launch/start/starter.h"
+#include "launch/supervise/supervisor.h"
+#include "shared/run_options.h"
+#include "shared/sync.h"
+#include "submit_templates.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <regex>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace cohort::app {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+struct SubmitOptions {
+  int nodes = 1;
+  std::optional<int> tasks, tasks_per_node, cpus_per_task, gpus_per_node;
+  std::string time, partition, account, scheduler = "auto", template_file, run_folder, login, folder, job;
+  std::vector<std::string> sbatch;
+  bool dry_run = false, no_follow = false, sync = false;
+  SharedOptions shared;                  ///< --ssh, --remote-cohort
+  std::vector<std::string> run_options;  ///< for `cohort run`, as words
+};
+
+// What a scheduler is asked, and what it answers.
+
+struct JobState {
+  std::string word;  ///< the scheduler's own: "RUNNING"
+  bool over = false;
+  std::optional<int> status = {};  ///< of a job that is over, as a shell gives it; nothing: not known
+};
+
+/// Of the text that follows `name` up to a blank: "JobState=RUNNING Reason=...".
+std::string word_behind(const std::string& text, std::string_view name) {
+  const auto at = text.find(name);
+  if (at == std::string::npos) return {};
+  const auto begin = at + name.size();
+  return text.substr(begin, text.find_first_of(" \t\n|", begin) - begin);
+}
+
+/// Slurm's states and "CODE:SIGNAL".
+JobState slurm_state(std::string state, const std::string& exit_code) {
+  JobState found{state, false, {}};
+  static const std::vector<std::string> kOver = {"COMPLETED", "FAILED",        "CANCELLED", "TIMEOUT",  "NODE_FAIL",
+                                                 "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "REVOKED"};
+  found.over = std::ranges::find(kOver, state) != kOver.end();
+  if (!found.over) return found;
+  const auto colon = std::min(exit_code.find(':'), exit_code.size());
+  const int code = parse_integer<int>(exit_code.substr(0, colon)).value_or(1);
+  const int signal = colon < exit_code.size() ? parse_integer<int>(exit_code.substr(colon + 1)).value_or(0) : 0;
+  found.status = code != 0 ? code : signal != 0 ? 128 + signal : 0;
+  if (state == "TIMEOUT") found.status = launch::kTimeoutStatus;
+  if (state == "CANCELLED") found.status = 128 + SIGTERM;  // whatever the script made of its end
+  if (found.status == 0 && state != "COMPLETED") found.status = 1;
+  return found;
+}
+
+std::optional<JobState> ask_slurm(const std::string& job) {
+  const auto live = launch::capture({"scontrol", "-o", "show", "job", job}, std::chrono::seconds(30));
+  if (!live) return std::nullopt;
+  if (live->status == 0) {
+    JobState state = slurm_state(word_behind(live->text, "JobState="), word_behind(live->text, " ExitCode="));
+    if (state.word == "PENDING") state.word += " (" + word_behind(live->text, " Reason=") + ")";
+    return state;
+  }
+  if (live->text.find("Invalid job id") == std::string::npos) return std::nullopt;  // asked again later
+  // Slurm has forgotten it; the accounting, where there is one, has not.
+  const auto kept =
+      launch::capture({"sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job}, std::chrono::seconds(30));
+  const auto bar = kept && kept->status == 0 ? kept->text.find('|') : std::string::npos;
+  if (bar == std::string::npos) return JobState{"gone", true, {}};
+  const std::string state = kept->text.substr(0, kept->text.find_first_of(" |"));  // "CANCELLED by 0"
+  return slurm_state(state, kept->text.substr(bar + 1, kept->text.find('\n', bar) - bar - 1));
+}
+
+std::optional<JobState> ask_pbs(const std::string& job) {
+  const auto said = launch::capture({"qstat", "-x", "-f", job}, std::chrono::seconds(30));
+  if (!said) return std::nullopt;
+  if (said->status != 0) return JobState{"gone", true, {}};
+  JobState found{word_behind(said->text, "job_state = "), false, {}};
+  found.over = found.word == "F" || found.word == "C";
+  if (const auto status = parse_integer<int>(word_behind(said->text, "xit_status = ")); found.over && status)
+    found.status = *status > 256 ? 128 + *status - 256 : *status < 0 ? 1 : *status;  // 256: it was killed
+  return found;
+}
+
+std::optional<JobState> ask_flux(const std::string& job) {
+  const auto said =
+      launch::capture({"flux", "jobs", "-n", "-o", "{status} {returncode}", job}, std::chrono::seconds(30));
+  if (!said || said->status != 0) return std::nullopt;
+  JobState found{said->text.substr(0, said->text.find_first_of(" \n")), false, {}};
+  constexpr std::array<std::string_view, 4> kOver = {"COMPLETED", "FAILED", "CANCELED", "TIMEOUT"};
+  found.over = std::ranges::find(kOver, found.word) != kOver.end();
+  if (const auto code = parse_integer<int>(word_behind(said->text, found.word + " ")); found.over && code)
+    found.status = *code < 0 ? 128 - *code : *code;
+  if (found.over && found.word == "TIMEOUT") found.status = launch::kTimeoutStatus;
+  return found;
+}
+
+struct Scheduler {
+  std::string_view name, script;
+  std::vector<std::string> submit;                         ///< and the script; its last line is the job's number
+  std::string cancel, partitions;                          ///< for messages
+  std::optional<JobState> (*ask)(const std::string& job);  ///< nothing: it does not answer now
+};
+
+const std::vector<Scheduler>& schedulers() {
+  static const std::vector<Scheduler> kSchedulers = {
+      {"slurm", kSlurmScript, {"sbatch", "--parsable"}, "scancel", "sinfo -s", ask_slurm},
+      {"pbs", kPbsScript, {"qsub"}, "qdel", "qstat -Q", ask_pbs},
+      {"flux", kFluxScript, {"flux", "batch"}, "flux cancel", "flux queue list", ask_flux},
+  };
+  return kSchedulers;
+}
+
+const Scheduler& scheduler_of(const std::string& name) {
+  std::vector<std::string> commands;
+  for (const Scheduler& one : schedulers()) {
+    if (one.name == name) return one;
+    if (launch::find_command(one.submit.front(), launch::Environment::current())) {
+      if (name == "auto") return one;
+    }
+    commands.push_back(one.submit.front());
+  }
+  if (name != "auto") raise(ErrorCode::InvalidArgument, "--scheduler {}: slurm, pbs or flux is wanted", name);
+  raise(
+      ErrorCode::Unavailable,
+      "no scheduler here: none of {} is in PATH -- from a laptop: --login USER@HOST, a login node; to see the script: "
+      "--scheduler slurm --dry-run; hosts without a scheduler: `cohort run -H a,b`",
+      fmt::join(commands, ", "));
+}
+
+// The script.
+
+/// Seconds of sbatch's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+long seconds_of(const std::string& text) {
+  static const std::regex form(R"((?:(\d{1,3})-)?(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?)");
+  std::smatch found;
+  if (!std::regex_match(text, found, form))
+    raise(ErrorCode::InvalidArgument, "--time {}: minutes, hours:minutes:seconds or days-hours are wanted", text);
+  const auto number = [&found](std::size_t part) { return found[part].matched ? std::stol(found[part]) : 0; };
+  const bool from_hours = found[1].matched || found[4].matched;
+  return from_hours ? number(1) * 86400 + number(2) * 3600 + number(3) * 60 + number(4) : number(2) * 60 + number(3);
+}
+
+/// From this time on Slurm is asked for a signal before its end; in less it would come when the job has hardly begun.
+constexpr int kLeastForSignal = 600;
+constexpr const char* kSignal = "B:USR1@120";
+
+using Values = std::map<std::string, std::vector<std::string>>;
+
+/// Each line with its @names@ replaced; without those that have no value, and once for each value of a list.
+std::string filled(std::string_view script, const Values& values, const std::string& whose) {
+  static const std::regex name("@([a-z_]+)@");
+  std::string text;
+  for (const std::string& line : split(script, '\n')) {
+    std::vector<std::string> lines = {""};
+    std::size_t done = 0;
+    for (std::sregex_iterator found(line.begin(), line.end(), name), end; found != end; ++found) {
+      const auto value = values.find((*found)[1]);
+      if (value == values.end()) {
+        std::vector<std::string> names;
+        for (const auto& [each, ignored] : values) names.push_back(each);
+        raise(ErrorCode::InvalidArgument, "{}: there is no {}; there are {}", whose, found->str(),
+              fmt::join(names, ", "));
+      }
+      const auto at = static_cast<std::size_t>(found->position());
+      std::vector<std::string> longer;
+      for (const std::string& begun : lines) {
+        for (const std::string& each : value->second) {
+          // The rest would be a command.
+          if (line.starts_with('#') && each.find('\n') != std::string::npos)
+            raise(ErrorCode::InvalidArgument, "{} stands in one line of the script: no line break may be in it: {}",
+                  found->str(), each);
+          longer.push_back(begun + line.substr(done, at - done) + each);
+        }
+      }
+      lines = std::move(longer);
+      done = at + static_cast<std::size_t>(found->length());
+    }
+    for (const std::string& each : lines) text += each + line.substr(done) + "\n";
+  }
+  if (text.ends_with("\n\n")) text.pop_back();
+  return text;
+}
+
+std::string command_text(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : " ") + launch::shell_quoted(word);
+  return text;
+}
+
+std::string name_of(const std::string& program) {
+  std::string name = fs::path(program).stem().string();
+  std::ranges::replace_if(
+      name, [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '_'; }, '_');
+  return name;
+}
+
+struct Placing {
+  int tasks = 1, per_node = 1;
+};
+
+Placing placing_of(const SubmitOptions& options, const Scheduler& scheduler) {
+  const auto uneven = [&](const char* what, int number, const char* over, int among) {
+    raise(ErrorCode::InvalidArgument, "{} {} does not go evenly over {} {}, as {} wants it", what, number, among, over,
+          scheduler.name);
+  };
+  Placing placing;
+  placing.per_node =
+      options.tasks_per_node.value_or(options.tasks ? (*options.tasks + options.nodes - 1) / options.nodes : 1);
+  placing.tasks = options.tasks.value_or(options.nodes * placing.per_node);
+  if (scheduler.name == "slurm") return placing;
+  if (placing.tasks != placing.per_node * options.nodes) uneven("-np", placing.tasks, "nodes", options.nodes);
+  if (scheduler.name == "flux" && options.gpus_per_node.value_or(0) % placing.per_node != 0)
+    uneven("--gpus-per-node", *options.gpus_per_node, "ranks", placing.per_node);
+  return placing;
+}
+
+Values values_of(const SubmitOptions& options, const Scheduler& scheduler, const std::string& run_folder,
+                 const std::vector<std::string>& program) {
+  const Placing placing = placing_of(options, scheduler);
+  const long seconds = options.time.empty() ? 0 : seconds_of(options.time);
+  const auto given = [](const auto& value) {
+    return value ? std::vector{std::to_string(*value)} : std::vector<std::string>();
+  };
+  const auto text = [](const std::string& value) {
+    return value.empty() ? std::vector<std::string>() : std::vector{value};
+  };
+  std::vector<std::string> command = {value_or_throw(launch::own_command()), "run", "--run-dir", run_folder};
+  command.insert(command.end(), options.run_options.begin(), options.run_options.end());
+  Values values;
+  values["name"] = {name_of(program.front())};
+  values["folder"] = {launch::shell_quoted(fs::current_path().string())};
+  values["run_dir"] = {launch::shell_quoted(run_folder)};
+  values["output"] = {launch::shell_quoted(run_folder + "/output.txt")};
+  if (scheduler.name == "slurm")  // %j is the job's number
+    values["output"] = {std::regex_replace(values["output"].front(), std::regex("%"), "%%")};
+  values["command_with"] = {command_text(command)};
+  values["program"] = {command_text(program)};
+  values["command"] = {values["command_with"].front() + " -- " + values["program"].front()};
+  values["nodes"] = {std::to_string(options.nodes)};
+  values["ntasks"] = given(options.tasks);
+  values["ntasks_per_node"] = given(options.tasks_per_node);
+  values["slots"] = {std::to_string(placing.tasks)};
+  values["slots_per_node"] = {std::to_string(placing.per_node)};
+  values["cpus_per_task"] = given(options.cpus_per_task);
+  values["gpus_per_node"] = given(options.gpus_per_node);
+  values["gpus_per_slot"] =
+      options.gpus_per_node ? text(std::to_string(*options.gpus_per_node / placing.per_node)) : text("");
+  values["select"] = {fmt::format("{}:ncpus={}:mpiprocs={}", options.nodes,
+                                  placing.per_node * options.cpus_per_task.value_or(1), placing.per_node) +
+                      (options.gpus_per_node ? fmt::format(":ngpus={}", *options.gpus_per_node) : "")};
+  values["time"] = text(options.time);
+  values["seconds"] = text(seconds == 0 ? "" : std::to_string(seconds));
+  values["walltime"] =
+      text(seconds == 0 ? "" : fmt::format("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60));
+  const auto word = [&text](const std::string& value) {
+    return text(value.empty() ? "" : launch::shell_quoted(value));
+  };
+  values["partition"] = word(options.partition);
+  values["account"] = word(options.account);
+  values["signal"] = text(seconds == 0 || seconds >= kLeastForSignal ? kSignal : "");
+  values["sbatch"] = options.sbatch;
+  return values;
+}
+
+// Following.
+
+struct Submitted {
+  const Scheduler* scheduler = nullptr;
+  std::string job, folder;  ///< of the run
+  std::string output() const { return folder + "/output.txt"; }
+};
+
+/// What of the file has not been printed yet. It may be on a network's file system: there it comes late.
+void print_new(const std::string& path, std::streamoff& at) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file || !file.seekg(at)) return;
+  std::array<char, 65536> bytes;
+  while (file.read(bytes.data(), static_cast<std::streamsize>(bytes.size())), file.gcount() > 0) {
+    std::fwrite(bytes.data(), 1, static_cast<std::size_t>(file.gcount()), stdout);
+    at += file.gcount();
+  }
+  std::fflush(stdout);
+}
+
+/// What the run's own record says, where the scheduler has forgotten the job.
+std::optional<int> recorded_status(const std::string& folder) {
+  const auto record = parse_json_or_discard(sys::read_text(folder + "/job.json").value_or(std::string()));
+  if (!record.is_object()) return std::nullopt;
+  const auto status = number_in(record, "exit_status");
+  return status ? std::optional(static_cast<int>(*status)) : std::nullopt;
+}
+
+/// Prints the output from `at` on until the job is over, and returns its status; 130 after Ctrl-C.
+int follow(const Submitted& job, std::streamoff at) {
+  constexpr auto kPause = std::chrono::milliseconds(500), kAskEvery = std::chrono::milliseconds(2000);
+  sys::SignalFd signals = value_or_throw(sys::SignalFd::create({SIGINT}));
+  std::string last;
+  Clock::time_point asked;
+  while (true) {
+    print_new(job.output(), at);
+    pollfd interrupted{signals.fd(), POLLIN, 0};
+    if (::poll(&interrupted, 1, asked == Clock::time_point() ? 0 : static_cast<int>(kPause.count())) > 0) {
+      fmt::print(stderr,
+                 "\ncohort: not followed any more; the job goes on\n  to come back:   cohort submit --follow {0}\n"
+                 "  to end the job: {1} {0}\n",
+                 job.job, job.scheduler->cancel);
+      return 128 + SIGINT;
+    }
+    if (Clock::now() - asked < kAskEvery) continue;
+    asked = Clock::now();
+    const auto state = job.scheduler->ask(job.job);
+    const std::string word = state ? state->word : "state is not known now";
+    if (std::exchange(last, word) != word) fmt::print(stderr, "cohort: job {}: {}\n", job.job, word);
+    if (!state || !state->over) continue;
+    ::poll(&interrupted, 1, static_cast<int>(kPause.count()));
+    print_new(job.output(), at);
+    const auto status = state->status ? state->status : recorded_status(job.folder);
+    if (!status)
+      raise(ErrorCode::Unavailable, "job {} is over, and {} does not say how it ended; its output: {}", job.job,
+            job.scheduler->name, job.output());
+    if (*status != 0) fmt::print(stderr, "cohort: job {} ended with status {} ({})\n", job.job, *status, job.folder);
+    return *status;
+  }
+}
+
+constexpr const char* kRecord = "submit.json";
+
+Submitted submitted_as(const std::string& wanted) {
+  std::vector<fs::path> folders = {wanted};
+  std::error_code error;
+  for (fs::directory_iterator entry("runs", error), end; !error && entry != end; entry.increment(error)) {
+    if (!entry->is_symlink(error)) folders.push_back(entry->path());
+  }
+  for (const fs::path& folder : folders) {
+    const auto record = parse_json_or_discard(sys::read_text(folder / kRecord).value_or(std::string()));
+    if (!record.is_object() || (folder != wanted && text_in(record, "job") != wanted)) continue;
+    return {&scheduler_of(text_in(record, "scheduler")), text_in(record, "job"), fs::absolute(folder).string()};
+  }
+  raise(
+      ErrorCode::InvalidArgument,
+      "--follow {}: no run in ./runs was submitted as this job -- go to the folder in which it was, or give the run's "
+      "folder",
+      wanted);
+}
+
+int follow_again(const std::string& wanted) {
+  const Submitted job = submitted_as(wanted);
+  constexpr std::uintmax_t kShown = 16384;
+  std::error_code none;
+  const std::uintmax_t size = fs::file_size(job.output(), none);
+  std::streamoff at = 0;
+  if (!none && size > kShown) {
+    std::ifstream file(job.output(), std::ios::binary);
+    file.seekg(at = static_cast<std::streamoff>(size - kShown));
+    std::string line;
+    if (std::getline(file, line)) at += static_cast<std::streamoff>(line.size()) + 1;
+    fmt::print(stderr, "cohort: what stands before is in {}\n", job.output());
+  }
+  return follow(job, at);
+}
+
+int submit_here(const SubmitOptions& options, const std::vector<std::string>& program) {
+  if (!options.job.empty()) return follow_again(options.job);
+  if (program.empty()) raise(ErrorCode::InvalidArgument, "no program; for example: cohort submit --nodes 2 -- ./train");
+  const Scheduler& scheduler = scheduler_of(options.scheduler);
+  if (!options.sbatch.empty() && scheduler.name != "slurm")
+    raise(ErrorCode::InvalidArgument, "--sbatch is of Slurm; options of {} stand in a file for --template",
+          scheduler.name);
+  std::string script(scheduler.script);
+  if (!options.template_file.empty())
+    script = std::string(value_or_throw(sys::read_file(options.template_file)).text());
+  const std::string whose =
+      options.template_file.empty() ? fmt::format("{}.sh", scheduler.name) : options.template_file;
+  if (options.dry_run) {
+    const std::string folder = options.run_folder.empty() ? "runs/NAME" : options.run_folder;
+    const Values values = values_of(options, scheduler, launch::absolute_path(folder), program);
+    std::fputs(filled(script, values, whose).c_str(), stdout);
+    fmt::print(stderr, "cohort: not submitted; it would be: {} {}/submit.sh\n", fmt::join(scheduler.submit, " "),
+               folder);
+    return 0;
+  }
+  // Whatever is wrong with the options is said before a folder is made.
+  (void)filled(script, values_of(options, scheduler, "/", program), whose);
+  launch::RunFolder folder =
+      value_or_throw(launch::make_run_folder({options.run_folder, name_of(program.front()), sys::random_hex(6)}));
+  const std::string text = filled(script, values_of(options, scheduler, folder.path, program), whose);
+  const std::string path = folder.path + "/submit.sh";
+  value_or_throw(launch::replace_file(folder, "submit.sh", text));
+  fmt::print(stderr, "{}\ncohort: {} {}\n", text, fmt::join(scheduler.submit, " "), path);
+  folder.fd.reset();  // its lock is the job's, which may begin before we know
+  std::vector<std::string> command = scheduler.submit;
+  command.push_back(path);
+  const auto said = launch::capture(command, std::chrono::minutes(2));
+  std::string told = said ? said->text : said.error().what();
+  while (told.ends_with('\n')) told.pop_back();
+  if (!said || said->status != 0) {
+    if (!said && said.error().code() == ErrorCode::Timeout)
+      raise(ErrorCode::Unavailable, "{}: it may be queued all the same; the script is {}", told, path);
+    raise(ErrorCode::Unavailable, "{} refuses the job: {} -- partitions that there are: `{}`; the script is {}",
+          scheduler.submit.front(), told, scheduler.partitions, path);
+  }
+  // Remarks may stand before the number, and behind it.
+  std::string number;
+  for (std::string& line : split(told, '\n')) {
+    if (line.find_first_of(" \t") == std::string::npos && !line.empty())
+      number = std::move(line);
+    else
+      fmt::print(stderr, "{}\n", line);
+  }
+  if (number.empty())
+    raise(ErrorCode::Unavailable, "{} does not say the job's number; the script is {}", scheduler.submit.front(), path);
+  Submitted job{&scheduler, number.substr(0, number.find(';')), folder.path};
+  fmt::print(stderr, "cohort: job {}; its output: {}\n", job.job, job.output());
+  const nlohmann::ordered_json record = {
+      {"scheduler", scheduler.name}, {"job", job.job}, {"submitted", launch::utc_now()}};
+  value_or_throw(sys::write_file_atomically(folder.path + "/" + kRecord, json_text(record) + "\n"));
+  return options.no_follow ? 0 : follow(job, 0);
+}
+
+// The words.
+
+/// `cohort run` has them, and they say where a job runs or how it is started: that is the scheduler's.
+bool is_schedulers(const RunOption& option) {
+  constexpr std::string_view kTheirs =
+      ",--np,--hosts,--hostfile,--nodes,--per-node,--starter,--ssh,--remote-cohort,--sync,--sync-exclude,--secret-file,"
+      "--listen,--nnodes,--node-rank,--master,--master-addr,--master-port,--rdzv-endpoint,--rdzv-backend,--rdzv-id,"
+      "--standalone,--nproc-per-node,--host-discovery-script,--slots-per-host,--run-dir,--dry-run,";
+  return option.only_on_command_line() || kTheirs.find("," + option.name() + ",") != std::string_view::npos;
+}
+
+/// (Without line breaks of its own, which csh does not take in a word.)
+/// On the login node: the same words, but for those that say where that is and how it is reached.
+int submit_at_login(const SubmitOptions& options, const std::vector<std::string>& words) {
+  const launch::JobSpec& spec = options.shared.spec;
+  const std::string folder = options.folder.empty() ? fs::current_path().string() : options.folder;
+  const std::string cohort = launch::remote_cohort(spec);
+  const auto or_say = [](const std::string& condition, const std::string& text) {
+    return fmt::format("{} || {{ echo {} >&2; exit 1; }}; ", condition, launch::shell_quoted("cohort: " + text));
+  };
+  std::string order = or_say(
+      fmt::format("cd {} 2>/dev/null", launch::shell_quoted(folder)),
+      fmt::format("there is no {} on {} -- copy it there, or name another folder by --chdir", folder, options.login));
+  order += or_say(fmt::format("[ -x {} ]", launch::shell_quoted(cohort)),
+                  fmt::format("there is no {} on {} -- install Cohort there, or name its path by --remote-cohort",
+                              cohort, options.login));
+  if (const auto venv = launch::Environment::current().find("VIRTUAL_ENV"); venv && !venv->empty()) {
+    const std::string quoted = launch::shell_quoted(*venv);
+    order += fmt::format("[ -d {0} ] && export VIRTUAL_ENV={0} PATH={0}/bin:\"$PATH\"; ", quoted);
+  }
+  order += fmt::format("exec {} submit {}", launch::shell_quoted(cohort), command_text(words));
+  std::vector<std::string> command = spec.ssh;
+  if (::isatty(STDIN_FILENO) != 0) command.emplace_back("-t");  // for Ctrl-C
+  // Whatever the login shell there is.
+  command.insert(command.end(), {"--", options.login, "exec sh -c " + launch::shell_quoted(order)});
+  std::vector<char*> arguments;
+  for (std::string& word : command) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::execvp(arguments.front(), arguments.data());
+  raise(ErrorCode::Unavailable, "{}: {}", command.front(), errno_text(errno));
+}
+
+constexpr const char* kSubmitFooter =
+    R"(Options of `cohort run` that say how the job runs (--max-restarts, --env, --config, ...) are taken, too.
+Examples:
+  cohort submit --nodes 2 --ntasks-per-node 4 --gpus-per-node 4 --time 4:00:00 -- python train.py
+  cohort submit --nodes 2 --dry-run -- ./train          the script alone
+  cohort submit --login me@cluster -p gpu -- ./train    from a laptop
+  cohort submit --follow 4711                           its output, again
+
+Ctrl-C ends the following, not the job. Exit status: the job's. See docs/reference/submit.md.)";
+
+void add_submit_options(CLI::App& command, SubmitOptions& options) {
+  const auto positive = CLI::Range(1, 1'000'000);
+  const auto repeatable = [&command](const std::string& name, const std::string& type, const std::string& help) {
+    command.add_option(name, help)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->type_name(type);
+  };
+  const auto text = [&command](const char* name, std::string& to, const char* type, const char* help) {
+    return command.add_option(name, to, help)->type_name(type);
+  };
+  const auto number = [&](const char* name, auto& to, const char* help) {
+    return command.add_option(name, to, help)->type_name("N")->check(positive);
+  };
+  number("-N,--nodes", options.nodes, "Nodes")->capture_default_str();
+  number("-n,--np,--ntasks", options.tasks, "Ranks, altogether (also -np N) [one per node]");
+  number("--ntasks-per-node", options.tasks_per_node, "Ranks on each node");
+  number("-c,--cpus-per-task", options.cpus_per_task, "Cores of each rank [1]");
+  number("--gpus-per-node", options.gpus_per_node, "GPUs of each node");
+  text("-t,--time", options.time, "TIME", "Limit: minutes, hours:minutes:seconds, days-hours [the partition's]");
+  text("-p,--partition", options.partition, "NAME", "Partition, or queue");
+  text("-A,--account", options.account, "NAME", "Whose time it is");
+  text("--scheduler", options.scheduler, "NAME:{auto,slurm,pbs,flux}", "auto: the one whose command is here")
+      ->capture_default_str();
+  repeatable("--sbatch", "OPTION", "An option of sbatch: --sbatch=--constraint=a100; repeatable");
+  text("--template", options.template_file, "FILE", "A script of the site's own, with @nodes@ and the like");
+  text("--run-dir", options.run_folder, "DIR", "The run's folder [runs/<UTC time>-<program>-<id>]");
+  command.add_flag("--dry-run", options.dry_run, "Print the script, and submit nothing");
+  command.add_flag("--no-follow", options.no_follow, "End once it is submitted");
+  text("--follow", options.job, "JOB", "Follow a job that was submitted: its number, or the run's folder");
+  text("--login", options.login, "USER@HOST", "Submit on this host, over ssh");
+  text("-D,--chdir", options.folder, "DIR", "With --login: the working folder there [as here]");
+  command.add_flag("--sync", options.sync, "With --login: copy the working folder there first, as `cohort run --sync`");
+  repeatable("--sync-exclude", "PATTERN", "Leave out what fits this pattern of rsync's; repeatable");
+  add_shared_options(command, {"--ssh", "--remote-cohort"}, options.shared);
+  for (const RunOption& option : run_options()) {
+    if (is_schedulers(option)) continue;
+    const std::string names(option.names), help(option.help);
+    if (option.is_flag())
+      command.add_flag(names, help)->group("");
+    else
+      command.add_option(names, help)
+          ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+          ->type_name(option.shown_type())
+          ->group("");
+  }
+}
+
+/// What was typed, in the parser's words, but for what says where and how.
+std::vector<std::string> words_for_login(const CLI::App& parser) {
+  static const std::vector<std::string> kHere = {"login", "chdir", "ssh", "remote-cohort", "sync", "sync-exclude"};
+  std::vector<std::string> words;
+  for (const CLI::Option* option : parser.get_options()) {
+    const std::string name = option->get_single_name();
+    if (std::ranges::find(kHere, name) != kHere.end()) continue;
+    for (const std::string& value : option->results()) {
+      const bool flag = option->get_items_expected_max() == 0;
+      words.push_back(flag && value == "true" ? "--" + name : fmt::format("--{}={}", name, value));
+    }
+  }
+  words.emplace_back("--");
+  return words;
+}
+
+}  // namespace
+
+void add_submit(CLI::App& app, int&) {
+  static SubmitOptions none;  // for the help and the completion; `submit` reads the words
+  CLI::App* command = app.add_subcommand("submit", "Submit a job to Slurm, PBS or Flux, and follow its output");
+  add_submit_options(*command, none);
+  command->add_option("PROGRAM", "Program or .py file, and its arguments")->type_name("...");
+  command->footer(kSubmitFooter);
+}
+
+void submit(const std::vector<std::string>& typed, int& exit_status) {
+  SubmitOptions options;
+  CLI::App parser;
+  add_submit_options(parser, options);
+  parser.prefix_command();  // from the program on nothing is an option
+  std::vector<std::string> words = typed;
+  for (std::string& word : words) {
+    if (word == "--") break;
+    // One word to everyone who comes from MPI, also as -np4.
+    if (word.starts_with("-np") && !word.starts_with("-nproc"))
+      word = word.size() == 3 ? "--np" : "--np=" + word.substr(word[3] == '=' ? 4 : 3);
+  }
+  parse_words(parser, words);
+  // As it was typed.
+  std::vector<std::string> program(typed.end() - static_cast<std::ptrdiff_t>(parser.remaining().size()), typed.end());
+  if (!program.empty() && program.front() == "--") {
+    program.erase(program.begin());
+  } else if (!program.empty() && program.front().starts_with('-')) {
+    const std::string name = program.front().substr(0, program.front().find('='));
+    std::vector<std::string> names;
+    for (const CLI::Option* option : parser.get_options()) {
+      for (const std::string& each : option->get_lnames()) names.push_back("--" + each);
+    }
+    const std::string meant = closest(name, names);
+    raise(ErrorCode::InvalidArgument, "`cohort submit` has no option {}{}", name,
+          meant.empty() ? "; sbatch's own: --sbatch=OPTION" : "; did you mean " + meant + "?");
+  }
+  options.sbatch = parser.get_option("--sbatch")->results();
+  for (const RunOption& option : run_options()) {
+    if (is_schedulers(option)) continue;
+    for (const std::string& value : parser.get_option(option.name())->results()) {
+      launch::JobSpec checked;
+      set_option(option, value, checked);
+      options.run_options.push_back(option.name());
+      if (!option.is_flag())
+        options.run_options.push_back(value);
+      else if (value != "true")
+        options.run_options.back() += "=" + value;
+    }
+  }
+  if (options.login.empty()) {
+    if (!options.folder.empty() || options.sync)
+      raise(ErrorCode::InvalidArgument, "--chdir and --sync are for --login; here the job runs in this folder");
+    exit_status = submit_here(options, program);
+    return;
+  }
+  if (options.sync && !options.dry_run && options.job.empty()) {
+    sync({.ssh = options.shared.spec.ssh,
+          .hosts = {options.login},
+          .folder = options.folder,
+          .excludes = parser.get_option("--sync-exclude")->results(),
+          .program = program.empty() ? "" : program.front()});
+  }
+  words = words_for_login(parser);
+  words.insert(words.end(), program.begin(), program.end());
+  exit_status = submit_at_login(options, words);
+}
+
+}  // namespace cohort::app

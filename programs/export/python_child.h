@@ -1,0 +1,36 @@
+// A program of the python3 in PATH beside a sink, with a socket as its stdin and stdout. It ends with the thread that
+// made it. One thread.
+#pragma once
+
+#include "base/process.h"
+#include "base/unique_fd.h"
+
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::track {
+
+class PythonChild {
+ public:
+  /// Throws Unavailable where it cannot be started.
+  explicit PythonChild(std::string_view program, const std::vector<std::string>& arguments = {});
+  /// Kills it.
+  ~PythonChild();
+  PythonChild(const PythonChild&) = delete;
+  PythonChild& operator=(const PythonChild&) = delete;
+
+  /// To its stdin; false: it has ended.
+  bool say(std::string_view text) const;
+  /// What it says next, without its end; what there is of it where it ends.
+  std::string line(std::chrono::milliseconds limit);
+  bool has_ended() const;
+
+ private:
+  sys::UniqueFd fd_;
+  sys::ChildProcess process_;
+  std::string said_;
+};
+
+}  // namespace cohort::track

@@ -1,0 +1,51 @@
+// The runs in a folder (./runs): what `cohort runs` lists and removes. What a run is follows from what `cohort run`
+// leaves in its folder; its state and values from what `cohort watch` reads. Main thread.
+#pragma once
+
+#include "watch/view.h"
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace cohort::watch {
+
+struct RunSummary {
+  std::string name;  ///< of its folder
+  std::filesystem::path folder;
+  /// "running"; "finished" with status 0; "preempted": saved and ended; "failed"; "lost": its launcher is gone and has
+  /// not said how it ended.
+  std::string state;
+  bool elsewhere = false;  ///< its launcher is, or was, on another host: "lost" is then a guess by an hour of silence
+  int exit_status = 0;     ///< of finished, preempted and failed ones
+  double started = 0;      ///< seconds since 1970; of its ranks, or of its launcher where they never were
+  double ended = 0;        ///< likewise; of one that runs, now; of a lost one, its last sign
+  std::size_t ranks = 0;
+  std::int64_t step = 0;
+  std::vector<Logged> values;  ///< the last ones
+  std::uint64_t bytes = 0;     ///< on the disk, of all in its folder
+};
+
+/// Those in `folder`, the one that was started first at first. What is no run is passed over. Throws Unavailable if
+/// there is no such folder.
+std::vector<RunSummary> list_runs(const std::filesystem::path& folder);
+/// Throws InvalidArgument for what is no run.
+RunSummary summary_of(const std::filesystem::path& run);
+
+std::string to_json(const std::vector<RunSummary>& runs);
+/// A table for people.
+std::string to_table(const std::vector<RunSummary>& runs);
+
+/// "90", "90s", "15m", "12h", "30d", "4w". Throws InvalidArgument.
+std::chrono::seconds parse_age(const std::string& text);
+
+/// Throws InvalidArgument for a run that goes on, and for one whose folder has what a run has not: the folder that its
+/// command was started in, the working directory, another run, files that no run makes.
+void require_removable(const RunSummary& run);
+/// Removes its folder and all in it, so that a kill in the middle leaves nothing that looks like a run. Throws as
+/// require_removable, and Io.
+void remove_run(const RunSummary& run);
+
+}  // namespace cohort::watch

@@ -1,0 +1,468 @@
+"""LocalSGD and DiLoCo, which cohort.optim has. C++'s are the same (<cohort/torch/local_sgd.h>), to the bit."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import types
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor
+
+from cohort import _checkpoint_optimizer, _world
+from cohort._checkpoint_tensors import bare, named_tensors, to_entry
+from cohort._core import Communicator, Work
+from cohort.errors import Error, InvalidArgument
+from cohort.nn._tensors import broadcast_tensors
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise InvalidArgument(f"DiLoCo, LocalSGD: {what}")
+
+
+def _places(tensors: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each tensor, and its elements in `flat`, in its shape."""
+    begin = 0
+    for tensor in tensors:
+        yield tensor, flat[begin : begin + tensor.numel()].view(tensor.shape)
+        begin += tensor.numel()
+
+
+def _flatten(tensors: Sequence[Tensor]) -> Tensor:
+    dtype = torch.float64 if any(one.dtype == torch.float64 for one in tensors) else torch.float32
+    flat = torch.empty(sum(one.numel() for one in tensors), dtype=dtype, device=tensors[0].device)
+    for one, place in _places(tensors, flat):
+        place.copy_(one.detach())
+    return flat
+
+
+@dataclass
+class Fragment:
+    parameters: list[Tensor]
+    outer: Tensor  # 1-D: what all ranks had after the last synchronisation
+    # Alike on all ranks.
+    synchronisations: int = 0
+    synchronised_at: int = 0  # steps that the last one has been of
+    sent_at: int = 0  # and the one under way is of
+    # This rank's.
+    samples: float = 0.0  # since the last one
+    sent: float = 0.0  # of these, those before the one under way
+
+
+def _cut(trained: list[Tensor], parts: int) -> list[list[Tensor]]:
+    """In order, into parts of about one size."""
+    _require(parts <= len(trained), "there are more fragments than parameters")
+    whole, seen = sum(one.numel() for one in trained), 0
+    cut: list[list[Tensor]] = []
+    for number, one in enumerate(trained):
+        full = seen * parts >= whole * len(cut)
+        needed = len(trained) - number <= parts - len(cut)
+        if not cut or (len(cut) < parts and (full or needed)):
+            cut.append([])
+        cut[-1].append(one)
+        seen += one.numel()
+    return cut
+
+
+class LocalSteps:
+    """What LocalSGD and DiLoCo have. All ranks call everything here alike, but for what is said to be not collective."""
+
+    def __init__(self, model_fragments: Union[torch.nn.Module, Sequence[torch.nn.Module]],
+                 inner_optimizer: torch.optim.Optimizer, outer_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
+                 sync_every: int, fragments: int, delay: int, alpha: float, warm_up_steps: int, wire_format: Any,
+                 comm: Optional[Communicator]) -> None:  # fmt: skip
+        several = not isinstance(model_fragments, torch.nn.Module)
+        modules = [bare(one) for one in (model_fragments if several else [model_fragments])]
+        self._module = torch.nn.ModuleList(modules) if several else modules[0]
+        _require(not (several and fragments != 1), "give one module and a number of fragments, or a list of modules")
+        fragments = len(modules) if several else fragments
+        _require(sync_every >= 1 and warm_up_steps >= 0, "sync_every is 1 or more, warm_up_steps 0 or more")
+        _require(
+            fragments >= 1 and sync_every % fragments == 0,
+            "sync_every has to be a multiple of the number of fragments, each of which is synchronised once in it",
+        )
+        self._apart = sync_every // fragments
+        _require(
+            0 <= delay < self._apart,
+            "fragment_sync_delay is 0 or more, and less than the steps between two synchronisations",
+        )
+        _require(0 <= alpha <= 1, "fragment_update_alpha is between 0 and 1")
+        seen: set[int] = set()  # a parameter may be in several modules
+
+        def trained_of(module: torch.nn.Module) -> list[Tensor]:
+            trained = [one for one in module.parameters() if one.requires_grad and id(one) not in seen]
+            seen.update(map(id, trained))
+            for one in trained:
+                _require(one.is_floating_point(), "the module trains complex parameters, which are not averaged")
+            _require(bool(trained), "a module has no parameter that needs a gradient")
+            return trained
+
+        parts = [trained_of(one) for one in modules] if several else _cut(trained_of(modules[0]), fragments)
+        self.inner_optimizer = inner_optimizer
+        self._delay, self._alpha, self._warm_up, self._wire = delay, alpha, warm_up_steps, wire_format
+        self._told = (sync_every, fragments, delay, alpha, warm_up_steps)
+        if comm is None and _world.is_initialized():
+            comm = _world.world()
+        if comm is not None:
+            broadcast_tensors(comm, list(named_tensors(self._module).values()))
+        self._comm = comm
+        self._fragments = [Fragment(one, _flatten(one)) for one in parts]
+        self._buffers = [one for one in self._module.buffers() if one.is_floating_point()]
+        self.outer_optimizer = outer_optimizer([one.outer for one in self._fragments])
+        for group in self.outer_optimizer.param_groups:  # so that it is there to be saved, and sent
+            for one in group["params"] if isinstance(self.outer_optimizer, torch.optim.SGD) and group["momentum"] else ():
+                self.outer_optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)
+        # Alike on all ranks.
+        self._steps = 0
+        self._since = 0  # steps since the last synchronisation
+        self._turn = 0  # synchronisations that were due
+        # Under way.
+        self._under_way: Optional[int] = None
+        self._difference: Optional[Tensor] = None
+        self._rest: Optional[Tensor] = None
+        self._works: list[Work] = []
+        self._advance: Optional[Callable[[], None]] = None  # an elastic State's: then it is its step that synchronises
+        self._version = 0
+        self._entered = False
+
+    def step(self, samples: float = 1.0) -> None:
+        """The inner optimizer has taken a step: as often on all ranks. Synchronises where that is due.
+
+        samples  how much this rank's part of the next average counts for it, such as its batch's size; 0: it had none
+
+        Raises what all_reduce does, and Mismatch where ranks have different options.
+        """
+        _require(samples >= 0, "a number of samples is 0 or more")
+        self._steps += 1
+        self._since += 1
+        for one in self._fragments:
+            one.samples += samples
+        if self._advance is None:
+            self._go_on()
+
+    def synchronize(self) -> None:
+        """Now, all fragments: afterwards parameters, and buffers of floating types, are the same on all ranks, to the bit."""
+        if self._under_way is not None:
+            self._complete(0.0)
+        for number, one in enumerate(self._fragments):
+            # Of one that no step has changed since, each rank may have kept a part; the outer momentum would go on.
+            if one.synchronised_at == self._steps:
+                self._take(one, 0.0)
+            else:
+                self._since = 0
+                self._start(number)
+                self._complete(0.0)
+
+    @property
+    def steps_left(self) -> int:
+        """Until the next synchronisation of a fragment."""
+        return max(0, self._period(self._steps + 1) - self._since)
+
+    def __enter__(self) -> LocalSteps:
+        """Within it each step of the inner optimizer is followed by `step()`."""
+        own = vars(self.inner_optimizer).get("step")
+        inner = self.inner_optimizer.step
+
+        @functools.wraps(inner)
+        def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = inner(*args, **kwargs)
+            self.step()
+            return result
+
+        self.inner_optimizer.step = types.MethodType(step, self.inner_optimizer)  # schedules take its __func__
+        self._own_step = own
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        del self.inner_optimizer.step
+        if self._own_step is not None:
+            self.inner_optimizer.step = self._own_step
+
+    # -------------------------------------------------------------------------------------------- synchronisation
+
+    def _period(self, step: int) -> int:
+        return 1 if step <= self._warm_up else self._apart
+
+    def _go_on(self) -> None:
+        if self._under_way is None and self._since >= self._period(self._steps) - self._delay:
+            self._start(self._turn % len(self._fragments))
+        if self._under_way is not None and self._since >= self._period(self._steps):
+            self._turn += 1
+            self._since = 0
+            self._complete(self._alpha)
+
+    @torch.no_grad()
+    def _start(self, number: int) -> None:
+        comm = self._comm
+        if comm is None:
+            raise InvalidArgument("DiLoCo, LocalSGD: there is no world yet -- cohort.init(), or add it to an elastic State")
+        fragment = self._fragments[number]
+        difference = fragment.outer.clone()
+        for own, place in _places(fragment.parameters, difference):
+            place.sub_(own)
+        self._difference = difference.float() if self._wire is not None else difference
+        fragment.sent, fragment.sent_at = fragment.samples, self._steps
+        # Ranks whose options differ are told so. An outer optimizer's may be any objects, and change.
+        outer = self.outer_optimizer
+        options = [sorted((key, str(one)) for key, one in group.items() if isinstance(one, (int, float, str, tuple)))
+                   for group in outer.param_groups]  # fmt: skip
+        tag = zlib.crc32(repr((*self._told, number, type(outer).__qualname__, options)).encode())
+        how: dict[str, Any] = {"op": "average", "weight": fragment.sent, "tag": tag, "async_op": True}
+        self._under_way = number
+        self._works.append(comm.all_reduce(self._difference, wire_format=self._wire, **how))
+        self._rest = self._besides(number)
+        self._works.append(comm.all_reduce(self._rest, **how))
+
+    def _besides(self, number: int) -> Tensor:
+        """What is averaged besides a fragment: a one, which becomes 0 where no rank had samples, and buffers with the first."""
+        one = torch.ones(1, device=self._fragments[number].outer.device)
+        return _flatten([one, *(self._buffers if number == 0 else ())])
+
+    @torch.no_grad()
+    def _complete(self, alpha: float) -> None:
+        try:
+            for work in self._works:
+                work.wait()
+        except Error:
+            self._drop()  # the others of it are not to be said as well
+            raise
+        self._works.clear()
+        assert self._under_way is not None and self._difference is not None and self._rest is not None
+        fragment = self._fragments[self._under_way]
+        if self._rest[0] > 0:
+            fragment.outer.grad = self._difference.to(fragment.outer.dtype)
+            self.outer_optimizer.step()
+            fragment.outer.grad = None
+        else:  # no rank had samples: they count alike for the buffers
+            assert self._comm is not None
+            self._rest = self._besides(self._under_way)
+            self._comm.all_reduce(self._rest, op="average")
+        fragment.synchronisations += 1
+        fragment.synchronised_at = fragment.sent_at
+        fragment.samples -= fragment.sent
+        self._take(fragment, alpha)
+        if self._under_way == 0:
+            for own, place in _places(self._buffers, self._rest[1:]):
+                own.copy_(place)
+        self._drop()
+        self._version += 1
+        if self._advance is not None:
+            self._advance()
+
+    @torch.no_grad()
+    def _take(self, fragment: Fragment, alpha: float) -> None:
+        """This rank's parameters become the synchronised ones, but for so much of its own."""
+        for own, outer in _places(fragment.parameters, fragment.outer):
+            own.copy_(outer if alpha == 0 else outer.lerp(own.to(outer.dtype), alpha))
+
+    def _drop(self) -> None:
+        """What was under way is over, as if it had not begun."""
+        for work in self._works:
+            try:
+                work.wait()
+            except Error:  # its world is gone
+                pass
+        self._works.clear()
+        self._difference = self._rest = self._under_way = None
+
+    def _rebind(self, comm: Communicator) -> bool:
+        """Of an elastic job's new world. Whether this rank comes in the middle of a round."""
+        for parameter in self._module.parameters():
+            parameter.grad = None  # of a step that did not end
+        self._drop()
+        self._comm = comm
+        fresh, self._entered = not self._entered, True
+        return fresh and self._since > 0
+
+    def _assign(self, fragments: Sequence[int]) -> None:
+        """The outer parameters are another rank's, with so many synchronisations. A rank that has been in a world already
+        lacks one at most, and keeps its steps in all else."""
+        for fragment, there in zip(self._fragments, fragments):
+            if fragment.synchronisations != there or not self._entered:
+                fragment.synchronisations = there
+                self._take(fragment, self._alpha if self._entered else 0.0)
+                fragment.samples = fragment.samples - fragment.sent if self._entered else 0.0
+        self._version += 1
+
+    # -------------------------------------------------------------------------------------------- state
+
+    def _counts(self) -> list[int]:
+        each = [(one.synchronised_at, one.sent_at) for one in self._fragments]
+        return [self._steps, self._since, self._turn, *(count for pair in each for count in pair)]
+
+    def _set_counts(self, counts: Sequence[int]) -> None:
+        self._steps, self._since, self._turn = counts[:3]
+        for fragment, at, sent_at in zip(self._fragments, counts[3::2], counts[4::2]):
+            fragment.synchronised_at, fragment.sent_at = at, sent_at
+
+    def _outer(self) -> dict[str, Tensor]:
+        """What all ranks have alike: the tensors themselves."""
+        tensors = {}
+        for number, fragment in enumerate(self._fragments):
+            tensors[f"outer/parameters/{number}"] = fragment.outer
+            for key, value in sorted(self.outer_optimizer.state.get(fragment.outer, {}).items()):
+                if isinstance(value, Tensor):
+                    tensors[f"outer/{key}/{number}"] = value
+        return tensors
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What this rank needs to go on from here, to the bit, also between synchronisations: parameters, buffers, the inner
+        optimizer's state and what all ranks have alike. For torch.save in a file of each rank, or as `state` of
+        CheckpointFolder.save, whose model and optimizer are rank 0's. Tensors are the ones in use. Waits for what is under
+        way. Not collective."""
+        for work in self._works:
+            work.wait()
+        counts: list[float] = [self._steps, self._since, self._turn, -1 if self._under_way is None else self._under_way]
+        for one in self._fragments:
+            counts += [one.synchronisations, one.synchronised_at, one.sent_at, one.samples, one.sent]
+        state = {"outer/counts": torch.tensor(counts, dtype=torch.float64), **self._outer()}
+        if self._difference is not None:
+            state["outer/difference"] = self._difference
+        if self._rest is not None:
+            state["outer/rest"] = self._rest
+        state.update((f"inner/{name}", one.detach()) for name, one in named_tensors(self._module).items())
+        for name, kind, shape, data in _checkpoint_optimizer.snapshot(self.inner_optimizer, self._module)[0]:
+            state[f"optimizer/{name}"] = data.view(getattr(torch, kind)).view(shape)
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *, own: bool = True) -> None:
+        """The same rank's. Of another rank's (a world has become larger): with own=False, which takes what all ranks have
+        alike, and that rank's buffers, and begins from there. Raises InvalidArgument for what does not fit. Not
+        collective."""
+
+        def get(name: str, shape: Sequence[int]) -> Tensor:
+            found = state_dict.get(name)
+            if found is None or tuple(found.shape) != tuple(shape):
+                raise InvalidArgument(
+                    f"DiLoCo, LocalSGD: the state has no '{name}' of {math.prod(shape)} elements -- it is of a rank that had "
+                    "another model or other options"
+                )
+            return found
+
+        parts = len(self._fragments)
+        counts = get("outer/counts", [4 + 5 * parts]).tolist()
+        for name, one in self._outer().items():
+            get(name, one.shape)
+        restore_optimizer: Callable[[], None] = lambda: None  # noqa: E731
+        inner = named_tensors(self._module)
+        for name, one in inner.items():
+            get(f"inner/{name}", one.shape)
+        if own:
+            entries = [to_entry(name[10:], one) for name, one in state_dict.items() if name.startswith("optimizer/")]
+            # As bytes of a file are.
+            moments = [(*one, (ctypes.c_char * data.numel()).from_address(data.data_ptr())) for *one, data in entries]
+            optimizer = self.inner_optimizer
+            _, metadata = _checkpoint_optimizer.snapshot(optimizer, self._module)
+            restore_optimizer = _checkpoint_optimizer.restore(optimizer, self._module, moments, metadata, "this rank's state")
+        self._drop()
+        for name, one in inner.items():
+            one.copy_(state_dict[f"inner/{name}"])
+        for name, one in state_dict.items():
+            kind, _, place = name.partition("/")
+            key, _, of = place.partition("/")
+            if kind == "outer" and of:  # of a fragment
+                flat = self._fragments[int(of)].outer
+                if key == "parameters":
+                    flat.copy_(one)
+                else:
+                    self.outer_optimizer.state[flat][key] = one.detach().clone()
+        self._steps, self._since, self._turn, under_way = map(int, counts[:4])
+        for number, fragment in enumerate(self._fragments):
+            *whole, samples, sent = counts[4 + 5 * number : 9 + 5 * number]
+            fragment.synchronisations, fragment.synchronised_at, fragment.sent_at = map(int, whole)
+            fragment.samples, fragment.sent = (samples, sent) if own else (0.0, 0.0)
+            if not own:
+                self._take(fragment, 0.0)
+        self._version += 1
+        restore_optimizer()
+        # What was under way has come to all ranks.
+        if under_way >= 0:
+            self._under_way, flat = under_way, self._fragments[under_way].outer
+            self._difference = get("outer/difference", flat.shape).to(flat.device, copy=True)
+            rest = self._besides(under_way)
+            self._rest = rest.copy_(get("outer/rest", rest.shape))
+
+
+class LocalSGD(LocalSteps):
+    """Parameters averaged each `sync_every` steps (Stich 2018, arXiv 1805.09767); in between every rank steps its own.
+
+        with cohort.optim.LocalSGD(model, optimizer, sync_every=10) as local:
+            ...  loss.backward(); optimizer.step()
+        local.synchronize()             # at the end, and where all ranks need the same parameters
+
+    Without `with`, call `local.step()` after each `optimizer.step()` (so with a GradScaler, which may leave steps out).
+
+    model          a module, not in a DistributedDataParallel of all ranks; or in one of a host's ranks, whose `comm` here is
+                   that over hosts
+    optimizer      any of torch's over its parameters. Its state stays each rank's
+    sync_every     steps from one synchronisation to the next
+    warm_up_steps  the first so many steps are all synchronised
+    wire_format    "bfloat16", "int8", "int4" or "float8_e4m3": what differences from the last synchronised parameters travel
+                   as between hosts
+    comm           default: the default world, or that of each world of an elastic job
+
+    Begins with rank 0's parameters and buffers (collective, where there is a world). Parameters that need no gradient, and
+    those that are no floating numbers, stay each rank's. Buffers of floating types (statistics of BatchNorm) are averaged.
+    One thread per rank. Raises InvalidArgument for options without a meaning.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync_every: int = 10, *,
+                 warm_up_steps: int = 0, wire_format: Any = None, comm: Optional[Communicator] = None) -> None:  # fmt: skip
+        outer = functools.partial(torch.optim.SGD, lr=1.0)
+        super().__init__(model, optimizer, outer, sync_every, 1, 0, 0.0, warm_up_steps, wire_format, comm)
+
+
+class DiLoCo(LocalSteps):
+    """LocalSGD with an outer optimizer, to which the average over ranks of last synchronised minus own parameters is a
+    gradient (Douillard et al. 2023, arXiv 2311.08105). The model may be synchronised in fragments, in turns, while training
+    goes on (Streaming DiLoCo, arXiv 2501.18512).
+
+        diloco = cohort.optim.DiLoCo(model, torch.optim.AdamW(model.parameters(), 4e-4), sync_every=100)
+        ...  loss.backward(); optimizer.step(); diloco.step()
+        diloco.synchronize()
+
+    Names are torchft's, where they mean the same; there is no manager.
+
+    model_fragments        a module; or a list of them, each of which is a fragment
+    inner_optimizer        any of torch's over their parameters. Its state stays each rank's
+    outer_optimizer        a function that gets the outer parameters, one flat tensor for each fragment, and returns an
+                           optimizer of torch: lambda flat: torch.optim.SGD(flat, 0.7, momentum=0.9, nesterov=True) is the
+                           default, with the rate and momentum of
+    outer_learning_rate, outer_momentum, nesterov
+    sync_every             H: steps from one synchronisation of a parameter to the next
+    fragments              of one module: so many parts of about one size, in the order of its parameters. One is synchronised
+                           each sync_every / fragments steps, which has to be a whole number
+    fragment_sync_delay    tau: a synchronisation travels during so many steps, and its result is taken after them. Less than
+                           the steps from one to the next. 0: `step` waits for it
+    fragment_update_alpha  how much of this rank's own parameters stays in the result, 0 to 1: 0 takes what all ranks agree
+                           on, and drops what the steps of the delay have changed. Streaming DiLoCo has 0.5 with a delay
+    wire_format            "bfloat16", "int8", "int4" or "float8_e4m3": what pseudo-gradients travel as between hosts
+    comm                   default: the default world, or that of each world of an elastic job
+
+    Outer parameters are float32, or float64 where a parameter is, whatever the parameters' types. Everything else as
+    LocalSGD.
+    """
+
+    def __init__(self, model_fragments: Union[torch.nn.Module, Sequence[torch.nn.Module]],
+                 inner_optimizer: torch.optim.Optimizer,
+                 outer_optimizer: Optional[Callable[[list[Tensor]], torch.optim.Optimizer]] = None,
+                 sync_every: int = 100, *, outer_learning_rate: float = 0.7, outer_momentum: float = 0.9,
+                 nesterov: bool = True, fragments: int = 1, fragment_sync_delay: int = 0,
+                 fragment_update_alpha: float = 0.0, wire_format: Any = None,
+                 comm: Optional[Communicator] = None) -> None:  # fmt: skip
+        if outer_optimizer is None:
+            _require(
+                outer_learning_rate > 0 and 0 <= outer_momentum < 1,
+                "outer_learning_rate is above 0, outer_momentum 0 or more and below 1",
+            )
+            outer_optimizer = functools.partial(torch.optim.SGD, lr=outer_learning_rate, momentum=outer_momentum,
+                                                nesterov=nesterov and outer_momentum > 0)  # fmt: skip
+        super().__init__(model_fragments, inner_optimizer, outer_optimizer, sync_every, fragments, fragment_sync_delay,
+                         fragment_update_alpha, 0, wire_format, comm)  # fmt: skip

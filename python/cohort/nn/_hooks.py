@@ -1,0 +1,105 @@
+"""What a hook on gradients is given, and how what it returns becomes the bucket's average."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import torch
+
+from cohort import Communicator
+from cohort.errors import InvalidArgument, Timeout
+
+# (state, bucket) -> a torch.futures.Future of the average.
+Hook = Callable[[Any, Any], Any]
+
+
+class GradBucket:
+    """A bucket of gradients, as a torch.distributed.GradBucket. The gradients are this rank's, in the bucket's own memory;
+    where samples are declared they have been multiplied so that the plain mean over ranks is the average by samples (a
+    rank without samples has zeros)."""
+
+    def __init__(self, index: int, is_last: bool, buffer: torch.Tensor, parameters: list[torch.Tensor],
+                 offsets: Sequence[int], communicator: Communicator) -> None:  # fmt: skip
+        self._index, self._is_last = index, is_last
+        self._buffer, self._parameters, self._offsets = buffer, parameters, offsets
+        self.communicator = communicator  # the ranks that train together
+
+    def index(self) -> int:
+        """From 0 in the order in which buckets come, the same on all ranks. Buckets are made anew after the first step, and
+        where parameters are unfrozen or replaced."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Of this backward."""
+        return self._is_last
+
+    def buffer(self) -> torch.Tensor:
+        """All gradients, 1-D, with zeros between them. The hook may change it."""
+        return self._buffer
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Another one of as many elements, for hooks around hooks."""
+        if buffer.numel() != self._buffer.numel():
+            raise InvalidArgument(
+                f"GradBucket.set_buffer: {buffer.numel()} elements in place of {self._buffer.numel()}"
+            )
+        self._buffer = buffer.view(-1)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Of each parameter, in its shape, as views of the buffer. Elements are in the order in which they lie in memory."""
+        return [
+            self._buffer[offset : offset + parameter.numel()].view(parameter.shape)
+            for offset, parameter in zip(self._offsets, self._parameters)
+        ]
+
+    def parameters(self) -> list[torch.Tensor]:
+        return self._parameters
+
+
+class Hooked:
+    """A bucket whose hook has been called."""
+
+    def __init__(self, hook: Hook, state: Any, bucket: GradBucket) -> None:
+        self._hook, self._bucket, self._comm = hook, bucket.index(), bucket.communicator
+        self._buffer = bucket.buffer()
+        self._future = hook(state, bucket)
+        if not all(hasattr(self._future, name) for name in ("done", "value", "add_done_callback")):
+            raise InvalidArgument(
+                f"{self._name} has returned a {type(self._future).__name__} -- a torch.futures.Future of a tensor is wanted, "
+                "such as work.get_future().then(lambda future: future.value()[0])"
+            )
+
+    @property
+    def _name(self) -> str:
+        return f"hook {getattr(self._hook, '__qualname__', repr(self._hook))}, bucket {self._bucket}"
+
+    def finish(self) -> None:
+        """Waits for the average, and puts it where the gradients were. Raises what the hook has raised, and Timeout."""
+        if not self._future.done():
+            ended = threading.Event()
+            self._future.add_done_callback(lambda _: ended.set())
+            seconds = self._comm.timeout()
+            if not ended.wait(seconds):
+                raise Timeout(
+                    f"{self._name}: its future has had no value for {seconds:g} s on rank {self._comm.rank()} of "
+                    f"{self._comm.host()} -- does it wait for an operation that not all ranks have started?"
+                )
+        result = self._tensor(self._future.value())
+        if result is not self._buffer:
+            with torch.no_grad():
+                self._buffer.copy_(result.view(-1))
+
+    def _tensor(self, value: Any) -> torch.Tensor:
+        if isinstance(value, (list, tuple)) and len(value) == 1:
+            value = value[0]
+        if isinstance(value, torch.Tensor) and value.numel() == self._buffer.numel() and value.is_floating_point():
+            return value
+        got: Optional[str] = type(value).__name__
+        if isinstance(value, torch.Tensor):
+            got = f"tensor of {str(value.dtype)[len('torch.') :]} {list(value.shape)}"
+        raise InvalidArgument(
+            f"{self._name}: the future's value is a {got} -- as many floating-point elements as the bucket's "
+            f"{self._buffer.numel()} are wanted"
+        )

@@ -1,0 +1,236 @@
+"""Hooks in the place of the average over ranks: what gradients travel as.
+
+    model = cohort.nn.DistributedDataParallel(net)                      # or torch's, over the backend "cohort"
+    model.register_comm_hook(None, comm_hooks.fp16_compress_hook)
+    model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=2), comm_hooks.powerSGD_hook)
+
+Names, arguments and defaults are those of torch.distributed.algorithms.ddp_comm_hooks. `process_group` is a group of the
+backend "cohort"; None: the ranks that train together, for torch's DistributedDataParallel the default group.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Optional
+
+import torch
+
+from cohort import Communicator, _core
+from cohort.errors import InvalidArgument
+from cohort.nn._groups import communicator_of
+from cohort.nn._hooks import GradBucket
+
+_logger = logging.getLogger("cohort")
+_PREFIX = "powerSGD."
+
+
+def _communicator(process_group: Any, bucket: Any) -> Communicator:
+    if process_group is None and isinstance(bucket, GradBucket):
+        return bucket.communicator
+    if process_group is None:
+        process_group = torch.distributed.group.WORLD
+    comm = communicator_of(process_group, "a hook on gradients")
+    assert comm is not None
+    return comm
+
+
+def _average(process_group: Any, bucket: Any, dtype: Optional[torch.dtype] = None, **how: Any) -> Any:
+    """A future of the mean, sent as `dtype`; 16-bit floats are folded in float32."""
+    from cohort.distributed.work import Work
+
+    comm, buffer = _communicator(process_group, bucket), bucket.buffer()
+    sent = buffer if dtype is None else buffer.to(dtype)
+    work = comm.all_reduce(sent, op="average", async_op=True, **how)
+
+    def deliver() -> None:
+        if sent is not buffer:
+            buffer.copy_(sent)
+
+    return Work("all_reduce", ("hooks", id(comm)), (work,), [buffer], deliver).get_future().then(_first)
+
+
+def _first(future: Any) -> torch.Tensor:
+    tensor: torch.Tensor = future.value()[0]
+    return tensor
+
+
+def allreduce_hook(process_group: Any, bucket: Any) -> Any:
+    """The mean, as without a hook."""
+    return _average(process_group, bucket)
+
+
+def fp16_compress_hook(process_group: Any, bucket: Any) -> Any:
+    """As float16, folded in float32 and rounded once. Finite gradients above 65504 are infinite then."""
+    return _average(process_group, bucket, torch.float16)
+
+
+def bf16_compress_hook(process_group: Any, bucket: Any) -> Any:
+    """As bfloat16, folded in float32 and rounded once."""
+    return _average(process_group, bucket, torch.bfloat16)
+
+
+class WireState:
+    """State of int8_compress_hook, int4_compress_hook and fp8_compress_hook; for one model.
+
+    process_group   see above
+    error_feedback  what encoding loses is added to the next step's gradients: memory of one more gradient, and kept until
+                    buckets are made anew. None: with int4
+    """
+
+    def __init__(self, process_group: Any = None, error_feedback: Optional[bool] = None) -> None:
+        self.process_group, self.error_feedback = process_group, error_feedback
+        self._residuals: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}  # by bucket: of its parameters
+
+    def residual_of(self, bucket: Any) -> torch.Tensor:
+        parameters, (known, residual) = bucket.parameters(), self._residuals.get(bucket.index(), ([], None))
+        if residual is None or len(known) != len(parameters) or any(a is not b for a, b in zip(known, parameters)):
+            residual = torch.zeros(bucket.buffer().numel(), dtype=torch.float32)  # the host's memory
+            self._residuals[bucket.index()] = parameters, residual
+        return residual
+
+
+def _wire(state: Any, bucket: Any, wire_format: str) -> Any:
+    own = isinstance(state, WireState)
+    group, feedback = (state.process_group, state.error_feedback) if own else (state, None)
+    if feedback is None and wire_format == "int4":
+        if not own:
+            raise InvalidArgument(
+                "int4_compress_hook: without error feedback four bits lose too much -- give a WireState(process_group), which "
+                "keeps it, as the state, or WireState(process_group, error_feedback=False)"
+            )
+        feedback = True
+    if bucket.buffer().dtype != torch.float32:
+        return _average(group, bucket)
+    residual = {"residual": state.residual_of(bucket)} if feedback else {}
+    return _average(group, bucket, wire_format=wire_format, **residual)
+
+
+def int8_compress_hook(state: Any, bucket: Any) -> Any:
+    """float32 travels between hosts as 8 bits and a scale for each 256 elements; on one host nothing is rounded. `state`: a
+    process group, or a WireState."""
+    return _wire(state, bucket, "int8")
+
+
+def int4_compress_hook(state: Any, bucket: Any) -> Any:
+    """The same as 4 bits and a scale for each 128 elements, with error feedback. `state`: a WireState."""
+    return _wire(state, bucket, "int4")
+
+
+def fp8_compress_hook(state: Any, bucket: Any) -> Any:
+    """The same as float8 (E4M3) and a scale for each 256 elements: 4 binary digits of small values, too."""
+    return _wire(state, bucket, "float8_e4m3")
+
+
+class PowerSGDState:
+    """What PowerSGD is told, and keeps between steps; for one model. Parameters and defaults are those of torch's.
+
+    process_group              see above
+    matrix_approximation_rank  columns of the thin matrices. 1 to 4 are usual; more keeps more of the gradient
+    start_powerSGD_iter        steps before it with whole gradients, since a training is most sensitive at its beginning
+    min_compression_rate       a gradient of n x m is compressed where (n + m) * rank * min_compression_rate < n * m; of more
+                               than two dimensions, n is the first. Others, and types but float32, are averaged as they are
+    use_error_feedback         what compression loses is added to the next step's gradient: memory of one more gradient
+    warm_start                 a step begins with the Q of the step before it instead of a random one
+    orthogonalization_epsilon  is added to the norms that columns are divided by
+    random_seed                the same on all ranks
+    compression_stats_logging_frequency  steps between two lines of the log at level INFO
+    batch_tensors_with_same_shape        for torch's sake: makes no difference
+
+    Raises cohort.InvalidArgument for values that mean nothing.
+    """
+
+    def __init__(self, process_group: Any = None, matrix_approximation_rank: int = 1, start_powerSGD_iter: int = 1_000,
+                 min_compression_rate: float = 2, use_error_feedback: bool = True, warm_start: bool = True,
+                 orthogonalization_epsilon: float = 0, random_seed: int = 0,
+                 compression_stats_logging_frequency: int = 10_000,
+                 batch_tensors_with_same_shape: bool = False) -> None:  # fmt: skip
+        self.process_group = process_group
+        self.compression_stats_logging_frequency = max(1, compression_stats_logging_frequency)
+        self._core = _core.PowerSGD(matrix_approximation_rank, start_powerSGD_iter, min_compression_rate,
+                                    use_error_feedback, warm_start, orthogonalization_epsilon, random_seed)  # fmt: skip
+        self._waiting: list[tuple[Any, torch.Tensor]] = []  # futures of this step's buckets, and their values
+
+    @property
+    def iter(self) -> int:
+        """Steps done."""
+        return self._core.iteration
+
+    def compression_stats(self) -> tuple[float, int, int]:
+        """The rate, and the elements before and after compression, in all steps that compress."""
+        before, after = self._core.compression_stats()
+        return (before / after if after else 0, before, after)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Of this rank, which differs from others': for `state` of CheckpointFolder.save, under names that begin with
+        "powerSGD.", the same as C++'s. Parameters are numbered as their gradients came first."""
+        state = {f"{_PREFIX}iter": torch.tensor([self.iter])}
+        for number, (rows, columns, error, q) in enumerate(self._core.kept()):
+            if error or q:
+                state[f"{_PREFIX}{number}.shape"] = torch.tensor([rows, columns])
+            for name, values in (("error", error), ("q", q)):
+                if values:
+                    floats = torch.frombuffer(bytearray(values), dtype=torch.float32)
+                    state[f"{_PREFIX}{number}.{name}"] = floats.view(-1, columns)
+        return state
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Before training or between two steps. Of other names nothing is taken; what does not fit the gradients that come
+        is dropped."""
+        kept: dict[int, dict[str, torch.Tensor]] = {}
+        iteration = 0
+        for name, tensor in state.items():
+            if name == f"{_PREFIX}iter":
+                iteration = int(tensor)
+            elif name.startswith(_PREFIX):
+                number, _, field = name[len(_PREFIX) :].partition(".")
+                if not number.isdecimal():
+                    raise InvalidArgument(f"PowerSGDState.load_state_dict: '{name}' is not one of its names")
+                kept.setdefault(int(number), {})[field] = tensor
+        every = []
+        for index in range(max(kept, default=-1) + 1):
+            fields = kept.get(index, {})
+            rows, columns = fields["shape"].tolist() if "shape" in fields else (0, 0)
+            error, q = (
+                fields[name].detach().cpu().float().numpy().tobytes() if name in fields else b"" for name in ("error", "q")
+            )
+            every.append((rows, columns, error, q))
+        self._core.restore(iteration, every)
+
+
+def powerSGD_hook(state: PowerSGDState, bucket: Any) -> Any:
+    """Gradients of two and more dimensions travel as two thin matrices each. Averages are those matrices' product, the same
+    bits on all ranks, whatever their processors; a gradient that is not finite on any rank is NaN on all. Ranks
+    whose states differ in options, steps done or Q get cohort.Mismatch. Futures have their values at the step's last
+    bucket."""
+    if not isinstance(state, PowerSGDState):
+        raise InvalidArgument(f"powerSGD_hook: the state is a {type(state).__name__} -- a PowerSGDState is wanted")
+    comm, buffer = _communicator(state.process_group, bucket), bucket.buffer()
+    if buffer.device.type != "cpu":
+        raise InvalidArgument(f"powerSGD_hook: gradients on {buffer.device} -- it is for those in the host's memory; torch's "
+                              "powerSGD_hook works on GPUs")  # fmt: skip
+    core, size = state._core, buffer.element_size()
+    gradients = []
+    for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
+        rows = gradient.shape[0] if gradient.dim() > 1 else gradient.numel()
+        offset = (gradient.data_ptr() - buffer.data_ptr()) // size
+        gradients.append((id(parameter), offset, rows, gradient.numel() // rows if rows else 0))
+    if bucket.index() == 0:
+        state._waiting.clear()
+        core.forget()
+    future: Any = torch.futures.Future()
+    core.start(comm, buffer.data_ptr(), buffer.numel(), str(buffer.dtype), gradients, buffer)
+    state._waiting.append((future, buffer))
+    if bucket.is_last():
+        core.finish(comm)
+        waiting, state._waiting = state._waiting, []
+        for one, value in waiting:
+            one.set_result(value)
+        if core.iteration % state.compression_stats_logging_frequency == 0 and core.compression_stats()[1]:
+            _logger.info("PowerSGD, step %s: rate %.4g, %s elements before, %s after", core.iteration,
+                         *state.compression_stats())  # fmt: skip
+    return future
+
+
+for _hook in (allreduce_hook, fp16_compress_hook, bf16_compress_hook, int8_compress_hook, int4_compress_hook,
+              fp8_compress_hook, powerSGD_hook):  # fmt: skip
+    _hook.__annotations__ = {}  # torch compares them with types of its own

@@ -1,0 +1,263 @@
+"""cohort.optim.LocalSGD and DiLoCo on the ranks of `cohort run -np N`, against a plain loop over the ranks."""
+
+import contextlib
+import functools
+import os
+import tempfile
+import unittest
+
+from support import needs_torch, torch
+from support_nn import Ranks, setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
+
+import cohort
+import cohort.checkpoint
+from cohort._collective import broadcast_bytes
+from cohort.errors import InvalidArgument, Mismatch
+
+if torch is not None:
+    from nn_models import Mlp, batch_of, copies, loss_of, with_values
+
+    from cohort.nn import DistributedDataParallel
+    from cohort.optim import DiLoCo, LocalSGD
+
+
+def backward(model, step, rank, size, each=4):
+    dtype = torch.float64 if any(one.dtype == torch.float64 for one in model.parameters()) else torch.float32
+    x, y = batch_of(step, each * size, dtype)
+    mine = slice(rank * each, (rank + 1) * each)
+    model.zero_grad()
+    loss_of(model(x[mine]), y[mine]).backward()
+
+
+def reference(size, steps, fragments, sync_every, delay=0, alpha=0.0, make=None):
+    """As the papers have it: one loop over the ranks, and an outer optimizer of torch. Returns the outer parameters."""
+    nets = [with_values(Mlp()) for _ in range(size)]
+    inner = [torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) for net in nets]
+    outer = [one.detach().clone() for one in nets[0].parameters()]
+    optimizer = (make or functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True))(outer)
+    apart = sync_every // len(fragments)
+    for step in range(1, steps + 1):
+        for rank, net in enumerate(nets):
+            backward(net, step - 1, rank, size)
+            inner[rank].step()
+        of = [list(net.parameters()) for net in nets]
+        fragment = fragments[(step - 1) // apart % len(fragments)]
+        with torch.no_grad():
+            if step % apart == (apart - delay) % apart:
+                for i in fragment:
+                    outer[i].grad = sum(outer[i] - one[i] for one in of) / size
+            if step % apart == 0:
+                optimizer.step()
+                for i in fragment:
+                    outer[i].grad = None
+                    for one in of:
+                        one[i].copy_(outer[i] + alpha * (one[i] - outer[i]))
+    return outer
+
+
+class Odd(torch.nn.Module if torch is not None else object):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)
+        self.scale = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        self.count = torch.nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)
+        self.frozen = torch.nn.Parameter(torch.full((2,), float(cohort.rank())), requires_grad=False)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x))) * self.scale.float()
+
+
+@needs_torch
+class Local(Ranks):
+    def train(self, net, local, optimizer, steps, first=0):
+        for step in range(first, steps):
+            backward(net, step, self.rank, self.size)
+            optimizer.step()
+            local.step()
+
+    def test_each_step_synchronised_is_data_parallel(self):
+        model = DistributedDataParallel(with_values(Mlp()))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(5):
+            x, y = batch_of(step, 4 * self.size)
+            mine = slice(self.rank * 4, self.rank * 4 + 4)
+            optimizer.zero_grad()
+            loss_of(model(x[mine]), y[mine]).backward()
+            optimizer.step()
+        for make in (
+            functools.partial(LocalSGD, sync_every=1),
+            functools.partial(LocalSGD, sync_every=100, warm_up_steps=5),
+            functools.partial(DiLoCo, sync_every=1, outer_learning_rate=1, outer_momentum=0),
+        ):
+            net = with_values(Mlp(), self.rank)  # rank 0's counts
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            self.train(net, make(net, optimizer), optimizer, 5)
+            self.assert_same_bits_on_all_ranks(copies(net))
+            self.assert_close(copies(net), copies(model), 1e-13)
+
+    def test_diloco_is_that_of_the_papers(self):
+        whole, two = [[0, 1, 2, 3, 4, 5]], [[0, 1, 2], [3, 4, 5]]
+        adam = functools.partial(torch.optim.Adam, lr=0.01)
+        for told, fragments in (
+            ({"sync_every": 3}, whole),
+            ({"sync_every": 3, "alpha": 0.5}, whole),
+            ({"sync_every": 6, "fragments": 2}, two),
+            ({"sync_every": 6, "fragments": 2, "delay": 1, "alpha": 0.25}, two),
+            ({"sync_every": 3, "make": adam}, whole),
+        ):
+            with self.subTest(told=told):
+                how = {"fragment_sync_delay": told.get("delay", 0), "fragment_update_alpha": told.get("alpha", 0.0),
+                       "fragments": told.get("fragments", 1), "outer_optimizer": told.get("make")}  # fmt: skip
+                net = with_values(Mlp())
+                optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+                diloco = DiLoCo(net, optimizer, sync_every=told["sync_every"], **how)
+                self.train(net, diloco, optimizer, 12)
+                ours = [one.outer for one in diloco._fragments]
+                self.assert_same_bits_on_all_ranks(ours)
+                told = {key: value for key, value in told.items() if key != "fragments"}
+                right = reference(self.size, 12, fragments, **told)
+                self.assert_close(ours, [torch.cat([right[i].reshape(-1) for i in part]) for part in fragments], 1e-12)
+                diloco.synchronize()
+                self.assert_same_bits_on_all_ranks(copies(net))
+
+    def test_ranks_are_alike_after_each_synchronisation(self):
+        for wire in (None, "int4"):
+            net = Odd()
+            optimizer = torch.optim.AdamW([{"params": net.first.parameters()}, {"params": net.norm.parameters(), "lr": 0.1},
+                                           {"params": [*net.last.parameters(), net.scale]}], 1e-2)  # fmt: skip
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+            diloco = DiLoCo(net, optimizer, sync_every=4, fragments=2, wire_format=wire)
+            for step in range(15):
+                backward(net, step, self.rank, self.size)
+                torch.nn.utils.clip_grad_norm_([one for one in net.parameters() if one.grad is not None], 1.0)
+                optimizer.step()
+                diloco.step(0 if self.rank == 1 else 3)
+                schedule.step()
+                if step % 2:
+                    self.assert_same_bits_on_all_ranks([one.outer for one in diloco._fragments])
+            self.assertEqual(diloco.steps_left, 1)
+            diloco.synchronize()
+            before = copies(net)
+            diloco.synchronize()  # no step, no momentum
+            for one, other in zip(copies(net), before):
+                self.assertTrue(torch.equal(one, other))
+            self.assert_same_bits_on_all_ranks([one for one in before if one.is_floating_point()])
+            # Where no rank had samples, outer parameters and momentum stay, and buffers become no zeros.
+            was = [one.clone() for one in (*diloco._outer().values(), *net.parameters())]
+            backward(net, 15, self.rank, self.size)
+            optimizer.step()
+            diloco.step(0)
+            diloco.synchronize()
+            for one, other in zip((*diloco._outer().values(), *net.parameters()), was):
+                self.assertTrue(torch.equal(one, other))
+            self.assert_same_bits_on_all_ranks([net.norm.running_mean, net.norm.running_var])
+            self.assertGreater(float(net.norm.running_var.min()), 0.01)
+            self.assertEqual(net.frozen.tolist(), [0, 0])
+            other = Odd()
+            joined = DiLoCo(other, torch.optim.AdamW(other.parameters()), sync_every=4, fragments=2)
+            with torch.no_grad():
+                other.frozen.fill_(7)
+            joined.load_state_dict(diloco.state_dict(), own=False)
+            for one, right in zip((*other.parameters(), *other.buffers()), (*net.parameters(), *net.buffers())):
+                self.assertTrue(torch.equal(one, right))
+            self.assertFalse(torch.equal(net.scale, torch.ones(3, dtype=torch.bfloat16)))
+
+    def test_goes_on_from_its_state_to_the_bit(self):
+        name = tempfile.mkdtemp().encode() if self.rank == 0 else b""
+        folder = bytes(broadcast_bytes(self.world, name)).decode()
+        adam = functools.partial(torch.optim.Adam, lr=0.01)
+        for number, (saved, make) in enumerate(((5, None), (7, None), (7, adam))):  # within a round, on the way
+
+            def start(salt, make=make):
+                net = with_values(Mlp(), salt)
+                optimizer = torch.optim.AdamW([{"params": net.first.parameters()}, {"params": net.second.parameters()},
+                                               {"params": net.last.parameters(), "lr": 0.02}], 0.01)  # fmt: skip
+                return net, optimizer, DiLoCo(net, optimizer, make, 4, fragment_sync_delay=2, fragment_update_alpha=0.5)
+
+            net, optimizer, diloco = start(0)
+            self.train(net, diloco, optimizer, saved)
+            checkpoints = cohort.checkpoint.CheckpointFolder(os.path.join(folder, str(number)))
+            checkpoints.save(net, optimizer, step=saved, state=diloco.state_dict())
+            self.train(net, diloco, optimizer, 14, saved)
+
+            other, optimizer, diloco = start(9)
+            self.assertEqual(checkpoints.load_latest(other, optimizer).progress.step, saved)
+            diloco.load_state_dict(checkpoints.rank_state())
+            self.train(other, diloco, optimizer, 14, saved)
+            for one, right in zip(copies(other), copies(net)):
+                self.assertTrue(torch.equal(one, right))
+
+            # A rank that there was not: what all have alike.
+            of_0 = checkpoints.parts([0])[0]
+            other, _, diloco = start(8)
+            diloco.load_state_dict(of_0, own=False)
+            self.assertEqual(diloco.steps_left, 4 - saved % 4)
+            self.assertTrue(torch.equal(other.first.weight.reshape(-1), of_0["outer/parameters/0"][:85]))
+            diloco._drop()
+
+    def test_follows_each_step_within_a_with(self):
+        nets = []
+        for within, first in (True, True), (True, False), (False, True):  # is the schedule made before
+            net = with_values(Mlp())
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if first else None
+            local = LocalSGD(net, optimizer, 3)
+            with local if within else contextlib.nullcontext():
+                schedule = schedule or torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+                for step in range(6):
+                    backward(net, step, self.rank, self.size)
+                    optimizer.step()
+                    if not within:
+                        local.step()
+                    schedule.step()
+            self.assertEqual(local._steps, 6)
+            optimizer.step()
+            self.assertEqual(local._steps, 6)
+            nets.append(copies(net))
+        for net in nets[1:]:
+            for one, other in zip(net, nets[0]):
+                self.assertTrue(torch.equal(one, other))
+
+    def test_fragments_are_independent(self):
+        found = []
+        for turned in False, True:
+            net = with_values(Mlp())
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            parts = [net.first, net.second, net.last]
+            diloco = DiLoCo(parts[::-1] if turned else parts, optimizer, sync_every=300)
+            for part in range(2):
+                self.train(net, diloco, optimizer, 5 * part + 5, 5 * part)
+                diloco.synchronize()
+            self.assert_same_bits_on_all_ranks(copies(net))
+            found.append(copies(net))
+        for one, other in zip(*found):
+            self.assertTrue(torch.equal(one, other))
+
+    def test_refuses_what_has_no_meaning(self):
+        net = Mlp()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for told, said in (
+            ({"sync_every": 0}, "sync_every"),
+            ({"sync_every": 10, "fragments": 3}, "multiple"),
+            ({"sync_every": 70, "fragments": 7}, "more fragments than parameters"),
+            ({"sync_every": 4, "fragments": 2, "fragment_sync_delay": 2}, "delay"),
+            ({"fragment_update_alpha": 1.5}, "alpha"),
+            ({"outer_momentum": 1}, "outer_momentum"),
+        ):
+            with self.assertRaisesRegex(InvalidArgument, said):
+                DiLoCo(net, optimizer, **told)
+        diloco = DiLoCo(net, optimizer)
+        with self.assertRaisesRegex(InvalidArgument, "outer/counts"):
+            diloco.load_state_dict({})
+        with self.assertRaisesRegex(InvalidArgument, "outer/momentum_buffer/0"):
+            diloco.load_state_dict(LocalSGD(net, optimizer).state_dict())
+        if self.size > 1:
+            rate = 0.5 if self.rank == 1 else 0.7
+            for told in {"outer_learning_rate": rate}, {"outer_optimizer": lambda flat: torch.optim.Adam(flat, rate)}:
+                diloco = DiLoCo(net, optimizer, sync_every=1, **told)
+                with self.assertRaises(Mismatch):
+                    diloco.step()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,252 @@
+"""cohort.optim.Sharded on the ranks of `cohort run -np N`: the bits of DistributedDataParallel without it."""
+
+import contextlib
+import shutil
+import tempfile
+import unittest
+
+from support import needs_torch, torch
+from support_nn import Ranks, setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
+
+import cohort
+import cohort.checkpoint
+
+if torch is not None:
+    from nn_models import batch_of, copies, loss_of, with_values
+
+    from cohort._collective import broadcast_bytes
+    from cohort.nn import DistributedDataParallel
+    from cohort.optim import Sharded
+
+MODES = ("optimizer", "gradients", "parameters")
+
+
+def model_of(dtype=None):
+    # Some parameters are reduced from where autograd made them, and all are divided somewhere.
+    net = torch.nn.Sequential(torch.nn.Linear(5, 541), torch.nn.Tanh(), torch.nn.Linear(541, 501), torch.nn.Tanh(),
+                              torch.nn.Linear(501, 3))  # fmt: skip
+    return with_values(net.to(dtype or torch.float32))
+
+
+@needs_torch
+class Bits(Ranks):
+    def train(self, model, optimizer, steps=4, accumulated=1, schedule=None, clip=None):
+        dtype = next(model.parameters()).dtype
+        for step in range(steps):
+            x, y = batch_of(step, 4 * self.size * accumulated, dtype)
+            for part in range(accumulated):
+                begin = 4 * (self.rank * accumulated + part)
+                if part + 1 < accumulated:
+                    with model.no_sync():
+                        loss_of(model(x[begin : begin + 4]), y[begin : begin + 4]).backward()
+                else:
+                    loss_of(model(x[begin : begin + 4]), y[begin : begin + 4]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if schedule is not None:
+                schedule.step()
+        return copies(model)
+
+    def expect_bits(self, base, told=None, **options):
+        told = told or {}
+        def schedule(optimizer):
+            return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+        plain = DistributedDataParallel(model_of())
+        optimizer = base(plain.parameters(), **options)
+        expected = self.train(plain, optimizer, schedule=schedule(optimizer), **told)
+        for mode in MODES:
+            with self.subTest(mode=mode, optimizer=base.__name__):
+                model = DistributedDataParallel(model_of(), sharding=mode)
+                optimizer = Sharded(model, base, **options)
+                self.assertIsInstance(optimizer, base)
+                for ours, theirs in zip(self.train(model, optimizer, schedule=schedule(optimizer), **told), expected):
+                    self.assertTrue(torch.equal(ours, theirs))
+
+    def test_optimizers_have_the_bits_of_the_whole(self):
+        self.expect_bits(torch.optim.Adam, {"steps": 8}, lr=1e-2, amsgrad=True, weight_decay=0.01)
+        self.expect_bits(torch.optim.AdamW, lr=1e-2)
+        self.expect_bits(torch.optim.SGD, {"accumulated": 3}, lr=0.1, momentum=0.9, nesterov=True)
+        self.expect_bits(torch.optim.RMSprop, lr=1e-3, momentum=0.9)
+
+    def test_clips_by_the_global_norm(self):
+        x, y = batch_of(self.rank, 4, torch.float32)
+        plain = DistributedDataParallel(model_of())
+        (loss_of(plain(x), y) * 100).backward()
+        expected = float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5))
+        torch.optim.SGD(plain.parameters(), lr=0.1).step()
+        for mode in MODES:
+            model = DistributedDataParallel(model_of(), sharding=mode)
+            optimizer = Sharded(model, torch.optim.SGD, lr=0.1)
+            (loss_of(model(x), y) * 100).backward()
+            self.assertAlmostEqual(optimizer.clip_grad_norm(0.5), expected, delta=expected * 1e-5)
+            optimizer.step()
+            self.assert_close(copies(model), copies(plain), 1e-5)
+
+    def test_gradients_are_gone_after_a_backward_and_sums_stay(self):
+        for mode in MODES[1:]:
+            model = DistributedDataParallel(model_of(), sharding=mode)
+            optimizer = Sharded(model, torch.optim.SGD, lr=1.0)
+            before = copies(model)
+            x, y = batch_of(1, 4, torch.float32)
+            for _ in range(2):
+                loss_of(model(x), y).backward()
+                self.assertTrue(all(parameter.grad is None for parameter in model.parameters()))
+            optimizer.step()
+            reference = model_of()
+            loss_of(reference(x), y).backward()
+            for ours, start, parameter in zip(copies(model), before, reference.parameters()):
+                self.assertTrue(torch.allclose(ours, start - 2 * parameter.grad, 1e-4, 1e-6))
+
+    def test_halves_are_stepped_in_float32(self):
+        for mode in MODES:
+            net = model_of(torch.bfloat16)
+            first = net[0].weight.detach().clone()
+            model = DistributedDataParallel(net, sharding=mode)
+            optimizer = Sharded(model, torch.optim.SGD, lr=1e-4)
+            for _ in range(30):
+                x, y = batch_of(1, 4, torch.bfloat16)
+                (loss_of(model(x), y) * 8).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            # Steps far below the digits of bfloat16 add up.
+            self.assertFalse(torch.equal(net[0].weight, first))
+            self.assertTrue(all(piece.tensor.dtype == torch.float32 for piece in optimizer.pieces))
+            self.assert_same_bits_on_all_ranks([tensor.float() for tensor in copies(net)])
+
+    @contextlib.contextmanager
+    def folder(self):
+        own = tempfile.mkdtemp(prefix="cohort-sharded-") if self.rank == 0 else ""
+        name = broadcast_bytes(self.world, own.encode()).decode()
+        try:
+            yield name
+        finally:
+            self.world.barrier()
+            if self.rank == 0:
+                shutil.rmtree(name)
+
+    def test_checkpoints_are_of_the_whole(self):
+        with self.folder() as folder:
+            for dtype in (torch.float32, torch.bfloat16):
+                for mode in MODES:
+                    with self.subTest(mode=mode, dtype=dtype):
+                        self.save_and_resume(f"{folder}/{mode}-{dtype}", mode, dtype)
+
+    def save_and_resume(self, folder, mode, dtype):
+        options = {"lr": 1e-2, "amsgrad": True}
+        checkpoints = cohort.checkpoint.CheckpointFolder(folder, comm=self.world)
+
+        def make(sharding):
+            net = model_of(dtype)
+            model = DistributedDataParallel(net, sharding=sharding, protect_parameters=sharding == "parameters")
+            if sharding == "none":
+                return net, model, torch.optim.Adam(net.parameters(), **options)
+            return net, model, Sharded(model, torch.optim.Adam, **options)
+
+        net, model, optimizer = make(mode)
+        self.train(model, optimizer, steps=3)
+        checkpoints.save(net, optimizer, step=3)
+        expected = self.train(model, optimizer, steps=2)
+        for other in (mode, "parameters", "none") if dtype == torch.float32 else (mode, "optimizer"):
+            net, model, optimizer = make(other)
+            self.assertEqual(checkpoints.load_latest(net, optimizer).progress.step, 3)
+            for ours, theirs in zip(self.train(model, optimizer, steps=2), expected):
+                self.assertTrue(torch.equal(ours, theirs), other)
+
+    def test_parameters_that_others_write_to(self):
+        x, y = batch_of(1, 4, torch.float32)
+        for mode in MODES:
+            with self.subTest(mode=mode):
+                net = model_of()
+                model = DistributedDataParallel(net, sharding=mode)
+                optimizer = Sharded(model, torch.optim.SGD, lr=0.1)
+                net[0].weight.data = torch.full_like(net[0].weight, 0.5)
+                with self.assertRaisesRegex(cohort.InvalidArgument, "'0.weight' was given other memory"):
+                    model(x)
+                model.parameters_written()
+                loss_of(model(x), y).backward()
+                model.zero_grad(set_to_none=False)  # divided ones are gone, too
+                loss_of(model(x), y).backward()
+                optimizer.step()
+                reference = model_of()
+                with torch.no_grad():
+                    reference[0].weight.fill_(0.5)
+                loss_of(reference(x), y).backward()
+                torch.optim.SGD(reference.parameters(), lr=0.1).step()
+                self.assert_close(copies(net), copies(reference), 1e-5)
+        for mode in MODES[1:]:
+            model = DistributedDataParallel(model_of(), sharding=mode)
+            loss_of(model(x), y).backward()
+            with self.assertRaisesRegex(cohort.InvalidArgument, "nothing steps it"):
+                model(x)
+        for mode in MODES:
+            net = model_of(torch.bfloat16)
+            model = DistributedDataParallel(net, sharding=mode)
+            optimizer = Sharded(model, torch.optim.SGD, lr=1e-6)
+            self.world.barrier()
+            with torch.no_grad():
+                net[0].weight.fill_(0.25)
+            if mode == "parameters":
+                model.parameters_written()
+            loss_of(model(x.bfloat16()), y.bfloat16()).backward()
+            optimizer.step()
+            self.assertTrue(torch.allclose(net[0].weight.float(), torch.tensor(0.25), 1e-2, 1e-3))
+
+    def test_numbers_among_parameters(self):
+        class Scaled(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = torch.nn.Parameter(torch.tensor(0.75))
+                self.fc = torch.nn.Linear(5, 3)
+
+            def forward(self, x):
+                return self.fc(x) * self.scale
+
+        with self.folder() as folder:
+            checkpoints = cohort.checkpoint.CheckpointFolder(folder, comm=self.world)
+            for steps in range(4):  # each goes on from what the one before saved; the last one is whole
+                net = with_values(Scaled())
+                model = DistributedDataParallel(net, sharding="optimizer" if steps < 3 else "none")
+                adam = Sharded(model, torch.optim.Adam, lr=1e-2) if steps < 3 else torch.optim.Adam(net.parameters(), lr=1e-2)
+                if steps:
+                    self.assertEqual(checkpoints.load_latest(net, adam).progress.step, steps)
+                x, y = batch_of(steps, 4, torch.float32)
+                loss_of(model(x), y).backward()
+                adam.step()
+                checkpoints.save(net, adam, step=steps + 1)
+            expected = with_values(Scaled())
+            adam = torch.optim.Adam(expected.parameters(), lr=1e-2)
+            for steps in range(4):
+                adam.zero_grad()
+                x, y = batch_of(steps, 4, torch.float32)
+                loss_of(expected(x), y).backward()
+                adam.step()
+            self.assert_close(copies(net), copies(expected), 1e-5)
+
+    def test_what_cannot_be_is_refused(self):
+        plain = DistributedDataParallel(model_of())
+        with self.assertRaisesRegex(cohort.InvalidArgument, "with sharding="):
+            Sharded(plain, torch.optim.SGD, lr=1.0)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "sharding='half'"):
+            DistributedDataParallel(model_of(), sharding="half")
+        model = DistributedDataParallel(model_of(), sharding="parameters")
+        with self.assertRaisesRegex(cohort.InvalidArgument, "LBFGS"):
+            Sharded(model, torch.optim.LBFGS)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "does not train"):
+            Sharded(model, torch.optim.SGD, [{"params": [torch.ones(3)]}], lr=1.0)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "step_without_samples"):
+            model.join()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(0.5)
+        model.parameters_written()
+        x, _ = batch_of(0, 4, torch.float32)
+        model(x)
+        with torch.no_grad():
+            next(model.parameters()).mul_(0.5)
+        with self.assertRaisesRegex(cohort.InvalidArgument, f"rank {self.rank} has written to parameter '0.weight'"):
+            model(x)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,325 @@
+#include "torch/local_sgd.h"
+
+#include "base/parse.h"
+#include "base/result.h"
+#include "torch/checkpoint_tensors.h"
+
+#include <cohort/torch/tensor.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_set>
+
+namespace cohort::optim {
+namespace {
+
+void require(bool condition, const char* what) {
+  if (!condition) raise(ErrorCode::InvalidArgument, "DiLoCo, LocalSGD: {}", what);
+}
+
+std::vector<at::Tensor> trained_of(const torch::nn::Module& module) {
+  std::vector<at::Tensor> trained;
+  std::unordered_set<const void*> seen;  // a parameter may be registered twice
+  for (const at::Tensor& parameter : module.parameters()) {
+    if (!parameter.defined() || !parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second)
+      continue;
+    require(parameter.is_floating_point(), "the module trains complex parameters, which are not averaged");
+    trained.push_back(parameter);
+  }
+  require(!trained.empty(), "the module has no parameter that needs a gradient");
+  return trained;
+}
+
+/// Calls `use` with each tensor and its elements in `flat`, in its shape.
+template <class Use>
+void for_each(const std::vector<at::Tensor>& tensors, const at::Tensor& flat, const Use& use) {
+  std::int64_t begin = 0;
+  for (const at::Tensor& tensor : tensors) {
+    use(tensor, flat.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
+    begin += tensor.numel();
+  }
+}
+
+at::Tensor flatten(const std::vector<at::Tensor>& tensors) {
+  const bool wide =
+      std::ranges::any_of(tensors, [](const at::Tensor& one) { return one.scalar_type() == at::kDouble; });
+  const std::int64_t count = std::accumulate(tensors.begin(), tensors.end(), std::int64_t{0},
+                                             [](std::int64_t sum, const at::Tensor& one) { return sum + one.numel(); });
+  const at::Tensor flat =
+      at::empty({count}, at::TensorOptions(wide ? at::kDouble : at::kFloat).device(tensors.front().device()));
+  for_each(tensors, flat, [](const at::Tensor& one, const at::Tensor& place) { place.copy_(one); });
+  return flat;
+}
+
+void copy(const std::vector<at::Tensor>& to, const at::Tensor& flat) {
+  for_each(to, flat, [](const at::Tensor& one, const at::Tensor& place) { one.copy_(place); });
+}
+
+}  // namespace
+
+LocalCore::LocalCore(torch::nn::Module& of, torch::optim::Optimizer& inner, const Options& how)
+    : module(of), optimizer(inner), options(how) {
+  const std::int64_t parts = options.fragments;
+  require(options.sync_every >= 1 && options.warm_up_steps >= 0, "sync_every is 1 or more, warm_up_steps 0 or more");
+  require(parts >= 1 && options.sync_every % parts == 0,
+          "sync_every has to be a multiple of the number of fragments, each of which is synchronised once in it");
+  require(options.fragment_sync_delay >= 0 && options.fragment_sync_delay < options.sync_every / parts,
+          "fragment_sync_delay is 0 or more, and less than the steps between two synchronisations");
+  require(options.fragment_update_alpha >= 0 && options.fragment_update_alpha <= 1,
+          "fragment_update_alpha is between 0 and 1");
+  require(options.outer_learning_rate > 0 && options.outer_momentum >= 0 && options.outer_momentum < 1,
+          "outer_learning_rate is above 0, outer_momentum 0 or more and below 1");
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> trained = trained_of(module);
+  require(parts <= static_cast<std::int64_t>(trained.size()), "there are more fragments than parameters");
+  const std::int64_t all = std::accumulate(trained.begin(), trained.end(), std::int64_t{0},
+                                           [](std::int64_t sum, const at::Tensor& one) { return sum + one.numel(); });
+  std::int64_t seen = 0;
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    const auto made = static_cast<std::int64_t>(fragments.size());
+    const bool full = seen * parts >= all * made;
+    const bool needed = static_cast<std::int64_t>(trained.size() - i) <= parts - made;
+    if (made == 0 || (made < parts && (full || needed))) fragments.emplace_back();
+    fragments.back().parameters.push_back(trained[i]);
+    seen += trained[i].numel();
+  }
+  for (Fragment& fragment : fragments) {
+    fragment.global = flatten(fragment.parameters);
+    if (options.outer_momentum > 0) fragment.momentum = at::zeros_like(fragment.global);
+  }
+  for (const at::Tensor& parameter : module.parameters()) {
+    if (parameter.defined() && !parameter.requires_grad()) kept.push_back(parameter);
+  }
+  for (const at::Tensor& buffer : module.buffers()) {
+    if (buffer.defined() && buffer.is_floating_point()) buffers.push_back(buffer);
+  }
+}
+
+std::int64_t LocalCore::period(std::int64_t step) const noexcept {
+  return step <= options.warm_up_steps ? 1 : options.sync_every / options.fragments;
+}
+
+void LocalCore::go_on() {
+  if (!under_way && since >= period(steps) - options.fragment_sync_delay)
+    start(static_cast<std::size_t>(turn % options.fragments));
+  if (!under_way || !due()) return;
+  ++turn;
+  since = 0;
+  complete(options.fragment_update_alpha);
+}
+
+void LocalCore::start(std::size_t number) {
+  require(static_cast<bool>(comm), "there is no world yet -- give a communicator, or add it to an elastic State");
+  const at::NoGradGuard no_grad;
+  Fragment& fragment = fragments[number];
+  difference = fragment.global.clone();
+  for_each(fragment.parameters, difference, [](const at::Tensor& own, const at::Tensor& place) { place.sub_(own); });
+  if (options.wire_format != WireFormat::None) difference = difference.to(at::kFloat);
+  fragment.sent = fragment.samples;
+  fragment.sent_at = steps;
+  // Ranks whose options differ are told so.
+  const std::string how =
+      fmt::format("{} {} {} {} {} {} {} {} {}", options.sync_every, options.warm_up_steps, options.outer_learning_rate,
+                  options.outer_momentum, options.nesterov, options.fragments, options.fragment_sync_delay,
+                  options.fragment_update_alpha, number);
+  AllReduceOptions average{.op = ReduceOp::Average,
+                           .weight = fragment.sent,
+                           .wire_format = options.wire_format,
+                           .tag = static_cast<std::uint32_t>(fnv1a(how))};
+  under_way = number;
+  works.push_back(all_reduce(comm, difference, average));
+  rest = besides(number);
+  average.wire_format = WireFormat::None;
+  works.push_back(all_reduce(comm, rest, average));
+}
+
+at::Tensor LocalCore::besides(std::size_t number) const {
+  std::vector<at::Tensor> tensors = {at::ones({1}, fragments[number].global.options().dtype(at::kFloat))};
+  if (number == 0) tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  return flatten(tensors);
+}
+
+void LocalCore::complete(double alpha) {
+  try {
+    for (Work& work : works) work.wait();
+  } catch (const Error&) {
+    drop();  // the others of it are not to be said as well
+    throw;
+  }
+  works.clear();
+  const at::NoGradGuard no_grad;
+  Fragment& fragment = fragments[*under_way];
+  if (rest[0].item<double>() > 0) {
+    at::Tensor update = difference.to(fragment.global.scalar_type());
+    if (fragment.momentum.defined()) {
+      fragment.momentum.mul_(options.outer_momentum).add_(update);
+      update = options.nesterov ? update.add(fragment.momentum, options.outer_momentum) : fragment.momentum;
+    }
+    fragment.global.sub_(update, options.outer_learning_rate);
+  } else {  // no rank had samples: they count alike for the buffers
+    all_reduce(comm, rest = besides(*under_way), {.op = ReduceOp::Average}).wait();
+  }
+  ++fragment.synchronisations;
+  fragment.synchronised_at = fragment.sent_at;
+  fragment.samples -= fragment.sent;
+  take(fragment, alpha);
+  if (*under_way == 0) copy(buffers, rest.slice(0, 1));
+  drop();
+  ++version;
+  if (advance) advance();
+}
+
+void LocalCore::take(const Fragment& fragment, double alpha) {
+  const at::NoGradGuard no_grad;
+  for_each(fragment.parameters, fragment.global, [alpha](const at::Tensor& own, const at::Tensor& global) {
+    own.copy_(alpha == 0 ? global : global.lerp(own.to(global.scalar_type()), alpha));
+  });
+}
+
+void LocalCore::drop() noexcept {
+  for (Work& work : works) {
+    try {
+      work.wait();
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): its world is gone
+    }
+  }
+  works.clear();
+  difference = rest = at::Tensor();
+  under_way.reset();
+}
+
+std::vector<std::pair<std::string, at::Tensor>> LocalCore::outer() const {
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  for (std::size_t i = 0; i < fragments.size(); ++i) {
+    all.emplace_back(fmt::format("outer/parameters/{}", i), fragments[i].global);
+    if (fragments[i].momentum.defined())
+      all.emplace_back(fmt::format("outer/momentum_buffer/{}", i), fragments[i].momentum);
+  }
+  return all;
+}
+
+LocalSteps::LocalSteps(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Communicator comm,
+                       const Options& options)
+    : core_(std::make_shared<LocalCore>(module, optimizer, options)) {
+  if (!comm) return;
+  core_->comm = std::move(comm);
+  std::vector<at::Tensor> all;
+  for (const auto& [name, tensor] : checkpoint::named_tensors(module)) all.push_back(tensor);
+  broadcast_parameters(core_->comm, all);
+  const at::NoGradGuard no_grad;
+  for (LocalCore::Fragment& fragment : core_->fragments) fragment.global.copy_(flatten(fragment.parameters));
+}
+
+LocalSGD::LocalSGD(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Communicator comm,
+                   const LocalSGDOptions& options)
+    : LocalSteps(module, optimizer, std::move(comm),
+                 {{.sync_every = options.sync_every,
+                   .outer_learning_rate = 1,
+                   .outer_momentum = 0,
+                   .wire_format = options.wire_format},
+                  options.warm_up_steps}) {}
+
+void LocalSteps::step(double samples) {
+  require(samples >= 0, "a number of samples is 0 or more");
+  ++core_->steps;
+  ++core_->since;
+  for (LocalCore::Fragment& fragment : core_->fragments) fragment.samples += samples;
+  if (!core_->advance) core_->go_on();
+}
+
+void LocalSteps::synchronize() {
+  if (core_->under_way) core_->complete(0);
+  for (std::size_t i = 0; i < core_->fragments.size(); ++i) {
+    // Of one that no step has changed since, each rank may have kept a part; the outer momentum would go on.
+    if (core_->fragments[i].synchronised_at == core_->steps) {
+      core_->take(core_->fragments[i], 0);
+      continue;
+    }
+    core_->since = 0;
+    core_->start(i);
+    core_->complete(0);
+  }
+}
+
+std::int64_t LocalSteps::steps_left() const noexcept {
+  return std::max<std::int64_t>(0, core_->period(core_->steps + 1) - core_->since);
+}
+
+std::map<std::string, at::Tensor> LocalSteps::state() {
+  LocalCore& self = *core_;
+  for (Work& work : self.works) work.wait();
+  std::map<std::string, at::Tensor> state;
+  std::vector<double> counts;
+  for (const std::int64_t count : {self.steps, self.since, self.turn}) counts.push_back(static_cast<double>(count));
+  counts.push_back(self.under_way ? static_cast<double>(*self.under_way) : -1);
+  for (const LocalCore::Fragment& one : self.fragments) {
+    for (const std::int64_t count : {one.synchronisations, one.synchronised_at, one.sent_at})
+      counts.push_back(static_cast<double>(count));
+    counts.insert(counts.end(), {one.samples, one.sent});
+  }
+  state["outer/counts"] = at::tensor(counts, at::kDouble);
+  for (const auto& [name, tensor] : self.outer()) state[name] = tensor;
+  if (self.difference.defined()) state["outer/difference"] = self.difference;
+  if (self.rest.defined()) state["outer/rest"] = self.rest;
+  for (const auto& [name, tensor] : checkpoint::named_tensors(self.module)) state["inner/" + name] = tensor.detach();
+  const checkpoint::OptimizerSnapshot moments = checkpoint::snapshot(self.optimizer, self.module);
+  for (const auto& one : moments.tensors.tensors())
+    state["optimizer/" + one.name] = checkpoint::to_tensor(one.tensor, one.name);
+  return state;
+}
+
+void LocalSteps::load_state(const std::map<std::string, at::Tensor>& state, bool own) {
+  LocalCore& self = *core_;
+  const at::NoGradGuard no_grad;
+  const auto get = [&state](const std::string& name, at::IntArrayRef sizes) {
+    const auto found = state.find(name);
+    if (found == state.end() || found->second.sizes() != sizes)
+      raise(ErrorCode::InvalidArgument,
+            "DiLoCo, LocalSGD: the state has no '{}' of {} elements -- it is of a rank that {}", name,
+            c10::multiply_integers(sizes), "had another model or other options");
+    return found->second;
+  };
+  const auto parts = static_cast<std::int64_t>(self.fragments.size());
+  const at::Tensor counts = get("outer/counts", {4 + 5 * parts});
+  for (const auto& [name, tensor] : self.outer()) get(name, tensor.sizes());
+  const auto number = [&counts](std::int64_t i) { return static_cast<std::int64_t>(counts[i].item<double>()); };
+  for (const auto& [name, tensor] : checkpoint::named_tensors(self.module)) get("inner/" + name, tensor.sizes());
+  std::function<void()> restore_optimizer = [] {};
+  checkpoint::Snapshot moments;
+  if (own) {
+    for (const auto& [name, tensor] : state) {
+      if (name.starts_with("optimizer/")) moments.add(name.substr(10), tensor);
+    }
+    restore_optimizer =
+        checkpoint::restore(self.optimizer, checkpoint::names_of(self.module), moments.tensors(),
+                            checkpoint::snapshot(self.optimizer, self.module).metadata, "the state of this rank");
+  }
+  self.drop();
+  for (const auto& [name, tensor] : self.outer()) tensor.copy_(state.at(name));
+  for (const auto& [name, tensor] : checkpoint::named_tensors(self.module))
+    at::Tensor(tensor).copy_(state.at("inner/" + name));
+  self.steps = number(0);
+  self.since = number(1);
+  self.turn = number(2);
+  for (std::int64_t i = 0; i < parts; ++i) {
+    LocalCore::Fragment& fragment = self.fragments[static_cast<std::size_t>(i)];
+    fragment.synchronisations = number(4 + 5 * i);
+    fragment.synchronised_at = number(5 + 5 * i);
+    fragment.sent_at = number(6 + 5 * i);
+    fragment.samples = own ? counts[7 + 5 * i].item<double>() : 0;
+    fragment.sent = own ? counts[8 + 5 * i].item<double>() : 0;
+    if (!own) self.take(fragment, 0);
+  }
+  ++self.version;
+  restore_optimizer();
+  // What was under way has come to all ranks.
+  if (number(3) < 0) return;
+  self.under_way = static_cast<std::size_t>(number(3));
+  const at::Tensor& global = self.fragments.at(*self.under_way).global;
+  self.difference = get("outer/difference", global.sizes()).to(global.device());
+  self.rest = get("outer/rest", self.besides(*self.under_way).sizes()).to(global.device());
+}
+
+}  // namespace cohort::optim

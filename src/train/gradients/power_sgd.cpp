@@ -1,0 +1,286 @@
+#include "train/gradients/power_sgd.h"
+
+#include "base/parse.h"
+#include "base/result.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+namespace cohort::gradients {
+
+namespace {
+
+// Of a sum; compilers make vectors of them. The order of additions is that of the lanes, whatever the vectors.
+constexpr std::int64_t kLanes = 16;
+
+template <class Sum>
+Sum dot(const float* a, const float* b, std::int64_t count) {
+  std::array<Sum, kLanes> sums{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      sums[static_cast<std::size_t>(lane)] += static_cast<Sum>(a[i + lane]) * static_cast<Sum>(b[i + lane]);
+    }
+  }
+  for (std::int64_t lane = 0; i + lane < count; ++lane) {
+    sums[static_cast<std::size_t>(lane)] += static_cast<Sum>(a[i + lane]) * static_cast<Sum>(b[i + lane]);
+  }
+  for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+    for (std::size_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+  }
+  return sums[0];
+}
+
+// y = y + factor x, each operation rounded.
+void add(float* y, float factor, const float* x, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) y[i] += factor * x[i];
+}
+
+std::uint64_t mix(std::uint64_t x) {  // splitmix64 (Steele et al. 2014)
+  x += 0x9E3779B97F4A7C15U;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9U;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBU;
+  return x ^ x >> 31;
+}
+
+// In [-1, 1]. Direct from the bits: what the standard library's distributions give differs between libraries.
+void fill_randomly(float* values, std::int64_t count, std::uint64_t seed) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint64_t bits = mix(seed + static_cast<std::uint64_t>(i));
+    values[i] = static_cast<float>(static_cast<std::int32_t>(bits >> 32)) * 0x1p-31F;
+  }
+}
+
+bool is_zero(const float* values, std::int64_t count) {
+  return std::all_of(values, values + count, [](float value) { return value == 0; });
+}
+
+bool is_finite(const float* values, std::int64_t count) {
+  return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
+}
+
+float* at(std::vector<float>& values, std::size_t begin) { return values.data() + begin; }
+
+// What a column may lose before it is taken for a combination of those before it: float32 has seven digits.
+constexpr double kDependent = 1e-6;
+
+}  // namespace
+
+void orthogonalize(float* columns, std::int64_t rows, std::int64_t rank, double epsilon) {
+  for (std::int64_t k = 0; k < rank; ++k) {
+    float* const column = columns + k * rows;
+    const double before = std::sqrt(dot<double>(column, column, rows));
+    for (int pass = 0; pass < 2; ++pass) {  // once leaves what rounding has added; twice is enough
+      for (std::int64_t other = 0; other < k; ++other) {
+        const float* const previous = columns + other * rows;
+        add(column, static_cast<float>(-dot<double>(column, previous, rows)), previous, rows);
+      }
+    }
+    const double norm = std::sqrt(dot<double>(column, column, rows));
+    const bool depends = norm <= before * kDependent;
+    const double divisor = norm + epsilon;
+    for (std::int64_t i = 0; i < rows; ++i) column[i] = depends ? 0 : static_cast<float>(column[i] / divisor);
+  }
+}
+
+PowerSGD::PowerSGD(const nn::PowerSGDOptions& options) : options_(options) {
+  if (options.matrix_approximation_rank < 1) {
+    raise(ErrorCode::InvalidArgument, "PowerSGD: matrix_approximation_rank={} -- at least 1",
+          options.matrix_approximation_rank);
+  }
+  if (options.start_powerSGD_iter < 0 || !(options.min_compression_rate > 0) ||
+      !(options.orthogonalization_epsilon >= 0)) {
+    raise(ErrorCode::InvalidArgument,
+          "PowerSGD: start_powerSGD_iter={}, min_compression_rate={}, orthogonalization_epsilon={} -- none of them is "
+          "negative, and the rate is not 0",
+          options.start_powerSGD_iter, options.min_compression_rate, options.orthogonalization_epsilon);
+  }
+}
+
+std::size_t PowerSGD::number_of(const Matrix& matrix) {
+  const std::size_t number = numbers_.try_emplace(matrix.parameter, numbers_.size()).first->second;
+  if (number >= kept_.size()) kept_.resize(number + 1);
+  Kept& kept = kept_[number];
+  if (kept.rows != matrix.rows || kept.columns != matrix.columns) {
+    kept = {.rows = matrix.rows, .columns = matrix.columns, .error = {}, .q = {}};
+  }
+  return number;
+}
+
+// The same on all ranks.
+void PowerSGD::make_q(const Compressed& one, float* q) {
+  const std::int64_t rows = one.matrix.columns;
+  const auto randomly = [&](std::int64_t column) {
+    const std::uint64_t seed = mix(mix(mix(options_.random_seed) + static_cast<std::uint64_t>(iteration_)) +
+                                   (std::uint64_t{one.number} << 32) + static_cast<std::uint64_t>(column));
+    fill_randomly(q + column * rows, rows, seed);
+  };
+  const std::vector<float>& last = kept_[one.number].q;
+  const bool warm = options_.warm_start && last.size() == static_cast<std::size_t>(rows * one.rank);
+  for (std::int64_t column = 0; column < one.rank; ++column) {
+    if (!warm) randomly(column);
+  }
+  if (warm) std::copy(last.begin(), last.end(), q);
+  orthogonalize(q, rows, one.rank, options_.orthogonalization_epsilon);
+  // A gradient of lower rank than ours has left nothing there, which would stay so.
+  bool refilled = false;
+  for (std::int64_t column = 0; column < one.rank; ++column) {
+    if (!is_zero(q + column * rows, rows)) continue;
+    randomly(column);
+    refilled = true;
+  }
+  if (refilled) orthogonalize(q, rows, one.rank, options_.orthogonalization_epsilon);
+}
+
+std::unique_ptr<Pending> PowerSGD::average(Ranks& ranks, const Buffer& values, std::shared_ptr<const void> keep,
+                                           std::uint64_t same) const {
+  const std::string how =
+      fmt::format("{} {} {} {} {} {} {} {} {}", options_.matrix_approximation_rank, options_.start_powerSGD_iter,
+                  options_.min_compression_rate, options_.use_error_feedback, options_.warm_start,
+                  options_.orthogonalization_epsilon, options_.random_seed, iteration_, same);
+  const AllReduceOptions average{.op = ReduceOp::Average, .tag = static_cast<std::uint32_t>(fnv1a(how))};
+  return ranks.start(
+      "all_reduce", [&](Communicator& comm) { return comm.all_reduce(values, average); }, std::move(keep));
+}
+
+void PowerSGD::start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gradients,
+                     std::shared_ptr<const void> keep) {
+  Step step{.bucket = bucket, .compressed = {}, .whole = {}};
+  if (iteration_ < options_.start_powerSGD_iter || bucket.dtype != DType::Float32) {
+    for (const Matrix& matrix : gradients) number_of(matrix);  // in the order of the first step
+    step.rest_work = average(ranks, bucket, std::move(keep));
+    steps_.push_back(std::move(step));
+    return;
+  }
+  auto* const values = static_cast<float*>(bucket.data);
+  std::size_t rest = 0, p = 0, q = 0;
+  for (const Matrix& matrix : gradients) {
+    const std::size_t number = number_of(matrix);
+    const std::int64_t count = matrix.rows * matrix.columns;
+    const std::int64_t rank = std::min({matrix.rows, matrix.columns, options_.matrix_approximation_rank});
+    const std::int64_t sent = (matrix.rows + matrix.columns) * rank;
+    before_ += count;
+    if (count == 0 || static_cast<double>(sent) * options_.min_compression_rate >= static_cast<double>(count)) {
+      after_ += count;
+      rest += static_cast<std::size_t>(count);
+      step.whole.push_back(matrix);
+      continue;
+    }
+    after_ += sent;
+    step.compressed.push_back({.matrix = matrix, .number = number, .rank = rank, .p = p, .q = q});
+    p += static_cast<std::size_t>(matrix.rows * rank);
+    q += static_cast<std::size_t>(matrix.columns * rank);
+  }
+  const auto floats = [](std::vector<float>& all) { return Buffer(std::span<float>(all)); };
+  if (rest > 0) {
+    step.rest = std::make_shared<std::vector<float>>();
+    step.rest->reserve(rest);
+    for (const Matrix& matrix : step.whole) {
+      step.rest->insert(step.rest->end(), values + matrix.offset,
+                        values + matrix.offset + matrix.rows * matrix.columns);
+    }
+    step.rest_work = average(ranks, floats(*step.rest), step.rest);
+  }
+  if (p > 0) {
+    step.p = std::make_shared<std::vector<float>>(p);
+    step.q = std::make_shared<std::vector<float>>(q);
+    for (const Compressed& one : step.compressed) {
+      const Matrix& matrix = one.matrix;
+      const std::int64_t count = matrix.rows * matrix.columns;
+      float* const m = values + matrix.offset;
+      const std::vector<float>& error = kept_[one.number].error;
+      if (options_.use_error_feedback && !error.empty()) add(m, 1, error.data(), count);
+      make_q(one, at(*step.q, one.q));
+      for (std::int64_t row = 0; row < matrix.rows; ++row) {
+        for (std::int64_t k = 0; k < one.rank; ++k) {
+          at(*step.p, one.p)[k * matrix.rows + row] =
+              dot<float>(m + row * matrix.columns, at(*step.q, one.q) + k * matrix.columns, matrix.columns);
+        }
+      }
+    }
+    std::uint64_t same = 0;
+    for (const float value : *step.q) same = mix(same ^ std::bit_cast<std::uint32_t>(value));
+    step.p_work = average(ranks, floats(*step.p), step.p, same);
+  }
+  steps_.push_back(std::move(step));
+}
+
+void PowerSGD::finish(Ranks& ranks) {
+  if (steps_.empty()) return;
+  std::vector<Step> steps = std::exchange(steps_, {});  // what is under way keeps what it works on
+  for (Step& step : steps) {
+    if (!step.p_work) continue;
+    step.p_work->wait();
+    std::fill(step.q->begin(), step.q->end(), 0.0F);
+    for (const Compressed& one : step.compressed) {
+      const Matrix& matrix = one.matrix;
+      float* const p = at(*step.p, one.p);
+      if (is_finite(p, matrix.rows * one.rank)) {
+        orthogonalize(p, matrix.rows, one.rank, options_.orthogonalization_epsilon);
+      }
+      const float* const m = static_cast<const float*>(step.bucket.data) + matrix.offset;
+      for (std::int64_t row = 0; row < matrix.rows; ++row) {
+        for (std::int64_t k = 0; k < one.rank; ++k) {
+          add(at(*step.q, one.q) + k * matrix.columns, p[k * matrix.rows + row], m + row * matrix.columns,
+              matrix.columns);
+        }
+      }
+    }
+    step.q_work = average(ranks, Buffer(std::span<float>(*step.q)), step.q);
+  }
+  for (const Step& step : steps) {  // before anything is kept: a step that fails leaves what the one before it has kept
+    if (step.rest_work) step.rest_work->wait();
+    if (step.q_work) step.q_work->wait();
+  }
+  for (const Step& step : steps) {
+    auto* const values = static_cast<float*>(step.bucket.data);
+    const float* rest = step.rest ? step.rest->data() : nullptr;
+    for (const Matrix& matrix : step.whole) {
+      const std::int64_t count = matrix.rows * matrix.columns;
+      std::copy(rest, rest + count, values + matrix.offset);
+      rest += count;
+    }
+    for (const Compressed& one : step.compressed) {
+      const Matrix& matrix = one.matrix;
+      const std::int64_t count = matrix.rows * matrix.columns;
+      float* const result = values + matrix.offset;
+      const float* const p = at(*step.p, one.p);
+      const float* const q = at(*step.q, one.q);
+      Kept& kept = kept_[one.number];
+      // A rank has brought what is not finite. All see it here, and what they keep is not to hold it for ever.
+      if (!is_finite(p, matrix.rows * one.rank) || !is_finite(q, matrix.columns * one.rank)) {
+        std::fill(result, result + count, std::numeric_limits<float>::quiet_NaN());
+        kept.error.clear();
+        kept.q.clear();
+        continue;
+      }
+      if (options_.use_error_feedback) kept.error.assign(result, result + count);
+      for (std::int64_t row = 0; row < matrix.rows; ++row) {
+        float* const to = result + row * matrix.columns;
+        std::fill(to, to + matrix.columns, 0.0F);
+        for (std::int64_t k = 0; k < one.rank; ++k) {
+          add(to, p[k * matrix.rows + row], q + k * matrix.columns, matrix.columns);
+        }
+      }
+      if (options_.use_error_feedback) add(kept.error.data(), -1, result, count);
+      if (options_.warm_start) kept.q.assign(q, q + matrix.columns * one.rank);
+    }
+  }
+  ++iteration_;
+}
+
+void PowerSGD::restore(std::int64_t iteration, std::vector<Kept> kept) {
+  for (Kept& one : kept) {
+    if (std::cmp_not_equal(one.error.size(), one.rows * one.columns)) one.error.clear();
+  }
+  iteration_ = iteration;
+  kept_ = std::move(kept);
+  steps_.clear();
+}
+
+}  // namespace cohort::gradients

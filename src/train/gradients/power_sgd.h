@@ -1,0 +1,90 @@
+// PowerSGD (Vogels et al. 2019, arXiv 1905.13727): a gradient that is a matrix M travels as two thin ones, P = M Q and
+// Q = M' P with orthonormal P, and what that loses is added to the next step's gradient. What decides over replicas,
+// orthogonalisation and P Q', has one order of operations and no code for particular processors, so replicas are equal
+// to the bit on mixed machines; sums are the communicator's, which are. One thread at a time.
+#pragma once
+
+#include "train/gradients/ranks.h"
+
+#include <cohort/gradients.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace cohort::gradients {
+
+class PowerSGD {
+ public:
+  /// Throws InvalidArgument for values that mean nothing.
+  explicit PowerSGD(const nn::PowerSGDOptions& options);
+
+  /// Part of a bucket: a parameter's gradient as a matrix. `parameter`: its identity, for what is kept between steps.
+  struct Matrix {
+    const void* parameter = nullptr;
+    std::int64_t offset = 0;  ///< in the bucket, in elements
+    std::int64_t rows = 1, columns = 1;
+  };
+  /// A bucket of this step, in the order of buckets. It gets the average; if `finish` does not come or fails, it
+  /// holds no gradient any more, and what is kept is that of the step before. Starts, and keeps `keep` until that is
+  /// over. Only float32 is compressed. Ranks that differ in options, steps done or Q get Mismatch.
+  void start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gradients, std::shared_ptr<const void> keep);
+  /// After the step's last bucket: all of them have their averages then. Waits. Nothing if that has been done.
+  void finish(Ranks& ranks);
+
+  /// At the first bucket of a step: those of one that has failed do not come back.
+  void forget() { steps_.clear(); }
+
+  const nn::PowerSGDOptions& options() const noexcept { return options_; }
+  /// Elements that were to be sent, and that were, in all compressed steps.
+  std::pair<std::int64_t, std::int64_t> compression_stats() const noexcept { return {before_, after_}; }
+
+  /// What is kept between steps, of this rank, for a checkpoint. By parameter, numbered as they came first.
+  struct Kept {
+    std::int64_t rows = 0, columns = 0;
+    std::vector<float> error;  ///< that of the last step, as M; empty: none
+    std::vector<float> q;      ///< columns x rank, by column; empty: none
+  };
+  std::int64_t iteration() const noexcept { return iteration_; }
+  const std::vector<Kept>& kept() const noexcept { return kept_; }
+  /// Between two steps. What does not fit the gradients that come is dropped.
+  void restore(std::int64_t iteration, std::vector<Kept> kept);
+
+ private:
+  struct Compressed {
+    Matrix matrix;
+    std::size_t number = 0;  // in kept_
+    std::int64_t rank = 1;
+    std::size_t p = 0, q = 0;  // where they begin
+  };
+  struct Step {  // of a bucket
+    Buffer bucket;
+    std::vector<Compressed> compressed;
+    std::vector<Matrix> whole;
+    std::shared_ptr<std::vector<float>> rest = {}, p = {}, q = {};
+    std::unique_ptr<Pending> rest_work = {}, p_work = {}, q_work = {};
+  };
+
+  std::size_t number_of(const Matrix& matrix);
+  void make_q(const Compressed& one, float* q);
+  // With a tag of options, steps done and `same`.
+  std::unique_ptr<Pending> average(Ranks& ranks, const Buffer& values, std::shared_ptr<const void> keep,
+                                   std::uint64_t same = 0) const;
+
+  nn::PowerSGDOptions options_;
+  std::map<const void*, std::size_t> numbers_;
+  std::vector<Kept> kept_;
+  std::vector<Step> steps_;
+  std::int64_t iteration_ = 0;
+  std::int64_t before_ = 0, after_ = 0;
+};
+
+/// The columns of a matrix, one after the other, become orthonormal (or zero, where they depend on those before). The
+/// same bits on all machines.
+void orthogonalize(float* columns, std::int64_t rows, std::int64_t rank, double epsilon);
+
+}  // namespace cohort::gradients
