@@ -378,8 +378,7 @@ TEST(PipelineStages, AreCutByHandByCostOrByMeasuring) {
     for (int i = 0; i < 4; ++i) layers.emplace_back([] { return torch::nn::BatchNorm1d(5); });
     layers.emplace_back([] {
       return Function([](const at::Tensor& x) {
-        std::this_thread::sleep_for(
-            std::chrono::milliseconds(150));  // far longer than any other, on a busy machine too
+        std::this_thread::sleep_for(std::chrono::milliseconds(600));  // on a busy machine, too, the longest of all
         return x;
       });
     });
