@@ -39,7 +39,7 @@ struct NcclConfig {
   std::size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
   unsigned version = 21800;
-  int blocking = 0;
+  int blocking = 1;
   int cluster_size = kUnset;
   int least_blocks = kUnset;
   int most_blocks = kUnset;

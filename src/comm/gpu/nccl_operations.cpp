@@ -52,8 +52,7 @@ class Launch {
       : world_(world),
         call_(world.nccl.call),
         request_(request),
-        in_(static_cast<const std::byte*>(world.shares != nullptr && world.shares->share() == 0 ? request.output
-                                                                                                : request.input)),
+        in_(static_cast<const std::byte*>(world.shares && world.shares->share == 0 ? request.output : request.input)),
         out_(static_cast<std::byte*>(request.output)) {}
 
   NcclResult run() {
@@ -110,7 +109,7 @@ class Launch {
 
   void reduce() {
     const Element element = element_of(request_.dtype).value_or(Element{NcclType::UInt8, 1});
-    const NcclOp op = world_.shares != nullptr ? world_.shares->of(element.type) : op_of(request_.op);
+    const NcclOp op = world_.shares ? world_.shares->of(element.type) : op_of(request_.op);
     const auto count =
         static_cast<std::size_t>(request_.kind == Kind::ReduceScatter ? request_.output_count : request_.input_count) *
         element.count;
@@ -173,17 +172,18 @@ class Launch {
 
 }  // namespace
 
-ShareSums::ShareSums(const Nccl& nccl, NcclComm comm, double share) noexcept : nccl_(nccl), comm_(comm), share_(share) {
+ShareSums::ShareSums(const Nccl& nccl, NcclComm comm, double share) noexcept
+    : nccl_(nccl), comm_(comm), ops_{.share = share} {
   const auto make = [this](NcclOp& op, void* factor, NcclType type) {
     return nccl_.call.ncclRedOpCreatePreMulSum(&op, factor, type, kScalarOfHost, comm_);
   };
   auto single = static_cast<float>(share);
-  result_ = make(single_, &single, NcclType::Float32);
-  if (result_ == NcclResult::Success) result_ = make(double_, &share, NcclType::Float64);
+  result_ = make(ops_.single, &single, NcclType::Float32);
+  if (result_ == NcclResult::Success) result_ = make(ops_.twice, &share, NcclType::Float64);
 }
 
 ShareSums::~ShareSums() {
-  for (const NcclOp op : {single_, double_}) {
+  for (const NcclOp op : {ops_.single, ops_.twice}) {
     if (op != NcclOp::Sum) nccl_.call.ncclRedOpDestroy(op, comm_);
   }
 }

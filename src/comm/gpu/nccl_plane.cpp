@@ -152,15 +152,14 @@ void NcclPlane::give_up() noexcept {
 
 /// What is given to NCCL at once.
 struct NcclPlane::Step {
-  std::span<const Request* const> operations;  // that are NCCL's own
-  std::optional<double> share;                 // of a weighted average
-  const ExactStep* exchange = nullptr;
+  std::vector<Request> operations;  // that are NCCL's own
+  std::optional<double> share;      // of a weighted average
+  ExactStep exchange;
 };
 
 std::shared_ptr<Flight> NcclPlane::give(std::span<const DeviceCall> together, const Round& round, Turn& turn) {
   const std::string what = text_of(together.front().request);
-  std::optional<double> share;
-  std::vector<const Request*> operations;
+  Step step;
   std::vector<Request> sums;
   for (const DeviceCall& call : together) {
     const Request& request = call.request;
@@ -173,11 +172,11 @@ std::shared_ptr<Flight> NcclPlane::give(std::span<const DeviceCall> together, co
       sums.push_back(request);
       continue;
     }
-    operations.push_back(&request);
+    step.operations.push_back(request);
     if (round.shares.empty()) continue;
-    share = round.shares[static_cast<std::size_t>(placement_.rank)];
+    step.share = round.shares[static_cast<std::size_t>(placement_.rank)];
     // A rank of no weight: what it brings is not read.
-    if (share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
+    if (step.share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
   }
   std::vector<ExactStep> exchanges;
   if (!sums.empty()) {
@@ -185,41 +184,44 @@ std::shared_ptr<Flight> NcclPlane::give(std::span<const DeviceCall> together, co
     exchanges = ExactSums(world_, round).plan(sums, static_cast<std::byte*>(scratch));
   }
   for (std::size_t number = 0; number < std::max<std::size_t>(exchanges.size(), 1); ++number) {
-    Step step;
-    if (number == 0) step = {operations, share};
-    if (number < exchanges.size()) step.exchange = &exchanges[number];
-    give_step(step, what);
-    wait_until_given(together, what, turn);
-    if (step.exchange == nullptr) continue;
-    for (const ExactFold& fold : step.exchange->folds) folds_->fold(fold.bound(), stream_);
+    if (number < exchanges.size()) step.exchange = std::move(exchanges[number]);
+    const std::vector<ExactFold> folds = std::move(step.exchange.folds);
+    give_step(std::exchange(step, {}), together, what, turn);
+    for (const ExactFold& fold : folds) folds_->fold(fold.bound(), stream_);
   }
   Look look = look_at_results(together);  // before anybody may change them
   return std::make_shared<Given>(shared_from_this(), together, what, gpu_->mark(stream_), std::move(look));
 }
 
-void NcclPlane::give_step(const Step& step, std::string_view what) {
-  const NcclFunctions& call = nccl_->call;
-  const std::lock_guard lock(calls_);
-  if (comm_ == nullptr) return;  // which is found out then
-  const InGpu here(*gpu_);
-  if (step.share && !(shares_ && shares_->share() == *step.share)) {
-    check(shares_.emplace(*nccl_, comm_, *step.share).result(), what);
+NcclResult NcclPlane::call_nccl(const Step& step, const std::optional<ShareOps>& shares) {
+  NcclWorld world{*nccl_, nullptr, stream_, placement_.rank, placement_.size, shares};
+  {
+    const std::lock_guard lock(calls_);
+    if (comm_ == nullptr) return NcclResult::Success;  // which is found out then
+    world.comm = comm_;
+    calling_->store(true, std::memory_order_release);
   }
-  check(call.ncclGroupStart(), what);
-  NcclResult given = NcclResult::Success;
-  const auto is_going = [&] { return given == NcclResult::Success || given == NcclResult::InProgress; };
-  const NcclWorld world{*nccl_, comm_, stream_, placement_.rank, placement_.size, step.share ? &*shares_ : nullptr};
-  for (const Request* const request : step.operations) {
-    if (is_going()) given = launch(world, *request);
+  NcclResult given = nccl_->call.ncclGroupStart();
+  for (const Request& request : step.operations) {
+    if (given == NcclResult::Success) given = launch(world, request);
   }
-  if (step.exchange != nullptr && is_going()) given = launch(world, *step.exchange);
-  const NcclResult ended = call.ncclGroupEnd();
-  check(given, what);
-  check(ended, what);
+  if (given == NcclResult::Success) given = launch(world, step.exchange);
+  const NcclResult ended = nccl_->call.ncclGroupEnd();
+  calling_->store(false, std::memory_order_release);
+  return given == NcclResult::Success ? ended : given;
 }
 
-void NcclPlane::wait_until_given(std::span<const DeviceCall> together, std::string_view what, Turn& turn) {
-  Pauses pauses;
+void NcclPlane::give_step(Step step, std::span<const DeviceCall> together, std::string_view what, Turn& turn) {
+  std::optional<ShareOps> shares;
+  if (step.share) {
+    const std::lock_guard lock(calls_);
+    if (comm_ == nullptr) return;  // which is found out then
+    if (!(shares_ && shares_->ops().share == *step.share))
+      check(shares_.emplace(*nccl_, comm_, *step.share).result(), what);
+    shares = shares_->ops();
+  }
+  thread_->make([self = shared_from_this(), step = std::move(step), shares] { return self->call_nccl(step, shares); });
+  Pauses pauses(100us, 100us);
   std::optional<Clock::time_point> failing;
   for (;;) {
     const auto state = state_of_comm();
@@ -227,13 +229,13 @@ void NcclPlane::wait_until_given(std::span<const DeviceCall> together, std::stri
       turn.attend();  // says why
       raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
     }
-    // What NCCL is given is in the stream once it is no longer in progress.
-    if (*state == NcclResult::Success) return;
-    if (*state != NcclResult::InProgress) {
+    if (thread_->over()) {
+      const NcclResult result = thread_->result();
+      if (result == NcclResult::Success) return;
       const auto now = Clock::now();
       if (!failing) failing = now;
       const std::lock_guard lock(calls_);
-      if (now - *failing >= kLooking) check(*state, what);
+      if (now - *failing >= kLooking) check(result, what);
     }
     require_in_time(together, what, turn.deadline());
     turn.attend();

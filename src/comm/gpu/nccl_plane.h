@@ -9,6 +9,7 @@
 #include "comm/gpu/fold_launcher.h"
 #include "comm/gpu/in_flight.h"
 #include "comm/gpu/nccl.h"
+#include "comm/gpu/nccl_thread.h"
 #include "comm/gpu/staging.h"
 #include "rendezvous/identity.h"
 
@@ -66,8 +67,17 @@ bool has_sum(const Request& request) noexcept;
 /// An operation that moves data, of whatever type.
 bool has_move(Kind kind) noexcept;
 
-/// Sums of what each rank brings times its share of a weighted average, on a communicator: made before a group of
-/// NCCL's operations, and there until NCCL has the group in its stream.
+/// NCCL's operations that sum what each rank brings times its share of a weighted average.
+struct ShareOps {
+  double share = 1;
+  NcclOp single = NcclOp::Sum;
+  NcclOp twice = NcclOp::Sum;
+
+  /// Of a type that has_shares.
+  NcclOp of(NcclType type) const noexcept { return type == NcclType::Float32 ? single : twice; }
+};
+
+/// Those of a communicator: made before a group of NCCL's operations, and there until NCCL has the group in its stream.
 class ShareSums {
  public:
   ShareSums(const Nccl& nccl, NcclComm comm, double share) noexcept;
@@ -78,16 +88,13 @@ class ShareSums {
   /// Of making them.
   NcclResult result() const noexcept { return result_; }
   /// The communicator has gone, and they with it.
-  void forget() noexcept { single_ = double_ = NcclOp::Sum; }
-  double share() const noexcept { return share_; }
-  /// Of a type that has_shares.
-  NcclOp of(NcclType type) const noexcept { return type == NcclType::Float32 ? single_ : double_; }
+  void forget() noexcept { ops_.single = ops_.twice = NcclOp::Sum; }
+  const ShareOps& ops() const noexcept { return ops_; }
 
  private:
   const Nccl& nccl_;
   const NcclComm comm_;
-  const double share_;
-  NcclOp single_ = NcclOp::Sum, double_ = NcclOp::Sum;
+  ShareOps ops_;
   NcclResult result_;
 };
 
@@ -98,7 +105,7 @@ struct NcclWorld {
   int rank = 0;
   int size = 1;
   /// Of a weighted average. Where this rank's share is 0, its output is zero already, and what it brings.
-  const ShareSums* shares = nullptr;
+  std::optional<ShareOps> shares = std::nullopt;
 };
 
 /// An operation that NCCL may carry out.
@@ -166,10 +173,10 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   bool can_fold(std::span<const Request> sums, Turn& turn);
   std::shared_ptr<Flight> give(std::span<const DeviceCall> together, const Round& round, Turn& turn);
   struct Step;
-  /// One group of NCCL's.
-  void give_step(const Step& step, std::string_view what);
-  /// Returns once what NCCL was given is in the stream.
-  void wait_until_given(std::span<const DeviceCall> together, std::string_view what, Turn& turn);
+  /// One group of NCCL's. Returns once it is in the stream.
+  void give_step(Step step, std::span<const DeviceCall> together, std::string_view what, Turn& turn);
+  /// What the communicator is given, on the thread for that.
+  NcclResult call_nccl(const Step& step, const std::optional<ShareOps>& shares);
   /// Of NCCL's functions, and of its communicator while `calls_` is held.
   void check(NcclResult result, std::string_view what) const;
   /// Throws Timeout if they should be over.
@@ -194,8 +201,10 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   std::atomic<State> state_{State::Unknown};
   const Nccl* nccl_ = nullptr;
   Gpu* gpu_ = nullptr;  // that NCCL uses
-  std::mutex calls_;    // of NCCL's functions of the communicator: one thread at a time
+  std::mutex calls_;    // of NCCL's functions that return at once: one thread at a time
   NcclComm comm_ = nullptr;
+  std::unique_ptr<NcclThread> thread_;  // of those that may block
+  const std::shared_ptr<std::atomic<bool>> calling_ = std::make_shared<std::atomic<bool>>(false);  // one has begun
   std::optional<ShareSums> shares_;  // that were last needed
   Stream stream_ = nullptr;
   Folding folding_ = Folding::Unknown;  // whether all have kernels

@@ -112,6 +112,7 @@ using namespace std::chrono_literals;
 constexpr auto kMostToStart = 60s;     // for NCCL to connect the ranks; without it they go by staging
 constexpr auto kEnding = 2s;           // for NCCL to give back what it has
 constexpr auto kEndingBroken = 200ms;  // likewise in a world that has ended: the error is waited for
+constexpr auto kReturning = 50ms;      // for a call that does not hang to return, before its communicator goes
 constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
 constexpr std::int32_t kNoMemory = -1;  // on a rank that has kernels
 constexpr auto kTelling = 100ms;  // for other hosts to hear that it has, before kernels go on without this rank's data
@@ -142,7 +143,10 @@ bool within(std::chrono::milliseconds limit, Body body) noexcept {
 }  // namespace
 
 NcclPlane::~NcclPlane() {
-  if (::getpid() != home_) return;  // a forked child: it is the parent's
+  if (::getpid() != home_) {  // a forked child: it is the parent's
+    static_cast<void>(thread_.release());
+    return;
+  }
   end_comm(state_.load(std::memory_order_relaxed) == State::Nccl);
   if (stream_ != nullptr) gpu_->end_stream(stream_);
 }
@@ -182,32 +186,41 @@ bool NcclPlane::form(Gpu& gpu, Turn& turn) {
 }
 
 Start NcclPlane::start(const NcclId& id, Turn& turn) {
+  /// Whoever comes last, the call or who waits for it, ends a communicator that nobody wants.
+  struct Making {
+    NcclComm comm = nullptr;
+    std::atomic<bool> left{false};
+  };
   Start made;
-  NcclConfig config;
-  NcclResult state = NcclResult::Success;
-  {
-    const InGpu here(*gpu_);
-    state = nccl_->call.ncclCommInitRankConfig(&comm_, placement_.size, id, placement_.rank, &config);
-  }
+  const auto making = std::make_shared<Making>();
+  const Nccl& nccl = *nccl_;
+  thread_ = std::make_unique<NcclThread>(*gpu_);
+  thread_->make([making, &nccl, id, size = placement_.size, rank = placement_.rank] {
+    NcclConfig config;
+    const NcclResult result = nccl.call.ncclCommInitRankConfig(&making->comm, size, id, rank, &config);
+    if (making->left.exchange(true) && making->comm != nullptr) nccl.call.ncclCommAbort(making->comm);
+    return result;
+  });
   // Ranks that fail meet the others in the exchange that follows: these must come to it within the operation's time.
   const auto now = Clock::now();
   const auto limit = now + std::min<Clock::duration>(kMostToStart, (turn.deadline() - now) / 2);
-  Pauses pauses;
-  while (state == NcclResult::InProgress || (state == NcclResult::Success && comm_ != nullptr)) {
-    if (const auto next = state_of_comm(); next != NcclResult::InProgress) {
-      state = next.value_or(state);
-      break;
+  for (Pauses pauses; !thread_->over() && Clock::now() < limit; pauses.take()) {
+    try {
+      turn.attend();
+    } catch (...) {
+      if (making->left.exchange(true)) comm_ = making->comm;
+      throw;
     }
-    if (Clock::now() >= limit) break;
-    turn.attend();
-    pauses.take();
   }
-  made.made = state == NcclResult::Success ? 1 : 0;
-  if (state == NcclResult::InProgress) {
+  if (!making->left.exchange(true)) {
     put_text(made.why, "the ranks did not connect in time; NCCL_DEBUG=INFO tells which networks it tries");
-  } else if (made.made == 0) {
-    put_text(made.why, nccl_->said(state, comm_));
+    return made;
   }
+  for (Pauses pauses; !thread_->over();) pauses.take();  // it is about to be
+  comm_ = making->comm;
+  const NcclResult result = thread_->result();
+  made.made = result == NcclResult::Success ? 1 : 0;
+  if (made.made == 0) put_text(made.why, nccl_->said(result, comm_));
   return made;
 }
 
@@ -269,15 +282,18 @@ void NcclPlane::end_comm(bool healthy) noexcept {
   const auto reserved = healthy ? std::exchange(reserved_, {}) : std::vector<void*>();
   const bool several_hosts = placement_.local_size < placement_.size;
   const auto before = healthy || !several_hosts ? 0ms : kTelling;
-  const bool ended = within(healthy ? kEnding : kEndingBroken, [end, comm, before, gpu = gpu_, reserved] {
-    try {
-      std::this_thread::sleep_for(before);
-      const InGpu here(*gpu);
-      end(comm);
-      for (void* const memory : reserved) gpu->free(memory);
-    } catch (const Error&) {  // the GPU has failed: there is nothing to give back
-    }
-  });
+  const bool ended =
+      within(healthy ? kEnding : kEndingBroken, [end, comm, before, gpu = gpu_, reserved, calling = calling_] {
+        try {
+          std::this_thread::sleep_for(before);
+          const auto limit = std::chrono::steady_clock::now() + kReturning;
+          for (Pauses pauses; *calling && std::chrono::steady_clock::now() < limit;) pauses.take();
+          const InGpu here(*gpu);
+          end(comm);
+          for (void* const memory : reserved) gpu->free(memory);
+        } catch (const Error&) {  // the GPU has failed: there is nothing to give back
+        }
+      });
   if (!ended) log::info("comm", "NCCL still ends its communicator on cuda:{}", gpu_->index());
 }
 

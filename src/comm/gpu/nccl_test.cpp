@@ -449,6 +449,30 @@ TEST_F(OnNccl, ErrorsEndTheWorldAndAreTold) {
   }
 }
 
+TEST_F(OnNccl, ACallThatHangsHoldsUpNobody) {
+  cause("call-hang:1");
+  run_world(2, [](Communicator comm) {  // by a rank that gives up
+    const Floats data = floats(comm, {1, 2});
+    Work work = comm.all_reduce(data.buffer(), {.timeout = 60s});
+    std::this_thread::sleep_for(100ms);
+    const auto begun = Clock::now();
+    if (comm.rank() == 0) comm.abort("enough");
+    EXPECT_TRUE(has(refused([&] { work.wait(); }, ErrorCode::Aborted), "enough"));
+    EXPECT_LT(Clock::now() - begun, 1500ms);
+  });
+  EXPECT_TRUE(come_to_abort(2)) << aborted();
+  run_world(2, [](Communicator comm) {  // by its deadline
+    const Floats data = floats(comm, {1, 2});
+    try {
+      comm.all_reduce(data.buffer(), {.timeout = 300ms}).wait();
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_TRUE(has(error.what(), "NCCL has not carried it out by the deadline")) << error.what();
+    }
+  });
+  EXPECT_TRUE(come_to_abort(4)) << aborted();
+}
+
 TEST_F(OnNccl, AnAbortThatHangsDoesNotHoldUpTheError) {
   cause("abort-hang:0");
   run_world(2, [](Communicator comm) {

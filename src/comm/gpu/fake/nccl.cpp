@@ -1,10 +1,10 @@
 // For tests: an NCCL that is none (libnccl.so.2), over the fake driver. Ranks are threads or processes of this
 // machine; their bytes go through a memory file, which has no name. It folds by ascending rank, of hosts of
 // FAKE_NCCL_PER_HOST ranks the hosts' sums. FAKE_NCCL_VERSION is its version.
-// FAKE_NCCL_TROUBLE=WHAT:RANK is what goes wrong at one rank: init (fails), init-hang, call (fails), hang, async
-// (an error that comes later), abort-hang (as hang, and the abort takes long), and careless (as hang, and the others go
-// on without its data once it is aborted). FAKE_NCCL_DELAY: milliseconds that every operation takes longer. Any
-// thread.
+// FAKE_NCCL_TROUBLE=WHAT:RANK is what goes wrong at one rank: init (fails), init-hang, call (fails), call-hang, hang,
+// async (an error that comes later), abort-hang (as hang, and the abort takes long), and careless (as hang, and the
+// others go on without its data once it is aborted). FAKE_NCCL_DELAY: milliseconds that every operation takes longer.
+// Any thread.
 #include "comm/gpu/nccl.h"
 #include "comm/testing/reference_fold.h"
 
@@ -144,11 +144,7 @@ struct Comm {
   std::atomic<bool> aborted{false};
   std::atomic<NcclResult> state{NcclResult::Success};
   std::atomic<int> running{0};
-  // What the last group gave it, and after how many questions it is in the stream.
   std::mutex mutex;
-  std::vector<Step> given;
-  void* stream = nullptr;
-  int questions = 0;
   std::map<int, double> factors;  // of the operations that were made; under the mutex
 };
 
@@ -235,22 +231,17 @@ struct Launched {
   std::vector<Step> given;
 };
 
-/// Once it has been asked often enough, what it was given is in the stream.
-void go_on(Comm& comm) {
-  const std::lock_guard lock(comm.mutex);
-  if (comm.state != NcclResult::InProgress || comm.stream == nullptr || --comm.questions > 0) return;
-  auto* const work = new Launched{comm, std::exchange(comm.given, {})};
+void put_into(void* stream, Comm& comm, std::vector<Step> given) {
+  auto* const work = new Launched{comm, std::move(given)};
   ++comm.running;
   of_driver<int(void*, void (*)(void*), void*)>("cuLaunchHostFunc")(
-      comm.stream,
+      stream,
       [](void* data) {
         auto* const own = static_cast<Launched*>(data);
         carry_out(own->comm, own->given);
         delete own;
       },
       work);
-  comm.stream = nullptr;
-  comm.state = NcclResult::Success;
 }
 
 void end(Comm* comm) {
@@ -320,7 +311,7 @@ const char* ncclGetLastError(void*) { return "as it was told to"; }
 
 NcclResult ncclCommInitRankConfig(void** made, int size, NcclId id, int rank, NcclConfig* config) {
   *made = nullptr;
-  if (config->magic != 0xcafebeef || config->size != sizeof(NcclConfig) || config->blocking != 0 ||
+  if (config->magic != 0xcafebeef || config->size != sizeof(NcclConfig) || config->blocking != 1 ||
       size > static_cast<int>(kMost)) {
     return kInvalidArgument;
   }
@@ -329,14 +320,9 @@ NcclResult ncclCommInitRankConfig(void** made, int size, NcclId id, int rank, Nc
   if (fd < 0) return kSystemError;
   auto* const comm = new Comm(size, rank, fd);
   *made = comm;
-  comm->state = NcclResult::InProgress;
-  ++comm->running;
-  std::thread([comm, hangs = troubled("init-hang", rank)] {
-    if (!hangs) ++comm->shared().came;
-    if (comm->wait([&] { return comm->shared().came == comm->size; })) comm->state = NcclResult::Success;
-    --comm->running;
-  }).detach();
-  return NcclResult::InProgress;
+  if (!troubled("init-hang", rank)) ++comm->shared().came;
+  comm->wait([&] { return comm->shared().came == comm->size; });
+  return NcclResult::Success;
 }
 NcclResult ncclCommDestroy(void* comm) {
   ++ends;
@@ -351,7 +337,6 @@ NcclResult ncclCommAbort(void* comm) {
 }
 NcclResult ncclCommGetAsyncError(void* comm, NcclResult* state) {
   if (comm == nullptr) return kInvalidArgument;
-  go_on(*static_cast<Comm*>(comm));
   *state = static_cast<Comm*>(comm)->state;
   return NcclResult::Success;
 }
@@ -367,14 +352,15 @@ NcclResult ncclGroupEnd() {
   bool failed = false;
   for (const auto& [comm, list] : steps) {
     failed = failed || troubled("call", comm->rank);
-    if (failed) continue;
-    const std::lock_guard lock(comm->mutex);
-    comm->given = list;
-    comm->stream = streams.at(comm);
-    comm->questions = 3;
-    comm->state = NcclResult::InProgress;
+    if (!failed && troubled("call-hang", comm->rank)) {  // as where it connects to a rank that has died
+      ++comm->running;
+      comm->wait([] { return false; });
+      --comm->running;
+      failed = true;
+    }
+    if (!failed) put_into(streams.at(comm), *comm, list);
   }
-  return failed ? kSystemError : steps.empty() ? NcclResult::Success : NcclResult::InProgress;
+  return failed ? kSystemError : NcclResult::Success;
 }
 
 NcclResult ncclAllReduce(const void* from, void* to, std::size_t count, NcclType type, NcclOp op, void* comm,
