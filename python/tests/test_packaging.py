@@ -81,7 +81,8 @@ class Release(unittest.TestCase):
         self.clone = pathlib.Path(folder.name) / "cohort"
         source = pathlib.Path(__file__).resolve().parents[2]
         (self.clone / "tools").mkdir(parents=True)
-        for name in ("CMakeLists.txt", "CHANGELOG.md", "cmake/third_party_licenses.txt", "tools/release", *map(str, (source / "packaging").rglob("*"))):
+        for name in ("CMakeLists.txt", "CHANGELOG.md", "cmake/third_party_licenses.txt", "tools/release",
+                     *map(str, (*(source / "packaging").rglob("*"), *(source / "tests/install/consumer").rglob("*")))):
             path = source / name
             if path.is_file():
                 to = self.clone / path.relative_to(source)
@@ -115,6 +116,9 @@ class Release(unittest.TestCase):
         self.assertIn("three numbers", self.release("--set-version", "2", status=1))
         self.assertIn("0.0.9 is below", self.release("--set-version", "0.0.9", status=1))
         self.assertIn("-> 9.8.7", self.release("--set-version", "9.8.7"))
+        for file in ("CMakeLists.txt", "part/CMakeLists.txt"):
+            text = (self.clone / "tests/install/consumer" / file).read_text()
+            self.assertEqual(set(re.findall(r"find_package\(cohort ([\d.]+)", text)), {"9.8.7"})
         self.assertIn("commit or stash", self.release("--dry-run", status=1))
         self.commit()
         self.assertRegex(self.release("--dry-run"), r"9\.8\.7 of .*dist/9\.8\.7: wheels(.|\n)*cohort doctor")
