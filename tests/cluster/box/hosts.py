@@ -128,11 +128,11 @@ class Box:
         for file in files.values():
             file.touch()
         # Its own names, its own shared memory; everything else is shared, as a home on NFS.
-        run("nsenter", f"--net={NETNS / space}", "unshare", f"--uts={files['uts']}", f"--mount={files['mnt']}",
-            "--propagation", "slave", "sh", "-ec",
+        run_in_new_namespaces(
+            space, files,
             f"hostname {host}; mount --bind {self.folder}/hosts /etc/hosts; "
             f"for file in passwd group; do mount --bind {self.folder}/$file /etc/$file; done; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; "
-            f"mount -t tmpfs -o mode=755 tmpfs {self.folder}/inside; echo {host} > {self.folder}/inside/host")
+            f"mount -t tmpfs -o mode=755 tmpfs {self.folder}/inside; echo {host} > {self.folder}/inside/host")  # fmt: skip
 
     def down(self):
         """Ends everything, also what a killed `up` or `run` has left."""
@@ -197,6 +197,19 @@ class Box:
 
     def is_cut(self, host):
         return "master br0 " not in run("ip", "-n", self.switch, "-o", "link", "show", f"p{host[1:]}")
+
+
+def run_in_new_namespaces(space, files, script):
+    """A script of sh. A file can be of no mount namespace with a lower number than that of who mounts it, and Linux 6.18
+    numbers them by the CPU on which they are made: within a container some CPUs may be of no use."""
+    cpus = sorted(os.sched_getaffinity(0))
+    for cpu in cpus:
+        try:
+            return run("taskset", "-c", cpu, "nsenter", f"--net={NETNS / space}", "unshare", f"--uts={files['uts']}",
+                       f"--mount={files['mnt']}", "--propagation", "slave", "sh", "-ec", script)  # fmt: skip
+        except BoxError as error:
+            if "Invalid argument" not in str(error) or cpu == cpus[-1]:
+                raise
 
 
 def rate_in_mbit(rate):
