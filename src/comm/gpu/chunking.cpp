@@ -230,9 +230,8 @@ class InPieces final : public Pieces {
     } catch (const Error& error) {
       ring_->settle();  // the caller's memory is used no longer, if that can be had
       throw Error(error.code(),
-                  fmt::format("{} -- it is piece {} of {} of {}({}[{}]) of a GPU's memory", error.what(),
-                              std::min(number + 1, chunking_.pieces()), chunking_.pieces(), name_of(request_.kind),
-                              to_string(request_.dtype), std::max(request_.input_count, request_.output_count)),
+                  fmt::format("{} -- it is piece {} of {} of {}", error.what(),
+                              std::min(number + 1, chunking_.pieces()), chunking_.pieces(), text_of(request_)),
                   error.context());
     } catch (...) {
       ring_->settle();

@@ -41,7 +41,7 @@ class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
   Work await_all(const Request& name);
   Staged stage(const DeviceRequest& request, const Rooms::Allocate& allocate) {
     if (request.device.type != DeviceType::CUDA) return {request, nullptr, nullptr};
-    const StreamMarks marks = marks_of(cuda::Gpu::at(request.device.index), request);
+    const StreamMarks marks = marks_of(cuda::Gpu::at(request.device.index), request, placement);
     return cuda::stage(request, {placement.rank, placement.size}, marks, *rooms_, allocate);
   }
 

@@ -5,6 +5,8 @@
 #include "comm/gpu/chunking.h"
 #include "comm/gpu/in_flight.h"
 
+#include <fmt/format.h>
+
 #include <pthread.h>
 
 #include <algorithm>
@@ -202,7 +204,15 @@ std::shared_ptr<std::byte> Rooms::take(Gpu& gpu, std::size_t bytes, const Alloca
           }};
 }
 
-StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request) {
+std::string text_of(const Request& request) {
+  const std::int64_t count = std::max(request.input_count, request.output_count);
+  return fmt::format("{}({}[{}]) of a GPU's memory", name_of(request.kind), to_string(request.dtype), count);
+}
+
+StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request, const rendezvous::Placement& rank) {
+  const auto doing = [&] { return fmt::format("{} failed -- rank {} ({})", text_of(request), rank.rank, rank.host); };
+  gpu.refuse_capture(request.device.stream, doing);
+  if (request.input_stream != request.device.stream) gpu.refuse_capture(request.input_stream, doing);
   const MarkPtr output = gpu.mark(request.device.stream);
   return {request.input_stream == request.device.stream ? output : gpu.mark(request.input_stream), output};
 }

@@ -6,6 +6,7 @@
 #include "comm/api/communicator_impl.h"
 #include "comm/api/request.h"
 #include "comm/gpu/driver.h"
+#include "rendezvous/identity.h"
 
 #include <cohort/work.h>
 
@@ -16,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace cohort::comm::cuda {
@@ -46,8 +48,10 @@ struct StreamMarks {
   MarkPtr input;
   MarkPtr output;
 };
-/// Throws Internal.
-StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request);
+/// `rank`: who asks. Throws Internal, InvalidArgument (Gpu::refuse_capture).
+StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request, const rendezvous::Placement& rank);
+/// "all_reduce(float32[2]) of a GPU's memory".
+std::string text_of(const Request& request);
 
 /// Which rank of how many.
 struct Place {

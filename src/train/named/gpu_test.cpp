@@ -95,6 +95,28 @@ TEST(NamedOnGpus, RanksThatHaveJoinedAreServedByTheHost) {
   EXPECT_EQ(operations_of_nccl() - before, 0);
 }
 
+TEST(NamedOnGpus, AStreamThatIsCapturedIsRefusedAndTheGraphIsWhole) {
+  with_engines_on_gpus([](Engine& engine, const Floats& mine, const Floats& room) {
+    if (engine.rank() == 0) {
+      void* const stream = comm::testing::new_stream();
+      auto* const begin = comm::testing::of_driver<int(void*, int)>("cuStreamBeginCapture_v2");
+      auto* const end = comm::testing::of_driver<int(void*, void**)>("cuStreamEndCapture");
+      EXPECT_EQ(begin(stream, 0), 0);
+      Request sum = request_of(Kind::AllReduce, "sum", mine);
+      sum.output = room.buffer(stream);
+      const std::string why =
+          comm::testing::refused([&] { static_cast<void>(engine.submit(sum)); }, ErrorCode::InvalidArgument);
+      EXPECT_TRUE(comm::testing::has(why, "all_reduce 'sum' failed -- rank 0 -- its stream on cuda:0 is being")) << why;
+      void* graph = nullptr;
+      EXPECT_EQ(end(stream, &graph), 0);
+    }
+    Request sum = request_of(Kind::AllReduce, "sum", mine);
+    sum.output = room.buffer();
+    engine.submit(sum).wait();
+    EXPECT_EQ(room.values(), (std::vector<float>{3, 10}));
+  });
+}
+
 TEST(NamedOnGpus, InputAndOutputAreOnOneDevice) {
   with_engines_on_gpus([](Engine& engine, const Floats& mine, const Floats& room) {
     Request sum = request_of(Kind::AllReduce, "sum", mine);
