@@ -238,6 +238,7 @@ class InPieces final : public Pieces {
       throw;
     }
   }
+  void abandon(Clock::time_point) noexcept override {}  // nothing has begun
 
  private:
   struct InSlot {
@@ -338,7 +339,7 @@ class Alone final : public Pieces {
     const MarkPtr after[] = {marks_.input, marks_.output};
     copied_ = gpu.copy_on_gpu({request.output, request.input, request.output_bytes()}, after);
   }
-  ~Alone() override { settled(gpu_, copied_, end_of_patience()); }
+  ~Alone() override { abandon(end_of_patience()); }
   Alone(const Alone&) = delete;
   Alone& operator=(const Alone&) = delete;
 
@@ -347,6 +348,10 @@ class Alone final : public Pieces {
     for (const MarkPtr& mark : {marks_.input, marks_.output, copied_}) {
       if (mark) gpu_.wait(*mark, deadline, [&] { turn.attend(); });
     }
+    copied_ = nullptr;
+  }
+  void abandon(Clock::time_point limit) noexcept override {
+    settled(gpu_, copied_, limit);
     copied_ = nullptr;
   }
 

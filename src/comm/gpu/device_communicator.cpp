@@ -39,6 +39,9 @@ class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
   Work start(std::vector<DeviceRequest> requests, const Rooms::Allocate& allocate);
   /// Over once everything before it is.
   Work await_all(const Request& name);
+  /// For who waits for a GPU outside of any turn. In the communicator's caller, which runs no operation without the
+  /// queue as long as it lives.
+  WhyEnded watch(Kind kind) const;
   Staged stage(const DeviceRequest& request, const Rooms::Allocate& allocate) {
     if (request.device.type != DeviceType::CUDA) return {request, nullptr, nullptr};
     const StreamMarks marks = marks_of(cuda::Gpu::at(request.device.index), request, placement);
@@ -102,7 +105,16 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   Clock::time_point deadline() const noexcept { return called_ + whole_.timeout; }
   void look() noexcept override { gpu_->in_flight->look(); }
   void go_on(std::optional<Error> failed) noexcept override {
-    if (!is_given_) finish(std::move(failed));
+    if (!is_given_) end(std::move(failed));
+  }
+  /// By the one thread that does.
+  void end(std::optional<Error> failed) {
+    const auto limit = end_of_patience();  // of all together
+    for (const Staged& one : staged_) {
+      if (failed && one.staging) one.staging->abandon(limit);
+      if (failed && one.pieces) one.pieces->abandon(limit);
+    }
+    finish(std::move(failed));
   }
   /// In the turn.
   void put_in_flight(std::shared_ptr<Flight> given) {
@@ -261,6 +273,25 @@ Work DeviceCommunicator::Gpu::await_all(const Request& name) {
   return Work(call);
 }
 
+WhyEnded DeviceCommunicator::Gpu::watch(Kind kind) const {
+  using Clock = Staging::Clock;
+  static constexpr auto kLook = std::chrono::milliseconds(5);
+  queue->keep_from_caller();
+  const std::shared_ptr<Queue> kept(queue.get(), [own = queue](Queue*) { own->release_caller(); });
+  return [kept, kind, looked = Clock::time_point{}]() mutable -> std::optional<Error> {
+    const auto now = Clock::now();
+    if (now - looked < kLook) return std::nullopt;
+    looked = now;
+    try {
+      kept->attend_if_idle();
+    } catch (const Error&) {  // what has ended the world, which is told below
+    } catch (const std::exception& error) {
+      return Error(ErrorCode::Internal, error.what());
+    }
+    return kept->why_ended(name_of(kind));
+  };
+}
+
 DeviceCommunicator::~DeviceCommunicator() {
   if (!gpu_) return;
   if (gpu_->queue->in_child()) {  // a forked child: all of it is the parent's
@@ -288,10 +319,10 @@ Work DeviceCommunicator::start_beside_gpu(const DeviceRequest& asked) {
   const auto allocate = [this](std::size_t bytes) { return host_->allocate(bytes); };
   if (request.kind != Kind::Send && request.kind != Kind::Recv) return own.start({std::move(request)}, allocate);
   const auto deadline = Staging::Clock::now() + request.timeout;
-  const auto why_ended = [queue = own.queue, kind = request.kind] { return queue->why_ended(name_of(kind)); };
+  const WhyEnded why_ended = own.watch(request.kind);
   const Staged staged = own.stage(request, allocate);
   if (request.kind == Kind::Recv) return deliver_later(host_->start(staged.host), staged.staging, deadline, why_ended);
-  staged.staging->arrive(deadline, [&] {
+  staged.staging->arrive(deadline, [&why_ended] {
     if (const auto why = why_ended()) throw *why;
   });
   Work work = host_->start(staged.host);
@@ -325,7 +356,8 @@ int DeviceCommunicator::join(const BarrierOptions& options) {
 
 std::shared_ptr<MemoryBlock> DeviceCommunicator::allocate(std::size_t bytes, Device device) {
   if (device.type == DeviceType::CPU) return host_->allocate(bytes);
-  if (device.type == DeviceType::CUDA) return cuda::allocate(bytes, device.index);
+  if (device.type == DeviceType::CUDA)
+    return cuda::allocate(bytes, device.index, Staging::Clock::now() + host_->timeout());
   raise(ErrorCode::InvalidArgument, "allocate failed -- rank {} ({}) -- memory of device type {} is not supported",
         host_->placement().rank, host_->placement().host, static_cast<int>(device.type));
 }

@@ -220,13 +220,13 @@ std::array<unsigned char, 16> Gpu::uuid() const {
   return found;
 }
 
-void* Gpu::allocate(std::size_t bytes) {
+void* Gpu::allocate(std::size_t bytes, std::chrono::steady_clock::time_point deadline) {
   const std::size_t asked = std::max<std::size_t>(bytes, 1);
   void* const memory = reserve(asked);
   // Not on the default stream: some streams would not come after it, and it comes after others.
   const Stream stream = make_stream();
   zero(memory, asked, stream);
-  wait(*mark(stream), std::chrono::steady_clock::time_point::max());
+  wait(*mark(stream), deadline);
   end_stream(stream);
   return memory;
 }

@@ -54,8 +54,8 @@ class Gpu {
   /// Tells it from all others, whoever sees it by which number. Of a part of a GPU (MIG), the part's. Throws Internal.
   std::array<unsigned char, 16> uuid() const;
 
-  /// Zeroed. Throws Unavailable.
-  void* allocate(std::size_t bytes);
+  /// Zeroed by the deadline. Throws Unavailable, Timeout.
+  void* allocate(std::size_t bytes, std::chrono::steady_clock::time_point deadline);
   void free(void* memory) noexcept;
   /// Makes copies of this host memory fast, and asynchronous. False if the driver does not: they work all the same.
   bool pin(void* host, std::size_t bytes) noexcept;

@@ -26,10 +26,8 @@ constexpr std::size_t kLeastRoom = 4096;
 /// for others; whether it is over, those look who wait, and a thread for all that nobody waits for.
 class Delivery final : public DeviceWork {
  public:
-  using WhyEnded = std::function<std::optional<Error>()>;
-
   Delivery(std::shared_ptr<Staging> staging, Clock::time_point deadline, WhyEnded why_ended)
-      : staging_(std::move(staging)), deadline_(deadline), why_ended_(std::move(why_ended)) {}
+      : deadline_(deadline), staging_(std::move(staging)), why_ended_(std::move(why_ended)) {}
 
   void look() noexcept override {
     const std::unique_lock turn(looking_, std::try_to_lock);
@@ -44,17 +42,18 @@ class Delivery final : public DeviceWork {
     } catch (const Error& error) {
       failed = error;
     }
+    why_ended_ = {};
     finish(std::move(failed));
   }
 
  private:
   void go_on(std::optional<Error> failed) noexcept override;
 
-  const std::shared_ptr<Staging> staging_;
   const Clock::time_point deadline_;
-  const WhyEnded why_ended_;
-  std::mutex looking_;  // at the copy
+  std::mutex looking_;  // at the copy, once it has departed
   std::atomic<bool> departed_{false};
+  const std::shared_ptr<Staging> staging_;
+  WhyEnded why_ended_;  // until the end
 };
 
 /// The thread that looks at deliveries of this process. It goes once there have been none for a while.
@@ -107,7 +106,10 @@ void Delivery::go_on(std::optional<Error> failed) noexcept {
   } catch (const Error& error) {
     failed = error;
   }
-  if (failed) return finish(std::move(failed));
+  if (failed) {
+    why_ended_ = {};
+    return finish(std::move(failed));
+  }
   departed_.store(true, std::memory_order_release);
   try {
     Unattended::of_this_process().add(std::static_pointer_cast<Delivery>(shared_from_this()));
@@ -117,8 +119,8 @@ void Delivery::go_on(std::optional<Error> failed) noexcept {
 }
 
 struct GpuBlock final : MemoryBlock {
-  GpuBlock(Gpu& of, std::size_t asked) : gpu(of) {
-    data = gpu.allocate(asked);
+  GpuBlock(Gpu& of, std::size_t asked, Staging::Clock::time_point deadline) : gpu(of) {
+    data = gpu.allocate(asked, deadline);
     bytes = asked;
   }
   ~GpuBlock() override { gpu.free(data); }
@@ -150,10 +152,12 @@ Staging::Staging(Gpu& gpu, const Request& device, const StreamMarks& marks, Requ
   if (in > 0) arrived_ = gpu.copy_to_host(room_.get() + input_at, input, in, *marks.input);
 }
 
-Staging::~Staging() {
+Staging::~Staging() { abandon(end_of_patience()); }
+
+void Staging::abandon(Clock::time_point limit) noexcept {
   // What is under way still uses the room: an operation that failed is left in the midst of it.
-  const auto limit = end_of_patience();
   if (!settled(gpu_, arrived_, limit) || !settled(gpu_, departed_, limit)) keep_for_good(room_);
+  arrived_ = departed_ = nullptr;
 }
 
 void Staging::arrive(Clock::time_point deadline, const Attend& attend) {
@@ -255,14 +259,14 @@ Staged stage(const DeviceRequest& request, Place place, const StreamMarks& marks
 }
 
 Work deliver_later(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline,
-                   std::function<std::optional<Error>()> why_ended) {
+                   WhyEnded why_ended) {
   const auto delivery = std::make_shared<Delivery>(std::move(staging), deadline, std::move(why_ended));
   delivery->follow(std::move(work));
   return Work(delivery);
 }
 
-std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, int index) {
-  return std::make_shared<GpuBlock>(Gpu::at(index), bytes);
+std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, int index, Staging::Clock::time_point deadline) {
+  return std::make_shared<GpuBlock>(Gpu::at(index), bytes, deadline);
 }
 
 }  // namespace cohort::comm::cuda

@@ -1,6 +1,7 @@
 // Collectives and messages of a GPU's memory: that they come after what is in the stream, what ranks are told when a
 // GPU fails or hangs, and who is refused. Over the fake driver, and without NCCL, since all ranks have one GPU;
 // all operations' bits: comm_tests.trials_on_gpus.
+#include "comm/gpu/chunking.h"
 #include "comm/gpu/driver.h"
 #include "comm/testing/gpus.h"
 #include "comm/testing/worlds.h"
@@ -203,37 +204,47 @@ TEST_F(OnGpus, AHangingStreamIsATimeoutThatSaysSo) {
 
 TEST_F(OnGpus, ARankWhoseStreamHangsHearsOfAnAbort) {
   // What it waits for with its stream: that its input comes, or that its output is free.
-  using Call = std::function<Work(Communicator&, const Buffer& hangs, const Buffer& other)>;
+  using Call = std::function<Work(Communicator&, const Buffer& hangs, const Buffer& half)>;
   const std::vector<Call> calls = {
       [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.all_reduce(hangs); },
-      [](Communicator& comm, const Buffer& hangs, const Buffer& other) { return comm.all_gather(other, hangs); },
-      [](Communicator& comm, const Buffer& hangs, const Buffer& other) {
-        return comm.all_reduce(std::vector{hangs, other});
+      [](Communicator& comm, const Buffer& hangs, const Buffer& half) { return comm.all_gather(half, hangs); },
+      [](Communicator& comm, const Buffer& hangs, const Buffer& half) {
+        std::vector<Buffer> group(40, half);
+        group.insert(group.begin() + 20, hangs);
+        for (int i = 0; i < 40; ++i) group.push_back(hangs);
+        return comm.all_reduce(group);
       },
       [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.send(hangs, 1); },
       [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.recv(hangs, 1); },
   };
-  for (std::size_t i = 0; i < calls.size(); ++i) {
+  const std::size_t usual = cuda::piece_bytes();
+  constexpr std::size_t kCollectives = 3;  // which go in pieces, too
+  for (std::size_t i = 0; i < calls.size() + kCollectives; ++i) {
+    const std::size_t which = i % calls.size();
     SCOPED_TRACE(i);
+    cuda::set_piece_bytes(i == which ? usual : 4096);
     std::atomic<bool> go{false};
+    std::atomic<std::chrono::steady_clock::time_point> aborted{};
     run_world(2, [&](Communicator comm) {
-      const Floats floats(comm, {1, 2}), one(comm, {1}), two(comm, {1, 2});
+      constexpr std::size_t kCount = 10000;
+      const Floats floats(comm, std::vector<float>(kCount)), half(comm, std::vector<float>(kCount / 2)),
+          whole(comm, std::vector<float>(kCount));
       comm.all_reduce(floats.buffer()).wait();  // from then on all know that it goes by staging
       comm.barrier().wait();                    // a driver gives no memory while a stream hangs
       if (comm.rank() == 0) {
         void* const stream = new_stream();
         launch(stream, wait_for_flag, &go);
-        const auto begun = std::chrono::steady_clock::now();
         const std::string why =
-            refused([&] { calls[i](comm, floats.buffer(stream), one.buffer()).wait(); }, ErrorCode::Aborted);
+            refused([&] { calls[which](comm, floats.buffer(stream), half.buffer()).wait(); }, ErrorCode::Aborted);
         EXPECT_TRUE(has(why, "enough")) << why;
-        EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
+        EXPECT_LT(std::chrono::steady_clock::now() - aborted.load(), 1s);
         go = true;
       } else {
         std::vector<Work> works;
-        if (i == 1) works.push_back(comm.all_gather(one.buffer(), two.buffer()));
-        if (i == 4) works.push_back(comm.send(two.buffer(), 0));
-        std::this_thread::sleep_for(100ms);
+        if (which == 1) works.push_back(comm.all_gather(half.buffer(), whole.buffer()));
+        if (which == 4) works.push_back(comm.send(whole.buffer(), 0));
+        std::this_thread::sleep_for(50ms);
+        aborted = std::chrono::steady_clock::now();
         comm.abort("enough");
         while (!go)
           std::this_thread::sleep_for(1ms);  // nor takes it back, with what it keeps from the other rank's thread
@@ -241,6 +252,7 @@ TEST_F(OnGpus, ARankWhoseStreamHangsHearsOfAnAbort) {
       }
     });
   }
+  cuda::set_piece_bytes(usual);
 }
 
 TEST_F(OnGpus, AMessageThatItsGpuDoesNotTakeYetKeepsNoOtherWaiting) {

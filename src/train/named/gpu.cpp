@@ -116,7 +116,7 @@ void EngineCore::run_alone(const Ready& one) {
     copy_over(request.input, request.output);
   }
   Gpu& gpu = Gpu::at(device.index);
-  gpu.wait(*gpu.mark(device.stream), Clock::now() + operation_timeout());
+  gpu.wait(*gpu.mark(device.stream), Clock::now() + operation_timeout());  // there is nobody to hear from
 }
 
 void EngineCore::run_on_host(std::span<const Ready> batch) {
@@ -124,7 +124,9 @@ void EngineCore::run_on_host(std::span<const Ready> batch) {
   std::vector<std::pair<Gpu*, MarkPtr>> copies;
   const auto wait_for_copies = [&] {
     try {
-      for (const auto& [gpu, copy] : std::exchange(copies, {})) gpu->wait(*copy, deadline);
+      for (const auto& [gpu, copy] : std::exchange(copies, {})) {
+        gpu->wait(*copy, deadline, [this] { static_cast<void>(announcer_->heard()); });  // throws what ends the world
+      }
     } catch (const Error&) {
       static_cast<void>(new auto(std::move(scratch_)));  // a copy may still use it
       throw;
