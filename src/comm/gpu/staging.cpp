@@ -42,18 +42,23 @@ class Delivery final : public DeviceWork {
     } catch (const Error& error) {
       failed = error;
     }
-    why_ended_ = {};
-    finish(std::move(failed));
+    end(std::move(failed));
   }
 
  private:
   void go_on(std::optional<Error> failed) noexcept override;
+  /// Whoever keeps the Work keeps no memory.
+  void end(std::optional<Error> failed) noexcept {
+    staging_ = nullptr;
+    why_ended_ = {};
+    finish(std::move(failed));
+  }
 
   const Clock::time_point deadline_;
   std::mutex looking_;  // at the copy, once it has departed
   std::atomic<bool> departed_{false};
-  const std::shared_ptr<Staging> staging_;
-  WhyEnded why_ended_;  // until the end
+  std::shared_ptr<Staging> staging_;  // until the end
+  WhyEnded why_ended_;                // likewise
 };
 
 /// The thread that looks at deliveries of this process. It goes once there have been none for a while.
@@ -106,10 +111,7 @@ void Delivery::go_on(std::optional<Error> failed) noexcept {
   } catch (const Error& error) {
     failed = error;
   }
-  if (failed) {
-    why_ended_ = {};
-    return finish(std::move(failed));
-  }
+  if (failed) return end(std::move(failed));
   departed_.store(true, std::memory_order_release);
   try {
     Unattended::of_this_process().add(std::static_pointer_cast<Delivery>(shared_from_this()));

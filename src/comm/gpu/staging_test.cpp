@@ -16,6 +16,8 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -253,6 +255,63 @@ TEST_F(OnGpus, ARankWhoseStreamHangsHearsOfAnAbort) {
     });
   }
   cuda::set_piece_bytes(usual);
+}
+
+std::size_t pinned() { return of_driver<std::size_t()>("fake_cuda_pinned")(); }
+int events() { return of_driver<int()>("fake_cuda_events")(); }
+
+TEST_F(OnGpus, WhoeverKeepsAWorkKeepsNoRoom) {
+  for (const bool by_nccl : {false, true}) {
+    run_world(2, [by_nccl](Communicator comm) {
+      const std::vector<float> values(5000, 1);
+      const Floats floats(comm, values, by_nccl ? comm.rank() : 0);
+      const auto rounds = [&](int count) {
+        std::vector<Work> works;
+        for (int i = 0; i < count; ++i) {
+          works.push_back(comm.all_reduce(floats.buffer(), {.op = ReduceOp::Average, .check_finite = true}));
+          works.back().wait();
+          works.push_back(
+              comm.all_reduce(floats.buffer(), {.op = ReduceOp::Average, .wire_format = WireFormat::BFloat16}));
+          works.back().wait();
+          works.push_back(comm.rank() == 0 ? comm.send(floats.buffer(), 1) : comm.recv(floats.buffer(), 0));
+          works.back().wait();
+        }
+        comm.barrier().wait();
+        return works;
+      };
+      const std::vector<Work> first = rounds(3);
+      std::this_thread::sleep_for(50ms);  // who ends an operation lets go of its own
+      comm.barrier().wait();
+      const std::size_t rooms = pinned();
+      const int marks = events();
+      const std::vector<Work> kept = rounds(20);
+      for (int i = 0; i < 5000 && events() > marks; ++i) std::this_thread::sleep_for(1ms);
+      EXPECT_LE(events(), marks);
+      EXPECT_EQ(pinned(), rooms);
+      for (std::size_t i = 0; i < kept.size(); i += 3) EXPECT_EQ(kept[i].finite(), true);
+      comm.barrier().wait();
+    });
+  }
+}
+
+TEST_F(OnGpus, WhatACallbackKeepsGoesWithTheOperationThoughNobodyWaits) {
+  run_world(2, [](Communicator comm) {
+    const Floats floats(comm, {1, 2});
+    std::vector<float> host = {1};
+    const std::function<Work()> calls[] = {
+        [&] { return comm.all_reduce(floats.buffer()); },
+        [&] { return comm.all_reduce(std::span(host)); },
+        [&] { return comm.rank() == 0 ? comm.send(floats.buffer(), 1) : comm.recv(floats.buffer(), 0); },
+    };
+    for (const auto& call : calls) {
+      auto array = std::make_shared<int>(1);
+      const std::weak_ptr<int> gone = array;
+      Work work = call();
+      work.on_done([array = std::move(array)] {});
+      for (int i = 0; i < 5000 && !gone.expired(); ++i) std::this_thread::sleep_for(1ms);
+      EXPECT_TRUE(gone.expired());
+    }
+  });
 }
 
 TEST_F(OnGpus, AMessageThatItsGpuDoesNotTakeYetKeepsNoOtherWaiting) {

@@ -45,7 +45,12 @@ struct Flag {
   bool set = false;
 };
 
+std::atomic<int> events{0};
 struct Event {
+  Event() { ++events; }
+  ~Event() { --events; }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
   std::mutex mutex;
   std::shared_ptr<Flag> recorded;  // null: never, which counts as passed
 };
@@ -432,6 +437,8 @@ std::size_t fake_cuda_allocated() {
   for (const auto& [address, memory] : driver().memories) all += memory.bytes;
   return all;
 }
+/// How many marks of streams it holds.
+int fake_cuda_events() { return events; }
 /// How often kernels have folded something, in this process.
 int fake_cuda_folds() { return folds; }
 /// Likewise, looked for what is not finite.
