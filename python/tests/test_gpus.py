@@ -236,6 +236,19 @@ class Gpus(unittest.TestCase):
         works[1].wait()
         self.assertEqual(exported.let_go, ["once"])
 
+    def test_graphs_that_are_captured(self):
+        tensor = Tensor([1.0, 2.0])
+        self.world.all_reduce(tensor)
+        self.world.barrier()
+        if cohort.rank() == 0:
+            assert CUDA.cuStreamBeginCapture_v2(self.stream, 0) == 0
+            for call in (self.world.all_reduce, self.world.broadcast):
+                with self.assertRaisesRegex(cohort.InvalidArgument, r"\(float32\[2\]\).* -- rank 0 .*captured into a CUDA graph"):
+                    call(tensor)
+            self.assertEqual(CUDA.cuStreamEndCapture(self.stream, ctypes.byref(ctypes.c_void_p())), 0)
+        self.world.all_reduce(tensor)
+        self.assertEqual(list(tensor.seen), [4.0, 8.0])
+
     def test_what_reads_them_itself_refuses(self):
         with self.assertRaisesRegex(cohort.InvalidArgument, "lies on .*the host's memory here -- pass tensor.cpu"):
             cohort._core.permute(Tensor([1.0]), 1, 0)

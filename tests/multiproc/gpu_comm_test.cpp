@@ -177,6 +177,64 @@ TEST(GpuProcesses, ARankThatIsKilledBetweenPiecesIsNamed) {
   }
 }
 
+// By way of the host's memory, whole and in pieces: rank 0's stream hangs in what it has to do with rank 1, which is
+// killed meanwhile.
+
+struct OfTwo {
+  const char* name;
+  std::function<Work(Communicator&, const Buffer& hangs)> first;
+  std::function<Work(Communicator&, const Buffer& own)> second;
+};
+
+TEST(GpuProcesses, ARankWhoseStreamHangsHearsOfADeathWithinASecond) {
+  const auto sum = [](Communicator& comm, const Buffer& own) { return comm.all_reduce(own, {.timeout = 60s}); };
+  const OfTwo all[] = {
+      {"all_reduce", sum, sum},
+      {"send", [](Communicator& comm, const Buffer& own) { return comm.send(own, 1, {.timeout = 60s}); }, {}},
+      {"recv", [](Communicator& comm, const Buffer& own) { return comm.recv(own, 1, {.timeout = 60s}); },
+       [](Communicator& comm, const Buffer& own) { return comm.send(own, 0, {.timeout = 60s}); }},
+  };
+  for (const std::size_t piece : {std::size_t{4} << 20, std::size_t{4096}}) {
+    for (const OfTwo& each : all) {
+      SCOPED_TRACE(fmt::format("{}, pieces of {} bytes", each.name, piece));
+      Processes world(2);
+      world.start([&](Communicator comm) -> std::string {
+        ::setenv("COHORT_NCCL", "off", 1);
+        comm::cuda::set_piece_bytes(piece);
+        const Floats floats(comm, std::vector<float>(100000, 1));
+        comm.all_reduce(floats.buffer()).wait();
+        comm.barrier().wait();
+        if (comm.rank() == 1) {
+          const Work work = each.second ? each.second(comm, floats.buffer()) : Work();
+          if (std::string_view(each.name) == "recv")
+            while (!work.done()) std::this_thread::sleep_for(1ms);
+          world.raise_flag("its part is done");
+          std::this_thread::sleep_for(60s);
+          return "it was not killed";
+        }
+        static std::atomic<bool> go{false};
+        void* const stream = comm::testing::new_stream();
+        comm::testing::launch(stream, comm::testing::wait_for_flag, &go);
+        std::string said = "it was not lost";
+        try {
+          each.first(comm, floats.buffer(stream)).wait();
+        } catch (const Error& error) {
+          said = fmt::format("{} {}: {}", milliseconds_now(), to_string(error.code()), error.what());
+        }
+        go = true;
+        return said;
+      });
+      ASSERT_TRUE(world.await_flag("its part is done"));
+      std::this_thread::sleep_for(200ms);
+      world.kill(1, SIGKILL);
+      const std::int64_t killed = milliseconds_now();
+      const std::string said = world.collect(0).said;
+      EXPECT_TRUE(has(said, " PeerLost: ") && has(said, "lost rank 1")) << said;
+      EXPECT_LT(std::strtoll(said.c_str(), nullptr, 10) - killed, 1000) << said;
+    }
+  }
+}
+
 /// What rank 0 logs where rank 1 has something else, and all go by staging.
 std::string said_where(const char* variable, const char* value, const AllReduceOptions& options = {}) {
   Processes world(2);

@@ -121,8 +121,8 @@ void measure_folds(Gpu& gpu, std::size_t bytes) {
   constexpr int kTurns = 20;
   const comm::cuda::FoldLauncher& folds = comm::cuda::FoldLauncher::on(gpu);
   std::vector<const void*> inputs;
-  for (std::size_t k = 0; k < kMostInputs; ++k) inputs.push_back(gpu.allocate(bytes));
-  void* const output = gpu.allocate(bytes);
+  for (std::size_t k = 0; k < kMostInputs; ++k) inputs.push_back(gpu.allocate(bytes, kNever));
+  void* const output = gpu.allocate(bytes, kNever);
   void* const stream = gpu.make_stream();
   const auto rate = [&](std::size_t moved, const std::function<void()>& body) {
     double best = 1e9;

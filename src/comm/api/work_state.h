@@ -107,10 +107,16 @@ class FiniteCheck {
  public:
   explicit FiniteCheck(ConstBuffer result) noexcept : result_(result) {}
 
-  /// The result is here, too, as long as `keep` lives. Before the operation is done.
+  /// The result is here, too, as long as `keep` lives: until `let_go`. Before the operation is done.
   void read_instead(ConstBuffer result, std::shared_ptr<void> keep) noexcept {
     result_ = result;
     keep_ = std::move(keep);
+  }
+  /// Before the operation is done: reads what is to be read there, unless it has failed.
+  void let_go(bool failed) {
+    if (!keep_) return;
+    if (!failed && seen_.load(std::memory_order_relaxed) == Seen::Nothing) note(finite());
+    keep_.reset();
   }
   /// By the backend, of the results of all ranks together. Where none does, the result is read once more.
   void note(bool finite) noexcept { seen_.store(finite ? Seen::Finite : Seen::NonFinite, std::memory_order_relaxed); }

@@ -291,6 +291,7 @@ void Matcher::settle(Lock& lock) {
     wake_sleepers();
     lock.unlock();
     for (const auto& callback : callbacks) callback();
+    callbacks.clear();  // freeing what they keep may do anything
     lock.lock();
   }
 }

@@ -352,11 +352,12 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limi
   queue_.pop_front();
   work->set_outcome(std::move(error));
   work->set_done();
-  const auto callbacks = work->take_callbacks();
+  auto callbacks = work->take_callbacks();
   work_done_.notify_all();
   if (!callbacks.empty()) {  // still running, so that callbacks come in the order of the operations
     lock.unlock();
     for (const auto& callback : callbacks) callback();
+    callbacks.clear();  // freeing what they keep may do anything
     lock.lock();
   }
   running_ = false;

@@ -230,15 +230,15 @@ class InPieces final : public Pieces {
     } catch (const Error& error) {
       ring_->settle();  // the caller's memory is used no longer, if that can be had
       throw Error(error.code(),
-                  fmt::format("{} -- it is piece {} of {} of {}({}[{}]) of a GPU's memory", error.what(),
-                              std::min(number + 1, chunking_.pieces()), chunking_.pieces(), name_of(request_.kind),
-                              to_string(request_.dtype), std::max(request_.input_count, request_.output_count)),
+                  fmt::format("{} -- it is piece {} of {} of {}", error.what(),
+                              std::min(number + 1, chunking_.pieces()), chunking_.pieces(), text_of(request_)),
                   error.context());
     } catch (...) {
       ring_->settle();
       throw;
     }
   }
+  void abandon(Clock::time_point) noexcept override {}  // nothing has begun
 
  private:
   struct InSlot {
@@ -339,7 +339,7 @@ class Alone final : public Pieces {
     const MarkPtr after[] = {marks_.input, marks_.output};
     copied_ = gpu.copy_on_gpu({request.output, request.input, request.output_bytes()}, after);
   }
-  ~Alone() override { settled(gpu_, copied_, end_of_patience()); }
+  ~Alone() override { abandon(end_of_patience()); }
   Alone(const Alone&) = delete;
   Alone& operator=(const Alone&) = delete;
 
@@ -348,6 +348,10 @@ class Alone final : public Pieces {
     for (const MarkPtr& mark : {marks_.input, marks_.output, copied_}) {
       if (mark) gpu_.wait(*mark, deadline, [&] { turn.attend(); });
     }
+    copied_ = nullptr;
+  }
+  void abandon(Clock::time_point limit) noexcept override {
+    settled(gpu_, copied_, limit);
     copied_ = nullptr;
   }
 

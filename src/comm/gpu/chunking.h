@@ -117,6 +117,8 @@ class Pieces {
   virtual ~Pieces() = default;
   /// Returns when the result is in its place. `agreed`: what came of a round. Throws what ends the world.
   virtual void run(const Round& agreed, Clock::time_point deadline, Turn& turn, CollectiveEvent* event) = 0;
+  /// As Staging::abandon, where `run` has not failed itself.
+  virtual void abandon(Clock::time_point limit) noexcept = 0;
 };
 
 /// The operation that `cut` cuts, through `ring`, whose slots have room for a piece.

@@ -39,9 +39,12 @@ class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
   Work start(std::vector<DeviceRequest> requests, const Rooms::Allocate& allocate);
   /// Over once everything before it is.
   Work await_all(const Request& name);
+  /// For who waits for a GPU outside of any turn. In the communicator's caller, which runs no operation without the
+  /// queue as long as it lives.
+  WhyEnded watch(Kind kind) const;
   Staged stage(const DeviceRequest& request, const Rooms::Allocate& allocate) {
     if (request.device.type != DeviceType::CUDA) return {request, nullptr, nullptr};
-    const StreamMarks marks = marks_of(cuda::Gpu::at(request.device.index), request);
+    const StreamMarks marks = marks_of(cuda::Gpu::at(request.device.index), request, placement);
     return cuda::stage(request, {placement.rank, placement.size}, marks, *rooms_, allocate);
   }
 
@@ -61,11 +64,16 @@ class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
 class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork {
  public:
   Call(std::shared_ptr<Gpu> gpu, Request whole, std::vector<DeviceCall> direct, std::vector<Staged> staged)
-      : gpu_(std::move(gpu)), whole_(std::move(whole)), direct_(std::move(direct)), staged_(std::move(staged)) {}
+      : gpu_(std::move(gpu)),
+        whole_(std::move(whole)),
+        may_be_direct_(!direct.empty()),
+        only_stream_(stream_of(direct)),
+        direct_(std::move(direct)),
+        staged_(std::move(staged)) {}
 
   // As Composite:
   std::optional<Error> run(Turn& turn, bool& finished) noexcept override {
-    if (!direct_.empty()) {
+    if (may_be_direct_) {
       auto failed = run_direct(turn, finished);
       if (failed && failed->code() != ErrorCode::Mismatch) gpu_->nccl->give_up();
       if (failed || !finished || is_given_) return failed;
@@ -73,12 +81,12 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     return run_staged(turn);
   }
   bool is_quick() const noexcept override {
-    return !direct_.empty() && gpu_->nccl->ready() && gpu_->in_flight->has_room();
+    return may_be_direct_ && gpu_->nccl->ready() && gpu_->in_flight->has_room();
   }
 
   // As WorkState:
   Ordering order(const Device& stream, Clock::time_point limit) override {
-    if (direct_.empty()) return Ordering::Never;
+    if (!may_be_direct_) return Ordering::Never;
     if (!wait_for_first(limit == Clock::time_point::max() ? std::nullopt : std::optional(limit)))
       return Ordering::NotYet;
     std::shared_ptr<Flight> given;
@@ -91,18 +99,44 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     return Ordering::Done;
   }
   bool is_given_in(const Device& stream) const noexcept override {
-    return std::all_of(direct_.begin(), direct_.end(), [&](const DeviceCall& call) {
-      const DeviceRequest& request = call.request;
-      return request.device.index == stream.index && request.device.stream == stream.stream &&
-             request.input_stream == stream.stream;
-    });
+    return only_stream_ && only_stream_->index == stream.index && only_stream_->stream == stream.stream;
   }
 
  private:
+  /// Of all buffers, if it is one.
+  static std::optional<Device> stream_of(const std::vector<DeviceCall>& direct) {
+    if (direct.empty()) return std::nullopt;
+    const Device& first = direct.front().request.device;
+    const bool alike = std::all_of(direct.begin(), direct.end(), [&](const DeviceCall& call) {
+      const DeviceRequest& request = call.request;
+      return request.device.index == first.index && request.device.stream == first.stream &&
+             request.input_stream == first.stream;
+    });
+    return alike ? std::optional(first) : std::nullopt;
+  }
   Clock::time_point deadline() const noexcept { return called_ + whole_.timeout; }
   void look() noexcept override { gpu_->in_flight->look(); }
   void go_on(std::optional<Error> failed) noexcept override {
-    if (!is_given_) finish(std::move(failed));
+    if (!is_given_) end(std::move(failed));
+  }
+  /// By the one thread that does. Whoever keeps the Work keeps no memory: neither rooms nor what is in callbacks.
+  void end(std::optional<Error> failed) {
+    const auto limit = end_of_patience();  // of all together
+    for (const Staged& one : staged_) {
+      if (failed && one.staging) one.staging->abandon(limit);
+      if (failed && one.pieces) one.pieces->abandon(limit);
+      if (one.host.finite_check) one.host.finite_check->let_go(failed.has_value());
+    }
+    for (const DeviceCall& one : direct_) {
+      if (one.request.finite_check) one.request.finite_check->let_go(failed.has_value());
+    }
+    staged_.clear();
+    direct_.clear();
+    {
+      const std::lock_guard lock(mutex_);
+      flight_ = nullptr;
+    }
+    finish(std::move(failed));
   }
   /// In the turn.
   void put_in_flight(std::shared_ptr<Flight> given) {
@@ -113,9 +147,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     }
     gpu_->in_flight->put({std::move(given), deadline(), [self = shared_from_this(), this](std::optional<Error> why) {
                             if (event_) gpu_->queue->tell(*event_, whole_, called_, why.has_value());
-                            finish(std::move(why));
-                            const std::lock_guard lock(mutex_);
-                            flight_ = nullptr;
+                            end(std::move(why));
                           }});
   }
 
@@ -226,8 +258,10 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   const std::shared_ptr<Gpu> gpu_;
   const Request whole_;
   const Clock::time_point called_ = Clock::now();
-  const std::vector<DeviceCall> direct_;
-  std::vector<Staged> staged_;
+  const bool may_be_direct_;
+  const std::optional<Device> only_stream_;
+  std::vector<DeviceCall> direct_;        // until the end
+  std::vector<Staged> staged_;            // likewise
   bool is_given_ = false;                 // to the GPU; belongs to the turn
   std::shared_ptr<Flight> flight_;        // under the mutex
   std::optional<CollectiveEvent> event_;  // what is to be told when it ends
@@ -261,6 +295,25 @@ Work DeviceCommunicator::Gpu::await_all(const Request& name) {
   return Work(call);
 }
 
+WhyEnded DeviceCommunicator::Gpu::watch(Kind kind) const {
+  using Clock = Staging::Clock;
+  static constexpr auto kLook = std::chrono::milliseconds(5);
+  queue->keep_from_caller();
+  const std::shared_ptr<Queue> kept(queue.get(), [own = queue](Queue*) { own->release_caller(); });
+  return [kept, kind, looked = Clock::time_point{}]() mutable -> std::optional<Error> {
+    const auto now = Clock::now();
+    if (now - looked < kLook) return std::nullopt;
+    looked = now;
+    try {
+      kept->attend_if_idle();
+    } catch (const Error&) {  // what has ended the world, which is told below
+    } catch (const std::exception& error) {
+      return Error(ErrorCode::Internal, error.what());
+    }
+    return kept->why_ended(name_of(kind));
+  };
+}
+
 DeviceCommunicator::~DeviceCommunicator() {
   if (!gpu_) return;
   if (gpu_->queue->in_child()) {  // a forked child: all of it is the parent's
@@ -288,10 +341,10 @@ Work DeviceCommunicator::start_beside_gpu(const DeviceRequest& asked) {
   const auto allocate = [this](std::size_t bytes) { return host_->allocate(bytes); };
   if (request.kind != Kind::Send && request.kind != Kind::Recv) return own.start({std::move(request)}, allocate);
   const auto deadline = Staging::Clock::now() + request.timeout;
-  const auto why_ended = [queue = own.queue, kind = request.kind] { return queue->why_ended(name_of(kind)); };
+  const WhyEnded why_ended = own.watch(request.kind);
   const Staged staged = own.stage(request, allocate);
   if (request.kind == Kind::Recv) return deliver_later(host_->start(staged.host), staged.staging, deadline, why_ended);
-  staged.staging->arrive(deadline, [&] {
+  staged.staging->arrive(deadline, [&why_ended] {
     if (const auto why = why_ended()) throw *why;
   });
   Work work = host_->start(staged.host);
@@ -325,7 +378,8 @@ int DeviceCommunicator::join(const BarrierOptions& options) {
 
 std::shared_ptr<MemoryBlock> DeviceCommunicator::allocate(std::size_t bytes, Device device) {
   if (device.type == DeviceType::CPU) return host_->allocate(bytes);
-  if (device.type == DeviceType::CUDA) return cuda::allocate(bytes, device.index);
+  if (device.type == DeviceType::CUDA)
+    return cuda::allocate(bytes, device.index, Staging::Clock::now() + host_->timeout());
   raise(ErrorCode::InvalidArgument, "allocate failed -- rank {} ({}) -- memory of device type {} is not supported",
         host_->placement().rank, host_->placement().host, static_cast<int>(device.type));
 }

@@ -17,6 +17,8 @@ constexpr unsigned kPortable = 1;     // CU_MEMHOSTREGISTER_PORTABLE
 constexpr int kProcessors = 16;       // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 constexpr int kErrorLog = 5;          // CU_JIT_ERROR_LOG_BUFFER
 constexpr int kErrorLogSize = 6;      // CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
+constexpr int kImplicit = 906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: a stream is captured that waits for this one
+constexpr int kRelaxed = 2;     // CU_STREAM_CAPTURE_MODE_RELAXED
 
 // The driver's functions, as its manual has them (CUDA Driver API, 11 and newer).
 struct Functions {
@@ -49,6 +51,9 @@ struct Functions {
   int (*cuModuleGetFunction)(void**, void*, const char*) = nullptr;
   int (*cuLaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                         void**) = nullptr;
+  // Null where the driver has none: it captures nothing then.
+  int (*cuStreamIsCapturing)(void*, int*) = nullptr;
+  int (*cuThreadExchangeStreamCaptureMode)(int*) = nullptr;
 };
 
 struct Library {
@@ -114,9 +119,14 @@ Library load() {
   FIND(cuLaunchKernel);
 #undef FIND
   if (!library.trouble.empty()) return library;
+  const auto find_if_there = [&](auto& function, const char* name) {
+    if (void* const found = ::dlsym(handle, name); found != nullptr)
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(found);
+  };
   // Since CUDA 11.4; it tells parts of a GPU from each other.
-  if (void* const newer = ::dlsym(handle, "cuDeviceGetUuid_v2"); newer != nullptr)
-    call.cuDeviceGetUuid = reinterpret_cast<decltype(call.cuDeviceGetUuid)>(newer);
+  find_if_there(call.cuDeviceGetUuid, "cuDeviceGetUuid_v2");
+  find_if_there(call.cuStreamIsCapturing, "cuStreamIsCapturing");
+  find_if_there(call.cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
   int status = call.cuInit(0);
   if (status == 0) status = call.cuDriverGetVersion(&library.version);
   if (status == 0) status = call.cuDeviceGetCount(&library.gpus);
@@ -137,17 +147,31 @@ Address address(const void* memory) noexcept { return reinterpret_cast<Address>(
 
 }  // namespace
 
-InGpu::InGpu(const Gpu& gpu) { check(library().call.cuCtxPushCurrent_v2(gpu.context_), "cuCtxPushCurrent"); }
+namespace {
+
+/// While another thread captures, the driver would refuse calls of this one, and end that capture: unless it is told
+/// that they have nothing to do with it.
+int exchange_capture_mode(int mode) noexcept {
+  const auto exchange = library().call.cuThreadExchangeStreamCaptureMode;
+  if (exchange != nullptr) exchange(&mode);
+  return mode;
+}
+
+}  // namespace
+
+InGpu::InGpu(void* context) noexcept : status_(library().call.cuCtxPushCurrent_v2(context)) {
+  if (status_ == 0) mode_ = exchange_capture_mode(kRelaxed);
+}
+InGpu::InGpu(const Gpu& gpu) : InGpu(gpu.context_) { check(status_, "cuCtxPushCurrent"); }
 InGpu::~InGpu() {
+  if (status_ != 0) return;
+  exchange_capture_mode(mode_);
   void* before = nullptr;
   library().call.cuCtxPopCurrent_v2(&before);
 }
 
 Mark::~Mark() {
-  if (library().call.cuCtxPushCurrent_v2(context_) != 0) return;
-  library().call.cuEventDestroy_v2(event_);
-  void* before = nullptr;
-  library().call.cuCtxPopCurrent_v2(&before);
+  if (const InGpu here(context_); here) library().call.cuEventDestroy_v2(event_);
 }
 
 Gpu& Gpu::at(int index) {
@@ -196,40 +220,47 @@ std::array<unsigned char, 16> Gpu::uuid() const {
   return found;
 }
 
-void* Gpu::allocate(std::size_t bytes) {
+void* Gpu::allocate(std::size_t bytes, std::chrono::steady_clock::time_point deadline) {
   const std::size_t asked = std::max<std::size_t>(bytes, 1);
   void* const memory = reserve(asked);
   // Not on the default stream: some streams would not come after it, and it comes after others.
   const Stream stream = make_stream();
   zero(memory, asked, stream);
-  wait(*mark(stream), std::chrono::steady_clock::time_point::max());
+  wait(*mark(stream), deadline);
   end_stream(stream);
   return memory;
 }
 
 void Gpu::free(void* memory) noexcept {
-  const Functions& call = library().call;
-  if (call.cuCtxPushCurrent_v2(context_) != 0) return;
-  call.cuMemFree_v2(address(memory));
-  void* before = nullptr;
-  call.cuCtxPopCurrent_v2(&before);
+  if (const InGpu here(context_); here) library().call.cuMemFree_v2(address(memory));
 }
 
 bool Gpu::pin(void* host, std::size_t bytes) noexcept {
-  const Functions& call = library().call;
-  if (call.cuCtxPushCurrent_v2(context_) != 0) return false;
-  const bool pinned = call.cuMemHostRegister_v2(host, bytes, kPortable) == 0;
-  void* before = nullptr;
-  call.cuCtxPopCurrent_v2(&before);
-  return pinned;
+  const InGpu here(context_);
+  return here && library().call.cuMemHostRegister_v2(host, bytes, kPortable) == 0;
 }
 
 void Gpu::unpin(void* host) noexcept {
-  const Functions& call = library().call;
-  if (call.cuCtxPushCurrent_v2(context_) != 0) return;
-  call.cuMemHostUnregister(host);
-  void* before = nullptr;
-  call.cuCtxPopCurrent_v2(&before);
+  if (const InGpu here(context_); here) library().call.cuMemHostUnregister(host);
+}
+
+bool Gpu::captures(Stream stream) const {
+  const auto ask = library().call.cuStreamIsCapturing;
+  if (ask == nullptr) return false;
+  const InGpu here(*this);
+  int state = 0;  // CU_STREAM_CAPTURE_STATUS_NONE
+  const int status = ask(stream, &state);
+  return status == kImplicit || (status == 0 && state != 0);
+}
+
+void Gpu::refuse_capture(Stream stream, const std::function<std::string()>& doing) const {
+  if (!captures(stream)) return;
+  raise(ErrorCode::InvalidArgument,
+        "{} -- its stream on cuda:{} is being captured into a CUDA graph, and ranks agree on each operation, which a "
+        "graph's replay does not -- leave it out of what is captured: call it between replays; of a model, capture "
+        "parts (torch.cuda.make_graphed_callables, before DistributedDataParallel wraps it), with torch.compile take "
+        "another mode than \"reduce-overhead\" and \"max-autotune\"",
+        doing(), index_);
 }
 
 MarkPtr Gpu::new_mark() {
@@ -298,11 +329,7 @@ Stream Gpu::make_stream() {
 }
 
 void Gpu::end_stream(Stream stream) noexcept {
-  const Functions& call = library().call;
-  if (call.cuCtxPushCurrent_v2(context_) != 0) return;
-  call.cuStreamDestroy_v2(stream);
-  void* before = nullptr;
-  call.cuCtxPopCurrent_v2(&before);
+  if (const InGpu here(context_); here) library().call.cuStreamDestroy_v2(stream);
 }
 
 void Gpu::copy_within(void* to, const void* from, std::size_t bytes, Stream stream) {

@@ -54,14 +54,17 @@ class Gpu {
   /// Tells it from all others, whoever sees it by which number. Of a part of a GPU (MIG), the part's. Throws Internal.
   std::array<unsigned char, 16> uuid() const;
 
-  /// Zeroed. Throws Unavailable.
-  void* allocate(std::size_t bytes);
+  /// Zeroed by the deadline. Throws Unavailable, Timeout.
+  void* allocate(std::size_t bytes, std::chrono::steady_clock::time_point deadline);
   void free(void* memory) noexcept;
   /// Makes copies of this host memory fast, and asynchronous. False if the driver does not: they work all the same.
   bool pin(void* host, std::size_t bytes) noexcept;
   void unpin(void* host) noexcept;
 
   MarkPtr mark(Stream stream);
+  /// Before a stream of the program's is marked or put after a mark: throws InvalidArgument if a CUDA graph is being
+  /// captured from it, which would destroy the graph. `doing`: "all_reduce(float32[2]) failed -- rank 0 (host)".
+  void refuse_capture(Stream stream, const std::function<std::string()>& doing) const;
   /// On streams of the GPU's own, so that both ways go on at once; after `after`.
   MarkPtr copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after);
   MarkPtr copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after);
@@ -98,6 +101,7 @@ class Gpu {
  private:
   friend class InGpu;
   explicit Gpu(int index);
+  bool captures(Stream stream) const;
   MarkPtr new_mark();
   /// Gives one of the GPU's own streams copies, by `copy(transfer)`, which returns the driver's status.
   template <class Copy>
@@ -137,7 +141,8 @@ class Pauses {
   std::chrono::microseconds pause_{0};
 };
 
-/// The GPU's context is this thread's while it lives: what libraries over CUDA then do is done there.
+/// The GPU's context is this thread's while it lives: what libraries over CUDA then do is done there, and no graph that
+/// another thread captures is in its way.
 class InGpu {
  public:
   /// Throws Internal.
@@ -145,6 +150,16 @@ class InGpu {
   ~InGpu();
   InGpu(const InGpu&) = delete;
   InGpu& operator=(const InGpu&) = delete;
+
+ private:
+  friend class Gpu;
+  friend class Mark;
+  /// False: it is not.
+  explicit InGpu(void* context) noexcept;
+  explicit operator bool() const noexcept { return status_ == 0; }
+
+  const int status_;
+  int mode_ = 0;
 };
 
 }  // namespace cohort::comm::cuda

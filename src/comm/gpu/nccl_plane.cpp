@@ -17,11 +17,6 @@ using namespace std::chrono_literals;
 constexpr auto kGraceOfHang = 1s;  // after a deadline, for the rank whose stream hangs to say so itself
 constexpr auto kLooking = 500ms;   // after NCCL's error, for the ranks to find out which of them is lost
 
-std::string text_of(const Request& request) {
-  const std::int64_t count = std::max(request.input_count, request.output_count);
-  return fmt::format("{}({}[{}]) of a GPU's memory", name_of(request.kind), to_string(request.dtype), count);
-}
-
 /// A reduction whose elements are exchanged and folded by us: NCCL lacks it, or does it otherwise than the CPU.
 bool is_folded(const Request& request, const Round& round) noexcept {
   return is_reduction(request.kind) &&
@@ -56,7 +51,7 @@ DeviceCall NcclPlane::call(const DeviceRequest& request) {
         "of one GPU, form a communicator for the other (split), or set COHORT_NCCL=off on all ranks",
         text_of(request), where(), gpu.index(), gpu_->index());
   }
-  return {request, gpu, marks_of(gpu, request)};
+  return {request, gpu, marks_of(gpu, request, placement_)};
 }
 
 Staged NcclPlane::stage(const DeviceCall& call) {
@@ -120,7 +115,12 @@ class NcclPlane::Given final : public Flight {
     return false;
   }
   void give_up() noexcept override { plane_->give_up(); }
-  void put_before(const Device& device) const override { Gpu::at(device.index).put_after(device.stream, *made_); }
+  void put_before(const Device& device) const override {
+    Gpu& gpu = Gpu::at(device.index);
+    gpu.refuse_capture(device.stream,
+                       [&] { return fmt::format("synchronize of {} failed -- {}", what_, plane_->where()); });
+    gpu.put_after(device.stream, *made_);
+  }
 
  private:
   const std::shared_ptr<NcclPlane> plane_;

@@ -5,6 +5,8 @@
 #include "comm/gpu/chunking.h"
 #include "comm/gpu/in_flight.h"
 
+#include <fmt/format.h>
+
 #include <pthread.h>
 
 #include <algorithm>
@@ -24,10 +26,8 @@ constexpr std::size_t kLeastRoom = 4096;
 /// for others; whether it is over, those look who wait, and a thread for all that nobody waits for.
 class Delivery final : public DeviceWork {
  public:
-  using WhyEnded = std::function<std::optional<Error>()>;
-
   Delivery(std::shared_ptr<Staging> staging, Clock::time_point deadline, WhyEnded why_ended)
-      : staging_(std::move(staging)), deadline_(deadline), why_ended_(std::move(why_ended)) {}
+      : deadline_(deadline), staging_(std::move(staging)), why_ended_(std::move(why_ended)) {}
 
   void look() noexcept override {
     const std::unique_lock turn(looking_, std::try_to_lock);
@@ -42,17 +42,23 @@ class Delivery final : public DeviceWork {
     } catch (const Error& error) {
       failed = error;
     }
-    finish(std::move(failed));
+    end(std::move(failed));
   }
 
  private:
   void go_on(std::optional<Error> failed) noexcept override;
+  /// Whoever keeps the Work keeps no memory.
+  void end(std::optional<Error> failed) noexcept {
+    staging_ = nullptr;
+    why_ended_ = {};
+    finish(std::move(failed));
+  }
 
-  const std::shared_ptr<Staging> staging_;
   const Clock::time_point deadline_;
-  const WhyEnded why_ended_;
-  std::mutex looking_;  // at the copy
+  std::mutex looking_;  // at the copy, once it has departed
   std::atomic<bool> departed_{false};
+  std::shared_ptr<Staging> staging_;  // until the end
+  WhyEnded why_ended_;                // likewise
 };
 
 /// The thread that looks at deliveries of this process. It goes once there have been none for a while.
@@ -105,7 +111,7 @@ void Delivery::go_on(std::optional<Error> failed) noexcept {
   } catch (const Error& error) {
     failed = error;
   }
-  if (failed) return finish(std::move(failed));
+  if (failed) return end(std::move(failed));
   departed_.store(true, std::memory_order_release);
   try {
     Unattended::of_this_process().add(std::static_pointer_cast<Delivery>(shared_from_this()));
@@ -115,8 +121,8 @@ void Delivery::go_on(std::optional<Error> failed) noexcept {
 }
 
 struct GpuBlock final : MemoryBlock {
-  GpuBlock(Gpu& of, std::size_t asked) : gpu(of) {
-    data = gpu.allocate(asked);
+  GpuBlock(Gpu& of, std::size_t asked, Staging::Clock::time_point deadline) : gpu(of) {
+    data = gpu.allocate(asked, deadline);
     bytes = asked;
   }
   ~GpuBlock() override { gpu.free(data); }
@@ -148,10 +154,12 @@ Staging::Staging(Gpu& gpu, const Request& device, const StreamMarks& marks, Requ
   if (in > 0) arrived_ = gpu.copy_to_host(room_.get() + input_at, input, in, *marks.input);
 }
 
-Staging::~Staging() {
+Staging::~Staging() { abandon(end_of_patience()); }
+
+void Staging::abandon(Clock::time_point limit) noexcept {
   // What is under way still uses the room: an operation that failed is left in the midst of it.
-  const auto limit = end_of_patience();
   if (!settled(gpu_, arrived_, limit) || !settled(gpu_, departed_, limit)) keep_for_good(room_);
+  arrived_ = departed_ = nullptr;
 }
 
 void Staging::arrive(Clock::time_point deadline, const Attend& attend) {
@@ -202,7 +210,15 @@ std::shared_ptr<std::byte> Rooms::take(Gpu& gpu, std::size_t bytes, const Alloca
           }};
 }
 
-StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request) {
+std::string text_of(const Request& request) {
+  const std::int64_t count = std::max(request.input_count, request.output_count);
+  return fmt::format("{}({}[{}]) of a GPU's memory", name_of(request.kind), to_string(request.dtype), count);
+}
+
+StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request, const rendezvous::Placement& rank) {
+  const auto doing = [&] { return fmt::format("{} failed -- rank {} ({})", text_of(request), rank.rank, rank.host); };
+  gpu.refuse_capture(request.device.stream, doing);
+  if (request.input_stream != request.device.stream) gpu.refuse_capture(request.input_stream, doing);
   const MarkPtr output = gpu.mark(request.device.stream);
   return {request.input_stream == request.device.stream ? output : gpu.mark(request.input_stream), output};
 }
@@ -245,14 +261,14 @@ Staged stage(const DeviceRequest& request, Place place, const StreamMarks& marks
 }
 
 Work deliver_later(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline,
-                   std::function<std::optional<Error>()> why_ended) {
+                   WhyEnded why_ended) {
   const auto delivery = std::make_shared<Delivery>(std::move(staging), deadline, std::move(why_ended));
   delivery->follow(std::move(work));
   return Work(delivery);
 }
 
-std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, int index) {
-  return std::make_shared<GpuBlock>(Gpu::at(index), bytes);
+std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, int index, Staging::Clock::time_point deadline) {
+  return std::make_shared<GpuBlock>(Gpu::at(index), bytes, deadline);
 }
 
 }  // namespace cohort::comm::cuda

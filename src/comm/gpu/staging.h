@@ -6,6 +6,7 @@
 #include "comm/api/communicator_impl.h"
 #include "comm/api/request.h"
 #include "comm/gpu/driver.h"
+#include "rendezvous/identity.h"
 
 #include <cohort/work.h>
 
@@ -16,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace cohort::comm::cuda {
@@ -46,8 +48,10 @@ struct StreamMarks {
   MarkPtr input;
   MarkPtr output;
 };
-/// Throws Internal.
-StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request);
+/// `rank`: who asks. Throws Internal, InvalidArgument (Gpu::refuse_capture).
+StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request, const rendezvous::Placement& rank);
+/// "all_reduce(float32[2]) of a GPU's memory".
+std::string text_of(const Request& request);
 
 /// Which rank of how many.
 struct Place {
@@ -77,6 +81,9 @@ class Staging {
   bool is_there() const { return !departed_ || gpu_.passed(*departed_); }
   /// Waits until it is. Throws Timeout, Internal.
   void finish(Clock::time_point deadline, const Attend& attend);
+  /// Of an operation that has failed: waits until `limit` for what still uses the room and the program's memory. As the
+  /// destructor, which waits for a moment.
+  void abandon(Clock::time_point limit) noexcept;
 
   std::shared_ptr<std::byte> room() const noexcept { return room_; }
 
@@ -102,12 +109,14 @@ struct Staged {
 Staged stage(const DeviceRequest& request, Place place, const StreamMarks& marks, Rooms& rooms,
              const Rooms::Allocate& allocate);
 
-/// A receive into host memory, under way as `work`, that ends once it is in the GPU's, or `why_ended` says why the
-/// world has. Nobody's thread waits for the GPU meanwhile.
+/// Checks on the other ranks, and says what has ended the world. One thread at a time.
+using WhyEnded = std::function<std::optional<Error>()>;
+/// A receive into host memory, under way as `work`, that ends once it is in the GPU's, or the world has. Nobody's
+/// thread waits for the GPU meanwhile.
 Work deliver_later(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline,
-                   std::function<std::optional<Error>()> why_ended);
+                   WhyEnded why_ended);
 
-/// Memory of a GPU. Throws Unavailable, InvalidArgument.
-std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, int index);
+/// Memory of a GPU. Throws Unavailable, InvalidArgument, Timeout.
+std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, int index, Staging::Clock::time_point deadline);
 
 }  // namespace cohort::comm::cuda

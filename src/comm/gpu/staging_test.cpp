@@ -1,6 +1,7 @@
 // Collectives and messages of a GPU's memory: that they come after what is in the stream, what ranks are told when a
 // GPU fails or hangs, and who is refused. Over the fake driver, and without NCCL, since all ranks have one GPU;
 // all operations' bits: comm_tests.trials_on_gpus.
+#include "comm/gpu/chunking.h"
 #include "comm/gpu/driver.h"
 #include "comm/testing/gpus.h"
 #include "comm/testing/worlds.h"
@@ -15,6 +16,8 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -203,37 +206,47 @@ TEST_F(OnGpus, AHangingStreamIsATimeoutThatSaysSo) {
 
 TEST_F(OnGpus, ARankWhoseStreamHangsHearsOfAnAbort) {
   // What it waits for with its stream: that its input comes, or that its output is free.
-  using Call = std::function<Work(Communicator&, const Buffer& hangs, const Buffer& other)>;
+  using Call = std::function<Work(Communicator&, const Buffer& hangs, const Buffer& half)>;
   const std::vector<Call> calls = {
       [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.all_reduce(hangs); },
-      [](Communicator& comm, const Buffer& hangs, const Buffer& other) { return comm.all_gather(other, hangs); },
-      [](Communicator& comm, const Buffer& hangs, const Buffer& other) {
-        return comm.all_reduce(std::vector{hangs, other});
+      [](Communicator& comm, const Buffer& hangs, const Buffer& half) { return comm.all_gather(half, hangs); },
+      [](Communicator& comm, const Buffer& hangs, const Buffer& half) {
+        std::vector<Buffer> group(40, half);
+        group.insert(group.begin() + 20, hangs);
+        for (int i = 0; i < 40; ++i) group.push_back(hangs);
+        return comm.all_reduce(group);
       },
       [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.send(hangs, 1); },
       [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.recv(hangs, 1); },
   };
-  for (std::size_t i = 0; i < calls.size(); ++i) {
+  const std::size_t usual = cuda::piece_bytes();
+  constexpr std::size_t kCollectives = 3;  // which go in pieces, too
+  for (std::size_t i = 0; i < calls.size() + kCollectives; ++i) {
+    const std::size_t which = i % calls.size();
     SCOPED_TRACE(i);
+    cuda::set_piece_bytes(i == which ? usual : 4096);
     std::atomic<bool> go{false};
+    std::atomic<std::chrono::steady_clock::time_point> aborted{};
     run_world(2, [&](Communicator comm) {
-      const Floats floats(comm, {1, 2}), one(comm, {1}), two(comm, {1, 2});
+      constexpr std::size_t kCount = 10000;
+      const Floats floats(comm, std::vector<float>(kCount)), half(comm, std::vector<float>(kCount / 2)),
+          whole(comm, std::vector<float>(kCount));
       comm.all_reduce(floats.buffer()).wait();  // from then on all know that it goes by staging
       comm.barrier().wait();                    // a driver gives no memory while a stream hangs
       if (comm.rank() == 0) {
         void* const stream = new_stream();
         launch(stream, wait_for_flag, &go);
-        const auto begun = std::chrono::steady_clock::now();
         const std::string why =
-            refused([&] { calls[i](comm, floats.buffer(stream), one.buffer()).wait(); }, ErrorCode::Aborted);
+            refused([&] { calls[which](comm, floats.buffer(stream), half.buffer()).wait(); }, ErrorCode::Aborted);
         EXPECT_TRUE(has(why, "enough")) << why;
-        EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
+        EXPECT_LT(std::chrono::steady_clock::now() - aborted.load(), 1s);
         go = true;
       } else {
         std::vector<Work> works;
-        if (i == 1) works.push_back(comm.all_gather(one.buffer(), two.buffer()));
-        if (i == 4) works.push_back(comm.send(two.buffer(), 0));
-        std::this_thread::sleep_for(100ms);
+        if (which == 1) works.push_back(comm.all_gather(half.buffer(), whole.buffer()));
+        if (which == 4) works.push_back(comm.send(whole.buffer(), 0));
+        std::this_thread::sleep_for(50ms);
+        aborted = std::chrono::steady_clock::now();
         comm.abort("enough");
         while (!go)
           std::this_thread::sleep_for(1ms);  // nor takes it back, with what it keeps from the other rank's thread
@@ -241,6 +254,64 @@ TEST_F(OnGpus, ARankWhoseStreamHangsHearsOfAnAbort) {
       }
     });
   }
+  cuda::set_piece_bytes(usual);
+}
+
+std::size_t pinned() { return of_driver<std::size_t()>("fake_cuda_pinned")(); }
+int events() { return of_driver<int()>("fake_cuda_events")(); }
+
+TEST_F(OnGpus, WhoeverKeepsAWorkKeepsNoRoom) {
+  for (const bool by_nccl : {false, true}) {
+    run_world(2, [by_nccl](Communicator comm) {
+      const std::vector<float> values(5000, 1);
+      const Floats floats(comm, values, by_nccl ? comm.rank() : 0);
+      const auto rounds = [&](int count) {
+        std::vector<Work> works;
+        for (int i = 0; i < count; ++i) {
+          works.push_back(comm.all_reduce(floats.buffer(), {.op = ReduceOp::Average, .check_finite = true}));
+          works.back().wait();
+          works.push_back(
+              comm.all_reduce(floats.buffer(), {.op = ReduceOp::Average, .wire_format = WireFormat::BFloat16}));
+          works.back().wait();
+          works.push_back(comm.rank() == 0 ? comm.send(floats.buffer(), 1) : comm.recv(floats.buffer(), 0));
+          works.back().wait();
+        }
+        comm.barrier().wait();
+        return works;
+      };
+      const std::vector<Work> first = rounds(3);
+      std::this_thread::sleep_for(50ms);  // who ends an operation lets go of its own
+      comm.barrier().wait();
+      const std::size_t rooms = pinned();
+      const int marks = events();
+      const std::vector<Work> kept = rounds(20);
+      for (int i = 0; i < 5000 && events() > marks; ++i) std::this_thread::sleep_for(1ms);
+      EXPECT_LE(events(), marks);
+      EXPECT_EQ(pinned(), rooms);
+      for (std::size_t i = 0; i < kept.size(); i += 3) EXPECT_EQ(kept[i].finite(), true);
+      comm.barrier().wait();
+    });
+  }
+}
+
+TEST_F(OnGpus, WhatACallbackKeepsGoesWithTheOperationThoughNobodyWaits) {
+  run_world(2, [](Communicator comm) {
+    const Floats floats(comm, {1, 2});
+    std::vector<float> host = {1};
+    const std::function<Work()> calls[] = {
+        [&] { return comm.all_reduce(floats.buffer()); },
+        [&] { return comm.all_reduce(std::span(host)); },
+        [&] { return comm.rank() == 0 ? comm.send(floats.buffer(), 1) : comm.recv(floats.buffer(), 0); },
+    };
+    for (const auto& call : calls) {
+      auto array = std::make_shared<int>(1);
+      const std::weak_ptr<int> gone = array;
+      Work work = call();
+      work.on_done([array = std::move(array)] {});
+      for (int i = 0; i < 5000 && !gone.expired(); ++i) std::this_thread::sleep_for(1ms);
+      EXPECT_TRUE(gone.expired());
+    }
+  });
 }
 
 TEST_F(OnGpus, AMessageThatItsGpuDoesNotTakeYetKeepsNoOtherWaiting) {

@@ -70,7 +70,7 @@ class GpuFolds {
     if (sizes_[k] < bytes.size() + offset) {
       if (memories_[k] != nullptr) gpu_.free(memories_[k]);
       sizes_[k] = 2 * (bytes.size() + offset) + 64;
-      memories_[k] = gpu_.allocate(sizes_[k]);
+      memories_[k] = gpu_.allocate(sizes_[k], kNever);
     }
     void* const to = static_cast<std::byte*>(memories_[k]) + offset;
     if (!bytes.empty()) gpu_.wait(*gpu_.copy_to_device(to, bytes.data(), bytes.size(), *gpu_.mark(nullptr)), kNever);

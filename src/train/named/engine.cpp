@@ -110,7 +110,7 @@ EngineCore::PendingPtr EngineCore::pending_of(Request request, Clock::time_point
   pending->signature = *std::move(signature);
   pending->request = std::move(request);
   pending->device = device_of(pending->request);
-  if (!in_child()) pending->marks = marks_of(pending->request);
+  if (!in_child()) pending->marks = marks_of(pending->request, rank_);
   pending->state = std::make_shared<State>(wakeup_, pending->request.name);
   pending->since = now;
   pending->report_at = now + std::min(options_.stall_after, timeout_);

@@ -33,9 +33,10 @@ void fill_neutral(Buffer to, ReduceOp op, double prescale = 1);
 // it more. So marks are taken when an operation is asked for, and the communicator is given a stream of the engine's
 // own, which waits for them. Marks: any thread; streams: the engine's.
 
-/// What the streams of a request's memory have so far; none of the host's. Throws Unavailable, InvalidArgument.
+/// What the streams of a request's memory have so far; none of the host's. `rank`: who asks. Throws Unavailable,
+/// InvalidArgument.
 using Marks = std::vector<comm::cuda::MarkPtr>;
-Marks marks_of(const Request& request);
+Marks marks_of(const Request& request, int rank);
 
 /// One for each GPU that is used.
 class GpuStreams {

@@ -4,6 +4,8 @@
 #include "comm/gpu/nccl.h"
 #include "train/named/engine_core.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -15,15 +17,26 @@ using comm::cuda::Gpu;
 using comm::cuda::Nccl;
 using comm::cuda::Stream;
 
-Marks marks_of(const Request& request) {
+namespace {
+
+void refuse_capture(const Gpu& gpu, Stream stream, const Request& request, int rank) {
+  gpu.refuse_capture(
+      stream, [&] { return fmt::format("{} '{}' failed -- rank {}", name_of(request.kind), request.name, rank); });
+}
+
+}  // namespace
+
+Marks marks_of(const Request& request, int rank) {
   Marks marks;
   const Device device = device_of(request);
   if (device.type == DeviceType::CPU) return marks;
-  Gpu& gpu = Gpu::at(device.index);
-  marks.push_back(gpu.mark(device.stream));
+  std::vector<Stream> streams{device.stream};
   for (const Device& other : {request.input.device, request.output.device}) {
-    if (other.type != DeviceType::CPU && other.stream != device.stream) marks.push_back(gpu.mark(other.stream));
+    if (other.type != DeviceType::CPU && other.stream != device.stream) streams.push_back(other.stream);
   }
+  Gpu& gpu = Gpu::at(device.index);
+  for (const Stream stream : streams) refuse_capture(gpu, stream, request, rank);
+  for (const Stream stream : streams) marks.push_back(gpu.mark(stream));
   return marks;
 }
 
@@ -72,6 +85,7 @@ void EngineCore::copy_over(const ConstBuffer& from, const Buffer& to) {
 /// What the caller's stream has by now may still use memory that its allocator gives out for that stream.
 void EngineCore::follow_caller(const Pending& own) {
   Gpu& gpu = Gpu::at(own.device.index);
+  refuse_capture(gpu, own.device.stream, own.request, rank_);
   streams_.after(own.device.index, {gpu.mark(own.device.stream)});
 }
 
@@ -102,7 +116,7 @@ void EngineCore::run_alone(const Ready& one) {
     copy_over(request.input, request.output);
   }
   Gpu& gpu = Gpu::at(device.index);
-  gpu.wait(*gpu.mark(device.stream), Clock::now() + operation_timeout());
+  gpu.wait(*gpu.mark(device.stream), Clock::now() + operation_timeout());  // there is nobody to hear from
 }
 
 void EngineCore::run_on_host(std::span<const Ready> batch) {
@@ -110,7 +124,9 @@ void EngineCore::run_on_host(std::span<const Ready> batch) {
   std::vector<std::pair<Gpu*, MarkPtr>> copies;
   const auto wait_for_copies = [&] {
     try {
-      for (const auto& [gpu, copy] : std::exchange(copies, {})) gpu->wait(*copy, deadline);
+      for (const auto& [gpu, copy] : std::exchange(copies, {})) {
+        gpu->wait(*copy, deadline, [this] { static_cast<void>(announcer_->heard()); });  // throws what ends the world
+      }
     } catch (const Error&) {
       static_cast<void>(new auto(std::move(scratch_)));  // a copy may still use it
       throw;

@@ -6,9 +6,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -93,6 +96,65 @@ TEST(NamedOnGpus, RanksThatHaveJoinedAreServedByTheHost) {
     engine.join();
   });
   EXPECT_EQ(operations_of_nccl() - before, 0);
+}
+
+// By staging: the ranks share a GPU; rank 1's program gives up, while rank 0's stream hangs.
+void expect_that_a_hanging_rank_hears(bool other_has_joined) {
+  using Clock = std::chrono::steady_clock;
+  std::atomic<bool> go{false};
+  std::atomic<Clock::time_point> aborted{};
+  run_on_threads(2, [&](Communicator comm) {
+    const Floats mine(comm, {1, 5});
+    Communicator own = comm;  // the test's, which aborts with it
+    Engine engine(std::move(comm));
+    Request sum = request_of(Kind::AllReduce, "sum", mine);
+    sum.output = mine.buffer();
+    engine.submit(sum).wait();
+    engine.submit(testing::barrier("a driver gives no memory while a stream hangs")).wait();
+    if (engine.rank() == 0) {
+      void* const stream = comm::testing::new_stream();
+      comm::testing::launch(stream, comm::testing::wait_for_flag, &go);
+      sum.input = sum.output = mine.buffer(stream);
+      const Error error = error_of(engine.submit(sum));
+      EXPECT_EQ(error.code(), ErrorCode::Aborted) << error.what();
+      EXPECT_TRUE(comm::testing::has(error.what(), "enough")) << error.what();
+      EXPECT_LT(Clock::now() - aborted.load(), std::chrono::seconds(1));
+      go = true;
+      return;
+    }
+    std::optional<Handle> last;
+    last = other_has_joined ? engine.join_async() : engine.submit(sum);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    aborted = Clock::now();
+    own.abort("enough");
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(error_of(*last).code(), ErrorCode::Aborted);
+  });
+}
+
+TEST(NamedOnGpus, ARankWhoseStreamHangsHearsOfAnAbort) { expect_that_a_hanging_rank_hears(false); }
+TEST(NamedOnGpus, ARankWhoseStreamHangsHearsOfAnAbortOfOneThatHasJoined) { expect_that_a_hanging_rank_hears(true); }
+
+TEST(NamedOnGpus, AStreamThatIsCapturedIsRefusedAndTheGraphIsWhole) {
+  with_engines_on_gpus([](Engine& engine, const Floats& mine, const Floats& room) {
+    if (engine.rank() == 0) {
+      void* const stream = comm::testing::new_stream();
+      auto* const begin = comm::testing::of_driver<int(void*, int)>("cuStreamBeginCapture_v2");
+      auto* const end = comm::testing::of_driver<int(void*, void**)>("cuStreamEndCapture");
+      EXPECT_EQ(begin(stream, 0), 0);
+      Request sum = request_of(Kind::AllReduce, "sum", mine);
+      sum.output = room.buffer(stream);
+      const std::string why =
+          comm::testing::refused([&] { static_cast<void>(engine.submit(sum)); }, ErrorCode::InvalidArgument);
+      EXPECT_TRUE(comm::testing::has(why, "all_reduce 'sum' failed -- rank 0 -- its stream on cuda:0 is being")) << why;
+      void* graph = nullptr;
+      EXPECT_EQ(end(stream, &graph), 0);
+    }
+    Request sum = request_of(Kind::AllReduce, "sum", mine);
+    sum.output = room.buffer();
+    engine.submit(sum).wait();
+    EXPECT_EQ(room.values(), (std::vector<float>{3, 10}));
+  });
 }
 
 TEST(NamedOnGpus, InputAndOutputAreOnOneDevice) {

@@ -1,7 +1,7 @@
 // For tests: a CUDA driver that is none (libcuda.so.1). A GPU's memory is memory of this process that nobody can read
 // or write at the address that programs are given: a copy goes another way. Streams are threads. It delays, fails and
-// hangs on demand. FAKE_CUDA_GPUS: fewer GPUs than the four that there are. FAKE_CUDA_KERNELS=0: it takes no
-// kernels. Any thread.
+// hangs on demand. Of graphs it knows that a stream is captured, and what destroys that. FAKE_CUDA_GPUS: fewer GPUs
+// than the four that there are. FAKE_CUDA_KERNELS=0: it takes no kernels. Any thread.
 #include "comm/gpu/fake/kernels.h"
 
 #include <sys/mman.h>
@@ -31,6 +31,7 @@ using cohort::comm::cuda::PretendedKernel;
 
 constexpr int kGpus = 4;
 constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidPtx = 218, kNotFound = 500, kNotReady = 600;
+constexpr int kCaptureUnsupported = 900, kCaptureInvalidated = 901;
 using Address = unsigned long long;
 
 struct Memory {
@@ -44,7 +45,12 @@ struct Flag {
   bool set = false;
 };
 
+std::atomic<int> events{0};
 struct Event {
+  Event() { ++events; }
+  ~Event() { --events; }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
   std::mutex mutex;
   std::shared_ptr<Flag> recorded;  // null: never, which counts as passed
 };
@@ -162,6 +168,22 @@ std::byte* behind(Address address, std::size_t bytes) {
 
 std::size_t pages(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
+// Capturing (as CU_STREAM_CAPTURE_MODE_GLOBAL has it): meanwhile nothing that is put into the stream is done, here none
+// of it can be captured, and threads whose mode is not relaxed may not ask, allocate, free or pin.
+std::atomic<void*> captured{nullptr};  // a stream
+std::atomic<bool> capture_is_whole{true};
+constexpr int kGlobal = 0, kRelaxed = 2;
+thread_local int capture_mode = kGlobal;
+
+/// What destroys a capture.
+bool destroys(bool does) {
+  if (!does || captured == nullptr) return false;
+  capture_is_whole = false;
+  return true;
+}
+bool is_prohibited() { return destroys(capture_mode != kRelaxed); }
+bool is_captured(void* stream) { return destroys(stream != nullptr && stream == captured); }
+
 std::atomic<int> folds{0}, looks{0};
 
 enum Way { kToHost, kToDevice, kWithin };
@@ -221,6 +243,7 @@ int cuCtxPushCurrent_v2(void*) { return kSuccess; }
 int cuCtxPopCurrent_v2(void**) { return kSuccess; }
 
 int cuMemAlloc_v2(Address* address, std::size_t bytes) {
+  if (is_prohibited()) return kCaptureUnsupported;
   const std::size_t size = pages(bytes);
   const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
   if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(size)) != 0) return kOutOfMemory;
@@ -234,6 +257,7 @@ int cuMemAlloc_v2(Address* address, std::size_t bytes) {
   return kSuccess;
 }
 int cuMemFree_v2(Address address) {
+  if (is_prohibited()) return kCaptureUnsupported;
   wait_for_streams();  // as the real one does: what is under way may use the memory
   const std::lock_guard lock(driver().mutex);
   const auto found = driver().memories.find(address);
@@ -250,6 +274,7 @@ int cuMemsetD8Async(Address address, unsigned char value, std::size_t bytes, voi
   return kSuccess;
 }
 int cuMemHostRegister_v2(void* host, std::size_t bytes, unsigned) {
+  if (is_prohibited()) return kCaptureUnsupported;
   const std::lock_guard lock(driver().mutex);
   if (!driver().pins) return kOutOfMemory;
   driver().pinned[host] = bytes;
@@ -279,6 +304,7 @@ int cuStreamDestroy_v2(void* stream) {
   return kSuccess;
 }
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  if (is_captured(stream)) return kCaptureUnsupported;
   auto* const one = static_cast<Event*>(event);
   std::shared_ptr<Flag> flag;
   {
@@ -301,6 +327,7 @@ int cuEventDestroy_v2(void* event) {
   return kSuccess;
 }
 int cuEventRecord(void* event, void* stream) {
+  if (is_captured(stream)) return kCaptureUnsupported;
   auto flag = std::make_shared<Flag>();
   {
     auto* const one = static_cast<Event*>(event);
@@ -317,6 +344,7 @@ int cuEventRecord(void* event, void* stream) {
   return kSuccess;
 }
 int cuEventQuery(void* event) {
+  if (is_prohibited()) return kCaptureUnsupported;
   {
     const std::lock_guard lock(driver().mutex);
     if (driver().broken != 0) return driver().broken;
@@ -326,6 +354,28 @@ int cuEventQuery(void* event) {
   if (!one->recorded) return kSuccess;
   const std::lock_guard inner(one->recorded->mutex);
   return one->recorded->set ? kSuccess : kNotReady;
+}
+
+int cuStreamIsCapturing(void* stream, int* state) {
+  *state = stream == nullptr || stream != captured ? 0 : capture_is_whole ? 1 : 2;
+  return kSuccess;
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, capture_mode);
+  return kSuccess;
+}
+// One at a time.
+int cuStreamBeginCapture_v2(void* stream, int mode) {
+  if (stream == nullptr || mode != kGlobal || captured != nullptr) return kInvalidValue;
+  capture_is_whole = true;
+  captured = stream;
+  return kSuccess;
+}
+int cuStreamEndCapture(void* stream, void** graph) {
+  if (stream != captured) return kInvalidValue;
+  captured = nullptr;
+  *graph = nullptr;
+  return capture_is_whole ? kSuccess : kCaptureInvalidated;
 }
 
 // What programs use to put work of their own into a stream: here, kernels.
@@ -387,6 +437,8 @@ std::size_t fake_cuda_allocated() {
   for (const auto& [address, memory] : driver().memories) all += memory.bytes;
   return all;
 }
+/// How many marks of streams it holds.
+int fake_cuda_events() { return events; }
 /// How often kernels have folded something, in this process.
 int fake_cuda_folds() { return folds; }
 /// Likewise, looked for what is not finite.
