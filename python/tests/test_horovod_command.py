@@ -255,7 +255,7 @@ class Commands(Folder):
             "4 processes do not fit the 2 slots of 1 host": ("-H", "localhost:2"),
             "-H localhost:x: .*slots that are no number": ("-H", "localhost:x"),
             "line 2 'localhost slots=two'": ("--hostfile", hosts),
-            "hosts-x: No such file": ("--hostfile", f"{hosts}-x"),
+            "cannot open .*hosts-x -- No such file": ("--hostfile", f"{hosts}-x"),
             "--network nowhere0: it fits no address of this host, which has": ("--network-interface", "nowhere0"),
         }.items():
             status, _, err = self.command(sys.executable, COMMAND.parent / "horovodrun", "-np", "4", *given, "true")

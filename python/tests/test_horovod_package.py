@@ -95,7 +95,7 @@ class Package(Folder):
             "hosts and hostfile were both given": {"hosts": "a:1", "hostfile": "b"},
             "hosts is empty": {"hosts": ""},
             "-H localhost:x": {"hosts": "localhost:x"},
-            "--hostfile /no/such: No such file": {"hostfile": "/no/such"},
+            "--hostfile: cannot open /no/such -- No such file": {"hostfile": "/no/such"},
             "ssh_port: 'x' -- the port": {"hosts": "a:1", "ssh_port": "x"},
             "ssh_identity_file: '/no/such': No such file": {"hosts": "a:1", "ssh_identity_file": "/no/such"},
             "start_timeout: 'soon'": {"start_timeout": "soon"},
