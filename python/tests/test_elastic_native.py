@@ -252,6 +252,13 @@ print("over", state.steps, hashlib.sha256(b"".join(p.detach().numpy().tobytes() 
 """
 
 
+def put(file, text):
+    """All of it at once, for whoever reads it at any time."""
+    new = file.with_name("new")
+    new.write_text(text)
+    os.replace(new, file)
+
+
 class Job:
     """`cohort run` of a program, whose workers' lines it has from their logs."""
 
@@ -454,11 +461,11 @@ class Local(unittest.TestCase):
     def test_who_comes_has_what_all_had_last(self):
         with tempfile.TemporaryDirectory() as folder:
             hosts = pathlib.Path(folder) / "hosts"
-            hosts.write_text("a:2\n")
+            put(hosts, "a:2\n")
             options = ("--min-np", "1", "--starter", "local", "--host-discovery-script", f"cat {hosts}")
             with Job(*options, program=LOCAL, sizes=(10007, 8, 1), PACE="0.2") as job:
                 job.wait_for_world(2)
-                hosts.write_text("a:2\nb:1\n")
+                put(hosts, "a:2\nb:1\n")
                 job.wait_for_world(3)
                 (job.path / "fast").touch()
                 job.end()
@@ -478,19 +485,14 @@ class Hosts(unittest.TestCase):
     def test_ranks_come_and_go(self):
         with tempfile.TemporaryDirectory() as folder:
             hosts = pathlib.Path(folder) / "hosts"
-
-            def listed(text):
-                (pathlib.Path(folder) / "new").write_text(text)
-                os.replace(pathlib.Path(folder) / "new", hosts)
-
-            listed("a:4\n")
+            put(hosts, "a:4\n")
             options = ("--min-np", "1", "--starter", "local", "--host-discovery-script", f"cat {hosts}")
             with Job(*options, plan={"1": (10, "backward")}, sizes=(10007, 32, 3), PACE="0.2") as job:
                 job.wait_for_world(4)
                 job.wait_for_world(3)
-                listed("a:4\nb:2\n")
+                put(hosts, "a:4\nb:2\n")
                 job.wait_for_world(5)
-                listed("b:1\n")  # a's leave; b keeps what it has
+                put(hosts, "b:1\n")  # a's leave; b keeps what it has
                 job.wait_for_world(2)
                 (job.path / "fast").touch()
                 job.end()

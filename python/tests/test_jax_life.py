@@ -117,7 +117,7 @@ except Exception as error:
                 self.assertEqual(ends[1][0], -9)
                 self.assertRegex(output, r"(?s)(JaxRuntimeError|ValueError|HorovodInternalError) .*lost rank 1")
                 self.assertLess(time.monotonic() - begun, SECONDS)
-                self.assertLess(float(output.split("took ")[1].split()[0]), 5)
+                self.assertLess(float(output.split("took ")[1].split()[0]), 15)
 
     def test_programs_in_another_order_on_each_rank(self):
         """JAX runs them one after the other, so these wait for each other: both ranks hear of it, with the names."""

@@ -79,10 +79,10 @@ class OnGpus(unittest.TestCase):
             model.zero_grad(set_to_none=True)
             loss = parallel(torch.arange(12.0).reshape(2, 6).to(device) * (cohort.rank() + 1)).sum()
             cohort.world().barrier()
-            with cuda_support.delay_of_nccl(1000):
+            with cuda_support.delay_of_nccl(2000):
                 begun = time.monotonic()
                 loss.backward()
-                self.assertLess(time.monotonic() - begun, 0.8)
+                self.assertLess(time.monotonic() - begun, 1.8)
                 gradients.append([parameter.grad.cpu() for parameter in model.parameters()])
         for one, other in zip(*gradients):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -99,11 +99,11 @@ class OnGpus(unittest.TestCase):
         model.zero_grad(set_to_none=True)
         loss = parallel(x).sum()
         cohort.world().barrier()
-        with cuda_support.delay_of_nccl(1000):
+        with cuda_support.delay_of_nccl(2000):
             begun = time.monotonic()
             loss.backward()
             self.assertEqual([one() is None for one in gradients], [True])
-            self.assertLess(time.monotonic() - begun, 0.9)
+            self.assertLess(time.monotonic() - begun, 1.8)
 
     def test_a_rank_without_samples(self):
         model = model_of("cuda")

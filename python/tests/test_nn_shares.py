@@ -19,7 +19,7 @@ if torch is not None:
     from cohort.nn import DistributedDataParallel
 
 SIZE, BATCH = 320, 16
-SECONDS_OF_A_SAMPLE = (0.0005, 0.0015)  # of rank 0 and 1: 24 and 8 of 32 samples take 12 ms
+SECONDS_OF_A_SAMPLE = (0.001, 0.003)  # of rank 0 and 1: 24 and 8 of 32 samples take 24 ms, 16 and 16 take 48
 
 
 @needs_torch
@@ -56,8 +56,8 @@ class Shares(Ranks):
         self.assertEqual(counts[0], BATCH)
         steps = SECONDS_OF_A_SAMPLE[self.rank] * torch.tensor(counts, dtype=torch.double)
         self.world.all_reduce(steps, op="max")
-        # The best are 12 ms, even shares take 24. Other processes on these cores may move it for a while.
-        self.assertLess(steps.min().item(), 0.0133, counts)
+        # What else a step takes on a busy machine counts for both ranks, and moves the shares away from the best.
+        self.assertLess(steps.min().item(), 0.036, counts)
 
     def test_given_shares(self):
         used, counts = self.train(1, shares=(3, 1))

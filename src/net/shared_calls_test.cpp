@@ -95,8 +95,8 @@ TEST(SharedCalls, WhoSleepsIsWoken) {
     (void)both.server.answer(*number, "y");
   });
   const auto begin = std::chrono::steady_clock::now();
-  while (both.client->state(*number) == SharedCallsClient::State::UnderWay) (void)both.client->wait(seen, 10s);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  while (both.client->state(*number) == SharedCallsClient::State::UnderWay) (void)both.client->wait(seen, 20s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 15s);
   later.join();
 }
 
@@ -315,7 +315,7 @@ TEST(RpcShared, AServerThatIsKilledIsFoundAtOnce) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::PeerLost);
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 15s);
   killer.join();
   ::waitpid(process, nullptr, 0);
 }

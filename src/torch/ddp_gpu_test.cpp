@@ -149,11 +149,11 @@ TEST(DdpOnGpus, BackwardDoesNotWaitForTheGpu) {
         const Batch batch = batch_of(step * 10 + comm.rank(), 4, at::kFloat);
         const at::Tensor loss = loss_of(model(batch.x.to(device)), batch.y.to(device));
         comm.barrier().wait();
-        if (step == 2) ::setenv("FAKE_NCCL_DELAY", "1000", 1);
+        if (step == 2) ::setenv("FAKE_NCCL_DELAY", "2000", 1);
         const auto begun = std::chrono::steady_clock::now();
         loss.backward();
         if (step == 2) {
-          EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(800));
+          EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(1800));
         }
         // torch's work comes after the averages, as it does in the stream of a GPU.
         if (step == 2 && comm.rank() == 0) {
@@ -258,7 +258,7 @@ TEST(TensorsOnGpus, MemoryThatIsStillUsedIsNotTakenForOthers) {
     EXPECT_FALSE(ended);
     bool again = false;
     std::vector<at::Tensor> others;
-    for (int i = 0; i < 2000 && !(again && ended); ++i) {
+    for (int i = 0; i < 10000 && !(again && ended); ++i) {
       others.push_back(at::empty({elements}, type));
       again = again || others.back().data_ptr() == memory;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

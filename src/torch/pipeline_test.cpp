@@ -378,10 +378,11 @@ TEST(PipelineStages, AreCutByHandByCostOrByMeasuring) {
     for (int i = 0; i < 4; ++i) layers.emplace_back([] { return torch::nn::BatchNorm1d(5); });
     layers.emplace_back([] {
       return Function([](const at::Tensor& x) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(600));  // on a busy machine, too, the longest of all
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));  // far longer than any other
         return x;
       });
     });
+    at::set_num_threads(1);  // with more, a BatchNorm takes until a busy machine has run the others
     Pipeline measured(layers, comm, {.micro_batches = 4, .sample = comm.rank() == 0 ? at::ones({4, 5}) : at::Tensor()});
     EXPECT_EQ(measured.cuts(), Cuts{4});
     EXPECT_NE(measured.plan().find("layers 0-3 | 4"), std::string::npos) << measured.plan();
@@ -461,7 +462,7 @@ TEST(PipelineStages, ThatThrowEndTheStepOnAllRanksWithTheirReason) {
       ++told;
     });
     EXPECT_EQ(told, 4);
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << what;
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << what;
   }
 }
 

@@ -36,7 +36,7 @@ while step < steps:
 world.barrier()
 print(f"rank {cohort.rank()} has ended", flush=True)
 """
-# The same, and goes on with whoever is there.
+# The same, and goes on with whoever is there, until it is told that it may end.
 ELASTIC = """
 import os, time
 import cohort, cohort.elastic
@@ -44,10 +44,12 @@ import cohort, cohort.elastic
 @cohort.elastic.run
 def train(state, world):
     print(f"{world.size} ranks go on after step {state.steps}", flush=True)
-    while state.steps < int(os.environ["STEPS"]):
-        data = bytearray([1])
+    told = 0
+    while not told:
+        data = bytearray([1, os.path.exists("enough")])
         world.comm.all_reduce(data)
         assert data[0] == world.size
+        told = data[1]
         state.step()
         if state.steps == 5:
             print("has taken 5 steps", flush=True)
@@ -171,7 +173,7 @@ class Pods(boxes.InBox):
         (self.folder / "train.py").write_text(ELASTIC)
         self.resolve("train-0.train", "train-1.train")
         index = "metadata.labels['apps.kubernetes.io/pod-index']"
-        start = lambda number: self.pod(number, container, {index: str(number)}, STEPS="150")  # noqa: E731
+        start = lambda number: self.pod(number, container, {index: str(number)})  # noqa: E731
         pods = [start(0), start(1)]
         said = self.follow(pods[0])
         said("4 ranks go on after step 0")
@@ -180,6 +182,7 @@ class Pods(boxes.InBox):
         said(r"2 ranks go on after step [1-9]")
         again = start(1)
         said(r"4 ranks go on after step [1-9]")
+        (self.folder / "enough").touch()
         said("has ended")
         said("finished -- kubectl delete")  # and is not started again
         self.follow(again)("finished -- kubectl delete")

@@ -173,7 +173,7 @@ TEST(LaunchHealthLimits, ARankThatTakesItsTimeToEndIsStillTheFirst) {
 }
 
 TEST(LaunchHealthLimits, WhatTheProgramCalledHasItsName) {
-  const auto finished = run(job_of("asks", {"--grace", "1"}));
+  const auto finished = run(job_of("asks", {"--grace", "20"}));
   EXPECT_EQ(finished.status, 128 + SIGKILL) << finished.err;
   EXPECT_TRUE(says(finished.err, "Preemption::requested: all_reduce\\(int32\\[1\\], max\\) failed -- rank [02] "))
       << finished.err;

@@ -32,7 +32,7 @@ TEST(PipelineJob, NamesAStageThatIsKilledOnAllOthers) {
     EXPECT_NE(error.find("rank 2"), std::string::npos) << error;
   }
   const auto took = std::chrono::steady_clock::now() - killed;
-  EXPECT_LT(took, 5s);  // 0.1 s on an idle machine
+  EXPECT_LT(took, 20s);  // 0.1 s on an idle machine; no operation's time is over by then
   std::printf("named on all after %.0f ms\n", std::chrono::duration<double, std::milli>(took).count());
   EXPECT_NE(job.wait(), 0);
   EXPECT_NE(job.err().find("rank 2 failed: killed by SIGKILL"), std::string::npos) << job.err();

@@ -129,7 +129,7 @@ TEST_P(Cable, CutForGoodIsNamedWhetherSomethingIsUnderWayOrNot) {
     network.cut();
     const auto cut = Clock::now();
     const Ending ending = world.collect(1, 20s);
-    EXPECT_LT(Clock::now() - cut, 6s);  // 3 s, and as much for a busy machine
+    EXPECT_LT(Clock::now() - cut, 15s);  // 3 s, and more for a busy machine
     EXPECT_EQ(ending.said.rfind("PeerLost: ", 0), 0u) << ending.said;
     for (const char* const part :
          {"all_reduce(float32[500000], sum)", "lost rank 0 (host0, pid ", "has not answered"}) {

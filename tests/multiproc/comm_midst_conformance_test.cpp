@@ -117,30 +117,30 @@ TEST_P(InTheMidst, AKilledRankIsNamed) {
   world.kill(1, SIGKILL);
   const auto killed = Clock::now();
   for (const int rank : {0, 2}) {
-    const Ending ending = world.collect(rank, 10s);
+    const Ending ending = world.collect(rank);
     if (ending.said.find("may not read its peers' memory") != std::string::npos) GTEST_SKIP() << ending.said;
     EXPECT_EQ(ending.said.rfind("PeerLost: ", 0), 0u) << ending.said;
     EXPECT_NE(ending.said.find("lost rank 1 (testhost, pid " + std::to_string(world.pid(1)) + ")"), std::string::npos)
         << ending.said;
     EXPECT_NE(ending.said.find(std::string(comm::name_of(GetParam().kind)) + "("), std::string::npos) << ending.said;
   }
-  EXPECT_LT(Clock::now() - killed, 5s);
+  EXPECT_LT(Clock::now() - killed, 15s);
 }
 
 TEST_P(InTheMidst, AStoppedRankIsNamed) {
   const ForcedPlan forced(GetParam().way.plan);
   Processes world(kSize);
-  start_looping(world, GetParam(), 700ms);
+  start_looping(world, GetParam(), 2s);
   ASSERT_TRUE(world.await_flag("busy"));
   world.kill(1, SIGSTOP);
   const auto stopped = Clock::now();
   for (const int rank : {0, 2}) {
-    const Ending ending = world.collect(rank, 10s);
+    const Ending ending = world.collect(rank);
     EXPECT_EQ(ending.said.rfind("Timeout: ", 0), 0u) << ending.said;
     EXPECT_NE(ending.said.find("rank 1 (pid " + std::to_string(world.pid(1)) + ") "), std::string::npos) << ending.said;
     EXPECT_NE(ending.said.find(std::string(comm::name_of(GetParam().kind)) + "("), std::string::npos) << ending.said;
   }
-  EXPECT_LT(Clock::now() - stopped, 5s);
+  EXPECT_LT(Clock::now() - stopped, 15s);
   world.kill(1, SIGKILL);
   static_cast<void>(world.collect(1));
 }

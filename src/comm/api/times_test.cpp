@@ -87,29 +87,29 @@ void expect_sound(const std::vector<CollectiveEvent>& events) {
 
 TEST(Times, OneHostHasNoWireAndWaitsForTheLate) {
   for (const std::size_t count : {std::size_t{4}, std::size_t{1} << 20}) {
-    const auto events = all_reduce_on("", 3, count, 200ms);
+    const auto events = all_reduce_on("", 3, count, 600ms);
     expect_sound(events);
     for (const CollectiveEvent& event : events) {
       EXPECT_EQ(event.wire, 0ns);
       EXPECT_EQ(event.wire_bytes, 0U);
     }
-    EXPECT_GE(std::max(events[0].waited, events[1].waited), 100ms) << count;
-    EXPECT_LT(events[2].waited, 100ms) << count;
+    EXPECT_GE(std::max(events[0].waited, events[1].waited), 300ms) << count;
+    EXPECT_LT(events[2].waited, 300ms) << count;
   }
 }
 
 TEST(Times, SeveralHostsHaveAWire) {
   const std::size_t count = std::size_t{1} << 20;
   for (const char* const hosts : {"2", "1,3"}) {
-    const auto events = all_reduce_on(hosts, 4, count, 200ms);
+    const auto events = all_reduce_on(hosts, 4, count, 600ms);
     expect_sound(events);
     std::size_t sent = 0;
     for (const CollectiveEvent& event : events) sent += event.wire_bytes;
     EXPECT_GE(sent, 2 * count * sizeof(float)) << hosts;            // each host all of it, once,
     EXPECT_LT(sent, 2 * count * sizeof(float) + 100'000) << hosts;  // and little else
     EXPECT_GT(events[0].wire, 0ns) << hosts;
-    for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_GE(events[rank].waited, 100ms) << hosts << " " << rank;
-    EXPECT_LT(events[3].waited, 100ms) << hosts;
+    for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_GE(events[rank].waited, 300ms) << hosts << " " << rank;
+    EXPECT_LT(events[3].waited, 300ms) << hosts;
   }
 }
 

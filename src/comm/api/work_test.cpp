@@ -94,16 +94,18 @@ TEST(Work, ManyInFlightRunInOrder) {
 }
 
 TEST(Work, WaitForGivesUpWaitingButNotTheOperation) {
-  comm::testing::run_world(2, [](Communicator comm) {
+  std::atomic<bool> given_up{false};
+  comm::testing::run_world(2, [&given_up](Communicator comm) {
     std::vector<float> values(50000, 1);
     if (comm.rank() == 0) {
       Work work = comm.all_reduce(std::span(values));
       EXPECT_FALSE(work.wait_for(20ms));
       EXPECT_FALSE(work.done());
+      given_up = true;
       { const Work behind = comm.barrier(); }  // its destructor waits
       EXPECT_TRUE(work.done());
     } else {
-      std::this_thread::sleep_for(200ms);
+      while (!given_up) std::this_thread::sleep_for(1ms);
       comm.all_reduce(std::span(values)).wait();
       comm.barrier().wait();
     }

