@@ -95,6 +95,13 @@ def _run(*command):
     subprocess.run(command, check=True)
 
 
+def _what_it_needs():
+    """For whom CMake has told what is missing: one thing of several, by a name of its own."""
+    rows = [line.split() for line in (ROOT / "tools/packages.txt").read_text().splitlines()]
+    packages = " ".join(row[1] for row in rows if row[:1] == ["build"])
+    return f"cohort: something that it is built with is not here (see above). Of Debian 12 it takes: apt-get install {packages}"
+
+
 def _tell(text):
     """To whoever waits: pip keeps what a backend prints to itself, unless it fails."""
     print(text, flush=True)
@@ -144,7 +151,7 @@ def _glibc(files):
 
 def build(folder, *options, compiler=("c++",)):
     """Builds in `folder`, with `options` for CMake; returns the folder with site-packages' cohort/ and bin/ in it."""
-    _run(
+    configure = (
         "cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja",
         "-DCMAKE_BUILD_TYPE=Release",
         "-DCMAKE_UNITY_BUILD=ON",
@@ -158,6 +165,10 @@ def build(folder, *options, compiler=("c++",)):
         f"-DCMAKE_INSTALL_RPATH={_rpath()}",
         *options,
     )  # fmt: skip
+    try:
+        _run(*configure)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        sys.exit(f"{error}\n{_what_it_needs()}")
     if not list((folder / "python/cohort").glob("_core*.so")):
         _tell(f"cohort: compiling, some minutes ({os.cpu_count()} cores); the next time it takes seconds")
     _run("cmake", "--build", str(folder), "--target", "cohort_python", "to_install")

@@ -59,6 +59,15 @@ class Packaging(unittest.TestCase):
         module.touch()
         self.assertNotIn("compiling", said())
 
+    def test_who_lacks_what_it_is_built_with_is_told_all_of_it(self):
+        for lack in (FileNotFoundError("No such file or directory: 'cmake'"), subprocess.CalledProcessError(1, ["cmake"])):
+            with (
+                self.subTest(lack),
+                mock.patch.object(cohort_build, "_run", mock.Mock(side_effect=lack)),
+                self.assertRaisesRegex(SystemExit, r"cmake(.|\n)*apt-get install g\+\+ cmake .*libfmt-dev .*pybind11-dev"),
+            ):
+                cohort_build.build_wheel(str(self.folder))
+
     def test_the_programs_look_where_installers_put_libraries(self):
         for folder in ("lib/python3.9/site-packages", "lib64/python3.12/site-packages", "lib/python3/dist-packages", "."):
             self.assertIn(f"$ORIGIN/../{folder}/cohort/lib", cohort_build._rpath().split(";"))
