@@ -10,24 +10,61 @@
 
 #include <pybind11/pybind11.h>
 
+#include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cohort::python {
 
+/// What an operation works on, kept until it is over, whoever drops what. Needs the GIL.
+class Held {
+ public:
+  virtual ~Held() = default;
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  /// Of its arrays.
+  std::optional<int> gpu() const noexcept { return gpu_; }
+  /// A GPU has no memory to spare for what nobody asks for any more: lets go soon after the operation has ended, though
+  /// Python neither waits for it nor starts another. `on_done` is the operation's. Once; where there can be no thread,
+  /// the next operation lets go.
+  static void let_go_at_end(const std::shared_ptr<Held>& self,
+                            const std::function<void(std::function<void()>)>& on_done);
+  /// Ends the thread that lets go. Without the GIL. It starts anew when it is needed.
+  static void stop() { CompletionThread<Over>::stop(); }
+
+ protected:
+  Held(std::vector<Array> arrays, std::shared_ptr<const void> keep);
+  const std::vector<Array>& arrays() const noexcept { return arrays_; }
+  bool holds() const noexcept { return *holds_; }
+  void let_go();
+  /// The operation has ended, and nobody has waited for it.
+  virtual void end() { let_go(); }
+
+ private:
+  struct Over {
+    std::shared_ptr<const std::atomic<bool>> holds;  // known without the GIL
+    std::weak_ptr<Held> held;
+  };
+  friend void tell(const std::deque<Over>& over);
+
+  std::vector<Array> arrays_;
+  std::shared_ptr<const void> keep_;
+  const std::shared_ptr<std::atomic<bool>> holds_;  // anything
+  std::optional<int> gpu_;
+  bool told_of_end_ = false;
+};
+
 /// An operation under way and its arrays.
-class Operation {
+class Operation : public Held, public std::enable_shared_from_this<Operation> {
  public:
   Operation(Work work, std::vector<Array> arrays, std::shared_ptr<const void> keep)
-      : keep_(std::move(keep)), work_(std::move(work)), arrays_(std::move(arrays)) {
-    for (const Array& array : arrays_) {
-      if (array.const_buffer().device.type != DeviceType::CPU) gpu_ = array.const_buffer().device.index;
-    }
-  }
+      : Held(std::move(arrays), std::move(keep)), work_(std::move(work)) {}
 
   /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting, not the
   /// operation.
@@ -41,18 +78,14 @@ class Operation {
   std::optional<Error> error() const { return work_.error(); }
   std::optional<bool> finite() const { return work_.finite(); }
   std::optional<int> source() const { return work_.source(); }
-  /// Of its arrays.
-  std::optional<int> gpu() const noexcept { return gpu_; }
+  /// See Held.
+  void let_go_at_end();
 
  private:
   bool is_over(std::optional<std::chrono::nanoseconds> limit);
-  void let_go_of_arrays();
 
   const std::uint64_t home_ = fork_generation();
-  std::shared_ptr<const void> keep_;
   Work work_;
-  std::vector<Array> arrays_;
-  std::optional<int> gpu_;
   std::timed_mutex waiting_;  // one thread at a time may wait for a Work
 };
 

@@ -23,6 +23,14 @@ namespace core = cohort::gradients;
 class PendingOperation final : public core::Pending {
  public:
   explicit PendingOperation(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
+  ~PendingOperation() override {
+    if (!operation_) return;
+    const py::gil_scoped_acquire gil;
+    if (!operation_->done()) operation_->let_go_at_end();  // of a backward that has failed
+    operation_ = nullptr;
+  }
+  PendingOperation(const PendingOperation&) = delete;
+  PendingOperation& operator=(const PendingOperation&) = delete;
   void wait() override {
     const py::gil_scoped_acquire gil;
     if (operation_) operation_->wait(std::nullopt);

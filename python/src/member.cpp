@@ -3,6 +3,7 @@
 #include "errors.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 namespace cohort::python {
@@ -24,6 +25,44 @@ void forget_gone(std::vector<std::weak_ptr<Member>>& list) {
 }
 
 }  // namespace
+
+// --- Held ---
+
+Held::Held(std::vector<Array> arrays, std::shared_ptr<const void> keep)
+    : arrays_(std::move(arrays)),
+      keep_(std::move(keep)),
+      holds_(std::make_shared<std::atomic<bool>>(!arrays_.empty() || keep_)) {
+  for (const Array& array : arrays_) {
+    if (array.const_buffer().device.type != DeviceType::CPU) gpu_ = array.const_buffer().device.index;
+  }
+}
+
+void Held::let_go() {
+  *holds_ = false;
+  // Freeing one may run any Python code, which finds none.
+  const std::vector<Array> arrays = std::exchange(arrays_, {});
+  const std::shared_ptr<const void> kept = std::exchange(keep_, nullptr);
+}
+
+void Held::let_go_at_end(const std::shared_ptr<Held>& self, const std::function<void(std::function<void()>)>& on_done) {
+  if (std::exchange(self->told_of_end_, true)) return;
+  try {
+    auto& thread = CompletionThread<Over>::get();
+    on_done([&thread, over = Over{self->holds_, self}] { thread.push(over); });
+  } catch (const std::system_error&) {
+  }
+}
+
+/// On a thread of its own.
+void tell(const std::deque<Held::Over>& over) {
+  // Who waits for an operation lets go itself, and has the GIL by then.
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (std::none_of(over.begin(), over.end(), [](const auto& one) { return one.holds->load(); })) return;
+  const py::gil_scoped_acquire gil;
+  for (const auto& one : over) {
+    if (const std::shared_ptr<Held> held = one.held.lock()) held->end();
+  }
+}
 
 // --- Operation ---
 
@@ -48,7 +87,7 @@ bool Operation::wait(std::optional<std::chrono::nanoseconds> limit) {
     }
     if (!wait_until([&](auto slice) { return is_over(slice); }, until)) return false;
   }
-  let_go_of_arrays();
+  let_go();
   work_.wait();
   return true;
 }
@@ -75,16 +114,17 @@ void Operation::synchronize(const Device& stream) {
   if (work_.done()) {
     wait(std::nullopt);
   } else if (work_.is_ordered() &&
-             std::all_of(arrays_.begin(), arrays_.end(), [](const Array& one) { return one.goes_by_stream(); })) {
+             std::all_of(arrays().begin(), arrays().end(), [](const Array& one) { return one.goes_by_stream(); })) {
     // Who runs far ahead of a GPU would hold the memory of all that is in flight.
-    let_go_of_arrays();
+    let_go();
+  } else {
+    let_go_at_end();
   }
 }
 
-void Operation::let_go_of_arrays() {
-  // Freeing one may run any Python code, which finds none.
-  const std::vector<Array> arrays = std::exchange(arrays_, {});
-  const std::shared_ptr<const void> kept = std::exchange(keep_, nullptr);
+void Operation::let_go_at_end() {
+  if (!holds()) return;
+  Held::let_go_at_end(shared_from_this(), [this](std::function<void()> call) { work_.on_done(std::move(call)); });
 }
 
 void Operation::wait_for_end() {
@@ -149,6 +189,7 @@ std::shared_ptr<Operation> Member::start(const char* name, const std::function<W
   if (work.done() && !work.error() && !work.finite() && !work.source()) return nullptr;
   auto operation = std::make_shared<Operation>(std::move(work), std::move(arrays), std::move(keep));
   running_.keep(operation);
+  if (operation->gpu()) operation->let_go_at_end();
   return operation;
 }
 

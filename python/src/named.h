@@ -7,18 +7,13 @@
 #include "bindings.h"
 #include "waiting.h"
 
-#include "base/thread.h"
 #include "train/named/engine.h"
 
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -42,13 +37,13 @@ class GpuResult {
 class NamedWorld;
 
 /// cohort._core.NamedWork: an operation under way and its arrays.
-class NamedOperation {
+class NamedOperation : public Held {
  public:
   /// `keeper` keeps it until it is done.
   NamedOperation(named::Handle handle, std::vector<Array> arrays, std::shared_ptr<GpuResult> result,
                  std::weak_ptr<NamedWorld> keeper)
-      : handle_(std::move(handle)),
-        arrays_(std::move(arrays)),
+      : Held(std::move(arrays), nullptr),
+        handle_(std::move(handle)),
         result_(std::move(result)),
         keeper_(std::move(keeper)) {}
 
@@ -64,10 +59,10 @@ class NamedOperation {
 
  private:
   void check_home() const;
+  void end() override;
 
   const std::uint64_t home_ = fork_generation();
   named::Handle handle_;
-  std::vector<Array> arrays_;
   std::shared_ptr<GpuResult> result_;
   std::weak_ptr<NamedWorld> keeper_;
 };
@@ -148,75 +143,5 @@ void bind_named_calls(pybind11::module_& module);
 void bind_named_work(pybind11::module_& module);
 void bind_named_result(pybind11::module_& module);
 void bind_named_gpus(pybind11::module_& module);
-
-/// A thread that tells of finished operations, so that the engine's waits neither for Python nor for what is computed
-/// next. `tell(const std::deque<Item>&)`, beside Item, is called on it. Any thread may call.
-/// Never destroyed: an engine of a world that was given up may still refer to it. One of a parent is not touched in its
-/// forked child.
-template <class Item>
-class CompletionThread {
- public:
-  static CompletionThread& get() {
-    const std::lock_guard lock(guard());
-    if (current() == nullptr || current()->home_ != fork_generation()) current() = new CompletionThread();
-    return *current();
-  }
-
-  /// Ends the thread, once it has told what is done. It starts anew when it is needed.
-  static void stop() {
-    CompletionThread* ending = nullptr;
-    {
-      const std::lock_guard lock(guard());
-      if (current() == nullptr || current()->home_ != fork_generation()) return;
-      ending = std::exchange(current(), nullptr);
-    }
-    {
-      const std::lock_guard lock(ending->mutex_);
-      ending->stopping_ = true;
-    }
-    ending->changed_.notify_one();
-    ending->thread_.join();
-  }
-
-  void push(Item done) {
-    {
-      const std::lock_guard lock(mutex_);
-      queue_.push_back(std::move(done));
-    }
-    changed_.notify_one();
-  }
-
- private:
-  CompletionThread() : thread_(sys::start_without_signals([this] { run(); })) {}
-
-  static std::mutex& guard() {
-    static auto* const mutex = new std::mutex();
-    return *mutex;
-  }
-  static CompletionThread*& current() {
-    static CompletionThread* one = nullptr;
-    return one;
-  }
-
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      std::deque<Item> taken = std::exchange(queue_, {});
-      lock.unlock();
-      tell(taken);
-      taken.clear();
-      lock.lock();
-    }
-  }
-
-  const std::uint64_t home_ = fork_generation();
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Item> queue_;
-  bool stopping_ = false;
-  std::thread thread_;
-};
 
 }  // namespace cohort::python

@@ -32,13 +32,16 @@ void NamedOperation::check_home() const {
 bool NamedOperation::wait(std::optional<std::chrono::nanoseconds> limit) {
   check_home();
   if (!handle_.done() && !wait_until([&](auto slice) { return handle_.block(slice); }, end_of(limit))) return false;
-  // Freeing an array may run any Python code.
-  const std::vector<Array> finished = std::exchange(arrays_, {});
+  end();
+  if (const Error* const failed = handle_.failure()) throw *failed;
+  return true;
+}
+
+void NamedOperation::end() {
+  let_go();
   // A GPU has no memory to spare for results that the program has dropped.
   const std::shared_ptr<NamedWorld> keeper = std::exchange(keeper_, {}).lock();
   if (result_ && keeper) keeper->let_go_of_done();
-  if (const Error* const failed = handle_.failure()) throw *failed;
-  return true;
 }
 
 std::optional<Error> NamedOperation::error() const {
@@ -93,6 +96,9 @@ std::shared_ptr<NamedOperation> NamedWorld::keep(named::Handle handle, std::vect
   auto operation =
       std::make_shared<NamedOperation>(std::move(handle), std::move(arrays), std::move(result), weak_from_this());
   running_.keep(operation);
+  if (operation->gpu()) {
+    Held::let_go_at_end(operation, [&](std::function<void()> call) { operation->handle().on_done(std::move(call)); });
+  }
   return operation;
 }
 
@@ -166,6 +172,7 @@ void NamedWorld::forget_all() {
   const auto gone = std::exchange(lingering_worlds(), {});
   Callbacks::stop();
   const py::gil_scoped_release release;
+  Held::stop();
   stop_completions();
 }
 

@@ -4,6 +4,7 @@ ranks, which share a GPU."""
 import copy
 import os
 import time
+import types
 import unittest
 import unittest.mock
 import weakref
@@ -194,6 +195,53 @@ class Reductions(Case):
             self.assertIsNotNone(gone())
             work.wait()
             self.assertIsNone(gone())
+
+    @needs_torch_2
+    def test_memory_of_many_that_are_waited_for(self):
+        """As FSDP does: in the order of a stream nothing is held; in that of another, nothing once the GPU is done."""
+        streams = [torch.cuda.current_stream]
+        if cuda_support.FAKE:
+            other = types.SimpleNamespace(cuda_stream=cuda_support.new_stream())
+            streams.append(lambda device=None: other)
+        for stream in streams:
+            gone = []
+            for _ in range(16):
+                whole = torch.empty(self.size * 1000, device=GPU)
+                work = dist.all_gather_into_tensor(whole, self.of(self.rank, 1000).to(GPU), async_op=True)
+                with unittest.mock.patch.object(torch.cuda, "current_stream", stream):
+                    work.wait()
+                gone.append(weakref.ref(whole))
+                del whole, work
+            until = time.monotonic() + (0 if stream is streams[0] else 10)
+            while any(one() is not None for one in gone) and time.monotonic() < until:
+                time.sleep(0.001)
+            self.assertEqual([one() for one in gone], [None] * 16)
+
+    @needs_torch_2
+    def test_memory_of_what_nobody_waits_for(self):
+        for turned in (False, True):  # the result is copied to where it is wanted
+            gone, works = [], []
+            for count in (1000, 200_000):
+                for keeps in (False, True):
+                    tensor = self.of(self.rank, count).to(GPU)
+                    if turned:
+                        tensor = tensor.view(2, -1).t()
+                    work = dist.all_reduce(tensor, async_op=True)
+                    gone.append(weakref.ref(tensor))
+                    if keeps:
+                        works.append(work)
+                    del tensor, work
+            until = time.monotonic() + 10
+            if turned:
+                dist.barrier()  # and then with the next operation that begins
+                dist.barrier()
+            while any(one() is not None for one in gone[::2]) and time.monotonic() < until:
+                time.sleep(0.001)
+            self.assertEqual([one() for one in gone[::2]], [None] * 2)
+            # Whoever keeps a Work may ask it for the result.
+            self.assertEqual([work.wait() and work.result()[0] is one() for work, one in zip(works, gone[1::2])], [True] * 2)
+            works.clear()
+            self.assertEqual([one() for one in gone], [None] * 4)
 
     def test_futures(self):
         def call(device):

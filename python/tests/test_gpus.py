@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 import types
 import unittest
 import unittest.mock
@@ -235,6 +236,46 @@ class Gpus(unittest.TestCase):
             self.assertEqual(exported.let_go, [])
         works[1].wait()
         self.assertEqual(exported.let_go, ["once"])
+
+    def test_arrays_go_when_the_gpu_is_done_with_them(self):
+        """Whoever waits, keeps the Work or has dropped it; and without another call of the program."""
+        exported = Kept([2.0])
+        for one in (Tensor([1.0]), exported):
+            self.world.all_reduce(one)
+        for ways in ((), ("wait",), ("synchronize",), ("drop",)):
+            with self.subTest(ways):
+                self.world.barrier()
+                exported.let_go.clear()
+                tensor = Tensor([1.0, 2.0])
+                with unittest.mock.patch.dict(os.environ, FAKE_NCCL_DELAY="50"):
+                    works = [self.world.all_reduce(one, async_op=True) for one in (tensor, exported)]
+                    gone = weakref.ref(tensor)
+                    del tensor
+                    if "wait" in ways:
+                        for work in works:
+                            work.wait()
+                        self.assertEqual((gone(), exported.let_go), (None, ["once"]))
+                    if "synchronize" in ways:
+                        for work in works:
+                            work.synchronize(0)  # not the stream that they came in
+                    if "drop" in ways:
+                        del works
+                until = time.monotonic() + 10
+                while (gone() is not None or not exported.let_go) and time.monotonic() < until:
+                    time.sleep(0.001)
+                self.assertEqual((gone(), exported.let_go), (None, ["once"]))
+
+    def test_messages_let_go_of_arrays(self):
+        self.world.barrier()
+        tensor = Tensor([1.0, 2.0])
+        work = self.world.send(tensor, 1, async_op=True) if cohort.rank() == 0 else self.world.recv(tensor, 0, async_op=True)
+        gone = weakref.ref(tensor)
+        del tensor
+        until = time.monotonic() + 10
+        while gone() is not None and time.monotonic() < until:
+            time.sleep(0.001)
+        self.assertIsNone(gone())
+        work.wait()
 
     def test_graphs_that_are_captured(self):
         tensor = Tensor([1.0, 2.0])

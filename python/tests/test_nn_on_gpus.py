@@ -105,6 +105,21 @@ class OnGpus(unittest.TestCase):
             self.assertEqual([one() is None for one in gradients], [True])
             self.assertLess(time.monotonic() - begun, 1.8)
 
+    def test_no_gradient_of_earlier_steps_is_kept(self):
+        model = torch.nn.Linear(2100, 1000, bias=False).to("cuda")
+        parallel = cohort.nn.DistributedDataParallel(model)
+        x = torch.ones(2, 2100, device="cuda")
+        gradients = []
+        model.weight.register_hook(lambda gradient: gradients.append(weakref.ref(gradient)))
+        for _ in range(5):
+            model.zero_grad(set_to_none=True)
+            parallel(x).sum().backward()
+        model.zero_grad(set_to_none=True)
+        until = time.monotonic() + 10
+        while any(one() is not None for one in gradients) and time.monotonic() < until:
+            time.sleep(0.001)
+        self.assertEqual([one() for one in gradients], [None] * 5)
+
     def test_a_rank_without_samples(self):
         model = model_of("cuda")
         parallel = cohort.nn.DistributedDataParallel(model)

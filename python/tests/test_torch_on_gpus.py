@@ -2,7 +2,9 @@
 by NCCL, and with COHORT_NCCL=off by way of the host's memory. Values are whole, so sums are exact in any order."""
 
 import ctypes
+import gc
 import threading
+import time
 import unittest
 import weakref
 
@@ -52,6 +54,39 @@ class Operations(Gpus):
         for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd.allreduce):
             result = weakref.ref(call(self.values("cuda", 4)))
             self.assertIsNone(result())
+
+    def test_memory_of_what_nobody_waits_for(self):
+        """It goes when the operation has ended, without another call."""
+        for keeps in (True, False):
+            for call in ("all_reduce_group", "all_gather_group"):
+                with self.subTest(keeps=keeps, call=call):
+                    tensor = self.values("cuda", 500)
+                    work = getattr(engine(), call)([f"unattended {call} {keeps}"], [tensor])
+                    gone = weakref.ref(tensor)
+                    del tensor
+                    if not keeps:
+                        del work
+                    until = time.monotonic() + 10
+                    while gone() is not None and time.monotonic() < until:
+                        time.sleep(0.001)
+                    self.assertIsNone(gone())
+
+    @unittest.skipUnless(FAKE, "counts what pretends")
+    def test_results_that_are_dropped_go_by_themselves(self):
+        hvd.allgather(self.values("cuda", 10))
+        hvd.barrier()
+
+        def results():
+            gc.collect()
+            return sum(type(one) is torch.Tensor and one.shape == (1234 * self.size,) for one in gc.get_objects())
+
+        engine().all_gather_group(["unattended results"], [self.values("cuda", 1234)])
+        until = time.monotonic() + 10
+        while not results() and time.monotonic() < until - 9:
+            time.sleep(0.001)  # it comes once the others have come
+        while results() and time.monotonic() < until:
+            time.sleep(0.001)
+        self.assertEqual(results(), 0)
 
     def test_scales(self):
         for dtype in (torch.float32, torch.int32):

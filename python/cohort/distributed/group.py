@@ -21,7 +21,7 @@ from cohort.distributed import arrivals, completion, environment, inner, profile
 from cohort.distributed.operations import Operations
 from cohort.distributed.pool import Pool
 from cohort.distributed.tensors import DEVICES, check_device
-from cohort.distributed.work import Failed, Work
+from cohort.distributed.work import Failed, Work, settle_what_was_let_go
 
 _numbers = itertools.count()
 _ZERO, _UNSET = datetime.timedelta(0), datetime.timedelta(milliseconds=-1)
@@ -193,7 +193,9 @@ class ProcessGroup(Operations, dist.ProcessGroup):
             for one in written:
                 one.deliver()
 
-        work = Work(name, line or self._line, (core,), outputs, deliver, source, by_stream, self.note_failure)
+        settle_what_was_let_go()
+        copies = any(one.copies for one in written)
+        work = Work(name, line or self._line, (core,), outputs, deliver, source, by_stream, self.note_failure, copies)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

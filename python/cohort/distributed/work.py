@@ -19,11 +19,23 @@ from cohort.distributed.completion import call_after
 _NO_TIMEOUT = datetime.timedelta(0)
 
 # A Work that Python has let go of without waiting may be C++'s: DDP's `join` hands one to its reducer and keeps nothing.
-# Its C++ half cannot end without the Python half, so such Python halves stay here, the last so many. Large tensors of
-# theirs do only until the operation has ended: what C++ asks for is a count.
+# Its C++ half cannot end without the Python half, so such Python halves stay here, the last so many, without their
+# tensors, which the core has until the operation has ended: what C++ asks for is a count.
 _let_go: collections.deque[Work] = collections.deque(maxlen=256)
-_MOST_KEPT = 1 << 20  # bytes
-_let_go_under_way: collections.deque[Work] = collections.deque()
+_MOST_KEPT = 1 << 10  # bytes
+_under_way: collections.deque[Work] = collections.deque()  # of these: whose results may have to be copied somewhere
+
+
+def settle_what_was_let_go() -> None:
+    while _under_way:
+        try:
+            first = _under_way.popleft()
+        except IndexError:  # another thread has taken it
+            return
+        if not first.is_completed():
+            _under_way.appendleft(first)
+            return
+        first._let_go_of_outputs()
 
 
 class Work(_distributed_c10d.Work):
@@ -33,7 +45,8 @@ class Work(_distributed_c10d.Work):
 
     def __init__(self, name: str, line: Hashable, core: Sequence[Any], outputs: Sequence[torch.Tensor],
                  deliver: Optional[Callable[[], None]] = None, source: Optional[int] = -1,
-                 by_stream: bool = False, failed: Callable[[BaseException], None] = lambda _: None) -> None:  # fmt: skip
+                 by_stream: bool = False, failed: Callable[[BaseException], None] = lambda _: None,
+                 copies: bool = True) -> None:  # fmt: skip
         """
         name     of the operation, for messages
         line     operations of the same line end in their order (completion.py)
@@ -43,12 +56,13 @@ class Work(_distributed_c10d.Work):
         source   the rank that a message came from; None: what the core tells in the end
         by_stream  streams wait for the outputs, and the host does not; `deliver` does not read them
         failed     called with the operation's error, if it has one
+        copies     `deliver` may copy, or wait: it is not called before the operation has ended
         """
         super().__init__()
         self._name, self._line, self._core = name, line, core
         self._outputs: Optional[List[torch.Tensor]] = list(outputs)
         self._deliver, self._source, self._failed = deliver, source, failed
-        self._by_stream = by_stream
+        self._by_stream, self._copies = by_stream, copies
         self._settling = threading.RLock()
         self._is_settling = False
         self._settled = False
@@ -63,17 +77,21 @@ class Work(_distributed_c10d.Work):
         if self._waited or sys.is_finalizing():
             return
         _let_go.append(self)
-        _let_go_under_way.append(self)
-        while _let_go_under_way:
-            try:
-                first = _let_go_under_way.popleft()
-            except IndexError:  # another thread has taken it
-                return
-            if not first.is_completed():
-                _let_go_under_way.appendleft(first)
-                return
-            if sum(tensor.numel() * tensor.element_size() for tensor in first._outputs or ()) > _MOST_KEPT:
-                first._outputs = None
+        _under_way.append(self)
+        if not self._copies:
+            self._note_delivery()
+            self._let_go_of_outputs()
+        settle_what_was_let_go()
+
+    def _let_go_of_outputs(self) -> None:
+        if sum(tensor.numel() * tensor.element_size() for tensor in self._outputs or ()) > _MOST_KEPT:
+            self._outputs = None
+
+    def _note_delivery(self) -> None:
+        with self._settling:
+            deliver, self._deliver = self._deliver, None
+        if deliver is not None:
+            deliver()
 
     def _settle(self) -> None:
         """All have ended: delivers, or keeps the error."""
@@ -129,10 +147,7 @@ class Work(_distributed_c10d.Work):
                 raise
             self._settle()
             return
-        with self._settling:
-            deliver, self._deliver = self._deliver, None
-        if deliver is not None:
-            deliver()
+        self._note_delivery()
 
     def synchronize(self) -> None:
         self.wait()
