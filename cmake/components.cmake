@@ -3,7 +3,7 @@
 #   cohort_component(comm SOURCES a.cpp b.cpp DEPENDS base sys PUBLIC_LINK fmt::fmt PRIVATE_LINK OpenSSL::SSL)
 #     the static library cohort_comm of src/comm; with COHORT_SHARED, if users' programs need it, a part of the shared
 #     library of all such components (cmake/install.cmake), which cohort_comm then stands for
-#   cohort_test(comm_tests SOURCES a_test.cpp DEPENDS comm [LINK ...] [LABELS unit] [TIMEOUT 60] [RUN_SERIAL])
+#   cohort_test(comm_tests SOURCES a_test.cpp DEPENDS comm [LINK ...] [LABELS unit] [TIMEOUT 600] [RUN_SERIAL])
 #     a GoogleTest program; each TEST becomes one ctest test unless WHOLE is given
 #
 # Labels: unit (ranks are threads, or none), multiproc, e2e, install, fuzz, style, large (tools/test-large), cluster, python; torch
@@ -96,7 +96,7 @@ function(cohort_test name)
   target_link_libraries(${name} PRIVATE ${components} ${ARG_LINK} GTest::gtest_main)
   cohort_optimise_tests(${name})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 60)
+    set(ARG_TIMEOUT 300)  # for what takes seconds: a busy machine may be ten times slower
   endif()
   if(COHORT_SANITIZE MATCHES thread)  # ten times as slow
     math(EXPR ARG_TIMEOUT "4 * ${ARG_TIMEOUT}")
@@ -123,6 +123,6 @@ function(cohort_test name)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES ${properties})
   else()
-    gtest_discover_tests(${name} PROPERTIES ${properties} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120)
+    gtest_discover_tests(${name} PROPERTIES ${properties} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 600)
   endif()
 endfunction()
