@@ -113,7 +113,10 @@ std::optional<JobState> ask_slurm(const std::string& job) {
 std::optional<JobState> ask_pbs(const std::string& job) {
   const auto said = launch::capture({"qstat", "-x", "-f", job}, std::chrono::seconds(30));
   if (!said) return std::nullopt;
-  if (said->status != 0) return JobState{"gone", true, {}};
+  if (said->status != 0) {  // that its server does not answer says nothing of the job
+    const bool gone = said->text.find("Unknown Job") != std::string::npos;
+    return gone ? std::optional(JobState{"gone", true, {}}) : std::nullopt;
+  }
   JobState found{word_behind(said->text, "job_state = "), false, {}};
   found.over = found.word == "F" || found.word == "C";
   if (const auto status = parse_integer<int>(word_behind(said->text, "xit_status = ")); found.over && status)
@@ -124,6 +127,7 @@ std::optional<JobState> ask_pbs(const std::string& job) {
 std::optional<JobState> ask_flux(const std::string& job) {
   const auto said =
       launch::capture({"flux", "jobs", "-n", "-o", "{status} {returncode}", job}, std::chrono::seconds(30));
+  if (said && said->text.find("JobID " + job + " unknown") != std::string::npos) return JobState{"gone", true, {}};
   if (!said || said->status != 0) return std::nullopt;
   JobState found{said->text.substr(0, said->text.find_first_of(" \n")), false, {}};
   constexpr std::array<std::string_view, 4> kOver = {"COMPLETED", "FAILED", "CANCELED", "TIMEOUT"};
@@ -327,7 +331,7 @@ std::optional<int> recorded_status(const std::string& folder) {
   const auto record = parse_json_or_discard(sys::read_text(folder + "/job.json").value_or(std::string()));
   if (!record.is_object()) return std::nullopt;
   const auto status = number_in(record, "exit_status");
-  return status ? std::optional(static_cast<int>(*status)) : std::nullopt;
+  return status ? std::optional(static_cast<int>(std::clamp(*status, 0.0, 255.0))) : std::nullopt;
 }
 
 /// Prints the output from `at` on until the job is over, and returns its status; 130 after Ctrl-C.

@@ -153,9 +153,12 @@ class Submit(unittest.TestCase):
         self.assertEqual(json.loads((run / "job.json").read_text())["exit_status"], 3)
         again = self.submit("--follow", "12.server", status=3)
         self.assertIn("rank 1 of 2", again.stdout)
-        # A PBS that has forgotten it: the run's own record says it.
-        self.fake("qstat", "echo qstat: Unknown Job Id 12.server >&2; exit 153\n")
-        self.submit("--follow", str(run), status=3)
+        # A server that does not answer says nothing of it. One that has forgotten it: the run's own record says it.
+        self.fake("qstat", "[ -e $D/asked ] && { echo qstat: Unknown Job Id 12.server >&2; exit 153; }\n"
+                           "echo >$D/asked; echo 'qstat: cannot connect to server server (errno=15010)' >&2; exit 1\n")
+        said = self.submit("--follow", str(run), status=3).stderr
+        self.assertIn("job 12.server: state is not known now\n", said)
+        self.assertIn("job 12.server: gone\n", said)
 
     def test_a_job_of_flux(self):
         self.fake("flux", 'echo "flux $*" >>$D/calls\ncase $1 in\n'
@@ -165,6 +168,9 @@ class Submit(unittest.TestCase):
         done = self.submit("--ntasks-per-node", "2", "--", "sh", "-c", SAY_AND_EXIT + "5", status=5)
         self.assertIn("rank 1", done.stdout)
         self.assertIn("flux jobs -n -o {status} {returncode} f2Vd\n", (self.folder / "calls").read_text())
+        for status in (0, 1):  # as older and newer ones end
+            self.fake("flux", f"echo JobID f2Vd unknown >&2; exit {status}\n")
+            self.assertIn("job f2Vd: gone\n", self.submit("--follow", "f2Vd", status=5).stderr)
 
     def test_the_schedulers_own_words(self):
         self.fake("sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1\n')
