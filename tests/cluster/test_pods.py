@@ -61,13 +61,13 @@ print("has ended", flush=True)
 
 
 def manifests(name):
-    """By kind. PyYAML is the tests' Python's, where it has it."""
-    for python in filter(None, (os.environ.get("COHORT_PACKAGE_PYTHON"), shutil.which("python3"))):
+    """By kind. PyYAML is the tests' Python's, where it has it, else Debian's."""
+    for python in filter(shutil.which, (os.environ.get("COHORT_PACKAGE_PYTHON", ""), "python3", "/usr/bin/python3")):
         script = "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(sys.stdin))))"
         done = subprocess.run([python, "-c", script], input=(MANIFESTS / name).read_text(), capture_output=True, text=True)
         if done.returncode == 0:
             return {one["kind"]: one for one in json.loads(done.stdout)}
-    raise boxes.unittest.SkipTest("no Python here has PyYAML")
+    raise boxes.unittest.SkipTest("no Python here has PyYAML: tools/setup --for cluster")
 
 
 class Pods(boxes.InBox):

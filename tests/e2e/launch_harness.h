@@ -16,7 +16,7 @@ namespace cohort::test {
 using namespace std::chrono_literals;
 
 /// How long a loaded machine may take for what is usually a matter of milliseconds.
-inline constexpr auto kPatience = 30s;
+inline constexpr auto kPatience = 100s;
 
 struct JobOptions {
   std::vector<std::string> arguments;         ///< after `cohort`

@@ -145,7 +145,7 @@ TEST(Killed, BeforeTheWorldIsFormed) {
   const auto begin = Clock::now();
   const Ending second = world.collect(2);
   const Ending zeroth = world.collect(0);
-  EXPECT_LT(Clock::now() - begin, 15s);  // well before the deadline of 20 s
+  EXPECT_LT(Clock::now() - begin, 50s);  // before the deadline of 60 s
   EXPECT_TRUE(contains(second.said, "PeerLost: ") && contains(second.said, "rank 1")) << second.said;
   EXPECT_TRUE(contains(zeroth.said, "Aborted: ") && contains(zeroth.said, "rank 1")) << zeroth.said;
   EXPECT_TRUE(world.collect(1).killed_by(SIGKILL));
@@ -156,7 +156,7 @@ TEST(Missing, RankIsNamedWhenTheWorldCannotForm) {
   for (const int rank : {0, 2}) {
     world.start_rank(rank, [&world, rank] {
       auto options = world.form_options(rank);
-      options.join_timeout = 300ms;
+      options.join_timeout = 2s;
       Processes::form(options);
       return std::string("formed");
     });
@@ -230,7 +230,7 @@ TEST(Stopped, ForSecondsInTheMidstOfLargeMovesDoesNoHarm) {
   world.kill(1, SIGSTOP);
   std::this_thread::sleep_for(4s);  // longer than a host may be silent
   world.kill(1, SIGCONT);
-  for (const int rank : {0, 1}) EXPECT_EQ(world.collect(rank, 60s).said, "right");
+  for (const int rank : {0, 1}) EXPECT_EQ(world.collect(rank).said, "right");
 }
 
 /// Sanitizers map terabytes for themselves, and then a limit on address space cannot be tried.

@@ -42,7 +42,7 @@ TEST(Groups, ARankThatCannotPrepareFailsThemForAll) {
     });
   }
   for (int rank = 0; rank < kSize; ++rank) {
-    const Ending ending = world.collect(rank, 20s);
+    const Ending ending = world.collect(rank);
     EXPECT_EQ(ending.said.rfind("no group is formed: rank 1 failed -- ", 0), 0u) << ending.said;
     EXPECT_NE(ending.said.find("Too many open files"), std::string::npos) << ending.said;
   }

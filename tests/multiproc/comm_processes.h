@@ -129,8 +129,8 @@ class Processes {
       options.placement.cross_rank = layout.host;
       options.placement.cross_size = layout.hosts;
     }
-    options.join_timeout = 20s;
-    options.timeout = 30s;
+    options.join_timeout = 60s;
+    options.timeout = 60s;
     return options;
   }
   static Communicator form(const comm::FormOptions& options) {
@@ -173,7 +173,7 @@ class Processes {
   /// A message from a rank's body to the test: `raise_flag` there, `await_flag` here.
   void raise_flag(std::string_view name) const { std::ofstream(folder_ / ("flag." + std::string(name))) << "up"; }
   bool await_flag(std::string_view name) const {
-    const auto limit = Clock::now() + 30s;
+    const auto limit = Clock::now() + 100s;
     while (!std::filesystem::exists(folder_ / ("flag." + std::string(name)))) {
       if (Clock::now() > limit) return false;
       std::this_thread::sleep_for(1ms);
@@ -182,7 +182,7 @@ class Processes {
   }
 
   /// Waits for the rank to end; kills it after `limit`.
-  Ending collect(int rank, std::chrono::milliseconds limit = 60s) {
+  Ending collect(int rank, std::chrono::milliseconds limit = 200s) {
     Child& child = children_[static_cast<std::size_t>(rank)];
     Ending ending;
     const auto until = Clock::now() + limit;

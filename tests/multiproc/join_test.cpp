@@ -571,8 +571,8 @@ TEST(Join, ARankThatIsClaimedTwiceBelongsToTheFirst) {
 TEST(Join, RanksThatDoNotComeAreNamed) {
   const Folder folder;
   for (const std::string& place : {tcp_place(), "file://" + folder.file("meeting")}) {
-    Child zero = worker(as_rank(place, 0, 5, {"join_timeout_ms=3000"}));
-    Child three = worker(as_rank(place, 3, 5, {"join_timeout_ms=3000"}));
+    Child zero = worker(as_rank(place, 0, 5, {"join_timeout_ms=6000"}));
+    Child three = worker(as_rank(place, 3, 5, {"join_timeout_ms=6000"}));
     for (Child* child : {&zero, &three}) {
       EXPECT_EQ(child->wait(), 3) << child->output();
       EXPECT_CONTAINS(child->output(), "Timeout: ");

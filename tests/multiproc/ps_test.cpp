@@ -43,7 +43,8 @@ class Job {
     for (int i = 0; i < kServers; ++i) start(i);
     for (int i = 0; i < kServers; ++i) wait_until_served(i);
   }
-  Job() {
+  /// `patience`: milliseconds after which a worker that is not heard of is lost.
+  explicit Job(int patience = 1500) : patience_(std::to_string(patience)) {
     begin();
     for (int i = 0; i < kServers; ++i) {
       start(i);
@@ -75,6 +76,7 @@ class Job {
       if (!slow_fsync_.empty()) options.environment.emplace("COHORT_TEST_SLOW_FSYNC", slow_fsync_);
     } else {
       options.command.push_back(folder_ + "/journal-" + std::to_string(server));
+      options.environment = {{"COHORT_TEST_PATIENCE", patience_}};
     }
     servers_[static_cast<std::size_t>(server)] = std::make_unique<Child>(options);
   }
@@ -104,7 +106,7 @@ class Job {
   }
   template <class Is>
   void wait_for_map(Is&& is) {
-    const auto deadline = net::deadline_in(std::chrono::seconds(20));
+    const auto deadline = net::deadline_in(std::chrono::seconds(60));
     const auto store =
         store::connect_tcp_store(store_->endpoint().tcp.host, store_->endpoint().tcp.port, *secret_, deadline);
     while (true) {
@@ -151,7 +153,7 @@ class Job {
     return Child(options);
   }
 
-  std::string slow_fsync_;
+  std::string slow_fsync_, patience_;
   std::string folder_;
   std::unique_ptr<store::StoreServer> store_;
   std::optional<net::Secret> secret_;
@@ -165,36 +167,6 @@ void pause(std::mt19937& random, int below) {
   std::this_thread::sleep_for(std::chrono::microseconds(random() % static_cast<unsigned>(1000 * below)));
 }
 
-TEST(ParameterServer, CountsEachPushOnceThoughServersAreKilledAndConnectionsBreak) {
-  constexpr int kWorkers = 2, kClocks = 1500, kKills = 10;
-  Job job;
-  std::vector<Child> workers;
-  for (int i = 0; i < kWorkers; ++i) workers.push_back(job.worker(i, kWorkers, "async", kClocks, true));
-  for (Child& worker : workers) ASSERT_TRUE(worker.wait_for_output("works from")) << worker.output();
-  std::mt19937 random(11);
-  int kills = 0;
-  for (; kills < kKills && workers[0].output().find("ended " + std::to_string(kClocks)) == std::string::npos; ++kills) {
-    pause(random, 100);
-    const int server = static_cast<int>(random() % kServers);
-    job.kill(server);
-    pause(random, 50);
-    job.start(server);
-    job.wait_until_served(server);
-    // So that kills meet pushes of all phases.
-    ASSERT_FALSE(workers[0].wait_for_output("ps_peer:", std::chrono::seconds(0))) << workers[0].output();
-  }
-  RecordProperty("kills", kills);
-  EXPECT_GE(kills, 2);
-  const std::string exact =
-      "counts from " + std::to_string(kWorkers * kClocks) + " to " + std::to_string(kWorkers * kClocks) + ".";
-  for (Child& worker : workers) {
-    EXPECT_TRUE(worker.wait_for_output(exact, std::chrono::seconds(60)))
-        << worker.output().substr(0, 300) << "...\n"
-        << worker.output().substr(worker.output().size() > 900 ? worker.output().size() - 900 : 0);
-    EXPECT_EQ(worker.wait(), 0);
-  }
-}
-
 /// What a worker has said last of its clocks: how many have ended, and how many of these counted.
 std::pair<int, int> last_told(const Child& worker) {
   const std::string& said = worker.output();
@@ -204,16 +176,50 @@ std::pair<int, int> last_told(const Child& worker) {
   return {ended, counted};
 }
 
+constexpr int kEndless = 1'000'000;  // clocks for which there is no time: a worker is told when to end
+
+TEST(ParameterServer, CountsEachPushOnceThoughServersAreKilledAndConnectionsBreak) {
+  constexpr int kWorkers = 2, kKills = 10;
+  Job job(30'000);  // no worker is lost
+  std::vector<Child> workers;
+  for (int i = 0; i < kWorkers; ++i) workers.push_back(job.worker(i, kWorkers, "async", kEndless, true));
+  for (Child& worker : workers) ASSERT_TRUE(worker.wait_for_output("works from")) << worker.output();
+  std::mt19937 random(11);
+  for (int kills = 0; kills < kKills; ++kills) {
+    pause(random, 100);
+    const int server = static_cast<int>(random() % kServers);
+    job.kill(server);
+    pause(random, 50);
+    job.start(server);
+    job.wait_until_served(server);
+    // So that kills meet pushes of all phases.
+    ASSERT_FALSE(workers[0].wait_for_output("ps_peer:", std::chrono::seconds(0))) << workers[0].output();
+  }
+  for (Child& worker : workers) EXPECT_TRUE(worker.wait_for_output("ended 20,")) << worker.output();
+  for (const Child& worker : workers) worker.kill(SIGTERM);
+  int clocks = 0;
+  for (Child& worker : workers) {
+    EXPECT_TRUE(worker.wait_for_output("counts from")) << worker.output();
+    clocks += last_told(worker).first;
+  }
+  const std::string exact = "counts from " + std::to_string(clocks) + " to " + std::to_string(clocks) + ".";
+  for (Child& worker : workers) {
+    EXPECT_TRUE(worker.wait_for_output(exact))
+        << worker.output().substr(0, 300) << "...\n"
+        << worker.output().substr(worker.output().size() > 900 ? worker.output().size() - 900 : 0);
+    EXPECT_EQ(worker.wait(), 0);
+  }
+}
+
 // A worker that is killed in the midst of pushes, or of the end of its clock, over three servers: all have what its
 // clocks brought, or none.
 TEST(ParameterServer, AKilledWorkersClockCountsOnAllServersOrOnNone) {
-  constexpr int kClocks = 1'000'000;  // more than there is time for: the one that stays is told when to end
   Job job;
-  Child stays = job.worker(0, 2, "sync", kClocks, false);
+  Child stays = job.worker(0, 2, "sync", kEndless, false);
   std::mt19937 random(5);
   int ended = 0, kills = 0;
   while (true) {
-    Child dies = job.worker(1, 2, "sync", kClocks, false);
+    Child dies = job.worker(1, 2, "sync", kEndless, false);
     if (!dies.wait_for_output("works from", std::chrono::seconds(20))) break;
     if (!dies.wait_for_output("ended " + std::to_string(1 + random() % 10), std::chrono::seconds(20))) break;
     pause(random, 3);
@@ -361,7 +367,7 @@ TEST(ParameterServer, OthersDoNotPauseWhenAServerIsKilled) {
   const char* const line = watcher.output().c_str() + at;
   ASSERT_EQ(std::sscanf(line, "server 1: longest %lf ms, meanwhile %d %d %d", &longest, &of_0, &of_1, &of_2), 4);
   EXPECT_GE(longest, 250) << "the lease has to pass";
-  EXPECT_LT(longest, 2000);
+  EXPECT_LT(longest, 2900) << "a server that says nothing is waited for 3 s";
   EXPECT_EQ(of_1, 0);
   EXPECT_GT(of_0, 3) << watcher.output();
   EXPECT_GT(of_2, 3) << watcher.output();
@@ -380,7 +386,7 @@ TEST(ParameterServer, ServersKeepTheirPlacesAndServeWhileRowsAreSaved) {
     const std::string head = who + ": longest ";
     const std::size_t at = watcher.output().find(head);
     ASSERT_NE(at, std::string::npos);
-    EXPECT_LT(std::atof(watcher.output().c_str() + at + head.size()), 2000) << watcher.output();
+    EXPECT_LT(std::atof(watcher.output().c_str() + at + head.size()), 3500) << watcher.output();
   }
   job.wait_for_map([](const ps::ServerMap& map) {
     for (std::size_t i = 0; i < map.rows.size(); ++i) EXPECT_EQ(map.rows[i].primary.server, i);
