@@ -342,6 +342,8 @@ class PowerSGD(Case):
         self.assertAlmostEqual(rate, whole / sent)
         with self.assertRaisesRegex(cohort.InvalidArgument, "not one of its names"):
             again.load_state_dict({"powerSGD.x.q": torch.zeros(1)})
+        with self.assertRaises(cohort.InvalidArgument):
+            again.load_state_dict({"powerSGD.99999999.q": torch.zeros(1)})
         for options in ({"matrix_approximation_rank": 0}, {"min_compression_rate": 0}, {"orthogonalization_epsilon": -1}):
             with self.assertRaises(cohort.InvalidArgument):
                 comm_hooks.PowerSGDState(None, **options)

@@ -183,7 +183,7 @@ class PowerSGDState:
                 iteration = int(tensor)
             elif name.startswith(_PREFIX):
                 number, _, field = name[len(_PREFIX) :].partition(".")
-                if not number.isdecimal():
+                if not number.isdecimal() or int(number) >= 1 << 24:
                     raise InvalidArgument(f"PowerSGDState.load_state_dict: '{name}' is not one of its names")
                 kept.setdefault(int(number), {})[field] = tensor
         every = []

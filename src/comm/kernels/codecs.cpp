@@ -157,8 +157,12 @@ void decode_slowly(const std::byte* from, float* to, std::size_t count) noexcept
   const auto* const codes = reinterpret_cast<const std::uint8_t*>(from + Format::kScaleBytes);
   const std::size_t half = (count + 1) / 2;
   for (std::size_t i = 0; i < count; ++i) {
-    std::uint8_t code = codes[i];
-    if constexpr (Format::kPairs) code = i < half ? codes[i] & 15 : codes[i - half] >> 4;
+    std::uint8_t code = 0;
+    if constexpr (Format::kPairs) {
+      code = i < half ? codes[i] & 15 : codes[i - half] >> 4;
+    } else {
+      code = codes[i];
+    }
     if (finite) {
       to[i] = Format::value(code) * scale;
     } else if (code == Format::kNotANumber) {

@@ -275,8 +275,11 @@ void PowerSGD::finish(Ranks& ranks) {
 }
 
 void PowerSGD::restore(std::int64_t iteration, std::vector<Kept> kept) {
-  for (Kept& one : kept) {
-    if (std::cmp_not_equal(one.error.size(), one.rows * one.columns)) one.error.clear();
+  for (Kept& one : kept) {  // as some file has it: state_dict gives tensors of these sizes
+    const bool sound =
+        one.rows > 0 && one.columns > 0 && one.rows <= std::numeric_limits<std::int64_t>::max() / one.columns;
+    if (!sound || std::cmp_not_equal(one.error.size(), one.rows * one.columns)) one.error.clear();
+    if (!sound || one.q.size() % static_cast<std::size_t>(one.columns) != 0) one.q.clear();
   }
   iteration_ = iteration;
   kept_ = std::move(kept);

@@ -214,6 +214,23 @@ TEST(PowerSGD, RanksThatDifferInOptionsOrInWhatTheyKeptAreTold) {
   });
 }
 
+TEST(PowerSGD, OfWhatIsRestoredNothingStaysThatItsSizesDoNotFit) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  PowerSGD state(of_rank(2));
+  state.restore(3, {{.rows = 4, .columns = 5, .error = Floats(20), .q = Floats(10)},
+                    {.rows = 4, .columns = 5, .error = Floats(19), .q = Floats(12)},
+                    {.rows = 0, .columns = 0, .error = {}, .q = Floats(12)},
+                    {.rows = -4, .columns = -5, .error = Floats(20), .q = Floats(10)},
+                    {.rows = kMost, .columns = 5, .error = Floats(20), .q = Floats(10)}});
+  ASSERT_EQ(state.kept().size(), 5U);
+  EXPECT_EQ(state.kept()[0].error.size(), 20U);
+  EXPECT_EQ(state.kept()[0].q.size(), 10U);
+  for (std::size_t i = 1; i < 5; ++i) {
+    EXPECT_TRUE(state.kept()[i].error.empty()) << i;
+    EXPECT_TRUE(state.kept()[i].q.empty()) << i;
+  }
+}
+
 TEST(PowerSGD, OrthonormalColumnsAreSoToTheLastDigitsAndHaveKnownBits) {
   Floats columns = pattern(5 * 301, 1);
   for (std::size_t i = 0; i < 301; ++i) columns[2 * 301 + i] = columns[i] * 3 - columns[301 + i];  // depends
