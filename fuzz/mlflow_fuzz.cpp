@@ -17,6 +17,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     (void)cohort::track::mlflow_place("", [text](std::string_view) { return std::string(text); });
   } catch (const cohort::Error&) {
   }
+  try {  // likewise typed, for wandb
+    (void)cohort::track::wandb_place(text);
+  } catch (const cohort::Error&) {
+  }
   const std::string key = cohort::track::mlflow_key(text);
   if (key.empty() || key.size() > 250 || key.front() == '/' || key.back() == '/') std::abort();
   if (cohort::track::mlflow_key(key) != key) std::abort();

@@ -113,7 +113,7 @@ bool read_lines(int fd, JobReader& reader, Clock::time_point deadline) {
 
 RankTimes times_in(const Json& object) {
   RankTimes times;
-  times.rank = static_cast<int>(number(object, "rank"));
+  times.rank = static_cast<int>(std::clamp(number(object, "rank"), -1.0, 1e9));
   times.host = text_in(object, "host");
   const Json found = object.value("times", Json());
   times.steps = number(found, "steps");
@@ -171,7 +171,7 @@ void JobReader::take(const std::string& said) {
                                    text_in(event, "status"));
   }
   if (kind == "end") {
-    outcome_.exit_status = static_cast<int>(number(event, "exit_status"));
+    outcome_.exit_status = static_cast<int>(std::clamp(number(event, "exit_status"), -1.0, 255.0));
     outcome_.seconds = number(event, "seconds");
     if (outcome_.failure.empty()) outcome_.failure = text_in(event, "reason");
   }
