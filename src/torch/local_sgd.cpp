@@ -287,7 +287,7 @@ void LocalSteps::load_state(const std::map<std::string, at::Tensor>& state, bool
   for (const auto& [name, tensor] : self.outer()) get(name, tensor.sizes());
   const auto number = [&counts, parts](std::int64_t i) {
     const auto value = counts[i].item<double>();
-    const std::int64_t least = i == 3 ? -1 : 0, most = i == 2 || i == 3 ? parts - 1 : std::int64_t{1} << 53;
+    const std::int64_t least = i == 3 ? -1 : 0, most = i == 3 ? parts - 1 : std::int64_t{1} << 53;
     if (!(value >= static_cast<double>(least) && value <= static_cast<double>(most) && value == std::floor(value)))
       raise(ErrorCode::InvalidArgument, "DiLoCo, LocalSGD: the state's 'outer/counts' has {} at {} -- it is damaged",
             value, i);
