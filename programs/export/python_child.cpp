@@ -21,6 +21,8 @@ PythonChild::PythonChild(std::string_view program, const std::vector<std::string
     raise(ErrorCode::Unavailable, "socketpair: {}", errno_text(errno));
   }
   fd_.reset(ends[0]);
+  const timeval patience{60, 0};  // with one that reads no more
+  ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
   const sys::UniqueFd theirs(ends[1]);
   sys::SpawnOptions spawn{.path = "/usr/bin/env",
                           .arguments = {"env", "python3", "-c", std::string(program)},

@@ -152,7 +152,8 @@ bool has_own_name(const std::string& name, std::string_view job_id) {
   for (std::size_t i = 0; i < kTime.size(); ++i) {
     if (i >= name.size() || (kTime[i] == 'd' ? name[i] < '0' || name[i] > '9' : name[i] != kTime[i])) return false;
   }
-  return name.substr(kTime.size()).starts_with(job_id.substr(0, job_id.rfind('-') + 1));
+  const std::size_t end = job_id.rfind('-');
+  return end != std::string_view::npos && name.substr(kTime.size()).starts_with(job_id.substr(0, end + 1));
 }
 
 bool is_earlier(std::string_view name) {

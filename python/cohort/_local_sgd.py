@@ -348,6 +348,10 @@ class LocalSteps:
 
         parts = len(self._fragments)
         counts = get("outer/counts", [4 + 5 * parts]).tolist()
+        for at, value in enumerate(counts):
+            least, most = -1 if at == 3 else 0, parts - 1 if at == 3 else 2**53
+            if (at < 4 or (at - 4) % 5 < 3) and not (least <= value <= most and value == int(value)):
+                raise InvalidArgument(f"DiLoCo, LocalSGD: the state's 'outer/counts' has {value} at {at} -- it is damaged")
         for name, one in self._outer().items():
             get(name, one.shape)
         restore_optimizer: Callable[[], None] = lambda: None  # noqa: E731

@@ -249,6 +249,11 @@ class Local(Ranks):
         diloco = DiLoCo(net, optimizer)
         with self.assertRaisesRegex(InvalidArgument, "outer/counts"):
             diloco.load_state_dict({})
+        for at, value in ((0, -1.0), (2, -1.0), (3, 1.0), (3, -2.0), (4, 0.5), (5, float("nan"))):
+            damaged = diloco.state_dict()
+            damaged["outer/counts"][at] = value
+            with self.assertRaisesRegex(InvalidArgument, "it is damaged"):
+                diloco.load_state_dict(damaged)
         with self.assertRaisesRegex(InvalidArgument, "outer/momentum_buffer/0"):
             diloco.load_state_dict(LocalSGD(net, optimizer).state_dict())
         if self.size > 1:

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <unordered_set>
 
@@ -284,7 +285,17 @@ void LocalSteps::load_state(const std::map<std::string, at::Tensor>& state, bool
   const auto parts = static_cast<std::int64_t>(self.fragments.size());
   const at::Tensor counts = get("outer/counts", {4 + 5 * parts});
   for (const auto& [name, tensor] : self.outer()) get(name, tensor.sizes());
-  const auto number = [&counts](std::int64_t i) { return static_cast<std::int64_t>(counts[i].item<double>()); };
+  const auto number = [&counts, parts](std::int64_t i) {
+    const auto value = counts[i].item<double>();
+    const std::int64_t least = i == 3 ? -1 : 0, most = i == 3 ? parts - 1 : std::int64_t{1} << 53;
+    if (!(value >= static_cast<double>(least) && value <= static_cast<double>(most) && value == std::floor(value)))
+      raise(ErrorCode::InvalidArgument, "DiLoCo, LocalSGD: the state's 'outer/counts' has {} at {} -- it is damaged",
+            value, i);
+    return static_cast<std::int64_t>(value);
+  };
+  for (std::int64_t i = 0; i < 4 + 5 * parts; ++i) {
+    if (i < 4 || (i - 4) % 5 < 3) static_cast<void>(number(i));
+  }
   for (const auto& [name, tensor] : checkpoint::named_tensors(self.module)) get("inner/" + name, tensor.sizes());
   std::function<void()> restore_optimizer = [] {};
   checkpoint::Snapshot moments;

@@ -348,6 +348,12 @@ TEST(DiLoCo, RefusesWhatHasNoMeaning) {
       ErrorCode::InvalidArgument, [&] { alone.step(); }, "no world yet");
   expect_refused(
       ErrorCode::InvalidArgument, [&] { alone.load_state({}); }, "outer/counts");
+  for (const auto& [at, value] : {std::pair(0, -1.0), {2, -1.0}, {3, 1.0}, {3, -2.0}, {4, 0.5}, {5, std::nan("")}}) {
+    auto damaged = alone.state();
+    damaged.at("outer/counts")[at] = value;
+    expect_refused(
+        ErrorCode::InvalidArgument, [&] { alone.load_state(damaged); }, "it is damaged");
+  }
   net->to(at::kComplexFloat);
   expect_refused(ErrorCode::InvalidArgument, make({}), "complex");
   run(kOneHost, [](Communicator comm) {

@@ -16,7 +16,9 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <deque>
+#include <exception>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -347,8 +349,17 @@ void Pipeline::State::choose_cuts(const std::vector<NamedLayer>& layers) {
       }
       costs = options.costs;
     } else {
-      if (comm.rank() == 0 && options.sample.defined()) costs = measured_costs(layers, options.sample);
+      std::exception_ptr failed;  // of a layer: the others are told, and do not wait
+      try {
+        if (comm.rank() == 0 && options.sample.defined()) costs = measured_costs(layers, options.sample);
+      } catch (...) {
+        failed = std::current_exception();
+        costs.assign(layers.size(), std::numeric_limits<double>::quiet_NaN());
+      }
       comm.broadcast(std::span(costs)).wait();
+      if (failed) std::rethrow_exception(failed);
+      if (std::isnan(costs.front()))
+        raise(ErrorCode::Aborted, "Pipeline: a layer has failed on rank 0, which measures them -- its error says why");
     }
     cuts = pipeline::cut_by_cost(costs, layout.stages());
   }

@@ -386,6 +386,17 @@ TEST(PipelineStages, AreCutByHandByCostOrByMeasuring) {
     Pipeline measured(layers, comm, {.micro_batches = 4, .sample = comm.rank() == 0 ? at::ones({4, 5}) : at::Tensor()});
     EXPECT_EQ(measured.cuts(), Cuts{4});
     EXPECT_NE(measured.plan().find("layers 0-3 | 4"), std::string::npos) << measured.plan();
+    layers[2] = [] {
+      return Function([](const at::Tensor&) -> at::Tensor { throw std::logic_error("no such layer"); });
+    };
+    try {  // on all ranks, whoever measures
+      Pipeline(layers, comm, {.micro_batches = 4, .sample = comm.rank() == 0 ? at::ones({4, 5}) : at::Tensor()});
+      FAIL();
+    } catch (const std::exception& error) {
+      EXPECT_NE(std::string(error.what()).find(comm.rank() == 0 ? "no such layer" : "failed on rank 0"),
+                std::string::npos)
+          << error.what();
+    }
     torch::nn::Sequential net(torch::nn::BatchNorm1d(5), torch::nn::BatchNorm1d(5));
     Pipeline whole(net, comm,
                    {.micro_batches = 1, .sample = comm.rank() == 0 ? pattern({4, 5}, 0, at::kFloat) : at::Tensor()});
