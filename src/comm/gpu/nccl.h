@@ -11,7 +11,7 @@
 namespace cohort::comm::cuda {
 
 /// What NCCL's functions return.
-enum class NcclResult : int { Success = 0, InProgress = 7 };
+enum class NcclResult : int { Success = 0 };
 /// By which the ranks of a communicator meet.
 struct NcclId {
   char bytes[128];

@@ -81,7 +81,7 @@ class Launch {
 
  private:
   void note(NcclResult result) noexcept {
-    if (result_ == NcclResult::Success || result_ == NcclResult::InProgress) result_ = result;
+    if (result_ == NcclResult::Success) result_ = result;
   }
   /// Bytes of each rank's part, one after the other.
   template <class Visit>
@@ -216,7 +216,7 @@ NcclResult launch(const NcclWorld& world, const ExactStep& step) {
   const NcclFunctions& call = world.nccl.call;
   NcclResult result = NcclResult::Success;
   const auto note = [&](NcclResult next) {
-    if (result == NcclResult::Success || result == NcclResult::InProgress) result = next;
+    if (result == NcclResult::Success) result = next;
   };
   for (const ExactStep::Gather& one : step.gathers)
     note(call.ncclAllGather(one.from, one.to, one.bytes, NcclType::UInt8, world.comm, world.stream));

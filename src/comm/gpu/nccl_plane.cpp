@@ -65,7 +65,7 @@ std::string NcclPlane::where() const {
 }
 
 void NcclPlane::check(NcclResult result, std::string_view what) const {
-  if (result == NcclResult::Success || result == NcclResult::InProgress) return;
+  if (result == NcclResult::Success) return;
   raise(ErrorCode::Internal,
         "{} failed -- {} -- {} -- NCCL_DEBUG=WARN tells more; COHORT_NCCL=off goes by the host's memory instead", what,
         where(), nccl_->said(result, comm_));
@@ -97,7 +97,7 @@ class NcclPlane::Given final : public Flight {
     // An abort lets the stream go on, without a result: so this is asked after that.
     const auto state = plane_->state_of_comm();
     if (!state) return false;
-    const bool well = *state == NcclResult::Success || *state == NcclResult::InProgress;
+    const bool well = *state == NcclResult::Success;
     if (there && well) {
       const auto* const flags = reinterpret_cast<const std::uint32_t*>(look_.flags.get());
       for (std::size_t i = 0; i < look_.asked.size(); ++i) look_.asked[i]->note(flags[i] == 0);
