@@ -113,10 +113,13 @@ class Started(unittest.TestCase):
                 try:
                     cohort.init()
                 except cohort.InvalidArgument as error:
-                    print("refused:", error)
+                    print("refused:", error, flush=True)
+                open(f"said.{cohort.role_number()}", "w").close()
                 signal.pause()
             cohort.init()
             print("worker", cohort.rank(), cohort.size(), cohort.role_number(), cohort.num_servers())
+            while not (os.path.exists("said.0") and os.path.exists("said.1")):  # servers end with the workers
+                time.sleep(0.05)
             cohort.world().barrier()
         """)
         done = self.run_job("-np", "2", "--servers", "2", program)
