@@ -34,6 +34,11 @@ class Mark {
 };
 using MarkPtr = std::shared_ptr<const Mark>;
 
+/// By which another process of the host finds memory of a GPU (CUipcMemHandle).
+struct IpcHandle {
+  char bytes[64] = {};
+};
+
 struct Transfer {
   void* to = nullptr;
   const void* from = nullptr;
@@ -85,6 +90,11 @@ class Gpu {
 
   /// Not zeroed, so that no stream is waited for. Throws Unavailable.
   void* reserve(std::size_t bytes);
+  /// For other processes of the host, which open it as long as it is there: what `reserve` gave. Throws Unavailable.
+  IpcHandle share(void* memory) const;
+  /// What another process shares, of this GPU or of one whose memory this one reads. Throws Unavailable.
+  void* open_shared(const IpcHandle& handle) const;
+  void close_shared(void* memory) noexcept;
   /// Kernels, from PTX, which the driver compiles for this GPU. They stay. Throws Unavailable: what it says of them.
   void* load_kernels(const char* ptx);
   void* find_kernel(void* kernels, const char* name);

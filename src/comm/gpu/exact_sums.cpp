@@ -283,18 +283,21 @@ ExactFold ExactSums::sum_of_hosts(const Request& request, std::byte* output, std
   return sum;
 }
 
+ExactFold ExactSums::fold_of_all(const Request& request, const Inputs& inputs, std::byte* output,
+                                 std::int64_t count) const {
+  ExactFold sum = sum_of_hosts(request, output, count);
+  ExactFold all = sum_of(request, round_.contributors, inputs, output, count);
+  sum.inputs = std::move(all.inputs);
+  sum.scales = std::move(all.scales);
+  return sum;
+}
+
 void ExactSums::fold(const Request& request, const Inputs& inputs, const Rooms& rooms, std::byte* output,
                      std::int64_t count) {
   if (count == 0) return;
   std::vector<ExactFold>& folds = step(current_).folds;
+  if (world_.hosts.empty()) return folds.push_back(fold_of_all(request, inputs, output, count));
   ExactFold last = sum_of_hosts(request, output, count);
-  if (world_.hosts.empty()) {
-    ExactFold all = sum_of(request, round_.contributors, inputs, output, count);
-    last.inputs = std::move(all.inputs);
-    last.scales = std::move(all.scales);
-    folds.push_back(std::move(last));
-    return;
-  }
   for (const std::vector<int>& there : world_.on) {
     const auto lowest = std::find_if(there.begin(), there.end(), [&](int rank) { return counts(rank); });
     if (lowest == there.end()) continue;

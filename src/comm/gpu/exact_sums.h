@@ -74,9 +74,11 @@ class ExactSums {
       : world_(world), round_(round), most_at_once_(most_at_once) {}
   /// The steps of all these requests, with so much scratch memory.
   std::vector<ExactStep> plan(std::span<const Request> requests, std::byte* scratch);
+  using Inputs = std::vector<const std::byte*>;
+  /// On one host, the one fold of what the ranks bring, all of which this rank reads where it lies.
+  ExactFold fold_of_all(const Request& request, const Inputs& inputs, std::byte* output, std::int64_t count) const;
 
  private:
-  using Inputs = std::vector<const std::byte*>;
   using Rooms = std::vector<std::byte*>;
 
   void add_small(const Request& request);

@@ -10,6 +10,7 @@
 #include "comm/gpu/in_flight.h"
 #include "comm/gpu/nccl.h"
 #include "comm/gpu/nccl_thread.h"
+#include "comm/gpu/peer_buffers.h"
 #include "comm/gpu/staging.h"
 #include "rendezvous/identity.h"
 
@@ -128,7 +129,7 @@ bool has_shares(DType dtype) noexcept;
 // with the first operation that NCCL may carry out, and a stream of its own. What NCCL does not sum as the CPU does is
 // exchanged by it and folded by kernels of ours. `may_take` and `call` in the thread that calls the communicator,
 // `form` and `run` in the one that runs operations; another may look at what is in flight, and any may give up. Where
-// NCCL does not serve, all ranks go by staging.
+// NCCL does not serve, small sums go by PeerBuffers, if all ranks have them, and the rest by staging.
 class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
  public:
   using Clock = std::chrono::steady_clock;
@@ -142,25 +143,29 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
 
   /// Whether NCCL may be what carries it out. The same on all ranks that ask for the same.
   bool may_take(const DeviceRequest& request) const noexcept;
-  /// False: the ranks have agreed to do without it. The same on all of them, once what was asked for before is over.
-  bool open() const noexcept { return state_.load(std::memory_order_acquire) != State::Staging; }
+  /// False: the ranks have agreed to stage this. The same on all of them, once what was asked for before is over.
+  /// `fits`: it would go by PeerBuffers.
+  bool open(bool fits) const noexcept {
+    const State state = state_.load(std::memory_order_acquire);
+    return state != State::Staging && (state != State::Peers || fits);
+  }
   bool ready() const noexcept { return state_.load(std::memory_order_acquire) == State::Nccl; }
   /// A request that it may take. It comes after what its streams have now. Throws Unavailable, InvalidArgument.
   DeviceCall call(const DeviceRequest& request);
   /// The same by staging; the copy of its input begins. Throws Unavailable, Internal.
   Staged stage(const DeviceCall& call);
 
-  /// What NCCL needs before its first operation, once all ranks have agreed on that. False: it has it, or the ranks do
-  /// without it from now on. Throws what ends the world.
+  /// What NCCL needs before its first operation, once all ranks have agreed on that, or what they have instead. False:
+  /// it has it, or the ranks do without it from now on. Throws what ends the world.
   bool form(Gpu& gpu, Turn& turn);
-  /// Gives NCCL `together`, a group or one operation, which live as long as what is returned: all ranks have agreed on
-  /// them in `round`. Null: they go by staging, on all ranks. Throws what ends the world.
-  std::shared_ptr<Flight> run(std::span<const DeviceCall> together, const Round& round, Turn& turn);
+  /// Gives the GPU `together`, a group or one operation, which live as long as what is returned: all ranks have agreed
+  /// on them in `round`. `fits`: as for `open`. Null: they go by staging, on all ranks. Throws what ends the world.
+  std::shared_ptr<Flight> run(std::span<const DeviceCall> together, bool fits, const Round& round, Turn& turn);
   /// The world has ended. Any thread.
   void give_up() noexcept;
 
  private:
-  enum class State { Unknown, Nccl, Staging, Broken };
+  enum class State { Unknown, Nccl, Peers, Staging, Broken };
   enum class Folding { Unknown, Known, None };
   struct Scratch {
     void* memory = nullptr;
@@ -172,6 +177,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   /// Kernels, and scratch memory for these sums. False: some rank lacks them.
   bool can_fold(std::span<const Request> sums, Turn& turn);
   std::shared_ptr<Flight> give(std::span<const DeviceCall> together, const Round& round, Turn& turn);
+  std::shared_ptr<Flight> fold_at_peers(std::span<const DeviceCall> together, const Round& round, Turn& turn);
   struct Step;
   /// One group of NCCL's. Returns once it is in the stream.
   void give_step(Step step, std::span<const DeviceCall> together, std::string_view what, Turn& turn);
@@ -200,7 +206,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   const pid_t home_ = ::getpid();
   std::atomic<State> state_{State::Unknown};
   const Nccl* nccl_ = nullptr;
-  Gpu* gpu_ = nullptr;  // that NCCL uses
+  Gpu* gpu_ = nullptr;  // that NCCL uses, or PeerBuffers
   std::mutex calls_;    // of NCCL's functions that return at once: one thread at a time
   NcclComm comm_ = nullptr;
   std::unique_ptr<NcclThread> thread_;  // of those that may block
@@ -211,8 +217,9 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   const FoldLauncher* folds_ = nullptr;
   std::vector<void*> reserved_;  // memory of the GPU; given back after NCCL is
   Scratch scratch_;
-  std::size_t agreed_scratch_ = 0;                                  // bytes that all have
-  bool told_of_memory_ = false;                                     // that it is not there
+  std::size_t agreed_scratch_ = 0;  // bytes that all have
+  bool told_of_memory_ = false;     // that it is not there
+  std::unique_ptr<PeerBuffers> peers_;
   Scratch flags_;                                                   // of results that are not finite
   const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
 };

@@ -145,9 +145,11 @@ bool within(std::chrono::milliseconds limit, Body body) noexcept {
 NcclPlane::~NcclPlane() {
   if (::getpid() != home_) {  // a forked child: it is the parent's
     static_cast<void>(thread_.release());
+    static_cast<void>(peers_.release());
     return;
   }
-  end_comm(state_.load(std::memory_order_relaxed) == State::Nccl);
+  end_comm(state_.load(std::memory_order_relaxed) != State::Broken);
+  static_cast<void>(peers_.release());  // of a world that has ended: kernels may still use them
   if (stream_ != nullptr) gpu_->end_stream(stream_);
 }
 
@@ -166,15 +168,26 @@ bool NcclPlane::form(Gpu& gpu, Turn& turn) {
     why = obstacle(starts, cards);
   }
   if (why) {
-    const auto text = fmt::format("GPU memory is staged through host memory, without NCCL -- {}", *why);
+    end_comm(false);
+    std::string small = "ranks on several hosts";
+    if (placement_.local_size == placement_.size && placement_.size <= static_cast<int>(FoldLauncher::kMostInputs))
+      peers_ = PeerBuffers::make(gpu, placement_, turn, small);
+    const auto text = fmt::format("GPU memory is staged through host memory, without NCCL -- {}; {}", *why,
+                                  peers_ ? "sums of up to 1 MiB are folded on the GPUs" : "small sums, too: " + small);
     if (placement_.rank == 0 && env::text(env::kNccl) == "off") {
       log::info("comm", "{}", text);
     } else if (placement_.rank == 0) {
       log::warn("comm", "{}", text);
     }
-    end_comm(false);
-    state_.store(State::Staging, std::memory_order_release);
-    return false;
+    if (!peers_) {
+      state_.store(State::Staging, std::memory_order_release);
+      return false;
+    }
+    gpu_ = &gpu;
+    folds_ = &FoldLauncher::on(gpu);
+    stream_ = gpu.make_stream();
+    state_.store(State::Peers, std::memory_order_release);
+    return true;
   }
   stream_ = gpu.make_stream();
   if (placement_.rank == 0) {
@@ -276,25 +289,27 @@ void NcclPlane::end_comm(bool healthy) noexcept {
     if (shares_ && !healthy) shares_->forget();
     shares_.reset();
   }
-  if (comm == nullptr) return;
-  const auto end = healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
-  // Where NCCL may hang, something may still use the memory.
+  if (comm == nullptr && !(healthy && peers_)) return;
+  // Where something may hang, it may still use the memory.
   const auto reserved = healthy ? std::exchange(reserved_, {}) : std::vector<void*>();
+  const auto peers = std::make_shared<std::unique_ptr<PeerBuffers>>(healthy ? std::move(peers_) : nullptr);
+  const auto end = comm == nullptr ? nullptr : healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
   const bool several_hosts = placement_.local_size < placement_.size;
   const auto before = healthy || !several_hosts ? 0ms : kTelling;
   const bool ended =
-      within(healthy ? kEnding : kEndingBroken, [end, comm, before, gpu = gpu_, reserved, calling = calling_] {
+      within(healthy ? kEnding : kEndingBroken, [end, comm, before, gpu = gpu_, reserved, peers, calling = calling_] {
         try {
           std::this_thread::sleep_for(before);
           const auto limit = std::chrono::steady_clock::now() + kReturning;
           for (Pauses pauses; *calling && std::chrono::steady_clock::now() < limit;) pauses.take();
           const InGpu here(*gpu);
-          end(comm);
+          if (end != nullptr) end(comm);
           for (void* const memory : reserved) gpu->free(memory);
+          peers->reset();
         } catch (const Error&) {  // the GPU has failed: there is nothing to give back
         }
       });
-  if (!ended) log::info("comm", "NCCL still ends its communicator on cuda:{}", gpu_->index());
+  if (!ended) log::info("comm", "cuda:{} still ends what a communicator has there", gpu_->index());
 }
 
 }  // namespace cohort::comm::cuda
