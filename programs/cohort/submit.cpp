@@ -8,11 +8,11 @@
 #include "base/result.h"
 #include "base/signals.h"
 #include "cohort/commands.h"
+#include "cohort/job_state.h"
 #include "launch/output/run_folder.h"
 #include "launch/plan/program.h"
 #include "launch/processes.h"
 #include "launch/start/starter.h"
-#include "launch/supervise/supervisor.h"
 #include "shared/run_options.h"
 #include "shared/sync.h"
 #include "submit_templates.h"
@@ -61,88 +61,50 @@ struct SubmitOptions {
 
 // What a scheduler is asked, and what it answers.
 
-struct JobState {
-  std::string word;  ///< the scheduler's own: "RUNNING"
-  bool over = false;
-  std::optional<int> status = {};  ///< of a job that is over, as a shell gives it; nothing: not known
-};
+using Answer = Result<launch::Captured>;
 
-/// Of the text that follows `name` up to a blank: "JobState=RUNNING Reason=...".
-std::string word_behind(const std::string& text, std::string_view name) {
-  const auto at = text.find(name);
-  if (at == std::string::npos) return {};
-  const auto begin = at + name.size();
-  return text.substr(begin, text.find_first_of(" \t\n|", begin) - begin);
+Answer ask(const std::vector<std::string>& command, int interrupt) {
+  return launch::capture(command, std::chrono::seconds(30), interrupt);
 }
 
-/// Slurm's states and "CODE:SIGNAL".
-JobState slurm_state(std::string state, const std::string& exit_code) {
-  JobState found{state, false, {}};
-  static const std::vector<std::string> kOver = {"COMPLETED", "FAILED",        "CANCELLED", "TIMEOUT",  "NODE_FAIL",
-                                                 "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "REVOKED"};
-  found.over = std::ranges::find(kOver, state) != kOver.end();
-  if (!found.over) return found;
-  const auto colon = std::min(exit_code.find(':'), exit_code.size());
-  const int code = parse_integer<int>(exit_code.substr(0, colon)).value_or(1);
-  const int signal = colon < exit_code.size() ? parse_integer<int>(exit_code.substr(colon + 1)).value_or(0) : 0;
-  found.status = code != 0 ? code : signal != 0 ? 128 + signal : 0;
-  if (state == "TIMEOUT") found.status = launch::kTimeoutStatus;
-  if (state == "CANCELLED") found.status = 128 + SIGTERM;  // whatever the script made of its end
-  if (found.status == 0 && state != "COMPLETED") found.status = 1;
-  return found;
+/// That it does not answer says nothing of the job: it is asked again later.
+tl::unexpected<Error> no_answer(const Answer& said) {
+  return said ? fail(ErrorCode::Io, "{}", launch::last_of(said->text)) : tl::unexpected(said.error());
 }
 
-std::optional<JobState> ask_slurm(const std::string& job) {
-  const auto live = launch::capture({"scontrol", "-o", "show", "job", job}, std::chrono::seconds(30));
-  if (!live) return std::nullopt;
-  if (live->status == 0) {
-    JobState state = slurm_state(word_behind(live->text, "JobState="), word_behind(live->text, " ExitCode="));
-    if (state.word == "PENDING") state.word += " (" + word_behind(live->text, " Reason=") + ")";
-    return state;
-  }
-  if (live->text.find("Invalid job id") == std::string::npos) return std::nullopt;  // asked again later
+JobState gone() { return {"gone", true, {}}; }
+
+Result<JobState> ask_slurm(const std::string& job, int interrupt) {
+  const Answer live = ask({"scontrol", "-o", "show", "job", job}, interrupt);
+  if (live && live->status == 0) return state_by_scontrol(live->text);
+  if (!live || live->text.find("Invalid job id") == std::string::npos) return no_answer(live);
   // Slurm has forgotten it; the accounting, where there is one, has not.
-  const auto kept =
-      launch::capture({"sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job}, std::chrono::seconds(30));
-  const auto bar = kept && kept->status == 0 ? kept->text.find('|') : std::string::npos;
-  if (bar == std::string::npos) return JobState{"gone", true, {}};
-  const std::string state = kept->text.substr(0, kept->text.find_first_of(" |"));  // "CANCELLED by 0"
-  return slurm_state(state, kept->text.substr(bar + 1, kept->text.find('\n', bar) - bar - 1));
+  const Answer kept = ask({"sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job}, interrupt);
+  if (!kept && kept.error().code() == ErrorCode::Aborted) return tl::unexpected(kept.error());
+  return kept && kept->status == 0 ? state_by_sacct(kept->text).value_or(gone()) : gone();
 }
 
-std::optional<JobState> ask_pbs(const std::string& job) {
-  const auto said = launch::capture({"qstat", "-x", "-f", job}, std::chrono::seconds(30));
-  if (!said) return std::nullopt;
-  if (said->status != 0) {  // that its server does not answer says nothing of the job
-    const bool gone = said->text.find("Unknown Job") != std::string::npos;
-    return gone ? std::optional(JobState{"gone", true, {}}) : std::nullopt;
-  }
-  JobState found{word_behind(said->text, "job_state = "), false, {}};
-  found.over = found.word == "F" || found.word == "C";
-  if (const auto status = parse_integer<int>(word_behind(said->text, "xit_status = ")); found.over && status)
-    found.status = *status > 256 ? 128 + *status - 256 : *status < 0 ? 1 : *status;  // 256: it was killed
-  return found;
+Result<JobState> ask_pbs(const std::string& job, int interrupt) {
+  const Answer said = ask({"qstat", "-x", "-f", job}, interrupt);
+  if (said && said->status == 0) return state_by_qstat(said->text);
+  if (said && said->text.find("Unknown Job") != std::string::npos) return gone();
+  return no_answer(said);
 }
 
-std::optional<JobState> ask_flux(const std::string& job) {
-  const auto said =
-      launch::capture({"flux", "jobs", "-n", "-o", "{status} {returncode}", job}, std::chrono::seconds(30));
-  if (said && said->text.find("JobID " + job + " unknown") != std::string::npos) return JobState{"gone", true, {}};
-  if (!said || said->status != 0) return std::nullopt;
-  JobState found{said->text.substr(0, said->text.find_first_of(" \n")), false, {}};
-  constexpr std::array<std::string_view, 4> kOver = {"COMPLETED", "FAILED", "CANCELED", "TIMEOUT"};
-  found.over = std::ranges::find(kOver, found.word) != kOver.end();
-  if (const auto code = parse_integer<int>(word_behind(said->text, found.word + " ")); found.over && code)
-    found.status = *code < 0 ? 128 - *code : *code;
-  if (found.over && found.word == "TIMEOUT") found.status = launch::kTimeoutStatus;
-  return found;
+Result<JobState> ask_flux(const std::string& job, int interrupt) {
+  const Answer said = ask({"flux", "jobs", "-n", "-o", "{status} {returncode}", job}, interrupt);
+  if (said && said->text.find("JobID " + job + " unknown") != std::string::npos) return gone();
+  if (said && said->status == 0) return state_by_flux(said->text);
+  return no_answer(said);
 }
 
 struct Scheduler {
   std::string_view name, script;
-  std::vector<std::string> submit;                         ///< and the script; its last line is the job's number
-  std::string cancel, partitions;                          ///< for messages
-  std::optional<JobState> (*ask)(const std::string& job);  ///< nothing: it does not answer now
+  std::vector<std::string> submit;  ///< and the script; its last line is the job's number
+  std::string cancel, partitions;   ///< for messages
+  /// Fails where it does not answer now; with Aborted once the descriptor is readable, with Unavailable where its
+  /// command is not here.
+  Result<JobState> (*ask)(const std::string& job, int interrupt);
 };
 
 const std::vector<Scheduler>& schedulers() {
@@ -326,6 +288,12 @@ void print_new(const std::string& path, std::streamoff& at) {
   std::fflush(stdout);
 }
 
+std::streamoff size_of(const std::string& path) {
+  std::error_code none;
+  const std::uintmax_t size = fs::file_size(path, none);
+  return none ? 0 : static_cast<std::streamoff>(size);
+}
+
 /// What the run's own record says, where the scheduler has forgotten the job.
 std::optional<int> recorded_status(const std::string& folder) {
   const auto record = parse_json_or_discard(sys::read_text(folder + "/job.json").value_or(std::string()));
@@ -334,15 +302,15 @@ std::optional<int> recorded_status(const std::string& folder) {
   return status ? std::optional(static_cast<int>(std::clamp(*status, 0.0, 255.0))) : std::nullopt;
 }
 
-/// Prints the output from `at` on until the job is over, and returns its status; 130 after Ctrl-C.
-int follow(const Submitted& job, std::streamoff at) {
+/// Prints the output from `at` on until the job is over, and returns its status; 130 after Ctrl-C, which `interrupt`
+/// tells of.
+int follow(const Submitted& job, std::streamoff at, int interrupt) {
   constexpr auto kPause = std::chrono::milliseconds(500), kAskEvery = std::chrono::milliseconds(2000);
-  sys::SignalFd signals = value_or_throw(sys::SignalFd::create({SIGINT}));
   std::string last;
   Clock::time_point asked;
   while (true) {
     print_new(job.output(), at);
-    pollfd interrupted{signals.fd(), POLLIN, 0};
+    pollfd interrupted{interrupt, POLLIN, 0};
     if (::poll(&interrupted, 1, asked == Clock::time_point() ? 0 : static_cast<int>(kPause.count())) > 0) {
       fmt::print(stderr,
                  "\ncohort: not followed any more; the job goes on\n  to come back:   cohort submit --follow {0}\n"
@@ -352,8 +320,11 @@ int follow(const Submitted& job, std::streamoff at) {
     }
     if (Clock::now() - asked < kAskEvery) continue;
     asked = Clock::now();
-    const auto state = job.scheduler->ask(job.job);
-    const std::string word = state ? state->word : "state is not known now";
+    const auto state = job.scheduler->ask(job.job, interrupt);
+    if (!state && state.error().code() == ErrorCode::Aborted) continue;
+    if (!state && state.error().code() == ErrorCode::Unavailable)
+      raise(ErrorCode::Unavailable, "job {} cannot be followed here, and goes on: {}", job.job, state.error().what());
+    const std::string word = state ? state->word : fmt::format("state is not known now: {}", state.error().what());
     if (std::exchange(last, word) != word) fmt::print(stderr, "cohort: job {}: {}\n", job.job, word);
     if (!state || !state->over) continue;
     ::poll(&interrupted, 1, static_cast<int>(kPause.count()));
@@ -389,18 +360,17 @@ Submitted submitted_as(const std::string& wanted) {
 
 int follow_again(const std::string& wanted) {
   const Submitted job = submitted_as(wanted);
-  constexpr std::uintmax_t kShown = 16384;
-  std::error_code none;
-  const std::uintmax_t size = fs::file_size(job.output(), none);
-  std::streamoff at = 0;
-  if (!none && size > kShown) {
+  constexpr std::streamoff kShown = 16384;
+  std::streamoff at = std::max<std::streamoff>(size_of(job.output()) - kShown, 0);
+  if (at > 0) {
     std::ifstream file(job.output(), std::ios::binary);
-    file.seekg(at = static_cast<std::streamoff>(size - kShown));
+    file.seekg(at);
     std::string line;
     if (std::getline(file, line)) at += static_cast<std::streamoff>(line.size()) + 1;
     fmt::print(stderr, "cohort: what stands before is in {}\n", job.output());
   }
-  return follow(job, at);
+  const sys::SignalFd interrupt = value_or_throw(sys::SignalFd::create({SIGINT}));
+  return follow(job, at, interrupt.fd());
 }
 
 int submit_here(const SubmitOptions& options, const std::vector<std::string>& program) {
@@ -434,12 +404,16 @@ int submit_here(const SubmitOptions& options, const std::vector<std::string>& pr
   folder.fd.reset();  // its lock is the job's, which may begin before we know
   std::vector<std::string> command = scheduler.submit;
   command.push_back(path);
-  const auto said = launch::capture(command, std::chrono::minutes(2));
+  const std::streamoff begin = size_of(folder.path + "/output.txt");  // of a job before
+  const sys::SignalFd interrupt = value_or_throw(sys::SignalFd::create({SIGINT}));
+  const auto said = launch::capture(command, std::chrono::minutes(2), interrupt.fd());
   std::string told = said ? said->text : said.error().what();
   while (told.ends_with('\n')) told.pop_back();
+  if (!said && said.error().code() != ErrorCode::Unavailable) {
+    fmt::print(stderr, "cohort: {}: the job may be queued all the same; the script is {}\n", told, path);
+    return said.error().code() == ErrorCode::Aborted ? 128 + SIGINT : 1;
+  }
   if (!said || said->status != 0) {
-    if (!said && said.error().code() == ErrorCode::Timeout)
-      raise(ErrorCode::Unavailable, "{}: it may be queued all the same; the script is {}", told, path);
     raise(ErrorCode::Unavailable, "{} refuses the job: {} -- partitions that there are: `{}`; the script is {}",
           scheduler.submit.front(), told, scheduler.partitions, path);
   }
@@ -458,7 +432,7 @@ int submit_here(const SubmitOptions& options, const std::vector<std::string>& pr
   const nlohmann::ordered_json record = {
       {"scheduler", scheduler.name}, {"job", job.job}, {"submitted", launch::utc_now()}};
   value_or_throw(sys::write_file_atomically(folder.path + "/" + kRecord, json_text(record) + "\n"));
-  return options.no_follow ? 0 : follow(job, 0);
+  return options.no_follow ? 0 : follow(job, begin, interrupt.fd());
 }
 
 // The words.

@@ -130,7 +130,11 @@ RankTimes times_in(const Json& object) {
 
 Result<RunCosts> costs_of_run(const std::string& folder) {
   const std::string path = folder + "/job.json";
-  const Json record = parse_json_or_discard(sys::read_text(path).value_or(std::string()));
+  return costs_of_record(sys::read_text(path).value_or(std::string()), path);
+}
+
+Result<RunCosts> costs_of_record(const std::string& text, const std::string& path) {
+  const Json record = parse_json_or_discard(text);
   if (!record.is_object()) return fail(ErrorCode::InvalidArgument, "{}: that is no run's record", path);
   RunCosts run;
   for (const Json& host : record.value("hosts", Json::array())) {

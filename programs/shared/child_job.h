@@ -28,6 +28,8 @@ struct RunCosts {
 };
 /// `folder`: the run's. Fails with InvalidArgument where its record does not say it.
 Result<RunCosts> costs_of_run(const std::string& folder);
+/// Of a job.json's text, which `path` names in errors.
+Result<RunCosts> costs_of_record(const std::string& text, const std::string& path);
 
 /// What a job said.
 struct JobOutcome {

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 import zipfile
 from unittest import mock
@@ -180,6 +181,45 @@ echo sources >"$2/cohort-9.8.7.tar.gz"
         (tools / "make-wheels").write_text("#!/bin/sh\nexit 3\n")
         self.commit()
         self.assertIn("make-wheels --dist", self.release("--quick", status=1))
+
+
+class Wheels(unittest.TestCase):
+    """What tools/make-wheels keeps of a run that was interrupted."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.work = pathlib.Path(folder.name)
+        file = pathlib.Path(cohort_build.__file__).resolve().parents[2] / "tools/make-wheels"
+        self.wheels = types.ModuleType("make_wheels")
+        self.wheels.__file__ = str(file)
+        with mock.patch.object(sys, "path", list(sys.path)):
+            exec(compile(file.read_text(), file, "exec"), vars(self.wheels))
+        self.wheels.WORK = self.work
+
+    def test_half_a_file_is_fetched_again(self):
+        source = self.work / "source.deb"
+        source.write_bytes(b"all of it")
+        half = self.work / "fetched/source.deb"
+        half.parent.mkdir()
+        half.write_bytes(b"all")
+        self.wheels.fetched(source.as_uri(), hashlib.sha256(b"all of it").hexdigest())
+        self.assertEqual(half.read_bytes(), b"all of it")
+
+    def test_half_of_the_headers_are_unpacked_again(self):
+        def run(tool, *words):
+            include = pathlib.Path(words[-2]) / "usr/include/x86_64-linux-gnu"
+            include.mkdir(parents=True)
+            if interrupted:
+                raise KeyboardInterrupt
+            (include / "pyconfig.h").touch()
+
+        with mock.patch.object(self.wheels, "run", run), contextlib.redirect_stdout(io.StringIO()):
+            interrupted = True
+            with self.assertRaises(KeyboardInterrupt):
+                self.wheels.headers_of("3.11")
+            interrupted = False
+            self.assertTrue((self.wheels.headers_of("3.11") / "aarch64-linux-gnu/pyconfig.h").exists())
 
 
 class Module(unittest.TestCase):

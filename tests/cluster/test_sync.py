@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -84,14 +85,15 @@ class Sync(Launch):
     def test_the_environment(self):
         environment = self.project / ".venv"
         (environment / "bin").mkdir(parents=True)
-        (environment / "pyvenv.cfg").write_text("home = /usr/bin\n")
-        (environment / "bin/python3").symlink_to(shutil.which("python3"))
+        python = os.path.realpath(sys.executable)  # (python3 in PATH may be a script that looks for one)
+        (environment / "pyvenv.cfg").write_text(f"home = {os.path.dirname(python)}\n")
+        (environment / "bin/python3").symlink_to(python)
         self.write({"train.py": "import sys; print(sys.prefix, sys.argv[1])"})
         done = self.sync(program=("train.py", "x"), VIRTUAL_ENV=str(environment))
         self.assertEqual(done.stdout.count(f"{environment} x"), 2)
         self.assertRegex(done.stderr, rf"files, .* of the folder; 1 file, .* of {environment} in")
         # Made over a Python that is on this host alone.
-        self.act("h1", f"cp {os.path.realpath(shutil.which('python3'))} /dev/shm/python3")
+        self.act("h1", f"cp {python} /dev/shm/python3")
         self.addCleanup(self.box.run, "h1", "rm", "/dev/shm/python3")
         (environment / "bin/python3").unlink()
         (environment / "bin/python3").symlink_to("/dev/shm/python3")

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
 COHORT = os.environ["COHORT_COMMAND"]
@@ -79,7 +80,7 @@ class Submit(unittest.TestCase):
         for words in ("--max-restarts 2", "--env 'A=b c'", "--as-horovod"):
             self.assertIn(f" {words} ", command)
         self.assertTrue(command.endswith(" -- 'train me.py' --lr 0.1 --nodes 7 &"), command)
-        self.assertIn("exec scontrol requeue", text)
+        self.assertIn("scontrol requeue", text)
 
     def test_no_signal_in_a_short_time(self):
         for time_limit, signalled in (("9", False), ("10", True), ("9:59", False), ("0:10:00", True), ("1-0", True)):
@@ -157,7 +158,7 @@ class Submit(unittest.TestCase):
         self.fake("qstat", "[ -e $D/asked ] && { echo qstat: Unknown Job Id 12.server >&2; exit 153; }\n"
                            "echo >$D/asked; echo 'qstat: cannot connect to server server (errno=15010)' >&2; exit 1\n")
         said = self.submit("--follow", str(run), status=3).stderr
-        self.assertIn("job 12.server: state is not known now\n", said)
+        self.assertIn("job 12.server: state is not known now: qstat: cannot connect to server server (errno=15010)\n", said)
         self.assertIn("job 12.server: gone\n", said)
 
     def test_a_job_of_flux(self):
@@ -171,6 +172,34 @@ class Submit(unittest.TestCase):
         for status in (0, 1):  # as older and newer ones end
             self.fake("flux", f"echo JobID f2Vd unknown >&2; exit {status}\n")
             self.assertIn("job f2Vd: gone\n", self.submit("--follow", "f2Vd", status=5).stderr)
+
+        for state, status in (("CANCELED -128", 143), ("CANCELED -15", 143), ("FAILED -9", 137), ("TIMEOUT 142", 124), ("COMPLETED 0", 0)):
+            self.fake("flux", f"echo '{state}'\n")  # -128: before it began
+            self.submit("--follow", "f2Vd", status=status)
+
+    def test_torques_xml(self):
+        self.fake("qsub", "echo 12.server\n")
+        self.fake("qstat", "echo '<Data><Job><Job_Id>12.server</Job_Id><job_state>C</job_state><exit_status>3</exit_status></Job></Data>'\n")
+        self.assertIn("job 12.server: C\n", self.submit("./train", status=3).stderr)
+
+    def test_a_refused_requeue(self):
+        script = self.folder / "script"
+        for refused, status in ((0, 0), (1, 75)):
+            self.fake("scontrol", f"echo requeue $2; exit {refused}\n")
+            text = self.script("--scheduler", "slurm", "sh", "-c", "exit 75")
+            script.write_text(text.replace("DIR", str(self.folder)).replace("cohort run", f"{COHORT} run").replace("/runs/NAME", "/run"))
+            done = subprocess.run(["bash", script], timeout=PATIENCE, check=False, capture_output=True, text=True,
+                                  env={"PATH": f"{self.folder}/bin", "HOME": str(self.folder), "SLURM_JOB_ID": "7"})
+            self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+            self.assertIn("requeue 7\n", done.stdout)
+
+    def test_a_folder_that_has_an_output(self):
+        self.fake("sbatch", "echo 7; echo of job $$ >>$D/run/output.txt\n")
+        self.fake("scontrol", "echo JobState=COMPLETED ExitCode=0:0\n")
+        first, second = (self.submit("--run-dir", "run", "./train").stdout for _ in range(2))
+        self.assertRegex(first, "^of job [0-9]+\n$")
+        self.assertRegex(second, "^of job [0-9]+\n$")
+        self.assertNotEqual(first, second)
 
     def test_the_schedulers_own_words(self):
         self.fake("sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1\n')
@@ -194,6 +223,26 @@ class Submit(unittest.TestCase):
         self.assertIn("cohort submit --follow 4711", rest)
         self.assertIn("scancel 4711", rest)
         self.assertIn("sbatch: remark", said)
+        # Neither by one that waits for a scheduler, which says nothing of whether it has taken the job.
+        self.fake("sbatch", "echo >$D/asked; sleep 1000\n")
+        submitting = subprocess.Popen(**self.words("./train"))
+        while not (self.folder / "asked").exists():
+            self.assertIsNone(submitting.poll())
+            time.sleep(0.05)
+        submitting.send_signal(signal.SIGINT)
+        self.assertIn("sbatch was interrupted: the job may be queued all the same", submitting.communicate(timeout=PATIENCE)[1])
+        self.assertEqual(submitting.returncode, 130)
+        self.fake("sbatch", "echo 4711\n")
+        self.fake("scontrol", "echo >$D/asked_for; sleep 1000\n")
+        follower = subprocess.Popen(**self.words("./train"))
+        while not (self.folder / "asked_for").exists():
+            self.assertIsNone(follower.poll())
+            time.sleep(0.05)
+        follower.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        self.assertIn("cohort submit --follow 4711", follower.communicate(timeout=PATIENCE)[1])
+        self.assertEqual(follower.returncode, 130)
+        self.assertLess(time.monotonic() - began, 15)  # it waits 30 s for an answer
         # And by nobody from the beginning.
         self.assertIn("job 4711;", self.submit("--no-follow", "./train").stderr)
 
@@ -209,6 +258,12 @@ class Submit(unittest.TestCase):
         live.unlink()
         kept.write_text("CANCELLED by 0|0:15\n")
         self.submit("./train", status=143)
+        (self.folder / "bin/scontrol").unlink()
+        self.assertRegex(self.submit("./train", status=1).stderr, "job 7 cannot be followed here, and goes on: .*scontrol")
+        self.fake("scontrol", "[ -e $D/asked ] && { echo JobState=COMPLETED ExitCode=0:0; exit; }\n"
+                              "echo >$D/asked; echo 'Unable to contact slurm controller' >&2; exit 1\n")
+        self.assertIn("job 7: state is not known now: Unable to contact slurm controller\n", self.submit("./train").stderr)
+        self.fake("scontrol", 'echo slurm_load_jobs error: Invalid job id specified >&2; exit 1\n')
         kept.write_text("")  # no accounting, and no record
         self.assertIn("does not say how it ended", self.submit("./train", status=1).stderr)
 

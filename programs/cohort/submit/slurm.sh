@@ -23,5 +23,6 @@ wait $job
 while kill -0 $job 2>/dev/null; do wait $job; done
 wait $job
 status=$?
-[ $status -eq 75 ] && exec scontrol requeue "$SLURM_JOB_ID"
+trap - USR1 TERM
+[ $status -eq 75 ] && scontrol requeue "$SLURM_JOB_ID" && exit
 exit $status

@@ -117,7 +117,7 @@ SideCommand::~SideCommand() {
   }
 }
 
-Result<Captured> capture(const std::vector<std::string>& command, std::chrono::milliseconds limit) {
+Result<Captured> capture(const std::vector<std::string>& command, std::chrono::milliseconds limit, int interrupt) {
   ProgramRequest request;
   request.program = command.front();
   request.arguments.assign(command.begin() + 1, command.end());
@@ -127,7 +127,7 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
   if (!program) return tl::unexpected(program.error());
   Loop loop;
   Captured captured;
-  bool ended = false;
+  bool ended = false, interrupted = false;
   SideCommand::Options options;
   options.spawn.path = program->path;
   options.spawn.arguments = program->arguments;
@@ -145,6 +145,14 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
     loop.stop();
   };
   const Timer late(loop, limit, [&loop] { loop.stop(); });
+  Watch watched;
+  if (interrupt >= 0) {
+    watched = Watch(loop, interrupt);
+    watched.on_readable([&] {
+      interrupted = true;
+      loop.stop();
+    });
+  }
   try {
     const SideCommand child(loop, std::move(options));
     loop.run();
@@ -152,6 +160,7 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
     return tl::unexpected(error);
   }
   if (ended) return captured;
+  if (interrupted) return fail(ErrorCode::Aborted, "{} was interrupted", command.front());
   return fail(ErrorCode::Timeout, "{} has not ended within {:g} s", command.front(),
               std::chrono::duration<double>(limit).count());
 }

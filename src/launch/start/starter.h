@@ -65,8 +65,9 @@ struct Captured {
 /// Asks a program for its version: runs it, takes what it prints, and gives up on it after a while. Nothing that it has
 /// started in its own process group outlives the call. Not for a process that reaps children by itself.
 /// `command` is a name that is searched in PATH, or a path, and its arguments. Fails with Unavailable if it is not
-/// there or cannot be started, with Timeout if it has not ended within `limit`.
-Result<Captured> capture(const std::vector<std::string>& command, std::chrono::milliseconds limit);
+/// there or cannot be started, with Timeout if it has not ended within `limit`, with Aborted if the descriptor
+/// `interrupt` is readable before.
+Result<Captured> capture(const std::vector<std::string>& command, std::chrono::milliseconds limit, int interrupt = -1);
 
 /// The command, whatever its file is called: this program, or `cohort` beside it after `set_beside_command`.
 Result<std::string> own_command();

@@ -48,7 +48,7 @@ void EarlyStopping::load_state(const std::string& text) {
   const std::string_view best = take_until(rest, " ");
   std::from_chars(best.data(), best.data() + best.size(), read.now_.best);
   take_until(rest, "=");
-  read.now_.waited = parse_integer<std::int64_t>(rest).value_or(-1);
+  read.now_.waited = parse_integer<int>(rest).value_or(-1);
   if (read.now_.waited < 0 || read.state() != text)
     raise(ErrorCode::InvalidArgument, "EarlyStopping: '{}' is not a state -- give what state() has made", text);
   if (read.options_.mode != options_.mode)

@@ -72,7 +72,8 @@ TEST(EarlyStopping, GoesOnFromItsState) {
   for (const char* const wrong :
        {"", "mode=min best=", "mode=min best=1", "mode=min best=1 waited=", "mode=min best=1 waited=-1",
         "mode=min best=1 waited=1 ", "mode=min best=1.0 waited=1", "mode=min best=x waited=1",
-        "mode=min best=1 waited=1x", "mode=min worst=1 waited=1", "best=1 waited=1", "mode=least best=1 waited=1"}) {
+        "mode=min best=1 waited=1x", "mode=min best=1 waited=9223372036854775807", "mode=min worst=1 waited=1",
+        "best=1 waited=1", "mode=least best=1 waited=1"}) {
     EXPECT_EQ(code_of([&] { fresh.load_state(wrong); }, "is not a state"), ErrorCode::InvalidArgument) << wrong;
   }
   EarlyStopping highest({.mode = BestMode::Max});
