@@ -147,6 +147,7 @@ std::vector<std::string> sum_at_peers(const char* ipc) {
   ::setenv("FAKE_CUDA_IPC", ipc, 1);
   world.start([](Communicator comm) -> std::string {
     ::setenv("COHORT_NCCL", "off", 1);
+    ::setenv("COHORT_GPU_IPC", "1", 1);
     bool right = true;
     for (float turn = 1; turn <= 50; ++turn) {
       const Floats sum(comm, {turn, turn * static_cast<float>(comm.rank())});
@@ -177,7 +178,6 @@ TEST(GpuProcesses, ARankThatIsKilledBetweenPiecesIsNamed) {
   world_of_pieces = &world;
   world.start([&](Communicator comm) -> std::string {
     ::setenv("COHORT_NCCL", "off", 1);
-    ::setenv("NCCL_P2P_DISABLE", "1", 1);  // small sums are staged, too
     comm::cuda::set_piece_bytes(4096);
     const Floats sum(comm, std::vector<float>(100000), comm.rank());
     comm.barrier().wait();

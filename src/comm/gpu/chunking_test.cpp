@@ -16,7 +16,6 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <map>
@@ -198,13 +197,11 @@ class Copies {
 class InPieces : public ::testing::Test {
  protected:
   void SetUp() override {
-    ::setenv("NCCL_P2P_DISABLE", "1", 1);  // small sums are staged, too
     cuda::set_piece_bytes(kPieceBytes);
     (void)cuda::Gpu::at(0);
     Copies::all().reset();
   }
   void TearDown() override {
-    ::unsetenv("NCCL_P2P_DISABLE");
     cuda::set_piece_bytes(before_);
     Copies::all().reset();
     of_driver<void(int)>("fake_cuda_fail")(0);

@@ -197,7 +197,6 @@ std::shared_ptr<Flight> NcclPlane::give(std::span<const DeviceCall> together, co
 }
 
 std::shared_ptr<Flight> NcclPlane::fold_at_peers(std::span<const DeviceCall> together, const Round& round, Turn& turn) {
-  constexpr std::size_t kLine = PeerBuffers::kAlignment;
   std::byte* to = peers_->next();
   // Only the GPU of the first operation reads the others' buffers.
   const std::int32_t can =
@@ -207,7 +206,7 @@ std::shared_ptr<Flight> NcclPlane::fold_at_peers(std::span<const DeviceCall> tog
     gpu_->put_after(stream_, *call.marks.input);
     const std::size_t bytes = call.request.input_bytes();
     if (bytes > 0) gpu_->copy_within(to, call.request.input, bytes, stream_);
-    to += (bytes + kLine - 1) / kLine * kLine;
+    to += PeerBuffers::room_of(bytes);
   }
   if (can != 0) gpu_->wait(*gpu_->mark(stream_), turn.deadline(), [&] { turn.attend(); });
   std::vector<std::int32_t> all(static_cast<std::size_t>(placement_.size));
@@ -224,7 +223,7 @@ std::shared_ptr<Flight> NcclPlane::fold_at_peers(std::span<const DeviceCall> tog
           sums.fold_of_all(request, inputs, static_cast<std::byte*>(request.output), request.output_count);
       folds_->fold(fold.bound(), stream_);
     }
-    at += (request.input_bytes() + kLine - 1) / kLine * kLine;
+    at += PeerBuffers::room_of(request.input_bytes());
   }
   Look look = look_at_results(together);
   return std::make_shared<Given>(shared_from_this(), together, text_of(together.front().request), gpu_->mark(stream_),
@@ -294,7 +293,10 @@ void NcclPlane::require_in_time(std::span<const DeviceCall> together, std::strin
   }
   if (now < deadline + kGraceOfHang) return;
   if (peers_) {
-    raise(ErrorCode::Timeout, "{} timed out -- {} -- its GPU has not carried it out by the deadline -- the GPU is busy",
+    raise(ErrorCode::Timeout,
+          "{} timed out -- {} -- its GPU has not carried it out by the deadline -- a kernel hangs, or the GPU is busy "
+          "for "
+          "longer than the operation's timeout",
           what, where());
   }
   raise(ErrorCode::Timeout,

@@ -37,6 +37,7 @@ struct Card {
   std::int32_t gpu = -1;
   std::int32_t shares = 0;    ///< NCCL_MULTI_RANK_GPU_ENABLE
   std::int32_t encrypts = 0;  ///< what it sends to other hosts, and there are any
+  std::int32_t ipc = 0;       ///< COHORT_GPU_IPC
   std::array<unsigned char, 16> uuid{};
   NcclId id{};         ///< rank 0's
   char host[64] = {};  ///< its name for messages, cut; two hosts may have one
@@ -219,7 +220,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   Scratch scratch_;
   std::size_t agreed_scratch_ = 0;  // bytes that all have
   bool told_of_memory_ = false;     // that it is not there
-  std::unique_ptr<PeerBuffers> peers_;
+  std::shared_ptr<PeerBuffers> peers_;
   Scratch flags_;                                                   // of results that are not finite
   const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
 };

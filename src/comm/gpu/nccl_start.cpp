@@ -34,6 +34,7 @@ std::string named(std::size_t rank, const Card& card) { return fmt::format("rank
 Card card_of(const Gpu& gpu, const rendezvous::Placement& placement) {
   Card card;
   card.gpu = gpu.index();
+  card.ipc = env::flag(env::kGpuIpc).value_or(false) ? 1 : 0;
   put_text(card.host, placement.host);
   const Result<Nccl>& nccl = Nccl::find();
   if (!nccl) {
@@ -145,11 +146,12 @@ bool within(std::chrono::milliseconds limit, Body body) noexcept {
 NcclPlane::~NcclPlane() {
   if (::getpid() != home_) {  // a forked child: it is the parent's
     static_cast<void>(thread_.release());
-    static_cast<void>(peers_.release());
+    static_cast<void>(new std::shared_ptr<PeerBuffers>(std::move(peers_)));
     return;
   }
   end_comm(state_.load(std::memory_order_relaxed) != State::Broken);
-  static_cast<void>(peers_.release());  // of a world that has ended: kernels may still use them
+  // Those of a world that has ended: kernels may still use them.
+  if (peers_) static_cast<void>(new std::shared_ptr<PeerBuffers>(std::move(peers_)));
   if (stream_ != nullptr) gpu_->end_stream(stream_);
 }
 
@@ -169,11 +171,15 @@ bool NcclPlane::form(Gpu& gpu, Turn& turn) {
   }
   if (why) {
     end_comm(false);
-    std::string small = "ranks on several hosts";
-    if (placement_.local_size == placement_.size && placement_.size <= static_cast<int>(FoldLauncher::kMostInputs))
+    const bool asked = std::all_of(cards.begin(), cards.end(), [](const Card& card) { return card.ipc != 0; });
+    std::string small =
+        own.ipc == 0 ? "" : "; small sums, too: not all ranks have COHORT_GPU_IPC=1, or are on one host";
+    if (asked && placement_.local_size == placement_.size &&
+        placement_.size <= static_cast<int>(FoldLauncher::kMostInputs)) {
       peers_ = PeerBuffers::make(gpu, placement_, turn, small);
-    const auto text = fmt::format("GPU memory is staged through host memory, without NCCL -- {}; {}", *why,
-                                  peers_ ? "sums of up to 1 MiB are folded on the GPUs" : "small sums, too: " + small);
+      small = peers_ ? "; sums of up to 1 MiB are folded on the GPUs" : "; small sums, too: " + small;
+    }
+    const auto text = fmt::format("GPU memory is staged through host memory, without NCCL -- {}{}", *why, small);
     if (placement_.rank == 0 && env::text(env::kNccl) == "off") {
       log::info("comm", "{}", text);
     } else if (placement_.rank == 0) {
@@ -292,7 +298,7 @@ void NcclPlane::end_comm(bool healthy) noexcept {
   if (comm == nullptr && !(healthy && peers_)) return;
   // Where something may hang, it may still use the memory.
   const auto reserved = healthy ? std::exchange(reserved_, {}) : std::vector<void*>();
-  const auto peers = std::make_shared<std::unique_ptr<PeerBuffers>>(healthy ? std::move(peers_) : nullptr);
+  const auto peers = std::make_shared<std::shared_ptr<PeerBuffers>>(healthy ? std::move(peers_) : nullptr);
   const auto end = comm == nullptr ? nullptr : healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
   const bool several_hosts = placement_.local_size < placement_.size;
   const auto before = healthy || !several_hosts ? 0ms : kTelling;

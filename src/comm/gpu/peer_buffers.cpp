@@ -2,6 +2,7 @@
 
 #include "comm/gpu/exact_sums.h"
 #include "comm/gpu/fold_launcher.h"
+#include "comm/gpu/nccl_thread.h"
 
 #include <fmt/format.h>
 
@@ -9,16 +10,18 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
-#include <cstdlib>
-#include <numeric>
+#include <functional>
 #include <random>
 #include <string_view>
+#include <utility>
 
 namespace cohort::comm::cuda {
 namespace {
 
 constexpr std::size_t kPattern = 4096;  // elements of 4 bytes
+constexpr auto kNever = std::chrono::steady_clock::time_point::max();
 
 /// Tells this process from all others, also from its forked children.
 std::array<std::uint32_t, 5> this_process() {
@@ -27,12 +30,6 @@ std::array<std::uint32_t, 5> this_process() {
     return std::array<std::uint32_t, 4>{source(), source(), source(), source()};
   }();
   return {random[0], random[1], random[2], random[3], static_cast<std::uint32_t>(::getpid())};
-}
-
-/// NCCL's own switch for GPUs that do not read each other's memory as they should.
-bool is_switched_off() {
-  const char* const text = std::getenv("NCCL_P2P_DISABLE");
-  return text != nullptr && std::atoi(text) != 0;
 }
 
 std::vector<std::uint32_t> pattern_of(std::uint32_t seed, std::size_t half) {
@@ -59,7 +56,7 @@ bool PeerBuffers::fit(std::span<const DeviceRequest> requests) noexcept {
     if (request.device.type != DeviceType::CUDA) return false;
     if (request.kind != Kind::AllReduce && request.kind != Kind::Reduce) return false;
     if (!ExactSums::has(request) || request.input_bytes() > kBytes) return false;
-    bytes += (request.input_bytes() + kAlignment - 1) / kAlignment * kAlignment;
+    bytes += room_of(request.input_bytes());
   }
   return bytes <= kBytes;
 }
@@ -82,7 +79,6 @@ PeerBuffers::Offer PeerBuffers::offer() {
   own.process = this_process();
   own.seed = std::random_device()();
   own.gpu = gpu_.index();
-  if (is_switched_off()) raise(ErrorCode::Unavailable, "NCCL_P2P_DISABLE=1");
   FoldLauncher::on(gpu_);
   own.memory = bases_[own_] = static_cast<std::byte*>(gpu_.reserve(2 * kBytes + kPattern * sizeof(std::uint32_t)));
   own.handle = gpu_.share(own.memory);
@@ -102,17 +98,16 @@ void PeerBuffers::open(std::span<const Offer> offers) {
   }
 }
 
-void PeerBuffers::write_pattern(const Offer& own, Turn& turn) {
+void PeerBuffers::write_pattern(const Offer& own) {
   std::byte* const to = next();
   const std::vector<std::uint32_t> pattern = pattern_of(own.seed, half_);
   const Stream stream = gpu_.make_stream();
   const MarkPtr begun = gpu_.mark(stream);
   gpu_.end_stream(stream);
-  gpu_.wait(*gpu_.copy_to_device(to, pattern.data(), kPattern * sizeof(std::uint32_t), *begun), turn.deadline(),
-            [&] { turn.attend(); });
+  gpu_.wait(*gpu_.copy_to_device(to, pattern.data(), kPattern * sizeof(std::uint32_t), *begun), kNever);
 }
 
-void PeerBuffers::check_sum_of_patterns(std::span<const Offer> offers, Turn& turn) {
+void PeerBuffers::check_sum_of_patterns(std::span<const Offer> offers) {
   std::vector<std::uint32_t> wanted(kPattern), found(kPattern);
   ExactFold sum;
   sum.job.dtype = DType::UInt32;
@@ -127,23 +122,40 @@ void PeerBuffers::check_sum_of_patterns(std::span<const Offer> offers, Turn& tur
   FoldLauncher::on(gpu_).fold(sum.bound(), stream);
   const MarkPtr folded = gpu_.mark(stream);
   gpu_.end_stream(stream);
-  gpu_.wait(*gpu_.copy_to_host(found.data(), sum.output, kPattern * sizeof(std::uint32_t), *folded), turn.deadline(),
-            [&] { turn.attend(); });
+  gpu_.wait(*gpu_.copy_to_host(found.data(), sum.output, kPattern * sizeof(std::uint32_t), *folded), kNever);
   if (found != wanted) raise(ErrorCode::Unavailable, "cuda:{} does not read what other ranks write", gpu_.index());
 }
 
-std::unique_ptr<PeerBuffers> PeerBuffers::make(Gpu& gpu, const rendezvous::Placement& placement, Turn& turn,
+std::shared_ptr<PeerBuffers> PeerBuffers::make(Gpu& gpu, const rendezvous::Placement& placement, Turn& turn,
                                                std::string& why) {
-  auto made = std::unique_ptr<PeerBuffers>(new PeerBuffers(gpu, placement));
+  using Clock = std::chrono::steady_clock;
+  const auto limit = Clock::now() + (turn.deadline() - Clock::now()) / 2;
+  auto made = std::shared_ptr<PeerBuffers>(new PeerBuffers(gpu, placement));
   Offer own;
   std::vector<Offer> offers(made->bases_.size());
+  // A driver that compiles, finds or frees memory may wait for a stream that hangs: a thread does that, which is left
+  // to itself then, with the buffers.
+  NcclThread thread(gpu);
+  const auto on_thread = [&thread](std::shared_ptr<PeerBuffers> self, std::function<void(PeerBuffers&)> body) {
+    thread.make([self = std::move(self), body = std::move(body)] {
+      if (body) body(*self);
+      return NcclResult::Success;
+    });
+  };
+  const std::shared_ptr<void> at_the_end(nullptr, [&](void*) {
+    if (made && thread.over()) on_thread(std::move(made), {});
+  });
   // What goes wrong on this rank is told to all, who come to each exchange.
-  const auto attempt = [&](const auto& body) {
+  const auto attempt = [&](std::function<void(PeerBuffers&)> body) {
     if (own.why[0] != '\0') return;
+    on_thread(made, std::move(body));
+    for (Pauses pauses; !thread.over() && Clock::now() < limit; pauses.take()) turn.attend();
+    const auto failed = [&](std::string_view text) { own.why[text.copy(own.why, sizeof own.why - 1)] = '\0'; };
+    if (!thread.over()) return failed("its driver has not set them up in time");
     try {
-      body();
+      thread.result();
     } catch (const Error& error) {
-      own.why[std::string_view(error.what()).copy(own.why, sizeof own.why - 1)] = '\0';
+      failed(error.what());
     }
   };
   const auto all_could = [&] {
@@ -152,15 +164,17 @@ std::unique_ptr<PeerBuffers> PeerBuffers::make(Gpu& gpu, const rendezvous::Place
     if (failed != offers.end()) why = fmt::format("rank {}: {}", failed - offers.begin(), failed->why);
     return failed == offers.end();
   };
-  attempt([&] { own = made->offer(); });
+  const auto offered = std::make_shared<Offer>();
+  attempt([offered](PeerBuffers& self) { *offered = self.offer(); });
+  if (own.why[0] == '\0') own = *offered;
   if (!all_could()) return nullptr;
-  attempt([&] { made->open(offers); });
+  attempt([offers](PeerBuffers& self) { self.open(offers); });
   for (int half = 0; half < 2; ++half) {
-    attempt([&] { made->write_pattern(own, turn); });
+    attempt([offered](PeerBuffers& self) { self.write_pattern(*offered); });
     if (!all_could()) return nullptr;
-    attempt([&] { made->check_sum_of_patterns(offers, turn); });
+    attempt([offers](PeerBuffers& self) { self.check_sum_of_patterns(offers); });
   }
-  return all_could() ? std::move(made) : nullptr;
+  return all_could() ? std::exchange(made, nullptr) : nullptr;
 }
 
 }  // namespace cohort::comm::cuda

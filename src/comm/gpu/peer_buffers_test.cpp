@@ -30,8 +30,12 @@ class AtPeers : public ::testing::Test {
     const char* const world = std::getenv("COHORT_TEST_WORLD");
     if (world != nullptr && std::string(world) != "local") GTEST_SKIP() << "ranks of several hosts";
     ::setenv("COHORT_NCCL", "off", 1);
+    ::setenv("COHORT_GPU_IPC", "1", 1);
   }
-  void TearDown() override { ::unsetenv("COHORT_NCCL"); }
+  void TearDown() override {
+    ::unsetenv("COHORT_NCCL");
+    ::unsetenv("COHORT_GPU_IPC");
+  }
 };
 
 int folds() { return of_driver<int()>("fake_cuda_folds")(); }
@@ -204,6 +208,35 @@ TEST_F(AtPeers, MemoryIsGivenBack) {
     comm.all_reduce(sum.buffer(), {.check_finite = true}).wait();
   });
   EXPECT_EQ(of_driver<std::size_t()>("fake_cuda_allocated")(), before);
+}
+
+TEST_F(AtPeers, WhoDoesNotAskHasThemStaged) {
+  ::unsetenv("COHORT_GPU_IPC");
+  run_world(2, [](Communicator comm) {
+    const int before = folds();
+    const Floats sum(comm, {1, 2});
+    comm.all_reduce(sum.buffer()).wait();
+    EXPECT_EQ(sum.values(), (std::vector<float>{2, 4}));
+    EXPECT_EQ(folds(), before);
+  });
+}
+
+TEST_F(AtPeers, AStreamThatHangsWhereTheyAreMadeIsATimeout) {
+  std::atomic<bool> go{false};
+  run_world(2, [&](Communicator comm) {
+    const Floats sum(comm, {1, 2});
+    void* const stream = new_stream();
+    comm.barrier().wait();
+    if (comm.rank() == 0) launch(stream, wait_for_flag, &go);
+    const std::string why = refused(
+        [&] {
+          comm.all_reduce(sum.buffer(comm.rank() == 0 ? stream : nullptr), {.timeout = comm.rank() == 0 ? 500ms : 60s})
+              .wait();
+        },
+        comm.rank() == 0 ? ErrorCode::Timeout : ErrorCode::Aborted);
+    EXPECT_TRUE(has(why, "its stream has not come to the operation")) << why;
+    if (comm.rank() == 0) go = true;
+  });
 }
 
 TEST_F(AtPeers, WithoutKernelsSumsAreStaged) {

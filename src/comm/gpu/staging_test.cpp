@@ -1,6 +1,6 @@
 // Collectives and messages of a GPU's memory: that they come after what is in the stream, what ranks are told when a
-// GPU fails or hangs, and who is refused. Over the fake driver, without NCCL, since all ranks have one GPU, and without
-// reading each other's; all operations' bits: comm_tests.trials_on_gpus.
+// GPU fails or hangs, and who is refused. Over the fake driver, and without NCCL, since all ranks have one GPU;
+// all operations' bits: comm_tests.trials_on_gpus.
 #include "comm/gpu/chunking.h"
 #include "comm/gpu/driver.h"
 #include "comm/testing/gpus.h"
@@ -29,9 +29,7 @@ using namespace std::chrono_literals;
 
 class OnGpus : public ::testing::Test {
  protected:
-  void SetUp() override { ::setenv("NCCL_P2P_DISABLE", "1", 1); }
   void TearDown() override {
-    ::unsetenv("NCCL_P2P_DISABLE");
     if (auto* const fail = of_driver<void(int)>("fake_cuda_fail")) fail(0);
   }
 };
