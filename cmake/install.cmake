@@ -7,7 +7,8 @@ include(CMakePackageConfigHelpers)
 
 list(TRANSFORM COHORT_CORE PREPEND cohort_ OUTPUT_VARIABLE core_components)
 if(COHORT_SHARED)
-  list(TRANSFORM core_components REPLACE "(.+)" "$<TARGET_OBJECTS:\\1_objects>" OUTPUT_VARIABLE objects)
+  get_property(objects GLOBAL PROPERTY COHORT_CORE_OBJECTS)
+  list(TRANSFORM objects REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>")
   add_library(cohort_core SHARED ${objects})
   get_property(links GLOBAL PROPERTY COHORT_CORE_LINKS)
   target_link_libraries(cohort_core PRIVATE ${links} ${CMAKE_DL_LIBS})
@@ -28,7 +29,8 @@ set_target_properties(cohort_core PROPERTIES EXPORT_NAME cohort)
 if(TARGET cohort_torch)
   add_library(cohort::torch ALIAS cohort_torch)
   if(NOT PROJECT_IS_TOP_LEVEL)
-    set_target_properties(cohort_torch PROPERTIES EXCLUDE_FROM_ALL ON)  # for who links it
+    set_target_properties(cohort_torch_training cohort_torch_parallel cohort_torch_ps
+                          PROPERTIES EXCLUDE_FROM_ALL ON)  # for who links them
   endif()
 endif()
 if(NOT PROJECT_IS_TOP_LEVEL)  # a part of somebody else's build, who installs what is his

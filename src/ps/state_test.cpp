@@ -15,7 +15,7 @@
 namespace cohort::ps {
 namespace {
 
-constexpr std::uint64_t kIncarnation = 1;
+constexpr std::uint64_t kModelIncarnation = 1;
 
 std::string one_row(const Order& order) {
   std::string body = pack(Change{order, 0, 1, {}});
@@ -26,16 +26,16 @@ std::string one_row(const Order& order) {
 }
 
 /// A server as `server.cpp` makes one, without connections.
-class Server {
+class ModelServer {
  public:
-  Server(std::uint32_t number, std::uint32_t servers, Mode mode) {
+  ModelServer(std::uint32_t number, std::uint32_t servers, Mode mode) {
     Hello hello;
     hello.workers = 2;
-    hello.incarnation = kIncarnation;
+    hello.incarnation = kModelIncarnation;
     hello.server = number;
     hello.servers.resize(servers, "@somewhere");
     for (hello.worker = 0; hello.worker < 2; ++hello.worker) {
-      state_.run({1, Method::Joined, hello.worker, kIncarnation, pack_kept(hello)});
+      state_.run({1, Method::Joined, hello.worker, kModelIncarnation, pack_kept(hello)});
       deliver(hello.worker, Method::Start, 1, pack(Start{{1, 0}, 0}));
     }
     TableOptions options;
@@ -47,21 +47,21 @@ class Server {
 
   /// False: nothing is taken from that worker any more.
   bool deliver(std::uint32_t worker, Method method, std::uint64_t sequence, const std::string& body) {
-    const auto verdict = state_.workers().judge({worker, kIncarnation, {sequence, sequence - 1}});
+    const auto verdict = state_.workers().judge({worker, kModelIncarnation, {sequence, sequence - 1}});
     if (!verdict) return false;
     if (*verdict == Workers::Verdict::Made) return true;
-    const Command command{1, method, worker, kIncarnation, body};
+    const Command command{1, method, worker, kModelIncarnation, body};
     EXPECT_TRUE(state_.check(command, std::size_t{1} << 30));
     state_.run(command);
     return true;
   }
   std::int64_t answer_settle(std::uint32_t worker) {
-    const Settle question{worker, kIncarnation};
+    const Settle question{worker, kModelIncarnation};
     state_.run({1, Method::Settle, worker, 0, pack_kept(question)});
     return state_.ended(question);
   }
   void lose(std::uint32_t worker, std::int64_t ended) {
-    state_.run({1, Method::Lost, worker, kIncarnation, pack_kept(Settled{ended})});
+    state_.run({1, Method::Lost, worker, kModelIncarnation, pack_kept(Settled{ended})});
   }
   std::int64_t committed(std::uint32_t worker) const { return state_.workers().at(worker).committed; }
   std::int64_t settled() const { return state_.settled(); }
@@ -101,7 +101,7 @@ void one_schedule(unsigned seed) {
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random()) % n; };
   const std::size_t count = 1 + below(4);
   const Mode mode = below(2) == 0 ? Mode::Sync : Mode::Bounded;
-  std::deque<Server> servers;
+  std::deque<ModelServer> servers;
   for (std::size_t i = 0; i < count; ++i)
     servers.emplace_back(static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(count), mode);
 
@@ -164,19 +164,19 @@ void one_schedule(unsigned seed) {
       decided[i] = true;
     }
   }
-  for (const Server& server : servers) {
+  for (const ModelServer& server : servers) {
     ASSERT_EQ(server.committed(1), servers[0].committed(1)) << "schedule " << seed;
     ASSERT_GE(server.committed(1), whole);
     ASSERT_LE(server.committed(1), whole + (tells ? 1 : 0));
   }
   // The other one goes on alone, and all servers have the same.
   for (std::int64_t mine = 0; mine < 4; ++mine) {
-    for (Server& server : servers) {
+    for (ModelServer& server : servers) {
       const auto at = static_cast<std::uint64_t>(3 + mine);
       ASSERT_TRUE(server.deliver(0, Method::Commit, at, pack(Commit{{at, at - 1}, mine})));
     }
   }
-  for (const Server& server : servers) {
+  for (const ModelServer& server : servers) {
     ASSERT_EQ(server.settled(), 4);
     ASSERT_EQ(server.value(), static_cast<float>(server.committed(1))) << "schedule " << seed;
   }
@@ -189,26 +189,26 @@ TEST(State, ServersSettleTheSameAboutALostWorkerInAnySchedule) {
 TEST(State, WhatWasRefusedIsRefusedAgainAndTakesItsTurn) {
   State state;
   Hello hello;
-  hello.incarnation = kIncarnation;
+  hello.incarnation = kModelIncarnation;
   hello.servers = {"@one"};
   const std::string joined = pack(hello), start = pack(Start{{1, 0}, 0});
-  state.run({1, Method::Joined, 0, kIncarnation, joined});
-  state.run({1, Method::Start, 0, kIncarnation, start});
+  state.run({1, Method::Joined, 0, kModelIncarnation, joined});
+  state.run({1, Method::Start, 0, kModelIncarnation, start});
   TableOptions options;
   options.dim = 1000;
   const std::string open = pack(Open{{2, 1}, "t", options, 0});
-  const auto refused = state.check({1, Method::Open, 0, kIncarnation, open}, 1000);
+  const auto refused = state.check({1, Method::Open, 0, kModelIncarnation, open}, 1000);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::Unavailable);
   const std::string note = pack(Order{2, 1}).append(pack(Answer{refused.error()}));
-  ASSERT_TRUE(state.replay({1, Method::Refused, 0, kIncarnation, note}));
-  EXPECT_EQ(*state.workers().judge({0, kIncarnation, {2, 1}}), Workers::Verdict::Made);
+  ASSERT_TRUE(state.replay({1, Method::Refused, 0, kModelIncarnation, note}));
+  EXPECT_EQ(*state.workers().judge({0, kModelIncarnation, {2, 1}}), Workers::Verdict::Made);
   EXPECT_EQ(state.workers().at(0).refused.at(2).code(), ErrorCode::Unavailable);
-  EXPECT_EQ(*state.workers().judge({0, kIncarnation, {3, 1}}), Workers::Verdict::New);
-  EXPECT_EQ(state.workers().judge({0, kIncarnation, {4, 1}}).error().code(), ErrorCode::Corrupt);
-  EXPECT_EQ(state.workers().judge({0, kIncarnation + 1, {3, 1}}).error().code(), ErrorCode::Aborted);
+  EXPECT_EQ(*state.workers().judge({0, kModelIncarnation, {3, 1}}), Workers::Verdict::New);
+  EXPECT_EQ(state.workers().judge({0, kModelIncarnation, {4, 1}}).error().code(), ErrorCode::Corrupt);
+  EXPECT_EQ(state.workers().judge({0, kModelIncarnation + 1, {3, 1}}).error().code(), ErrorCode::Aborted);
   const std::string next = pack(Leave{{3, 2}});
-  ASSERT_TRUE(state.replay({1, Method::Leave, 0, kIncarnation, next}));
+  ASSERT_TRUE(state.replay({1, Method::Leave, 0, kModelIncarnation, next}));
   EXPECT_TRUE(state.workers().at(0).refused.empty()) << "its answer has come";
 }
 

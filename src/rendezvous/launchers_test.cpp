@@ -75,7 +75,7 @@ const Environment kJsrun = {
     {"JSM_NAMESPACE_RANK", "5"},       {"JSM_NAMESPACE_SIZE", "8"}, {"JSM_NAMESPACE_LOCAL_RANK", "1"},
     {"JSM_NAMESPACE_LOCAL_SIZE", "4"}, {"LSB_JOBID", "9"},          {"LSB_MCPU_HOSTS", "launch 1 h1 4 h2 4"}};
 
-struct Good {
+struct GoodLaunch {
   Environment environment;
   std::string launcher;
   int rank, size;
@@ -84,7 +84,7 @@ struct Good {
 };
 
 TEST(Launchers, EachSaysWhoAProcessIs) {
-  const Good cases[] = {
+  const GoodLaunch cases[] = {
       {kTorchrun, "torchrun", 2, 4, 0, 2, Meeting::Master},
       {kOpenMpi, "Open MPI", 1, 4, 1, 2, Meeting::Launcher},
       {kHydra, "MPI (PMI)", 2, 4, 0, 2, Meeting::Launcher},
@@ -141,7 +141,7 @@ TEST(Launchers, EachSaysWhoAProcessIs) {
        1,
        Meeting::Launcher},
   };
-  for (const Good& one : cases) {
+  for (const GoodLaunch& one : cases) {
     const auto detected = detect(one.environment);
     ASSERT_TRUE(detected) << one.launcher << ": " << detected.error().what();
     EXPECT_EQ(detected->launcher, one.launcher);

@@ -76,27 +76,27 @@ std::string name_of_midst(const ::testing::TestParamInfo<Midst>& info) {
   return name;
 }
 
-constexpr int kSize = 3;
+constexpr int kMidstSize = 3;
 
 Call call_of(const Midst& midst) {
   Call call;
   call.kind = midst.kind;
   call.count = midst.kind == Kind::Barrier ? 0 : midst.way.count;
   call.root = 0;
-  if (comm::testing::has_counts_by_rank(midst.kind)) call.counts.assign(kSize, midst.way.count);
-  if (midst.kind == Kind::AllToAllV) call.counts.assign(kSize * kSize, midst.way.count);
+  if (comm::testing::has_counts_by_rank(midst.kind)) call.counts.assign(kMidstSize, midst.way.count);
+  if (midst.kind == Kind::AllToAllV) call.counts.assign(kMidstSize * kMidstSize, midst.way.count);
   return call;
 }
 
 /// Ranks do the same again and again until something ends it.
 void start_looping(Processes& world, const Midst& midst, std::chrono::milliseconds timeout) {
-  for (int rank = 0; rank < kSize; ++rank) {
+  for (int rank = 0; rank < kMidstSize; ++rank) {
     world.start_rank(rank, [&world, &midst, rank, timeout]() -> std::string {
       comm::FormOptions options = world.form_options(rank);
       options.timeout = timeout;
       Communicator comm = Processes::form(options);
       const Call call = call_of(midst);
-      const comm::testing::Bytes input(static_cast<std::size_t>(comm::testing::elements_in(call, kSize, rank)) *
+      const comm::testing::Bytes input(static_cast<std::size_t>(comm::testing::elements_in(call, kMidstSize, rank)) *
                                        size_of(call.dtype));
       CallMemory memory(comm, call, midst.way.place, false, input);
       for (int i = 0;; ++i) {
@@ -111,7 +111,7 @@ class InTheMidst : public ::testing::TestWithParam<Midst> {};
 
 TEST_P(InTheMidst, AKilledRankIsNamed) {
   const ForcedPlan forced(GetParam().way.plan);
-  Processes world(kSize);
+  Processes world(kMidstSize);
   start_looping(world, GetParam(), 20s);
   ASSERT_TRUE(world.await_flag("busy"));
   world.kill(1, SIGKILL);
@@ -129,7 +129,7 @@ TEST_P(InTheMidst, AKilledRankIsNamed) {
 
 TEST_P(InTheMidst, AStoppedRankIsNamed) {
   const ForcedPlan forced(GetParam().way.plan);
-  Processes world(kSize);
+  Processes world(kMidstSize);
   start_looping(world, GetParam(), 2s);
   ASSERT_TRUE(world.await_flag("busy"));
   world.kill(1, SIGSTOP);
@@ -162,31 +162,31 @@ struct Late {
   const Processes* world = nullptr;
   std::byte* pages = nullptr;
   std::size_t bytes = 0;
-} late;
+} late_pages;
 
 void stop_until_the_others_have_given_up() {
-  for (const char* const flag : {"gave up 0", "gave up 2"}) static_cast<void>(late.world->await_flag(flag));
+  for (const char* const flag : {"gave up 0", "gave up 2"}) static_cast<void>(late_pages.world->await_flag(flag));
 }
 
 /// The first write into memory that is locked, which is in the midst of reading what is to go there.
 void on_locked_memory(int, siginfo_t* where, void*) {
   auto* const at = static_cast<std::byte*>(where->si_addr);
-  if (at < late.pages || at >= late.pages + late.bytes) ::_exit(99);
+  if (at < late_pages.pages || at >= late_pages.pages + late_pages.bytes) ::_exit(99);
   stop_once();
-  ::mprotect(late.pages, late.bytes, PROT_READ | PROT_WRITE);
+  ::mprotect(late_pages.pages, late_pages.bytes, PROT_READ | PROT_WRITE);
 }
 
 void lock_pages_of(void* memory, std::size_t bytes) {
   constexpr std::uintptr_t kPage = 4096;
   const auto begin = (reinterpret_cast<std::uintptr_t>(memory) + kPage - 1) / kPage * kPage;
   const auto end = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / kPage * kPage;
-  late.pages = reinterpret_cast<std::byte*>(begin);
-  late.bytes = end - begin;
+  late_pages.pages = reinterpret_cast<std::byte*>(begin);
+  late_pages.bytes = end - begin;
   struct sigaction action {};
   action.sa_sigaction = on_locked_memory;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;
   ::sigaction(SIGSEGV, &action, nullptr);
-  ::mprotect(late.pages, late.bytes, PROT_READ);
+  ::mprotect(late_pages.pages, late_pages.bytes, PROT_READ);
 }
 
 class LateReader : public ::testing::TestWithParam<Midst> {};
@@ -195,8 +195,8 @@ class LateReader : public ::testing::TestWithParam<Midst> {};
 // what they brought.
 TEST_P(LateReader, FailsWhereTheOthersHaveGivenUp) {
   const ForcedPlan forced(GetParam().way.plan);
-  Processes world(kSize);
-  for (int rank = 0; rank < kSize; ++rank) {
+  Processes world(kMidstSize);
+  for (int rank = 0; rank < kMidstSize; ++rank) {
     world.start_rank(rank, [&world, rank]() -> std::string {
       const Midst& midst = GetParam();
       comm::FormOptions options = world.form_options(rank);
@@ -205,12 +205,12 @@ TEST_P(LateReader, FailsWhereTheOthersHaveGivenUp) {
       Call call = call_of(midst);
       if (midst.kind == Kind::Gather || midst.kind == Kind::Reduce) call.root = 1;
       const auto bytes_in =
-          static_cast<std::size_t>(comm::testing::elements_in(call, kSize, rank)) * size_of(call.dtype);
+          static_cast<std::size_t>(comm::testing::elements_in(call, kMidstSize, rank)) * size_of(call.dtype);
       const auto bytes_out =
-          static_cast<std::size_t>(comm::testing::elements_out(call, kSize, rank)) * size_of(call.dtype);
+          static_cast<std::size_t>(comm::testing::elements_out(call, kMidstSize, rank)) * size_of(call.dtype);
       CallMemory memory(comm, call, midst.way.place, false, comm::testing::Bytes(bytes_in));
       comm.barrier().wait();
-      late.world = &world;
+      late_pages.world = &world;
       if (rank == 1) {
         stop_here = stop_until_the_others_have_given_up;
         if (midst.way.place == Place::Arena) lock_pages_of(memory.output(), bytes_out);

@@ -46,9 +46,9 @@ struct Reduction {
   bool any_bits = false;
 };
 
-class Random {
+class RandomInputs {
  public:
-  explicit Random(std::uint64_t seed) : words_(seed) {}
+  explicit RandomInputs(std::uint64_t seed) : words_(seed) {}
   std::uint64_t word() { return words_(); }
   std::uint64_t below(std::uint64_t limit) { return words_() % limit; }
   bool chance(std::uint64_t percent) { return below(100) < percent; }
@@ -57,7 +57,7 @@ class Random {
   std::mt19937_64 words_;  // not the distributions: those are each library's own
 };
 
-Reduction any_reduction(Random& random, int size, bool hosts) {
+Reduction any_reduction(RandomInputs& random, int size, bool hosts) {
   Reduction made;
   made.kind = static_cast<Reduction::Kind>(random.below(Reduction::kKinds));
   const bool wired = hosts && made.kind != Reduction::Reduce && random.chance(40);
@@ -83,12 +83,12 @@ Reduction any_reduction(Random& random, int size, bool hosts) {
 
 /// A number with few digits, so that sums are rounded but stay finite.
 template <class T>
-T number(Random& random) {
+T number(RandomInputs& random) {
   return static_cast<T>(static_cast<std::int32_t>(random.below(2'000'001)) - 1'000'000) / T{1024};
 }
 
 Bytes input_of(const Reduction& reduction, std::int64_t count, std::uint64_t seed) {
-  Random random(seed);
+  RandomInputs random(seed);
   Bytes bytes(static_cast<std::size_t>(count) * size_of(reduction.dtype));
   const auto fill = [&](auto next) {
     for (std::size_t i = 0; i < bytes.size(); i += sizeof next()) {
@@ -171,7 +171,7 @@ TEST_P(Digests, OfReductionsAreThoseOfEveryMachine) {
   const Group& group = GetParam();
   const bool hosts = std::string_view(group.world).substr(0, 5) == "hosts";
   std::vector<Reduction> reductions;
-  Random random(fnv1a(group.world) + static_cast<std::uint64_t>(group.size));
+  RandomInputs random(fnv1a(group.world) + static_cast<std::uint64_t>(group.size));
   for (int i = 0; i < kOfAGroup; ++i) reductions.push_back(any_reduction(random, group.size, hosts));
   std::vector<std::vector<std::uint64_t>> digests(static_cast<std::size_t>(group.size));
   run_on_threads_of(Worlds(group.world).form(group.size), [&](Communicator comm) {

@@ -38,7 +38,7 @@ class AtPeers : public ::testing::Test {
   }
 };
 
-int folds() { return of_driver<int()>("fake_cuda_folds")(); }
+int folds_at_peers() { return of_driver<int()>("fake_cuda_folds")(); }
 
 DeviceRequest sum_of(std::int64_t count) {
   DeviceRequest request;
@@ -73,7 +73,7 @@ TEST_F(AtPeers, SumsOfAllKindsAreFolded) {
         out(comm, {0, 0}), large(comm, std::vector<float>(PeerBuffers::kBytes / sizeof(float) + 1, own));
     comm.all_reduce(sum.buffer()).wait();  // from then on all know
     comm.barrier().wait();
-    const int before = folds();
+    const int before = folds_at_peers();
     comm.barrier().wait();
     comm.all_reduce(sum.buffer(), {.op = ReduceOp::Average}).wait();
     EXPECT_EQ(sum.values(), (std::vector<float>{6, 12}));
@@ -86,12 +86,12 @@ TEST_F(AtPeers, SumsOfAllKindsAreFolded) {
     comm.all_reduce(sum.buffer(), {.op = ReduceOp::Average, .weight = static_cast<double>(comm.rank())}).wait();
     EXPECT_EQ(sum.values(), (std::vector<float>{6, 12}));
     comm.barrier().wait();
-    EXPECT_EQ(folds() - before, 3 + 2 * 3 + 1 + 3);
+    EXPECT_EQ(folds_at_peers() - before, 3 + 2 * 3 + 1 + 3);
     comm.barrier().wait();
     comm.all_reduce(large.buffer()).wait();
     EXPECT_EQ(large.values().back(), 6);
     comm.barrier().wait();
-    EXPECT_EQ(folds() - before, 13);
+    EXPECT_EQ(folds_at_peers() - before, 13);
   });
 }
 
@@ -213,11 +213,11 @@ TEST_F(AtPeers, MemoryIsGivenBack) {
 TEST_F(AtPeers, WhoDoesNotAskHasThemStaged) {
   ::unsetenv("COHORT_GPU_IPC");
   run_world(2, [](Communicator comm) {
-    const int before = folds();
+    const int before = folds_at_peers();
     const Floats sum(comm, {1, 2});
     comm.all_reduce(sum.buffer()).wait();
     EXPECT_EQ(sum.values(), (std::vector<float>{2, 4}));
-    EXPECT_EQ(folds(), before);
+    EXPECT_EQ(folds_at_peers(), before);
   });
 }
 
@@ -246,7 +246,7 @@ TEST_F(AtPeers, WithoutKernelsSumsAreStaged) {
     run_world(2, [](Communicator comm) {
       const Floats sum(comm, {1, 2});
       comm.all_reduce(sum.buffer()).wait();
-      if (sum.values() != std::vector<float>{2, 4} || folds() != 0) std::abort();
+      if (sum.values() != std::vector<float>{2, 4} || folds_at_peers() != 0) std::abort();
     });
     std::exit(0);
   };
