@@ -94,11 +94,14 @@ std::string with_article(const std::string& noun) {
 
 std::string text(py::handle object) { return std::string(py::str(object)); }
 
+// Advice to pass a copy ends so where that is written to.
+std::string and_back(Access access) { return access == Access::Write ? ", and copy the result back" : ""; }
+
 }  // namespace
 
 Array::Array(py::handle object, Access access, const Role& role, Where where) {
   switch (protocol_of(object)) {
-    case Protocol::Tensor: take_tensor(object, role, where); break;
+    case Protocol::Tensor: take_tensor(object, access, role, where); break;
     case Protocol::Buffer: take_buffer(object, access, role); break;
     case Protocol::DLPack: take_dlpack(object, access, role, where); break;
     case Protocol::Either:
@@ -117,7 +120,7 @@ Array::Array(py::handle object, Access access, const Role& role, Where where) {
   if (count_ == 0) data_ = nullptr;
 }
 
-void Array::take_tensor(py::handle object, const Role& role, Where where) {
+void Array::take_tensor(py::handle object, Access access, const Role& role, Where where) {
   const py::object dtype = get(object, COHORT_NAME("dtype"));
   const std::optional<DType> known = tensor_dtype(dtype);
   const py::object device = get(object, COHORT_NAME("device"));
@@ -134,7 +137,7 @@ void Array::take_tensor(py::handle object, const Role& role, Where where) {
     refuse_array(role,
                  "lies on " + text(device) + ", and Cohort moves " +
                      (where == Where::HostOrGpu ? "the host's memory and CUDA's" : "the host's memory here") +
-                     " -- pass tensor.cpu(), and copy the result back; or leave tensors of that device to its own "
+                     " -- pass tensor.cpu()" + and_back(access) + "; or leave tensors of that device to its own "
                      "backend (torch.distributed: \"cpu:cohort,cuda:nccl\")");
   }
   // The object torch.strided: seen once, its text need not be made again.
@@ -150,7 +153,7 @@ void Array::take_tensor(py::handle object, const Role& role, Where where) {
   if (!known) refuse_array(role, "is of the type " + text(dtype) + ", which Cohort does not know -- " + known_dtypes());
   if (!says_true(object, COHORT_NAME("is_contiguous"))) {
     refuse_array(role, "is not contiguous (shape " + text(py::tuple(object.attr("shape"))) + ", strides " +
-                           text(object.attr("stride")()) + ") -- pass tensor.contiguous(), and copy the result back");
+                           text(object.attr("stride")()) + ") -- pass tensor.contiguous()" + and_back(access));
   }
   // Their memory holds other numbers than they stand for.
   if ((is_complex(*known) && says_true(object, COHORT_NAME("is_conj"))) || says_true(object, COHORT_NAME("is_neg"))) {
@@ -184,8 +187,7 @@ void Array::take_buffer(py::handle object, Access access, const Role& role) {
   }
   if (PyBuffer_IsContiguous(view_.get(), 'C') == 0) {
     refuse_array(role, "(" + type_name(object) +
-                           ") is not contiguous -- pass numpy.ascontiguousarray(array), and copy the "
-                           "result back");
+                           ") is not contiguous -- pass numpy.ascontiguousarray(array)" + and_back(access));
   }
   dtype_ = *known;
   data_ = view_->buf;
@@ -202,7 +204,7 @@ bool Array::take_numpy_bfloat16(py::handle object, Access access, const Role& ro
     refuse_array(role, "is read-only -- pass a copy of it, which can be written");
   }
   if (!interface["strides"].is_none()) {
-    refuse_array(role, "is not contiguous -- pass numpy.ascontiguousarray(array), and copy the result back");
+    refuse_array(role, "is not contiguous -- pass numpy.ascontiguousarray(array)" + and_back(access));
   }
   dtype_ = DType::BFloat16;
   data_ = reinterpret_cast<void*>(py::cast<std::uintptr_t>(place[0]));

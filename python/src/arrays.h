@@ -48,7 +48,7 @@ class Array {
   std::vector<std::int64_t> shape() const;
 
  private:
-  void take_tensor(pybind11::handle object, const Role& role, Where where);
+  void take_tensor(pybind11::handle object, Access access, const Role& role, Where where);
   void take_buffer(pybind11::handle object, Access access, const Role& role);
   bool take_numpy_bfloat16(pybind11::handle object, Access access, const Role& role);
   void take_dlpack(pybind11::handle object, Access access, const Role& role, Where where);

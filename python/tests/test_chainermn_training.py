@@ -130,6 +130,34 @@ class Training(Case):
             with self.assertRaisesRegex(ValueError, "closure"):
                 optimizer.step(lambda: None)
 
+    @unittest.skipUnless(hasattr(getattr(torch, "amp", None), "GradScaler"), "no GradScaler for CPU")
+    def test_grad_scaler(self):
+        """A step that overflows on one rank is left out on all."""
+        make = self.MAKERS["SGD"]
+        for unscale in False, True:
+            model, alone = make_model(), make_model()
+            optimizer, single = chainermn.create_multi_node_optimizer(make(model), self.comm), make(alone)
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+            for step in range(4):
+                optimizer.zero_grad()
+                loss = scaler.scale(self.loss(model, *self.mine_of(self.batch(step))))
+                (loss * float("inf") if step == 1 and self.rank == 0 else loss).backward()
+                if unscale:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                self.assertEqual(scaler.get_scale(), 1024.0 if step < 1 else 512.0)
+                if step != 1:
+                    single.zero_grad()
+                    self.loss(alone, *self.batch(step)).backward()
+                    single.step()
+            self.assert_trained(model, list(alone.parameters()))
+        optimizer = chainermn.create_multi_node_optimizer(make(make_model()), self.comm, double_buffering=True)
+        with self.assertRaisesRegex(ValueError, "leave out one of the two"):
+            scaler = torch.amp.GradScaler("cpu")
+            scaler.scale(torch.ones(1))
+            scaler.step(optimizer)
+
     def test_closure(self):
         def make(model):
             return torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")

@@ -82,6 +82,25 @@ class Reductions(Case):
             self.assertIs(one, same)
             self.same(one, total)
 
+    def test_a_backward_for_each_result_of_a_group(self):
+        for op, expected in ((hvd.Sum, self.size), (hvd.Average, 1.0)):
+            leaves = [torch.ones(i + 1, requires_grad=True) for i in range(3)]
+            results = hvd.grouped_allreduce(leaves, op=op)
+            for one in results:
+                one.backward(torch.ones_like(one))
+            for leaf in leaves:
+                self.same(leaf.grad, torch.full(leaf.shape, expected))
+        for operation in hvd.grouped_allgather, hvd.grouped_reducescatter:
+            leaves = [torch.ones(self.size, i + 1, requires_grad=True) for i in range(2)]
+            for one in operation(leaves):
+                one.backward(torch.ones_like(one))
+            self.assertTrue(all(float(leaf.grad.abs().sum()) > 0 for leaf in leaves))
+        alone = torch.ones(2, requires_grad=True)
+        result = hvd.allreduce(alone, op=hvd.Max)
+        for _ in range(2):
+            result.backward(torch.ones_like(result), retain_graph=True)
+        self.same(alone.grad, torch.full((2,), 2.0))
+
     def test_any_order(self):
         names = [f"any.{i}" for i in range(50)]
         order = list(range(len(names)))

@@ -15,6 +15,13 @@ np = None  # NumPy, once a framework is there: JAX's comes first, if it is wante
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
+class Unpicklable(Exception):
+    """Exceptions are made again of one argument."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
 class OfTorch:
     types = (*INTEGERS, "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
     integer, twice = "int64", "float64"
@@ -374,6 +381,19 @@ class Shared:
         for call in (lambda: hvd.broadcast_object(given, 0), lambda: hvd.allgather_object(given)):
             with self.assertRaises(TypeError if self.rank == 0 else hvd.HorovodInternalError):
                 call()
+        self.assertEqual(hvd.broadcast_object(self.rank, 0), 0)
+
+    def test_objects_that_cannot_be_unpickled(self):
+        hvd, last = self.hvd, self.size - 1
+        given = Unpicklable("a", "b") if self.rank == last else None
+        text = rf"the object of rank {last} was pickled there and cannot be unpickled here -- TypeError"
+        with self.assertRaisesRegex(hvd.HorovodInternalError, f"allgather_object: {text}"):
+            hvd.allgather_object(given)
+        if self.rank == last:
+            self.assertIs(hvd.broadcast_object(given, last), given)
+        else:
+            with self.assertRaisesRegex(hvd.HorovodInternalError, f"broadcast_object: {text}"):
+                hvd.broadcast_object(given, last)
         self.assertEqual(hvd.broadcast_object(self.rank, 0), 0)
 
     # --- gradients: Horovod's ---

@@ -480,7 +480,7 @@ class Training(Case):
             optimizer.step()
         self.assertLess(time.monotonic() - began, SECONDS / 2)
         if self.rank:  # for the next test's sake
-            hvd.allreduce(torch.zeros(3).double(), name=names[model[2].bias])
+            hvd.allreduce(torch.zeros(3).double(), name=optimizer._reducer._meet[model[2].bias])
         optimizer._reducer.forget()
 
     def test_two_networks_of_which_one_learns_through_the_other(self):

@@ -107,6 +107,10 @@ class Arrays(Case):
     def test_what_is_wrong_is_said(self):
         with self.connect() as client:
             table = client.table("t", 2)
+            with self.assertRaisesRegex(InvalidArgument, r"not contiguous -- pass numpy.ascontiguousarray\(array\)$"):
+                table.pull(numpy.arange(10, dtype=numpy.int64)[::2])
+            with self.assertRaisesRegex(InvalidArgument, "not contiguous .*copy the result back"):
+                table.pull(numpy.arange(2, dtype=numpy.int64), numpy.empty((2, 4), numpy.float32)[:, ::2])
             with self.assertRaisesRegex(InvalidArgument, "keys have to be int64 or uint64"):
                 table.pull(numpy.zeros(3, numpy.int32))
             with self.assertRaisesRegex(InvalidArgument, "push: gradients: an array of float64 -- float32 is wanted"):

@@ -7,7 +7,6 @@ from typing import Any, Optional
 
 import torch
 
-from cohort._core import count_step
 from cohort.chainermn import _gradients
 from cohort.chainermn.communicators import CommunicatorBase
 from cohort.errors import InvalidArgument, Mismatch
@@ -47,6 +46,7 @@ def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communi
     self.communicator = communicator
     self._double_buffering, self._zero_fill = double_buffering, zero_fill
     self._compares, self._steps = compare_ranks and communicator.communicator.size() > 1, 0
+    self._scaled = False
     self.target = None
     self._under_way = None
     self._send_parameters(self._named())
@@ -62,6 +62,7 @@ class MultiNodeOptimizer(Wrapped):
     _zero_fill: bool
     _compares: bool
     _steps: int
+    _scaled: bool  # the gradients are means already, which a GradScaler has looked at
     _under_way: Optional[_gradients.Mean]
 
     def setup(self, link: torch.nn.Module) -> Any:
@@ -108,17 +109,34 @@ class MultiNodeOptimizer(Wrapped):
         if closure is not None:
             result = super().step(lambda: self._averaged(closure), *args, **kwargs)  # type: ignore[misc]
         elif not self._double_buffering:
-            self._start(copied=False).deliver()
+            if not self._scaled:
+                self._start(copied=False).deliver()
+            self._scaled = False
             result = super().step(*args, **kwargs)  # type: ignore[misc]
         else:
             before, self._under_way = self._under_way, self._start(copied=True)
             if before is not None:
                 before.deliver()
                 result = super().step(*args, **kwargs)  # type: ignore[misc]
-        count_step()
+        self._stepped()
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs the hooks of users
+
+    def _before_scaler(self) -> None:
+        # It looks at the means, which are the same on all ranks: all leave out a step, or none does.
+        if self._double_buffering:
+            raise InvalidArgument(
+                "create_multi_node_optimizer: with double_buffering=True each step takes the gradients of the step before, which "
+                "a GradScaler has scaled otherwise -- leave out one of the two"
+            )
+        self._start(copied=False).deliver()
+        self._scaled = True
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's own."""
+        self._scaled = False
+        return super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def _compare(self) -> None:
         groups = self.param_groups  # type: ignore[attr-defined]
@@ -144,6 +162,7 @@ class MultiNodeOptimizer(Wrapped):
 
     def _forget(self) -> None:
         self._under_way = None
+        self._scaled = False
 
     def _named(self) -> _gradients.Named:
         names = {} if self.target is None else {id(tensor): name for name, tensor in self.target.named_parameters()}

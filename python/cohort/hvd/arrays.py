@@ -7,7 +7,7 @@ from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 
-from cohort.hvd.operations import Adasum, Call, adasum, wait_for
+from cohort.hvd.operations import Adasum, Call, adasum, note_of, require_same_notes, wait_for
 from cohort.hvd.process_sets import engine_of, root_in
 
 # Frameworks take over memory that begins so, without a copy; below this size a copy costs less.
@@ -27,15 +27,23 @@ def carry_out(call: Call, arrays: Sequence[Any]) -> Tuple[List[Any], List[List[i
                 np.copyto(copied, array)
         wait_for(call.start(made))
         return made, []
-    works = call.start(arrays)
+    adds = call.op == Adasum
+    works = call.start([_with_note(array, note_of(call)) for array in arrays] if adds else arrays)
     wait_for(works)
     results = [_made_by(work, array.dtype) for work, array in zip(works, arrays)]
-    if call.op == Adasum:
-        return [_combined(rows, array, call) for rows, array in zip(results, arrays)], []
+    if adds:
+        return [_combined(rows, array, call, work.received_splits) for rows, array, work in zip(results, arrays, works)], []
     return results, [] if call.kind == "reducescatter" else [list(work.received_splits) for work in works]
 
 
-def _combined(rows: Any, array: Any, call: Call) -> Any:
+def _with_note(array: Any, note: bytes) -> Any:
+    """Its elements, and bytes in those after them."""
+    return np.concatenate([array.reshape(-1), np.frombuffer(note, np.uint8).view(array.dtype)])
+
+
+def _combined(rows: Any, array: Any, call: Call, received: Sequence[int]) -> Any:
+    require_same_notes(call, [row[array.size :].tobytes() for row in rows], received)
+    rows = rows[:, : array.size]
     wide = np.float64 if array.dtype == np.float64 else np.float32
     vectors = [row.astype(wide) * wide(call.prescale) for row in rows]
     result = adasum(vectors, lambda a, b: float(a.astype(np.float64) @ b.astype(np.float64))) * wide(call.postscale)

@@ -23,7 +23,8 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
                      process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
     """Returns `root_rank`'s object on every rank; on that rank the object itself. It is pickled.
 
-    Raises on that rank what pickling raised, and HorovodInternalError with its text on the others.
+    Raises on that rank what pickling raised, and HorovodInternalError with its text on the others; also on those that
+    cannot unpickle it.
     """
     is_root = engine_of(process_set).rank() == root_in(process_set, root_rank)
     base = named("object", name, process_set)
@@ -44,13 +45,14 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
         raise failure
     if failed:
         raise HorovodInternalError(f"broadcast_object: rank {root_rank} could not pickle its object -- {loads_of_ranks(data)}")
-    return obj if is_root else loads_of_ranks(data)
+    return obj if is_root else _loaded(data, "broadcast_object", root_rank)
 
 
 def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> List[Any]:
     """Returns the objects of all ranks of the set, in their order. They are pickled.
 
-    Raises on a rank what pickling its object raised, and HorovodInternalError with its text on the others.
+    Raises on a rank what pickling its object raised, and HorovodInternalError with its text on the others; on all ranks if
+    an object cannot be unpickled.
     """
     failure = None
     try:
@@ -66,10 +68,21 @@ def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessS
     everything = memoryview(work.result)  # it has one: all have brought theirs
     parts: List[Tuple[Optional[str], Any]] = []
     at = 0
-    for size in work.received_splits:
-        parts.append(loads_of_ranks(everything[at : at + size]))
+    ranks = process_set.ranks or []
+    for rank, size in zip(ranks, work.received_splits):
+        parts.append(_loaded(everything[at : at + size], "allgather_object", rank))
         at += size
-    for rank, (problem, _) in enumerate(parts):
+    for rank, (problem, _) in zip(ranks, parts):
         if problem is not None:
             raise HorovodInternalError(f"allgather_object: rank {rank} could not pickle its object -- {problem}")
     return [one for _, one in parts]
+
+
+def _loaded(data: Any, what: str, rank: int) -> Any:
+    try:
+        return loads_of_ranks(data)
+    except Exception as error:
+        raise HorovodInternalError(
+            f"{what}: the object of rank {rank} was pickled there and cannot be unpickled here -- {type(error).__name__}: {error} "
+            "-- give its class a __reduce__ or a __getstate__ that fits its constructor, or send plain values"
+        ) from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from cohort._core import NamedWork, ReduceOp
-from cohort.errors import Error
+from cohort.errors import Error, Mismatch
 from cohort.hvd import timeline
 from cohort.hvd.exceptions import HorovodInternalError, translated
 from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, root_in
@@ -141,6 +142,7 @@ class Call(NamedTuple):
     needs_all_ranks: bool = True  # of broadcast and allgather: fails while some ranks have joined
     splits: Optional[Tuple[int, ...]] = None  # of alltoall, which takes one tensor: rows for each rank
     wire_format: Optional[str] = None  # of allreduce and reducescatter, Sum and Average of float32
+    step: int = 0  # of Adasum, of an optimizer: the number of the step, which has to be the same on all ranks
 
     # Of a compiled program of JAX's: the rows of each rank, which the others have to have brought.
     rows: Tuple[Tuple[int, ...], ...] = ()
@@ -225,6 +227,27 @@ def reduced_back(back: Call, grads: Sequence[Any], values: Sequence[Any], run: C
         wins = [equal(value, one) for value, one in zip(values, best)]
         shares = [won / count for won, count in zip(wins, run(plain.also("winners"), wins))]
     return [total * (back.prescale * back.postscale) * share for total, share in zip(totals, shares)]
+
+
+_NOTE = struct.Struct("=ddq")
+
+
+def note_of(call: Call) -> bytes:
+    """What goes with each tensor of an Adasum, since all ranks are to combine alike: 24 bytes, so elements of any type."""
+    return _NOTE.pack(call.prescale, call.postscale, call.step)
+
+
+def require_same_notes(call: Call, notes: Sequence[bytes], rows: Sequence[int]) -> None:
+    """Raises HorovodInternalError, on all ranks, where their notes differ. rows: from each rank; none where it has joined."""
+    ranks = [rank for rank, count in zip(call.process_set.ranks or [], rows) if count]
+    first = _NOTE.unpack(notes[0]) if notes else ()
+    for rank, note in zip(ranks, notes):
+        for what, own, other in zip(("prescale_factor", "postscale_factor", "the step of the optimizer"), first, _NOTE.unpack(note)):
+            if own != other:
+                advice = "give the same on all ranks" if what[0] == "p" else "a rank has left out a step: let all do so, or none"
+                raise translated(
+                    Mismatch(f"adasum of '{call.names[0]}': {what} is {own} on rank {ranks[0]} and {other} on rank {rank} -- {advice}")
+                )
 
 
 def adasum(level: List[Any], dot: Callable[[Any, Any], float]) -> Any:

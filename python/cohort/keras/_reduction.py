@@ -10,6 +10,7 @@ import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from cohort.hvd import basics
+from cohort.hvd.claims import claimed
 from cohort.hvd.process_sets import ProcessSet
 from cohort.hvd.operations import Average, parts_of
 from cohort.keras import _flavor, _step
@@ -77,6 +78,10 @@ class Reduction:
         # A keras.Variable may come as itself or as what it holds; with JAX that is another object after each step.
         held = getattr(variable, "_value", None)
         return {id(variable)} if held is None or self.backend.__name__.endswith("jax") else {id(variable), id(held)}
+
+    def _owner(self, variable: Any) -> Any:
+        held = getattr(variable, "_value", None)
+        return variable if held is None or self.backend.__name__.endswith("jax") else held
 
     def is_local(self, variable: Any) -> bool:
         for layer in self.local_layers:
@@ -157,9 +162,11 @@ class Reduction:
             self.bytes += max(1, _bytes_of(variable))
         if step is not None:
             step.before_reducing()
+        # Another optimizer may be at work on variables of the same paths.
+        meet = {i: claimed(names[i], self._owner(variables[i]), self.settings.process_set) for i in shared}
         alike = getattr(self.backend, "alike", None)  # others know no sparse ones
         if alike is not None:
-            made = alike([gradients[i] for i in shared], [names[i] for i in shared], [variables[i] for i in shared],
+            made = alike([gradients[i] for i in shared], [meet[i] for i in shared], [variables[i] for i in shared],
                          self.settings.process_set, self.settings.sparse_as_dense)  # fmt: skip
             for i, one in zip(shared, made):
                 gradients[i] = one
@@ -168,7 +175,7 @@ class Reduction:
         for group in self._groups(shared, variables):
             reduced = self.backend.reduce_gradients(
                 [gradients[i] for i in group],
-                [names[i] for i in group],
+                [meet[i] for i in group],
                 op=self.settings.op,
                 prescale=scales[0],
                 postscale=scales[1],

@@ -337,7 +337,7 @@ class Training:
         if not reduction.is_shared():
             return
         begin = getattr(self.model, "_initial_epoch", None) or epochs[0]
-        own = (begin, epochs[1], steps, self._kinds(), self._is_eager(), self._epochs)
+        own = (begin, epochs[1], steps, self._kinds(), self._is_eager(), self._epochs, bool(self.model.built))
         plans = allgather_object(own, "keras.fit", reduction.settings.process_set)
         for rank, plan in enumerate(plans):
             if plan[:2] != plans[0][:2]:
@@ -355,18 +355,39 @@ class Training:
                 + "; those that have no data left take part in the others' steps without any",
                 file=sys.stderr,
             )
-        self.compare_weights(
-            "before the first step", "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks"
+        # In an elastic job programs call `fit` before their state is made equal, to have variables for it.
+        elastic = basics.may_grow()
+        differ = self.compare_weights(
+            "before the first step", "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks", refuses=not elastic
         )
+        if elastic and all(plan[6] for plan in plans) and (differ or len({plan[5] for plan in plans}) > 1):
+            self._take_those_of_first(differ)
 
     def _name(self, rank: int) -> str:
         ranks = self.reduction.settings.process_set.ranks or []
         return f"rank {ranks[rank] if rank < len(ranks) else rank}"
 
-    def compare_weights(self, when: str, advice: str) -> None:
-        """Raises ValueError, on all ranks, where they have other weights to train, or other values of them."""
+    def _take_those_of_first(self, differ: bool) -> None:
+        """Gives all ranks the first one's weights and the states of its optimizers."""
+        process_set, model = self.reduction.settings.process_set, self.model
+        root = (process_set.ranks or [0])[0]
+        if differ and process_set.rank() == 0:
+            warnings.warn(
+                f"fit: ranks have different weights before the first step; all get those of {self._name(0)}, as the job is "
+                "elastic. hvd.callbacks.BroadcastGlobalVariablesCallback(0) among fit's callbacks does it without a warning",
+                stacklevel=2,
+            )
+        broadcast_variables([one for one in model.weights if not self._is_local(one)], root, "weights", process_set)
+        for i, optimizer in enumerate(self.optimizers):
+            if optimizer is getattr(model, "optimizer", None) and hasattr(optimizer, "build") and not getattr(optimizer, "built", True):
+                optimizer.build(model.trainable_variables)
+            broadcast_variables(_flavor.optimizer_variables(optimizer), root, f"optimizer.{i}", process_set)
+
+    def compare_weights(self, when: str, advice: str, refuses: bool = True) -> bool:
+        """Raises ValueError, on all ranks, where they have other weights to train, or other values of them: then with
+        refuses=False it returns True, on all ranks."""
         if not self.reduction.is_shared():
-            return
+            return False
         _flavor.synchronize_state(self.model)
         mine: List[Tuple[str, Tuple[int, ...], int]] = []
         if self.model.built:
@@ -375,6 +396,7 @@ class Training:
                 value = _flavor.value_of(variable)
                 mine.append((path, tuple(value.shape), zlib.crc32(value.tobytes())))
         everyone = allgather_object(mine, "keras.weights", self.reduction.settings.process_set)
+        differ = False
         for rank, theirs in enumerate(everyone):
             if not theirs or not everyone[0] or theirs == everyone[0]:
                 continue
@@ -385,15 +407,18 @@ class Training:
                         f"{self._name(rank)} has {other[0]} {list(other[1])} -- make the same layers in the same order on "
                         "all ranks, or name them"
                     )
-                if own != other:
+                differ = differ or own != other
+                if own != other and refuses:
                     raise ValueError(
                         f"fit: ranks have different weights {when} -- {own[0]} of {self._name(rank)} is not that of "
                         f"{self._name(0)} -- {advice}"
                     )
-            raise ValueError(
-                f"fit: ranks have different models -- {self._name(0)} has {len(everyone[0])} variables to train, "
-                f"{self._name(rank)} {len(theirs)}"
-            )
+            if len(theirs) != len(everyone[0]):
+                raise ValueError(
+                    f"fit: ranks have different models -- {self._name(0)} has {len(everyone[0])} variables to train, "
+                    f"{self._name(rank)} {len(theirs)}"
+                )
+        return differ
 
     def compare_numbers(self, epoch: int) -> None:
         """Raises ValueError, on all ranks, where the optimizers have come to have different learning rates or others of their

@@ -6,9 +6,9 @@ import contextlib
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
-from cohort._core import count_step
+from cohort.hvd.claims import claimed
 from cohort.hvd.process_sets import ProcessSet
-from cohort.hvd.operations import Adasum
+from cohort.hvd.operations import Max
 from cohort.torch import _collectives as start
 from cohort.torch._comparison import Comparison
 from cohort.torch._handles import synchronize
@@ -20,7 +20,10 @@ from torch import Tensor
 class AdasumOptimizer(Wrapped):
     """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
 
-    _names: List[Tuple[str, Tensor]]
+    _parameter_names: Dict[Tensor, str]
+    _meet: Dict[Tensor, str]  # under which ranks meet: another optimizer may have parameters of these names
+    _steps_here: int  # in this world
+    _steps_in: Any
     _compression: Union[Type[Compressor], Compressor]
     _process_set: ProcessSet
     _included: bool
@@ -34,17 +37,35 @@ class AdasumOptimizer(Wrapped):
         """The optimizer with its steps reduced over the set. included: this rank takes part. compare: check whether
         ranks train alike."""
         self = derived(cls, optimizer)
-        self._names = list(names)
+        self._parameter_names, self._meet = {}, {}
+        self._steps_here, self._steps_in = 0, None
         self._compression = compression
         self._process_set = process_set
         self._included = included
-        self._comparison = Comparison(optimizer, dict(self._parameter_names), process_set) if compare else None
         self.backward_passes_per_step = passes
+        for name, parameter in names:
+            self._add(name, parameter)
+        key = self._name_for("comparison")
+        self._comparison = Comparison(optimizer, self._parameter_names, process_set, key) if compare else None
         return self
 
-    @property
-    def _parameter_names(self) -> Dict[Tensor, str]:
-        return {parameter: name for name, parameter in self._names}
+    def _add(self, name: str, parameter: Tensor) -> None:
+        self._parameter_names[parameter] = name
+        self._meet[parameter] = claimed(name, parameter, self._process_set)
+
+    def _name_for(self, what: str) -> str:
+        return f"cohort.{what}.{next(iter(self._meet.values()), '')}"
+
+    def _trained(self) -> List[Tensor]:
+        """All that the groups have by now and that requires a gradient."""
+        found = []
+        for index, group in enumerate(self._groups_unread()):
+            for i, parameter in enumerate(group["params"]):
+                if parameter not in self._parameter_names:
+                    self._add(f"allreduce.noname.{index}.{i}", parameter)
+                if parameter.requires_grad:
+                    found.append(parameter)
+        return found
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Backward passes before a step: gradients add up on each rank by themselves, so nothing depends on it."""
@@ -59,26 +80,55 @@ class AdasumOptimizer(Wrapped):
         raise AssertionError("skip_synchronize: with op=hvd.Adasum gradients are not reduced, but the steps")
         yield
 
+    def _before_scaler(self) -> None:
+        """Has a GradScaler find on all ranks what one has found: they leave out a step, or none does."""
+        if not self._included:
+            return
+        trained = self._trained()
+        given = [parameter for parameter in trained if parameter.grad is not None]
+        if trained and not given:  # a scaler wants to see one
+            trained[0].grad = torch.zeros_like(trained[0], requires_grad=False)
+            given = trained[:1]
+        finite = all(bool(torch.isfinite(_values_of(parameter)).all()) for parameter in given)
+        worst = torch.tensor([int(not finite)], dtype=torch.int32)
+        start.allreduce_(worst, None, self._name_for("finite"), Max, process_set=self._process_set)
+        if finite and given and worst.item():
+            given[0].grad = torch.full_like(given[0], float("inf"), requires_grad=False)
+
     def step(self, closure: Optional[Callable[[], Any]] = None, *args: Any, **kwargs: Any) -> Any:
         """Lets the optimizer step with this rank's gradients, and adds the Adasum of all ranks' steps instead."""
-        named = [(name, parameter) for name, parameter in self._names if parameter.requires_grad]
-        before = [parameter.detach().clone() for _, parameter in named]
+        trained = self._trained()
+        before = [parameter.detach().clone() for parameter in trained]
         arguments = args if closure is None else (closure, *args)
         result = super().step(*arguments, **kwargs)  # type: ignore[misc]
         if not self._included:
-            count_step()
+            self._stepped()
             return result
+        if self._steps_in is not self._process_set._counters:  # ranks are new, or have come back from `join`: all count anew
+            self._steps_in, self._steps_here = self._process_set._counters, 0
+        self._steps_here += 1
         handles = []
-        for (name, parameter), old in zip(named, before):
+        for parameter, old in zip(trained, before):
             sent, context = self._compression.compress(parameter.detach() - old)
-            handle = start.allreduce_async(sent, None, name, Adasum, process_set=self._process_set)
+            handle = start.adasum_async(sent, self._meet[parameter], self._steps_here, self._process_set)
             handles.append((parameter, old, handle, context))
         for parameter, old, handle, context in handles:
             change = self._compression.decompress(synchronize(handle), context)
             parameter.detach().copy_(old + change)
         if self._comparison is not None:
             self._comparison.step()
-        count_step()
+        self._stepped()
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs the hooks of users
+
+
+def _values_of(parameter: Tensor) -> Tensor:
+    """Those that a GradScaler looks at."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout is torch.strided:
+        return gradient
+    if gradient.dtype is torch.float16:  # the sum of entries may be infinite
+        gradient = gradient.coalesce()
+    return gradient._values()

@@ -14,8 +14,8 @@ from cohort._core import NamedWork
 from cohort.errors import Error
 from cohort.hvd import timeline
 from cohort.hvd.exceptions import translated
-from cohort.hvd.operations import (ENGINE_OPS, Adasum, Average, Call, adasum, group_names, named, require_scattering, resolve,
-                                   started, wait_for)  # fmt: skip
+from cohort.hvd.operations import (ENGINE_OPS, Adasum, Average, Call, adasum, group_names, named, note_of, require_same_notes,
+                                   require_scattering, resolve, started, wait_for)  # fmt: skip
 from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, require_world
 from cohort.torch import _handles
 from cohort.torch._handles import synchronize
@@ -57,8 +57,8 @@ def begin(
         for tensor in used:
             if not tensor.is_floating_point():
                 raise ValueError(f"op=hvd.Adasum needs floating-point tensors, not {tensor.dtype}")
-        works = call.start([tensor.detach() for tensor in used])
-        combined = lambda: [_combined(result_of(work), one, call) for work, one in zip(works, used)]  # noqa: E731
+        works = call.start([_with_note(tensor.detach(), note_of(call)) for tensor in used])
+        combined = lambda: [_combined(work, one, call) for work, one in zip(works, used)]  # noqa: E731
         return works, combined if not in_place else lambda: [copy_back(to, of) for to, of in zip(tensors, combined())]
     if call.kind in ("allreduce", "broadcast"):
         made = used
@@ -73,9 +73,22 @@ def begin(
     return works, lambda: [result_of(work) for work in works]
 
 
-def _combined(rows: Tensor, like: Tensor, call: Call) -> Tensor:
+def _with_note(tensor: Tensor, note: bytes) -> Tensor:
+    """Its elements, and bytes in those after them."""
+    end = tensor.numel()
+    row = tensor.new_empty(end + len(note) // tensor.element_size())
+    row[:end] = tensor.reshape(-1)
+    row[end:].view(torch.uint8).copy_(torch.tensor(list(note), dtype=torch.uint8))
+    return row
+
+
+def _combined(work: NamedWork, like: Tensor, call: Call) -> Tensor:
     """Adasum, on the tensors' device: in float32 or, of float64, in that. It takes memory for as many tensors as there are
     ranks."""
+    rows, end = result_of(work), like.numel()
+    notes = [bytes(note.tolist()) for note in rows[:, end:].contiguous().view(torch.uint8).cpu()]
+    require_same_notes(call, notes, work.received_splits)
+    rows = rows[:, :end]
     wide = torch.promote_types(rows.dtype, torch.float32)
     vectors = [row.to(wide) * call.prescale for row in rows.unbind(0)]
     result: Tensor = adasum(vectors, lambda a, b: float(torch.dot(a.double(), b.double()))) * call.postscale
@@ -131,6 +144,11 @@ def allreduce_async(tensor: Tensor, average: Optional[bool] = None, name: Option
     used = dense(tensor, "allreduce")
     output = torch.empty_like(used, requires_grad=False)
     return allreduce_async_to(used, output, name, op, prescale_factor, postscale_factor, process_set)
+
+
+def adasum_async(tensor: Tensor, name: str, step: int, process_set: ProcessSet) -> int:
+    """As `allreduce_async` with hvd.Adasum. step: of an optimizer, which all ranks have to be in."""
+    return _handle_of_one(call_of("allreduce", name, process_set, Adasum, step=step), tensor)
 
 
 def allreduce_async_(tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None,

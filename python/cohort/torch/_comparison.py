@@ -81,13 +81,16 @@ ADVICE = (
 class Comparison:
     """Of one optimizer's ranks. `step` is called in each step, by all of them."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], process_set: ProcessSet) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], process_set: ProcessSet,
+                 name: str) -> None:  # fmt: skip
+        """names: of the parameters. name: of the reduction, another for each optimizer."""
         self._groups: List[Dict[str, Any]] = optimizer.param_groups
         self._options = list(optimizer.defaults)
         self._names = names
         self._process_set = process_set
+        self._name = name
         self._handle: Optional[int] = None
-        self._sent: Tuple[Options, Optional[Tuple[str, Tensor]]] = ([], None)
+        self._sent: Tuple[Tuple[Options, List[str]], Optional[Tuple[str, Tensor]]] = (([], []), None)
         self._world: Any = None
         self._steps = 0
         self._at = (0, 0)  # the parameter, and the element of it, that come next
@@ -104,12 +107,13 @@ class Comparison:
                 self._raise(most[0] != -most[1])
         self._steps += 1
         if self._steps % period_of(self._groups) == 0:
-            options = options_of(self._groups, self._options)
+            frozen = [name for parameter, name in self._names.items() if not parameter.requires_grad]
+            options = options_of(self._groups, self._options), frozen
             part = self._next_part() if self.weights else None
             one, two = digest_of(options), digest_of(part[1].numpy().data.cast("B")) if part is not None else 0
             self._sent = options, part
             words = torch.tensor([one, -one, two, -two], dtype=torch.int64)
-            self._handle = start.allreduce_async_(words, None, "cohort.comparison", Max, process_set=self._process_set)
+            self._handle = start.allreduce_async_(words, None, self._name, Max, process_set=self._process_set)
 
     def _next_part(self) -> Optional[Tuple[str, Tensor]]:
         """A copy of the next part of the weights, with its parameter's name; None if it is not on the CPU."""
@@ -129,14 +133,21 @@ class Comparison:
         options, part = self._sent
         own = options if of_options else None if part is None else (part[0], part[1].numpy())
         try:
-            everyone = allgather_object(own, "cohort.comparison", self._process_set)
+            everyone = allgather_object(own, self._name, self._process_set)
         except HorovodInternalError:  # some have joined
             raise Mismatch(f"ranks have different {'options of the optimizer' if of_options else 'weights'}") from None
         ranks = self._process_set.ranks or []
         if of_options:
-            difference = difference_of(everyone, ranks)
+            difference = difference_of([theirs for theirs, _ in everyone], ranks)
             if difference is not None:
                 raise Mismatch(f"{difference}, {self._when()}: {ADVICE}")
+            for rank, (_, theirs) in zip(ranks, everyone):
+                for name in sorted({*theirs} ^ {*everyone[0][1]}):
+                    trains, other = (ranks[0], rank) if name in theirs else (rank, ranks[0])
+                    raise Mismatch(
+                        f"'{name}' requires a gradient on rank {trains} and not on rank {other}, {self._when()}: ranks train "
+                        "apart -- set requires_grad alike on all of them, or give compare_ranks=False"
+                    )
             return
         for rank, theirs in zip(ranks, everyone):
             if theirs is None or everyone[0] is None or theirs[1].shape != everyone[0][1].shape:

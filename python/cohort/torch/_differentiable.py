@@ -59,7 +59,9 @@ class _AllReduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         equal = lambda a, b: (a == b).to(a.dtype)  # noqa: E731
         back = ctx.call.also("grad")
-        return (None, *reduced_back(back, grads, ctx.saved_tensors, _results, equal, _products_of_others))
+        # Asked for what was not saved, torch refuses the second backward, that of another result of a group.
+        values = ctx.saved_tensors if back.op in (Min, Max, Product) else ()
+        return (None, *reduced_back(back, grads, values, _results, equal, _products_of_others))
 
 
 def _products_of_others(back: Call, values: Sequence[Tensor]) -> List[Tensor]:

@@ -10,10 +10,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, U
 import cohort
 import torch
 from cohort import _core
+from cohort.hvd.claims import claimed
 from cohort.hvd.process_sets import ProcessSet
 from cohort.hvd.operations import Average, Max, Sum
 from cohort.nn._non_finite import NonFiniteElement, error_of, first_non_finite
-from cohort.errors import Mismatch
+from cohort.errors import InvalidArgument, Mismatch
 from cohort.torch import _collectives as start
 from cohort.torch import _handles
 from cohort.torch._comparison import Comparison
@@ -52,6 +53,8 @@ class Reducer:
                  process_set: ProcessSet, non_finite: str = "ignore",
                  average_by: str = "ranks") -> None:  # fmt: skip
         self.names: Dict[Tensor, str] = {parameter: name for name, parameter in names}
+        # Under which ranks meet: another optimizer may have parameters of these names.
+        self._meet: Dict[Tensor, str] = {parameter: claimed(name, parameter, process_set) for name, parameter in names}
         self.passes = passes
         self._compression = compression
         self._op = op
@@ -66,6 +69,7 @@ class Reducer:
         self._groups = {parameter: group for group in groups for parameter in group}
         self.attached = False
         self.synchronized = False  # by the program, since the last backward
+        self.scaled = False  # the same by a GradScaler, which unscales what is there then
         self.comparison: Optional[Comparison] = None
         self._passes_left: Dict[Tensor, int] = {}
         self._frozen: List[Tensor] = []  # those that did not require a gradient yet
@@ -78,6 +82,10 @@ class Reducer:
         self._handles: List[int] = []  # of the same
         # Parameters whose gradients are under way (True), or reduced before `finish` has been asked for all (False).
         self._started: Dict[Tensor, bool] = {}
+        # The gradients of those, and how often each had been written to when it was handed over.
+        self._handed: Dict[Tensor, Tuple[Optional[Tensor], Optional[int]]] = {}
+        self._touched: Optional[Tensor] = None  # one whose gradient somebody has changed while it was reduced
+        self._lent: List[Tensor] = []  # those that have zeros for a gradient as long as they are reduced
         self.raises_non_finite = non_finite == "raise"
         # The first gradient that is not finite, since the last step: name, shape, element.
         self._found: Optional[Tuple[str, Tuple[int, ...], NonFiniteElement]] = None
@@ -113,6 +121,7 @@ class Reducer:
     def add(self, name: str, parameter: Tensor) -> None:
         """One more parameter."""
         self.names[parameter] = name
+        self._meet[parameter] = claimed(name, parameter, self._process_set)
         self._attach(parameter)
 
     def _attach_thawed(self) -> None:
@@ -121,6 +130,10 @@ class Reducer:
             frozen, self._frozen = self._frozen, []
             for parameter in frozen:
                 self._attach(parameter)
+
+    def name_for(self, what: str) -> str:
+        """A name for an operation of this optimizer's own."""
+        return f"cohort.{what}.{next(iter(self._meet.values()), '')}"
 
     def pending(self) -> bool:
         """Whether gradients are under way."""
@@ -141,7 +154,7 @@ class Reducer:
         if not self.attached:  # alone, or not of the process set
             return
         total = torch.tensor([count], dtype=torch.float64)
-        handle = start.allreduce_async_(total, None, "cohort.samples", Sum, process_set=self._process_set)
+        handle = start.allreduce_async_(total, None, self.name_for("samples"), Sum, process_set=self._process_set)
         factor: List[float] = []
 
         def wait() -> float:
@@ -165,9 +178,10 @@ class Reducer:
             values.mul_(factor)
 
     def _on_gradient(self, parameter: Tensor) -> None:
-        self.synchronized = False
+        self.synchronized = self.scaled = False
         left = self._passes_left[parameter]
         if left <= 0:
+            self._hand_over(parameter)  # so `synchronize`, which is advised, does not refuse this once more
             raise AssertionError(
                 f"the gradient of '{self.names[parameter]}' was computed more than {self.passes} times before step() or "
                 "synchronize() -- if that is wanted, give backward_passes_per_step; where one of these was of a loss that "
@@ -194,7 +208,8 @@ class Reducer:
         self._started[parameter] = True
         gradient = self._gradient(parameter)
         self._weigh(gradient)
-        name = self.names[parameter]
+        self._hand_over(parameter)
+        name = self._meet[parameter]
         if gradient.layout is torch.sparse_coo:
             self._look(parameter, gradient._values(), gradient)
             wait = start.sparse_allreduce_async(gradient, name, self._op, self._process_set)
@@ -220,10 +235,12 @@ class Reducer:
         gradients = [self._gradient(parameter, densify=True) for parameter in group]
         for gradient in gradients:
             self._weigh(gradient)
+        for parameter in group:
+            self._hand_over(parameter)
         compressed = [self._compression.compress(gradient) for gradient in gradients]
         for parameter, gradient, (one, _) in zip(group, gradients, compressed):
             self._look(parameter, one, gradient)
-        name = self.names[group[0]]
+        name = self._meet[group[0]]
         sent = [one for one, _ in compressed]
         outputs = [self._output(parameter, one) for parameter, one in zip(group, sent)]
         handle = start.grouped_allreduce_async_to(sent, outputs, name, self._op, *self._scales, self._process_set,
@@ -264,7 +281,7 @@ class Reducer:
         ranks = torch.zeros(self._process_set.size() or 1, dtype=torch.int64)
         mine = self._process_set.rank()
         ranks[mine] = 0 if found is None else 1
-        start.allreduce_(ranks, None, "cohort.non_finite", Sum, process_set=self._process_set)
+        start.allreduce_(ranks, None, self.name_for("non_finite"), Sum, process_set=self._process_set)
         if not ranks.any():
             return
         first = int(ranks.nonzero()[0])
@@ -275,7 +292,7 @@ class Reducer:
             of_names = cohort.world().host()[-100:], name[-400:]  # of very long ones the end
             text = json.dumps([*of_names, shape, element.index, element.position, element.value]).encode()
             room[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-        call = start.call_of("broadcast", "cohort.non_finite.first", self._process_set, root=root, needs_all_ranks=False)
+        call = start.call_of("broadcast", self.name_for("non_finite.first"), self._process_set, root=root, needs_all_ranks=False)
         start.run(call, [room], in_place=True)
         for parameter in self.names:
             parameter.grad = None
@@ -309,7 +326,7 @@ class Reducer:
             if parameter.grad is not None:
                 dims = 0 if parameter.grad.layout is torch.strided else parameter.grad.sparse_dim()
                 seen[1 if dims else 0, i] = dims or 1
-        start.allreduce_(seen, None, f"cohort.kinds.{self.names[unknown[0]]}", Max, process_set=self._process_set)
+        start.allreduce_(seen, None, f"cohort.kinds.{self._meet[unknown[0]]}", Max, process_set=self._process_set)
         for parameter, dense, dims, trained, frozen in zip(unknown, *seen.tolist()):
             if trained and frozen:
                 raise Mismatch(
@@ -325,6 +342,8 @@ class Reducer:
         agreed = self._agreed_kinds().get(parameter, 0)
         kind = 0 if densify or self._sparse_as_dense else agreed
         if gradient is None:
+            if not parameter.requires_grad:  # it has been frozen since, and an optimizer passes over what has no gradient
+                self._lent.append(parameter)
             self._own_kinds[parameter] = agreed
             if kind:
                 indices = torch.empty(kind, 0, dtype=torch.int64, device=parameter.device)
@@ -364,15 +383,42 @@ class Reducer:
         else:
             parameter.grad.detach().copy_(result.to_dense())
 
+    # --- gradients that somebody changes meanwhile ---
+
+    def _hand_over(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        self._handed[parameter] = (gradient, None if gradient is None else _writes_to(gradient))
+
+    def _find_touched(self, under_way: bool) -> Optional[Tensor]:
+        """The first parameter of those whose reduction is under way, or is done, whose gradient is no longer what was handed
+        over; None if there is none."""
+        seen: Dict[int, int] = {}
+        for gradient, _ in self._handed.values():
+            seen[id(gradient)] = seen.get(id(gradient), 0) + 1
+        for parameter, (gradient, writes) in self._handed.items():
+            if self._started.get(parameter) is not under_way:
+                continue
+            if parameter.grad is not gradient:
+                return parameter
+            # One that two parameters share is added to for the other.
+            if gradient is not None and writes is not None and gradient._version != writes and seen[id(gradient)] == 1:
+                return parameter
+        return None
+
     # --- finishing ---
 
     def finish(self, complete: bool = True) -> None:
         """Waits until the gradients are those of all ranks. `complete`: also of parameters that backward has not come by.
 
-        Raises HorovodInternalError if a reduction failed, once none is under way.
+        Raises HorovodInternalError if a reduction failed, once none is under way; InvalidArgument if somebody has changed
+        what was reduced.
         """
+        self._touched = self._touched or self._find_touched(under_way=True)
         if complete and self.attached:
-            self._start_rest()
+            early = self._find_touched(under_way=False)
+            # Whoever read gradients of all ranks before this has not seen all of them, if there are more to come.
+            if self._start_rest() and self._touched is None:
+                self._touched = early
         waiting, self._waiting = self._waiting, []
         self._handles.clear()
         failed: Optional[Exception] = None
@@ -387,18 +433,34 @@ class Reducer:
         for parameter in self._passes_left if complete else self._started:
             self._passes_left[parameter] = self.passes
         self._started = {} if complete else dict.fromkeys(self._started, False)
+        for parameter in self._lent:
+            parameter.grad = None
+        self._lent.clear()
+        touched = self._touched
         if complete:
-            self._factor_of_step = None
+            self._factor_of_step = self._touched = None
+            self._handed.clear()
+        else:
+            for parameter in self._started:
+                self._hand_over(parameter)
         if failed is not None:
             raise failed
         if complete and self.raises_non_finite and self.attached:
             self._raise_if_not_finite()
         if complete and self.comparison is not None:
             self.comparison.step()
+        if complete and touched is not None:
+            raise InvalidArgument(
+                f"the gradient of '{self.names[touched]}' was changed between backward() and step(), before those of all "
+                "ranks were there: the average is not that of what the program computes -- call optimizer.synchronize() before clipping "
+                "(or whatever else looks at gradients), and step within optimizer.skip_synchronize()"
+            )
 
-    def _start_rest(self) -> None:
+    def _start_rest(self) -> bool:
+        """Whether there were any."""
         self._attach_thawed()
         self._agree_on_kinds()
+        found = False
         for parameter in self._passes_left:
             if parameter in self._started:
                 continue
@@ -407,11 +469,17 @@ class Reducer:
                 self._start_group(group)
             elif parameter in self._kinds:  # else no rank has ever had one
                 self._start(parameter)
+            else:
+                continue
+            found = True
+        return found
 
     def renew(self) -> None:
         """The gradients have been cleared."""
-        self.synchronized = False
+        self.synchronized = self.scaled = False
         self._started.clear()
+        self._handed.clear()
+        self._touched = None
         self._attach_thawed()
 
     def forget(self) -> None:
@@ -430,11 +498,23 @@ class Reducer:
         self._waiting.clear()
         self._started.clear()
         self._handles.clear()
-        self._found = None
+        self._handed.clear()
+        self._found = self._touched = None
         self._factor_of_step = None
-        self.synchronized = False
+        self.synchronized = self.scaled = False
         self._passes_left = dict.fromkeys(self._passes_left, self.passes)
 
     def quiet(self) -> bool:
         """Whether `finish(complete=False)` would not have to wait."""
         return all(_handles.is_done(handle) for handle in self._handles)
+
+
+def _writes_to(gradient: Tensor) -> Optional[int]:
+    """How often it has been written to; None where writes to others count too, as they do for views of one tensor."""
+    if gradient.is_inference():
+        return None
+    if gradient.layout is not torch.strided:
+        return gradient._version
+    storage = gradient.untyped_storage() if hasattr(gradient, "untyped_storage") else gradient.storage()
+    whole = storage.nbytes() == gradient.numel() * gradient.element_size()
+    return gradient._version if whole and not gradient._is_view() else None

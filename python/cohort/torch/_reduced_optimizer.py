@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
-from cohort._core import count_step
 from cohort.hvd import basics
 from cohort.hvd.operations import Average
 from cohort.torch import _collectives as start
@@ -38,7 +37,8 @@ class ReducedOptimizer(Wrapped):
         if included and (not alone or reducer.raises_non_finite):
             reducer.attach()
             if compare and not alone:  # those who come later do
-                reducer.comparison = Comparison(optimizer, reducer.names, reducer._process_set)
+                name = reducer.name_for("comparison")
+                reducer.comparison = Comparison(optimizer, reducer.names, reducer._process_set, name)
         return self
 
     @property
@@ -49,9 +49,9 @@ class ReducedOptimizer(Wrapped):
     def backward_passes_per_step(self) -> int:
         return self._reducer.passes
 
-    @property
-    def param_groups(self) -> List[Dict[str, Any]]:
-        """The optimizer's groups. Who reads gradients through them (GradScaler does) sees those of all ranks."""
+    def _before_reading(self) -> None:
+        # Who reads gradients through the groups sees those of all ranks, as far as this rank has any. It does not wait for
+        # others that are not needed: one rank alone may ask for a learning rate.
         reducer = self.__dict__.get("_reducer")
         if reducer is not None and reducer.pending() and not self._reading:
             self._reading = True
@@ -59,12 +59,13 @@ class ReducedOptimizer(Wrapped):
                 reducer.finish(complete=False)
             finally:
                 self._reading = False
-        groups: List[Dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
 
-    @param_groups.setter
-    def param_groups(self, groups: List[Dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
+    def _before_scaler(self) -> None:
+        # A rank without a gradient brings zeros now: in `step`, which all may leave out, the others' are unscaled already.
+        reducer = self._reducer
+        if reducer.attached and (reducer.scaled or not reducer.synchronized):
+            reducer.finish()
+            reducer.scaled = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Gradients of so many backward passes are added up before they are reduced, from the next pass on."""
@@ -82,8 +83,10 @@ class ReducedOptimizer(Wrapped):
     def synchronize(self) -> None:
         """Waits until all gradients are those of all ranks: for clipping, say. Then step within `skip_synchronize`.
 
-        Raises HorovodInternalError if that failed, NonFiniteError if it was asked for and there is a reason.
+        Raises HorovodInternalError if that failed, NonFiniteError if it was asked for and there is a reason, and
+        InvalidArgument (a ValueError) if a gradient was changed after backward, while it was reduced.
         """
+        self._add_new()
         self._reducer.finish()
         self._reducer.synchronized = True
 
@@ -97,11 +100,13 @@ class ReducedOptimizer(Wrapped):
             self._should_synchronize = True
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *args: Any, **kwargs: Any) -> Any:
-        """Waits for the gradients of all ranks (unless `skip_synchronize` says not to) and lets the optimizer step.
+        """Waits for the gradients of all ranks (unless `skip_synchronize` says not to, or a GradScaler has), as `synchronize`,
+        and lets the optimizer step.
 
         closure  what it computes is reduced before the optimizer sees it; of LBFGS also the loss, which it compares
         """
-        wanted = self._should_synchronize
+        self._add_new()
+        wanted = self._should_synchronize and not self._reducer.scaled
         if wanted and (closure is None or self._reducer.pending()):
             if self._reducer.synchronized:
                 warnings.warn(
@@ -110,14 +115,14 @@ class ReducedOptimizer(Wrapped):
                     stacklevel=2,
                 )
             self.synchronize()
-        elif self._reducer.comparison is not None and not self._reducer.synchronized:
+        elif self._reducer.comparison is not None and not (self._reducer.synchronized or self._reducer.scaled):
             self._reducer.comparison.weights = False  # this rank steps alone
-        self._reducer.synchronized = False
+        self._reducer.synchronized = self._reducer.scaled = False
         if closure is None:
             result = super().step(*args, **kwargs)  # type: ignore[misc]
         else:
             result = super().step(self._reducing(closure) if wanted else closure, *args, **kwargs)  # type: ignore[misc]
-        count_step()
+        self._stepped()
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs the hooks of users
@@ -129,7 +134,7 @@ class ReducedOptimizer(Wrapped):
             if isinstance(self, torch.optim.LBFGS) and self._reducer.attached:
                 # Ranks that saw different losses would take different numbers of steps.
                 loss = torch.as_tensor(loss).detach().clone()
-                start.allreduce_(loss, None, "lbfgs.loss", Average, process_set=self._reducer._process_set)
+                start.allreduce_(loss, None, self._reducer.name_for("lbfgs.loss"), Average, process_set=self._reducer._process_set)
             return loss
 
         return call
@@ -153,7 +158,14 @@ class ReducedOptimizer(Wrapped):
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """As the optimizer's own; the gradients of the new parameters are reduced too, named by their position."""
         super().add_param_group(param_group)  # type: ignore[misc]
-        index = len(self.param_groups) - 1
-        for i, parameter in enumerate(self.param_groups[index]["params"]):
-            if self._reducer.attached:
-                self._reducer.add(f"allreduce.noname.{index}.{i}", parameter)
+        self._add_new()
+
+    def _add_new(self) -> None:
+        """Parameters that the groups have by now, and that are not reduced yet."""
+        reducer, groups = self._reducer, self._groups_unread()
+        if not reducer.attached or sum(len(group["params"]) for group in groups) == len(reducer.names):
+            return
+        for index, group in enumerate(groups):
+            for i, parameter in enumerate(group["params"]):
+                if parameter not in reducer.names:
+                    reducer.add(f"allreduce.noname.{index}.{i}", parameter)

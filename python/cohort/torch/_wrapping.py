@@ -2,16 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any, Type, TypeVar
+import sys
+import weakref
+from typing import Any, Dict, List, Type, TypeVar
 
 import torch
+from cohort._core import count_step
 from cohort._optimizer_state import same_objects
+
+# The function of every GradScaler of torch's (1.13 to 2.13) that looks whether gradients are finite, and unscales them.
+_SCALER = "_unscale_grads_"
 
 
 class Wrapped:
     """The base of what is mixed into an optimizer's class: the rest of `self` is the optimizer."""
 
     wraps_for_ranks = True
+
+    _made_of: "weakref.ref[torch.optim.Optimizer]"
+
+    @property
+    def param_groups(self) -> List[Dict[str, Any]]:
+        """The optimizer's groups. A GradScaler reads the gradients through them: ranks are to come to one decision."""
+        if sys._getframe(1).f_code.co_name == _SCALER:
+            self._before_scaler()
+        else:
+            self._before_reading()
+        return self._groups_unread()
+
+    def _groups_unread(self) -> List[Dict[str, Any]]:
+        """The groups, where nobody is about to read gradients."""
+        groups = self.__dict__.get("param_groups")
+        return super().param_groups if groups is None else groups  # type: ignore[misc]
+
+    @param_groups.setter
+    def param_groups(self, groups: List[Dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    def _before_scaler(self) -> None:
+        """A GradScaler is about to look at the gradients, once in each iteration, on all ranks."""
+
+    def _before_reading(self) -> None:
+        """Others are."""
+
+    def _stepped(self) -> None:
+        """The optimizer has stepped."""
+        count_step()
+        # A schedule that was made before the optimizer was wrapped knows that one, and looks there whether it has.
+        before: Any = self._made_of()
+        if before is not None:
+            before._opt_called = True
+            if "_step_count" in vars(before):  # torch before 2.4
+                before._step_count += 1
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As the optimizer's own, but groups and states stay the same objects, which others (a schedule, say) may hold.
@@ -45,4 +87,5 @@ def derived(mixin: Type[T], optimizer: torch.optim.Optimizer) -> T:
     wrapped: Any = made.__new__(made)
     # A learning-rate scheduler puts a `step` of its own on the optimizer, which is the one without ranks.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
+    wrapped._made_of = weakref.ref(optimizer)
     return wrapped

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from cohort import _optimizer_state
+from cohort.hvd import basics
 from cohort.hvd.elastic import ObjectState
 from cohort.hvd.objects import broadcast_object
 from cohort.torch._wrapping import Wrapped
@@ -102,6 +103,36 @@ class SamplerStateHandler(_SavedStateHandler):
         self.value.reset()
 
 
+class _StateDictHandler(_SavedStateHandler):
+    """Anything else with state_dict and load_state_dict: a schedule, a GradScaler, a running average. It may refer to others,
+    which stay what they are."""
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        own = self.value.state_dict()
+        sent = broadcast_object(_moved(own, None), root_rank=0)
+        if basics.rank() != 0:
+            self.value.load_state_dict(_moved(sent, own))
+        self.save()
+
+
+def _moved(value: Any, like: Any) -> Any:
+    """With its tensors on the devices of those in the same places of `like`, or on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.to(like.device if isinstance(like, torch.Tensor) else "cpu")
+    if type(value) is dict:
+        return {key: _moved(one, like.get(key) if isinstance(like, dict) else None) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        others = like if isinstance(like, (list, tuple)) and len(like) == len(value) else [None] * len(value)
+        return type(value)(map(_moved, value, others))
+    return value
+
+
 Registry = List[Tuple[type, Callable[[Any], StateHandler]]]
 
 _registry: Registry = [
@@ -127,14 +158,16 @@ def handler_for(value: Any) -> Optional[StateHandler]:
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)
-    return None
+    has_state = all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+    return _StateDictHandler(value) if has_state and not isinstance(value, type) else None
 
 
 class TorchState(ObjectState):
     """The state of a training with torch: `model`, `optimizer`, and anything else by name.
 
-    Modules, optimizers and ElasticSamplers are kept by copies of what they hold, and sent tensor by tensor; all else as
-    in ObjectState. `state.batch = 3` sets an attribute.
+    Modules, optimizers and ElasticSamplers are kept by copies of what they hold, and sent tensor by tensor; what else has
+    state_dict and load_state_dict (a schedule, a GradScaler, a running average) by those, and stays the object that it is,
+    with what it refers to; all else as in ObjectState. `state.batch = 3` sets an attribute.
     """
 
     def __init__(self, model: Optional[torch.nn.Module] = None, optimizer: Optional[torch.optim.Optimizer] = None,
