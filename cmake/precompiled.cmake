@@ -57,10 +57,12 @@ function(cohort_compile_as target kind)
   if(kind STREQUAL "torch")
     set_target_properties(${target} PROPERTIES JOB_POOL_COMPILE torch_pool)
     target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY=1)
-    if(COHORT_GTEST_HEADERS)  # as the precompiled header has it
-      target_compile_definitions(${target} PRIVATE GTEST_HAS_PTHREAD=1)
-    endif()
   endif()
+  if(kind MATCHES "tests|torch" AND COHORT_GTEST_HEADERS)  # as the precompiled header has it
+    target_compile_definitions(${target} PRIVATE GTEST_HAS_PTHREAD=1)
+  endif()
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include)
+  target_link_libraries(${target} PRIVATE fmt::fmt Threads::Threads)
   target_precompile_headers(${target} REUSE_FROM ${holder})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # GCC bug 105329 once more: it tells these false alarms of std::string where the headers are precompiled.

@@ -9,7 +9,8 @@ namespace {
 
 class FreshStatusPage : public ::testing::EmptyTestEventListener {
   void OnTestStart(const ::testing::TestInfo& /*test*/) override {
-    status::StatusPage::own().layout().not_finite.state.store(0, std::memory_order_release);
+    auto& page = const_cast<status::StatusLayout&>(status::StatusPage::own().layout());
+    page.not_finite.state.store(status::NotFiniteStatus::None, std::memory_order_release);
   }
 };
 
