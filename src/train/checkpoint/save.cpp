@@ -4,6 +4,7 @@
 #include "base/result.h"
 #include "telemetry/status_page.h"
 #include "telemetry/timeline.h"
+#include "train/checkpoint/background.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/copies.h"
 #include "train/checkpoint/exchange.h"
@@ -547,6 +548,7 @@ class Save {
 
 formats::StoredCheckpoint save(Communicator& comm, const FolderOptions& options, const Bundle& bundle) {
   const status::timeline::Scope event(status::TimelineKind::Checkpoint, "save");
+  wait_for_earlier_saves(options.path, rank_of(comm));
   return Save(comm, options, bundle).run();
 }
 
