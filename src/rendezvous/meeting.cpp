@@ -269,17 +269,17 @@ void claim(store::MeetingStore& store, const MemberInfo& mine, const MeetingOpti
 Result<AgreedWorld> collect(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   std::vector<MemberInfo> infos;
   // Those that cannot come may have said why where nobody has heard it.
-  std::optional<net::Deadline> tell_at;
-  if (!options.who_may_come.empty()) tell_at = net::deadline_in(kTellAfter);
+  const net::Deadline tell_at = net::deadline_in(kTellAfter);
+  bool tells = !options.who_may_come.empty() && tell_at < options.deadline;
   const auto wait_for = [&](std::span<const std::string> keys, int rank) {
-    if (tell_at && *tell_at < options.deadline) {
+    if (tells) {
       try {
-        return store.get_any(keys, *tell_at);
+        return store.get_any(keys, tell_at);
       } catch (const Error& error) {
         if (error.code() != ErrorCode::Timeout) throw;
         log::warn("comm", "join at {}: rank {} of {} has not come so far. {}", options.place, rank, mine.size,
                   options.who_may_come);
-        tell_at.reset();
+        tells = false;
       }
     }
     return store.get_any(keys, options.deadline);
