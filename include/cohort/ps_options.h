@@ -51,7 +51,7 @@ struct AdamW {
   double eps = 1e-8;
   double weight_decay = 1e-2;
 };
-/// FTRL-Proximal (McMahan et al. 2013, algorithm 1): `alpha` is `lr`.
+/// FTRL-Proximal (McMahan et al. 2013, algorithm 1): `alpha` is `lr`, and stays so: a push with another one is refused.
 struct Ftrl {
   double lr = 0.1;
   double beta = 1;

@@ -56,7 +56,9 @@ constexpr Module kModules[] = {
 
 // Prints one line with kMark, whatever the imports print themselves.
 constexpr const char* kScript = R"(
-import importlib, json, platform, sys
+import sys
+sys.path = [one for one in sys.path if one]  # not the folder in which it is started, whose json.py is the user's
+import importlib, json, platform
 out = {"python": platform.python_version()}
 for name in sys.argv[1:]:
     try:

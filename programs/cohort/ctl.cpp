@@ -22,12 +22,19 @@ void add_ctl(CLI::App& app, int&) {
           "ACTION", given->action,
           "add: start ranks on HOST, or use it again; drain: its ranks leave at the end of a step, and nothing "
           "is redone; remove: they are killed")
-      ->required()
       ->type_name("add|drain|remove");
-  command->add_option("HOST", given->host, "As the job names it; to be added: HOST[:SLOTS], 1 slot unless said")
-      ->required();
+  command->add_option("HOST", given->host, "As the job names it; to be added: HOST[:SLOTS], 1 slot unless said");
   command->footer("Examples: cohort ctl runs/latest add h4:8\n          cohort ctl runs/latest drain h2");
   command->callback([given] {
+    const bool known = given->action == "add" || given->action == "drain" || given->action == "remove";
+    if (!known || given->host.empty()) {
+      raise(ErrorCode::InvalidArgument, "cohort ctl {}{}: {} -- `cohort ctl {} add HOST`, drain HOST or remove HOST",
+            given->run, given->action.empty() ? "" : " " + given->action,
+            given->action.empty() ? "what is it to do?"
+            : known               ? "which host?"
+                                  : "there is no such action",
+            given->run);
+    }
     const std::string order = given->action + " " + given->host;
     value_or_throw(launch::parse_order(order));
     const auto done = launch::ask_job(given->run, order);

@@ -9,10 +9,12 @@
 #include "base/signals.h"
 #include "cohort/commands.h"
 #include "cohort/job_state.h"
+#include "launch/output/job_record.h"
 #include "launch/output/run_folder.h"
 #include "launch/plan/program.h"
 #include "launch/processes.h"
 #include "launch/start/starter.h"
+#include "launch/supervise/supervisor.h"
 #include "shared/run_options.h"
 #include "shared/sync.h"
 #include "submit_templates.h"
@@ -74,12 +76,34 @@ tl::unexpected<Error> no_answer(const Answer& said) {
 
 JobState gone() { return {"gone", true, {}}; }
 
-Result<JobState> ask_slurm(const std::string& job, int interrupt) {
-  const Answer live = ask({"scontrol", "-o", "show", "job", job}, interrupt);
+/// "4711;b" is job 4711 of cluster b, as sbatch says it of a job for another cluster.
+struct SlurmJob {
+  std::string number;
+  std::vector<std::string> cluster = {};  ///< words for Slurm's commands
+};
+
+SlurmJob slurm_job(const std::string& job) {
+  const auto end = job.find(';');
+  if (end == std::string::npos) return {job};
+  return {job.substr(0, end), {"-M", job.substr(end + 1)}};
+}
+
+/// A command of Slurm's, for the job's cluster.
+std::vector<std::string> of_cluster(std::string command, const SlurmJob& job, const std::vector<std::string>& words) {
+  std::vector<std::string> all = {std::move(command)};
+  all.insert(all.end(), job.cluster.begin(), job.cluster.end());
+  all.insert(all.end(), words.begin(), words.end());
+  return all;
+}
+
+Result<JobState> ask_slurm(const std::string& name, int interrupt) {
+  const SlurmJob job = slurm_job(name);
+  const Answer live = ask(of_cluster("scontrol", job, {"-o", "show", "job", job.number}), interrupt);
   if (live && live->status == 0) return state_by_scontrol(live->text);
   if (!live || live->text.find("Invalid job id") == std::string::npos) return no_answer(live);
   // Slurm has forgotten it; the accounting, where there is one, has not.
-  const Answer kept = ask({"sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job}, interrupt);
+  const Answer kept =
+      ask(of_cluster("sacct", job, {"-X", "-n", "-P", "-o", "State,ExitCode", "-j", job.number}), interrupt);
   if (!kept && kept.error().code() == ErrorCode::Aborted) return tl::unexpected(kept.error());
   return kept && kept->status == 0 ? state_by_sacct(kept->text).value_or(gone()) : gone();
 }
@@ -100,7 +124,8 @@ Result<JobState> ask_flux(const std::string& job, int interrupt) {
 
 struct Scheduler {
   std::string_view name, script;
-  std::vector<std::string> submit;  ///< and the script; its last line is the job's number
+  std::vector<std::string> submit;  ///< and the script
+  const char* number;               ///< the last line that is so is the job's
   std::string cancel, partitions;   ///< for messages
   /// Fails where it does not answer now; with Aborted once the descriptor is readable, with Unavailable where its
   /// command is not here.
@@ -109,9 +134,9 @@ struct Scheduler {
 
 const std::vector<Scheduler>& schedulers() {
   static const std::vector<Scheduler> kSchedulers = {
-      {"slurm", kSlurmScript, {"sbatch", "--parsable"}, "scancel", "sinfo -s", ask_slurm},
-      {"pbs", kPbsScript, {"qsub"}, "qdel", "qstat -Q", ask_pbs},
-      {"flux", kFluxScript, {"flux", "batch"}, "flux cancel", "flux queue list", ask_flux},
+      {"slurm", kSlurmScript, {"sbatch", "--parsable"}, R"(\d+(;\S+)?)", "scancel", "sinfo -s", ask_slurm},
+      {"pbs", kPbsScript, {"qsub"}, R"(\d+(\[\])?(\.\S+)?)", "qdel", "qstat -Q", ask_pbs},
+      {"flux", kFluxScript, {"flux", "batch"}, R"([^\s#*=-]\S*)", "flux cancel", "flux queue list", ask_flux},
   };
   return kSchedulers;
 }
@@ -193,6 +218,18 @@ std::string command_text(const std::vector<std::string>& words) {
   return text;
 }
 
+/// Of this environment what a job needs, as lines of the script, which is its user's alone: qsub's -V would show all of
+/// it, keys among it, to whoever may ask for the job.
+std::vector<std::string> exports() {
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : launch::Environment::current().variables()) {
+    const bool plain = name == "PATH" || name == "LANG" || name == "LC_ALL";
+    if (!plain && (name.starts_with("SLURM_") || !launch::is_recorded(name, value))) continue;
+    lines.push_back(fmt::format("export {}={}", name, launch::shell_quoted(value)));
+  }
+  return lines;
+}
+
 std::string name_of(const std::string& program) {
   std::string name = fs::path(program).stem().string();
   std::ranges::replace_if(
@@ -220,6 +257,12 @@ Placing placing_of(const SubmitOptions& options, const Scheduler& scheduler) {
   return placing;
 }
 
+/// sbatch is told by one of its own options how many tasks there are, or nodes.
+bool sbatch_says_how_many(const SubmitOptions& options) {
+  static const std::regex theirs("(-n|-N|--ntasks|--ntasks-per-node|--ntasks-per-gpu|--nodes)([= \\d].*)?");
+  return std::ranges::any_of(options.sbatch, [](const std::string& each) { return std::regex_match(each, theirs); });
+}
+
 Values values_of(const SubmitOptions& options, const Scheduler& scheduler, const std::string& run_folder,
                  const std::vector<std::string>& program) {
   const Placing placing = placing_of(options, scheduler);
@@ -231,6 +274,9 @@ Values values_of(const SubmitOptions& options, const Scheduler& scheduler, const
     return value.empty() ? std::vector<std::string>() : std::vector{value};
   };
   std::vector<std::string> command = {value_or_throw(launch::own_command()), "run", "--run-dir", run_folder};
+  // Of several nodes Slurm says how many run on each; one alone is any host to `cohort run`.
+  if (scheduler.name == "slurm" && options.nodes == 1 && !sbatch_says_how_many(options))
+    command.insert(command.end(), {"-np", std::to_string(placing.tasks)});
   command.insert(command.end(), options.run_options.begin(), options.run_options.end());
   Values values;
   values["name"] = {name_of(program.front())};
@@ -242,6 +288,7 @@ Values values_of(const SubmitOptions& options, const Scheduler& scheduler, const
   values["command_with"] = {command_text(command)};
   values["program"] = {command_text(program)};
   values["command"] = {values["command_with"].front() + " -- " + values["program"].front()};
+  values["exports"] = exports();
   values["nodes"] = {std::to_string(options.nodes)};
   values["ntasks"] = given(options.tasks);
   values["ntasks_per_node"] = given(options.tasks_per_node);
@@ -275,6 +322,9 @@ struct Submitted {
   std::string job, folder;  ///< of the run
   std::string output() const { return folder + "/output.txt"; }
 };
+
+/// Without the cluster.
+std::string shown_job(const Submitted& job) { return slurm_job(job.job).number; }
 
 /// What of the file has not been printed yet. It may be on a network's file system: there it comes late.
 void print_new(const std::string& path, std::streamoff& at) {
@@ -313,9 +363,10 @@ int follow(const Submitted& job, std::streamoff at, int interrupt) {
     pollfd interrupted{interrupt, POLLIN, 0};
     if (::poll(&interrupted, 1, asked == Clock::time_point() ? 0 : static_cast<int>(kPause.count())) > 0) {
       fmt::print(stderr,
-                 "\ncohort: not followed any more; the job goes on\n  to come back:   cohort submit --follow {0}\n"
-                 "  to end the job: {1} {0}\n",
-                 job.job, job.scheduler->cancel);
+                 "\ncohort: not followed any more; the job goes on\n  to come back:   cohort submit --follow {}\n"
+                 "  to end the job: {}\n",
+                 shown_job(job),
+                 fmt::join(of_cluster(job.scheduler->cancel, slurm_job(job.job), {shown_job(job)}), " "));
       return 128 + SIGINT;
     }
     if (Clock::now() - asked < kAskEvery) continue;
@@ -323,17 +374,19 @@ int follow(const Submitted& job, std::streamoff at, int interrupt) {
     const auto state = job.scheduler->ask(job.job, interrupt);
     if (!state && state.error().code() == ErrorCode::Aborted) continue;
     if (!state && state.error().code() == ErrorCode::Unavailable)
-      raise(ErrorCode::Unavailable, "job {} cannot be followed here, and goes on: {}", job.job, state.error().what());
+      raise(ErrorCode::Unavailable, "job {} cannot be followed here, and goes on: {}", shown_job(job),
+            state.error().what());
     const std::string word = state ? state->word : fmt::format("state is not known now: {}", state.error().what());
-    if (std::exchange(last, word) != word) fmt::print(stderr, "cohort: job {}: {}\n", job.job, word);
+    if (std::exchange(last, word) != word) fmt::print(stderr, "cohort: job {}: {}\n", shown_job(job), word);
     if (!state || !state->over) continue;
     ::poll(&interrupted, 1, static_cast<int>(kPause.count()));
     print_new(job.output(), at);
     const auto status = state->status ? state->status : recorded_status(job.folder);
     if (!status)
-      raise(ErrorCode::Unavailable, "job {} is over, and {} does not say how it ended; its output: {}", job.job,
+      raise(ErrorCode::Unavailable, "job {} is over, and {} does not say how it ended; its output: {}", shown_job(job),
             job.scheduler->name, job.output());
-    if (*status != 0) fmt::print(stderr, "cohort: job {} ended with status {} ({})\n", job.job, *status, job.folder);
+    if (*status != 0)
+      fmt::print(stderr, "cohort: job {} ended with status {} ({})\n", shown_job(job), *status, job.folder);
     return *status;
   }
 }
@@ -348,7 +401,9 @@ Submitted submitted_as(const std::string& wanted) {
   }
   for (const fs::path& folder : folders) {
     const auto record = parse_json_or_discard(sys::read_text(folder / kRecord).value_or(std::string()));
-    if (!record.is_object() || (folder != wanted && text_in(record, "job") != wanted)) continue;
+    if (!record.is_object()) continue;
+    const std::string job = text_in(record, "job");
+    if (folder != wanted && job != wanted && slurm_job(job).number != wanted) continue;
     return {&scheduler_of(text_in(record, "scheduler")), text_in(record, "job"), fs::absolute(folder).string()};
   }
   raise(
@@ -419,16 +474,17 @@ int submit_here(const SubmitOptions& options, const std::vector<std::string>& pr
   }
   // Remarks may stand before the number, and behind it.
   std::string number;
+  const std::regex form(scheduler.number);
   for (std::string& line : split(told, '\n')) {
-    if (line.find_first_of(" \t") == std::string::npos && !line.empty())
+    if (std::regex_match(line, form))
       number = std::move(line);
     else
       fmt::print(stderr, "{}\n", line);
   }
   if (number.empty())
     raise(ErrorCode::Unavailable, "{} does not say the job's number; the script is {}", scheduler.submit.front(), path);
-  Submitted job{&scheduler, number.substr(0, number.find(';')), folder.path};
-  fmt::print(stderr, "cohort: job {}; its output: {}\n", job.job, job.output());
+  Submitted job{&scheduler, number, folder.path};
+  fmt::print(stderr, "cohort: job {}; its output: {}\n", shown_job(job), job.output());
   const nlohmann::ordered_json record = {
       {"scheduler", scheduler.name}, {"job", job.job}, {"submitted", launch::utc_now()}};
   value_or_throw(sys::write_file_atomically(folder.path + "/" + kRecord, json_text(record) + "\n"));
@@ -447,6 +503,16 @@ bool is_schedulers(const RunOption& option) {
 }
 
 /// (Without line breaks of its own, which csh does not take in a word.)
+/// No shell has replaced a ~ behind `=`, and none will: ssh and rsync begin in the home folder.
+std::string folder_there(const std::string& folder) {
+  if (!folder.starts_with('~')) return folder;
+  if (folder == "~" || folder == "~/") return ".";
+  if (folder[1] != '/')
+    raise(ErrorCode::InvalidArgument, "--chdir {}: whose home folder that is, is known there alone -- give its path",
+          folder);
+  return folder.substr(folder.find_first_not_of('/', 1));
+}
+
 /// On the login node: the same words, but for those that say where that is and how it is reached.
 int submit_at_login(const SubmitOptions& options, const std::vector<std::string>& words) {
   const launch::JobSpec& spec = options.shared.spec;
@@ -604,6 +670,7 @@ void submit(const std::vector<std::string>& typed, int& exit_status) {
     exit_status = submit_here(options, program);
     return;
   }
+  options.folder = folder_there(options.folder);
   if (options.sync && !options.dry_run && options.job.empty()) {
     sync({.ssh = options.shared.spec.ssh,
           .hosts = {options.login},

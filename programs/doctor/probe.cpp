@@ -203,7 +203,9 @@ namespace {
 
 // Metadata only: an import of torch takes seconds. One line, whatever start-up files of Python print.
 constexpr const char* kScript = R"(
-import json, platform, sys
+import sys
+sys.path = [one for one in sys.path if one]  # not the folder in which it is started, whose json.py is the user's
+import json, platform
 out = {"python": platform.python_version(), "path": sys.executable}
 try:
     from importlib.metadata import version

@@ -153,9 +153,9 @@ void export_run(ExportArguments& arguments) {
   for (const auto& [event, lines] : summary.unknown) {
     fmt::print(
         stderr,
-        "cohort: {} lines of the event '{}' were left out: values are in lines of the events step, epoch and metric "
+        "cohort: of the event '{1}' {0} line{2} left out: values are in lines of the events step, epoch and metric "
         "(cohort.track.log, track::Metrics)\n",
-        lines, event);
+        lines, event, lines == 1 ? " was" : "s were");
   }
   if (summary.without_end) {
     fmt::print(stderr, "cohort: the record has no `end` line and no job.json beside it: the run is taken for killed\n");

@@ -1,6 +1,7 @@
 // The MLflow sink against a server in this process that keeps what MLflow would keep, and has its moods.
 #include "export/mlflow.h"
 #include "export/export.h"
+#include "export/python_child.h"
 
 #include <cohort/error.h>
 
@@ -14,6 +15,8 @@
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
+
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -31,6 +34,23 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using std::chrono::milliseconds;
+
+// Anybody may have put a file there.
+TEST(PythonChild, RunsNoFileOfTheWorkingFolder) {
+  const fs::path folder = fs::temp_directory_path() / fmt::format("cohort-python-{}", ::getpid());
+  fs::create_directory(folder);
+  std::ofstream(folder / "json.py") << "raise SystemExit('theirs')\n";
+  const fs::path before = fs::current_path();
+  fs::current_path(folder);
+  std::string said;
+  {
+    PythonChild child("import json\nprint(json.dumps([1]), flush=True)\n");
+    said = child.line(std::chrono::seconds(60));
+  }
+  fs::current_path(before);
+  fs::remove_all(folder);
+  EXPECT_EQ(said, "[1]");
+}
 
 /// What MLflow's server does with these requests, as far as the sink may rely on it: points are a set, parameters never
 /// change, a run is found by its tags.

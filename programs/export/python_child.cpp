@@ -14,6 +14,12 @@
 #include <utility>
 
 namespace cohort::track {
+namespace {
+
+/// With -c Python looks for modules in the working folder first, where a json.py of anybody's may lie. (-P: from 3.11.)
+constexpr std::string_view kNotFromHere = "import sys; sys.path[:] = [path for path in sys.path if path]\n";
+
+}  // namespace
 
 PythonChild::PythonChild(std::string_view program, const std::vector<std::string>& arguments) {
   int ends[2] = {-1, -1};
@@ -25,7 +31,7 @@ PythonChild::PythonChild(std::string_view program, const std::vector<std::string
   ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
   const sys::UniqueFd theirs(ends[1]);
   sys::SpawnOptions spawn{.path = "/usr/bin/env",
-                          .arguments = {"env", "python3", "-c", std::string(program)},
+                          .arguments = {"env", "python3", "-c", std::string(kNotFromHere) + std::string(program)},
                           .environment = {},
                           .folder = {}};
   spawn.arguments.insert(spawn.arguments.end(), arguments.begin(), arguments.end());

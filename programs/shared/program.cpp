@@ -12,6 +12,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -399,6 +400,19 @@ std::string completion_cases_of(std::string_view program, std::string_view shell
   return said_by(program, kCompletion, shell);
 }
 
+/// "there is no `cohort trace summary`; there are merge and report", where a command has commands of its own; or empty.
+static std::string no_such_part(const CLI::App& app, const std::vector<std::string>& words) {
+  if (words.size() < 2 || words[1].starts_with('-')) return {};
+  std::vector<std::string> parts;
+  const CLI::App* const command = app.get_subcommand(words[0]);
+  for (const CLI::App* part : command->get_subcommands([](const CLI::App*) { return true; }))
+    parts.push_back(part->get_name());
+  if (parts.empty() || has_command(*command, words[1])) return {};
+  const std::string meant = closest(words[1], parts);
+  return fmt::format("there is no `cohort {} {}`; there {} {}{}", words[0], words[1], parts.size() == 1 ? "is" : "are",
+                     fmt::join(parts, " and "), meant.empty() ? "" : "; did you mean " + meant + "?");
+}
+
 int program_main(int argc, char** argv, std::initializer_list<AddCommand> commands,
                  void (*prepare)(std::vector<std::string>& words)) {
   launch::set_beside_command();
@@ -419,6 +433,8 @@ int program_main(int argc, char** argv, std::initializer_list<AddCommand> comman
     if (words.empty() || !has_command(app, words.front()))
       words.insert(words.begin(), app.get_subcommands([](const CLI::App*) { return true; }).front()->get_name());
     if (prepare != nullptr) prepare(words);
+    if (const std::string why = no_such_part(app, words); !why.empty())
+      return fail_usage(why, "cohort " + words.front());
     return parse_and_run(app, exit_status, [&] { parse_words(app, words); });
   });
 }

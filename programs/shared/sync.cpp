@@ -227,16 +227,19 @@ std::vector<std::string> files_of(const std::string& folder) {
             folder);
     }
   } else {
-    for (fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied), end;
-         entry != end; ++entry) {
-      const bool is_folder = entry->is_directory() && !entry->is_symlink();
+    // (What goes while it is looked at is not copied.)
+    for (fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied, error), end;
+         !error && entry != end; entry.increment(error)) {
+      // Of the entry itself: a link is copied as one, wherever it leads.
+      const fs::file_status status = entry->symlink_status(error);
+      const bool is_folder = fs::is_directory(status);
       const std::string file = entry->path().lexically_relative(folder).string();
       if (is_folder && is_left_out(entry->path().filename().string(), entry.depth() == 0)) {
         entry.disable_recursion_pending();
       } else if (is_folder && fs::exists(entry->path() / ".git", error)) {
         entry.disable_recursion_pending();
         add_nested(folder, file, files);
-      } else if (entry->is_regular_file() || entry->is_symlink()) {
+      } else if (fs::is_regular_file(status) || fs::is_symlink(status)) {
         files.push_back(file);
       }
     }

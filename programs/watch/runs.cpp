@@ -119,7 +119,11 @@ std::optional<RunSummary> read_run(const fs::path& folder) {
   run.started = live.start > 0 ? live.start : run.ended;
   if (live.state == "ended") {
     run.exit_status = live.exit_status.value_or(1);
-    run.state = run.exit_status == 0 ? "finished" : run.exit_status == kRequeueStatus ? "preempted" : "failed";
+    const bool told = run.exit_status > 128 && live.reason.find("told to end by SIG") != std::string::npos;
+    run.state = run.exit_status == 0                ? "finished"
+                : run.exit_status == kRequeueStatus ? "preempted"
+                : told                              ? "stopped"
+                                                    : "failed";
   } else if (now - run.ended < (run.elsewhere ? kSilenceElsewhere : kSilence) || is_locked_here(folder)) {
     run.state = "running";
     run.ended = now;

@@ -15,11 +15,11 @@ namespace cohort::watch {
 struct RunSummary {
   std::string name;  ///< of its folder
   std::filesystem::path folder;
-  /// "running"; "finished" with status 0; "preempted": saved and ended; "failed"; "lost": its launcher is gone and has
-  /// not said how it ended.
+  /// "running"; "finished" with status 0; "preempted": saved and ended; "stopped" by a signal to its launcher
+  /// (Ctrl-C); "failed"; "lost": its launcher is gone and has not said how it ended.
   std::string state;
   bool elsewhere = false;  ///< its launcher is, or was, on another host: "lost" is then a guess by an hour of silence
-  int exit_status = 0;     ///< of finished, preempted and failed ones
+  int exit_status = 0;     ///< of those that have ended
   double started = 0;      ///< seconds since 1970; of its ranks, or of its launcher where they never were
   double ended = 0;        ///< likewise; of one that runs, now; of a lost one, its last sign
   std::size_t ranks = 0;

@@ -1,6 +1,7 @@
 #include "watch/source.h"
 
 #include "base/files.h"
+#include "base/hardware.h"
 #include "base/parse.h"
 #include "base/thread.h"
 #include "base/unique_fd.h"
@@ -243,7 +244,9 @@ PageServer::PageServer(RunFiles& files, const net::Address& at, const net::Secre
                .handler = [this](const net::HttpRequest& request) { return answer(request); }}) {}
 
 std::string PageServer::url() const {
-  return fmt::format("http://{}/?token={}", net::to_string(server_.address()), digits_of(token_));
+  net::Address at = server_.address();
+  if (at.host == "0.0.0.0" || at.host == "::") at.host = sys::host_name();  // which can be typed elsewhere
+  return fmt::format("http://{}/?token={}", net::to_string(at), digits_of(token_));
 }
 
 net::HttpResponse PageServer::answer(const net::HttpRequest& request) {

@@ -174,7 +174,10 @@ std::string doing(const RankReport& report) {
   if (report.joining > 0) return fmt::format("joining a world of {}, and waiting for its other ranks", report.joining);
   // (One that works with parameter servers alone joins none.)
   if (!report.joined) return "in no world: it has joined none yet (cohort::join, init_process_group)";
-  if (report.groups.empty()) return "in no world of several ranks: it has left its worlds, or joined none";
+  if (report.groups.empty()) {
+    return report.worlds > 0 ? "in no world of several ranks: it has left those that it had joined"
+                             : "in no world of several ranks: it has joined none";
+  }
   if (report.named.waiting) {
     return fmt::format("waiting for '{}', by name, after {} others", report.named.name, report.named.ended);
   }

@@ -10,7 +10,11 @@
 #include "net/socket.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -238,6 +242,25 @@ constexpr milliseconds kWithoutDescriptors{100};
 
 bool is_token_character(char c) { return c > 0x20 && c < 0x7F; }
 
+bool is_any_address(const std::string& host) { return host == "0.0.0.0" || host == "::"; }
+
+bool is_numeric(std::string host) {
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  in6_addr address;
+  return ::inet_pton(AF_INET, host.c_str(), &address) == 1 || ::inet_pton(AF_INET6, host.c_str(), &address) == 1;
+}
+
+/// In small letters; empty: nobody knows it.
+std::string full_host_name() {
+  addrinfo hints{};
+  hints.ai_flags = AI_CANONNAME;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(sys::host_name().c_str(), nullptr, &hints, &found) != 0) return {};
+  std::string name = found->ai_canonname != nullptr ? lower(found->ai_canonname) : std::string();
+  ::freeaddrinfo(found);
+  return name;
+}
+
 /// Who may be answered. Tokens are compared by a MAC under a key of this process: what is compared has one length, and
 /// takes one time.
 class Admission {
@@ -247,6 +270,11 @@ class Admission {
         at_(at),
         key_(value_or_throw(Secret::generate())),
         cookie_(fmt::format("cohort_{}", at.port)) {
+    if (!is_any_address(at.host)) names_.push_back(lower(at.host));
+    if (!is_loopback_name(at.host)) names_.push_back(lower(sys::host_name()));
+    if (is_any_address(at.host)) {
+      if (std::string full = full_host_name(); !full.empty()) names_.push_back(std::move(full));
+    }
     if (token.empty()) return;
     proof_ = hmac_sha256(key_.bytes(), token);
     // Browsers show it to other ports of this host, too, so it is not the token.
@@ -257,7 +285,7 @@ class Admission {
   std::optional<HttpResponse> before(const HttpRequest& request) const {
     // A page of somebody else's whose name is made to lead here (DNS rebinding) is not ours.
     if (clients_ == HttpClients::Browsers && !is_our_name(request.host))
-      return HttpResponse{.status = 421, .body = "this page is at localhost or 127.0.0.1, not at another name\n"};
+      return HttpResponse{.status = 421, .body = fmt::format("this page is at {}, not at another name\n", names())};
     if (!proof_) {
       if (request.host.empty() || is_our_name(request.host)) return std::nullopt;
       return HttpResponse{.status = 403, .body = "this is served to 127.0.0.1 and localhost alone\n"};
@@ -283,13 +311,21 @@ class Admission {
   bool is_pass(const std::string& shown) const {
     return same(hmac_sha256(key_.bytes(), shown), hmac_sha256(key_.bytes(), pass_));
   }
+  /// An address is nobody's name; where all addresses are served, those of routers before us lead here, too.
   bool is_our_name(const std::string& host) const {
     if (is_loopback_name(host)) return true;
-    return !is_loopback_name(at_.host) && (host == at_.host || host == sys::host_name());
+    if (is_loopback_name(at_.host)) return false;
+    return std::ranges::find(names_, host) != names_.end() || (is_any_address(at_.host) && is_numeric(host));
+  }
+  std::string names() const {
+    if (is_loopback_name(at_.host)) return "localhost or 127.0.0.1";
+    return fmt::format("{}{}", fmt::join(names_, " or "),
+                       is_any_address(at_.host) ? " or an address of this host" : "");
   }
 
   HttpClients clients_;
   Address at_;
+  std::vector<std::string> names_;  ///< in small letters, as a request has them
   Secret key_;
   std::string cookie_, pass_;
   std::optional<Mac> proof_;

@@ -1,4 +1,5 @@
 #include "net/http.h"
+#include "base/hardware.h"
 #include "net/address.h"
 #include "net/socket.h"
 
@@ -186,6 +187,23 @@ TEST(HttpServer, ABrowserShowsTheTokenOnceAndThenItsCookie) {
   EXPECT_TRUE(get("/a").starts_with("HTTP/1.1 403 "));
   EXPECT_TRUE(get("/a?token=x").starts_with("HTTP/1.1 403 "));
   EXPECT_TRUE(get("/a" + query, "Host: evil.example\r\n").starts_with("HTTP/1.1 421 "));
+}
+
+TEST(HttpServer, AtAllAddressesItIsFoundByEachAndByItsName) {
+  HttpServerOptions page = options(kToken);
+  page.clients = HttpClients::Browsers;
+  const auto status = [&](const HttpServer& server, const std::string& host) {
+    return ask(server, fmt::format("GET /a?token={} HTTP/1.1\r\nHost: {}\r\n\r\n", kToken, host)).substr(9, 3);
+  };
+  page.at.host = "0.0.0.0";
+  const HttpServer all(page);
+  for (const std::string host : {"192.0.2.7:80", "[2001:db8::1]:80", "localhost", "127.0.0.1"})
+    EXPECT_EQ(status(all, host), "200") << host;
+  EXPECT_EQ(status(all, sys::host_name()), "200");
+  for (const std::string host : {"evil.example", "192.0.2.7.evil.example"})  // which may be made to lead here
+    EXPECT_EQ(status(all, host), "421") << host;
+  page.at.host = "127.0.0.1";
+  EXPECT_EQ(status(HttpServer(page), "192.0.2.7"), "421") << "from outside nobody comes here";
 }
 
 TEST(HttpServer, OthersThanLoopbackNeedAToken) {

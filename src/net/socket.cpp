@@ -310,6 +310,10 @@ Result<sys::UniqueFd> listen_on(const Endpoint& endpoint) {
     }
     const int on = 1;
     if (!endpoint.is_unix()) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    // All addresses are those of IPv4, too, whatever net.ipv6.bindv6only says.
+    const int off = 0;
+    if (address.storage.ss_family == AF_INET6 && endpoint.tcp.host == "::")
+      ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) == 0 &&
         ::listen(fd.get(), SOMAXCONN) == 0) {
       return fd;

@@ -291,12 +291,17 @@ std::string Client::snapshot(const std::string& folder, const SnapshotOptions& o
 
 namespace {
 
-/// All of it is read before any server takes a row: half of a snapshot is none. What is damaged is passed over.
-const formats::StoredCheckpoint& newest_undamaged(const std::vector<formats::StoredCheckpoint>& sound) {
+/// All of it is read before any server takes a row: half of a snapshot is none. What is damaged is passed over, with a
+/// warning; what cannot be judged is not, since an older one would be taken for it.
+const formats::StoredCheckpoint& newest_undamaged(const formats::CheckpointList& list) {
+  for (const Error& error : list.damaged)
+    log::warn("ps", "{}: the snapshot before is taken, if there is one", error.what());
   std::optional<Error> damaged;
-  for (auto at = sound.rbegin(); at != sound.rend(); ++at) {
+  for (auto at = list.sound.rbegin(); at != list.sound.rend(); ++at) {
+    if (const auto unjudged = list.unjudged_above(at->manifest.generation)) throw *unjudged;
     const auto whole = formats::check_checkpoint_files(*at);
     if (whole) return *at;
+    if (whole.error().code() != ErrorCode::Corrupt) throw whole.error();
     log::warn("ps", "{}: the snapshot before is taken, if there is one", whole.error().what());
     if (!damaged) damaged = whole.error();
   }
@@ -309,10 +314,11 @@ std::int64_t Client::restore(const std::string& folder) {
   impl_->demand_here("restore");
   const auto list = value_or_throw(formats::list_checkpoints(std::filesystem::absolute(folder).string()));
   if (list.sound.empty()) {
+    if (const auto unjudged = list.unjudged_above(0)) throw *unjudged;
     raise(ErrorCode::Unavailable, "restore from {}: there is no whole snapshot{}", folder,
           list.damaged.empty() ? std::string() : std::string(": ") + list.damaged.back().what());
   }
-  const formats::StoredCheckpoint& newest = newest_undamaged(list.sound);
+  const formats::StoredCheckpoint& newest = newest_undamaged(list);
   impl_->change_all(Method::Restore, [&](const Order& order) { return pack(Restore{order, newest.folder}); });
   return newest.manifest.step;
 }

@@ -1,11 +1,16 @@
 // Workers that are threads, and servers, over real connections.
+#include "base/files.h"
 #include "net/secret.h"
 #include "ps/sparse_table.h"
 #include "ps/testing.h"
 #include "ps/testing_counters.h"
+#include "train/formats/checkpoint_folder.h"
+
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -419,6 +424,28 @@ TEST(Snapshot, ADamagedOneIsPassedOverAsAWhole) {
   EXPECT_EQ(pull(table, keys), first);
 }
 
+TEST(Snapshot, AnOlderOneIsNotTakenForWhatCannotBeJudged) {
+  const Folder folder;
+  const Servers servers(1);
+  Client client = servers.client();
+  (void)client.snapshot(folder.path());
+  const std::string newest = client.snapshot(folder.path());
+  const auto whole = value_or_throw(formats::read_checkpoint(newest));
+  formats::Manifest newer = whole.manifest;
+  newer.version = formats::kManifestVersion + 1;
+  value_or_throw(sys::write_file_atomically(newest + "/manifest.json", value_or_throw(formats::to_json(newer))));
+  EXPECT_TRUE(contains(error_of([&] { (void)client.restore(folder.path()); }), "a newer Cohort saved this"));
+  for (const char* const file : {"manifest.json", "ps-0-of-1.rows"}) {
+    value_or_throw(
+        sys::write_file_atomically(newest + "/manifest.json", value_or_throw(formats::to_json(whole.manifest))));
+    std::filesystem::remove(newest + "/" + file);
+    std::filesystem::create_symlink(file, newest + "/" + file);  // to itself: not even root can read it
+    const Error error = error_of([&] { (void)client.restore(folder.path()); });
+    EXPECT_EQ(error.code(), ErrorCode::Io) << error.what();
+    std::filesystem::remove(newest + "/" + file);
+  }
+}
+
 TEST(Snapshot, TheNewestAreKept) {
   const Folder folder;
   const Servers servers(1);
@@ -472,6 +499,33 @@ TEST(Journal, WithoutOneWhatIsLostIsSaid) {
   const Error error = error_of([&] { table.push(keys, Floats(keys.size(), 1)).wait(); });
   EXPECT_TRUE(contains(error, "parameter server 1 at"));
   EXPECT_TRUE(contains(error, "3 of this worker's 3 changes are lost"));
+}
+
+// (A limit of file size stands for a full disk.)
+TEST(Journal, AChangeThatItsDiskHadNoRoomForIsRefusedAndNotLost) {
+  const Folder folder;
+  ServerOptions options;
+  options.journal = folder.path() + "/journal";
+  Servers servers(1, options);
+  Client client = servers.client();
+  Table table = client.table("t", counters(Consistency::async(), 64));
+  const Keys keys{1, 2, 3};
+  table.push(keys, Floats(keys.size() * 64, -1)).wait();
+  const Floats before = pull(table, keys);
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit usual{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &usual), 0);
+  rlimit small = usual;
+  small.rlim_cur = std::filesystem::file_size(options.journal) + 10;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Error error = error_of([&] { table.push(keys, Floats(keys.size() * 64, -1)).wait(); });
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &usual), 0);
+  EXPECT_EQ(error.code(), ErrorCode::Io) << error.what();
+  servers.end(0);
+  servers.start(0, options);
+  EXPECT_EQ(pull(table, keys), before);
+  table.push(keys, Floats(keys.size() * 64, -1)).wait();
+  EXPECT_NE(pull(table, keys), before);
 }
 
 TEST(Journal, ATornRecordIsCutOffAndADamagedFileIsRefused) {

@@ -105,6 +105,23 @@ TEST(Async, PushesCountAtOnceAndNobodyWaits) {
   }
 }
 
+// Its memory of a row is scaled by the rate: another one would multiply rows, and 0 make them NaN.
+TEST(Push, FtrlKeepsItsRate) {
+  const Servers servers(1);
+  Client client = servers.client();
+  TableOptions options = counters(Consistency::async());
+  options.optimizer = optim::Ftrl{.lr = 0.5};
+  Table table = client.table("t", options);
+  table.push(Keys{1}, Floats{1}, {.lr = 0.5}).wait();
+  const Floats before = pull(table, Keys{1});
+  for (const double lr : {0.0, 0.25, 1.0}) {
+    const Error error = error_of([&] { table.push(Keys{1}, Floats{0}, {.lr = lr}).wait(); });
+    EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+    EXPECT_TRUE(contains(error, "and Ftrl's is 0.5 for good"));
+  }
+  EXPECT_EQ(pull(table, Keys{1}), before);
+}
+
 TEST(Sync, WhoHoldsTheOthersUpIsNamed) {
   const Servers servers(2);
   Client slow = servers.client(0, 2);

@@ -12,6 +12,7 @@
 #include <shared_mutex>
 #include <string>
 #include <utility>
+#include <variant>
 
 namespace cohort::ps {
 namespace {
@@ -53,10 +54,6 @@ std::size_t first_non_finite(std::span<const float> rows) {
   }
   while (at < rows.size() && std::isfinite(rows[at])) ++at;
   return at;
-}
-
-void demand_rate(std::optional<double> lr) {
-  if (lr && !(*lr >= 0 && std::isfinite(*lr))) raise(ErrorCode::InvalidArgument, "push: a learning rate of {}", *lr);
 }
 
 void append_keys(std::string& body, const Part& part, const std::vector<std::uint64_t>& unique) {
@@ -219,6 +216,19 @@ void Requests::erase(std::span<const std::uint64_t> keys) {
   table_.sum.begin(0);
   for (const std::uint64_t key : keys) table_.sum.place_of(key);
   change(Method::Erase, table_.sum.keys(), {}, std::nullopt);
+}
+
+void Requests::demand_rate(std::optional<double> lr) const {
+  if (!lr) return;
+  if (!(*lr >= 0 && std::isfinite(*lr))) raise(ErrorCode::InvalidArgument, "push: a learning rate of {}", *lr);
+  const auto* const ftrl = std::get_if<optim::Ftrl>(&table_.options.optimizer);
+  if (ftrl == nullptr || *lr == ftrl->lr) return;
+  raise(ErrorCode::InvalidArgument,
+        "push to {} \"{}\": a learning rate of {}, and Ftrl's is {} for good: its memory of a row is scaled by the "
+        "rate, so "
+        "that another one would multiply the row -- leave the rate and schedules of it out, or take another optimizer "
+        "(Adagrad)",
+        table_.elements == 0 ? "table" : "variable", table_.name, *lr, ftrl->lr);
 }
 
 void Requests::demand_rows(const char* what, std::size_t keys, std::size_t floats) const {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numbers>
 
 namespace cohort::ps {
@@ -250,28 +251,51 @@ void SparseTable::begin_row(std::uint32_t number, std::uint64_t key) {
   begin_slots(options_.optimizer, floats + dim_, dim_);
 }
 
+void SparseTable::count_from_one(std::uint64_t key, std::uint64_t hash, std::uint32_t place) {
+  seen_[place] = {key, 1};
+  seen_index_.insert(hash, place, [this](std::uint32_t other) { return mix64(seen_[other].key); });
+}
+
+/// The last counter takes the place of one that is done with.
+void SparseTable::drop_counter(std::uint32_t place) {
+  const auto hash_of = [this](std::uint32_t one) { return mix64(seen_[one].key); };
+  const auto last = static_cast<std::uint32_t>(seen_.size() - 1);
+  seen_index_.erase(hash_of(place), place, hash_of);
+  if (place != last) {
+    const std::uint64_t moved = hash_of(last);
+    seen_index_.erase(moved, last, hash_of);
+    seen_[place] = seen_[last];
+    seen_index_.insert(moved, place, hash_of);
+  }
+  seen_.pop_back();
+}
+
+/// Where rows are bounded, so are the counters of keys that may never have one.
+std::size_t SparseTable::most_seen() const noexcept {
+  constexpr std::size_t kCountersOfARow = 4;
+  const auto rows = static_cast<std::size_t>(options_.eviction.rows);
+  return rows == 0 ? std::numeric_limits<std::size_t>::max() : kCountersOfARow * rows;
+}
+
 bool SparseTable::admit(std::uint64_t key, std::uint64_t hash) {
   if (options_.admission == 1) return true;
   const std::uint32_t found = seen_index_.find(hash, [&](std::uint32_t place) { return seen_[place].key == key; });
-  if (found == KeyMap::kNone) {
-    seen_.push_back({key, 1});
-    seen_index_.insert(hash, static_cast<std::uint32_t>(seen_.size() - 1),
-                       [this](std::uint32_t other) { return mix64(seen_[other].key); });
+  if (found != KeyMap::kNone) {
+    if (++seen_[found].count < options_.admission) return false;
+    drop_counter(found);
+    return true;
+  }
+  if (seen_.size() < most_seen()) {
+    seen_.push_back({});
+    count_from_one(key, hash, static_cast<std::uint32_t>(seen_.size() - 1));
     return false;
   }
-  if (++seen_[found].count < options_.admission) return false;
-  // The last counter takes the place of the one that is done with.
-  const auto hash_of = [this](std::uint32_t place) { return mix64(seen_[place].key); };
-  const auto last = static_cast<std::uint32_t>(seen_.size() - 1);
-  seen_index_.erase(hash, found, hash_of);
-  if (found != last) {
-    const std::uint64_t moved = hash_of(last);
-    seen_index_.erase(moved, last, hash_of);
-    seen_[found] = seen_[last];
-    seen_index_.insert(moved, found, hash_of);
-  }
-  seen_.pop_back();
-  return true;
+  // One of the others, by the key alone: every copy of the table chooses the same.
+  const auto place = static_cast<std::uint32_t>((hash >> 24U) % seen_.size());
+  const std::uint64_t theirs = mix64(seen_[place].key);
+  seen_index_.erase(theirs, place, [this](std::uint32_t one) { return mix64(seen_[one].key); });
+  count_from_one(key, hash, place);
+  return false;
 }
 
 void SparseTable::evict(std::uint32_t number) {
@@ -364,8 +388,11 @@ void SparseTable::assign(const KeyedRows& weights, std::uint32_t now) {
 void SparseTable::erase(const void* keys, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint64_t key = key_at(keys, i);
-    const std::uint32_t number = rows_.find(key, mix64(key));
+    const std::uint64_t hash = mix64(key);
+    const std::uint32_t number = rows_.find(key, hash);
     if (number != Rows::kNone) rows_.erase(number);
+    const auto counted = seen_index_.find(hash, [&](std::uint32_t place) { return seen_[place].key == key; });
+    if (counted != KeyMap::kNone) drop_counter(counted);
   }
 }
 
@@ -383,7 +410,8 @@ std::size_t SparseTable::bytes_with(std::size_t count) const {
     const auto bound = static_cast<std::size_t>(options_.eviction.rows);
     more = std::min(more, bound > rows_.size() ? bound - rows_.size() : 0);
   }
-  const std::size_t seen = options_.admission == 1 ? 0 : count;
+  const std::size_t free_counters = most_seen() > seen_.size() ? most_seen() - seen_.size() : 0;
+  const std::size_t seen = options_.admission == 1 ? 0 : std::min(count, free_counters);
   return rows_.bytes_with(more) + (seen == 0 ? 0 : KeyMap::bytes_for(seen_.size() + seen) + seen_index_.bytes()) +
          std::max(seen_.capacity(), 2 * (seen_.size() + seen)) * sizeof(Seen);
 }

@@ -269,6 +269,9 @@ class SparseTable {
   void begin_row(std::uint32_t number, std::uint64_t key);
   /// Number of the key's row, made if it was not there; kNone: not admitted.
   std::uint32_t row_for(std::uint64_t key, std::uint64_t hash, std::uint32_t now, bool admitted);
+  void count_from_one(std::uint64_t key, std::uint64_t hash, std::uint32_t place);
+  void drop_counter(std::uint32_t place);
+  std::size_t most_seen() const noexcept;
   bool admit(std::uint64_t key, std::uint64_t hash);
   void make_room(std::uint32_t now);
   void sweep(std::uint32_t now);

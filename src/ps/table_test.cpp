@@ -203,6 +203,38 @@ TEST(SparseTable, AdmitsAKeyWithItsThirdStepExactly) {
   EXPECT_EQ(table.counts().dropped, 2 * keys.size());
 }
 
+TEST(SparseTable, CountersOfKeysWithoutARowAreBoundedWhereRowsAre) {
+  TableOptions options = small(1);
+  options.admission = 2;
+  options.eviction.rows = 10;
+  SparseTable table("t", options), other("t", options);
+  Keys keys(1000);
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  step_rows(table, keys, 1);
+  step_rows(other, keys, 1);
+  EXPECT_EQ(table.shape().seen, 40U);
+  EXPECT_EQ(table.counts().rows, 0U);
+  const std::size_t bytes = table.counts().bytes;
+  for (std::uint64_t& key : keys) key += 1000;
+  EXPECT_LE(table.bytes_with(keys.size()), 4 * bytes + (std::size_t{1} << 22));
+  for (SparseTable* const one : {&table, &other}) {
+    step_rows(*one, keys, 1);
+    step_rows(*one, {5000, 5000, 6000}, 1);
+  }
+  EXPECT_EQ(table.counts().bytes, other.counts().bytes);
+  EXPECT_EQ(table.counts().rows, 1U) << "one that comes twice behind each other";
+  std::vector<std::uint64_t> first, second;
+  const auto views = std::make_shared<std::atomic<int>>(0);
+  table.freeze(views).for_each_seen([&](std::uint64_t key, std::uint32_t) { first.push_back(key); });
+  other.freeze(views).for_each_seen([&](std::uint64_t key, std::uint32_t) { second.push_back(key); });
+  EXPECT_EQ(first, second) << "copies of a table forget the same";
+  EXPECT_NE(std::find(first.begin(), first.end(), 6000U), first.end());
+  table.erase(first.data(), first.size());
+  EXPECT_EQ(table.shape().seen, 0U);
+  step_rows(table, {6000}, 1);
+  EXPECT_EQ(table.shape().seen, 1U) << "it counts from the beginning";
+}
+
 TEST(SparseTable, ARowGoesWithItsAge) {
   TableOptions options = small();
   options.eviction.age = std::chrono::seconds(100);

@@ -155,8 +155,8 @@ std::optional<Membership> joined_membership(std::string_view world) {
 
 }  // namespace
 
-Removed::Removed(const std::string& message, ErrorContext context)
-    : Error(ErrorCode::Aborted, message, std::move(context)) {
+Removed::Removed(const std::string& message, ErrorContext context, std::string cause)
+    : Error(ErrorCode::Aborted, message, std::move(context)), cause_(std::move(cause)) {
   removed = true;
 }
 

@@ -25,7 +25,12 @@ class Superseded : public Error {
 /// Of `join`, with code Aborted: this process was a member of the job and is none any more.
 class Removed : public Error {
  public:
-  Removed(const std::string& message, ErrorContext context);
+  /// `cause`: of the epoch that goes on without it.
+  Removed(const std::string& message, ErrorContext context, std::string cause);
+  const std::string& cause() const noexcept { return cause_; }
+
+ private:
+  std::string cause_;
 };
 
 /// Of the latest epoch, which is not before `least`. Throws Corrupt, and Unavailable if the job has none.

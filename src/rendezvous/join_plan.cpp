@@ -217,6 +217,9 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
                   kind, net::to_string(address), address.host, kHowToGiveASecret);
     }
   }
+  if (!plan.secret && !surely_one_host)
+    plan.who_may_come =
+        fmt::format("This rank has no secret, so only ranks of this host can come -- {}", kHowToGiveASecret);
   if (!plan.secret || surely_one_host) {
     plan.endpoint.unix_name = unix_name(plan, kind, address, environment);
   } else {

@@ -65,7 +65,8 @@ struct JoinPlan {
   std::optional<net::Secret> secret;
   std::string path;
   std::shared_ptr<Exchange> exchange;
-  std::string place_name;  ///< for messages, and equal for all joins at this place
+  std::string who_may_come;  ///< empty, or why only ranks of this host can
+  std::string place_name;    ///< for messages, and equal for all joins at this place
   TransportKind transport = TransportKind::Tcp;
   std::chrono::milliseconds join_timeout{0};
   std::chrono::milliseconds timeout{0};

@@ -55,10 +55,12 @@ Result<void> refuse_unmeant_world_of_one(const Environment& environment, int siz
   for (const SizeClaim& claim : size_claims(environment)) {
     if (claim.size <= 1) continue;
     return fail(ErrorCode::InvalidArgument,
-                "this would be a world of one ({}), but {} ({}) says that {} processes were meant -- let all of them "
+                "this would be a world of one ({}), but {}{} says that {} processes were meant -- let all of them "
                 "join one world: leave rank and world size to the launcher; to run singly on purpose, set "
                 "COHORT_ALONE=1",
-                source, claim.claim, claim.launcher, claim.size);
+                source, claim.claim,
+                claim.claim.find("(" + claim.launcher + ")") == std::string::npos ? " (" + claim.launcher + ")" : "",
+                claim.size);
   }
   return {};
 }

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <optional>
+#include <span>
 
 namespace cohort::rendezvous {
 namespace {
@@ -178,6 +180,8 @@ using std::chrono::seconds;
 
 // Rank 0 ends a meeting that is late; the others give its decision this much time to reach them.
 constexpr seconds kGrace{3};
+/// To rank 0, that ranks may not be able to come.
+constexpr seconds kTellAfter{5};
 
 std::string info_key(const MeetingOptions& options, int rank) {
   return fmt::format("{}/card/{}", options.prefix, rank);
@@ -236,8 +240,9 @@ Error missing_error(store::MeetingStore& store, int size, const MeetingOptions& 
   }
   return Error(ErrorCode::Timeout, fmt::format("{} of {} ranks did not come in time: {}. Here: {} -- were all started, "
                                                "with the same address and group, and did "
-                                               "none end before it joined?",
-                                               count, size, missing, here.empty() ? "nobody" : here));
+                                               "none end before it joined?{}{}",
+                                               count, size, missing, here.empty() ? "nobody" : here,
+                                               options.who_may_come.empty() ? "" : " ", options.who_may_come));
 }
 
 // Leaves a will, then claims the rank; a rank belongs to the first who claims it.
@@ -263,9 +268,25 @@ void claim(store::MeetingStore& store, const MemberInfo& mine, const MeetingOpti
 // Rank 0: all descriptions, or what ended the meeting before.
 Result<AgreedWorld> collect(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   std::vector<MemberInfo> infos;
+  // Those that cannot come may have said why where nobody has heard it.
+  const net::Deadline tell_at = net::deadline_in(kTellAfter);
+  bool tells = !options.who_may_come.empty() && tell_at < options.deadline;
+  const auto wait_for = [&](std::span<const std::string> keys, int rank) {
+    if (tells) {
+      try {
+        return store.get_any(keys, tell_at);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::Timeout) throw;
+        log::warn("comm", "join at {}: rank {} of {} has not come so far. {}", options.place, rank, mine.size,
+                  options.who_may_come);
+        tells = false;
+      }
+    }
+    return store.get_any(keys, options.deadline);
+  };
   for (int rank = 0; rank < mine.size; ++rank) {
     const std::string keys[] = {decision_key(options), info_key(options, rank)};
-    const auto found = store.get_any(keys, options.deadline);
+    const auto found = wait_for(keys, rank);
     if (found.index == 0) return decode_decision(found.value);
     auto info = decode_member_info(found.value);
     if (!info) return tl::unexpected(info.error());

@@ -78,7 +78,8 @@ struct MeetingOptions {
   std::string place;   ///< for messages
   std::vector<BackendChoice> backends;
   net::Deadline deadline;
-  bool serves_store = false;  ///< the store ends with this process, which is rank 0
+  std::string who_may_come = {};  ///< why some ranks cannot, for messages that name the missing; empty: all can
+  bool serves_store = false;      ///< the store ends with this process, which is rank 0
 };
 
 /// Throws what `cohort::join` throws.

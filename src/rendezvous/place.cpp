@@ -85,7 +85,7 @@ namespace {
 constexpr std::chrono::seconds kJobStoreLimit{20};
 
 // For all addresses of this host, whichever the others can reach, or for the one that COHORT_NETWORK leaves: closed
-// again once the world is formed. Where IPv6 sockets do not take IPv4, IPv4 only.
+// again once the world is formed.
 std::unique_ptr<store::StoreServer> serve(const net::Secret& secret, const std::string& meeting,
                                           const std::vector<std::string>& offered) {
   store::StoreServerOptions options;
@@ -95,15 +95,11 @@ std::unique_ptr<store::StoreServer> serve(const net::Secret& secret, const std::
     options.endpoint.tcp = {offered.front(), 0};
     return std::make_unique<store::StoreServer>(options);
   }
-  std::string v6_only;
-  std::ifstream("/proc/sys/net/ipv6/bindv6only") >> v6_only;
-  if (v6_only == "0") {
-    options.endpoint.tcp = {"::", 0};
-    try {
-      return std::make_unique<store::StoreServer>(options);
-    } catch (const Error& error) {
-      log::debug("comm", "no IPv6 here: {}", error.what());
-    }
+  options.endpoint.tcp = {"::", 0};
+  try {
+    return std::make_unique<store::StoreServer>(options);
+  } catch (const Error& error) {
+    log::debug("comm", "no IPv6 here: {}", error.what());
   }
   options.endpoint.tcp = {"0.0.0.0", 0};
   return std::make_unique<store::StoreServer>(options);

@@ -127,6 +127,8 @@ TEST_P(LaunchSignal, ReachesTheRanksAndGivesTheStatus) {
   EXPECT_NE(job.out().find("saved 0"), std::string::npos) << job.out();
   EXPECT_NE(job.out().find("saved 1"), std::string::npos) << job.out();
   EXPECT_TRUE(job.processes().empty());
+  const auto runs = run({{"runs", "--json", "--folder", job.folder() + "/runs"}});
+  EXPECT_NE(runs.out.find("\"stopped\""), std::string::npos) << "it has not failed: " << runs.out << runs.err;
 }
 INSTANTIATE_TEST_SUITE_P(All, LaunchSignal, testing::Values(SIGINT, SIGTERM, SIGHUP));
 

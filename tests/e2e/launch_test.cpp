@@ -282,6 +282,17 @@ TEST(Launch, WrongOptionsAreExplained) {
   EXPECT_EQ(typo.status, 2);
   EXPECT_NE(typo.err.find("did you mean --timeout?"), std::string::npos) << typo.err;
   EXPECT_NE(run({{"rnu"}}).err.find("did you mean `cohort run`?"), std::string::npos);
+  for (const auto& [words, said] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"trace", "summary", "x"}, "there is no `cohort trace summary`; there are merge and report"},
+           {{"trace", "reprot"}, "did you mean report?"},
+           {{"runs", "remove", "x"}, "there is no `cohort runs remove`; there is rm"},
+           {{"ctl", "x"}, "cohort ctl x: what is it to do?"},
+           {{"ctl", "x", "foo"}, "cohort ctl x foo: there is no such action"},
+           {{"ctl", "x", "drain"}, "cohort ctl x drain: which host?"}}) {
+    const auto wrong = run({words});
+    EXPECT_EQ(wrong.status, 2) << wrong.err;
+    EXPECT_NE(wrong.err.find(said), std::string::npos) << wrong.err;
+  }
   // What other launchers have.
   const auto torchrun = run({{"run", "--local_ranks_filter=0", "true"}});
   EXPECT_EQ(torchrun.status, 2);

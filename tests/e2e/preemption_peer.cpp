@@ -1,10 +1,14 @@
 // A rank that trains (counts steps) until it is preempted; then it "saves" for so many milliseconds, says at
 // which step it was, and asks for a requeue. "alone": rank 0 asks only itself, as a program should not. "leave": it
-// leaves its world, drops all it has and takes half a second more to end. usage:
-//   preemption_peer SAVE_MS [alone] [every=N] [leave]
+// leaves its world, drops all it has and takes half a second more to end. "helper": each rank has a child, as loaders
+// of data are, that SIGTERM ends and that it needs until it has saved. usage:
+//   preemption_peer SAVE_MS [alone] [every=N] [leave] [helper]
 #include <cohort/error.h>
 #include <cohort/join.h>
 #include <cohort/preemption.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -18,10 +22,14 @@ namespace {
 int train(int argc, char** arguments) {
   const std::chrono::milliseconds save_time(std::atoi(arguments[1]));
   bool alone = false;
+  pid_t helper = 0;
   cohort::PreemptionOptions options;
   for (int i = 2; i < argc; ++i) {
     const std::string_view word = arguments[i];
     if (word == "alone") alone = true;
+    if (word == "helper" && (helper = ::fork()) == 0) {
+      while (true) ::pause();
+    }
     if (word.starts_with("every=")) options.every = std::atoi(arguments[i] + 6);
   }
   try {
@@ -38,6 +46,10 @@ int train(int argc, char** arguments) {
       const bool ends = alone ? comm.rank() == 0 && preemption.received() != 0 : preemption.requested(comm);
       if (!ends) continue;
       std::this_thread::sleep_for(save_time);
+      if (helper != 0 && ::waitpid(helper, nullptr, WNOHANG) != 0) {
+        std::fprintf(stderr, "the helper has ended\n");
+        return 3;
+      }
       std::printf("saved at step %d because of %d\n", step, alone ? preemption.received() : preemption.signal());
       return cohort::kRequeueStatus;
     }

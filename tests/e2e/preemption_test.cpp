@@ -127,6 +127,40 @@ TEST_F(PreemptionJob, OneRequestToEveryProcessOfSeveralHostsIsOneRequest) {
   }
 }
 
+// Loaders of data, say: a rank needs them until it has saved, and only then they are told.
+TEST_F(PreemptionJob, WhatARankHasStartedLivesUntilItHasSaved) {
+  for (const To to : {To::Command, To::Agent}) {
+    start({}, {"300", "helper"});
+    if (to == To::Command)
+      job_->signal(SIGTERM);
+    else
+      ::kill(job_->agent(), SIGTERM);
+    expect_saved(SIGTERM);
+  }
+}
+
+TEST_F(PreemptionJob, SoItDoesInAnElasticJob) {
+  start({"--min-np", "1"}, {"300", "helper"});
+  job_->signal(SIGTERM);
+  expect_saved(SIGTERM);
+}
+
+TEST_F(PreemptionJob, AShellAroundARankGivesItsStatusAndDoesNotGoOn) {
+  const char* const then[] = {"exit $?", "echo went on; sleep 60; echo and on"};
+  for (const char* const next : then) {
+    start({"--grace", "20", "sh", "-c", std::string("\"$0\" \"$@\"; ") + next}, {"100", "helper"});
+    job_->signal(SIGTERM);
+    if (next == then[0]) {
+      expect_saved(SIGTERM);
+      continue;
+    }
+    EXPECT_EQ(job_->wait(), 128 + SIGTERM) << job_->err();
+    EXPECT_EQ(count(job_->out(), "saved at step"), 2U) << job_->out();
+    EXPECT_EQ(count(job_->out(), "and on"), 0U) << job_->out();
+    EXPECT_TRUE(job_->processes().empty());
+  }
+}
+
 TEST_F(PreemptionJob, ARankIsToldOnceMoreOnItsWayOut) {
   start({}, {"0", "leave"});
   const std::vector<pid_t> ending = ranks();

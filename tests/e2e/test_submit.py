@@ -105,7 +105,7 @@ class Submit(unittest.TestCase):
         pbs, flux = (self.script("--scheduler", name, *words) for name in ("pbs", "flux"))
         self.assertEqual([line for line in pbs.splitlines() if line.startswith("#PBS")], [
             "#PBS -N train", "#PBS -l select=2:ncpus=8:mpiprocs=4:ngpus=4", "#PBS -l walltime=01:30:05", "#PBS -q q", "#PBS -A me",
-            "#PBS -j oe", "#PBS -V"])
+            "#PBS -j oe"])
         self.assertIn('cohort run --run-dir DIR/runs/NAME --hostfile "$PBS_NODEFILE" -- ./train x &\n', pbs)
         self.assertEqual([line for line in flux.splitlines() if line.startswith("#flux")], [
             "#flux: --job-name=train", "#flux: --nodes=2", "#flux: --nslots=8", "#flux: --cores-per-slot=2", "#flux: --gpus-per-slot=1",
@@ -113,7 +113,30 @@ class Submit(unittest.TestCase):
         self.assertIn('--per-node 4 -H "$(flux hostlist -e -d , local)" -- ./train x &\n', flux)
         # What nobody has said is not in it.
         self.assertEqual([line for line in self.script("--scheduler", "pbs", "./train").splitlines() if line.startswith("#PBS")],
-                         ["#PBS -N train", "#PBS -l select=1:ncpus=1:mpiprocs=1", "#PBS -j oe", "#PBS -V"])
+                         ["#PBS -N train", "#PBS -l select=1:ncpus=1:mpiprocs=1", "#PBS -j oe"])
+
+    def test_pbs_is_not_given_keys(self):
+        env = {"PATH": f"{self.folder}/bin", "HOME": str(self.folder), "OMP_NUM_THREADS": "3", "WANDB_API_KEY": "123",
+               "COHORT_PAGE_TOKEN": "456", "LD_LIBRARY_PATH": "/opt/a b"}
+        text = subprocess.run(**self.words("--dry-run", "--scheduler", "pbs", "./train", env=env), timeout=PATIENCE, check=True).stdout
+        self.assertEqual([line for line in text.splitlines() if line.startswith("export ")],
+                         ["export LD_LIBRARY_PATH='/opt/a b'", "export OMP_NUM_THREADS=3", f"export PATH={self.folder}/bin"])
+        self.assertNotIn("-V", text)
+
+    def test_ranks_on_one_node_are_those_that_were_asked_for(self):
+        for words, ranks in ((("-np", "3"), 3), (("--ntasks-per-node", "4"), 4), ((), 1), (("--sbatch=--ntasks=5",), None),
+                             (("--sbatch=-N2",), None), (("--sbatch=--nodelist=a",), 1), (("--nodes", "2", "-np", "3"), None)):
+            command = re.search(r"(?m)^cohort run .*$", self.script("--scheduler", "slurm", *words, "./train")).group()
+            found = re.search(r" -np (\d+) ", command)
+            self.assertEqual(found and int(found.group(1)), ranks, (words, command))
+
+    def test_a_home_folder_there(self):
+        self.fake("ssh", 'shift 2; printf %s "$1" >$D/order; exit 1\n')
+        for typed, there in (("~/project", "cd project "), ("~", "cd . "), ("~/", "cd . "), ("~//a/~b", "cd ")):
+            self.submit("--login", "me@login", f"--chdir={typed}", "./train", status=1)
+            self.assertIn(there, (self.folder / "order").read_text())
+            self.assertNotIn("~/", (self.folder / "order").read_text())
+        self.assertIn("whose home folder", self.submit("--login", "me@login", "--chdir=~you/project", "./train", status=2).stderr)
 
     def test_a_template_of_the_site(self):
         own = self.folder / "own.sh"
@@ -193,6 +216,39 @@ class Submit(unittest.TestCase):
             self.assertEqual(done.returncode, status, done.stdout + done.stderr)
             self.assertIn("requeue 7\n", done.stdout)
 
+    def test_links_that_lead_nowhere_are_copied_as_links(self):
+        self.fake("ssh", "exit 0\n")
+        self.fake("rsync", "cat >$D/files; exit 23\n")
+        project = self.folder / "project"
+        (project / "data").mkdir(parents=True)
+        for link, target in (("loop", "loop"), ("data/gone", "/nowhere/x")):
+            (project / link).symlink_to(target)
+        (project / "train").write_text("")
+        options = self.words("--login", "me@login", "--sync", "--", "./train")
+        done = subprocess.run(**{**options, "cwd": project}, timeout=PATIENCE, check=False)
+        self.assertNotIn("filesystem error", done.stderr)
+        self.assertEqual(sorted((self.folder / "files").read_text().split("\0")), ["", "data/gone", "loop", "train"])
+
+    def test_a_job_that_is_cancelled_does_not_come_back(self):
+        script = self.folder / "script"
+        self.fake("scontrol", 'case $1 in -o) echo "JobId=$4 JobState=CANCELLED Reason=None";; *) echo requeued;; esac\n')
+        text = self.script("--scheduler", "slurm", "sh", "-c", "exit 75")
+        script.write_text(text.replace("DIR", str(self.folder)).replace("cohort run", f"{COHORT} run").replace("/runs/NAME", "/run"))
+        done = subprocess.run(["bash", script], timeout=PATIENCE, check=False, capture_output=True, text=True,
+                              env={"PATH": f"{self.folder}/bin", "HOME": str(self.folder), "SLURM_JOB_ID": "7"})
+        self.assertEqual(done.returncode, 75, done.stdout + done.stderr)
+        self.assertNotIn("requeued", done.stdout)
+
+    def test_a_job_of_another_cluster(self):
+        self.fake("sbatch", "echo '4711;b'; echo ----\n")
+        for tool, answer in (("scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"), ("sacct", "echo 'FAILED|3:0'")):
+            self.fake(tool, f'echo "{tool} $*" >>$D/asked\n{answer}\n')
+        done = self.submit("--sbatch=--clusters=b", "./train", status=3)
+        self.assertIn("cohort: job 4711;", done.stderr)
+        self.assertEqual((self.folder / "asked").read_text(),
+                         "scontrol -M b -o show job 4711\nsacct -M b -X -n -P -o State,ExitCode -j 4711\n")
+        self.assertIn("job 4711 ended with status 3", self.submit("--follow", "4711", status=3).stderr)
+
     def test_a_folder_that_has_an_output(self):
         self.fake("sbatch", "echo 7; echo of job $$ >>$D/run/output.txt\n")
         self.fake("scontrol", "echo JobState=COMPLETED ExitCode=0:0\n")
@@ -221,7 +277,7 @@ class Submit(unittest.TestCase):
         _, rest = follower.communicate(timeout=PATIENCE)
         self.assertEqual(follower.returncode, 130)
         self.assertIn("cohort submit --follow 4711", rest)
-        self.assertIn("scancel 4711", rest)
+        self.assertIn("scancel -M cluster 4711", rest)
         self.assertIn("sbatch: remark", said)
         # Neither by one that waits for a scheduler, which says nothing of whether it has taken the job.
         self.fake("sbatch", "echo >$D/asked; sleep 1000\n")

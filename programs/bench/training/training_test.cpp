@@ -106,6 +106,23 @@ TEST(TrainingVerdict, RunsOfUnknownWorkAreComparedAndNothingFollows) {
   EXPECT_EQ(verdict_of(gain, steps).find("nearer to"), std::string::npos);
 }
 
+// Importing libraries takes seconds, and a step milliseconds.
+TEST(TrainingVerdict, OfShortRunsTheStartIsTheReason) {
+  Workload runs;
+  runs.unit = "runs";
+  auto points = slow_wire();
+  for (const int hosts : {1, 2}) {
+    points[1].hosts = hosts;
+    points[1].run = 1000 * points[1].step.step();
+    points[1].steps = 10;
+    const std::string text = verdict_of(points, runs);
+    expect_in(text, {"the rest is its start and end", "--batch"});
+    EXPECT_EQ(text.find("wait"), std::string::npos) << text;
+    points[1].steps = 900;
+    EXPECT_EQ(verdict_of(points, runs).find("its start and end"), std::string::npos);
+  }
+}
+
 TEST(TrainingVerdict, RanksThatShareAStepNeedLessOfTheWire) {
   Workload shared;
   shared.scaling = Scaling::PerStep;

@@ -117,8 +117,19 @@ double fair_compute(const Point& fewer, const Point& more, const Workload& workl
   return fewer.step.compute * (workload.scaling == Scaling::PerStep ? share : 1);
 }
 
+/// Of whole runs, where the steps are the smaller part: what they wait for is not why the runs are slower. Else empty.
+std::string start_text(const Point& point, const Workload& workload) {
+  const double steps = point.steps * point.step.step();
+  if (workload.unit != "runs" || point.run <= 0 || point.steps <= 0 || steps >= point.run / 2) return {};
+  return fmt::format(
+      "of a run of {} its steps are {}, and the rest is its start and end: longer runs, or --batch, would "
+      "have the steps compared",
+      seconds_text(point.run), seconds_text(steps));
+}
+
 /// Why a step takes longer on one host with more processes.
 std::string one_host_text(const Point& fewer, const Point& more, const Workload& workload) {
+  if (std::string start = start_text(more, workload); !start.empty()) return start;
   if (more.split == Split::Unknown) return unseen_text(more);
   const double fair = fair_compute(fewer, more, workload);
   if (more.step.compute > 1.2 * fair && more.step.compute - fair >= more.step.waiting + more.step.local) {
@@ -202,6 +213,8 @@ std::string comparison_of(const std::vector<Point>& points, const Workload& work
       fmt::format("{} with {} train {:.2f} times as fast as {} with {}", plural(more->hosts, "host"),
                   more->processes == 1 ? "1 process" : fmt::format("{} processes", more->processes), speed,
                   one->hosts == 1 ? "one" : fmt::format("{}", one->hosts), one->processes);
+  if (const std::string start = start_text(*more, workload); !start.empty())
+    return fmt::format("{}: {}.", compared, start);
   if (more->split == Split::Unknown || one->split == Split::Unknown) {
     return fmt::format("{}: {}.", compared, unseen_text(more->split == Split::Unknown ? *more : *one));
   }

@@ -5,8 +5,8 @@
 #PBS -q @partition@
 #PBS -A @account@
 #PBS -j oe
-#PBS -V
 exec >>@output@ 2>&1
+@exports@
 cd @folder@ || exit 1
 # At the end of its time PBS sends SIGTERM, which asks the job to save. Status 75 says that it has: submit it again.
 trap 'kill -USR1 $job' USR1

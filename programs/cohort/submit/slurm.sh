@@ -24,5 +24,7 @@ while kill -0 $job 2>/dev/null; do wait $job; done
 wait $job
 status=$?
 trap - USR1 TERM
+# Somebody who cancels it does not want it back, though it has saved.
+[ $status -eq 75 ] && case $(scontrol -o show job "$SLURM_JOB_ID" 2>/dev/null) in *JobState=CANCELLED*) exit 75 ;; esac
 [ $status -eq 75 ] && scontrol requeue "$SLURM_JOB_ID" && exit
 exit $status

@@ -35,8 +35,13 @@ class DataParallel(torch.nn.Module):
     threads of torch's operations. Use processes and DistributedDataParallel where both are to be faster.
     """
 
-    def __init__(self, module: torch.nn.Module, replicas: Optional[int] = None, dim: int = 0) -> None:
+    def __init__(self, module: torch.nn.Module, replicas: Optional[int] = None, dim: int = 0, **torchs: Any) -> None:
         super().__init__()
+        if torchs:
+            raise InvalidArgument(
+                f"DataParallel: there is no {' and no '.join(torchs)}, since it works on the CPU -- replicas=N says how many threads; "
+                "GPUs have a process each: DistributedDataParallel, and `cohort run -np N`"
+            )
         if replicas is None:
             replicas = max(1, min(len(os.sched_getaffinity(0)), torch.get_num_threads()))
         if not isinstance(replicas, int) or replicas < 1:

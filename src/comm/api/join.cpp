@@ -131,12 +131,18 @@ void compare_with_launcher(const JoinPlan& plan, const rendezvous::Placement& pl
   const bool differs = (plan.local_rank && *plan.local_rank != placement.local_rank) ||
                        (plan.local_size && *plan.local_size != placement.local_size);
   if (!differs) return;
-  // Legitimate where one host plays several nodes; what is used is what was found.
-  log::warn("comm",
-            "rank {}: the launcher says local rank {} of {}, but on this host (by boot id, name and namespaces) it is "
-            "{} of {}; using the latter",
-            placement.rank, plan.local_rank.value_or(-1), plan.local_size.value_or(-1), placement.local_rank,
-            placement.local_size);
+  // Legitimate where one host plays several nodes; what is used is what was found. `cohort run` lets it do so when
+  // asked to (--starter local), and says itself which names are one host.
+  const std::string text = fmt::format(
+      "rank {}: the launcher says local rank {} of {}, but on this host (by boot id, name and namespaces) it is {} of "
+      "{}; "
+      "using the latter",
+      placement.rank, plan.local_rank.value_or(-1), plan.local_size.value_or(-1), placement.local_rank,
+      placement.local_size);
+  if (plan.place == rendezvous::JoinPlan::Place::Job)
+    log::debug("comm", "{}", text);
+  else
+    log::warn("comm", "{}", text);
 }
 
 // What the launcher is to know: where a rank has ended that others wait for here, they wait in vain.
@@ -200,6 +206,7 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
   rendezvous::MeetingOptions meet;
   meet.prefix = "join/" + meeting;
   meet.place = plan.place_name;
+  meet.who_may_come = plan.who_may_come;
   meet.backends = known_backends(info.backends);
   meet.deadline = deadline;
   meet.serves_store = place.server != nullptr;
@@ -244,7 +251,7 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
       fmt::format("join at {}: this process, worker {} on {}, {}, and epoch {} goes on with {} other{}{}{} -- end it",
                   plan.place_name, *plan.worker, context.host, why, membership.epoch, others, others == 1 ? "" : "s",
                   membership.cause.empty() ? "" : ": ", membership.cause);
-  if (removed) throw rendezvous::Removed(text, context);
+  if (removed) throw rendezvous::Removed(text, context, membership.cause);
   throw Error(ErrorCode::Timeout, text, context);
 }
 

@@ -100,6 +100,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr auto kStuckLimit = std::chrono::seconds(10);
+/// For a shell to end by itself when its rank has ended.
+constexpr auto kShellTime = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -109,7 +111,10 @@ void Agent::on_reaped(pid_t pid, const sys::ExitStatus& status) {
     worker->set_reaped();
     --epoch_->alive;
     report_exit(*worker, status);
-    if (epoch_->launch->job.elastic && !status.success()) kill_group(pid);
+    if (epoch_->launch->job.elastic && !status.success())
+      kill_group(pid);
+    else if (epoch_->stopping && worker->spares_its_group())
+      ask_what_is_left_of(*worker);
     return;
   }
 }
@@ -200,21 +205,51 @@ void Agent::stop(const StopWorkers& order) {
   for (auto& worker : workers_) {
     if (worker->role() != order.role) continue;
     worker->announce_end();
-    // One that has saved and is on its way out would die of it, and its status be lost.
-    if (order.signal != SIGTERM || !worker->makes_room()) worker->signal(order.signal);
+    worker->ask_to_end(order.signal);
     worker->signal(SIGCONT);  // a stopped process would not hear it
   }
-  // Those that left their worker's group (setsid, daemons) are asked too, so that they need not be killed.
+  epoch_->asked.clear();
+  ask_those_apart(order);
+  ask_those_around_ranks();
+  epoch_->grace_end = Clock::now() + grace;
+  grace_ = Timer(loop_, grace, [this, role = order.role] { end_of_grace(role); });
+}
+
+// Those that left their worker's group (setsid, daemons) are asked too, so that they need not be killed; but not what a
+// rank that was asked alone has started.
+void Agent::ask_those_apart(const StopWorkers& order) {
   for (const pid_t pid : sys::descendants(::getpid())) {
     const bool apart = std::ranges::any_of(workers_, [&](const auto& worker) {
       if (!worker->alive()) return false;
       return worker->pid() == ::getpgid(pid) ||
-             (worker->role() != order.role && sys::descends_from(pid, worker->pid()));
+             ((worker->role() != order.role || worker->spares_its_group()) && sys::descends_from(pid, worker->pid()));
     });
-    if (!apart) sys::signal_if(pid, order.signal, is_ours);
+    if (apart || !epoch_->asked.insert(pid).second) continue;
+    sys::signal_if(pid, order.signal, is_ours);
   }
-  epoch_->grace_end = Clock::now() + grace;
-  grace_ = Timer(loop_, grace, [this, role = order.role] { end_of_grace(role); });
+}
+
+// A rank that was asked alone has ended, and so it is the turn of what it has left.
+void Agent::ask_what_is_left_of(const Worker& worker) {
+  const auto of_its_group = [&worker](pid_t pid) { return ::getpgid(pid) == worker.pid() && is_ours(pid); };
+  for (const pid_t pid : sys::descendants(::getpid())) {
+    if (sys::signal_if(pid, SIGTERM, of_its_group)) epoch_->asked.insert(pid);
+  }
+  ask_those_apart({SIGTERM, 0, 0, worker.role()});
+}
+
+// A shell around a rank ends when that has ended; if it goes on, it is told.
+void Agent::ask_those_around_ranks() {
+  bool more = false;
+  for (auto& worker : workers_) {
+    if (!worker->alive() || !worker->spares_its_group()) continue;
+    if (worker->left_by_its_rank()) {
+      const auto since = epoch_->left.try_emplace(worker->rank(), Clock::now()).first->second;
+      if (Clock::now() - since >= kShellTime) worker->ask_group();
+    }
+    more = more || worker->spares_its_group();
+  }
+  if (more) around_ = Timer(loop_, milliseconds(200), [this] { ask_those_around_ranks(); });
 }
 
 void Agent::end_of_grace(Role role) {
@@ -233,6 +268,7 @@ void Agent::kill_all() {
     for (auto& worker : workers_) worker->ended_before_stop = !worker->alive();
   }
   grace_ = Timer();
+  around_ = Timer();
   epoch_->grace_end.reset();
   if (stage_ == Stage::Finished || workers_.empty()) return;
   if (stage_ == Stage::Running) {

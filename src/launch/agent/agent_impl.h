@@ -30,6 +30,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,6 +98,8 @@ struct AgentEpoch {
   std::size_t alive = 0;
   bool paused = false;
   bool stopping = false;
+  std::set<pid_t> asked = {};                  ///< to end, of those that are in no worker's group
+  std::map<int, Clock::time_point> left = {};  ///< ranks that have ended within a shell that goes on
   std::optional<Clock::time_point> grace_end;
   Clock::time_point started_at;
   Clock::time_point sweep_since;
@@ -149,6 +152,9 @@ class Agent {
   void start_no_more();
   void collect_traces(const StartJob& job);
   void stop(const StopWorkers& order);
+  void ask_those_apart(const StopWorkers& order);
+  void ask_what_is_left_of(const Worker& worker);
+  void ask_those_around_ranks();
   /// Those of this role have had their time; where others run on, only they are killed.
   void end_of_grace(Role role);
   void kill_all();
@@ -188,6 +194,7 @@ class Agent {
   bool lost_supervisor_ = false;
   KeptSignals kept_signals_{loop_, workers_, [this](std::string text) { channel_->send(Trouble{std::move(text)}); }};
   Timer grace_;
+  Timer around_;  ///< shells around ranks that were asked alone are looked at
   Timer reports_;
   GpuMeter gpus_;
   Timer stacks_;

@@ -199,6 +199,38 @@ void Worker::signal(int number) const {
   ::kill(-child_.pid, number);
 }
 
+bool Worker::is_of_this_rank(pid_t pid) const {
+  return pid > 0 && (pid == child_.pid || ::getpgid(pid) == child_.pid || sys::descends_from(pid, child_.pid));
+}
+
+pid_t Worker::takes_term() const {
+  // The page is the rank's to write: what stands there may be no pid of its own.
+  const pid_t pid = page() != nullptr ? page()->pid.load() : 0;
+  return is_of_this_rank(pid) && sys::signal_fate(pid, SIGTERM) == sys::SignalFate::Taken ? pid : 0;
+}
+
+void Worker::ask_to_end(int number) {
+  asked_alone_ = alive() && number == SIGTERM ? takes_term() : 0;
+  // One that has saved and is on its way out would die of it, and its status be lost.
+  if (number == SIGTERM && makes_room()) {
+    if (asked_alone_ == 0) asked_alone_ = child_.pid;
+    return;
+  }
+  if (asked_alone_ == 0) return signal(number);
+  (void)sys::signal_if(asked_alone_, number, [this](pid_t pid) { return is_of_this_rank(pid); });
+}
+
+void Worker::ask_group() {
+  asked_alone_ = 0;
+  signal(SIGTERM);
+}
+
+bool Worker::left_by_its_rank() const {
+  if (!alive() || asked_alone_ == 0 || asked_alone_ == child_.pid) return false;
+  const auto stat = sys::process_stat(asked_alone_);
+  return !stat || stat->state == 'Z' || !is_of_this_rank(asked_alone_);
+}
+
 bool Worker::offer(int number) const {
   bool used = false;
   if (!alive()) return used;
@@ -259,10 +291,8 @@ bool Worker::ask_stacks() {
     return false;
   if (::lseek(status_.fd.get(), status::kStatusStacksBegin, SEEK_SET) < 0) return false;
   const auto takes_it = [this](pid_t pid) {
-    const bool of_this_rank = ::getpgid(pid) == child_.pid || sys::descends_from(pid, child_.pid);
-    return of_this_rank && sys::signal_fate(pid, SIGQUIT) == sys::SignalFate::Taken;
+    return is_of_this_rank(pid) && sys::signal_fate(pid, SIGQUIT) == sys::SignalFate::Taken;
   };
-  // The page is the rank's to write: what stands there may be no pid of its own.
   return sys::signal_if(page()->pid.load(), SIGQUIT, takes_it) || sys::signal_if(child_.pid, SIGQUIT, takes_it);
 }
 

@@ -82,6 +82,15 @@ class Worker {
   bool alive() const noexcept { return child_.pid > 0 && !reaped_; }
   /// To the process group, which is safe while the leader has not been reaped.
   void signal(int number) const;
+  /// Asks it to end. A rank that has a handler for SIGTERM gets that alone: what it has started (loaders of data) it
+  /// may need to save. Everything else is told with it, and so is its group where there is no such handler.
+  void ask_to_end(int number);
+  /// The rest of its group, too.
+  void ask_group();
+  /// It was asked alone: the rest of its group is still to be told.
+  bool spares_its_group() const noexcept { return asked_alone_ > 0; }
+  /// The process that was asked has ended, but not the one that the agent has started (a shell around it).
+  bool left_by_its_rank() const;
   /// To those processes of the group that it does not end. False if no process has a use for it.
   bool offer(int number) const;
   /// A signal makes the rank save and end.
@@ -132,6 +141,9 @@ class Worker {
     Watch watch;
   };
   bool read_some(Stream stream);
+  bool is_of_this_rank(pid_t pid) const;
+  /// The rank's own process, if that has a handler for SIGTERM; 0.
+  pid_t takes_term() const;
   void write_input();
   void close_input();
 
@@ -145,6 +157,7 @@ class Worker {
   Tail tail_;
   sys::SharedSegment status_;  ///< empty: no page
   sys::ChildProcess child_;
+  pid_t asked_alone_ = 0;
   std::optional<sys::PendingSpawn> pending_;
   bool reaped_ = false;
   std::array<Pipe, 2> pipes_;

@@ -152,6 +152,14 @@ TEST(Plain, LinesOfSeveralRanksAreNotMixed) {
   EXPECT_EQ(joined(view.finish()), "rest");
 }
 
+TEST(PlainText, HasNothingThatATerminalObeys) {
+  EXPECT_EQ(plain("a\x1b[31mb\x07\xc2\x9b"
+                  "c\xc2\xa0"
+                  "\xc3\x9f\x7f",
+                  100),
+            "abc\xc2\xa0\xc3\x9f");
+}
+
 TEST(WholeText, EndsBeforeWhatIsIncomplete) {
   EXPECT_EQ(whole_text("abc"), 3U);
   EXPECT_EQ(whole_text("ab\xe2\x82"), 2U);

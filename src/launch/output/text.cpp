@@ -117,6 +117,10 @@ std::string plain(std::string_view line, std::size_t longest) {
       continue;
     }
     const auto byte = static_cast<unsigned char>(line[i++]);
+    if (byte == 0xC2 && i < line.size() && (static_cast<unsigned char>(line[i]) & 0xE0) == 0x80) {
+      ++i;  // U+0080 to U+009F, which terminals obey, too
+      continue;
+    }
     if (byte >= 0x20 && byte != 0x7F) out += static_cast<char>(byte);
     if (byte == '\t') out += ' ';
   }

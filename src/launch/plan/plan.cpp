@@ -366,6 +366,9 @@ std::string way_out(const Detected& said) {
         "`srun -n {} PROGRAM`; or run `cohort run PROGRAM` once, in the batch script",
         said.size);
   }
+  // These describe where processes are, and start none themselves.
+  if (said.meeting == rendezvous::Meeting::Address)
+    return "in each of them: `cohort run -np N --secret-file FILE PROGRAM`, without -H, with one secret for all";
   const std::string_view starter = name == "LSF (jsrun)" ? "jsrun"
                                    : name == "PMIx"      ? "prterun"
                                    : name == "Horovod"   ? "horovodrun"
@@ -391,6 +394,7 @@ std::optional<NodeRole> role_in_pod(const Detected& said) {
   role.count = said.size;
   role.master = said.address;
   role.source = said.source;
+  role.described = true;
   return role;
 }
 

@@ -34,6 +34,7 @@ struct NodeRole {
   std::optional<rendezvous::Detected> step;  ///< of Slurm's, each of whose tasks is one of the launchers
   std::string id;                            ///< the same for all of them; empty: not said
   std::string source;                        ///< for messages
+  bool described = false;                    ///< by an environment in which no launcher can be left out (pods)
   std::string secret_file = {};              ///< empty: none is named
   // Of rank 0, once it has the place where they meet.
   std::optional<net::Secret> secret = {};

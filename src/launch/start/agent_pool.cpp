@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "launch/start/hosts.h"
+#include "net/http.h"
 #include "net/interfaces.h"
 #include "net/socket.h"
 
@@ -188,7 +189,12 @@ void AgentPool::on_nonsense(const std::string& peer) {
 void AgentPool::on_accepted(net::Acceptor::Accepted accepted) {
   const auto message = decode(accepted.first);
   if (!message) return on_nonsense(accepted.connection.peer());
-  if (const auto* hello = std::get_if<Hello>(&*message)) on_hello(std::move(accepted.connection), *hello);
+  const auto* const hello = std::get_if<Hello>(&*message);
+  if (hello == nullptr) return;
+  Hello shown = *hello;  // in messages
+  for (std::string* const text : {&shown.host, &shown.version, &shown.build, &shown.nodes_id})
+    *text = net::as_line(*text);
+  on_hello(std::move(accepted.connection), shown);
 }
 
 void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -269,7 +270,7 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
             "of the ranks, too, by -H",
             spec.server_hosts);
     }
-    // A single node is used as any host is, with no limit but the cores.
+    // A single node is used as any host is, with no limit (`default_processes`: nobody says how many).
     const bool here = slurm.hosts.size() == 1 && is_this_host(slurm.hosts.front().name);
     if (here && spec.per_node == 0) choice.hosts.clear();
   }
@@ -319,6 +320,19 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
     }
   }
   return choice;
+}
+
+int default_processes(const Environment& environment) {
+  // srun says SLURM_NTASKS to each of its steps, also where nobody has asked for a number. A shell of salloc's may be
+  // in a step that has a number from here on, and sbatch's script is in none.
+  constexpr std::uint32_t kStepsOfSlurmItself = 0xfffffff0;
+  const auto step = parse_integer<std::uint32_t>(environment.find("SLURM_STEP_ID").value_or("4294967295"));
+  const bool asked = environment.find("SLURM_NTASKS") || environment.find("SLURM_NTASKS_PER_NODE");
+  if (asked && step.value_or(0) >= kStepsOfSlurmItself) {
+    const std::vector<PlannedHost> nodes = from_slurm(environment).hosts;
+    if (nodes.size() == 1 && is_this_host(nodes.front().name)) return nodes.front().slots;
+  }
+  return sys::usable_cores();
 }
 
 int parse_processes(const std::string& text) {
@@ -547,7 +561,7 @@ Plan plan_of(const JobSpec& spec) {
   }
   if (plan.hosts.empty()) {
     plan.hosts = {{sys::host_name(), kMostProcesses}};
-    if (processes == 0) processes = sys::usable_cores();
+    if (processes == 0) processes = default_processes(Environment::current());
   } else if (processes == 0) {
     for (const PlannedHost& host : plan.hosts) processes += host.slots;
   }

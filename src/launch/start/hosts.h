@@ -23,6 +23,10 @@ Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod m
 /// each other or the environment, or the hosts have too few slots.
 Plan plan_of(const JobSpec& spec);
 
+/// Of this host alone, where nobody says how many: the tasks that its Slurm allocation of one node was asked for, else
+/// one for each core.
+int default_processes(const Environment& environment);
+
 /// So many do not fit --min-np and --max-np: throws Error (InvalidArgument).
 void check_first_ranks(const JobSpec& spec, int ranks);
 

@@ -10,6 +10,7 @@
 #include "launch/processes.h"
 #include "launch/start/starter.h"
 #include "launch/version.h"
+#include "net/http.h"
 #include "net/secret.h"
 #include "net/socket.h"
 #include "rendezvous/exchange.h"
@@ -33,6 +34,7 @@ namespace {
 
 constexpr std::string_view kMark = "cohort-agent-is-here";
 constexpr std::size_t kMostAddresses = 64;
+constexpr std::size_t kLongestPath = 4096;
 
 /// Tabs and line ends divide.
 std::string plain(std::string text) {
@@ -79,8 +81,9 @@ std::optional<Announcement> parse_announcement(std::string_view line) {
   if (fields.size() != 6 || fields[0] != kMark) return std::nullopt;
   const auto protocol = parse_integer<std::uint32_t>(fields[1]);
   if (!protocol) return std::nullopt;
-  return Announcement{*protocol, std::string(fields[2]), std::string(fields[3]), std::string(fields[4]),
-                      std::string(fields[5])};
+  // Of a host that has proved nothing yet, and shown.
+  return Announcement{*protocol, net::as_line(fields[2]), net::as_line(fields[3]), net::as_line(fields[4]),
+                      net::as_line(fields[5], kLongestPath)};
 }
 
 std::string difference(const Announcement& here, const Announcement& there) {

@@ -93,6 +93,17 @@ TEST(Announcement, IsFoundBehindWhateverAShellPrinted) {
   EXPECT_FALSE(parse_announcement("bash: cohort: command not found"));
 }
 
+// A host that has proved nothing could write on the user's screen by it.
+TEST(Announcement, HasNoControlCharacters) {
+  Announcement there = own_announcement();
+  std::string line = to_line(there);
+  const auto at = line.find(there.version);
+  line.replace(at, there.version.size(), "\x1b[2J9\xc2\x9b!");
+  const auto found = parse_announcement(line);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->version, "[2J9!");
+}
+
 TEST(Announcement, DifferencesNameBothSides) {
   Announcement here = own_announcement();
   here.host = "a";
@@ -412,6 +423,25 @@ TEST(Hosts, ATaskOfAStepIsOnItsOwn) {
 
 TEST(Hosts, ASingleNodeIsUsedAsAnyHost) {
   EXPECT_EQ(chosen({}, {"SLURM_JOB_ID=7", "SLURM_JOB_NODELIST=" + sys::host_name(), "SLURM_TASKS_PER_NODE=1"}), "ssh");
+}
+
+TEST(Hosts, ASingleNodeRunsAsManyAsItsAllocationWasAskedFor) {
+  const int cores = sys::usable_cores(), asked = cores + 3;
+  const auto processes = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"SLURM_JOB_ID=7", "SLURM_JOB_NODELIST=" + sys::host_name(),
+                             "SLURM_TASKS_PER_NODE=" + std::to_string(asked)});
+    return default_processes(Environment(more));
+  };
+  EXPECT_EQ(default_processes(Environment(std::vector<std::string>{})), cores);
+  EXPECT_EQ(processes({}), cores) << "nobody asked";
+  EXPECT_EQ(processes({"SLURM_NTASKS=" + std::to_string(asked)}), asked);
+  EXPECT_EQ(processes({"SLURM_NTASKS_PER_NODE=" + std::to_string(asked)}), asked);
+  EXPECT_EQ(processes({"SLURM_NTASKS=1", "SLURM_STEP_ID=4294967290", "SLURM_STEP_NUM_TASKS=1"}), asked)
+      << "salloc's own step";
+  EXPECT_EQ(processes({"SLURM_NTASKS=1", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=1"}), cores) << "srun's";
+  EXPECT_EQ(default_processes(Environment(std::vector<std::string>{
+                "SLURM_JOB_ID=7", "SLURM_NTASKS=3", "SLURM_JOB_NODELIST=elsewhere", "SLURM_TASKS_PER_NODE=3"})),
+            cores);
 }
 
 TEST(Hosts, AFileIsReadAndItsErrorsNameIt) {

@@ -409,11 +409,12 @@ bool RemoteStart::read_err() {
   }
   error_line_ += *piece;
   for (auto end = error_line_.find('\n'); end != std::string::npos; end = error_line_.find('\n')) {
-    const std::string line = error_line_.substr(0, end);
+    const std::string line = net::as_line(error_line_.substr(0, end), kLongestSshLine);
     error_line_.erase(0, end + 1);
     if (!line.empty()) events_.on_complaint(line);
   }
-  if (error_line_.size() > kLongestSshLine) events_.on_complaint(std::exchange(error_line_, {}));
+  if (error_line_.size() > kLongestSshLine)
+    events_.on_complaint(net::as_line(std::exchange(error_line_, {}), kLongestSshLine));
   return !piece->empty();
 }
 

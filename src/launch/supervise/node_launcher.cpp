@@ -55,9 +55,8 @@ Place place_by_hand(const NodeRole& role) {
   if (role.secret_file.empty()) {
     raise(ErrorCode::InvalidArgument,
           "{}: the launchers of one job prove a secret to each other, and none is given -- make one with `cohort "
-          "secret FILE`, copy it to each node and name it there with --secret-file FILE or COHORT_SECRET_FILE; or "
-          "start from one host, which needs none: `cohort run -H a:2,b:2 ...`",
-          role.source);
+          "secret FILE`, copy it to each node and name it there with --secret-file FILE or COHORT_SECRET_FILE{}",
+          role.source, role.described ? "" : "; or start from one host, which needs none: `cohort run -H a:2,b:2 ...`");
   }
   return {
       value_or_throw(net::Secret::from_file(role.secret_file)), {{*role.master, {}}}, net::to_string(*role.master), {}};

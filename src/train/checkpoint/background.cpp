@@ -9,7 +9,11 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
+#include <map>
+#include <string>
 #include <system_error>
+#include <utility>
 
 namespace cohort::checkpoint {
 namespace {
@@ -28,7 +32,50 @@ void each_span(Bundle& bundle, const Visit& visit) {
   for (ShardBytes& one : bundle.shards) visit(one.bytes);
 }
 
+/// The latest background save of each folder and rank.
+class LatestSaves {
+ public:
+  static LatestSaves& of_process() {
+    static LatestSaves one;
+    return one;
+  }
+  /// The one before, if it may go on. (Not in a forked child, which has not its thread.)
+  std::shared_ptr<PendingSave> find(const std::string& folder, int rank) {
+    const std::lock_guard lock(mutex_);
+    const auto found = saves_.find(key_of(folder, rank));
+    return found == saves_.end() || found->second.home != ::getpid() ? nullptr : found->second.save.lock();
+  }
+  void note(const std::string& folder, int rank, const std::shared_ptr<PendingSave>& save) {
+    const std::lock_guard lock(mutex_);
+    saves_[key_of(folder, rank)] = {save, ::getpid()};
+  }
+
+ private:
+  struct Latest {
+    std::weak_ptr<PendingSave> save;
+    pid_t home = 0;
+  };
+  using Key = std::pair<std::string, int>;
+  static Key key_of(const std::string& folder, int rank) {
+    return {std::filesystem::absolute(folder).lexically_normal().string(), rank};
+  }
+  std::mutex mutex_;
+  std::map<Key, Latest> saves_;
+};
+
+thread_local bool in_background = false;
+
+void wait_until_over(const PendingSave& save) {
+  while (!save.wait_for(std::chrono::hours(1))) {
+  }
+}
+
 }  // namespace
+
+void wait_for_earlier_saves(const std::string& folder, int rank) {
+  if (in_background) return;
+  if (const auto save = LatestSaves::of_process().find(folder, rank)) wait_until_over(*save);
+}
 
 bool PendingSave::done() const {
   const std::lock_guard lock(mutex_);
@@ -108,12 +155,14 @@ std::shared_ptr<PendingSave> BackgroundSaver::start(Communicator& comm, const Bu
   const Bundle* copy = nullptr;
   agree(comm, attempt([&] { copy = &copy_.copy(bundle); }));
   auto pending = std::make_shared<PendingSave>();
+  const auto earlier = LatestSaves::of_process().find(options_.path, rank_of(comm));
+  LatestSaves::of_process().note(options_.path, rank_of(comm), pending);
   last_ = pending;
   home_ = ::getpid();
   try {
-    thread_ = sys::start_without_signals([this, pending, copy] {
+    thread_ = sys::start_without_signals([this, pending, earlier, copy] {
       sys::give_way();
-      run(pending, *copy);
+      run(pending, earlier, *copy);
     });
   } catch (const std::system_error& error) {
     // The others have begun, and must not wait for this rank until their deadline.
@@ -127,7 +176,10 @@ std::shared_ptr<PendingSave> BackgroundSaver::start(Communicator& comm, const Bu
   return pending;
 }
 
-void BackgroundSaver::run(const std::shared_ptr<PendingSave>& pending, const Bundle& bundle) {
+void BackgroundSaver::run(const std::shared_ptr<PendingSave>& pending, const std::shared_ptr<PendingSave>& earlier,
+                          const Bundle& bundle) {
+  in_background = true;
+  if (earlier) wait_until_over(*earlier);
   std::optional<formats::StoredCheckpoint> stored;
   auto error = attempt([&] { stored = save(side_, options_, bundle); });
   if (error) {

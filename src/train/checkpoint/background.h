@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -45,6 +46,11 @@ class PendingSave {
   std::optional<formats::StoredCheckpoint> stored_;
   std::optional<Error> error_;
 };
+
+/// Waits for the saves into this folder that this rank has begun in the background before: of several objects too, the
+/// one that is called last is to be the newest. (Ranks may be threads of one process.) Nothing to wait for in the
+/// thread of such a save.
+void wait_for_earlier_saves(const std::string& folder, int rank);
 
 /// Bytes of a bundle, in memory of their own.
 class BundleCopy {
@@ -85,7 +91,8 @@ class BackgroundSaver {
   void leave();
 
  private:
-  void run(const std::shared_ptr<PendingSave>& pending, const Bundle& bundle);
+  void run(const std::shared_ptr<PendingSave>& pending, const std::shared_ptr<PendingSave>& earlier,
+           const Bundle& bundle);
 
   const FolderOptions options_;
   Communicator side_;

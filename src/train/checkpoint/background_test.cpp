@@ -59,6 +59,23 @@ TEST(BackgroundSaver, SavesWhatWasThereWhenItWasCalled) {
   }
 }
 
+TEST(BackgroundSaver, WhatIsCalledLastIsTheNewestWhicheverObjectSaves) {
+  TestFolder folder;
+  const FolderOptions options{folder.path(), 9, CheckpointPlace::Rank0};
+  run_on_threads(2, [&](Communicator comm) {
+    BackgroundSaver saver(options), other(options);
+    Brought slow(comm, {.step = 1, .own_bytes = std::size_t{1} << 20, .model_bytes = 30'000'000});
+    const auto first = start(saver, comm, slow.bundle);
+    Brought quick(comm, {.step = 2});
+    const auto second = start(other, comm, quick.bundle);
+    Brought last(comm, {.step = 3});
+    const auto third = save(comm, options, last.bundle);
+    EXPECT_EQ(first->wait().manifest.generation, 1);
+    EXPECT_EQ(second->wait().manifest.generation, 2);
+    EXPECT_EQ(third.manifest.generation, 3);
+  });
+}
+
 TEST(BackgroundSaver, TellsOfAnErrorOnceOnAllRanksAndGoesOn) {
   TestFolder folder;
   ASSERT_TRUE(sys::write_file_atomically(folder / "run", "in the way"));

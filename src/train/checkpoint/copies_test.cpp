@@ -10,10 +10,12 @@
 #include <fcntl.h>
 
 #include <array>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace cohort::checkpoint {
@@ -444,6 +446,78 @@ TEST(CheckpointPlaces, WhatIsDamagedIsNotAmongTheBest) {
       EXPECT_EQ(best(), 2);
     }
   }
+}
+
+TEST(CheckpointPlaces, WhatCannotBeReadNowEndsTheLoadOnAllRanksAndStays) {
+  for (const CheckpointPlace place : kPlaces) {
+    for (const char* const name : {"model.safetensors", "manifest.json"}) {
+      SCOPED_TRACE(fmt::format("{} {}", to_string(place), name));
+      TestFolder folder, second;
+      const auto options_of = [&](int rank, int keep) {
+        const bool elsewhere = place == CheckpointPlace::Local && rank == 1;
+        return FolderOptions{elsewhere ? second.path() : folder.path(), keep, place, 1, {"loss"}};
+      };
+      const auto save_with = [&](std::int64_t step, int keep) {
+        run_on_threads(2, [&](Communicator comm) {
+          Brought brought(comm, {.step = step});
+          brought.bundle.manifest.values = {{"loss", static_cast<double>(step == 2 ? 0 : 1)}};
+          save(comm, options_of(comm.rank(), keep), brought.bundle);
+        });
+      };
+      for (const int step : {1, 2}) save_with(step, 4);
+      // A link to itself: not even root can read it, and it is not missing.
+      const fs::path file = fs::path(folder / "checkpoint-000002-step-2") / name;
+      const fs::path aside = folder / "aside";
+      fs::rename(file, aside);
+      fs::create_symlink(file.filename(), file);
+      const auto load = [&] {
+        run_on_threads(2, [&](Communicator comm) {
+          try {
+            const Found found = load_newest(comm, options_of(comm.rank(), 1), {});
+            ADD_FAILURE() << "step " << (found.stored ? found.stored->manifest.step : 0);
+          } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::Io) << error.what();
+            EXPECT_NE(std::string(error.what()).find("may be whole"), std::string::npos) << error.what();
+          }
+        });
+      };
+      load();
+      // The best one stays, on all disks, until it can be read again.
+      for (const int step : {3, 4}) save_with(step, 1);
+      fs::rename(aside, file);
+      run_on_threads(2, [&](Communicator comm) {
+        const Found found = load_newest(comm, options_of(comm.rank(), 1), {}, {}, Order::BestFirst);
+        ASSERT_TRUE(found.stored);
+        EXPECT_EQ(found.stored->manifest.step, 2);
+      });
+    }
+  }
+}
+
+// Each load lists them, and the training removes the one that it is about to read.
+TEST(CheckpointPlaces, ALoaderBesideATrainingThatKeepsOneGetsTheNewer) {
+  TestFolder folder;
+  const FolderOptions options{folder.path(), 1, CheckpointPlace::Rank0, 1, {}};
+  std::atomic<bool> over = false;
+  std::thread training([&] {
+    run_on_threads(1, [&](Communicator comm) {
+      for (std::int64_t step = 1; !over; ++step) save(comm, options, Brought(comm, {.step = step}).bundle);
+    });
+  });
+  run_on_threads(1, [&](Communicator comm) {
+    while (names_of(folder.path()).empty()) std::this_thread::yield();
+    std::int64_t last = 0;
+    for (int load = 0; load < 300; ++load) {
+      const Found found = load_newest(comm, options, {});
+      if (!found.stored) continue;  // before the first one
+      EXPECT_TRUE(found.passed_over.empty()) << found.passed_over.front();
+      EXPECT_GE(found.stored->manifest.step, last);
+      last = found.stored->manifest.step;
+    }
+    EXPECT_GT(last, 0);
+  });
+  over = true;
+  training.join();
 }
 
 TEST(CheckpointPlaces, ANameOfTheBestThatIsNeverSavedIsWarnedOfOnce) {

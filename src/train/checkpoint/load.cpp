@@ -1,4 +1,5 @@
 #include "base/files.h"
+#include "base/parse.h"
 #include "base/records.h"
 #include "base/result.h"
 #include "base/signals.h"
@@ -14,9 +15,11 @@
 #include <cohort/checkpoint_follower.h>
 #include <cohort/communicator.h>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
@@ -38,6 +41,8 @@ namespace {
 /// The saved rank that a part is of; -1 for files of all ranks.
 int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stored);
 
+bool is_damage(const Error& error) { return error.code() == ErrorCode::Corrupt; }
+
 class Holders {
  public:
   /// Asks all ranks which of `files` they see in the checkpoint's folder. Each rank gives its own path to it.
@@ -47,7 +52,8 @@ class Holders {
   /// Lets one holder of each file read and compare it, another one where that finds damage; parts preferably by the
   /// rank of the saved one's number, so that all read at once. What `keeps` says of a sound file decides whether `keep`
   /// gets all of its bytes where it was read, or none are kept. Gives back what is wrong with those that nobody has
-  /// whole: empty if all are.
+  /// whole: empty if all are. Throws Io, on all ranks, where nobody has found a file whole and somebody could not read
+  /// it: that is no damage.
   std::vector<std::string> verify(const std::function<bool(const std::string& file)>& keeps,
                                   const std::function<void(const std::string& file, sys::FileBytes bytes)>& keep);
 
@@ -69,11 +75,16 @@ class Holders {
 };
 
 int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stored) {
-  if (!file.starts_with("rank-")) return -1;
-  for (int rank = 0; rank < stored.manifest.world_size; ++rank) {
-    if (file == part_file(rank)) return rank;
-  }
-  return -1;
+  std::string_view digits = file;
+  if (!digits.starts_with(formats::kPartPrefix)) return -1;
+  digits.remove_prefix(formats::kPartPrefix.size());
+  const auto rank = parse_integer<int>(digits.substr(0, digits.find('.')));
+  return rank && *rank >= 0 && *rank < stored.manifest.world_size && file == part_file(*rank) ? *rank : -1;
+}
+
+/// What cannot be looked at is not missing.
+bool may_be_here(const std::string& path) {
+  return ::access(path.c_str(), F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 Holders::Holders(Communicator& comm, const SharedFolder& folder, const formats::StoredCheckpoint& stored,
@@ -81,7 +92,7 @@ Holders::Holders(Communicator& comm, const SharedFolder& folder, const formats::
     : comm_(comm), shared_folder_(folder), stored_(stored) {
   std::string seen;
   for (const std::string& file : files)
-    seen += folder.sees() && ::access(fmt::format("{}/{}", stored.folder, file).c_str(), F_OK) == 0 ? '1' : '0';
+    seen += folder.sees() && may_be_here(fmt::format("{}/{}", stored.folder, file)) ? '1' : '0';
   const auto all = gather(comm, seen);
   std::size_t index = 0;
   for (const std::string& file : files) {
@@ -128,7 +139,7 @@ StoredTensors Holders::readers_of(const std::vector<std::string>& files) const {
 
 std::vector<std::string> Holders::verify(const std::function<bool(const std::string&)>& keeps,
                                          const std::function<void(const std::string&, sys::FileBytes)>& keep) {
-  std::set<std::string> open;
+  std::set<std::string> open, unread;
   for (const auto& [file, holders] : holders_) open.insert(file);
   while (!open.empty()) {
     assign(open);
@@ -142,14 +153,16 @@ std::vector<std::string> Holders::verify(const std::function<bool(const std::str
         keep(file, std::move(*bytes));
       else
         sound = tl::unexpected(bytes.error());
-      if (!sound) failures.text(file).text(sound.error().what());
+      if (!sound) failures.number(static_cast<char>(is_damage(sound.error()))).text(file).text(sound.error().what());
     }
     const auto all = gather(comm_, failures.take());
     std::set<std::string> again;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       for (codec::Reader in(all[rank]); !in.at_end();) {
+        const bool damage = value_or_throw(in.number<char>()) != 0;
         const std::string file(value_or_throw(in.text(all[rank].size())));
         std::string& problem = problems_[file];
+        if (!damage) unread.insert(file);
         problem += fmt::format("{}{}", problem.empty() ? "" : "; ", value_or_throw(in.text(all[rank].size())));
         // Whoever sees the same folder sees the same damage.
         auto& holders = holders_.at(file);
@@ -164,6 +177,7 @@ std::vector<std::string> Holders::verify(const std::function<bool(const std::str
   for (const auto& [file, holders] : holders_) {
     if (!holders.empty()) continue;
     const auto found = problems_.find(file);
+    if (unread.contains(file)) raise(ErrorCode::Io, "{}", found->second);
     problems.push_back(found != problems_.end() ? found->second : missing(file));
   }
   return problems;
@@ -185,8 +199,9 @@ struct Listing {
   std::map<Candidate, Listed> candidates;
   std::map<Candidate, formats::StoredCheckpoint> own;
   std::vector<std::string> damaged;
-  std::int64_t newer = 0;  ///< generation of the newest one of a newer Cohort
-  std::string newer_text;
+  /// The newest that nobody can judge: of a newer Cohort (`Error::code` InvalidArgument), or not to be read now (Io).
+  std::int64_t newer = 0;
+  std::optional<Error> newer_error;
 };
 
 /// What the keepers see.
@@ -206,6 +221,8 @@ Listing list_all(Communicator& comm, const FolderOptions& options, const SharedF
           }
           for (const Error& error : list.damaged) mine.number('d').number(std::int64_t{0}).text(error.what());
           for (const auto& [generation, error] : list.newer) mine.number('n').number(generation).text(error.what());
+          for (const auto& [generation, error] : list.unreadable)
+            mine.number('u').number(generation).text(error.what());
         }));
   const auto texts = gather(comm, mine.take());
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
@@ -222,7 +239,7 @@ Listing list_all(Communicator& comm, const FolderOptions& options, const SharedF
         all.damaged.push_back(text);
       } else if (generation > all.newer) {
         all.newer = generation;
-        all.newer_text = text;
+        all.newer_error.emplace(kind == 'u' ? ErrorCode::Io : ErrorCode::InvalidArgument, text);
       }
     }
   }
@@ -297,9 +314,20 @@ std::vector<Candidate> in_order(const Listing& listing, const FolderOptions& opt
 
 }  // namespace
 
-Found load_newest(Communicator& comm, const FolderOptions& options, const std::set<std::string>& unwanted,
-                  std::optional<std::int64_t> latest, Order order) {
-  const status::timeline::Scope event(status::TimelineKind::Checkpoint, "load");
+namespace {
+
+/// The training that saves there may remove what a loader is about to read; then there is a newer one.
+constexpr int kMostLooks = 100;
+
+bool is_gone(const std::string& folder) {
+  struct stat status {};
+  return ::stat(folder.c_str(), &status) != 0 && errno == ENOENT;
+}
+
+/// Nullopt: one that was listed has been removed meanwhile, and `look_again` allows to list them again.
+std::optional<Found> load_listed(Communicator& comm, const FolderOptions& options,
+                                 const std::set<std::string>& unwanted, std::optional<std::int64_t> latest, Order order,
+                                 bool look_again) {
   const int rank = rank_of(comm);
   const int ranks = size_of(comm);
   const SharedFolder folder = probe_shared_folder(comm, options, IfMissing::Leave);
@@ -310,7 +338,7 @@ Found load_newest(Communicator& comm, const FolderOptions& options, const std::s
   std::vector<Candidate> candidates;
   agree(comm, attempt([&] { candidates = in_order(listing, options, order); }));
   for (const Candidate& next : candidates) {
-    if (listing.newer > next.generation) break;
+    if (listing.newer >= next.generation) break;
     if (latest && next.generation > *latest) continue;
     const formats::StoredCheckpoint stored = open_candidate(comm, options, listing, next);
     const bool sharded = formats::has_shards(stored.manifest);
@@ -338,6 +366,8 @@ Found load_newest(Communicator& comm, const FolderOptions& options, const std::s
       else
         problems.emplace_back(content.error().what());
     }
+    if (!problems.empty() && look_again && any(comm, listing.own.contains(next) && is_gone(stored.folder)))
+      return std::nullopt;
     formats::remember_damage(stored.folder, !problems.empty());
     if (!problems.empty()) {
       found.passed_over.insert(found.passed_over.end(), problems.begin(), problems.end());
@@ -384,8 +414,18 @@ Found load_newest(Communicator& comm, const FolderOptions& options, const std::s
     found.stored = stored;
     return found;
   }
-  if (listing.newer > 0) raise(ErrorCode::InvalidArgument, "{}", listing.newer_text);
+  if (listing.newer_error) throw *listing.newer_error;
   return found;
+}
+
+}  // namespace
+
+Found load_newest(Communicator& comm, const FolderOptions& options, const std::set<std::string>& unwanted,
+                  std::optional<std::int64_t> latest, Order order) {
+  const status::timeline::Scope event(status::TimelineKind::Checkpoint, "load");
+  for (int look = 1;; ++look) {
+    if (auto found = load_listed(comm, options, unwanted, latest, order, look < kMostLooks)) return *std::move(found);
+  }
 }
 
 Error all_damaged(const FolderOptions& options, const std::vector<std::string>& reasons) {

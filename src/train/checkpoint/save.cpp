@@ -4,6 +4,7 @@
 #include "base/result.h"
 #include "telemetry/status_page.h"
 #include "telemetry/timeline.h"
+#include "train/checkpoint/background.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/copies.h"
 #include "train/checkpoint/exchange.h"
@@ -487,6 +488,10 @@ class Save {
           own.number(one.manifest.generation).text(formats::sha256(formats::as_bytes(*text)));
           own.text(formats::whole_at_a_glance(one));
         }
+        // One that this host cannot judge stays on all.
+        for (const auto* const all : {&list->newer, &list->unreadable}) {
+          for (const auto& [generation, error] : *all) own.number(generation).text("").text("?");
+        }
       }
     }
     const auto lists = gather(comm_, own.take());
@@ -499,25 +504,27 @@ class Save {
       ++keepers;
       for (codec::Reader in(lists[static_cast<std::size_t>(rank)]); !in.at_end();) {
         const auto generation = value_or_throw(in.number<std::int64_t>());
-        ++held[{generation, std::string(value_or_throw(in.text(64)))}];
+        if (const std::string which(value_or_throw(in.text(64))); !which.empty()) ++held[{generation, which}];
         const auto here = value_or_throw(in.text(kLongestText));
         std::string& on_some = whole[generation];
         on_some.resize(std::max(on_some.size(), here.size()), '0');
-        for (std::size_t i = 0; i < here.size(); ++i) on_some[i] = std::max(on_some[i], here[i]);
+        for (std::size_t i = 0; i < here.size(); ++i) {
+          if (here[i] == '1') on_some[i] = '1';
+        }
         if (here.empty()) damaged.insert(generation);
+        if (here.find('?') != std::string::npos) spared.unjudged.insert(generation);
       }
     }
     std::set<std::int64_t> complete;
     for (const auto& [which, times] : held) {
-      if (times == keepers) complete.insert(which.first);
+      const auto generation = which.first;
+      if (times == keepers && !damaged.contains(generation) && !spared.unjudged.contains(generation) &&
+          whole.at(generation).find('0') == std::string::npos)
+        complete.insert(generation);
     }
     if (!writer_ || complete.size() < static_cast<std::size_t>(options_.keep)) return;
     // All hosts have the same manifests of what is complete, and so the same best.
-    std::erase_if(sound, [&](const auto& one) {
-      const auto generation = one.manifest.generation;
-      return !complete.contains(generation) || damaged.contains(generation) ||
-             whole.at(generation).find('0') != std::string::npos;
-    });
+    std::erase_if(sound, [&](const auto& one) { return !complete.contains(one.manifest.generation); });
     spared.best = formats::best_checkpoints(sound, options_.best);
     formats::remove_older_checkpoints(options_.path, *std::prev(complete.end(), options_.keep), spared);
   }
@@ -541,6 +548,7 @@ class Save {
 
 formats::StoredCheckpoint save(Communicator& comm, const FolderOptions& options, const Bundle& bundle) {
   const status::timeline::Scope event(status::TimelineKind::Checkpoint, "save");
+  wait_for_earlier_saves(options.path, rank_of(comm));
   return Save(comm, options, bundle).run();
 }
 

@@ -428,7 +428,8 @@ int run(State& state, const std::function<void(World&)>& train, const Options& o
     try {
       formed = form(options);
     } catch (const rendezvous::Removed& removed) {
-      log::info("elastic", "this process leaves the job after step {}: {}", state.steps(), removed.what());
+      log::info("elastic", "this process leaves the job after step {}: {}", state.steps(),
+                removed.cause().empty() ? removed.what() : removed.cause());
       return kRequeueStatus;
     }
     World& world = *formed;

@@ -74,6 +74,21 @@ Result<sys::UniqueFd> lock_folder(const std::string& folder) {
   return fd;
 }
 
+bool is_missing(int error_number) noexcept { return error_number == ENOENT || error_number == ENOTDIR; }
+
+/// A file that is missing, or no file, is damage. One that cannot be read now (permissions, a file system that fails,
+/// no memory, too many open files) may be whole.
+Error unread(const std::string& path, const Error& error) {
+  struct stat status {};
+  const bool seen = ::stat(path.c_str(), &status) == 0;
+  if (error.code() == ErrorCode::Corrupt || (seen ? !S_ISREG(status.st_mode) : is_missing(errno)))
+    return Error(ErrorCode::Corrupt, fmt::format("the checkpoint's file cannot be read: {}", error.what()));
+  return Error(ErrorCode::Io,
+               fmt::format("a checkpoint cannot be read now, and may be whole: {}; to go on from an older one, move it "
+                           "out of its folder",
+                           error.what()));
+}
+
 /// Removes a checkpoint so that a kill in the middle leaves none that looks like one.
 Result<void> discard(const std::string& folder, const std::string& name) {
   const std::string doomed = fmt::format("{}/{}{}", folder, kDoomed, name.substr(kPrefix.size()));
@@ -113,11 +128,30 @@ std::string whole_at_a_glance(const StoredCheckpoint& checkpoint) {
   }
   std::string whole;
   for (const auto& [name, digest] : checkpoint.manifest.files) {
-    std::error_code none;
-    const auto bytes = std::filesystem::file_size(fmt::format("{}/{}", checkpoint.folder, name), none);
-    whole += !none && bytes == digest.bytes ? '1' : '0';
+    const std::string path = fmt::format("{}/{}", checkpoint.folder, name);
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0)
+      whole += is_missing(errno) ? '0' : '?';
+    else if (static_cast<std::uint64_t>(status.st_size) != digest.bytes)
+      whole += '0';
+    else
+      whole += ::access(path.c_str(), R_OK) == 0 ? '1' : '?';
   }
   return whole;
+}
+
+Glance glance_of(const std::string& files) {
+  if (files.empty() || files.find('0') != std::string::npos) return Glance::Damaged;
+  return files.find('?') == std::string::npos ? Glance::Whole : Glance::Unreadable;
+}
+
+std::optional<Error> CheckpointList::unjudged_above(std::int64_t generation) const {
+  const std::pair<std::int64_t, Error>* newest = nullptr;
+  for (const auto* const all : {&newer, &unreadable}) {
+    if (all->empty() || all->back().first <= generation) continue;
+    if (newest == nullptr || all->back().first > newest->first) newest = &all->back();
+  }
+  return newest == nullptr ? std::nullopt : std::optional(newest->second);
 }
 
 void remove_older_checkpoints(const std::string& folder, std::int64_t generation, Spared spared) {
@@ -128,7 +162,7 @@ void remove_older_checkpoints(const std::string& folder, std::int64_t generation
     if (const auto its = generation_of(name); its && *its < generation) older.emplace(*its, name);
   }
   for (const auto& [its, name] : older) {
-    if (spared.best.contains(its)) continue;
+    if (spared.best.contains(its) || spared.unjudged.contains(its)) continue;
     if (spared.count > 0 && step_of(name) < spared.below_step) {
       --spared.count;
       continue;
@@ -140,13 +174,18 @@ void remove_older_checkpoints(const std::string& folder, std::int64_t generation
 
 void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared, const BestBy& best) {
   const auto list = list_checkpoints(folder);
-  if (!list || list->sound.size() <= static_cast<std::size_t>(keep)) return;
-  const auto oldest = list->sound[list->sound.size() - static_cast<std::size_t>(keep)].manifest.generation;
+  if (!list) return;
   std::vector<StoredCheckpoint> whole;
   for (const StoredCheckpoint& one : list->sound) {
-    const std::string files = whole_at_a_glance(one);
-    if (!files.empty() && files.find('0') == std::string::npos) whole.push_back(one);
+    const Glance glance = glance_of(whole_at_a_glance(one));
+    if (glance == Glance::Whole) whole.push_back(one);
+    if (glance == Glance::Unreadable) spared.unjudged.insert(one.manifest.generation);
   }
+  if (whole.size() <= static_cast<std::size_t>(keep)) return;
+  for (const auto* const all : {&list->newer, &list->unreadable}) {
+    for (const auto& [generation, error] : *all) spared.unjudged.insert(generation);
+  }
+  const auto oldest = whole[whole.size() - static_cast<std::size_t>(keep)].manifest.generation;
   spared.best = best_checkpoints(whole, best);
   remove_older_checkpoints(folder, oldest, std::move(spared));
 }
@@ -295,6 +334,9 @@ Result<CheckpointList> list_checkpoints(const std::string& folder) {
     const auto generation = generation_of(name);
     if (!generation) continue;
     auto stored = read_checkpoint(folder + "/" + name);
+    // Removed meanwhile, by a save that keeps newer ones.
+    struct stat status {};
+    if (!stored && ::lstat((folder + "/" + name).c_str(), &status) != 0 && is_missing(errno)) continue;
     if (stored && stored->manifest.generation != *generation) {
       list.damaged.emplace_back(ErrorCode::Corrupt,
                                 fmt::format("{}/{}: its manifest is of checkpoint {} -- rename it back", folder, name,
@@ -303,13 +345,17 @@ Result<CheckpointList> list_checkpoints(const std::string& folder) {
       list.sound.push_back(std::move(*stored));
     } else if (stored.error().code() == ErrorCode::InvalidArgument) {
       list.newer.emplace_back(*generation, stored.error());
+    } else if (auto why = unread(fmt::format("{}/{}/{}", folder, name, kManifestFile), stored.error());
+               why.code() == ErrorCode::Io) {
+      list.unreadable.emplace_back(*generation, std::move(why));
     } else {
       list.damaged.push_back(stored.error());
     }
   }
   std::sort(list.sound.begin(), list.sound.end(),
             [](const auto& a, const auto& b) { return a.manifest.generation < b.manifest.generation; });
-  std::sort(list.newer.begin(), list.newer.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (auto* const all : {&list.newer, &list.unreadable})
+    std::sort(all->begin(), all->end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   return list;
 }
 
@@ -333,10 +379,6 @@ Result<Written> written_as(const StoredCheckpoint& checkpoint, const std::string
     return fail(ErrorCode::Unavailable, "{}: the checkpoint was saved without it", path);
   }
   return Written{std::move(path), expected->second};
-}
-
-tl::unexpected<Error> unreadable(const Error& error) {
-  return fail(ErrorCode::Corrupt, "the checkpoint's file cannot be read: {}", error.what());
 }
 
 Result<void> compare(const Written& file, const FileDigest& found) {
@@ -364,7 +406,7 @@ Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, 
   const auto file = written_as(checkpoint, name);
   if (!file) return tl::unexpected(file.error());
   auto bytes = sys::read_file(file->path);
-  if (!bytes) return unreadable(bytes.error());
+  if (!bytes) return tl::unexpected(unread(file->path, bytes.error()));
   const FileDigest found =
       bytes->size() == file->digest.bytes ? digest_of(bytes->bytes()) : FileDigest{bytes->size(), {}, {}};
   if (auto same = compare(*file, found); !same) return tl::unexpected(same.error());
@@ -374,17 +416,20 @@ Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, 
 Result<void> check_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name) {
   const auto file = written_as(checkpoint, name);
   if (!file) return tl::unexpected(file.error());
+  auto reader = sys::FileReader::open(file->path);
+  if (!reader) return tl::unexpected(unread(file->path, reader.error()));
   std::error_code none;
   FileDigest found{std::filesystem::file_size(file->path, none), {}, {}};
-  auto reader = sys::FileReader::open(file->path);
-  if (none || !reader)
-    return unreadable(reader ? Error(ErrorCode::Io, file->path + ": " + none.message()) : reader.error());
+  if (none) {
+    const Error why(ErrorCode::Io, fmt::format("cannot examine {} -- {}", file->path, none.message()));
+    return tl::unexpected(unread(file->path, why));
+  }
   if (found.bytes == file->digest.bytes) {
     FileDigester digester;
     std::vector<std::byte> piece(std::min<std::uint64_t>(found.bytes, kBlockBytes));
     for (std::uint64_t left = found.bytes; left > 0; left -= piece.size()) {
       piece.resize(std::min<std::uint64_t>(left, kBlockBytes));
-      if (auto read = reader->read(piece); !read) return unreadable(read.error());
+      if (auto read = reader->read(piece); !read) return tl::unexpected(unread(file->path, read.error()));
       digester.update(piece);
     }
     found = digester.finish();

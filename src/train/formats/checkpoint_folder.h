@@ -171,13 +171,20 @@ struct CheckpointList {
   std::vector<StoredCheckpoint> sound;                ///< oldest first
   std::vector<Error> damaged;                         ///< what is wrong with the others
   std::vector<std::pair<std::int64_t, Error>> newer;  ///< of a newer Cohort: generation, and what to say of it
+  /// Those that could not be read now (permissions, a file system that fails), which says nothing against them.
+  std::vector<std::pair<std::int64_t, Error>> unreadable;
+
+  /// The newest of those that cannot be judged (`newer`, `unreadable`), if it is newer than this one: to take an older
+  /// one would go back in silence.
+  std::optional<Error> unjudged_above(std::int64_t generation) const;
 };
 
 /// Empty if the folder does not exist.
 Result<CheckpointList> list_checkpoints(const std::string& folder);
 /// One checkpoint by its own path.
 Result<StoredCheckpoint> read_checkpoint(const std::string& folder);
-/// One of its files, its size and SHA-256 compared: Corrupt says what differs, and which bytes.
+/// One of its files, its size and SHA-256 compared: Corrupt says what differs, and which bytes, or that it is missing.
+/// Io: it could not be read now, and may be whole.
 Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name);
 /// The same, a block at a time.
 Result<void> check_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name);
@@ -193,22 +200,27 @@ struct BestBy {
 /// What they are ordered by, the lowest first.
 std::optional<double> standing(const Manifest& manifest, const BestBy& best);
 
-/// Older checkpoints that stay: the newest `count` of a step below this one, and the best.
+/// Older checkpoints that stay: the newest `count` of a step below this one, the best, and those that cannot be judged.
 struct Spared {
   std::int64_t below_step = std::numeric_limits<std::int64_t>::min();
   int count = 0;
-  std::set<std::int64_t> best = {};  ///< by generation
+  std::set<std::int64_t> best = {};      ///< by generation
+  std::set<std::int64_t> unjudged = {};  ///< likewise
 };
-/// What a load finds damaged is no longer among the best for this process' saves. By the checkpoint's folder; any
-/// thread.
+/// What a load finds damaged is neither kept nor among the best for this process' saves. By the checkpoint's folder;
+/// any thread.
 void remember_damage(const std::string& folder, bool is_damaged);
-/// By file of the manifest, '1' if it is here and of its size; empty if a load has found the checkpoint damaged.
+/// By file of the manifest, '1' if it is here and of its size, '?' if this user cannot read it now; empty if a load has
+/// found the checkpoint damaged.
 std::string whole_at_a_glance(const StoredCheckpoint& checkpoint);
+/// As a glance says.
+enum class Glance { Whole, Damaged, Unreadable };
+Glance glance_of(const std::string& files);
 /// The generations of the best of `among`.
 std::set<std::int64_t> best_checkpoints(const std::vector<StoredCheckpoint>& among, const BestBy& best);
 /// Removes the checkpoints older than this generation, whole or not; a failure is only logged.
 void remove_older_checkpoints(const std::string& folder, std::int64_t generation, Spared spared = {});
-/// All but the newest `keep` complete ones, and the best of those that are whole at a glance.
+/// All but the newest `keep` of those that are whole at a glance, the best of them, and those that cannot be judged.
 void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared = {}, const BestBy& best = {});
 
 }  // namespace cohort::formats

@@ -328,6 +328,53 @@ TEST(CheckpointFolder, SparesWhatWasSavedBeforeAStep) {
   EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"checkpoint-000004-step-4"}));
 }
 
+/// Nobody can read it, not even root, and yet it is not missing.
+void make_unreadable(const fs::path& file) {
+  fs::remove(file);
+  fs::create_symlink(file.filename(), file);
+}
+
+TEST(CheckpointFolder, WhatCannotBeReadNowIsNotDamagedAndStays) {
+  for (const char* const file : {"manifest.json", "model.safetensors"}) {
+    SCOPED_TRACE(file);
+    TestFolder folder;
+    for (const int step : {1, 2}) ASSERT_TRUE(save(folder.path(), step, 10, 4));
+    make_unreadable(fs::path(folder / "checkpoint-000002-step-2") / file);
+    const auto list = list_checkpoints(folder.path());
+    ASSERT_TRUE(list);
+    EXPECT_TRUE(list->damaged.empty());
+    if (file == std::string_view("manifest.json")) {
+      ASSERT_EQ(list->unreadable.size(), 1u);
+      EXPECT_EQ(list->unreadable[0].first, 2);
+      ASSERT_TRUE(list->unjudged_above(1));
+      EXPECT_EQ(list->unjudged_above(1)->code(), ErrorCode::Io);
+      EXPECT_FALSE(list->unjudged_above(2));
+    } else {
+      EXPECT_EQ(check_checkpoint_file(list->sound[1], file).error().code(), ErrorCode::Io);
+      EXPECT_EQ(read_checkpoint_file(list->sound[1], file).error().code(), ErrorCode::Io);
+    }
+    const auto exported = export_weights({.from = folder.path(), .to = folder / "a.pt"});
+    ASSERT_FALSE(exported);
+    EXPECT_NE(std::string(exported.error().what()).find("cannot be read now, and may be whole"), std::string::npos)
+        << exported.error().what();
+    for (const int step : {3, 4}) ASSERT_TRUE(save(folder.path(), step, 10, 1));
+    EXPECT_EQ(names_in(folder.path()),
+              (std::vector<std::string>{"a.pt", "checkpoint-000002-step-2", "checkpoint-000004-step-4"}));
+  }
+}
+
+TEST(CheckpointFolder, WhatIsDamagedDoesNotCountAmongThoseToKeep) {
+  TestFolder folder;
+  for (const int step : {1, 2, 3}) ASSERT_TRUE(save(folder.path(), step, 10, 3));
+  fs::resize_file(folder / "checkpoint-000002-step-2/model.safetensors", 1);
+  remember_damage(folder / "checkpoint-000003-step-3", true);
+  ASSERT_TRUE(save(folder.path(), 4, 10, 2));
+  EXPECT_EQ(names_in(folder.path()).front(), "checkpoint-000001-step-1");
+  ASSERT_TRUE(save(folder.path(), 5, 10, 2));
+  EXPECT_EQ(names_in(folder.path()),
+            (std::vector<std::string>{"checkpoint-000004-step-4", "checkpoint-000005-step-5"}));
+}
+
 TEST(Export, MakesWeightsAndEverythingFromCheckpointsAndFiles) {
   TestFolder folder;
   ASSERT_TRUE(save(folder / "run", 1, 64));

@@ -450,12 +450,12 @@ Result<ExportSummary> export_newest(const ExportOptions& options, Target target)
   if (!list) return tl::unexpected(list.error());
   for (const Error& error : list->damaged) log::warn("checkpoint", "passed over: {}", error.what());
   for (; !list->sound.empty(); list->sound.pop_back()) {
-    if (!list->newer.empty() && list->newer.back().first > list->sound.back().manifest.generation) break;
+    if (list->unjudged_above(list->sound.back().manifest.generation)) break;
     auto summary = export_checkpoint(options, target, list->sound.back());
     if (summary || summary.error().code() != ErrorCode::Corrupt) return summary;
     log::warn("checkpoint", "passed over: {}", summary.error().what());
   }
-  if (!list->newer.empty()) return tl::unexpected(list->newer.back().second);
+  if (const auto unjudged = list->unjudged_above(0)) return tl::unexpected(*unjudged);
   return fail(
       ErrorCode::InvalidArgument,
       "cannot export from {} -- it is neither a checkpoint nor a folder with one that is whole -- check the path",
