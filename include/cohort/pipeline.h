@@ -55,8 +55,8 @@ struct Expectation {
 Expectation expect(const Layout& layout, std::span<const StageCost> stages);
 
 /// Cuts layers of these costs into `stages` parts without a gap, none empty, of which the slowest is as fast as can be.
-/// Returns the first layer of each part but the first. Throws InvalidArgument if there are fewer layers than stages, or
-/// a cost is negative or not finite.
+/// Returns the first layer of each part but the first. Layers that all cost nothing count the same. Throws
+/// InvalidArgument if there are fewer layers than stages, or a cost is negative or not finite.
 std::vector<std::int64_t> cut_by_cost(std::span<const double> layers, int stages);
 
 /// A line or two: the schedule, the cuts, how far the slowest stage is from the mean, the bubble that it expects. A

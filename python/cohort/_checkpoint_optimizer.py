@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,18 @@ from typing import Any
 import torch
 
 from cohort._optimizer_state import put_states
-from cohort._checkpoint_tensors import Entry, bare, to_entry, to_tensor
+from cohort._checkpoint_tensors import Entry, plain_name, to_entry, to_tensor, unwrapped
 from cohort.errors import Corrupt, InvalidArgument
 
+_log = logging.getLogger("cohort.checkpoint")
 _NUMBERS = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 # What has no counterpart in C++ and changes the arithmetic: part of the type's name, so that no other takes the state.
 _VARIANTS = ("maximize", "decoupled_weight_decay")
+# Of a group, beside its kind's options: those that no other program is to take over.
+_NOT_SAVED = ("params", "param_names", "betas", "foreach", "fused", "capturable", "differentiable", *_VARIANTS)
+# In the metadata: by group, what the program or a schedule has added to it ("initial_lr"), as JSON.
+_ADDED = "group_values"
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ def _type_of(optimizer: torch.optim.Optimizer, kind: _Kind) -> str:
 
 
 def _names_of(module: torch.nn.Module) -> dict[int, str]:
-    return {id(parameter): name for name, parameter in bare(module).named_parameters()}
+    return {id(parameter): plain_name(name) for name, parameter in unwrapped(module).named_parameters()}
 
 
 def _group_names(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> str:
@@ -143,6 +150,38 @@ def _group_names(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> 
                 )
         groups.append([names[id(parameter)] for parameter in group["params"]])
     return json.dumps(groups, separators=(",", ":"), ensure_ascii=False)
+
+
+def _added(group: Mapping[str, Any], kind: _Kind) -> dict[str, Any]:
+    """What a group has beside its kind's options: numbers, text and bools. Warns once of what is neither."""
+    added: dict[str, Any] = {}
+    for name, value in group.items():
+        if name in kind.options or name in _NOT_SAVED or not isinstance(name, str):
+            continue
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if value is None or isinstance(value, (bool, int, float, str)):
+            added[name] = value
+        elif name not in _warned:
+            _warned.add(name)
+            _log.warning(
+                "the optimizer's groups have '%s', a %s: checkpoints keep numbers, text and bools of groups, not this",
+                name,
+                type(value).__name__,
+            )
+    return added
+
+
+def _restored_added(metadata: Mapping[str, str], groups: int, source: str) -> list[dict[str, Any]]:
+    if _ADDED not in metadata:
+        return [{} for _ in range(groups)]
+    try:
+        added = json.loads(metadata[_ADDED])
+    except ValueError:
+        added = None
+    if not isinstance(added, list) or len(added) != groups or not all(isinstance(one, dict) for one in added):
+        raise Corrupt(f"{source}: not a sound state of an optimizer -- '{_ADDED}' is not as many groups' values")
+    return added
 
 
 class _Saver:
@@ -178,6 +217,9 @@ def snapshot(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> tuple
     kind, names, out = _kind_of(optimizer), _names_of(module), _Saver()
     out.metadata["groups"] = _group_names(optimizer, names)
     out.metadata["type"] = _type_of(optimizer, kind)
+    added = [_added(group, kind) for group in optimizer.param_groups]
+    if any(added):
+        out.metadata[_ADDED] = json.dumps(added)
     for index, group in enumerate(optimizer.param_groups):
         options = {**group, **dict(zip(_BETAS, group.get("betas", ())))}
         for name, field in kind.options.items():
@@ -218,6 +260,22 @@ def _place_of(parameter: torch.Tensor, group: Mapping[str, Any], kind: _Kind) ->
             (), dtype=torch.float64 if double else torch.float32, device=parameter.device if on_device else "cpu"
         )
     return _Place(parameter.device, None if kind.own_shapes else parameter, count)
+
+
+def _plain_groups(text: str) -> str:
+    """Of a file from before names were without wrappers' parts."""
+    try:
+        groups = json.loads(text)
+        plain = [[plain_name(name) for name in group] for group in groups]
+    except (ValueError, TypeError):
+        return text
+    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
+
+
+def _plain_entry(entry: Entry) -> Entry:
+    name, kind, shape, data = entry
+    prefix = "state/"
+    return (prefix + plain_name(name[len(prefix) :]) if name.startswith(prefix) else name, kind, shape, data)
 
 
 class _Loader:
@@ -277,6 +335,8 @@ def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: 
     kind, names = _kind_of(optimizer), _names_of(module)
     groups = _group_names(optimizer, names)
     if metadata.get("groups", "") != groups:
+        metadata = {**metadata, "groups": _plain_groups(metadata.get("groups", ""))}
+    if metadata["groups"] != groups:
         raise InvalidArgument(
             f"{source}: does not fit the optimizer -- its parameters are {metadata.get('groups', '')} there and {groups} "
             "here -- make the optimizer as it was made then"
@@ -287,15 +347,15 @@ def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: 
             f"{_type_of(optimizer, kind)} -- use that, or pass None to start with a fresh one"
         )
     # A sharded optimizer's values in more bits than its parameters have.
-    loader = _Loader([entry for entry in entries if not entry[0].endswith("/master")], metadata, source)
-    options: list[dict[str, Any]] = []
+    loader = _Loader([_plain_entry(one) for one in entries if not one[0].endswith("/master")], metadata, source)
+    options = _restored_added(metadata, len(optimizer.param_groups), source)
     states: list[tuple[torch.Tensor, dict[str, Any]]] = []
     with torch.no_grad():
         for index, group in enumerate(optimizer.param_groups):
             loaded = {name: loader.load(f"group/{index}/{name}", field) for name, field in kind.options.items()}
             if "beta1" in loaded:
                 loaded["betas"] = (loaded.pop("beta1"), loaded.pop("beta2"))
-            options.append(loaded)
+            options[index].update(loaded)
             for parameter in group["params"]:
                 prefix = f"state/{names[id(parameter)]}/"
                 if not any(name.startswith(prefix) for name in loader.entries):
@@ -309,9 +369,10 @@ def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: 
     def apply() -> None:
         for group, loaded in zip(optimizer.param_groups, options):
             for name, value in loaded.items():
-                if isinstance(group.get(name), torch.Tensor):
-                    group[name].fill_(value)  # a rate that is a tensor stays the same one
-                else:
+                old = group.get(name)
+                if isinstance(old, torch.Tensor) and isinstance(value, (int, float)):
+                    old.fill_(value)  # a rate that is a tensor stays the same one
+                elif not (isinstance(old, (bool, int, float, tuple)) and old == value):  # a 0 stays one, and is not 0.0
                     group[name] = value
         put_states(optimizer.state, dict(states))
 

@@ -14,6 +14,8 @@ Entry = tuple[str, str, Sequence[int], Any]
 
 _log = logging.getLogger("cohort.checkpoint")
 _PREFIX = "module."
+# Parts of names that wrappers within a module add: torch.compile's, activation checkpointing's, FSDP's.
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _SHOWN = 20
 # From each type, those that have all of its values.
 _FLOATS = ("float32", "float64")
@@ -74,16 +76,58 @@ def bare(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """What is in data-parallel wrappers and in torch.compile's, in any order."""
+    while True:
+        inner = bare(module)
+        compiled = getattr(inner, "_orig_mod", None)
+        inner = compiled if isinstance(compiled, torch.nn.Module) else inner
+        if inner is module:
+            return module
+        module = inner
+
+
+def plain_name(name: str) -> str:
+    """The name that a tensor has where nothing within the module is wrapped."""
+    if not any(one in name for one in _WRAPPERS):
+        return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
 def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name: the tensors themselves."""
-    tensors = bare(module).state_dict(keep_vars=True)
+    """Parameters and persistent buffers by name, as without wrappers: the tensors themselves."""
+    tensors: dict[str, torch.Tensor] = {}
+    for whole_name, value in unwrapped(module).state_dict(keep_vars=True).items():
+        name = plain_name(whole_name)
+        if name in tensors:
+            raise InvalidArgument(f"the module has two tensors '{name}', one within a wrapper -- rename one")
+        tensors[name] = value
     for name, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             raise InvalidArgument(
                 f"the module's '{name}' is a {type(value).__name__} and no tensor (its get_extra_state) -- keep it in "
                 "the checkpoint's values, or save it yourself"
             )
-    return dict(tensors)
+    return tensors
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether several elements lie in one place, as those of an expanded tensor: nothing can be copied into it."""
+    return tensor.layout == torch.strided and any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride())
+    )
+
+
+def module_entries(module: torch.nn.Module) -> list[Entry]:
+    """What a checkpoint has of a module. Raises InvalidArgument for what could not be loaded into it again."""
+    tensors = named_tensors(module)
+    for name, tensor in tensors.items():
+        if overlaps(tensor):
+            raise InvalidArgument(
+                f"cannot save the module's '{name}' -- several of its elements lie in one place (expand), so that it "
+                "could not be loaded -- make it a clone(), or a buffer with persistent=False"
+            )
+    return [to_entry(*named) for named in tensors.items()]
 
 
 def _listing(names: Sequence[str]) -> str:
@@ -98,7 +142,7 @@ class Assignment:
         self, tensors: Mapping[str, torch.Tensor], weights: Iterable[Entry], source: str, *, strict: bool, exact: bool
     ) -> None:
         """Raises InvalidArgument with all differences in one message; `source` is the file's name."""
-        weights = list(weights)
+        weights = [entry if entry[0] in tensors else (plain_name(entry[0]), *entry[1:]) for entry in weights]
         if weights and all(name.startswith(_PREFIX) and name not in tensors for name, *_ in weights):
             _log.info("%s: the prefix '%s' of its names is passed over", source, _PREFIX)
             weights = [(name[len(_PREFIX) :], *rest) for name, *rest in weights]
@@ -117,6 +161,10 @@ class Assignment:
                 problems.append(f"'{name}' has shape {list(shape)} there and {list(to.shape)} here")
             elif exact and kind != here and here not in _EXACT.get(kind, ()):
                 problems.append(f"'{name}' is {kind} there and {here} here (convert='any' rounds)")
+            elif overlaps(to):
+                problems.append(f"'{name}' has several elements in one place here (expand): make it a clone()")
+            elif to.is_inference() and not torch.is_inference_mode_enabled():
+                problems.append(f"'{name}' was made in inference mode, and cannot be changed outside of it")
             else:
                 self._copies.append((to, entry))
         if strict and self.missing:

@@ -32,9 +32,9 @@ def load_weights(
     convert  "exact": only where no value can change, as from bfloat16 to float32; "any": rounding allowed
     key      in a .pt whose top level is not the weights: the key that they are under ("model"); nested: "a/b"
 
-    A prefix "module." on all names is removed. Nothing in the file is executed. Raises Unavailable or Io if the file
-    cannot be read, Corrupt if it is damaged or holds anything else, InvalidArgument with all differences in one message
-    if it does not fit; the module is then as before.
+    A prefix "module." on all names is removed, and so are the parts that torch.compile and other wrappers add to names.
+    Nothing in the file is executed. Raises Unavailable or Io if the file cannot be read, Corrupt if it is damaged or holds
+    anything else, InvalidArgument with all differences in one message if it does not fit; the module is then as before.
     """
     _one_of("match", match, ("strict", "subset"))
     _one_of("convert", convert, ("exact", "any"))

@@ -31,7 +31,7 @@ import torch
 from cohort import Communicator, _core, _world
 from cohort._checkpoint_optimizer import restore, snapshot
 from cohort._checkpoint_random import random_states, restored_random_states
-from cohort._checkpoint_tensors import Assignment, named_tensors, to_entry, to_tensor
+from cohort._checkpoint_tensors import Assignment, module_entries, named_tensors, plain_name, to_entry, to_tensor
 from cohort._checkpoint_weights import LoadedWeights, Path, load_weights, save_weights
 from cohort._collective import agree, attempt, rank_of
 from cohort.data import DistributedSampler, SamplerState
@@ -252,7 +252,7 @@ class CheckpointFolder:
             if rank_of(comm) == 0:
                 _check(progress)
                 values = _plain_values(progress.values)
-                model = [to_entry(*named) for named in named_tensors(module).items()]
+                model = module_entries(module)
                 files.append((_MODEL, [entry for entry in model if f"model/{entry[0]}" not in parts], {"format": "pt"}))
                 if optimizer is not None:
                     moments, metadata = snapshot(_whole(optimizer), module)
@@ -367,11 +367,13 @@ class CheckpointFolder:
             whole = _whole(optimizer)
             steps.append(restore(whole, module, entries, metadata, source=f"{stored.folder}/{_OPTIMIZER}"))
             if whole is not optimizer:
-                masters = {
-                    entry[0][len("state/") : -len("/master")]: to_tensor(entry)
+                saved = {
+                    plain_name(entry[0][len("state/") : -len("/master")]): to_tensor(entry)
                     for entry in entries
                     if entry[0].endswith("/master")
                 }
+                names = {piece.parameter for piece in optimizer.pieces}  # type: ignore[attr-defined]
+                masters = {name: saved[plain_name(name)] for name in names if plain_name(name) in saved}
                 steps.append(lambda: optimizer._take(whole, masters))
         rank = rank_of(self._comm)
         random: dict[str, torch.Tensor] = {}
@@ -444,8 +446,9 @@ def _whole(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def _shards_of(optimizer: Optional[torch.optim.Optimizer]) -> dict[str, tuple[torch.Tensor, Shard]]:
     if optimizer is None or not hasattr(optimizer, "_shards"):
         return {}
+    prefix = "optimizer/state/"
     return {
-        name: (tensor, Shard(sizes, [0] * len(sizes), sizes, begin, tensor.numel()))
+        prefix + plain_name(name[len(prefix) :]): (tensor, Shard(sizes, [0] * len(sizes), sizes, begin, tensor.numel()))
         for name, (tensor, (sizes, begin)) in optimizer._shards().items()
     }
 

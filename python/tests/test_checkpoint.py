@@ -16,7 +16,7 @@ import cohort
 if torch is not None:
     from nn_models import Mlp, batch_of, copies, loss_of, with_values
 
-    from cohort import checkpoint
+    from cohort import _checkpoint_tensors, checkpoint
     from cohort.data import DistributedSampler, SamplerState
     from cohort.nn import DistributedDataParallel
 
@@ -214,6 +214,59 @@ class Checkpoints(unittest.TestCase):
             with self.assertRaises(cohort.InvalidArgument):
                 checkpoint.CheckpointFolder(**wrong)
 
+    def test_a_buffer_that_could_not_be_loaded_is_refused_and_nothing_is_changed(self):
+        class Net(torch.nn.Module):
+            def __init__(self, expanded):
+                super().__init__()
+                self.first = torch.nn.Linear(2, 2)
+                positions = torch.tensor([3.0]).expand(5)
+                self.register_buffer("positions", positions if expanded else positions.clone())
+                self.last = torch.nn.Linear(2, 2)
+
+        expanded, dense = Net(True), Net(False)
+        folder = checkpoint.CheckpointFolder(self.folder)
+        with self.assertRaisesRegex(cohort.errors.Error, "'positions'"):
+            folder.save(expanded, step=1)
+        self.assertIsNone(folder.load_latest(dense))
+        folder.save(dense, step=1)
+        before = copies(expanded)
+        with self.assertRaisesRegex(cohort.errors.InvalidArgument, "'positions' has several elements in one place"):
+            folder.load_latest(expanded)
+        self.assert_equal(expanded.state_dict().values(), before)
+        if self.rank == 0:
+            checkpoint.save_weights(dense, f"{self.folder}/weights")
+            with self.assertRaisesRegex(cohort.errors.InvalidArgument, "'positions'"):
+                checkpoint.load_weights(expanded, f"{self.folder}/weights")
+            self.assert_equal(expanded.state_dict().values(), before)
+
+    def test_what_programs_and_schedules_add_to_groups_comes_back(self):
+        def made(**more):
+            net = torch.nn.Linear(2, 1)
+            groups = [{"params": [net.weight], **more}, {"params": [net.bias]}]
+            return net, torch.optim.AdamW(groups, 0.2, weight_decay=0)
+
+        net, optimizer = made(lr=0.1, lr_scale=0.25, name="w", warm=True, layer=3, odd=object())
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        for _ in range(4):
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            schedule.step()
+        folder = checkpoint.CheckpointFolder(self.folder)
+        folder.save(net, optimizer, step=4)
+        other_net, other = made()
+        folder.load_latest(other_net, other)
+        group = other.param_groups[0]
+        self.assertEqual((group["lr_scale"], group["name"], group["warm"], group["layer"]), (0.25, "w", True, 3))
+        self.assertIs(type(group["layer"]), int)
+        self.assertIs(type(group["weight_decay"]), int)
+        self.assertNotIn("odd", group)
+        self.assertEqual([one["initial_lr"] for one in other.param_groups], [0.1, 0.2])
+        resumed = torch.optim.lr_scheduler.StepLR(other, 3, 0.5, last_epoch=schedule.last_epoch - 1)
+        for _ in range(3):
+            for one in (schedule, resumed):
+                one.step()
+            self.assertEqual([one["lr"] for one in other.param_groups], [one["lr"] for one in optimizer.param_groups])
+
     def test_what_is_in_a_module(self):
         class Kinds(torch.nn.Module):
             def __init__(self, value):
@@ -232,6 +285,53 @@ class Checkpoints(unittest.TestCase):
         self.assert_equal(copies(one), copies(other))
         self.assertEqual(other.channels.stride(), one.channels.stride())
         self.assertEqual(other.passing.tolist(), [0.0, 0.0])
+
+
+@needs_torch
+class Wrapped(unittest.TestCase):
+    """Names are those of the module without wrappers, whichever saved and whichever loads."""
+
+    if torch is not None:
+        setUp, assert_equal = Checkpoints.setUp, Checkpoints.assert_equal
+
+    def modules(self):
+        if not hasattr(torch, "compile"):
+            self.skipTest("this torch compiles no modules")
+        whole = torch.compile(Mlp(), backend="eager")
+        within = Mlp()
+        name, child = next(iter(within.named_children()))
+        setattr(within, name, torch.compile(child, backend="eager"))
+        inside = DistributedDataParallel(torch.compile(Mlp(), backend="eager"))
+        outside = torch.compile(DistributedDataParallel(Mlp()), backend="eager")
+        return [Mlp(), whole, within, inside, outside]
+
+    def test_a_checkpoint_of_any_loads_into_all_with_the_optimizer(self):
+        modules = self.modules()
+        for number, saved in enumerate(modules):
+            folder = checkpoint.CheckpointFolder(f"{self.folder}/{number}")
+            with_values(saved, number)
+            optimizer = torch.optim.SGD(saved.parameters(), lr=0.1, momentum=0.9)
+            for parameter in saved.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            folder.save(saved, optimizer, step=1)
+            expected = copies(saved)
+            for loaded in modules:
+                with_values(loaded, number + 7)
+                other = torch.optim.SGD(loaded.parameters(), lr=0.2, momentum=0.9)
+                folder.load_latest(loaded, other)
+                self.assert_equal(loaded.parameters(), expected)
+                self.assertTrue(all("momentum_buffer" in other.state[one] for one in loaded.parameters()))
+
+    def test_weights_and_files_that_have_wrappers_names(self):
+        compiled, path = self.modules()[1], f"{self.folder}/weights.pt"
+        if self.rank == 0:
+            torch.save(compiled.state_dict(), path)
+            loaded = Mlp()
+            checkpoint.load_weights(loaded, path)
+            self.assert_equal(loaded.parameters(), compiled.parameters())
+        self.assertEqual(_checkpoint_tensors.plain_name("a._orig_mod.b._checkpoint_wrapped_module.c"), "a.b.c")
+        self.assertEqual(_checkpoint_tensors.plain_name("a.my_orig_mod.c"), "a.my_orig_mod.c")
 
 
 @needs_torch

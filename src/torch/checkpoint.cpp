@@ -126,7 +126,10 @@ std::unique_ptr<Brought> bring(Communicator& comm, const torch::nn::Module& modu
               require_whole(module);
               if (ck::rank_of(comm) == 0) {
                 all->bundle.manifest = manifest_of(progress);
-                for (const auto& [name, tensor] : ck::named_tensors(module)) all->model.add(name, tensor);
+                for (const auto& [name, tensor] : ck::named_tensors(module)) {
+                  ck::require_loadable(name, tensor);
+                  all->model.add(name, tensor);
+                }
                 all->bundle.files.push_back({ck::kModelFile, all->model.tensors(), {{"format", "pt"}}});
                 if (optimizer != nullptr) {
                   all->optimizer = ck::snapshot(*optimizer, module);
@@ -259,6 +262,7 @@ std::unique_ptr<Brought> bring(Communicator& comm, const ModelShards& model, con
       comm, ck::attempt([&] {
         if (ck::rank_of(comm) == 0) all->bundle.manifest = manifest_of(progress);
         for (const auto& [name, tensor] : ck::named_tensors(*model.module)) {
+          ck::require_loadable(name, tensor);
           names.push_back({std::string(formats::kModelPrefix) + name, shard_of(model, name, tensor)});
           values.emplace_back(tensor, formats::TensorView());
         }
@@ -489,6 +493,10 @@ void ask_for_module(Communicator& comm, const ModelShards& model, const ck::Foun
                 own.push_back(whole);
                 const Shard shard = shard_of(model, name, tensor);
                 const auto* const saved = asked.find(whole);
+                if (const std::string why = ck::unwritable(tensor); !why.empty()) {
+                  problems += fmt::format("{}'{}' {}", problems.empty() ? "" : "; ", name, why);
+                  continue;
+                }
                 if (saved != nullptr && saved->sizes() == shard.sizes) {
                   require_same_type(found.stored->folder, name, saved->type, tensor.scalar_type());
                   weights.copies.push_back({tensor, asked.add(whole, shard, tensor.sizes().vec()), name});

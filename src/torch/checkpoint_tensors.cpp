@@ -6,12 +6,14 @@
 #include "train/formats/safetensors.h"
 #include "train/formats/weights.h"
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 
 // clang-format off
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <c10/core/InferenceMode.h>
 // clang-format on
 
 namespace cohort::checkpoint {
@@ -71,6 +73,14 @@ bool is_exact(ElementType from, ElementType to) {
 
 std::vector<std::int64_t> shape_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
 
+/// Whether several elements lie in one place, as those of an expanded tensor.
+bool overlaps(const at::Tensor& tensor) {
+  for (std::int64_t dim = 0; tensor.layout() == at::kStrided && dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) return true;
+  }
+  return false;
+}
+
 /// "a, b, c and 7 more".
 std::string listing(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 20;
@@ -83,11 +93,25 @@ std::string listing(const std::vector<std::string>& names) {
 
 constexpr std::string_view kWrapperPrefix = "module.";
 
+/// The name that a tensor has where nothing within the module is wrapped: without the parts that Python's
+/// torch.compile, activation checkpointing and FSDP add.
+std::string plain_name(const std::string& name) {
+  std::string plain;
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    const std::string part = name.substr(begin, end - begin);
+    begin = end + 1;
+    if (part == "_orig_mod" || part == "_checkpoint_wrapped_module" || part == "_fsdp_wrapped_module") continue;
+    plain += (plain.empty() ? "" : ".") + part;
+  }
+  return plain;
+}
+
 /// True if all names begin as DistributedDataParallel's state_dict() names them in Python, and the module's do not.
 bool has_wrapper_prefix(const std::map<std::string, at::Tensor>& tensors,
                         const std::vector<formats::NamedTensor>& weights) {
   for (const auto& weight : weights) {
-    if (!weight.name.starts_with(kWrapperPrefix) || tensors.contains(weight.name)) return false;
+    if (!plain_name(weight.name).starts_with(kWrapperPrefix) || tensors.contains(weight.name)) return false;
   }
   return !weights.empty();
 }
@@ -122,6 +146,22 @@ void Snapshot::add(std::string name, const at::Tensor& tensor) {
                                  {static_cast<const std::byte*>(dense.data_ptr()), dense.nbytes()}};
   owned_.push_back(std::move(dense));
   tensors_.push_back({std::move(name), view});
+}
+
+std::string unwritable(const at::Tensor& tensor) {
+  if (overlaps(tensor))
+    return "has several elements in one place here (expand): make it a clone()";
+  if (tensor.is_inference() && !c10::InferenceMode::is_enabled())
+    return "was made in inference mode, and cannot be changed outside of it";
+  return {};
+}
+
+void require_loadable(const std::string& name, const at::Tensor& tensor) {
+  if (!overlaps(tensor)) return;
+  raise(ErrorCode::InvalidArgument,
+        "cannot save the module's '{}' -- several of its elements lie in one place (expand), so that it could not be "
+        "loaded -- make it a clone()",
+        name);
 }
 
 at::Tensor to_tensor(const formats::TensorView& view, const std::string& name) {
@@ -177,7 +217,8 @@ Assignment match(const std::map<std::string, at::Tensor>& tensors, const std::ve
   std::vector<std::string> problems;
   std::map<std::string, at::Tensor> missing = tensors;
   for (const auto& weight : weights) {
-    const std::string name = weight.name.substr(prefix);
+    const std::string name =
+        tensors.contains(weight.name) ? weight.name : plain_name(weight.name).substr(prefix);
     const auto found = tensors.find(name);
     if (found == tensors.end()) {
       assignment.report.unexpected.push_back(name);
@@ -194,6 +235,10 @@ Assignment match(const std::map<std::string, at::Tensor>& tensors, const std::ve
     if (!is_exact(weight.tensor.type, here) && options.convert == Convert::Exact) {
       problems.push_back(fmt::format("'{}' is {} there and {} here (Convert::Any rounds)", name,
                                      formats::info(weight.tensor.type).torch, formats::info(here).torch));
+      continue;
+    }
+    if (const std::string why = unwritable(to); !why.empty()) {
+      problems.push_back(fmt::format("'{}' {}", name, why));
       continue;
     }
     to_scalar_type(weight.tensor.type, name);

@@ -32,6 +32,12 @@ class Snapshot {
   std::vector<formats::NamedTensor> tensors_;
 };
 
+/// Why nothing can be copied into the tensor: several of its elements lie in one place (expand), or it was made in
+/// inference mode. Empty: something can.
+std::string unwritable(const at::Tensor& tensor);
+/// Throws InvalidArgument for a module's tensor that could be saved, but not loaded into again.
+void require_loadable(const std::string& name, const at::Tensor& tensor);
+
 /// A copy of a file's tensor.
 at::Tensor to_tensor(const formats::TensorView& view, const std::string& name);
 

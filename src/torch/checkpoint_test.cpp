@@ -191,6 +191,40 @@ TEST(Checkpoint, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(bits(*net), before);
 }
 
+TEST(Checkpoint, RefusesABufferThatCouldNotBeLoadedAgain) {
+  struct ExpandedImpl : torch::nn::Module {
+    explicit ExpandedImpl(bool expanded) {
+      first = register_module("first", torch::nn::Linear(2, 2));
+      const at::Tensor positions = at::full({1}, 3.0F).expand({5});
+      register_buffer("positions", expanded ? positions : positions.clone());
+      last = register_module("last", torch::nn::Linear(2, 2));
+    }
+    torch::nn::Linear first{nullptr}, last{nullptr};
+  };
+  TestFolder folder;
+  CheckpointFolder checkpoints(Communicator(), {.folder = folder.path() + "/run"});
+  ExpandedImpl expanded(true), dense(false);
+  const auto refused = [&](const std::function<void()>& call) {
+    const std::string before = bits(expanded);
+    try {
+      call();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+      EXPECT_NE(std::string(error.what()).find("'positions'"), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(bits(expanded), before);
+  };
+  refused([&] { checkpoints.save(expanded, nullptr, {.step = 1}); });
+  refused([&] { checkpoints.save(model_shards(expanded), {.step = 1}); });
+  EXPECT_TRUE(checkpoints.list().empty());
+  checkpoints.save(dense, nullptr, {.step = 1});
+  refused([&] { checkpoints.load_latest(expanded); });
+  refused([&] { checkpoints.load_latest(model_shards(expanded)); });
+  save_weights(dense, folder.path() + "/weights");
+  refused([&] { load_weights(expanded, folder.path() + "/weights"); });
+}
+
 TEST(Checkpoint, TakesTheOneBeforeADamagedOne) {
   TestFolder folder;
   Net net;
@@ -390,6 +424,20 @@ TEST(Weights, ListsEveryDifferenceInOneError) {
   EXPECT_EQ(code_of([&] { load_weights(*net, folder / "none"); }, "No such file"), ErrorCode::Unavailable);
   ASSERT_TRUE(sys::write_file_atomically(folder / "junk", "this is no tensor file"));
   EXPECT_EQ(code_of([&] { load_weights(*net, folder / "junk"); }, "neither safetensors nor a .pt"), ErrorCode::Corrupt);
+}
+
+TEST(Weights, PassOverWhatWrappersOfPythonAddToNames) {
+  TestFolder folder;
+  const std::string path = folder.path() + "/compiled";
+  torch::nn::Linear inner(2, 2), same(2, 2);
+  struct Outer : torch::nn::Module {};
+  // As torch.compile(DistributedDataParallel(net)) and a compiled layer within it name them.
+  const auto compiled = std::make_shared<Outer>(), wrapped = std::make_shared<Outer>();
+  compiled->register_module("_orig_mod", wrapped);
+  wrapped->register_module("module", std::make_shared<Outer>())->register_module("_orig_mod", inner.ptr());
+  save_weights(*compiled, path);
+  load_weights(*same, path);
+  EXPECT_EQ(bits(*same), bits(*inner));
 }
 
 TEST(Weights, ConvertsOnlyWithoutLossUnlessAsked) {

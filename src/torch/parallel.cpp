@@ -1,17 +1,25 @@
 #include <cohort/torch/parallel.h>
 
 #include "base/result.h"
+#include "torch/checkpoint_tensors.h"
 #include "torch/reducer.h"
+#include "train/gradients/ranks.h"
 
 #include <cohort/torch/autograd.h>
 #include <cohort/torch/recompute.h>
 #include <cohort/torch/tensor.h>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/functional/batchnorm.h>
 
+#include <algorithm>
 #include <cmath>
+#include <mutex>
+#include <set>
+#include <unordered_set>
 #include <utility>
 
 namespace cohort::nn {
@@ -92,6 +100,43 @@ OwnIds own_ids(const at::Tensor& ids, const Cut& cut, std::int64_t whole) {
   return {(ids - cut.begin).masked_fill(elsewhere, 0), elsewhere};
 }
 
+// Differences by rounding alone, which processors of other kinds make, stay far below the tolerance; those of another
+// mask, batch or weight are far above it.
+void require_alike(Communicator& comm, const char* layer, const char* what, const at::Tensor& whole) {
+  constexpr std::int64_t kValues = 64;
+  const at::NoGradGuard no_grad;
+  const std::int64_t count = std::min(kValues, whole.numel());
+  at::Tensor own = at::zeros({kValues + 1}, at::kDouble);
+  own[0] = static_cast<double>(whole.numel());
+  if (count > 0) {
+    std::vector<std::int64_t> index;
+    for (std::int64_t i = 0; i < count; ++i) index.push_back(whole.numel() / count * i);
+    const at::Tensor flat = whole.detach().reshape({-1});
+    own.narrow(0, 1, count).copy_(flat.index_select(0, at::tensor(index, at::kLong).to(flat.device())));
+  }
+  const at::Tensor all = all_gather(comm, own);
+  const double tolerance = whole.element_size() < 4 ? 0.1 : 0.01;
+  const at::Tensor finite = all.where(all.isfinite(), at::zeros_like(all)).narrow(1, 1, kValues);
+  const double allowed = tolerance * finite.abs().max().item<double>();
+  for (std::int64_t rank = 1; rank < comm.size(); ++rank) {
+    for (std::int64_t i = 0; i <= kValues; ++i) {
+      const auto first = all[0][i].item<double>(), other = all[rank][i].item<double>();
+      if (first == other || (std::isnan(first) && std::isnan(other))) continue;
+      if (i > 0 && std::abs(first - other) <= allowed) continue;
+      raise(ErrorCode::Mismatch,
+            "{}: the ranks' {} differs, which has to be the same on all: {}{} on rank 0, {} on rank {} -- give the "
+            "ranks one batch, call nn::replicate once the model is made, and draw the same random numbers on all",
+            layer, what, i == 0 ? "elements: " : "", first, other, rank);
+    }
+  }
+}
+
+// Counts forwards in training alone, and not those of a recomputation, which ranks have alike, too.
+bool compares_now(const torch::nn::Module& layer, std::int64_t& forwards) {
+  constexpr std::int64_t kForwardsBetween = 64;
+  return layer.is_training() && at::GradMode::is_enabled() && !recomputing() && forwards++ % kForwardsBetween == 0;
+}
+
 // Of partial sums: the sum, or this rank's part of it along the sequence.
 at::Tensor summed(Communicator& comm, const at::Tensor& partial, const std::optional<std::int64_t>& sequence_dim) {
   return sequence_dim ? autograd::reduce_scatter(comm, partial, *sequence_dim) : autograd::reduce_from(comm, partial);
@@ -111,6 +156,9 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(Communicator comm, const Colu
 }
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) {
+  if (compares_now(*this, forwards_) && !options_.sequence_dim) {
+    require_alike(comm_, "ColumnParallelLinear", "input", x);
+  }
   const at::Tensor whole =
       options_.sequence_dim ? autograd::all_gather(comm_, x, *options_.sequence_dim) : autograd::copy_to(comm_, x);
   const at::Tensor y = at::linear(whole, weight, bias);
@@ -135,6 +183,7 @@ RowParallelLinearImpl::RowParallelLinearImpl(Communicator comm, const RowParalle
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
+  if (compares_now(*this, forwards_) && bias.defined()) require_alike(comm_, "RowParallelLinear", "bias", bias);
   const at::Tensor part = options_.input == Features::Whole ? autograd::scatter_to(comm_, x, -1) : x;
   const at::Tensor y = summed(comm_, at::linear(part, weight), options_.sequence_dim);
   if (!bias.defined()) return y;
@@ -186,6 +235,89 @@ at::Tensor ParallelCrossEntropyImpl::forward(const at::Tensor& logits, const at:
   if (options_.reduction == at::Reduction::None) return losses;
   if (options_.reduction == at::Reduction::Sum) return losses.sum();
   return losses.sum() / ignored.logical_not().sum();
+}
+
+// ------------------------------------------------------------------------------------------------- what is whole
+
+namespace {
+
+std::string line_of_tensor(const std::string& name, const at::Tensor& tensor) {
+  return fmt::format("'{}' of {} [{}]", name, at::toString(tensor.scalar_type()),
+                     fmt::join(tensor.sizes().vec(), ", "));
+}
+
+}  // namespace
+
+void replicate(Communicator& comm, torch::nn::Module& module) {
+  if (!comm) raise(ErrorCode::InvalidArgument, "replicate: the communicator is empty");
+  std::set<std::string> cut;
+  const auto add = [&](const torch::nn::Module& one, const std::string& prefix) {
+    const auto* const has = dynamic_cast<const HasShards*>(&one);
+    if (has == nullptr) return;
+    for (const auto& [name, shard] : has->shards()) cut.insert(prefix + name);
+  };
+  add(module, "");
+  for (const auto& item : module.named_modules("", false)) add(*item.value(), item.key() + ".");
+  std::vector<std::string> lines;
+  std::vector<at::Tensor> whole;
+  std::unordered_set<const void*> cut_tensors, seen;
+  const auto named = checkpoint::named_tensors(module);
+  for (const auto& [name, tensor] : named) {
+    if (cut.count(name) > 0) cut_tensors.insert(tensor.unsafeGetTensorImpl());
+  }
+  for (const auto& [name, tensor] : named) {
+    lines.push_back(line_of_tensor(name, tensor));
+    if (cut_tensors.count(tensor.unsafeGetTensorImpl()) > 0) continue;
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) whole.push_back(tensor);
+  }
+  auto generators = checkpoint::generators_of(module);
+  std::vector<at::Tensor> states;
+  for (auto& [name, generator] : generators) {
+    states.push_back(checkpoint::state_of(generator));
+    lines.push_back(line_of_tensor("generator " + name, states.back()));
+  }
+  gradients::require_same_on_all_ranks(*gradients::ranks_of(comm), lines, "replicate");
+  broadcast_parameters(comm, whole);
+  broadcast_parameters(comm, states);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const std::lock_guard lock(generators[i].second.mutex());
+    generators[i].second.set_state(states[i]);
+  }
+}
+
+ParallelDropoutImpl::ParallelDropoutImpl(Communicator comm, const ParallelDropoutOptions& options)
+    : comm_(std::move(comm)), options_(options) {
+  if (!comm_) raise(ErrorCode::InvalidArgument, "ParallelDropout: the communicator is empty");
+  if (!(options.p >= 0 && options.p <= 1)) {
+    raise(ErrorCode::InvalidArgument, "ParallelDropout: a probability of {}", options.p);
+  }
+}
+
+at::Tensor ParallelDropoutImpl::forward(const at::Tensor& x) {
+  if (!is_training() || options_.p == 0) return x;
+  const at::Tensor drawn_seed = at::empty({1}, at::kLong);
+  if (options_.generator.defined()) {
+    drawn_seed.random_(options_.generator);
+  } else {
+    drawn_seed.random_();
+  }
+  // A generator of its own, seeded by the number and the rank (mixed as splitmix64 does): nothing but the number is
+  // drawn from the common one.
+  auto seed = static_cast<std::uint64_t>(drawn_seed.item<std::int64_t>());
+  seed += (static_cast<std::uint64_t>(comm_.rank()) + 1) * 0x9E3779B97F4A7C15ULL;
+  seed = (seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  seed = (seed ^ (seed >> 27)) * 0x94D049BB133111EBULL;
+  seed ^= seed >> 31;
+  at::Generator own;
+  {
+    at::Generator process = at::globalContext().defaultGenerator(x.device());
+    const std::lock_guard lock(process.mutex());
+    own = process.clone();
+  }
+  own.set_current_seed(seed);
+  at::Tensor mask = at::empty(x.sizes(), x.options().requires_grad(false)).bernoulli_(1 - options_.p, own);
+  if (options_.p < 1) mask.div_(1 - options_.p);
+  return x * mask;
 }
 
 void sum_gradients(Communicator& comm, torch::nn::Module& module) {

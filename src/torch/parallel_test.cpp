@@ -361,6 +361,89 @@ TEST(TensorParallel, WhatCannotBeIsRefusedOnAllRanks) {
   (void)refused(ErrorCode::InvalidArgument, [] { nn::ParallelCrossEntropy{Communicator()}; });
 }
 
+// --- what is whole ---
+
+TEST(TensorParallel, ReplicateMakesWhatIsWholeRankZeros) {
+  run_on_threads(2, [](Communicator comm) {
+    struct NetImpl : torch::nn::Module {
+      explicit NetImpl(Communicator& tp, std::int64_t width = 4) {
+        plain = register_module("plain", torch::nn::Linear(width, 4));
+        norm = register_module("norm", torch::nn::BatchNorm1d(4));
+        row = register_module("row", nn::RowParallelLinear(
+                                         tp, nn::RowParallelLinearOptions{.in_features = 4, .out_features = 4}));
+      }
+      torch::nn::Linear plain{nullptr};
+      torch::nn::BatchNorm1d norm{nullptr};
+      nn::RowParallelLinear row{nullptr};
+    };
+    NetImpl net(comm);
+    {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& tensor : net.parameters()) tensor.fill_(1 + comm.rank());
+      for (at::Tensor& tensor : net.buffers()) tensor.fill_(1 + comm.rank());
+    }
+    nn::replicate(comm, net);
+    for (const auto& item : net.named_parameters()) {
+      const int expected = item.key() == "row.weight" ? 1 + comm.rank() : 1;
+      EXPECT_TRUE(item.value().eq(expected).all().item<bool>()) << item.key();
+    }
+    for (const at::Tensor& tensor : net.buffers()) EXPECT_TRUE(tensor.eq(1).all().item<bool>());
+    NetImpl other(comm, 4 + comm.rank());
+    const std::string said = refused(ErrorCode::Mismatch, [&] { nn::replicate(comm, other); });
+    EXPECT_NE(said.find("'plain.weight' of Float [4, 5]"), std::string::npos) << said;
+  });
+}
+
+TEST(TensorParallel, LayersSayThatWhatHasToBeTheSameDiffers) {
+  run_on_threads(2, [](Communicator comm) {
+    nn::ColumnParallelLinear column(comm, nn::ColumnParallelLinearOptions{.in_features = 4, .out_features = 4});
+    nn::RowParallelLinear row(comm, nn::RowParallelLinearOptions{.in_features = 4, .out_features = 4});
+    const at::Tensor x = pattern({8, 4}, 1, at::kFloat);
+    const at::Tensor rounded = x + 1e-6 * comm.rank(), other = x + 0.5 * comm.rank();
+    (void)column(rounded);  // the first one is compared
+    for (int forward = 1; forward < 64; ++forward) (void)column(other);
+    const std::string said = refused(ErrorCode::Mismatch, [&] { (void)column(other); });
+    EXPECT_NE(said.find("ColumnParallelLinear: the ranks' input differs"), std::string::npos) << said;
+    nn::ColumnParallelLinear sized(comm, nn::ColumnParallelLinearOptions{.in_features = 4, .out_features = 4});
+    const std::string sizes = refused(ErrorCode::Mismatch, [&] { (void)sized(x.slice(0, 0, 4 + comm.rank())); });
+    EXPECT_NE(sizes.find("elements: 16 on rank 0, 20 on rank 1"), std::string::npos) << sizes;
+    {
+      const at::NoGradGuard no_grad;
+      row->bias.add_(comm.rank());
+      (void)row(x.slice(1, 0, 2));  // without gradients nothing is
+    }
+    const std::string bias = refused(ErrorCode::Mismatch, [&] { (void)row(x.slice(1, 0, 2)); });
+    EXPECT_NE(bias.find("RowParallelLinear: the ranks' bias differs"), std::string::npos) << bias;
+  });
+}
+
+TEST(TensorParallel, DropoutOfPartsDrawsAMaskForEachRankAndKeepsGeneratorsInStep) {
+  run_on_threads(2, [](Communicator comm) {
+    const auto dropout = [&](double p, std::uint64_t seed) {
+      return nn::ParallelDropout(
+          comm, nn::ParallelDropoutOptions{.p = p, .generator = at::detail::createCPUGenerator(seed)});
+    };
+    const at::Tensor x = at::ones({100, 100});
+    nn::ParallelDropout first = dropout(0.25, 5);
+    const at::Tensor one = first(x), two = first(x);
+    EXPECT_FALSE(at::equal(one, two));
+    EXPECT_TRUE(at::equal(one, dropout(0.25, 5)(x))) << "it comes from the generator alone";
+    EXPECT_NEAR(one.mean().item<double>(), 1, 0.03);
+    EXPECT_NEAR(one.max().item<double>(), 1 / 0.75, 1e-6);
+    const at::Tensor all = autograd::all_gather(comm, one.unsqueeze(0));
+    EXPECT_NEAR(all[0].ne(0).eq(all[1].ne(0)).to(at::kDouble).mean().item<double>(), 0.625, 0.03) << "independent";
+    const at::Tensor grad_of = x.clone().requires_grad_(true);
+    dropout(0.25, 5)(grad_of).sum().backward();
+    EXPECT_TRUE(at::equal(grad_of.grad(), one));
+    EXPECT_EQ(dropout(1, 5)(x).abs().max().item<double>(), 0);
+    EXPECT_TRUE(at::equal(dropout(0, 5)(x), x));
+    first->eval();
+    EXPECT_TRUE(at::equal(first(x), x));
+    EXPECT_NE(refused(ErrorCode::InvalidArgument, [&] { dropout(1.5, 5); }).find("a probability of 1.5"),
+              std::string::npos);
+  });
+}
+
 // --- batch normalization ---
 
 struct Case {

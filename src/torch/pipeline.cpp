@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "torch/pipeline_layers.h"
 #include "torch/reducer.h"
 #include "torch/split_backward.h"
 #include "train/gradients/ranks.h"
@@ -9,21 +10,16 @@
 
 #include <cohort/torch/tensor.h>
 
-#include <ATen/Context.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <deque>
 #include <exception>
 #include <limits>
 #include <map>
-#include <mutex>
-#include <random>
-#include <unordered_map>
 
 namespace cohort::nn {
 
@@ -32,109 +28,14 @@ using pipeline::Kind;
 
 namespace {
 
-// ------------------------------------------------------------------------------------------------- random numbers
-
-/// libtorch's default generators of the host and of one GPU: their states are put back when this dies.
-class GeneratorStates {
- public:
-  explicit GeneratorStates(at::Device device) {
-    take(at::Device(at::kCPU));
-    if (device.is_cuda() && at::globalContext().hasCUDA()) take(device);
-  }
-  GeneratorStates(const GeneratorStates&) = delete;
-  GeneratorStates& operator=(const GeneratorStates&) = delete;
-  ~GeneratorStates() {
-    for (auto& [generator, state] : kept_) {
-      const std::lock_guard lock(generator.mutex());
-      generator.set_state(state);
-    }
-  }
-  void seed(std::uint64_t seed) {
-    for (auto& [generator, state] : kept_) {
-      const std::lock_guard lock(generator.mutex());
-      generator.set_current_seed(seed);
-    }
-  }
-
- private:
-  void take(at::Device device) {
-    at::Generator generator = at::globalContext().defaultGenerator(device);
-    const std::lock_guard lock(generator.mutex());
-    kept_.emplace_back(generator, generator.get_state());
-  }
-  std::vector<std::pair<at::Generator, at::Tensor>> kept_;
-};
-
-std::uint64_t mixed(std::uint64_t seed, std::initializer_list<std::int64_t> numbers) {
-  std::vector<std::uint64_t> all = {seed, seed >> 32};  // of each the lower half counts
-  all.insert(all.end(), numbers.begin(), numbers.end());
-  std::seed_seq sequence(all.begin(), all.end());  // the same everywhere: the standard says how
-  std::array<std::uint32_t, 2> words{};
-  sequence.generate(words.begin(), words.end());
-  return std::uint64_t{words[0]} << 32 | words[1];
-}
-
-// ------------------------------------------------------------------------------------------------- layers
-
-struct NamedLayer {
-  std::string name;
-  std::function<torch::nn::AnyModule()> get;
-  bool exists = false;  // it need not be made
-};
-
-/// Where its parameters are, if it has any.
-std::optional<at::Device> device_of(const torch::nn::Module& module) {
-  const std::vector<at::Tensor> parameters = module.parameters();
-  return parameters.empty() ? std::nullopt : std::optional(parameters.front().device());
-}
-
-/// Seconds of forward and backward of each layer.
-std::vector<double> measured_costs(const std::vector<NamedLayer>& layers, const at::Tensor& sample) {
-  constexpr int kRepeats = 3;  // of which the fastest counts
-  const at::AutoGradMode grad_mode(true);
-  const GeneratorStates states(sample.device());
-  std::vector<double> costs;
-  at::Tensor input = sample.detach();
-  for (const NamedLayer& layer : layers) {
-    torch::nn::AnyModule module = layer.get();
-    std::vector<std::pair<at::Tensor, at::Tensor>> kept;  // what a forward may change
-    for (const at::Tensor& buffer : module.ptr()->buffers()) kept.emplace_back(buffer, buffer.detach().clone());
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& parameter : module.ptr()->parameters()) gradients.push_back(parameter.grad());
-    for (at::Tensor& parameter : module.ptr()->parameters()) parameter.mutable_grad().reset();  // not to be added to
-    const auto finish = [&](const at::Tensor& tensor) {
-      if (tensor.is_cuda()) static_cast<void>(tensor.flatten()[0].cpu());
-    };
-    double best = std::numeric_limits<double>::infinity();
-    at::Tensor output;
-    for (int i = 0; i < kRepeats; ++i) {
-      at::Tensor x = input.detach().clone();
-      if (x.is_floating_point()) x.requires_grad_(true);
-      finish(x);
-      const auto begin = std::chrono::steady_clock::now();
-      output = module.forward(x);
-      if (output.requires_grad()) torch::autograd::backward({output}, {at::ones_like(output)});
-      finish(x.grad().defined() ? x.grad() : output);
-      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    }
-    costs.push_back(best);
-    const at::NoGradGuard no_grad;
-    for (auto& [buffer, value] : kept) at::Tensor(buffer).copy_(value);
-    std::size_t at = 0;
-    for (at::Tensor& parameter : module.ptr()->parameters()) parameter.mutable_grad() = gradients[at++];
-    input = output.detach();
-  }
-  return costs;
-}
-
 // ------------------------------------------------------------------------------------------------- messages
 
 /// What is told of a tensor before it: whether there is one, its type, whether it takes a gradient, whether it is a
-/// GPU's, how many sizes, and these.
-using Header = std::array<std::int64_t, 20>;
-constexpr std::size_t kSizesAt = 5;
+/// GPU's, how many sizes, how many rows of the input the micro-batch has, and the sizes.
+using Header = std::array<std::int64_t, 21>;
+constexpr std::size_t kSizesAt = 6;
 
-Header header_of(const at::Tensor& tensor, bool takes_gradient) {
+Header header_of(const at::Tensor& tensor, bool takes_gradient, std::int64_t rows) {
   Header header{};
   if (!tensor.defined()) return header;
   if (tensor.layout() != at::kStrided || tensor.dim() > static_cast<std::int64_t>(header.size() - kSizesAt)) {
@@ -142,7 +43,7 @@ Header header_of(const at::Tensor& tensor, bool takes_gradient) {
           header.size() - kSizesAt);
   }
   header = {1, static_cast<std::int64_t>(tensor.scalar_type()), takes_gradient ? 1 : 0, tensor.is_cuda() ? 1 : 0,
-            tensor.dim()};
+            tensor.dim(), rows};
   for (std::int64_t d = 0; d < tensor.dim(); ++d) header[kSizesAt + static_cast<std::size_t>(d)] = tensor.size(d);
   return header;
 }
@@ -177,6 +78,7 @@ class Messages {
   struct Received {
     at::Tensor tensor;
     bool takes_gradient = false;
+    std::int64_t rows = 0;
   };
   Received take(int number, int peer, const std::optional<at::Device>& device) {
     Arriving& arriving = arriving_.at(number);
@@ -192,14 +94,14 @@ class Messages {
         wait_for(arriving.filled, arriving.tensor);
       }
     }
-    Received received{std::move(arriving.tensor), header[2] != 0};
+    Received received{std::move(arriving.tensor), header[2] != 0, header[5]};
     arriving_.erase(number);
     return received;
   }
 
-  void send(int number, int peer, const at::Tensor& tensor, bool takes_gradient) {
+  void send(int number, int peer, const at::Tensor& tensor, bool takes_gradient, std::int64_t rows) {
     const at::Tensor plain = tensor.defined() ? tensor.detach().contiguous() : tensor;
-    Sent& sent = sent_.emplace_back(Sent{plain, std::make_unique<Header>(header_of(plain, takes_gradient)), {}});
+    Sent& sent = sent_.emplace_back(Sent{plain, std::make_unique<Header>(header_of(plain, takes_gradient, rows)), {}});
     const auto [known, first] = known_.try_emplace(number, *sent.header);
     sent.works.push_back(comm_.send(std::span<const std::int64_t>(*sent.header), peer, {.tag = 3 * number}));
     const bool changed = !first && known->second != *sent.header;
@@ -287,6 +189,7 @@ struct Pipeline::State {
   State(const std::vector<NamedLayer>& layers, Communicator communicator, const PipelineOptions& opts);
 
   void choose_cuts(const std::vector<NamedLayer>& layers);
+  bool any_sample();
   void keep_layers(const std::vector<NamedLayer>& layers);
   bool is_last() const { return comm.rank() == comm.size() - 1; }
 
@@ -322,11 +225,23 @@ Pipeline::State::State(const std::vector<NamedLayer>& layers, Communicator commu
   keep_layers(layers);
 }
 
+/// Whether one is given, for all ranks to decide alike. It is needed on rank 0, the others may have it, too.
+bool Pipeline::State::any_sample() {
+  std::array<std::int64_t, 2> given = {options.sample.defined() ? 1 : 0,
+                                       options.sample.defined() && comm.rank() == 0 ? 1 : 0};
+  comm.all_reduce(std::span(given), {.op = ReduceOp::Max}).wait();
+  if (given[0] > given[1]) {
+    raise(ErrorCode::InvalidArgument, "Pipeline: a sample is given, and not on rank 0, which measures with it");
+  }
+  return given[0] > 0;
+}
+
 void Pipeline::State::choose_cuts(const std::vector<NamedLayer>& layers) {
   const auto stage_count = static_cast<std::size_t>(layout.stages());
+  const bool measured = any_sample();
   std::vector<double> costs(layers.size(), 1);
   if (!options.cuts.empty()) {
-    if (!options.costs.empty() || options.sample.defined()) {
+    if (!options.costs.empty() || measured) {
       raise(ErrorCode::InvalidArgument, "Pipeline: cuts and costs, or a sample, are given -- give one");
     }
     cuts = options.cuts;
@@ -343,9 +258,9 @@ void Pipeline::State::choose_cuts(const std::vector<NamedLayer>& layers) {
     }
   } else {
     if (!options.costs.empty()) {
-      if (options.sample.defined() || options.costs.size() != layers.size()) {
+      if (measured || options.costs.size() != layers.size()) {
         raise(ErrorCode::InvalidArgument, "Pipeline: {} costs of {} layers{}", options.costs.size(), layers.size(),
-              options.sample.defined() ? ", and a sample to measure them with" : "");
+              measured ? ", and a sample to measure them with" : "");
       }
       costs = options.costs;
     } else {
@@ -368,32 +283,21 @@ void Pipeline::State::choose_cuts(const std::vector<NamedLayer>& layers) {
   if (comm.rank() == 0) log::info("plan", "{}", plan);
 }
 
-// And refuses a parameter of layers in two stages, each of which would have a part of its gradient.
 void Pipeline::State::keep_layers(const std::vector<NamedLayer>& layers) {
-  std::unordered_map<const void*, std::pair<int, std::string>> owners;  // of parameters: their stage and name
+  std::vector<int> stage_of;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto number = static_cast<std::int64_t>(i);
-    const int stage = static_cast<int>(std::upper_bound(cuts.begin(), cuts.end(), number) - cuts.begin());
-    const bool own = stage % layout.ranks == comm.rank();
-    if (!own && !layers[i].exists) continue;
-    std::optional<GeneratorStates> states;
-    if (options.seed && !layers[i].exists) {
-      states.emplace(at::Device(at::kCPU)).seed(mixed(*options.seed, {number}));
+    stage_of.push_back(static_cast<int>(std::upper_bound(cuts.begin(), cuts.end(), number) - cuts.begin()));
+  }
+  std::vector<torch::nn::AnyModule> own = made_layers(comm, layers, stage_of, options.seed);
+  auto next = own.begin();
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (stage_of[i] % layout.ranks != comm.rank()) continue;
+    if (stages.empty() || stages.back().number != stage_of[i]) {
+      stages.push_back({stage_of[i], static_cast<std::int64_t>(i), {}});
     }
-    torch::nn::AnyModule layer = layers[i].get();
-    for (const auto& item : layer.ptr()->named_parameters()) {
-      const std::string name = layers[i].name + "." + item.key();
-      const auto& [owner, first] = *owners.try_emplace(item.value().unsafeGetTensorImpl(), stage, name).first;
-      if (first.first == stage) continue;
-      raise(ErrorCode::InvalidArgument,
-            "Pipeline: parameter '{}' of stage {} is '{}' of stage {} as well -- cut so that both are in one stage, or "
-            "give each a parameter of its own",
-            name, stage, first.second, first.first);
-    }
-    if (!own) continue;
-    if (stages.empty() || stages.back().number != stage) stages.push_back({stage, number, {}});
-    module->register_module(layers[i].name, layer.ptr());
-    stages.back().layers.push_back(std::move(layer));
+    module->register_module(layers[i].name, next->ptr());
+    stages.back().layers.push_back(std::move(*next++));
   }
 }
 
@@ -448,6 +352,7 @@ class Pipeline::Run {
   /// Of a stage and a micro-batch, from its forward to the end of its backward.
   struct Alive {
     at::Tensor input, output;
+    std::int64_t rows = 0;  // of the input's micro-batch
     SplitBackward split;
   };
 
@@ -503,10 +408,10 @@ class Pipeline::Run {
     --waiting_;
     return messages_.take(number, peer, device_);
   }
-  void send(const Action& action, const at::Tensor& tensor, bool takes_gradient) {
+  void send(const Action& action, const at::Tensor& tensor, bool takes_gradient, std::int64_t rows) {
     const auto [number, peer] = route(action, true);
-    if (peer != comm_.rank()) return messages_.send(number, peer, tensor, takes_gradient);
-    here_[number] = {tensor.defined() ? tensor.detach() : tensor, takes_gradient};
+    if (peer != comm_.rank()) return messages_.send(number, peer, tensor, takes_gradient, rows);
+    here_[number] = {tensor.defined() ? tensor.detach() : tensor, takes_gradient, rows};
   }
 
   void perform(const Action& action) {
@@ -525,40 +430,47 @@ class Pipeline::Run {
     const auto micro_batch = static_cast<std::size_t>(action.micro_batch);
     if (is_first(action)) {
       alive.input = std::exchange(inputs_[micro_batch], {});
-      if (alive.input.size(0) == 0) alive.input.reset();  // all stages pass it over
+      alive.rows = alive.input.size(0);
+      if (alive.rows == 0) alive.input.reset();  // all stages pass it over
     } else {
       Messages::Received received = take(action);
       alive.input = std::move(received.tensor);
+      alive.rows = received.rows;
       if (received.takes_gradient && trains()) alive.input.requires_grad_(true);
     }
-    if (is_last(action) && pass_ != Pass::Output && alive.input.defined() != (action.micro_batch < with_rows_)) {
+    if (is_last(action) && pass_ != Pass::Output && alive.rows != targets_[micro_batch].size(0)) {
       raise(ErrorCode::InvalidArgument,
-            "the target has rows of {} micro-batches, and the input has {} -- as many are needed", with_rows_,
-            alive.input.defined() ? "more" : "fewer");
+            "the micro-batch has {} rows of the input, and {} of the target -- both need the same number of rows",
+            alive.rows, targets_[micro_batch].size(0));
     }
     if (!alive.input.defined()) {
-      if (!is_last(action)) send(action, {}, false);
+      if (!is_last(action)) send(action, {}, false, 0);
       return;
     }
     Stage& stage = state_.stages[static_cast<std::size_t>(action.stage / state_.layout.ranks)];
-    alive.output = alive.input;
+    alive.output = passed_on(alive.input);
     std::int64_t number = stage.first_layer;
     for (torch::nn::AnyModule& layer : stage.layers) {
       if (states_) {
-        states_->seed(mixed(*state_.options.seed, {state_.steps, action.micro_batch, number}));
+        states_->seed(mixed_seed(*state_.options.seed, {state_.steps, action.micro_batch, number}));
       }
       alive.output = layer.forward(alive.output);
       if (!alive.output.defined()) raise(ErrorCode::InvalidArgument, "layer {} returned no tensor", number);
       ++number;
     }
     if (!is_last(action)) {
-      send(action, alive.output, alive.output.requires_grad());
+      send(action, alive.output, alive.output.requires_grad(), alive.rows);
     } else if (pass_ == Pass::Output) {
       outputs_.push_back(alive.output);
     } else {
       const at::Tensor loss = state_.options.loss(alive.output, targets_[micro_batch]);
       if (!loss.defined() || loss.numel() != 1) {
         raise(ErrorCode::InvalidArgument, "the loss is no scalar -- let it be the mean, or the sum, over its rows");
+      }
+      if (trains() && !loss.requires_grad()) {  // as autograd says it in one process
+        raise(ErrorCode::InvalidArgument,
+              "the loss does not require a gradient, so that nothing would be trained -- compute it from the model's "
+              "output with gradients on: no NoGradGuard, detach() or item() in the loss");
       }
       outputs_.push_back(loss.detach());
       if (trains()) alive.output = loss / with_rows_;
@@ -578,7 +490,7 @@ class Pipeline::Run {
         of_input = alive.input.grad();
       }
     }
-    if (!is_first(action)) send(action, of_input, false);
+    if (!is_first(action)) send(action, of_input, false, 0);
   }
 
   void share_loss() {

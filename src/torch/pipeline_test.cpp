@@ -411,6 +411,129 @@ TEST(PipelineStages, AreCutByHandByCostOrByMeasuring) {
   });
 }
 
+/// As a language model's last layer that uses its embedding.
+struct TiedHeadImpl : torch::nn::Module {
+  explicit TiedHeadImpl(const torch::nn::Embedding& tied) { embedding = register_module("embedding", tied); }
+  at::Tensor forward(const at::Tensor& x) { return at::linear(x, embedding->weight); }
+  torch::nn::Embedding embedding{nullptr};
+};
+TORCH_MODULE(TiedHead);
+
+TEST(PipelineStages, RefuseWhatTwoOfThemShareWhereLayersAreMadeByFunctions) {
+  run_on_threads(3, [](Communicator comm) {
+    const torch::nn::Embedding embedding(11, 6);
+    const torch::nn::BatchNorm1d norm(torch::nn::BatchNorm1dOptions(6).affine(false));
+    const auto middle = [] { return torch::nn::Linear(6, 6); };
+    const auto refused = [&](const std::vector<nn::PipelineLayer>& layers, const PipelineOptions& options) {
+      return refusal([&] { Pipeline(layers, comm, options); }, ErrorCode::InvalidArgument);
+    };
+    const std::vector<nn::PipelineLayer> tied = {[=] { return embedding; }, middle,
+                                                 [=] { return TiedHead(embedding); }};
+    for (const std::optional<std::uint64_t> seed : {std::optional<std::uint64_t>(), std::optional<std::uint64_t>(1)}) {
+      EXPECT_EQ(refused(tied, {.micro_batches = 2, .seed = seed})
+                    .find("Pipeline: parameter '2.embedding.weight' of stage 2 is '0.weight' of stage 0 as well"),
+                0U);
+    }
+    const std::vector<nn::PipelineLayer> buffer = {[=] { return norm; }, middle, [=] { return norm; }};
+    EXPECT_NE(refused(buffer, {.micro_batches = 2}).find("buffer '2.running_mean' of stage 2 is '0.running_mean'"),
+              std::string::npos);
+    torch::nn::Sequential whole({{"first", torch::nn::AnyModule(norm)},
+                                 {"middle", torch::nn::AnyModule(torch::nn::Linear(6, 6))},
+                                 {"last", torch::nn::AnyModule(norm)}});
+    const std::string said =
+        refusal([&] { Pipeline(whole, comm, {.micro_batches = 2}); }, ErrorCode::InvalidArgument);
+    EXPECT_NE(said.find("buffer 'last.running_mean' of stage 2"), std::string::npos) << said;
+
+    // Those that are made anew, given away, or shared within a stage are not refused.
+    const auto given_away = std::make_shared<torch::nn::Linear>(6, 6);
+    const std::vector<nn::PipelineLayer> sound = {[=] { return embedding; },
+                                                  [=] { return TiedHead(embedding); }, middle,
+                                                  [=] { return torch::nn::Linear(std::move(*given_away)); }};
+    EXPECT_EQ(Pipeline(sound, comm, {.micro_batches = 2, .cuts = {2, 3}}).cuts().size(), 2U);
+
+    // What a function throws on the rank that keeps the layer, all ranks are told.
+    const std::vector<nn::PipelineLayer> broken = {
+        middle, [] () -> torch::nn::Linear { throw std::logic_error("no memory"); }, middle};
+    try {
+      Pipeline(broken, comm, {.micro_batches = 2});
+      FAIL();
+    } catch (const std::exception& error) {
+      EXPECT_NE(std::string(error.what()).find(comm.rank() == 1 ? "no memory" : "rank 1 could not make a layer"),
+                std::string::npos)
+          << error.what();
+    }
+  });
+}
+
+TEST(PipelineStages, MayBeginWithALayerThatChangesItsInputInPlace) {
+  const auto make = [] {
+    const auto relu = [] { return torch::nn::ReLU(torch::nn::ReLUOptions(true)); };
+    torch::nn::Sequential net(torch::nn::Linear(5, 9), relu(), torch::nn::Linear(9, 9), relu(),
+                              torch::nn::Linear(9, 3));
+    net->to(at::kDouble);
+    return with_values(net, 0);
+  };
+  torch::nn::Sequential alone = make();
+  const Batch batch = batch_of(1, 8);
+  const double loss = step_alone(alone, batch, 4);
+  Collected expected;
+  expected.add(*alone, true);
+  for (const Schedule schedule : {Schedule::OneFOneB, Schedule::ZeroBubble}) {
+    Collected ours;
+    run_on_threads(3, [&](Communicator comm) {
+      Pipeline model(make(), comm, {.schedule = schedule, .micro_batches = 4, .loss = loss_of, .cuts = {1, 3}});
+      EXPECT_EQ(model.step(batch.x, batch.y), loss);
+      EXPECT_EQ(model.evaluate(batch.x, batch.y), loss);
+      ours.add(*model.module(), true);
+      // Measuring runs each layer alone.
+      EXPECT_EQ(Pipeline(make(), comm, {.micro_batches = 4, .sample = batch.x}).cuts().size(), 2U);
+    });
+    expect_same(ours, expected, std::string(pipeline::to_string(schedule)));
+  }
+}
+
+TEST(PipelineStages, AreAsBeforeWhereMeasuringThrows) {
+  run_on_threads(2, [](Communicator comm) {
+    struct ThrowsAgainImpl : torch::nn::Module {
+      ThrowsAgainImpl() { norm = register_module("norm", torch::nn::BatchNorm1d(5)); }
+      at::Tensor forward(const at::Tensor& x) {
+        if (++calls == 2) throw std::logic_error("the second time");
+        return norm(x);
+      }
+      torch::nn::BatchNorm1d norm{nullptr};
+      int calls = 0;
+    };
+    const auto layer = std::make_shared<ThrowsAgainImpl>();
+    torch::nn::Sequential net(torch::nn::Linear(5, 5), layer);
+    for (at::Tensor& parameter : net->parameters()) parameter.mutable_grad() = at::full_like(parameter, 3);
+    EXPECT_ANY_THROW(Pipeline(net, comm, {.micro_batches = 1, .sample = batch_of(1, 4, at::kFloat).x}));
+    for (const at::Tensor& parameter : net->parameters()) {
+      ASSERT_TRUE(parameter.grad().defined());
+      EXPECT_TRUE(at::equal(parameter.grad(), at::full_like(parameter, 3)));
+    }
+    EXPECT_EQ(layer->norm->num_batches_tracked.item<std::int64_t>(), 0);
+  });
+}
+
+TEST(PipelineStages, AreRefusedASampleThatIsNotOnRankZero) {
+  run_on_threads(2, [](Communicator comm) {
+    const at::Tensor sample = comm.rank() == 1 ? at::ones({4, 5}) : at::Tensor();
+    for (const PipelineOptions& options : {PipelineOptions{.micro_batches = 2, .sample = sample},
+                                           PipelineOptions{.micro_batches = 2, .cuts = {1}, .sample = sample}}) {
+      const std::string said =
+          refusal([&] { Pipeline(ten_layers(at::kFloat), comm, options); }, ErrorCode::InvalidArgument);
+      EXPECT_NE(said.find("not on rank 0"), std::string::npos) << said;
+    }
+    const at::Tensor rank0 = comm.rank() == 0 ? at::ones({4, 5}) : at::Tensor();
+    const std::string said = refusal(
+        [&] {
+          Pipeline(ten_layers(at::kFloat), comm, {.micro_batches = 2, .cuts = {1}, .sample = rank0});
+        },
+        ErrorCode::InvalidArgument);
+    EXPECT_NE(said.find("give one"), std::string::npos) << said;
+  });
+}
+
 TEST(PipelineStages, RefuseAParameterThatTwoOfThemShareAndOptionsThatDiffer) {
   run_on_threads(2, [](Communicator comm) {
     torch::nn::Linear tied(5, 5);
@@ -441,7 +564,10 @@ TEST(PipelineStages, ThatThrowEndTheStepOnAllRanksWithTheirReason) {
       {"backward", 1, "stage 1, backward of micro-batch 1 -- no gradient today"},
       {"none", 0, "the batch -- the input is of [0, 5], and is cut into 4 micro-batches"},
       {"rows", 3,
-       "stage 3, forward of micro-batch 3 -- the target has rows of 4 micro-batches, and the input has fewer"},
+       "stage 3, forward of micro-batch 3 -- the micro-batch has 0 rows of the input, and 1 of the target"},
+      {"fewer targets", 3,
+       "stage 3, forward of micro-batch 0 -- the micro-batch has 2 rows of the input, and 1 of the target"},
+      {"detached", 3, "stage 3, forward of micro-batch 0 -- the loss does not require a gradient"},
       {"target", 3, "the batch -- the target is undefined"},
       {"loss", 3, "stage 3, forward of micro-batch 0 -- the loss is no scalar"}};
   for (const Failure& failure : failures) {
@@ -459,9 +585,11 @@ TEST(PipelineStages, ThatThrowEndTheStepOnAllRanksWithTheirReason) {
           }),
           torch::nn::Linear(what == "shape" ? 7 : 5, 5), torch::nn::Linear(5, 3));
       Pipeline model(net, comm, {.micro_batches = 4, .loss = [&](const at::Tensor& output, const at::Tensor& target) {
+                                   const at::AutoGradMode mode(what != "detached");
                                    return what == "loss" ? output : loss_of(output, target);
                                  }});
-      const Batch batch = batch_of(1, what == "rows" ? 4 : 8, at::kFloat);
+      Batch batch = batch_of(1, what == "rows" ? 4 : 8, at::kFloat);
+      if (what == "fewer targets") batch.y = batch.y.slice(0, 0, 4);
       const std::string said = refusal(
           [&] {
             const int rows = what == "none" ? 0 : what == "rows" ? 3 : 8;

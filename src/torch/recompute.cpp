@@ -17,6 +17,7 @@
 // clang-format on
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <unordered_set>
 
@@ -59,6 +60,39 @@ class NoAutocastCache {
 
  private:
   bool before_ = at::autocast::is_autocast_cache_enabled();
+};
+
+// The types that autocast casts to. Older libtorchs' ThreadLocalState does not have them, and a GPU's backward runs on
+// a thread of its own.
+using AutocastTypes = std::array<at::ScalarType, 2>;
+
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
+AutocastTypes autocast_types() {
+  return {at::autocast::get_autocast_dtype(at::kCPU), at::autocast::get_autocast_dtype(at::kCUDA)};
+}
+void set_autocast_types(const AutocastTypes& types) {
+  at::autocast::set_autocast_dtype(at::kCPU, types[0]);
+  at::autocast::set_autocast_dtype(at::kCUDA, types[1]);
+}
+#else
+AutocastTypes autocast_types() {
+  return {at::autocast::get_autocast_cpu_dtype(), at::autocast::get_autocast_gpu_dtype()};
+}
+void set_autocast_types(const AutocastTypes& types) {
+  at::autocast::set_autocast_cpu_dtype(types[0]);
+  at::autocast::set_autocast_gpu_dtype(types[1]);
+}
+#endif
+
+class WithAutocastTypes {
+ public:
+  explicit WithAutocastTypes(const AutocastTypes& types) { set_autocast_types(types); }
+  ~WithAutocastTypes() { set_autocast_types(before_); }
+  WithAutocastTypes(const WithAutocastTypes&) = delete;
+  WithAutocastTypes& operator=(const WithAutocastTypes&) = delete;
+
+ private:
+  AutocastTypes before_ = autocast_types();
 };
 
 // ------------------------------------------------------------------------------------------------- random state
@@ -204,6 +238,7 @@ struct Recomputation final : Node {
   std::vector<std::uint32_t> versions;  // of leaves among these
   RandomState random;
   at::ThreadLocalState state;
+  AutocastTypes types = autocast_types();
 
  private:
   Run run_again(const variable_list& gradients);
@@ -227,6 +262,7 @@ Run Recomputation::run_again(const variable_list& gradients) {
   const Recomputing recomputing_now;
   const WithRandomState same_random(random);
   const at::ThreadLocalStateGuard same_modes(state);
+  const WithAutocastTypes same_types(types);
   Run run = run_with_graph(function, inputs);
   const bool same_outside = run.ways.size() == inputs.size() + outside.size() &&
                             std::all_of(outside.begin(), outside.end(), [&](const Edge& edge) {

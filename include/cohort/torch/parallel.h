@@ -7,6 +7,7 @@
 //   2048}); nn::RowParallelLinear down(mesh.along("tp"), nn::RowParallelLinearOptions{.in_features = 2048,
 //   .out_features = 512}); y = down(at::gelu(up(x)));                                     // one all_reduce forward,
 //   one backward
+//   nn::replicate(mesh.along("tp"), *model);  // once it is made: what the layers above do not cut is the same on all
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -43,6 +44,9 @@ class HasShards {
 // a reduce_scatter take the place of each all_reduce. Modules that lie there, such as LayerNorm, have whole parameters
 // of which each rank sees a part of the gradient: see `sum_gradients`.
 
+// In training a layer compares some values of what all ranks have to have alike, its whole input or bias, over the
+// ranks in its first forward and each 64th: Mismatch on all, before the ranks' models have gone far apart.
+
 enum class Features : std::uint8_t {
   Whole,  ///< all of the last dimension, on all ranks
   Split,  ///< this rank's part of it
@@ -69,6 +73,7 @@ class ColumnParallelLinearImpl : public torch::nn::Module, public HasShards {
  private:
   Communicator comm_;
   ColumnParallelLinearOptions options_;
+  std::int64_t forwards_ = 0;  // in training
 };
 TORCH_MODULE(ColumnParallelLinear);
 
@@ -93,6 +98,7 @@ class RowParallelLinearImpl : public torch::nn::Module, public HasShards {
  private:
   Communicator comm_;
   RowParallelLinearOptions options_;
+  std::int64_t forwards_ = 0;  // in training
 };
 TORCH_MODULE(RowParallelLinear);
 
@@ -137,6 +143,32 @@ class ParallelCrossEntropyImpl : public torch::nn::Module {
   ParallelCrossEntropyOptions options_;
 };
 TORCH_MODULE(ParallelCrossEntropy);
+
+/// Makes the same on all ranks of `comm` what `module` has whole: every parameter and buffer that no HasShards names
+/// becomes rank 0's. So do the states of libtorch's default generators, the CPU's and those of the GPUs that the module
+/// is on: a plain dropout of a whole activation draws one mask on all ranks from then on, as long as all ranks draw the
+/// same. Collective; after construction or a load by hand, before the module is wrapped. Throws Mismatch on all ranks
+/// if their names or shapes differ.
+void replicate(Communicator& comm, torch::nn::Module& module);
+
+struct ParallelDropoutOptions {
+  double p = 0.5;
+  at::Generator generator = {};  ///< the CPU's kind, in step on all ranks; undefined: the process's own
+};
+
+/// Dropout of what is cut over the ranks, between a column-parallel and a row-parallel layer or along `sequence_dim`:
+/// each rank's mask is another one. (torch's Dropout, with generators in step, would draw one mask for every part.) All
+/// ranks draw one number from the generator, so that generators stay in step; the mask comes from it and the rank.
+class ParallelDropoutImpl : public torch::nn::Module {
+ public:
+  explicit ParallelDropoutImpl(Communicator comm, const ParallelDropoutOptions& options = {});
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  Communicator comm_;
+  ParallelDropoutOptions options_;
+};
+TORCH_MODULE(ParallelDropout);
 
 /// For modules whose parameters are whole but see a part of the input on each rank, as between layers with
 /// `sequence_dim`: from now on the gradient of each parameter of `module` is summed over the ranks when a backward has

@@ -28,7 +28,8 @@
 namespace cohort::nn {
 
 /// A layer that is made by the rank that keeps it: from a function that returns a module (a holder, a shared_ptr, or a
-/// torch::nn::AnyModule), of which forward takes a tensor and returns one.
+/// torch::nn::AnyModule), of which forward takes a tensor and returns one. It makes a new one each time, and is called
+/// twice, to see whether it does.
 class PipelineLayer {
  public:
   template <class Make>
@@ -62,28 +63,30 @@ struct PipelineOptions {
   std::vector<std::int64_t> cuts = {};
   /// What each layer costs, in any unit; the slowest stage is to be as fast as can be.
   std::vector<double> costs = {};
-  /// A micro-batch, on rank 0: the layers' costs are measured with it there, each layer alone. Their parameters,
-  /// gradients, buffers and the state of random generators stay as they are.
+  /// A micro-batch, on rank 0 (where others have one alone, all refuse it): the layers' costs are measured with it
+  /// there, each layer alone. Their parameters, gradients, buffers and the state of random generators stay as they are.
   at::Tensor sample = {};
 
   /// Random numbers, of dropout in `step` and where layers are made by functions of their initial values, come from
   /// this number, the step's, the micro-batch's and the layer's: so they are the same for any number of ranks, any cut
-  /// and any schedule. libtorch's generators are put back afterwards. Unset: each process's generators go on.
+  /// and any schedule. libtorch's generators are put back afterwards. Copies of a pipeline need seeds of their own, or
+  /// they draw the same masks. Unset: each process's generators go on.
   std::optional<std::uint64_t> seed = {};
 };
 
 /// See the head of this file. Construction is collective; throws Mismatch on every rank if their layers' number or
-/// options differ, InvalidArgument for what cannot be cut so, and for a parameter that layers of two stages share.
+/// options differ, InvalidArgument for what cannot be cut so, and for a parameter or buffer that layers of two stages
+/// share: all on every rank.
 ///
 /// Stage s is on rank s % comm.size(). Between stages goes one tensor of any dense type, in the host's memory or a
 /// GPU's; a stage's inputs are put where its parameters are. What shape and type it has is told by who sends it, with
 /// each message; receives are started ahead with those of the step before. (A step in which they change, as the last
-/// one of an epoch may, costs one message more for each.) What a stage gets is a leaf of its graph, so its first layer
-/// must not change its input in place.
+/// one of an epoch may, costs one message more for each.) Any layer may change its input in place, as in one process.
 ///
 /// Batches whose rows do not divide by the micro-batches are cut into parts that differ by one row; the loss, and the
 /// gradient, is the mean over micro-batches. Of fewer rows than micro-batches each is a micro-batch, and
-/// `micro_batches` is their number there; a batch has one row at least.
+/// `micro_batches` is their number there; a batch has one row at least. Each micro-batch has as many rows of the target
+/// as of the input.
 ///
 /// Each rank's module in DistributedDataParallel, over the ranks that have the same stage:
 /// `{ auto local = ddp.no_sync(); pipeline.step(x, y); } ddp.step_without_samples();`
@@ -104,8 +107,10 @@ class Pipeline {
 
   /// Forward and backward of all micro-batches, on all ranks; returns the mean loss on all of them. Gradients are added
   /// to what the parameters have, by ascending micro-batch: to the bit those of a process that calls
-  /// `(loss / micro_batches).backward()` for one micro-batch after the other. `input` is looked at on rank 0, `target`
-  /// on the last one; other ranks may give undefined tensors. The first dimension of both is the batch.
+  /// `(loss / micro_batches).backward()` for one micro-batch after the other. (To the last digit only where a tensor
+  /// between stages, or its gradient, is not contiguous: it arrives so, and kernels may sum in another order.) `input`
+  /// is looked at on rank 0, `target` on the last one; other ranks may give undefined tensors. The first dimension of
+  /// both is the batch.
   double step(const at::Tensor& input, const at::Tensor& target);
   /// The mean loss over micro-batches, without gradients. Leaves the modules in the mode in which they are: see `eval`.
   double evaluate(const at::Tensor& input, const at::Tensor& target);

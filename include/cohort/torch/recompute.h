@@ -31,9 +31,10 @@ std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::ve
 ///
 /// Gradients are those without it, of the inputs, of parameters, and of other tensors that the function reaches; to the
 /// bit, unless a tensor is used several times in the function and outside of it, too: then the function's share is one
-/// term of the sum. Each arrives once, so DistributedDataParallel, hooks and shared parameters see nothing of it.
-/// autograd::grad works, and so do checkpoints within a function (of collectives, too, on all ranks alike). In no_grad
-/// mode it is a plain call.
+/// term of the sum; or, under autocast, in several functions: without recomputation autocast casts a weight once, so
+/// that its gradients are summed in 16 bits. Each arrives once, so DistributedDataParallel, hooks and shared parameters
+/// see nothing of it. autograd::grad works, and so do checkpoints within a function (of collectives, too, on all ranks
+/// alike). In no_grad mode it is a plain call.
 ///
 /// The function has to do the same twice. It is run with the random state of the first time (of the CPU's generator,
 /// and those of the GPUs that inputs lie on), so that dropout repeats, and with its autocast state. (torch's CPU

@@ -174,6 +174,22 @@ Expectation expect(const Layout& layout, std::span<const StageCost> stages) {
   return {.time = played.end, .bubble = played.end > 0 ? 1 - busy / (layout.ranks * played.end) : 0};
 }
 
+namespace {
+
+/// By a power of two, which rounds nothing, to at most 1: sums and squares of the largest numbers are not finite.
+/// Layers of which none costs anything count the same.
+std::vector<double> scaled(std::span<const double> costs) {
+  int exponent = 0;
+  const double largest = costs.empty() ? 0 : *std::max_element(costs.begin(), costs.end());
+  if (!(largest > 0)) return std::vector<double>(costs.size(), 1);
+  std::frexp(largest, &exponent);
+  std::vector<double> all;
+  for (const double cost : costs) all.push_back(std::ldexp(cost, -exponent));
+  return all;
+}
+
+}  // namespace
+
 std::vector<std::int64_t> cut_by_cost(std::span<const double> layers, int stages) {
   const std::size_t n = layers.size();
   if (stages < 1 || n < static_cast<std::size_t>(stages)) {
@@ -184,8 +200,9 @@ std::vector<std::int64_t> cut_by_cost(std::span<const double> layers, int stages
     if (!(layers[i] >= 0) || !std::isfinite(layers[i])) {
       raise(ErrorCode::InvalidArgument, "pipeline: layer {} costs {} -- a cost is finite, and 0 or more", i, layers[i]);
     }
-    before[i + 1] = before[i] + layers[i];
   }
+  const std::vector<double> costs = scaled(layers);
+  for (std::size_t i = 0; i < n; ++i) before[i + 1] = before[i] + costs[i];
   // best[i]: of the first i layers in so many stages, the slowest stage; of equal ones the most even cut, by the sum of
   // squares. from[s][i]: where the last of s + 1 stages begins then.
   using Best = std::pair<double, double>;
@@ -219,6 +236,7 @@ std::vector<std::int64_t> cut_by_cost(std::span<const double> layers, int stages
 }
 
 std::string describe(const Layout& layout, std::span<const double> layers, std::span<const std::int64_t> cuts) {
+  const std::vector<double> costs = scaled(layers);
   std::vector<StageCost> stages;
   std::string text;
   double slowest = 0, sum = 0;
@@ -226,7 +244,7 @@ std::string describe(const Layout& layout, std::span<const double> layers, std::
     const auto begin = stage == 0 ? 0 : static_cast<std::size_t>(cuts[stage - 1]);
     const auto end = stage == cuts.size() ? layers.size() : static_cast<std::size_t>(cuts[stage]);
     double cost = 0;
-    for (std::size_t i = begin; i < end; ++i) cost += layers[i];
+    for (std::size_t i = begin; i < end; ++i) cost += costs[i];
     stages.push_back({cost, cost, cost});
     slowest = std::max(slowest, cost);
     sum += cost;

@@ -124,7 +124,12 @@ TEST(PipelinePlan, CutsSoThatTheSlowestStageIsAsFastAsCanBe) {
   const Cuts cuts = cut_by_cost(even, 4);
   EXPECT_EQ(cuts, (Cuts{2, 4, 6})) << "one of three layers, the others of two";
   EXPECT_EQ(cut_by_cost(even, 9), (Cuts{1, 2, 3, 4, 5, 6, 7, 8}));
-  EXPECT_EQ(cut_by_cost(std::vector<double>{0, 0, 0}, 2).size(), 1U);
+  EXPECT_EQ(cut_by_cost(std::vector<double>(4, 0), 2), Cuts{2});
+  for (const double cost : {1e308, 1.7e308, 1e200, 1e-320}) {  // sums and squares are not finite, or all 0
+    EXPECT_EQ(cut_by_cost(std::vector<double>(4, cost), 2), Cuts{2}) << cost;
+    const std::string said = describe({.ranks = 2}, std::vector<double>(4, cost), Cuts{2});
+    EXPECT_NE(said.find("takes 1.00 of the mean"), std::string::npos) << said;
+  }
   EXPECT_THROW(static_cast<void>(cut_by_cost(even, 10)), Error);
   EXPECT_THROW(static_cast<void>(cut_by_cost(std::vector<double>{1, -1}, 2)), Error);
   // Against all cuts there are.
