@@ -270,8 +270,8 @@ class _Sharded:
         _told_of_clipping = True
         if reducer.comm.rank() == 0:
             _log.warning(
-                "gradients are divided (sharding='%s'): torch.nn.utils.clip_grad_norm_ and clip_grad_value_ find none, and "
-                "clip nothing -- if this program calls them, call clip_grad_norm(max_norm) of the optimizer instead",
+                "Sharded: gradients are divided (sharding='%s'): torch.nn.utils.clip_grad_norm_ and clip_grad_value_ find "
+                "none, and clip nothing -- if this program calls them, call clip_grad_norm(max_norm) of the optimizer instead",
                 self._model.options.sharding,
             )
 

@@ -365,11 +365,11 @@ class Bits(Ranks):
         for weights_first in True, False:
             other, resumed = make()
             if not weights_first:
-                resumed.load_state_dict(state)
+                resumed.load_state_dict(copy.deepcopy(state))  # which torch takes as it is
             other.load_state_dict(weights)
             other.parameters_written()
             if weights_first:
-                resumed.load_state_dict(state)
+                resumed.load_state_dict(copy.deepcopy(state))
             for piece, master in zip(resumed.pieces, masters):
                 self.assertTrue(torch.equal(piece.tensor, master))
             steps(other, resumed, 20)

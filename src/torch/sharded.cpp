@@ -233,10 +233,9 @@ void ShardedCore::note_clipping_by_others() {
   static std::atomic_flag warned;
   if (clips_ || !reducer_->core().divides_gradients() || warned.test_and_set()) return;
   if (model_.communicator().rank() != 0) return;
-  log::warn(
-      "train",
-      "gradients are divided (sharding): torch::nn::utils::clip_grad_norm_ finds none, and clips nothing -- if this "
-      "program calls it, call clip_grad_norm(max_norm) of the optimizer instead");
+  log::warn("train",
+            "Sharded: gradients are divided (sharding): torch::nn::utils::clip_grad_norm_ finds none, and clips "
+            "nothing -- if this program calls it, call clip_grad_norm(max_norm) of the optimizer instead");
 }
 
 void ShardedCore::after_step() {
