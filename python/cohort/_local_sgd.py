@@ -6,6 +6,7 @@ import ctypes
 import functools
 import math
 import types
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from cohort import _checkpoint_optimizer, _world
 from cohort._checkpoint_tensors import bare, named_tensors, to_entry
+from cohort._collective import all_gather_bytes
 from cohort._core import Communicator, Work
-from cohort.errors import Error, InvalidArgument
+from cohort.errors import Error, InvalidArgument, NonFinite
 from cohort.nn._tensors import broadcast_tensors
 
 
@@ -53,6 +55,18 @@ class Fragment:
     # This rank's.
     samples: float = 0.0  # since the last one
     sent: float = 0.0  # of these, those before the one under way
+    # Of its parameters, as autograd counts changes in place, while they are those that all ranks have.
+    versions: Optional[list[int]] = None
+
+    def note(self) -> None:
+        self.versions = [one._version for one in self.parameters]
+
+    def written(self) -> bool:
+        """Whether they have been changed since, by others than the inner optimizer."""
+        if self.versions is None or self.versions == [one._version for one in self.parameters]:
+            return False
+        with torch.no_grad():
+            return not all(torch.equal(own, place.to(own.dtype)) for own, place in _places(self.parameters, self.outer))
 
 
 def _cut(trained: list[Tensor], parts: int) -> list[list[Tensor]]:
@@ -104,20 +118,18 @@ class LocalSteps:
             return trained
 
         parts = [trained_of(one) for one in modules] if several else _cut(trained_of(modules[0]), fragments)
+        self._held = {id(one) for part in parts for one in part}
         self.inner_optimizer = inner_optimizer
+        self._require_held("made")
         self._delay, self._alpha, self._warm_up, self._wire = delay, alpha, warm_up_steps, wire_format
         self._told = (sync_every, fragments, delay, alpha, warm_up_steps)
         if comm is None and _world.is_initialized():
             comm = _world.world()
-        if comm is not None:
-            broadcast_tensors(comm, list(named_tensors(self._module).values()))
         self._comm = comm
         self._fragments = [Fragment(one, _flatten(one)) for one in parts]
-        self._buffers = [one for one in self._module.buffers() if one.is_floating_point()]
-        self.outer_optimizer = outer_optimizer([one.outer for one in self._fragments])
-        for group in self.outer_optimizer.param_groups:  # so that it is there to be saved, and sent
-            for one in group["params"] if isinstance(self.outer_optimizer, torch.optim.SGD) and group["momentum"] else ():
-                self.outer_optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)
+        self._make_outer = lambda: outer_optimizer([one.outer for one in self._fragments])
+        self.outer_optimizer = self._make_outer()
+        self._begin()
         # Alike on all ranks.
         self._steps = 0
         self._since = 0  # steps since the last synchronisation
@@ -130,15 +142,97 @@ class LocalSteps:
         self._advance: Optional[Callable[[], None]] = None  # an elastic State's: then it is its step that synchronises
         self._version = 0
         self._entered = False
+        self._sees_inner_steps = False
+        if getattr(inner_optimizer, "_optimizer_step_pre_hooks", None) is not None:  # since torch 2.0
+            self_ref = weakref.ref(self)
+
+            def before(*_: Any) -> None:
+                steps = self_ref()
+                if steps is not None:
+                    steps._sees_inner_steps = True
+                    steps._before_inner_step()
+
+            inner_optimizer.register_step_pre_hook(before)
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """All ranks have rank 0's parameters, which are the last synchronised ones, and the outer optimizer no momentum."""
+        if self._comm is not None:
+            broadcast_tensors(self._comm, list(named_tensors(self._module).values()))
+        for fragment in self._fragments:
+            for own, place in _places(fragment.parameters, fragment.outer):
+                place.copy_(own)
+            fragment.note()
+        for group in self.outer_optimizer.param_groups:  # so that it is there to be saved, and sent
+            for one in group["params"] if isinstance(self.outer_optimizer, torch.optim.SGD) and group["momentum"] else ():
+                self.outer_optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)
+
+    def parameters_written(self) -> None:
+        """Weights were loaded (load_state_dict): training goes on from rank 0's parameters and buffers on all ranks, and the
+        outer optimizer has no momentum yet. What others than the inner optimizer write to parameters counts as a step
+        of training otherwise. Collective, where there is a world."""
+        self._require_held("parameters_written")
+        self._drop()
+        self.outer_optimizer.state.clear()
+        self.outer_optimizer.state.update(self._make_outer().state)
+        self._begin()
+        self._since = 0
+        for one in self._fragments:
+            one.synchronised_at = one.sent_at = self._steps
+            one.samples = one.sent = 0.0
+        self._version += 1
+
+    def _require_held(self, where: str) -> None:
+        """Raises InvalidArgument for parameters that are trained and would never be averaged."""
+        named = dict(self._module.named_parameters())
+        names = {id(one): f"'{name}'" for name, one in named.items()}
+        trained = [one for one in named.values() if one.requires_grad]
+        for number, group in enumerate(self.inner_optimizer.param_groups):
+            for one in group["params"]:
+                names.setdefault(id(one), f"of shape {list(one.shape)} in group {number} of the inner optimizer")
+                if one.requires_grad:
+                    trained.append(one)
+        strange = [one for one in trained if id(one) not in self._held]
+        gone = len(self._held - names.keys())
+        if not strange and not gone:
+            return
+        which = f"parameter {names[id(strange[0])]} is trained and in no fragment" if strange else f"{gone} parameters are gone"
+        raise InvalidArgument(
+            f"{type(self).__name__} ({where}): {which}, so that it would never be the same on all ranks: parameters were "
+            "unfrozen, replaced or added since, or the modules do not have all that the optimizer steps -- "
+            f"give all modules; to unfreeze or replace, synchronize() first, and then make a new {type(self).__name__}"
+        )
+
+    def _require_unwritten(self, where: str) -> None:
+        # An average has what was loaded; an outer optimizer would go on in that direction.
+        if where == "step" and isinstance(self, LocalSGD):
+            return
+        if any(one.written() for one in self._fragments):
+            raise InvalidArgument(
+                f"{type(self).__name__} ({where}): parameters were written to since the last synchronisation, by others than "
+                "the inner optimizer (weights were loaded?), which would be taken back or taken for a step of training -- "
+                "load before it is made, or call parameters_written() on all ranks afterwards"
+            )
+
+    def _before_inner_step(self) -> None:
+        self._require_unwritten("step")
+        for one in self._fragments:
+            one.versions = None
 
     def step(self, samples: float = 1.0) -> None:
         """The inner optimizer has taken a step: as often on all ranks. Synchronises where that is due.
 
         samples  how much this rank's part of the next average counts for it, such as its batch's size; 0: it had none
 
-        Raises what all_reduce does, and Mismatch where ranks have different options.
+        Raises what all_reduce does, Mismatch where ranks have different options, and NonFinite on all ranks, which names the
+        parameter, where the average would be NaN or infinite: the last synchronised parameters stay.
         """
-        _require(samples >= 0, "a number of samples is 0 or more")
+        _require(0 <= samples < math.inf, "a number of samples is 0 or more")
+        self._require_held("step")
+        if self._sees_inner_steps:  # else what has changed may be its
+            self._require_unwritten("step")
+        for one in self._fragments:
+            one.versions = None
         self._steps += 1
         self._since += 1
         for one in self._fragments:
@@ -148,8 +242,10 @@ class LocalSteps:
 
     def synchronize(self) -> None:
         """Now, all fragments: afterwards parameters, and buffers of floating types, are the same on all ranks, to the bit."""
+        self._require_held("synchronize")
         if self._under_way is not None:
             self._complete(0.0)
+        self._require_unwritten("synchronize")
         for number, one in enumerate(self._fragments):
             # Of one that no step has changed since, each rank may have kept a part; the outer momentum would go on.
             if one.synchronised_at == self._steps:
@@ -222,7 +318,11 @@ class LocalSteps:
     def _besides(self, number: int) -> Tensor:
         """What is averaged besides a fragment: a one, which becomes 0 where no rank had samples, and buffers with the first."""
         one = torch.ones(1, device=self._fragments[number].outer.device)
-        return _flatten([one, *(self._buffers if number == 0 else ())])
+        return _flatten([one, *(self._buffers() if number == 0 else ())])
+
+    def _buffers(self) -> list[Tensor]:
+        """Of floating types; a forward may have replaced them."""
+        return [one for one in self._module.buffers() if one.is_floating_point()]
 
     @torch.no_grad()
     def _complete(self, alpha: float) -> None:
@@ -235,6 +335,9 @@ class LocalSteps:
         self._works.clear()
         assert self._under_way is not None and self._difference is not None and self._rest is not None
         fragment = self._fragments[self._under_way]
+        if not bool(torch.isfinite(self._difference).all()):  # on all ranks
+            self._drop()
+            self._raise_non_finite(fragment)
         if self._rest[0] > 0:
             fragment.outer.grad = self._difference.to(fragment.outer.dtype)
             self.outer_optimizer.step()
@@ -248,18 +351,34 @@ class LocalSteps:
         fragment.samples -= fragment.sent
         self._take(fragment, alpha)
         if self._under_way == 0:
-            for own, place in _places(self._buffers, self._rest[1:]):
+            for own, place in _places(self._buffers(), self._rest[1:]):
                 own.copy_(place)
         self._drop()
         self._version += 1
         if self._advance is not None:
             self._advance()
 
+    def _raise_non_finite(self, fragment: Fragment) -> None:
+        """On all ranks: who has parameters that are NaN or infinite, or too large for the average."""
+        assert self._comm is not None
+        names = {id(one): name for name, one in self._module.named_parameters()}
+        bad = [names.get(id(one), "?") for one in fragment.parameters if not bool(torch.isfinite(one).all())]
+        texts = [bytes(one).decode() for one in all_gather_bytes(self._comm, (bad[0] if bad else "").encode())]
+        which = [f"'{text}' of rank {rank}" for rank, text in enumerate(texts) if text]
+        raise NonFinite(
+            f"{type(self).__name__}, step {self._steps}: the average over ranks is not finite, and the last synchronised "
+            f"parameters were kept -- NaN or infinite: parameter {', '.join(which) if which else 'of no rank now'} -- "
+            "lower the learning rate or clip gradients there, and go on from a checkpoint"
+        )
+
     @torch.no_grad()
     def _take(self, fragment: Fragment, alpha: float) -> None:
         """This rank's parameters become the synchronised ones, but for so much of its own."""
         for own, outer in _places(fragment.parameters, fragment.outer):
             own.copy_(outer if alpha == 0 else outer.lerp(own.to(outer.dtype), alpha))
+        fragment.versions = None
+        if alpha == 0:
+            fragment.note()
 
     def _drop(self) -> None:
         """What was under way is over, as if it had not begun."""
@@ -350,10 +469,30 @@ class LocalSteps:
         counts = get("outer/counts", [4 + 5 * parts]).tolist()
         for at, value in enumerate(counts):
             least, most = -1 if at == 3 else 0, parts - 1 if at == 3 else 2**53
-            if (at < 4 or (at - 4) % 5 < 3) and not (least <= value <= most and value == int(value)):
+            whole = at < 4 or (at - 4) % 5 < 3
+            if not (least <= value <= most) or (whole and value != int(value)):
                 raise InvalidArgument(f"DiLoCo, LocalSGD: the state's 'outer/counts' has {value} at {at} -- it is damaged")
         for name, one in self._outer().items():
             get(name, one.shape)
+        outer: dict[str, tuple[int, str]] = {}  # of a fragment
+        for name, one in state_dict.items():
+            kind, _, place = name.partition("/")
+            key, _, number = place.partition("/")
+            if kind == "outer" and number:
+                fits = number.isdecimal() and int(number) < parts
+                if not fits or tuple(one.shape) not in ((), tuple(self._fragments[int(number)].outer.shape)):
+                    raise InvalidArgument(
+                        f"DiLoCo, LocalSGD: the state has '{name}' of shape {list(one.shape)}, which fits none of the "
+                        f"{parts} fragments here -- it is of a rank that had another model or other options"
+                    )
+                outer[name] = int(number), key
+        under_way = int(counts[3])
+        difference = rest = None
+        if under_way >= 0:
+            flat = self._fragments[under_way].outer
+            difference = get("outer/difference", flat.shape).to(flat.device, copy=True)
+            rest = self._besides(under_way)
+            rest.copy_(get("outer/rest", rest.shape))
         restore_optimizer: Callable[[], None] = lambda: None  # noqa: E731
         inner = named_tensors(self._module)
         for name, one in inner.items():
@@ -368,30 +507,24 @@ class LocalSteps:
         self._drop()
         for name, one in inner.items():
             one.copy_(state_dict[f"inner/{name}"])
-        for name, one in state_dict.items():
-            kind, _, place = name.partition("/")
-            key, _, of = place.partition("/")
-            if kind == "outer" and of:  # of a fragment
-                flat = self._fragments[int(of)].outer
-                if key == "parameters":
-                    flat.copy_(one)
-                else:
-                    self.outer_optimizer.state[flat][key] = one.detach().clone()
-        self._steps, self._since, self._turn, under_way = map(int, counts[:4])
+        for name, (number, key) in outer.items():
+            flat = self._fragments[number].outer
+            if key == "parameters":
+                flat.copy_(state_dict[name])
+            else:
+                self.outer_optimizer.state[flat][key] = state_dict[name].detach().clone()
+        self._steps, self._since, self._turn = map(int, counts[:3])
         for number, fragment in enumerate(self._fragments):
             *whole, samples, sent = counts[4 + 5 * number : 9 + 5 * number]
             fragment.synchronisations, fragment.synchronised_at, fragment.sent_at = map(int, whole)
             fragment.samples, fragment.sent = (samples, sent) if own else (0.0, 0.0)
+            fragment.versions = None
             if not own:
                 self._take(fragment, 0.0)
         self._version += 1
         restore_optimizer()
-        # What was under way has come to all ranks.
-        if under_way >= 0:
-            self._under_way, flat = under_way, self._fragments[under_way].outer
-            self._difference = get("outer/difference", flat.shape).to(flat.device, copy=True)
-            rest = self._besides(under_way)
-            self._rest = rest.copy_(get("outer/rest", rest.shape))
+        if under_way >= 0:  # it has come to all ranks
+            self._under_way, self._difference, self._rest = under_way, difference, rest
 
 
 class LocalSGD(LocalSteps):
@@ -414,7 +547,9 @@ class LocalSGD(LocalSteps):
 
     Begins with rank 0's parameters and buffers (collective, where there is a world). Parameters that need no gradient, and
     those that are no floating numbers, stay each rank's. Buffers of floating types (statistics of BatchNorm) are averaged.
-    One thread per rank. Raises InvalidArgument for options without a meaning.
+    One thread per rank. Raises InvalidArgument for options without a meaning, and where the optimizer steps parameters that
+    no module here has; `step` and `synchronize` do for parameters that were unfrozen, replaced or added since, and where
+    weights were loaded since the last synchronisation that would be lost (see `parameters_written`).
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync_every: int = 10, *,

@@ -5,9 +5,11 @@ gradually (Goyal et al. 2017, arXiv 1706.02677). The optimizers themselves are t
 from __future__ import annotations
 
 import enum
+import hashlib
+import inspect
+import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 
@@ -15,11 +17,14 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from cohort import _world
+from cohort._collective import all_gather_bytes
 from cohort._local_sgd import DiLoCo, LocalSGD
-from cohort.errors import InvalidArgument
+from cohort.errors import InvalidArgument, Mismatch
 from cohort.nn import DistributedDataParallel
 
 __all__ = ["DiLoCo", "LocalSGD", "Piece", "Scaling", "Sharded", "WarmupScheduler", "scale_factor"]
+
+_log = logging.getLogger("cohort.optim")
 
 
 class Scaling(enum.Enum):
@@ -111,8 +116,7 @@ class Piece:
 class _Sharded:
     """What Sharded adds to an optimizer of torch's."""
 
-    def __init__(self, model: DistributedDataParallel, base: type, groups: Optional[Iterable[dict]],
-                 options: dict[str, Any]) -> None:  # fmt: skip
+    def __init__(self, model: DistributedDataParallel, base: type, params: Any, options: dict[str, Any]) -> None:
         self._model = model
         self._reducer = model._attached
         self.pieces: list[Piece] = []
@@ -121,45 +125,110 @@ class _Sharded:
         self._own: list[Any] = []  # what they are in the reducer
         self._trained: list[torch.Tensor] = []  # the parameters that they are of
         self._writes: list[int] = []  # by piece: those to its parameter that its master has
+        self._free = {id(tensor): index for index, tensor in enumerate(self._reducer.parameters)}  # in no group yet
+        self._members: list[str] = []  # by parameter: its group
+        self._compared = False  # the options, by this step's clip_grad_norm
+        self._clips = False
         self._reducer.has_optimizer = True
-        trained = {id(tensor): index for index, tensor in enumerate(self._reducer.parameters)}
-        given = [{"params": self._reducer.parameters}] if groups is None else list(groups)
-        divided = [{**group, "params": self._of(group["params"], trained)} for group in given]
-        base.__init__(self, divided, **options)  # type: ignore[misc]
+        params = self._reducer.parameters if params is None else params
+        base.__init__(self, params if isinstance(params, torch.Tensor) else list(params), **options)  # type: ignore[misc]
 
-    def _of(self, parameters: Any, trained: dict[int, int]) -> list[torch.Tensor]:
-        own: list[torch.Tensor] = []
-        self._groups.append([parameters] if isinstance(parameters, torch.Tensor) else list(parameters))
-        for parameter in self._groups[-1]:
-            index = trained.pop(id(parameter), None)
-            if index is None:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        given = param_group["params"] if isinstance(param_group, dict) else None
+        if given is None or isinstance(given, set):
+            super().add_param_group(param_group)  # type: ignore[misc] # refuses it
+            return
+        given = [given] if isinstance(given, torch.Tensor) else list(given)
+        whole = [one[1] if isinstance(one, tuple) else one for one in given]
+        frozen = {id(one) for one in self._model.module.parameters() if not one.requires_grad}
+        own: list[tuple[Piece, Any]] = []
+        free, trained = dict(self._free), []
+        for parameter in whole:
+            index = free.pop(id(parameter), None)
+            if index is not None:
+                trained.append((index, parameter))
+                for of in self._reducer.pieces_of.get(index, ()):
+                    tensor = of.values.float() if _has_master(of.values) else of.values
+                    own.append((Piece(of.name, of.begin, tensor), of))
+            elif id(parameter) not in frozen:
                 raise InvalidArgument(
-                    "Sharded: a parameter group has a tensor that the model does not train -- give parameters of the module "
-                    "that the DistributedDataParallel wraps, each once"
+                    "Sharded: a parameter group has a tensor that the model does not train, or that is in a group already -- "
+                    "give parameters of the module that the DistributedDataParallel wraps, each once"
                 )
-            self._trained.append(parameter)
-            for of in self._reducer.pieces_of.get(index, ()):
-                own.append(of.values.float() if _has_master(of.values) else of.values)
-                self.pieces.append(Piece(of.name, of.begin, own[-1]))
-                self._own.append(of)
-                self._writes.append(self._reducer.writes_to(index))
-        return own
+        options = {name: value for name, value in param_group.items() if name != "param_names"}
+        super().add_param_group({**options, "params": [piece.tensor for piece, _ in own]})  # type: ignore[misc]
+        for piece, of in own:
+            self.pieces.append(piece)
+            self._own.append(of)
+            self._writes.append(self._reducer.writes_to(of.index))
+        names = self._reducer._parameters
+        self._members += [f"'{names[index].name}' in parameter group {len(self._groups)}" for index, _ in trained]
+        self._members.sort()
+        self._groups.append(whole)
+        self._trained += [parameter for _, parameter in trained]
+        self._free = free
+
+    # -------------------------------------------------------------------------------------------- what has to be alike
+
+    def _options(self) -> list[tuple[str, Any]]:
+        groups: Any = self.param_groups  # type: ignore[attr-defined]
+        names = sorted(self.defaults)  # type: ignore[attr-defined]
+        return [(f"{name} of parameter group {number}", _plain(group.get(name)))
+                for number, group in enumerate(groups) for name in names]  # fmt: skip
+
+    def _digest(self, told: list[tuple[str, Any]]) -> list[float]:
+        """Numbers whose sums over ranks tell whether all have the same: exact in float64 up to two million ranks."""
+        digest = hashlib.blake2b(repr((self._members, told)).encode(), digest_size=6).digest()
+        words = [float(int.from_bytes(digest[at : at + 2], "little")) for at in (0, 2, 4)]
+        return [*words, *(word * word for word in words)]
+
+    def _require_alike(self, sums: list[float], told: list[tuple[str, Any]], where: str) -> None:
+        """Raises Mismatch on all ranks where the sums of their digests say that these differ."""
+        comm = self._reducer.comm
+        totals = [int(one) for one in sums]
+        if all(comm.size() * squares == total * total for total, squares in zip(totals[:3], totals[3:])):
+            return
+        lines = [*self._members, *(f"{name} = {value}" for name, value in told)]
+        texts = [bytes(one).decode().split("\n") for one in all_gather_bytes(comm, "\n".join(lines).encode())]
+        rank, other = next((rank, text) for rank, text in enumerate(texts) if text != texts[0])
+        pairs = zip([*texts[0], "nothing more"], [*other, "nothing more"])
+        first, second = next((one, two) for one, two in pairs if one != two)
+        raise Mismatch(
+            f"{where}: the ranks' optimizers differ -- rank 0 has {first}, rank {rank} has {second} -- each steps a part of "
+            "the model by its own: set the same on all ranks (a schedule that goes by a loss, by the mean over ranks)"
+        )
 
     @torch.no_grad()
     def _before_step(self) -> None:
         reducer = self._reducer
         reducer.check_parameters("Sharded.step")
+        groups: Any = self.param_groups  # type: ignore[attr-defined]
+        if sum(len(group["params"]) for group in groups) != len(self.pieces):
+            raise InvalidArgument(
+                "Sharded.step: parameter groups have other tensors than this rank's pieces -- add parameters by "
+                "add_param_group of this optimizer"
+            )
+        work, told = None, self._options()
+        sums = torch.tensor(self._digest(told), dtype=torch.float64)
+        if not self._compared and reducer.comm.size() > 1:
+            work = reducer.comm.all_reduce(sums, async_op=True)
         reducer.take_gradients()
         reducer.note_writes()
         for number, (piece, of) in enumerate(zip(self.pieces, self._own)):
             writes = reducer.writes_to(of.index)
-            if writes != self._writes[number] and piece.tensor is not of.values:
+            written = writes != self._writes[number] and piece.tensor is not of.values
+            # Weights that are what the master is rounded to were saved together with it.
+            if written and not torch.equal(of.values, piece.tensor.to(of.values.dtype)):
                 piece.tensor.copy_(of.values)
             self._writes[number] = writes
             piece.tensor.grad = None if of.gradient is None else of.gradient.to(piece.tensor.dtype)
         # Others of this host may still read parameters, for an output of their own.
-        if reducer.core.shares_parameters:
+        if work is not None:
+            work.wait()
+            self._require_alike(sums.tolist(), told, "Sharded.step")
+        elif reducer.core.shares_parameters:
             reducer.core.meet()
+        self._compared = False
         reducer.core.allow_writes()
 
     @torch.no_grad()
@@ -185,10 +254,26 @@ class _Sharded:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._tell_of_clipping()
         self._before_step()
-        super().step()  # type: ignore[misc]
+        # torch runs the hooks of a step around this one; around that of `base`, too, once there is a plain optimizer of it.
+        step: Any = self._base.step  # type: ignore[attr-defined]
+        (step.__wrapped__ if getattr(step, "hooked", False) else step)(self)
         self._after_step()
         return loss
+
+    def _tell_of_clipping(self) -> None:
+        global _told_of_clipping
+        reducer = self._reducer
+        if self._clips or _told_of_clipping or not reducer.core.divides_gradients:
+            return
+        _told_of_clipping = True
+        if reducer.comm.rank() == 0:
+            _log.warning(
+                "Sharded: gradients are divided (sharding='%s'): torch.nn.utils.clip_grad_norm_ and clip_grad_value_ find "
+                "none, and clip nothing -- if this program calls them, call clip_grad_norm(max_norm) of the optimizer instead",
+                self._model.options.sharding,
+            )
 
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> float:
@@ -197,9 +282,13 @@ class _Sharded:
         reducer = self._reducer
         reducer.take_gradients()
         given = [of.gradient for of in self._own if of.gradient is not None]
-        squares = torch.tensor([sum(float(gradient.double().square().sum()) for gradient in given)], dtype=torch.float64)
-        reducer.comm.all_reduce(squares)
-        norm = math.sqrt(float(squares))
+        square = sum(float(gradient.double().square().sum()) for gradient in given)
+        told = [("max_norm of clip_grad_norm", float(max_norm)), *self._options()]
+        sums = torch.tensor([square, *self._digest(told)], dtype=torch.float64)
+        reducer.comm.all_reduce(sums)
+        self._require_alike(sums[1:].tolist(), told, "Sharded.clip_grad_norm")
+        self._compared = self._clips = True
+        norm = math.sqrt(float(sums[0]))
         factor = max_norm / (norm + 1e-6)
         if not factor >= 1:  # as torch does where it is not finite
             if not reducer.core.divides_gradients:
@@ -214,6 +303,25 @@ class _Sharded:
         for of in self._own:
             of.gradient = None
 
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        masters = {number: piece.tensor for number, (piece, of) in enumerate(zip(self.pieces, self._own))
+                   if piece.tensor is not of.values}  # fmt: skip
+        return {**state, "masters": masters} if masters else state
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        masters = state_dict.get("masters", {})
+        taken = [(piece.tensor, masters[number]) for number, (piece, of) in enumerate(zip(self.pieces, self._own))
+                 if number in masters and piece.tensor is not of.values]  # fmt: skip
+        if len(taken) != len(masters) or any(own.shape != master.shape for own, master in taken):
+            raise InvalidArgument(
+                "Sharded.load_state_dict: the state is of other pieces -- it is of a rank of another layout, or of another "
+                "model: cohort.checkpoint.CheckpointFolder divides anew"
+            )
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+        for own, master in taken:
+            own.copy_(master)
 
     # For cohort.checkpoint, in which it is an optimizer of the whole module.
 
@@ -277,7 +385,43 @@ def _has_master(values: torch.Tensor) -> bool:
     return values.dtype in (torch.float16, torch.bfloat16)
 
 
-def Sharded(model: DistributedDataParallel, optimizer: type, params: Optional[Iterable[dict]] = None,
+def _plain(value: Any) -> Any:
+    """An option as all ranks write it; None for an object, which may be each rank's own."""
+    if isinstance(value, torch.Tensor):
+        return _plain(value.item()) if value.numel() == 1 else None
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_plain, value))
+    if isinstance(value, (bool, str)):
+        return value
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+_told_of_clipping = False
+# Of torch.optim, and equal to the bit in pieces. The others look at whole matrices, or at all parameters.
+_ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "Rprop")
+_NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon")
+
+
+def _require_elementwise(optimizer: Any, declared: bool) -> None:
+    if not isinstance(optimizer, type) or not issubclass(optimizer, torch.optim.Optimizer):
+        raise InvalidArgument(f"Sharded: {optimizer!r} is no class of torch.optim, such as torch.optim.AdamW")
+    for name in _NOT_ELEMENTWISE:
+        if issubclass(optimizer, getattr(torch.optim, name, ())):
+            raise InvalidArgument(
+                f"Sharded: {name} does not work on each element alone, so that it would be another optimizer in pieces -- take "
+                "another one, or a DistributedDataParallel without sharding"
+            )
+    known = (getattr(torch.optim, name, None) for name in _ELEMENTWISE)
+    step = inspect.unwrap(optimizer.step)
+    if not declared and all(one is None or inspect.unwrap(one.step) is not step for one in known):
+        raise InvalidArgument(
+            f"Sharded: {optimizer.__name__} is none of torch's {', '.join(_ELEMENTWISE)} -- if its step works on each element "
+            "alone (no norms, factors or shapes of whole parameters), say so by elementwise=True; else it would be another "
+            "optimizer in pieces"
+        )
+
+
+def Sharded(model: DistributedDataParallel, optimizer: type, params: Any = None, *, elementwise: bool = False,
             **options: Any) -> Any:  # fmt: skip
     """A torch optimizer of which each rank does its part, over a DistributedDataParallel with `sharding`.
 
@@ -290,27 +434,32 @@ def Sharded(model: DistributedDataParallel, optimizer: type, params: Optional[It
                share one copy, which nobody but the optimizer writes to; what is written in place is refused by the next
                forward or step, which names it)
     optimizer  a class of torch.optim that works on each element alone: SGD, Adam, AdamW, Adagrad, RMSprop, ...
-    params     parameter groups, dicts with "params" of the module's parameters; default: all of them. A model may have
-               several optimizers, of which each parameter has one
-    options    of the optimizer: lr, betas, ...
+    params     the module's parameters, as torch's optimizers take them: tensors, (name, tensor), or parameter groups, dicts
+               with "params"; default: all of them. Frozen ones are passed over. A model may have several optimizers, of
+               which each parameter has one
+    elementwise  True: `optimizer` is not torch's, and works on each element alone
+    options    of the optimizer: lr, betas, ...; the same on all ranks, also as schedules change them
 
-    Returns an instance of `optimizer` whose parameters are this rank's `pieces`, so that learning-rate schedules and the
-    options of groups are as ever, with
+    Returns an instance of `optimizer` whose parameters are this rank's `pieces`, so that learning-rate schedules, the
+    options of groups and add_param_group are as ever, with
         step(closure=None)        collective: afterwards all ranks have all parameters, to the bit those that `optimizer` gives
         clip_grad_norm(max_norm)  collective, between backward and step: scales its gradients so that their norm over all ranks
                                   is at most that, and returns what it was; squares are summed in float64, by rank
-                                  (the model's communicator: where others hold other parts of the model, it is not theirs)
+                                  (the model's communicator: where others hold other parts of the model, it is not theirs).
+                                  torch.nn.utils.clip_grad_norm_ finds no gradients where they are divided, and clips nothing
         zero_grad()               none of its parameters and pieces has a gradient any more
         pieces                    list of Piece
     Parameters of 16 bits are stepped in float32 ("master weights"), which the pieces keep, and rounded afterwards. A parameter
-    without a gradient is left alone. state_dict() is of this rank's pieces. torch's GradScaler finds no gradients in it.
+    without a gradient is left alone. state_dict() is of this rank's pieces, with their master weights ("masters"). Hooks of
+    `step` run once, before pieces have their gradients and after all ranks have all parameters. torch's GradScaler finds no
+    gradients in it.
 
-    Raises InvalidArgument where the model has no sharding, and for tensors that it does not train.
+    Raises InvalidArgument where the model has no sharding, for tensors that it does not train, and for optimizers that do
+    not work on each element alone; `step` and `clip_grad_norm` raise Mismatch on all ranks where options or groups differ.
     """
     if not isinstance(model, DistributedDataParallel) or model.options.sharding == "none":
         raise InvalidArgument(
             "Sharded: a cohort.nn.DistributedDataParallel with sharding='optimizer', 'gradients' or 'parameters' is wanted"
         )
-    if not issubclass(optimizer, torch.optim.Optimizer) or issubclass(optimizer, torch.optim.LBFGS):
-        raise InvalidArgument(f"Sharded: {optimizer.__name__} is no optimizer that works on each element alone")
+    _require_elementwise(optimizer, elementwise)
     return type(f"Sharded{optimizer.__name__}", (_Sharded, optimizer), {})(model, optimizer, params, options)

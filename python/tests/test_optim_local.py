@@ -12,7 +12,7 @@ from support_nn import Ranks, setUpModule, tearDownModule  # noqa: F401 -- unitt
 import cohort
 import cohort.checkpoint
 from cohort._collective import broadcast_bytes
-from cohort.errors import InvalidArgument, Mismatch
+from cohort.errors import InvalidArgument, Mismatch, NonFinite
 
 if torch is not None:
     from nn_models import Mlp, batch_of, copies, loss_of, with_values
@@ -233,6 +233,155 @@ class Local(Ranks):
         for one, other in zip(*found):
             self.assertTrue(torch.equal(one, other))
 
+    def test_what_would_not_be_averaged_is_refused(self):
+        def unfreeze(net, _):
+            net.first.weight.requires_grad_(True)
+
+        def replace(net, _):
+            net.last.bias = torch.nn.Parameter(net.last.bias.detach().clone())
+
+        def add(_, optimizer):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+
+        for change, said in ((unfreeze, "'first.weight' is trained"), (replace, "'last.bias' is trained"),
+                             (add, r"of shape \[3\] in group 1")):  # fmt: skip
+            for make in LocalSGD, DiLoCo:
+                net = with_values(Mlp())
+                net.first.weight.requires_grad_(False)
+                optimizer = torch.optim.SGD(net.parameters(), 0.1)
+                local = make(net, optimizer, sync_every=2)
+                self.train(net, local, optimizer, 3)
+                local.synchronize()
+                change(net, optimizer)
+                for call in local.synchronize, local.step:
+                    with self.assertRaisesRegex(InvalidArgument, said):
+                        call()
+                if change is not add:
+                    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+                    local = make(net, optimizer, sync_every=2)
+                    self.train(net, local, optimizer, 5, 3)
+                    local.synchronize()
+                    self.assert_same_bits_on_all_ranks(copies(net))
+        # What is frozen later is averaged as before.
+        net = with_values(Mlp())
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        local = LocalSGD(net, optimizer, 4)
+        self.train(net, local, optimizer, 2)
+        net.first.weight.requires_grad_(False)
+        self.train(net, local, optimizer, 4, 2)
+        local.synchronize()
+        self.assert_same_bits_on_all_ranks(copies(net))
+        with self.assertRaisesRegex(InvalidArgument, r"of shape \[3, 17\] in group 0"):
+            DiLoCo([net.first, net.second], torch.optim.SGD(net.parameters(), 0.1), sync_every=2)
+
+    def test_buffers_that_a_forward_replaces_are_averaged(self):
+        class Mean(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc = torch.nn.Linear(5, 3)
+                self.register_buffer("mean", torch.zeros(5))
+
+            def forward(self, x):
+                self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
+                return self.fc(x)
+
+        net = with_values(Mean())
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        local = LocalSGD(net, optimizer, 2)
+        self.train(net, local, optimizer, 4)
+        self.assert_same_bits_on_all_ranks([net.mean])
+        self.assertGreater(float(net.mean.abs().max()), 0)
+
+    def test_weights_that_are_loaded_afterwards(self):
+        hooks = hasattr(torch.optim.Optimizer, "register_step_pre_hook")
+        for make in LocalSGD, DiLoCo:
+            net = with_values(Mlp())
+            optimizer = torch.optim.SGD(net.parameters(), 0.0)
+            local = make(net, optimizer, sync_every=2)
+            self.train(net, local, optimizer, 3)
+            local.synchronize()
+            loaded = {name: torch.full_like(one, 0.25) for name, one in net.state_dict().items()}
+            kept = {name: one.clone() for name, one in net.state_dict().items()}
+            net.load_state_dict(loaded)
+            net.load_state_dict(kept)  # as an average that is evaluated
+            local.synchronize()
+            net.load_state_dict(loaded)
+            with self.assertRaisesRegex(InvalidArgument, r"parameters_written\(\)"):
+                local.synchronize()
+            if hooks and make is DiLoCo:
+                backward(net, 3, self.rank, self.size)
+                with self.assertRaisesRegex(InvalidArgument, r"parameters_written\(\)"):
+                    optimizer.step()
+            local.parameters_written()
+            self.assertEqual(local.steps_left, 2)
+            self.train(net, local, optimizer, 9, 3)
+            local.synchronize()
+            for one in net.parameters():
+                self.assertTrue(torch.equal(one, torch.full_like(one, 0.25)))
+            # From other weights on each rank: rank 0's.
+            with torch.no_grad():
+                for one in net.parameters():
+                    one.fill_(self.rank)
+            local.parameters_written()
+            self.assertFalse(bool(net.first.weight.any()))
+        net = with_values(Mlp())
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        adagrad = functools.partial(torch.optim.Adagrad, lr=0.1)  # whose state is there from the beginning
+        diloco = DiLoCo(net, optimizer, adagrad, sync_every=2)
+        self.train(net, diloco, optimizer, 2)
+        diloco.parameters_written()
+        self.train(net, diloco, optimizer, 4, 2)
+        self.assert_same_bits_on_all_ranks(copies(net))
+
+    def test_nan_of_a_rank_stays_there(self):
+        bad = self.size - 1
+        for make in LocalSGD, DiLoCo:
+            net = with_values(Mlp())
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            local = make(net, optimizer, sync_every=2)
+            self.train(net, local, optimizer, 3)
+            outer = [one.outer.clone() for one in local._fragments]
+            backward(net, 3, self.rank, self.size)
+            optimizer.step()
+            if self.rank == bad:
+                with torch.no_grad():
+                    net.second.weight[0, 0] = float("nan")
+            with self.assertRaisesRegex(NonFinite, f"'second.weight' of rank {bad} "):
+                local.step()
+            for fragment, before in zip(local._fragments, outer):
+                self.assertTrue(torch.equal(fragment.outer, before))
+
+    def test_of_a_damaged_state_nothing_is_taken(self):
+        def start():
+            net = with_values(Mlp())
+            optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+            return net, optimizer, DiLoCo(net, optimizer, sync_every=4, fragment_sync_delay=2)
+
+        net, optimizer, diloco = start()
+        self.train(net, diloco, optimizer, 3)
+        state = {name: one.clone() for name, one in diloco.state_dict().items()}
+        self.train(net, diloco, optimizer, 4, 3)
+        expected = copies(net)
+        flat = state["outer/momentum_buffer/0"]
+        for name, value in (("outer/difference", None), ("outer/rest", None), ("outer/difference", flat[1:]),
+                            ("outer/momentum_buffer/7", flat), ("outer/momentum_buffer/x", flat),
+                            ("outer/momentum_buffer/0", flat[1:])):  # fmt: skip
+            damaged = {key: one for key, one in state.items() if key != name}
+            if value is not None:
+                damaged[name] = value
+            net, optimizer, diloco = start()
+            before = {key: one.clone() for key, one in diloco.state_dict().items()}
+            with self.assertRaisesRegex(InvalidArgument, name):
+                diloco.load_state_dict(damaged)
+            after = diloco.state_dict()
+            self.assertEqual(sorted(after), sorted(before))
+            for key, one in after.items():
+                self.assertTrue(torch.equal(one, before[key]), key)
+            diloco.load_state_dict(state)
+            self.train(net, diloco, optimizer, 4, 3)
+            for one, right in zip(copies(net), expected):
+                self.assertTrue(torch.equal(one, right))
+
     def test_refuses_what_has_no_meaning(self):
         net = Mlp()
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -249,7 +398,8 @@ class Local(Ranks):
         diloco = DiLoCo(net, optimizer)
         with self.assertRaisesRegex(InvalidArgument, "outer/counts"):
             diloco.load_state_dict({})
-        for at, value in ((0, -1.0), (2, -1.0), (3, 1.0), (3, -2.0), (4, 0.5), (5, float("nan"))):
+        for at, value in ((0, -1.0), (2, -1.0), (3, 1.0), (3, -2.0), (4, 0.5), (5, float("nan")),
+                          (7, float("nan")), (8, -1.0)):  # fmt: skip
             damaged = diloco.state_dict()
             damaged["outer/counts"][at] = value
             with self.assertRaisesRegex(InvalidArgument, "it is damaged"):

@@ -1,6 +1,7 @@
 """cohort.optim.Sharded on the ranks of `cohort run -np N`: the bits of DistributedDataParallel without it."""
 
 import contextlib
+import copy
 import shutil
 import tempfile
 import unittest
@@ -223,6 +224,165 @@ class Bits(Ranks):
                 adam.step()
             self.assert_close(copies(net), copies(expected), 1e-5)
 
+    def test_parameters_are_given_as_to_torch(self):
+        expected = None
+        for mode in ("none", *MODES):
+            for given in "all", "parameters", "named", "groups", "later", "one by one":
+                net = model_of()
+                net[2].bias.requires_grad_(False)  # passed over
+                model = DistributedDataParallel(net, sharding=mode)
+                first, rest = [net[0].weight, net[0].bias], list(net.parameters())[2:]
+                params = {"all": net.parameters() if mode == "none" else None, "parameters": model.parameters(),
+                          "named": model.named_parameters() if mode != "none" else net.parameters(),
+                          "groups": [{"params": first}, {"params": iter(rest)}], "later": first,
+                          "one by one": [{"params": first[0]}]}[given]  # fmt: skip
+                if mode == "none":
+                    optimizer = torch.optim.Adam(params, lr=1e-2)
+                else:
+                    optimizer = Sharded(model, torch.optim.Adam, params, lr=1e-2)
+                if given == "later":
+                    optimizer.add_param_group({"params": rest})
+                elif given == "one by one":
+                    for parameter in (first[1], *rest):
+                        optimizer.add_param_group({"params": parameter})
+                with self.subTest(mode=mode, given=given):
+                    got = self.train(model, optimizer)
+                    expected = expected or got
+                    for ours, theirs in zip(got, expected):
+                        self.assertTrue(torch.equal(ours, theirs))
+                    if mode != "none":
+                        pieces = len(optimizer.pieces)
+                        for again in [first[0]], [torch.ones(3)]:
+                            with self.assertRaisesRegex(cohort.InvalidArgument, "does not train, or that is in a group"):
+                                optimizer.add_param_group({"params": again})
+                        self.assertEqual(len(optimizer.pieces), pieces)
+        net = model_of()
+        model = DistributedDataParallel(net, sharding="gradients")
+        optimizer = Sharded(model, torch.optim.SGD, net[0].parameters(), lr=0.1)
+        torch.optim.Optimizer.add_param_group(optimizer, {"params": [net[2].weight]})
+        with self.assertRaisesRegex(cohort.InvalidArgument, "other tensors than this rank's pieces"):
+            optimizer.step()
+
+    def test_options_that_differ_are_named_on_all_ranks(self):
+        if self.size == 1:
+            return
+        x, y = batch_of(1, 4, torch.float32)
+        odd = self.rank == 1
+
+        def rate(optimizer):
+            optimizer.param_groups[1]["lr"] = 1e-8 if odd else 0.1
+
+        def betas(optimizer):
+            optimizer.param_groups[0]["betas"] = (0.9, 0.5 if odd else 0.999)
+
+        for mode in MODES:
+            for change, clip, said in (
+                (rate, None, r"rank 0 has lr of parameter group 1 = 0.1, rank 1 has lr of parameter group 1 = 1e-08"),
+                (rate, 1.0, r"rank 0 has lr of parameter group 1 = 0.1, rank 1 has lr of parameter group 1 = 1e-08"),
+                (betas, None, r"betas of parameter group 0 = \(0.9, 0.999\), rank 1 .* = \(0.9, 0.5\)"),
+                (None, 2.0 if odd else 1.0, r"max_norm of clip_grad_norm = 1.0, rank 1 has max_norm of clip_grad_norm = 2.0"),
+                ("groups", None, r"'2.weight' in parameter group 0, rank 1 has '2.weight' in parameter group 1"),
+            ):
+                with self.subTest(mode=mode, said=said):
+                    net = model_of()
+                    model = DistributedDataParallel(net, sharding=mode)
+                    whole, cut = list(net.parameters()), 2 if change == "groups" and odd else 3
+                    groups = [{"params": whole[:cut]}, {"params": whole[cut:]}]
+                    optimizer = Sharded(model, torch.optim.Adam, groups, lr=0.1)
+                    for step in range(3):
+                        loss_of(model(x), y).backward()
+                        if step == 1 and callable(change):
+                            change(optimizer)
+                        before = copies(model)
+                        if step == 0 and change != "groups" and (clip is None or callable(change)):
+                            if clip:
+                                optimizer.clip_grad_norm(clip)
+                            optimizer.step()
+                            continue
+                        with self.assertRaisesRegex(cohort.Mismatch, said):
+                            if clip:
+                                optimizer.clip_grad_norm(clip)
+                            optimizer.step()
+                        for ours, theirs in zip(copies(model), before):
+                            self.assertTrue(torch.equal(ours, theirs))
+                        break
+                    optimizer.zero_grad()
+                    self.world.barrier()
+
+    def test_hooks_of_a_step_run_once(self):
+        torch.optim.Adam(torch.nn.Linear(2, 2).parameters())
+        torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
+        x, y = batch_of(1, 4, torch.float32)
+        for base in torch.optim.Adam, torch.optim.AdamW:
+            model = DistributedDataParallel(model_of(), sharding="optimizer")
+            optimizer = Sharded(model, base, lr=1e-3)
+            if not hasattr(optimizer, "register_step_pre_hook"):
+                self.skipTest("torch 1.13 has no hooks")
+            ran = []
+            optimizer.register_step_pre_hook(lambda *_, ran=ran: ran.append("before"))
+            optimizer.register_step_post_hook(lambda *_, ran=ran: ran.append("after"))
+            for _ in range(3):
+                loss_of(model(x), y).backward()
+                optimizer.step()
+            self.assertEqual(ran, ["before", "after"] * 3)
+
+    def test_who_clips_by_torch_is_told(self):
+        x, y = batch_of(1, 4, torch.float32)
+        for mode, told in (("optimizer", False), ("gradients", True), ("gradients", False)):
+            if mode == "optimizer" or told:
+                cohort.optim._told_of_clipping = False
+            model = DistributedDataParallel(model_of(), sharding=mode)
+            optimizer = Sharded(model, torch.optim.SGD, lr=0.1)
+            loss_of(model(x), y).backward()
+            with contextlib.ExitStack() as stack:
+                seen = None
+                if told and self.rank == 0:
+                    seen = stack.enter_context(self.assertLogs("cohort.optim", "WARNING"))
+                elif hasattr(self, "assertNoLogs"):  # since Python 3.10
+                    stack.enter_context(self.assertNoLogs("cohort.optim"))
+                optimizer.step()
+            if seen is not None:
+                self.assertIn("clip_grad_norm(max_norm) of the optimizer", seen.output[0])
+
+    def test_state_dict_has_master_weights(self):
+        x, y = batch_of(1, 4, torch.bfloat16)
+
+        def make():
+            model = DistributedDataParallel(model_of(torch.bfloat16), sharding="optimizer")
+            return model, Sharded(model, torch.optim.SGD, lr=1e-4, momentum=0.9)
+
+        def steps(model, optimizer, count):
+            for _ in range(count):
+                loss_of(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        model, optimizer = make()
+        steps(model, optimizer, 20)
+        weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+        masters = [piece.tensor.clone() for piece in optimizer.pieces]
+        steps(model, optimizer, 20)
+        for weights_first in True, False:
+            other, resumed = make()
+            if not weights_first:
+                resumed.load_state_dict(copy.deepcopy(state))  # which torch takes as it is
+            other.load_state_dict(weights)
+            other.parameters_written()
+            if weights_first:
+                resumed.load_state_dict(copy.deepcopy(state))
+            for piece, master in zip(resumed.pieces, masters):
+                self.assertTrue(torch.equal(piece.tensor, master))
+            steps(other, resumed, 20)
+            for ours, theirs in zip(resumed.pieces, optimizer.pieces):
+                self.assertTrue(torch.equal(ours.tensor, theirs.tensor))
+        if masters:
+            strange = {**state, "masters": {**state["masters"], 0: torch.ones(1)}}
+            before = [piece.tensor.clone() for piece in resumed.pieces]
+            with self.assertRaisesRegex(cohort.InvalidArgument, "of other pieces"):
+                resumed.load_state_dict(strange)
+            for piece, master in zip(resumed.pieces, before):
+                self.assertTrue(torch.equal(piece.tensor, master))
+
     def test_what_cannot_be_is_refused(self):
         plain = DistributedDataParallel(model_of())
         with self.assertRaisesRegex(cohort.InvalidArgument, "with sharding="):
@@ -230,8 +390,20 @@ class Bits(Ranks):
         with self.assertRaisesRegex(cohort.InvalidArgument, "sharding='half'"):
             DistributedDataParallel(model_of(), sharding="half")
         model = DistributedDataParallel(model_of(), sharding="parameters")
-        with self.assertRaisesRegex(cohort.InvalidArgument, "LBFGS"):
-            Sharded(model, torch.optim.LBFGS)
+        for name in "LBFGS", "Adafactor", "Muon":
+            if hasattr(torch.optim, name):
+                with self.assertRaisesRegex(cohort.InvalidArgument, f"{name} does not work on each element"):
+                    Sharded(model, getattr(torch.optim, name), elementwise=True)
+
+        class Own(torch.optim.AdamW):
+            def step(self, closure=None):
+                return super().step(closure)
+
+        with self.assertRaisesRegex(cohort.InvalidArgument, "elementwise=True"):
+            Sharded(model, Own)
+        Sharded(model, Own, elementwise=True, lr=1e-3)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "no class of torch.optim"):
+            Sharded(model, model.parameters())
         with self.assertRaisesRegex(cohort.InvalidArgument, "does not train"):
             Sharded(model, torch.optim.SGD, [{"params": [torch.ones(3)]}], lr=1.0)
         with self.assertRaisesRegex(cohort.InvalidArgument, "step_without_samples"):

@@ -179,6 +179,18 @@ class Saver {
   std::string prefix_;
 };
 
+/// Field -> text.
+struct Teller {
+  std::vector<std::string>& lines;
+  std::size_t group;
+
+  template <class T>
+  void operator()(std::string_view name, T& field) {
+    if constexpr (std::is_arithmetic_v<T>)
+      lines.push_back(fmt::format("{} = {} of parameter group {}", name, field, group));
+  }
+};
+
 /// What a file holds, with a note of what has been used.
 struct Source {
   std::map<std::string, formats::TensorView> tensors;
@@ -291,6 +303,16 @@ struct Kind {
     }
   }
 
+  std::vector<std::string> lines(const optim::Optimizer& optimizer) const {
+    std::vector<std::string> all;
+    for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+      auto options = static_cast<const Options&>(optimizer.param_groups()[i].options());
+      Teller teller{all, i};
+      visit(teller, options);
+    }
+    return all;
+  }
+
   std::function<void()> restore(optim::Optimizer& optimizer, const ParameterNames& names, Source& source) const {
     using Key = typename States::key_type;
     auto options = std::make_shared<std::vector<Options>>();
@@ -384,6 +406,17 @@ std::vector<std::vector<std::string>> parse_groups(const std::string& text) {
       if (name.is_string()) groups.back().push_back(name.get<std::string>());
   }
   return groups;
+}
+
+std::vector<std::string> option_lines(const optim::Optimizer& optimizer) {
+  try {
+    return with_kind(optimizer, [&](const auto& kind) { return kind.lines(optimizer); });
+  } catch (const Error&) {  // none of libtorch's
+    std::vector<std::string> rates;
+    for (const auto& group : optimizer.param_groups())
+      rates.push_back(fmt::format("lr = {} of parameter group {}", group.options().get_lr(), rates.size()));
+    return rates;
+  }
 }
 
 OptimizerSnapshot snapshot(const optim::Optimizer& optimizer, const ParameterNames& names) {

@@ -90,6 +90,10 @@ inline OptimizerSnapshot snapshot(const torch::optim::Optimizer& optimizer, cons
   return snapshot(optimizer, names_of(module));
 }
 
+/// The options of its groups, each in a line, as they are told to others; of an optimizer that is not libtorch's the
+/// learning rates alone.
+std::vector<std::string> option_lines(const torch::optim::Optimizer& optimizer);
+
 /// What sets the optimizer to the state in the file, once called; it cannot fail any more. Throws InvalidArgument if
 /// the file is of another type of optimizer or of other parameters, Corrupt if something is missing or misshapen;
 /// nothing is changed then.

@@ -3,13 +3,16 @@
 #include "base/parse.h"
 #include "base/result.h"
 #include "torch/checkpoint_tensors.h"
+#include "train/gradients/ranks.h"
 
 #include <cohort/torch/tensor.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <unordered_set>
 
@@ -89,13 +92,109 @@ LocalCore::LocalCore(torch::nn::Module& of, torch::optim::Optimizer& inner, cons
   for (Fragment& fragment : fragments) {
     fragment.global = flatten(fragment.parameters);
     if (options.outer_momentum > 0) fragment.momentum = at::zeros_like(fragment.global);
+    note(fragment);
   }
   for (const at::Tensor& parameter : module.parameters()) {
     if (parameter.defined() && !parameter.requires_grad()) kept.push_back(parameter);
   }
+  require_held("made");
+}
+
+std::vector<at::Tensor> LocalCore::buffers() const {
+  std::vector<at::Tensor> all;
   for (const at::Tensor& buffer : module.buffers()) {
-    if (buffer.defined() && buffer.is_floating_point()) buffers.push_back(buffer);
+    if (buffer.defined() && buffer.is_floating_point()) all.push_back(buffer);
   }
+  return all;
+}
+
+void LocalCore::begin() {
+  const at::NoGradGuard no_grad;
+  for (Fragment& fragment : fragments) {
+    for_each(fragment.parameters, fragment.global,
+             [](const at::Tensor& own, const at::Tensor& place) { place.copy_(own); });
+    if (fragment.momentum.defined()) fragment.momentum.zero_();
+    note(fragment);
+  }
+}
+
+void LocalCore::note(Fragment& fragment) {
+  fragment.versions.clear();
+  for (const at::Tensor& one : fragment.parameters) fragment.versions.push_back(one._version());
+}
+
+void LocalCore::require_held(const char* where) const {
+  std::unordered_set<const void*> held, there;
+  for (const Fragment& fragment : fragments) {
+    for (const at::Tensor& one : fragment.parameters) held.insert(one.unsafeGetTensorImpl());
+  }
+  std::string which;
+  const auto look = [&](const at::Tensor& one, const auto& name) {
+    if (!one.defined()) return;
+    there.insert(one.unsafeGetTensorImpl());
+    if (which.empty() && one.requires_grad() && !held.contains(one.unsafeGetTensorImpl()))
+      which = fmt::format("parameter {} is trained and in no fragment", name());
+  };
+  for (const auto& item : module.named_parameters()) {
+    look(item.value(), [&] { return fmt::format("'{}'", item.key()); });
+  }
+  for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    for (const at::Tensor& one : optimizer.param_groups()[i].params())
+      look(one, [&] { return fmt::format("of {} elements in group {} of the optimizer", one.numel(), i); });
+  }
+  const auto gone = std::ranges::count_if(held, [&](const void* one) { return !there.contains(one); });
+  if (which.empty() && gone > 0) which = fmt::format("{} parameters are gone", gone);
+  if (which.empty()) return;
+  raise(
+      ErrorCode::InvalidArgument,
+      "DiLoCo, LocalSGD ({}): {}, so that it would never be the same on all ranks: parameters were unfrozen, replaced "
+      "or added since, or the module does not have all that the optimizer steps -- give all of the module; to unfreeze "
+      "or replace, synchronize() first, and then make a new one",
+      where, which);
+}
+
+void LocalCore::require_unwritten() const {
+  const at::NoGradGuard no_grad;
+  for (const Fragment& fragment : fragments) {
+    bool written = false;
+    for (std::size_t i = 0; i < fragment.versions.size(); ++i)
+      written = written || fragment.parameters[i]._version() != fragment.versions[i];
+    bool same = true;
+    if (written) {
+      for_each(fragment.parameters, fragment.global, [&](const at::Tensor& own, const at::Tensor& place) {
+        same = same && at::equal(own, place.to(own.scalar_type()));
+      });
+    }
+    require(
+        same,
+        "parameters were written to since the last synchronisation, and no step was taken (weights were loaded?), "
+        "which would be taken back -- load before it is made, or call parameters_written() on all ranks afterwards");
+  }
+}
+
+void LocalCore::raise_non_finite(const Fragment& fragment) {
+  std::string own;
+  for (const auto& item : module.named_parameters()) {
+    const bool here = std::ranges::any_of(fragment.parameters, [&](const at::Tensor& one) {
+      return one.unsafeGetTensorImpl() == item.value().unsafeGetTensorImpl();
+    });
+    if (own.empty() && here && !at::isfinite(item.value()).all().item<bool>()) own = item.key();
+  }
+  own = own.substr(0, 255);
+  std::array<std::uint64_t, 32> words = {};
+  std::memcpy(words.data(), own.data(), own.size());
+  const auto rows = gradients::gather_rows(*gradients::ranks_of(comm), {words.begin(), words.end()});
+  std::string which;
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    const std::string name = rows[rank].empty() ? "" : reinterpret_cast<const char*>(rows[rank].data());
+    if (!name.empty()) which += fmt::format("{}'{}' of rank {}", which.empty() ? "" : ", ", name, rank);
+  }
+  raise(
+      ErrorCode::NonFinite,
+      "DiLoCo, LocalSGD, step {}: the average over ranks is not finite, and the last synchronised parameters were kept "
+      "-- NaN or infinite: parameter {} -- lower the learning rate or clip gradients there, and go on from a "
+      "checkpoint",
+      steps, which.empty() ? "of no rank now" : which);
 }
 
 std::int64_t LocalCore::period(std::int64_t step) const noexcept {
@@ -138,7 +237,8 @@ void LocalCore::start(std::size_t number) {
 
 at::Tensor LocalCore::besides(std::size_t number) const {
   std::vector<at::Tensor> tensors = {at::ones({1}, fragments[number].global.options().dtype(at::kFloat))};
-  if (number == 0) tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  const std::vector<at::Tensor> averaged = buffers();
+  if (number == 0) tensors.insert(tensors.end(), averaged.begin(), averaged.end());
   return flatten(tensors);
 }
 
@@ -152,6 +252,10 @@ void LocalCore::complete(double alpha) {
   works.clear();
   const at::NoGradGuard no_grad;
   Fragment& fragment = fragments[*under_way];
+  if (!at::isfinite(difference).all().item<bool>()) {  // on all ranks
+    drop();
+    raise_non_finite(fragment);
+  }
   if (rest[0].item<double>() > 0) {
     at::Tensor update = difference.to(fragment.global.scalar_type());
     if (fragment.momentum.defined()) {
@@ -166,17 +270,19 @@ void LocalCore::complete(double alpha) {
   fragment.synchronised_at = fragment.sent_at;
   fragment.samples -= fragment.sent;
   take(fragment, alpha);
-  if (*under_way == 0) copy(buffers, rest.slice(0, 1));
+  if (*under_way == 0) copy(buffers(), rest.slice(0, 1));
   drop();
   ++version;
   if (advance) advance();
 }
 
-void LocalCore::take(const Fragment& fragment, double alpha) {
+void LocalCore::take(Fragment& fragment, double alpha) {
   const at::NoGradGuard no_grad;
+  fragment.versions.clear();
   for_each(fragment.parameters, fragment.global, [alpha](const at::Tensor& own, const at::Tensor& global) {
     own.copy_(alpha == 0 ? global : global.lerp(own.to(global.scalar_type()), alpha));
   });
+  if (alpha == 0) note(fragment);
 }
 
 void LocalCore::drop() noexcept {
@@ -206,11 +312,26 @@ LocalSteps::LocalSteps(torch::nn::Module& module, torch::optim::Optimizer& optim
     : core_(std::make_shared<LocalCore>(module, optimizer, options)) {
   if (!comm) return;
   core_->comm = std::move(comm);
+  begin();
+}
+
+void LocalSteps::begin() {
   std::vector<at::Tensor> all;
-  for (const auto& [name, tensor] : checkpoint::named_tensors(module)) all.push_back(tensor);
-  broadcast_parameters(core_->comm, all);
-  const at::NoGradGuard no_grad;
-  for (LocalCore::Fragment& fragment : core_->fragments) fragment.global.copy_(flatten(fragment.parameters));
+  for (const auto& [name, tensor] : checkpoint::named_tensors(core_->module)) all.push_back(tensor);
+  if (core_->comm) broadcast_parameters(core_->comm, all);
+  core_->begin();
+}
+
+void LocalSteps::parameters_written() {
+  core_->require_held("parameters_written");
+  core_->drop();
+  begin();
+  core_->since = 0;
+  for (LocalCore::Fragment& fragment : core_->fragments) {
+    fragment.synchronised_at = fragment.sent_at = core_->steps;
+    fragment.samples = fragment.sent = 0;
+  }
+  ++core_->version;
 }
 
 LocalSGD::LocalSGD(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Communicator comm,
@@ -223,7 +344,9 @@ LocalSGD::LocalSGD(torch::nn::Module& module, torch::optim::Optimizer& optimizer
                   options.warm_up_steps}) {}
 
 void LocalSteps::step(double samples) {
-  require(samples >= 0, "a number of samples is 0 or more");
+  require(samples >= 0 && std::isfinite(samples), "a number of samples is 0 or more");
+  core_->require_held("step");
+  for (LocalCore::Fragment& fragment : core_->fragments) fragment.versions.clear();
   ++core_->steps;
   ++core_->since;
   for (LocalCore::Fragment& fragment : core_->fragments) fragment.samples += samples;
@@ -231,7 +354,9 @@ void LocalSteps::step(double samples) {
 }
 
 void LocalSteps::synchronize() {
+  core_->require_held("synchronize");
   if (core_->under_way) core_->complete(0);
+  core_->require_unwritten();
   for (std::size_t i = 0; i < core_->fragments.size(); ++i) {
     // Of one that no step has changed since, each rank may have kept a part; the outer momentum would go on.
     if (core_->fragments[i].synchronised_at == core_->steps) {
@@ -294,9 +419,17 @@ void LocalSteps::load_state(const std::map<std::string, at::Tensor>& state, bool
     return static_cast<std::int64_t>(value);
   };
   for (std::int64_t i = 0; i < 4 + 5 * parts; ++i) {
-    if (i < 4 || (i - 4) % 5 < 3) static_cast<void>(number(i));
+    const bool whole = i < 4 || (i - 4) % 5 < 3;
+    if (whole || !(counts[i].item<double>() >= 0 && std::isfinite(counts[i].item<double>())))
+      static_cast<void>(number(i));
   }
   for (const auto& [name, tensor] : checkpoint::named_tensors(self.module)) get("inner/" + name, tensor.sizes());
+  at::Tensor difference, rest;
+  if (number(3) >= 0) {
+    const at::Tensor& global = self.fragments.at(static_cast<std::size_t>(number(3))).global;
+    difference = get("outer/difference", global.sizes()).to(global.device());
+    rest = get("outer/rest", self.besides(static_cast<std::size_t>(number(3))).sizes()).to(global.device());
+  }
   std::function<void()> restore_optimizer = [] {};
   checkpoint::Snapshot moments;
   if (own) {
@@ -321,16 +454,15 @@ void LocalSteps::load_state(const std::map<std::string, at::Tensor>& state, bool
     fragment.sent_at = number(6 + 5 * i);
     fragment.samples = own ? counts[7 + 5 * i].item<double>() : 0;
     fragment.sent = own ? counts[8 + 5 * i].item<double>() : 0;
+    fragment.versions.clear();
     if (!own) self.take(fragment, 0);
   }
   ++self.version;
   restore_optimizer();
-  // What was under way has come to all ranks.
   if (number(3) < 0) return;
-  self.under_way = static_cast<std::size_t>(number(3));
-  const at::Tensor& global = self.fragments.at(*self.under_way).global;
-  self.difference = get("outer/difference", global.sizes()).to(global.device());
-  self.rest = get("outer/rest", self.besides(*self.under_way).sizes()).to(global.device());
+  self.under_way = static_cast<std::size_t>(number(3));  // it has come to all ranks
+  self.difference = difference;
+  self.rest = rest;
 }
 
 }  // namespace cohort::optim

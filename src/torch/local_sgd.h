@@ -26,6 +26,8 @@ class LocalCore {
     // This rank's.
     double samples = 0;  // since the last one
     double sent = 0;     // of these, those before the one under way
+    // Of its parameters, as autograd counts changes in place, while they are those that all ranks have.
+    std::vector<std::int64_t> versions;
   };
 
   LocalCore(torch::nn::Module& of, torch::optim::Optimizer& inner, const Options& how);
@@ -37,7 +39,16 @@ class LocalCore {
   void start(std::size_t number);
   void complete(double alpha);
   /// This rank's parameters become the synchronised ones, but for so much of its own.
-  void take(const Fragment& fragment, double alpha);
+  void take(Fragment& fragment, double alpha);
+  /// The parameters, which are the same on all ranks, become the last synchronised ones; there is no momentum yet.
+  void begin();
+  void note(Fragment& fragment);
+  /// Throws InvalidArgument for parameters that are trained and would never be averaged.
+  void require_held(const char* where) const;
+  /// Throws InvalidArgument for those that others than the optimizer have changed since the last synchronisation.
+  void require_unwritten() const;
+  /// On all ranks.
+  [[noreturn]] void raise_non_finite(const Fragment& fragment);
   /// What is averaged besides a fragment: a one, which becomes 0 where no rank had samples, and buffers with the first.
   at::Tensor besides(std::size_t number) const;
   /// What was under way is over, as if it had not begun.
@@ -52,8 +63,8 @@ class LocalCore {
   std::function<void()> advance;  // an elastic State's: then it is its `step` that synchronises
 
   std::vector<Fragment> fragments;
-  std::vector<at::Tensor> buffers;  // of floating types: averaged with fragment 0
-  std::vector<at::Tensor> kept;     // parameters that are not trained: alike, and stay
+  std::vector<at::Tensor> buffers() const;  // of floating types: averaged with fragment 0
+  std::vector<at::Tensor> kept;             // parameters that are not trained: alike, and stay
   // Alike on all ranks.
   std::int64_t steps = 0;
   std::int64_t since = 0;  // steps since the last synchronisation

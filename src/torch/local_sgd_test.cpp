@@ -329,6 +329,113 @@ void expect_refused(ErrorCode code, const std::function<void()>& body, const cha
   EXPECT_NE(said.find(part), std::string::npos) << said;
 }
 
+TEST(LocalSgd, WhatWouldNotBeAveragedIsRefused) {
+  Results results;
+  run(kOneHost, [&](Communicator comm) {
+    auto net = with_values(Mlp(), 0.1);
+    net->first->weight.requires_grad_(false);
+    auto optimizer = std::make_unique<torch::optim::SGD>(net->parameters(), 0.1);
+    auto local = std::make_unique<LocalSGD>(*net, *optimizer, comm, optim::LocalSGDOptions{.sync_every = 2});
+    const auto train = [&](int from, int to) {
+      for (int step = from; step < to; ++step) {
+        backward(net, step, comm.rank(), comm.size());
+        optimizer->step();
+        local->step();
+      }
+    };
+    train(0, 3);
+    local->synchronize();
+    net->first->weight.requires_grad_(true);
+    for (const std::function<void()>& call :
+         {std::function<void()>([&] { local->step(); }), std::function<void()>([&] { local->synchronize(); })})
+      expect_refused(ErrorCode::InvalidArgument, call, "parameter 'first.weight' is trained and in no fragment");
+    local = std::make_unique<LocalSGD>(*net, *optimizer, comm, optim::LocalSGDOptions{.sync_every = 2});
+    train(3, 6);
+    local->synchronize();
+    results.add(comm.rank(), net->parameters());
+    optimizer->add_param_group(torch::optim::OptimizerParamGroup({at::ones({3}).requires_grad_()}));
+    expect_refused(
+        ErrorCode::InvalidArgument, [&] { local->step(); }, "of 3 elements in group 1 of the optimizer");
+    expect_refused(
+        ErrorCode::InvalidArgument, [&] { DiLoCo none(*net, *optimizer, comm); }, "of 3 elements in group 1");
+  });
+  results.expect_alike();
+}
+
+TEST(DiLoCo, WeightsThatAreLoadedAfterwards) {
+  for (const bool momentum : {false, true}) {
+    run(kOneHost, [&](Communicator comm) {
+      auto net = with_values(Mlp(), 0.1);
+      torch::optim::SGD optimizer(net->parameters(), 0.0);
+      DiLoCo diloco(*net, optimizer, comm,
+                    {.sync_every = 2, .outer_momentum = momentum ? 0.9 : 0, .nesterov = momentum});
+      const auto train = [&](int steps) {
+        for (int step = 0; step < steps; ++step) {
+          backward(net, step, comm.rank(), comm.size());
+          optimizer.step();
+          diloco.step();
+        }
+      };
+      train(3);
+      diloco.synchronize();
+      {
+        const at::NoGradGuard no_grad;
+        for (const at::Tensor& parameter : net->parameters()) parameter.fill_(comm.rank() + 0.25);
+      }
+      expect_refused(
+          ErrorCode::InvalidArgument, [&] { diloco.synchronize(); }, "parameters_written()");
+      diloco.parameters_written();
+      EXPECT_EQ(diloco.steps_left(), 2);
+      train(6);
+      diloco.synchronize();
+      for (const at::Tensor& parameter : net->parameters())
+        EXPECT_TRUE(at::equal(parameter, at::full_like(parameter, 0.25)));
+    });
+  }
+}
+
+TEST(DiLoCo, NanOfARankStaysThere) {
+  run(kTwoHosts, [&](Communicator comm) {
+    auto net = with_values(Mlp(), 0.1);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    DiLoCo diloco(*net, optimizer, comm, {.sync_every = 1});
+    diloco.step();
+    const at::Tensor global = diloco.core()->fragments[0].global.clone();
+    if (comm.rank() == 2) {
+      const at::NoGradGuard no_grad;
+      net->second->weight[0][0] = std::nan("");
+    }
+    expect_refused(
+        ErrorCode::NonFinite, [&] { diloco.step(); }, "parameter 'second.weight' of rank 2 ");
+    EXPECT_TRUE(at::equal(diloco.core()->fragments[0].global, global));
+  });
+}
+
+TEST(DiLoCo, OfADamagedStateNothingIsTaken) {
+  run(kOneHost, [](Communicator comm) {
+    auto net = with_values(Mlp(), 0.1), other = with_values(Mlp(), 7);
+    torch::optim::SGD optimizer(net->parameters(), 0.1), fresh(other->parameters(), 0.1);
+    const DiLoCoOptions options{.sync_every = 4, .fragment_sync_delay = 2};
+    DiLoCo diloco(*net, optimizer, comm, options), loaded(*other, fresh, comm, options);
+    for (int step = 0; step < 3; ++step) {
+      backward(net, step, comm.rank(), comm.size());
+      optimizer.step();
+      diloco.step();
+    }
+    const std::vector<at::Tensor> before = copies(other->parameters());
+    for (const char* const name : {"outer/difference", "outer/rest"}) {
+      auto damaged = diloco.state();
+      ASSERT_EQ(damaged.erase(name), 1U);
+      expect_refused(
+          ErrorCode::InvalidArgument, [&] { loaded.load_state(damaged); }, name);
+      expect_equal(copies(other->parameters()), before);
+      EXPECT_EQ(loaded.core()->steps, 0);
+      EXPECT_FALSE(loaded.core()->under_way);
+    }
+    diloco.synchronize();
+  });
+}
+
 TEST(DiLoCo, RefusesWhatHasNoMeaning) {
   Mlp net;
   torch::optim::SGD optimizer(net->parameters(), 0.1);

@@ -1,14 +1,21 @@
 #include <cohort/torch/sharded.h>
 
+#include "base/log.h"
+#include "base/parse.h"
 #include "base/result.h"
+#include "torch/checkpoint_tensors.h"
 #include "torch/reducer.h"
 
 #include <cohort/torch/parallel.h>
 #include <cohort/torch/tensor.h>
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <set>
 #include <unordered_set>
@@ -22,6 +29,63 @@ bool has_master(const at::Tensor& values) {
   return values.scalar_type() == at::kHalf || values.scalar_type() == at::kBFloat16;
 }
 
+/// Numbers whose sums over ranks tell whether all have the same text: exact up to two million ranks.
+std::array<double, 6> digest_of(const std::vector<std::string>& lines) {
+  const std::uint64_t hash = fnv1a(fmt::format("{}", fmt::join(lines, "\n")));
+  std::array<double, 6> digest = {};
+  for (std::size_t i = 0; i < 3; ++i) {
+    digest[i] = static_cast<double>(((hash >> (16 * i)) ^ (hash >> 48)) & 0xFFFF);
+    digest[i + 3] = digest[i] * digest[i];
+  }
+  return digest;
+}
+
+/// Where the sums of their digests say that these lines differ, throws Mismatch on all ranks, which names the first.
+void require_alike(std::span<const double> sums, const std::vector<std::string>& lines, Communicator comm,
+                   const char* where) {
+  bool alike = true;
+  const auto size = static_cast<std::uint64_t>(comm.size());
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto total = static_cast<std::uint64_t>(sums[i]), mean = total / size;
+    alike = alike && total % size == 0 && static_cast<std::uint64_t>(sums[i + 3]) == size * mean * mean;
+  }
+  if (alike) return;
+  const std::shared_ptr<gradients::Ranks> ranks = gradients::ranks_of(comm);
+  const std::string text = fmt::format("{}", fmt::join(lines, "\n"));
+  const auto sizes = gather_rows(*ranks, {text.size()});
+  const auto longest =
+      std::ranges::max(sizes, {}, [](const auto& row) { return row.at(0); }).at(0) / sizeof(std::uint64_t) + 1;
+  std::vector<std::uint64_t> words(longest);
+  std::memcpy(words.data(), text.data(), text.size());
+  const auto texts = gather_rows(*ranks, words);
+  const auto lines_of = [&](std::size_t rank) {
+    std::vector<std::string> all;
+    const std::string whole(reinterpret_cast<const char*>(texts[rank].data()), sizes[rank][0]);
+    for (std::size_t begin = 0; begin <= whole.size();) {
+      const std::size_t end = std::min(whole.find('\n', begin), whole.size());
+      all.push_back(whole.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    all.emplace_back("nothing more");
+    return all;
+  };
+  const std::vector<std::string> first = lines_of(0);
+  std::size_t rank = 1;
+  while (rank + 1 < texts.size() && lines_of(rank) == first) ++rank;
+  const std::vector<std::string> other = lines_of(rank);
+  std::size_t at = 0;
+  while (at + 1 < std::min(first.size(), other.size()) && first[at] == other[at]) ++at;
+  ErrorContext context = ranks->where(where);
+  context.peer = static_cast<int>(rank);
+  throw Error(
+      ErrorCode::Mismatch,
+      fmt::format("{}: the ranks' optimizers differ -- rank 0 has {}, rank {} has {} -- each steps a part of the "
+                  "model by its own: set the same on all ranks (a schedule that goes by a loss, by the mean over "
+                  "ranks)",
+                  where, first[at], rank, other[at]),
+      context);
+}
+
 }  // namespace
 
 ShardedCore::ShardedCore(nn::DataParallelCore& model) : model_(model), reducer_(model.reducer()) {
@@ -29,16 +93,8 @@ ShardedCore::ShardedCore(nn::DataParallelCore& model) : model_(model), reducer_(
     raise(ErrorCode::InvalidArgument,
           "Sharded: the model's training state is not divided -- give its DistributedDataParallel a `sharding`");
   }
-  for (const nn::Reducer::Piece& piece : reducer_->pieces()) {
-    pieces_.push_back({.parameter = reducer_->name_of(piece.range.parameter),
-                       .parameter_tensor = reducer_->tensor_of(piece.range.parameter),
-                       .tensor = has_master(piece.values) ? piece.values.to(at::kFloat) : piece.values,
-                       .begin = piece.range.begin});
-  }
-  std::unordered_set<const void*> seen;  // a parameter may be registered twice
-  for (const at::Tensor& parameter : model_.parameters()) {
-    if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) trained_.push_back(parameter);
-  }
+  for (std::size_t i = 0; i < reducer_->core().parameter_count(); ++i)
+    free_.emplace(reducer_->tensor_of(i).unsafeGetTensorImpl(), i);
   reducer_->note_optimizer();
 }
 
@@ -56,67 +112,130 @@ void ShardedCore::allow_writes() { reducer_->core().allow_writes(); }
 void ShardedCore::forbid_writes() { reducer_->core().forbid_writes(); }
 
 ShardedCore::Groups ShardedCore::all() const {
-  Groups groups;
-  groups.emplace_back(trained_);
-  return groups;
+  std::vector<at::Tensor> trained;
+  for (std::size_t i = 0; i < reducer_->core().parameter_count(); ++i) trained.push_back(reducer_->tensor_of(i));
+  return Groups(1, torch::optim::OptimizerParamGroup(trained));
 }
 
 ShardedCore::Groups ShardedCore::divide(const Groups& groups) {
-  std::map<const void*, std::vector<std::size_t>> pieces_of;
-  for (const at::Tensor& parameter : trained_) pieces_of[parameter.unsafeGetTensorImpl()];
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    pieces_of.at(pieces_[i].parameter_tensor.unsafeGetTensorImpl()).push_back(i);
+  std::unordered_set<const void*> frozen;
+  for (const at::Tensor& parameter : model_.parameters())
+    if (!parameter.requires_grad()) frozen.insert(parameter.unsafeGetTensorImpl());
+  auto left = free_;
+  std::map<std::size_t, std::size_t> members;  // new ones, in the groups that are to be
+  std::vector<at::Tensor> trained;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    for (const at::Tensor& parameter : groups[i].params()) {
+      const auto found = left.find(parameter.unsafeGetTensorImpl());
+      if (found != left.end()) {
+        members.emplace(found->second, i);
+        trained.push_back(parameter);
+        left.erase(found);
+      } else if (!frozen.contains(parameter.unsafeGetTensorImpl())) {
+        raise(ErrorCode::InvalidArgument,
+              "Sharded: a parameter group has a tensor that the model does not train, or that is in a group already -- "
+              "give parameters of the module that the DistributedDataParallel wraps, each once");
+      }
+    }
+  }
+  std::vector<std::vector<at::Tensor>> own(groups.size());
+  std::vector<Piece> pieces;
+  std::vector<std::size_t> numbers;
+  std::vector<std::int64_t> writes;
+  // In the order of the model's pieces, new ones among those that there are.
+  for (std::size_t i = 0, had = 0; i < reducer_->pieces().size(); ++i) {
+    const nn::Reducer::Piece& piece = reducer_->pieces()[i];
+    const bool old = had < own_.size() && own_[had] == i;
+    const auto member = members.find(piece.range.parameter);
+    if (old) {
+      pieces.push_back(pieces_[had]);
+      writes.push_back(writes_[had++]);
+    } else if (member != members.end()) {
+      pieces.push_back({.parameter = reducer_->name_of(piece.range.parameter),
+                        .parameter_tensor = reducer_->tensor_of(piece.range.parameter),
+                        .tensor = has_master(piece.values) ? piece.values.to(at::kFloat) : piece.values,
+                        .begin = piece.range.begin});
+      writes.push_back(reducer_->writes_to(piece.range.parameter));
+      own[member->second].push_back(pieces.back().tensor);
+    } else {
+      continue;
+    }
+    numbers.push_back(i);
   }
   Groups divided;
-  trained_.clear();
-  for (const torch::optim::OptimizerParamGroup& group : groups) {
-    std::vector<at::Tensor> own;
-    for (const at::Tensor& parameter : group.params()) {
-      const auto found = pieces_of.find(parameter.unsafeGetTensorImpl());
-      if (found == pieces_of.end()) {
-        raise(ErrorCode::InvalidArgument,
-              "Sharded: a parameter group has a tensor that the model does not train -- give parameters of the module "
-              "that the DistributedDataParallel wraps, each once");
-      }
-      for (const std::size_t piece : found->second) {
-        own.push_back(pieces_[piece].tensor);
-        own_.push_back(piece);
-      }
-      trained_.push_back(parameter);
-      pieces_of.erase(found);
-    }
-    if (group.has_options()) {
-      divided.emplace_back(std::move(own), group.options().clone());
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (groups[i].has_options()) {
+      divided.emplace_back(std::move(own[i]), groups[i].options().clone());
     } else {
-      divided.emplace_back(std::move(own));
+      divided.emplace_back(std::move(own[i]));
     }
   }
-  std::vector<Piece> pieces;
-  std::sort(own_.begin(), own_.end());
-  for (const std::size_t piece : own_) pieces.push_back(std::move(pieces_[piece]));
   pieces_ = std::move(pieces);
-  writes_.resize(own_.size());
-  masters_written();
+  own_ = std::move(numbers);
+  writes_ = std::move(writes);
+  free_ = std::move(left);
+  for (const auto& [parameter, group] : members) members_.emplace(parameter, groups_ + group);
+  groups_ += groups.size();
+  trained_.insert(trained_.end(), trained.begin(), trained.end());
   return divided;
+}
+
+ShardedCore::Lines ShardedCore::told() const {
+  Lines lines;
+  for (const auto& [parameter, group] : members_)
+    lines.push_back(fmt::format("'{}' in parameter group {}", reducer_->name_of(parameter), group));
+  for (std::string& line : checkpoint::option_lines(*optimizer_)) lines.push_back(std::move(line));
+  return lines;
 }
 
 void ShardedCore::before_step() {
   const at::NoGradGuard no_grad;
+  note_clipping_by_others();
   reducer_->check_parameters("Sharded::step");
+  std::size_t stepped = 0;
+  for (const torch::optim::OptimizerParamGroup& group : optimizer_->param_groups()) stepped += group.params().size();
+  if (stepped != pieces_.size()) {
+    raise(ErrorCode::InvalidArgument,
+          "Sharded::step: parameter groups have other tensors than this rank's pieces -- add parameters by "
+          "Sharded::add_param_group, not by that of torch::optim::Optimizer");
+  }
+  Communicator comm = model_.communicator();
+  const Lines lines = told();
+  Sums sums = digest_of(lines);
+  Work compare;
+  const bool compares = !compared_ && comm.size() > 1;
+  if (compares) compare = comm.all_reduce(std::span(sums));
   reducer_->take_gradients();
   reducer_->note_writes();
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const at::Tensor& values = reducer_->pieces()[own_[i]].values;
     const std::int64_t writes = reducer_->writes_to(parameter_of(i));
-    if (std::exchange(writes_[i], writes) != writes && has_master(values)) pieces_[i].tensor.copy_(values);
+    const bool written = std::exchange(writes_[i], writes) != writes && has_master(values);
+    // Weights that are what the master is rounded to were saved together with it.
+    if (written && !at::equal(values, pieces_[i].tensor.to(values.scalar_type()))) pieces_[i].tensor.copy_(values);
   }
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const at::Tensor& gradient = reducer_->pieces()[own_[i]].gradient;
     pieces_[i].tensor.mutable_grad() = gradient.defined() ? gradient.to(pieces_[i].tensor.scalar_type()) : at::Tensor();
   }
   // Others of this host may still read parameters, for an output of their own.
-  if (reducer_->core().shards()->shares_parameters()) reducer_->core().shards()->meet();
+  if (compares) {
+    compare.wait();
+    require_alike(sums, lines, comm, "Sharded::step");
+  } else if (reducer_->core().shards()->shares_parameters()) {
+    reducer_->core().shards()->meet();
+  }
+  compared_ = false;
   reducer_->core().allow_writes();
+}
+
+void ShardedCore::note_clipping_by_others() {
+  static std::atomic_flag warned;
+  if (clips_ || !reducer_->core().divides_gradients() || warned.test_and_set()) return;
+  if (model_.communicator().rank() != 0) return;
+  log::warn("train",
+            "Sharded: gradients are divided (sharding): torch::nn::utils::clip_grad_norm_ finds none, and clips "
+            "nothing -- if this program calls it, call clip_grad_norm(max_norm) of the optimizer instead");
 }
 
 void ShardedCore::after_step() {
@@ -156,8 +275,9 @@ std::set<std::string> parts_of(const torch::nn::Module& module) {
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// By how much gradients are to be scaled, and the norm. `counted`: this rank's, by the names of their parameters.
+/// `told`: what has to be the same on all of these ranks.
 std::pair<double, double> factor_of(const Named& counted, double max_norm, const torch::nn::Module& module,
-                                    const ClipOptions& options, Communicator over) {
+                                    const ClipOptions& options, Communicator over, std::vector<std::string> told) {
   if (!(max_norm > 0)) raise(ErrorCode::InvalidArgument, "clip_grad_norm({}): a norm is above 0", max_norm);
   const std::set<std::string> parts = parts_of(module);
   if (!parts.empty() && !(options.over && options.parts)) {
@@ -174,9 +294,13 @@ std::pair<double, double> factor_of(const Named& counted, double max_norm, const
     const at::Tensor square = gradient.to(at::kDouble).square().sum();
     own = own.defined() ? own + square : square;
   }
-  std::array<double, 1> squares = {own.defined() ? own.item<double>() : 0};
-  over.all_reduce(std::span(squares)).wait();
-  const double norm = std::sqrt(squares[0]);
+  told.insert(told.begin(), fmt::format("max_norm = {} of clip_grad_norm", max_norm));
+  const std::array<double, 6> digest = digest_of(told);
+  std::array<double, 7> sums = {own.defined() ? own.item<double>() : 0};
+  std::copy(digest.begin(), digest.end(), sums.begin() + 1);
+  over.all_reduce(std::span(sums)).wait();
+  require_alike(std::span(sums).subspan(1), told, over, "clip_grad_norm");
+  const double norm = std::sqrt(sums[0]);
   const double factor = max_norm / (norm + 1e-6);
   return {factor >= 1 ? 1 : factor, norm};  // NaN stays
 }
@@ -191,8 +315,12 @@ double ShardedCore::clip_grad_norm(double max_norm, const ClipOptions& options) 
     const at::Tensor& gradient = reducer_->pieces()[own_[i]].gradient;
     if (gradient.defined()) pieces.emplace_back(pieces_[i].parameter, gradient);
   }
-  Communicator over = options.over ? options.over : reducer_->core().shards()->comm();
-  const auto [factor, norm] = factor_of(pieces, max_norm, *model_.whole(), options, over);
+  Communicator over = options.over ? options.over : model_.communicator();
+  // Other ranks than those of the model may step other parameters by other options.
+  const auto [factor, norm] =
+      factor_of(pieces, max_norm, *model_.whole(), options, over, options.over ? Lines() : told());
+  compared_ = !options.over;
+  clips_ = true;
   if (factor == 1) return norm;
   if (reducer_->core().divides_gradients()) {
     for (const auto& [name, gradient] : pieces) gradient.mul_(factor);
@@ -208,11 +336,13 @@ double clip_grad_norm(torch::nn::Module& module, double max_norm, const ClipOpti
   if (!options.over) raise(ErrorCode::InvalidArgument, "clip_grad_norm: options.over is empty -- give mesh.comm()");
   const at::NoGradGuard no_grad;
   Named all;
+  std::unordered_set<const void*> seen;  // a parameter may be registered twice
   for (const auto& item : module.named_parameters()) {
-    if (item.value().grad().defined()) all.emplace_back(item.key(), item.value().grad());
+    if (item.value().grad().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second)
+      all.emplace_back(item.key(), item.value().grad());
   }
   const bool counts = !copies || copies.rank() == 0;
-  const auto [factor, norm] = factor_of(counts ? all : Named(), max_norm, module, options, options.over);
+  const auto [factor, norm] = factor_of(counts ? all : Named(), max_norm, module, options, options.over, {});
   if (factor == 1) return norm;
   for (const auto& [name, gradient] : all) gradient.mul_(factor);
   return norm;

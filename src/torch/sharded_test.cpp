@@ -649,5 +649,107 @@ TEST(Sharded, GroupsKeepTheirOptions) {
   });
 }
 
+TEST(Sharded, TakesGroupsLater) {
+  for (const Sharding sharding : kAll) {
+    run({0, 0}, [&](Communicator comm) {
+      auto whole = model_of(), net = model_of();
+      for (auto* const of : {&whole, &net}) (*of)->parameters()[3].requires_grad_(false);
+      DistributedDataParallel plain(whole, comm);
+      DistributedDataParallel model(net, comm, {.sharding = sharding});
+      const auto some = [](torch::nn::Sequential& of, std::size_t from, std::size_t to) {
+        const std::vector<at::Tensor> all = of->parameters();
+        return std::vector<at::Tensor>(all.begin() + static_cast<std::ptrdiff_t>(from),
+                                       all.begin() + static_cast<std::ptrdiff_t>(to));
+      };
+      const auto later = [&](torch::nn::Sequential& of) {
+        return torch::optim::OptimizerParamGroup(
+            some(of, 0, 4), std::make_unique<torch::optim::AdamOptions>(torch::optim::AdamOptions(1e-3)));
+      };
+      torch::optim::Adam one(some(whole, 4, 6), torch::optim::AdamOptions(0.01));
+      optim::Sharded<torch::optim::Adam> other(model, some(net, 4, 6), torch::optim::AdamOptions(0.01));
+      for (int step = 0; step < 4; ++step) {
+        if (step == 2) {
+          one.add_param_group(later(whole));
+          other.add_param_group(later(net));
+        }
+        const Batch batch = batch_of(step + comm.rank() * 10, 4, at::kFloat);
+        loss_of(plain(batch.x), batch.y).backward();
+        one.step();
+        plain.zero_grad();
+        loss_of(model(batch.x), batch.y).backward();
+        other.step();
+        model.zero_grad();
+      }
+      expect_equal(copies(net->parameters()), copies(whole->parameters()));
+      for (std::size_t i = 1; i < other.pieces().size(); ++i)
+        EXPECT_LE(other.pieces()[i - 1].parameter, other.pieces()[i].parameter);
+      const std::size_t pieces = other.pieces().size();
+      expect_refused([&] { other.add_param_group(later(net)); }, "that is in a group already");
+      EXPECT_EQ(other.pieces().size(), pieces);
+    });
+  }
+  run({0, 0}, [&](Communicator comm) {
+    auto net = model_of();
+    DistributedDataParallel model(net, comm, {.sharding = Sharding::Gradients});
+    optim::Sharded<torch::optim::SGD> optimizer(model, std::vector<at::Tensor>{net->parameters()[0]},
+                                                torch::optim::SGDOptions(0.1));
+    static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(
+        torch::optim::OptimizerParamGroup({net->parameters()[1]}));
+    expect_refused([&] { optimizer.step(); }, "other tensors than this rank's pieces");
+  });
+}
+
+TEST(Sharded, OptionsThatDifferAreNamedOnAllRanks) {
+  const auto expect_mismatch = [](const std::function<void()>& body, const char* part) {
+    const std::string said = comm::testing::what_of(body, ErrorCode::Mismatch);
+    EXPECT_NE(said.find(part), std::string::npos) << said;
+  };
+  for (const std::vector<int>& hosts : kTwo) {
+    for (const Sharding sharding : kAll) {
+      run(hosts, [&](Communicator comm) {
+        const bool odd = comm.rank() == 1;
+        auto net = model_of();
+        DistributedDataParallel model(net, comm, {.sharding = sharding});
+        optim::Sharded<torch::optim::Adam> optimizer(model, torch::optim::AdamOptions(0.01));
+        auto& options = static_cast<torch::optim::AdamOptions&>(optimizer.param_groups()[0].options());
+        const Batch batch = batch_of(comm.rank(), 4, at::kFloat);
+        const auto backward = [&] { loss_of(model(batch.x), batch.y).backward(); };
+        backward();
+        optimizer.step();
+        backward();
+        optimizer.clip_grad_norm(1);
+        optimizer.step();
+        const std::vector<at::Tensor> before = copies(net->parameters());
+        comm.barrier().wait();
+        options.weight_decay(odd ? 0.5 : 0.25);
+        backward();
+        const char* const decay =
+            "rank 0 has weight_decay = 0.25 of parameter group 0, rank 1 has weight_decay = 0.5 of parameter group 0";
+        expect_mismatch([&] { optimizer.step(); }, decay);
+        expect_mismatch([&] { optimizer.clip_grad_norm(1); }, decay);
+        options.weight_decay(0.25);
+        expect_mismatch([&] { optimizer.clip_grad_norm(odd ? 2 : 1); },
+                        "rank 0 has max_norm = 1 of clip_grad_norm, rank 1 has max_norm = 2 of clip_grad_norm");
+        expect_mismatch([&] { optim::clip_grad_norm(*net, odd ? 2 : 1, {.over = comm}); }, "max_norm = 2");
+        expect_equal(copies(net->parameters()), before);
+        comm.barrier().wait();
+        optimizer.step();
+        EXPECT_FALSE(at::equal(net->parameters()[0], before[0]));
+      });
+    }
+  }
+}
+
+TEST(Sharded, ClippingCountsATiedParameterOnce) {
+  run({0, 0}, [](Communicator comm) {
+    torch::nn::Linear shared(4, 4);
+    torch::nn::Sequential net(shared, torch::nn::Tanh(), shared);
+    for (const at::Tensor& parameter : {shared->weight, shared->bias})
+      parameter.mutable_grad() = at::ones_like(parameter);
+    EXPECT_NEAR(optim::clip_grad_norm(*net, 1, {.over = comm}, comm), std::sqrt(20.0), 1e-9);
+    EXPECT_NEAR(shared->weight.grad().norm().item<double>(), 4 / std::sqrt(20.0), 1e-5);
+  });
+}
+
 }  // namespace
 }  // namespace cohort

@@ -61,10 +61,17 @@ class LocalSteps {
 
   /// The optimizer has taken a step: as often on all ranks. `samples`: how much this rank's part of the next average
   /// counts for it, such as its batch's size; 0: it had none. Synchronises where that is due. Throws what all_reduce
-  /// does, and Mismatch where ranks have different options.
+  /// does, Mismatch where ranks have different options, NonFinite on all ranks where the average would be NaN or
+  /// infinite (the last synchronised parameters stay), and InvalidArgument for parameters that were unfrozen or
+  /// replaced since, or that the optimizer steps and the module does not have: they would never be averaged.
   void step(double samples = 1);
   /// Now, all fragments: afterwards parameters, and buffers of floating types, are the same on all ranks, to the bit.
+  /// As `step`; also InvalidArgument if weights were loaded and no step has been taken since the last synchronisation.
   void synchronize();
+  /// Weights were loaded on all ranks: training goes on from rank 0's parameters and buffers, and the outer optimizer
+  /// has no momentum yet. What others than the optimizer write to parameters counts as a step of training otherwise, so
+  /// an outer momentum would go on in that direction. Collective, where there is a communicator.
+  void parameters_written();
   /// Until the next synchronisation of a fragment. Not collective.
   std::int64_t steps_left() const noexcept;
 
@@ -88,6 +95,8 @@ class LocalSteps {
   LocalSteps(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Communicator comm, const Options& options);
 
  private:
+  void begin();
+
   std::shared_ptr<LocalCore> core_;
 };
 
@@ -95,7 +104,7 @@ class LocalSteps {
 /// parameters and buffers (collective). In an elastic job without `comm`: each world brings its own.
 /// Parameters that need no gradient, and those that are no floating numbers, stay each rank's; so do the optimizer's
 /// moments. Buffers of floating types (statistics of BatchNorm) are averaged. Throws InvalidArgument for options
-/// without a meaning.
+/// without a meaning, and where the optimizer steps parameters that the module does not have.
 class LocalSGD : public LocalSteps {
  public:
   LocalSGD(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Communicator comm,

@@ -9,10 +9,16 @@
 
 #include <cohort/torch/nn.h>
 
-#include <torch/optim/lbfgs.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 
+#include <array>
 #include <concepts>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -61,7 +67,9 @@ class ShardedCore {
   /// As torch::nn::utils::clip_grad_norm_ with norm_type 2 (also of what is not finite), but that squares are summed in
   /// float64, by rank. Collective; between backward and step. With tensor parallelism or a pipeline say so in
   /// `options`: each rank has only a part of the norm. Throws InvalidArgument unless max_norm is
-  /// above 0, and for a module of parts (HasShards) without them.
+  /// above 0, and for a module of parts (HasShards) without them; Mismatch on all ranks where these differ in it, or in
+  /// the options of their optimizers. (torch::nn::utils::clip_grad_norm_ finds no gradients where they are divided, and
+  /// clips nothing.)
   double clip_grad_norm(double max_norm, const ClipOptions& options = {});
   /// No parameter of its groups, and no piece, has a gradient any more. (The module's own zero_grad does not know of
   /// divided gradients; `step` drops them in any case.)
@@ -72,43 +80,79 @@ class ShardedCore {
   ~ShardedCore();
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
   Groups all() const;
-  /// Of the model's parameters, the pieces of this rank.
+  /// Of the model's parameters, the pieces of this rank. Throws InvalidArgument before anything is changed.
   Groups divide(const Groups& groups);
   void before_step();
   void after_step();
+  const torch::optim::Optimizer* optimizer_ = nullptr;  // this
 
  private:
+  using Sums = std::array<double, 6>;
+  using Lines = std::vector<std::string>;
+  std::size_t parameter_of(std::size_t piece) const noexcept;
+  /// What has to be the same on all ranks: groups, their members and options.
+  Lines told() const;
+  void note_clipping_by_others();
+
   nn::DataParallelCore& model_;
   const std::shared_ptr<nn::Reducer> reducer_;
   std::vector<Piece> pieces_;
-  std::vector<std::size_t> own_;     // their numbers among those of the model
-  std::vector<at::Tensor> trained_;  // the parameters that they are of
-  std::size_t parameter_of(std::size_t piece) const noexcept;
-  std::vector<std::int64_t> writes_;  // by piece: those to its parameter that its master has
+  std::vector<std::size_t> own_;                // their numbers among those of the model
+  std::vector<at::Tensor> trained_;             // the parameters that they are of
+  std::vector<std::int64_t> writes_;            // by piece: those to its parameter that its master has
+  std::map<const void*, std::size_t> free_;     // parameters that are in no group yet, by TensorImpl
+  std::map<std::size_t, std::size_t> members_;  // by parameter: its group
+  std::size_t groups_ = 0;
+  bool compared_ = false;  // the options, by this step's clip_grad_norm
+  bool clips_ = false;
 };
+
+/// Whether an optimizer works on each element alone, without norms, factors or shapes of whole parameters: in pieces it
+/// would be another one otherwise. To be specialised for those that are not libtorch's.
+template <class Optimizer>
+inline constexpr bool works_elementwise =
+    std::same_as<Optimizer, torch::optim::SGD> || std::same_as<Optimizer, torch::optim::Adam> ||
+    std::same_as<Optimizer, torch::optim::AdamW> || std::same_as<Optimizer, torch::optim::Adagrad> ||
+    std::same_as<Optimizer, torch::optim::RMSprop>;
 
 /// The optimizer `Base` of libtorch (SGD, Adam, AdamW, Adagrad, RMSprop: those that work on each element alone), of
 /// which every rank keeps the state of its pieces and steps them. `step` is collective: afterwards all ranks have all
 /// parameters, to the bit those that an unsharded `Base` gives. (clip_grad_norm apart, whose norm may differ in its
-/// last digits.) Parameters of Half or BFloat16 are stepped in float32 ("master weights"), which this keeps, and
-/// rounded afterwards. A parameter without a gradient is left alone, as by `Base`. The model has to outlive it.
+/// last digits.) It throws Mismatch on all ranks, before anything is changed, where their groups or options differ.
+/// Parameters of Half or BFloat16 are stepped in float32 ("master weights"), which this keeps, and rounded afterwards;
+/// torch::save does not know them, CheckpointFolder does. A parameter without a gradient is left alone, as by `Base`.
+/// The model has to outlive it.
 template <class Base>
 class Sharded : public ShardedCore, public Base {
-  static_assert(std::derived_from<Base, torch::optim::Optimizer> && !std::same_as<Base, torch::optim::LBFGS>,
-                "Sharded is for optimizers that work on each element alone");
+  static_assert(std::derived_from<Base, torch::optim::Optimizer> && works_elementwise<Base>,
+                "Sharded is for optimizers that work on each element alone (works_elementwise)");
 
  public:
   /// Over all parameters that `model` trains. Throws InvalidArgument where the model has no `sharding`.
   template <class Options>
   Sharded(nn::DataParallelCore& model, Options defaults)
-      : ShardedCore(model), Base(divide(all()), std::move(defaults)) {}
+      : ShardedCore(model), Base(divide(all()), std::move(defaults)) {
+    optimizer_ = this;
+  }
+  /// Over parameters of the model. Frozen ones are passed over. Throws InvalidArgument for other tensors.
+  template <class Options>
+  Sharded(nn::DataParallelCore& model, const std::vector<at::Tensor>& parameters, Options defaults)
+      : Sharded(model, Groups(1, torch::optim::OptimizerParamGroup(parameters)), std::move(defaults)) {}
   /// Over groups of the model's parameters, so that a model may have several optimizers, of which each parameter has
-  /// one. Throws InvalidArgument for other tensors.
+  /// one. As above.
   template <class Options>
   Sharded(nn::DataParallelCore& model, const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults)
-      : ShardedCore(model), Base(divide(groups), std::move(defaults)) {}
+      : ShardedCore(model), Base(divide(groups), std::move(defaults)) {
+    optimizer_ = this;
+  }
 
   using ShardedCore::zero_grad;
+
+  /// On all ranks alike: of parameters that no group has yet. (That of torch::optim::Optimizer would step them whole,
+  /// which the next step refuses.)
+  void add_param_group(const torch::optim::OptimizerParamGroup& group) {
+    Base::add_param_group(divide({group}).front());
+  }
 
   /// Collective. `closure` computes the loss and its gradients, once.
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
