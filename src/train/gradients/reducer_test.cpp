@@ -400,7 +400,7 @@ void step_with(Fake& model, int rank, float most, float other) {
   ASSERT_TRUE(model.core.receive(0));
   const std::span<float> gradient = model.gradient(0);
   for (std::size_t i = 0; i < gradient.size(); ++i)
-    gradient[i] = rank == 0 ? most * static_cast<float>(i % 17) / 16 : 0.5F;
+    gradient[i] = (rank == 0 ? most : 0.5F) * static_cast<float>(i % 17) / 16;
   model.defined[0] = true;
   model.core.arrive(0);
   model.bring(1, rank == 0 ? other : 1);
