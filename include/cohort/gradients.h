@@ -48,7 +48,9 @@ struct DistributedDataParallelOptions {
   /// What rounding loses of a step's gradients is added to the next step's (AllReduceOptions::residual). Not set: with
   /// Int4, whose steps are coarse. Each rank keeps what it has lost, 4 bytes for each element of its part of the host's
   /// sum: `residuals()` for a checkpoint. In a step in which a rank has no samples nothing is added, and in an elastic
-  /// job a new world begins without. Throws InvalidArgument with formats other than Int8, Int4 and Float8E4M3.
+  /// job a new world begins without. A step that is refused on all ranks, or whose averages are not finite, leaves
+  /// none: nothing of it comes with the next one. A program that skips a step for another reason calls
+  /// `load_residuals({})` on all ranks. Throws InvalidArgument with formats other than Int8, Int4 and Float8E4M3.
   std::optional<bool> error_feedback = {};
   /// Raise: if any rank brings a gradient that is NaN or infinite, backward() (and `step_without_samples`) throws
   /// NonFiniteError on every rank, which names the first one: rank, host, parameter, element, value and step. All
@@ -102,7 +104,7 @@ struct PowerSGDOptions {
   bool use_error_feedback = true;
   /// A step begins with the Q of the step before it instead of a random one.
   bool warm_start = true;
-  /// Is added to the norms that columns are divided by.
+  /// Is added to the norms that columns are divided by; at most 1e-3.
   double orthogonalization_epsilon = 0;
   std::uint64_t random_seed = 0;  ///< the same on all ranks
 };

@@ -10,6 +10,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -217,7 +218,8 @@ class GradientReducer {
         offsets.push_back(hooked.bucket.offset(position) / size_of(hooked.bucket.dtype()));
       }
       return std::make_unique<PendingHook>(hooks_.call("run_hook", hooked.number, hooked.last, hooked.bucket.memory(),
-                                                       hooked.bucket.members(), offsets, hooked.share));
+                                                       hooked.bucket.members(), offsets, hooked.share,
+                                                       hooked.last_step_refused));
     });
   }
   py::list buckets() const {
@@ -297,13 +299,13 @@ class GradientReducer {
   core::Reducer core_;
 };
 
-using Matrix = std::tuple<std::uintptr_t, std::int64_t, std::int64_t, std::int64_t>;
+using Matrix = std::tuple<std::string, std::uintptr_t, std::int64_t, std::int64_t, std::int64_t>;
 
 void start_power_sgd(core::PowerSGD& self, const PyCommunicator& comm, std::uintptr_t address, std::int64_t count,
                      const std::string& dtype, const std::vector<Matrix>& gradients, py::object tensor) {
   std::vector<core::PowerSGD::Matrix> matrices;
-  for (const auto& [parameter, offset, rows, columns] : gradients) {
-    matrices.push_back({reinterpret_cast<const void*>(parameter), offset, rows, columns});
+  for (const auto& [name, parameter, offset, rows, columns] : gradients) {
+    matrices.push_back({reinterpret_cast<const void*>(parameter), offset, rows, columns, name});
   }
   RanksOfMember ranks(comm.shared());
   std::shared_ptr<const void> keep = kept(std::move(tensor));
@@ -348,22 +350,23 @@ void bind_power_sgd(py::module_& module) {
            py::arg("gradients"), py::arg("tensor"))
       .def("finish", &finish_power_sgd, py::arg("comm"))
       .def("forget", &PowerSGD::forget)
+      .def("drop_residuals", &PowerSGD::drop_residuals)
       .def_property_readonly("iteration", &PowerSGD::iteration)
       .def("compression_stats", &PowerSGD::compression_stats)
       .def("kept",
            [](const PowerSGD& self) {
              py::list all;
-             for (const PowerSGD::Kept& one : self.kept()) {
-               all.append(py::make_tuple(one.rows, one.columns, bytes_of(one.error), bytes_of(one.q)));
+             for (const auto& [key, one] : self.kept()) {
+               all.append(py::make_tuple(key, one.rows, one.columns, bytes_of(one.error), bytes_of(one.q)));
              }
              return all;
            })
       .def("restore",
            [](PowerSGD& self, std::int64_t iteration,
-              const std::vector<std::tuple<std::int64_t, std::int64_t, std::string, std::string>>& kept_before) {
-             std::vector<PowerSGD::Kept> all;
-             for (const auto& [rows, columns, error, q] : kept_before) {
-               all.push_back({.rows = rows, .columns = columns, .error = floats_of(error), .q = floats_of(q)});
+              const std::vector<std::tuple<std::string, std::int64_t, std::int64_t, std::string, std::string>>& saved) {
+             std::map<std::string, PowerSGD::Kept> all;
+             for (const auto& [key, rows, columns, error, q] : saved) {
+               all[key] = {.rows = rows, .columns = columns, .error = floats_of(error), .q = floats_of(q)};
              }
              self.restore(iteration, std::move(all));
            });
@@ -454,7 +457,8 @@ void bind_gradients(py::module_& module) {
              std::map<std::string, std::vector<float>> residuals;
              for (const auto& [name, values] : before.core().residuals())
                residuals[name].assign(values.begin(), values.end());
-             self.core().go_on_from(before.core().progress(), before.core().stats(), residuals);
+             self.core().go_on_from(before.core().progress(), before.core().stats(), residuals,
+                                    before.core().last_step_refused());
            })
       .def_property_readonly("divides_gradients", [](GradientReducer& self) { return self.core().divides_gradients(); })
       .def_property_readonly("shares_parameters",

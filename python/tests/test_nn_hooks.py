@@ -1,6 +1,7 @@
 """Hooks in the place of the average: torch's own and ours, over our DistributedDataParallel and torch's, on the ranks of
 `cohort run -np N`. The measure is the training without a hook."""
 
+import copy
 import types
 import unittest
 
@@ -195,6 +196,89 @@ class Hooks(Case):
         model.zero_grad()
         loss_of(model(x), y).backward()
 
+    def test_nothing_is_kept_of_a_step_that_is_refused_or_skipped(self):
+        narrow = {"wire_format": "int4"}
+        power = {"start_powerSGD_iter": 0, "min_compression_rate": 1}
+        for name, make in (
+            ("option", lambda mode: self.model(non_finite=mode, **narrow)),
+            ("int4", lambda mode: self.model(comm_hooks.int4_compress_hook, comm_hooks.WireState(), non_finite=mode)),
+            ("powerSGD", lambda mode: self.model(comm_hooks.powerSGD_hook, comm_hooks.PowerSGDState(**power), non_finite=mode)),
+            ("int4, torch's", lambda _: self.torch_model(comm_hooks.int4_compress_hook, comm_hooks.WireState())),
+            ("powerSGD, torch's", lambda _: self.torch_model(comm_hooks.powerSGD_hook, comm_hooks.PowerSGDState(**power))),
+        ):
+            for mode in ("raise", "ignore"):
+                with self.subTest(name, mode=mode):
+                    self.steps_around_a_damaged_one(make(mode))
+
+    def steps_around_a_damaged_one(self, model):
+        for step in range(5):
+            x, y = batch_of(step + self.rank, 4, torch.float32)
+            model.zero_grad()
+            loss = loss_of(model(x), y)
+            if step == 2:  # gradients that are large, and one that is infinite
+                loss = loss * 1e30 + (model.module.last.bias.sum() * float("inf") if self.rank == 0 else 0)
+            try:
+                loss.backward()
+            except cohort.nn.NonFiniteError:
+                self.assertEqual(step, 2)
+                continue
+            largest = max(float(p.grad.abs().max()) for p in model.parameters())
+            self.assertTrue(step == 2 or largest < 10, (step, largest))
+
+    def test_what_was_kept_of_a_step_that_the_program_skips_can_be_dropped(self):
+        state = comm_hooks.WireState()
+        self.train(self.model(comm_hooks.int4_compress_hook, state), 1)
+        state.drop_residuals()
+        self.assertEqual(state._residuals, {})
+        state = comm_hooks.PowerSGDState(start_powerSGD_iter=0, min_compression_rate=1)
+        self.train(self.model(comm_hooks.powerSGD_hook, state), 1)
+        self.assertGreater(len(state.state_dict()), 1)
+        state.drop_residuals()
+        self.assertEqual(list(state.state_dict()), ["powerSGD.iter"])
+
+    def test_a_bucket_tells_names_strides_and_whether_the_last_step_was_refused(self):
+        seen, refused = {}, []
+
+        def looking(state, bucket):
+            seen.update(zip(bucket.names(), bucket.gradients()))
+            if bucket.index() == 0:
+                refused.append(bucket.last_step_refused())
+            return comm_hooks.allreduce_hook(state, bucket)
+
+        net = with_values(Mlp(torch.float32, 37))
+        net.last.weight = torch.nn.Parameter(net.last.weight.detach().t().contiguous().t())
+        model = DistributedDataParallel(net, non_finite="raise", **SMALL)
+        model.register_comm_hook(None, looking)
+        for step in range(3):
+            x, y = batch_of(0, 4, torch.float32)
+            model.zero_grad()
+            try:
+                (loss_of(model(x), y) * (float("nan") if step == 1 else 1)).backward()
+            except cohort.nn.NonFiniteError:
+                continue
+        self.assertEqual(refused, [False, False, True])
+        self.assertEqual(set(seen), {name for name, _ in net.named_parameters()})
+        for name, parameter in net.named_parameters():
+            self.assertEqual(seen[name].stride(), parameter.stride())
+            self.assertTrue(torch.equal(seen[name], parameter.grad), name)
+
+    def test_a_copy_says_that_it_has_no_hook(self):
+        calls = []
+
+        def counting(state, bucket):
+            calls.append(bucket.index())
+            return comm_hooks.allreduce_hook(state, bucket)
+
+        model = self.model(counting)
+        self.train(model, 1)
+        other = copy.deepcopy(copy.deepcopy(model))
+        with self.assertRaisesRegex(cohort.InvalidArgument, "copy of a model with a hook .*counting"):
+            self.train(other, 1)
+        before = len(calls)
+        other.register_comm_hook(None, counting)
+        self.train(other, 1)
+        self.assertGreater(len(calls), before)
+
     def test_parameters_that_are_unfrozen_go_through_it(self):
         seen = set()
 
@@ -302,7 +386,7 @@ class PowerSGD(Case):
 
         def start(core):
             buffer = gradient.flatten().clone()
-            core.start(self.comm, buffer.data_ptr(), buffer.numel(), "torch.float32", [(1, 0, 64, 64)], buffer)
+            core.start(self.comm, buffer.data_ptr(), buffer.numel(), "torch.float32", [("w", 1, 0, 64, 64)], buffer)
             return buffer
 
         core = self.state(start_powerSGD_iter=0)._core
@@ -310,7 +394,7 @@ class PowerSGD(Case):
         core.forget()
         result = start(core)
         core.finish(self.comm)
-        error = torch.frombuffer(bytearray(core.kept()[0][2]), dtype=torch.float32)
+        error = torch.frombuffer(bytearray(core.kept()[0][3]), dtype=torch.float32)
         self.assertTrue(torch.allclose(error + result, gradient.flatten(), atol=1e-5))
         with self.assertRaises(cohort.Mismatch):
             core = self.state(start_powerSGD_iter=0, random_seed=self.rank)._core
@@ -340,13 +424,76 @@ class PowerSGD(Case):
         whole = 37 * 37 + 37 * 5 + 3 * 37 + 37 + 37 + 3
         self.assertEqual((before, after), (5 * whole, 5 * sent))
         self.assertAlmostEqual(rate, whole / sent)
-        with self.assertRaisesRegex(cohort.InvalidArgument, "not one of its names"):
-            again.load_state_dict({"powerSGD.x.q": torch.zeros(1)})
-        with self.assertRaises(cohort.InvalidArgument):
-            again.load_state_dict({"powerSGD.99999999.q": torch.zeros(1)})
-        for options in ({"matrix_approximation_rank": 0}, {"min_compression_rate": 0}, {"orthogonalization_epsilon": -1}):
+        for options in ({"matrix_approximation_rank": 0}, {"min_compression_rate": 0}, {"orthogonalization_epsilon": -1},
+                        {"orthogonalization_epsilon": 1}, {"orthogonalization_epsilon": float("inf")}):  # fmt: skip
             with self.assertRaises(cohort.InvalidArgument):
                 comm_hooks.PowerSGDState(None, **options)
+
+    def test_what_is_damaged_or_of_something_else_is_not_loaded(self):
+        state = self.state()
+        self.train(self.model(comm_hooks.powerSGD_hook, state), 4)
+        saved = state.state_dict()
+        key = "powerSGD.last.weight."
+        self.assertIn(key + "error", saved)
+        nan = torch.full_like(saved[key + "error"], float("nan"))
+        for name, value, why in (
+            ("powerSGD.x", torch.zeros(1), "not one of its names"),
+            ("powerSGD.x.y", torch.zeros(1), "not one of its names"),
+            ("powerSGD.x.q", torch.zeros(1), "of a 0 x 0 matrix"),
+            (key + "shape", torch.tensor([1, 2, 3]), "not two integers"),
+            (key + "shape", torch.tensor(3), "not two integers"),
+            (key + "shape", torch.tensor([3.0, 37.0]), "not two integers"),
+            (key + "shape", torch.tensor([-3, 37]), "of a -3 x 37 matrix"),
+            ("powerSGD.iter", torch.tensor([1, 2]), "not one integer"),
+            ("powerSGD.iter", torch.tensor([-5]), "-5 steps"),
+            (key + "q", torch.zeros(7), "7 elements of q"),
+            (key + "error", torch.zeros(3), "3 elements of error"),
+            (key + "error", nan, "not finite"),
+            (key + "error", nan.to(torch.complex64), "real numbers"),
+            (key + "error", 3, "is a int"),
+        ):
+            with self.subTest(name, why=why), self.assertRaisesRegex(cohort.InvalidArgument, why):
+                self.state().load_state_dict({**saved, name: value})
+
+    def test_state_goes_by_the_parameters_names(self):
+        def net(trained):
+            net = with_values(Mlp(torch.float32, 37))
+            net.first.requires_grad_("first" in trained)
+            return net
+
+        state, thawed = self.state(start_powerSGD_iter=0), net([])
+        model = DistributedDataParallel(thawed, **SMALL)
+        model.register_comm_hook(state, comm_hooks.powerSGD_hook)
+        self.train(model, 2)
+        thawed.first.requires_grad_(True)
+        self.train(model, 2)
+        saved = state.state_dict()
+        self.assertIn("powerSGD.first.weight.error", saved)
+        again = self.state(start_powerSGD_iter=0)
+        again.load_state_dict(saved)
+        other = DistributedDataParallel(net(["first"]), **SMALL)
+        other.load_state_dict(model.state_dict())
+        other.register_comm_hook(again, comm_hooks.powerSGD_hook)
+        self.assertTrue(all(map(torch.equal, self.train(other, 2), self.train(model, 2))))
+        frozen = DistributedDataParallel(net([]), **SMALL)
+        fresh = self.state(start_powerSGD_iter=0)
+        fresh.load_state_dict(saved)
+        frozen.register_comm_hook(fresh, comm_hooks.powerSGD_hook)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "'first.weight' is for none of the gradients"):
+            self.train(frozen, 1)
+
+    def test_a_weight_that_lies_column_by_column(self):
+        for torchs in (False, True):
+            net = torch.nn.Linear(96, 64, bias=False)
+            net.weight = torch.nn.Parameter(torch.sin(torch.arange(96 * 64.0)).view(96, 64).t())
+            model = TorchDDP(net) if torchs else DistributedDataParallel(net)
+            model.register_comm_hook(self.state(1, start_powerSGD_iter=0, use_error_feedback=False), comm_hooks.powerSGD_hook)
+            x = torch.sin(torch.arange(96.0)).view(1, 96)
+            for _ in range(3):
+                model.zero_grad()
+                model(x).pow(2).sum().backward()  # of rank 1, which is exact
+            (expected,) = torch.autograd.grad(net(x).pow(2).sum(), net.weight)
+            self.assertLess(float((net.weight.grad - expected).norm() / expected.norm()), 1e-4)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,25 @@
 #include <cohort/torch/tensor.h>
 
 #include <algorithm>
-#include <charconv>
 #include <memory>
 #include <string_view>
 #include <utility>
 
 namespace cohort::nn {
 
-GradBucket::GradBucket(std::size_t index, bool is_last, at::Tensor buffer, std::vector<at::Tensor> parameters,
-                       std::vector<std::int64_t> offsets, Communicator& communicator)
+GradBucket::GradBucket(std::size_t index, bool is_last, bool last_step_refused, at::Tensor buffer,
+                       std::vector<Part> parts, Communicator& communicator)
     : index_(index),
       is_last_(is_last),
+      last_step_refused_(last_step_refused),
       buffer_(std::move(buffer)),
-      parameters_(std::move(parameters)),
-      offsets_(std::move(offsets)),
-      communicator_(&communicator) {}
+      parts_(std::move(parts)),
+      communicator_(&communicator) {
+  for (const Part& part : parts_) {
+    parameters_.push_back(part.parameter);
+    names_.push_back(part.name);
+  }
+}
 
 void GradBucket::set_buffer(at::Tensor buffer) {
   if (buffer.numel() != buffer_.numel()) {
@@ -32,8 +36,8 @@ void GradBucket::set_buffer(at::Tensor buffer) {
 
 std::vector<at::Tensor> GradBucket::gradients() const {
   std::vector<at::Tensor> all;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    all.push_back(buffer_.narrow(0, offsets_[i], parameters_[i].numel()).view(parameters_[i].sizes()));
+  for (const Part& part : parts_) {
+    all.push_back(buffer_.as_strided(part.parameter.sizes(), part.strides, buffer_.storage_offset() + part.offset));
   }
   return all;
 }
@@ -75,9 +79,21 @@ at::Tensor floats_as(const std::vector<float>& values, std::int64_t rows, std::i
   return tensor;
 }
 
-std::vector<float> floats_in(const at::Tensor& tensor) {
+[[noreturn]] void refuse_state(const std::string& name, const char* why) {
+  raise(ErrorCode::InvalidArgument, "PowerSGDState::load_state_dict: '{}' {}", name, why);
+}
+
+std::vector<float> floats_in(const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) refuse_state(name, "does not hold real numbers");
   const at::Tensor flat = tensor.detach().to(at::kCPU, at::kFloat).contiguous();
   return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
+}
+
+std::vector<std::int64_t> integers_in(const std::string& name, const at::Tensor& tensor, std::int64_t count) {
+  if (!tensor.defined() || !at::isIntegralType(tensor.scalar_type(), false) || tensor.numel() != count)
+    refuse_state(name, count == 1 ? "is not one integer" : "is not two integers");
+  const at::Tensor flat = tensor.detach().to(at::kCPU, at::kLong).contiguous();
+  return {flat.data_ptr<std::int64_t>(), flat.data_ptr<std::int64_t>() + count};
 }
 
 }  // namespace
@@ -90,10 +106,11 @@ std::pair<std::int64_t, std::int64_t> PowerSGDState::compression_stats() const {
 std::map<std::string, at::Tensor> PowerSGDState::state_dict() const {
   std::map<std::string, at::Tensor> state;
   state[fmt::format("{}iter", kPrefix)] = at::full({1}, core_->iteration(), at::kLong);
-  for (std::size_t number = 0; number < core_->kept().size(); ++number) {
-    const gradients::PowerSGD::Kept& kept = core_->kept()[number];
+  for (const auto& [key, kept] : core_->kept()) {
     if (kept.error.empty() && kept.q.empty()) continue;
-    const auto name = [&](const char* what) { return fmt::format("{}{}.{}", kPrefix, number, what); };
+    const auto name = [&, &parameter = key](const char* what) {
+      return fmt::format("{}{}.{}", kPrefix, parameter, what);
+    };
     const at::Tensor shape = state[name("shape")] = at::empty({2}, at::kLong);
     shape[0] = kept.rows;
     shape[1] = kept.columns;
@@ -106,33 +123,44 @@ std::map<std::string, at::Tensor> PowerSGDState::state_dict() const {
 
 void PowerSGDState::load_state_dict(const std::map<std::string, at::Tensor>& state) {
   std::int64_t iteration = 0;
-  std::vector<gradients::PowerSGD::Kept> all;
+  std::map<std::string, gradients::PowerSGD::Kept> all;
   for (const auto& [name, tensor] : state) {
     if (!name.starts_with(kPrefix)) continue;
     const std::string rest = name.substr(kPrefix.size());
+    const std::size_t dot = rest.rfind('.');
+    const std::string field = dot == std::string::npos ? std::string() : rest.substr(dot + 1);
     if (rest == "iter") {
-      iteration = tensor.item<std::int64_t>();
-      continue;
-    }
-    std::size_t number = 0;
-    const char* const end = rest.data() + rest.size();
-    const auto [what, problem] = std::from_chars(rest.data(), end, number);
-    if (problem != std::errc() || number >= (std::size_t{1} << 24)) {
-      raise(ErrorCode::InvalidArgument, "PowerSGDState::load_state_dict: '{}' is not one of its names", name);
-    }
-    if (number >= all.size()) all.resize(number + 1);
-    const std::string_view field(what, static_cast<std::size_t>(end - what));
-    if (field == ".shape") {
-      all[number].rows = tensor[0].item<std::int64_t>();
-      all[number].columns = tensor[1].item<std::int64_t>();
-    } else if (field == ".error") {
-      all[number].error = floats_in(tensor);
-    } else if (field == ".q") {
-      all[number].q = floats_in(tensor);
+      iteration = integers_in(name, tensor, 1)[0];
+    } else if (field == "shape") {
+      const std::vector<std::int64_t> shape = integers_in(name, tensor, 2);
+      gradients::PowerSGD::Kept& kept = all[rest.substr(0, dot)];
+      kept.rows = shape[0];
+      kept.columns = shape[1];
+    } else if (field == "error") {
+      all[rest.substr(0, dot)].error = floats_in(name, tensor);
+    } else if (field == "q") {
+      all[rest.substr(0, dot)].q = floats_in(name, tensor);
+    } else {
+      refuse_state(name, "is not one of its names");
     }
   }
   core_->restore(iteration, std::move(all));
 }
+
+void PowerSGDState::drop_residuals() { core_->drop_residuals(); }
+
+namespace {
+
+/// The dimension whose elements lie farthest apart: with the others as columns, memory is a matrix row by row.
+std::int64_t leading_dimension(const at::Tensor& tensor) {
+  std::int64_t leading = 0;
+  for (std::int64_t d = 1; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1 && (tensor.size(leading) == 1 || tensor.stride(d) > tensor.stride(leading))) leading = d;
+  }
+  return leading;
+}
+
+}  // namespace
 
 CommHook power_sgd_hook(std::shared_ptr<PowerSGDState> state) {
   if (!state) raise(ErrorCode::InvalidArgument, "power_sgd_hook: the state is empty");
@@ -143,13 +171,17 @@ CommHook power_sgd_hook(std::shared_ptr<PowerSGDState> state) {
     const std::vector<at::Tensor> gradients = bucket.gradients();
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       const at::Tensor& gradient = gradients[i];
-      const std::int64_t rows = gradient.dim() > 1 ? gradient.size(0) : gradient.numel();
+      const std::int64_t rows = gradient.dim() > 1 ? gradient.size(leading_dimension(gradient)) : gradient.numel();
       matrices.push_back({.parameter = bucket.parameters()[i].unsafeGetTensorImpl(),
                           .offset = gradient.storage_offset() - buffer.storage_offset(),
                           .rows = rows,
-                          .columns = rows == 0 ? 0 : gradient.numel() / rows});
+                          .columns = rows == 0 ? 0 : gradient.numel() / rows,
+                          .name = bucket.names()[i]});
     }
-    if (bucket.index() == 0) state->core().forget();
+    if (bucket.index() == 0) {
+      state->core().forget();
+      if (bucket.last_step_refused()) state->core().drop_residuals();
+    }
     state->core().start(*ranks, to_buffer(buffer), std::move(matrices), std::make_shared<const at::Tensor>(buffer));
     return [state, ranks, buffer] {
       state->core().finish(*ranks);  // the first call, of all buckets

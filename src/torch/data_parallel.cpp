@@ -161,7 +161,9 @@ void DataParallelCore::State::attach() {
   std::int64_t steps = 0;
   ReducerStats stats;
   std::map<std::string, std::vector<float>> residuals;
+  bool last_step_refused = false;
   if (reducer) {
+    last_step_refused = reducer->core().last_step_refused();
     steps = reducer->core().progress();
     stats = reducer->core().stats();
     for (const auto& [name, values] : reducer->core().residuals()) residuals[name].assign(values.begin(), values.end());
@@ -170,7 +172,7 @@ void DataParallelCore::State::attach() {
   reducer = std::make_shared<Reducer>(ranks, contents.trained, options, std::move(shards));
   if (hook) reducer->use_hook(hook, comm);
   reducer->attach();
-  reducer->core().go_on_from(steps, stats, residuals);
+  reducer->core().go_on_from(steps, stats, residuals, last_step_refused);
 }
 
 // A parameter that is trained now and was not, or took another's place, has no hooks: its gradient would not be

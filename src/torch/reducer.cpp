@@ -299,22 +299,24 @@ void Reducer::use_hook(CommHook hook, Communicator& comm) {
   if (!hook) raise(ErrorCode::InvalidArgument, "register_comm_hook: the hook is empty");
   core_.use_hook([this, hook = std::move(hook), &comm](const gradients::HookedBucket& hooked) {
     const gradients::Bucket& bucket = hooked.bucket;
-    std::vector<at::Tensor> parameters;
-    std::vector<std::int64_t> offsets;
+    std::vector<GradBucket::Part> parts;
     for (std::size_t position = 0; position < bucket.members().size(); ++position) {
-      parameters.push_back(parameters_[static_cast<std::size_t>(bucket.members()[position])].tensor);
-      offsets.push_back(static_cast<std::int64_t>(bucket.offset(position) / size_of(bucket.dtype())));
+      const Parameter& parameter = parameters_[static_cast<std::size_t>(bucket.members()[position])];
+      parts.push_back({.parameter = parameter.tensor,
+                       .name = parameter.name,
+                       .offset = static_cast<std::int64_t>(bucket.offset(position) / size_of(bucket.dtype())),
+                       .strides = parameter.place.strides().vec()});
     }
     const at::NoGradGuard no_grad;
     const Buffer all{bucket.memory().data(), static_cast<std::int64_t>(bucket.bytes() / size_of(bucket.dtype())),
                      bucket.dtype()};
-    const at::Tensor buffer = tensor_over(all, bucket.memory(), parameters.front().options());
+    const at::Tensor buffer = tensor_over(all, bucket.memory(), parts.front().parameter.options());
     if (hooked.share == 0) {
       buffer.zero_();
     } else if (hooked.share != 1) {
       buffer.mul_(hooked.share);
     }
-    GradBucket given(hooked.number, hooked.last, buffer, std::move(parameters), std::move(offsets), comm);
+    GradBucket given(hooked.number, hooked.last, hooked.last_step_refused, buffer, std::move(parts), comm);
     std::function<at::Tensor()> result = hook(given);
     if (!result) raise(ErrorCode::InvalidArgument, "a hook on gradients has returned an empty function");
     return std::make_unique<HookPending>(std::move(result), buffer, hooked.number);

@@ -34,29 +34,43 @@ namespace cohort::nn {
 /// rank without samples has zeros).
 class GradBucket {
  public:
-  GradBucket(std::size_t index, bool is_last, at::Tensor buffer, std::vector<at::Tensor> parameters,
-             std::vector<std::int64_t> offsets, Communicator& communicator);
+  /// Of a parameter's gradient: where it begins in the buffer, in elements, and how it lies there.
+  struct Part {
+    at::Tensor parameter;
+    std::string name;
+    std::int64_t offset = 0;
+    std::vector<std::int64_t> strides;
+  };
+  GradBucket(std::size_t index, bool is_last, bool last_step_refused, at::Tensor buffer, std::vector<Part> parts,
+             Communicator& communicator);
 
   /// Of the bucket, from 0 in the order in which they come, the same on all ranks. Buckets are made anew after the
   /// first step, and where parameters are unfrozen or replaced.
   std::size_t index() const noexcept { return index_; }
   /// Of this backward.
   bool is_last() const noexcept { return is_last_; }
+  /// The backward before this one ended in an error on all ranks (NonFiniteError, Mismatch): nobody has its gradients,
+  /// and what a hook has kept of it is to be dropped.
+  bool last_step_refused() const noexcept { return last_step_refused_; }
   /// All gradients, 1-D, with zeros between them. The hook may change it.
   const at::Tensor& buffer() const noexcept { return buffer_; }
   /// Another one of as many elements, for hooks around hooks.
   void set_buffer(at::Tensor buffer);
-  /// Of each parameter, in its shape, as views of the buffer. Elements are in the order in which they lie in memory.
+  /// Of each parameter, in its shape, as views of the buffer, with the strides of a dense parameter.
   std::vector<at::Tensor> gradients() const;
   const std::vector<at::Tensor>& parameters() const noexcept { return parameters_; }
+  /// The parameters' names in the module.
+  const std::vector<std::string>& names() const noexcept { return names_; }
   Communicator& communicator() const noexcept { return *communicator_; }
 
  private:
   std::size_t index_;
   bool is_last_;
+  bool last_step_refused_;
   at::Tensor buffer_;
+  std::vector<Part> parts_;
   std::vector<at::Tensor> parameters_;
-  std::vector<std::int64_t> offsets_;  // of the gradients, in elements
+  std::vector<std::string> names_;
   Communicator* communicator_;
 };
 
@@ -74,7 +88,8 @@ CommHook allreduce_hook();
 CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 
-/// What PowerSGD keeps between steps: see gradients.h. For one model.
+/// What PowerSGD keeps between steps: see gradients.h. For one model. Nothing is kept of a step that was refused on all
+/// ranks or whose averages are not finite, nor of those before it.
 class PowerSGDState {
  public:
   /// Throws InvalidArgument for values that mean nothing.
@@ -85,12 +100,15 @@ class PowerSGDState {
 
   /// Elements that were to be sent and that were, in all steps with compression.
   std::pair<std::int64_t, std::int64_t> compression_stats() const;
-  /// Of this rank, which differs from others': for `state` of CheckpointFolder::save, under names that begin with
-  /// "powerSGD.", the same as Python's. Parameters are numbered as their gradients came first.
+  /// Of this rank, which differs from others': for `state` of CheckpointFolder::save, as "powerSGD.NAME.error" and so
+  /// on by the parameters' names, the same as Python's.
   std::map<std::string, at::Tensor> state_dict() const;
-  /// Before training or between two steps. Of other names nothing is taken; what does not fit the gradients that come
-  /// is dropped.
+  /// Before training or between two steps, on all ranks. Nothing is taken from names that do not begin with
+  /// "powerSGD.". Throws InvalidArgument, and changes nothing, for what `state_dict` cannot have given; the next step
+  /// throws it, and names the parameter, where a gradient has another shape or does not come.
   void load_state_dict(const std::map<std::string, at::Tensor>& state);
+  /// All ranks skip the step before, whose averages were finite: nothing of it comes with the next one.
+  void drop_residuals();
 
   gradients::PowerSGD& core() noexcept { return *core_; }
 

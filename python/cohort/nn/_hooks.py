@@ -21,9 +21,11 @@ class GradBucket:
     rank without samples has zeros)."""
 
     def __init__(self, index: int, is_last: bool, buffer: torch.Tensor, parameters: list[torch.Tensor],
-                 offsets: Sequence[int], communicator: Communicator) -> None:  # fmt: skip
-        self._index, self._is_last = index, is_last
-        self._buffer, self._parameters, self._offsets = buffer, parameters, offsets
+                 offsets: Sequence[int], communicator: Communicator, names: Sequence[str] = (),
+                 strides: Sequence[Sequence[int]] = (), last_step_refused: bool = False) -> None:  # fmt: skip
+        self._index, self._is_last, self._last_step_refused = index, is_last, last_step_refused
+        self._buffer, self._parameters, self._names = buffer, parameters, list(names)
+        self._offsets, self._strides = offsets, strides
         self.communicator = communicator  # the ranks that train together
 
     def index(self) -> int:
@@ -34,6 +36,11 @@ class GradBucket:
     def is_last(self) -> bool:
         """Of this backward."""
         return self._is_last
+
+    def last_step_refused(self) -> bool:
+        """The backward before this one ended in an error on all ranks (NonFiniteError, Mismatch): nobody has its gradients,
+        and what a hook has kept of it is to be dropped."""
+        return self._last_step_refused
 
     def buffer(self) -> torch.Tensor:
         """All gradients, 1-D, with zeros between them. The hook may change it."""
@@ -48,14 +55,19 @@ class GradBucket:
         self._buffer = buffer.view(-1)
 
     def gradients(self) -> list[torch.Tensor]:
-        """Of each parameter, in its shape, as views of the buffer. Elements are in the order in which they lie in memory."""
+        """Of each parameter, in its shape, as views of the buffer, with the strides of a dense parameter."""
+        begin = self._buffer.storage_offset()
         return [
-            self._buffer[offset : offset + parameter.numel()].view(parameter.shape)
-            for offset, parameter in zip(self._offsets, self._parameters)
+            self._buffer.as_strided(parameter.shape, tuple(stride), begin + offset)
+            for offset, stride, parameter in zip(self._offsets, self._strides, self._parameters)
         ]
 
     def parameters(self) -> list[torch.Tensor]:
         return self._parameters
+
+    def names(self) -> list[str]:
+        """The parameters' names in the module."""
+        return self._names
 
 
 class Hooked:

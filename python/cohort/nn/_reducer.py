@@ -463,7 +463,7 @@ class Reducer:
         Variable._execution_engine.queue_callback(at_end)
 
     def run_hook(self, number: int, last: bool, memory: Any, members: Sequence[int], offsets: Sequence[int],
-                 share: float) -> Hooked:  # fmt: skip
+                 share: float, last_step_refused: bool) -> Hooked:  # fmt: skip
         """Calls the hook with a bucket of which all gradients have come."""
         assert self._hook is not None
         hook, state = self._hook
@@ -474,7 +474,10 @@ class Reducer:
                 buffer.zero_()  # also what is NaN
             elif share != 1:
                 buffer.mul_(share)
-            return Hooked(hook, state, GradBucket(number, last, buffer, parameters, offsets, self.comm))
+            names = [self._parameters[index].name for index in members]
+            strides = [self._parameters[index].stride for index in members]
+            bucket = GradBucket(number, last, buffer, parameters, offsets, self.comm, names, strides, last_step_refused)
+            return Hooked(hook, state, bucket)
 
     def on_bucket_ready(self, number: int, nbytes: int) -> None:
         """Asked for where there is an observer."""

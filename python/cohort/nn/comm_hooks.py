@@ -11,6 +11,7 @@ backend "cohort"; None: the ranks that train together, for torch's DistributedDa
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import torch
@@ -34,19 +35,27 @@ def _communicator(process_group: Any, bucket: Any) -> Communicator:
     return comm
 
 
-def _average(process_group: Any, bucket: Any, dtype: Optional[torch.dtype] = None, **how: Any) -> Any:
-    """A future of the mean, sent as `dtype`; 16-bit floats are folded in float32."""
+def _average(process_group: Any, bucket: Any, dtype: Optional[torch.dtype] = None, state: Optional[WireState] = None,
+             **how: Any) -> Any:  # fmt: skip
+    """A future of the mean, sent as `dtype`; 16-bit floats are folded in float32. `state` is told whether it is finite."""
     from cohort.distributed.work import Work
 
     comm, buffer = _communicator(process_group, bucket), bucket.buffer()
     sent = buffer if dtype is None else buffer.to(dtype)
-    work = comm.all_reduce(sent, op="average", async_op=True, **how)
+    work = comm.all_reduce(sent, op="average", async_op=True, check_finite=state is not None, **how)
 
     def deliver() -> None:
         if sent is not buffer:
             buffer.copy_(sent)
+        if state is not None and work.finite() is False:
+            state._refuse_step()
 
-    return Work("all_reduce", ("hooks", id(comm)), (work,), [buffer], deliver).get_future().then(_first)
+    def failed(_: BaseException) -> None:
+        if state is not None:
+            state._refuse_step()
+
+    line = ("hooks", id(comm))
+    return Work("all_reduce", line, (work,), [buffer], deliver, failed=failed).get_future().then(_first)
 
 
 def _first(future: Any) -> torch.Tensor:
@@ -75,11 +84,28 @@ class WireState:
     process_group   see above
     error_feedback  what encoding loses is added to the next step's gradients: memory of one more gradient, and kept until
                     buckets are made anew. None: with int4
+
+    Nothing is kept of a step that was refused on all ranks or whose averages are not finite (a GradScaler skips it), nor
+    of those before it.
     """
 
     def __init__(self, process_group: Any = None, error_feedback: Optional[bool] = None) -> None:
         self.process_group, self.error_feedback = process_group, error_feedback
         self._residuals: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}  # by bucket: of its parameters
+        self._refused = False  # the step under way, or the last one
+
+    def drop_residuals(self) -> None:
+        """All ranks skip the step before, whose averages were finite: nothing of it comes with the next one."""
+        self._residuals.clear()  # not set to zero: an operation that has failed may still be writing there
+
+    def _refuse_step(self) -> None:
+        """All ranks have seen that an average is not finite, or an error."""
+        self._refused = True
+
+    def _begin_step(self, last_step_refused: bool) -> None:
+        if self._refused or last_step_refused:
+            self.drop_residuals()
+        self._refused = False
 
     def residual_of(self, bucket: Any) -> torch.Tensor:
         parameters, (known, residual) = bucket.parameters(), self._residuals.get(bucket.index(), ([], None))
@@ -99,10 +125,14 @@ def _wire(state: Any, bucket: Any, wire_format: str) -> Any:
                 "keeps it, as the state, or WireState(process_group, error_feedback=False)"
             )
         feedback = True
+    if not feedback:
+        how = {} if bucket.buffer().dtype != torch.float32 else {"wire_format": wire_format}
+        return _average(group, bucket, **how)
+    if bucket.index() == 0:
+        state._begin_step(isinstance(bucket, GradBucket) and bucket.last_step_refused())
     if bucket.buffer().dtype != torch.float32:
-        return _average(group, bucket)
-    residual = {"residual": state.residual_of(bucket)} if feedback else {}
-    return _average(group, bucket, wire_format=wire_format, **residual)
+        return _average(group, bucket, state=state)
+    return _average(group, bucket, state=state, wire_format=wire_format, residual=state.residual_of(bucket))
 
 
 def int8_compress_hook(state: Any, bucket: Any) -> Any:
@@ -131,12 +161,13 @@ class PowerSGDState:
                                than two dimensions, n is the first. Others, and types but float32, are averaged as they are
     use_error_feedback         what compression loses is added to the next step's gradient: memory of one more gradient
     warm_start                 a step begins with the Q of the step before it instead of a random one
-    orthogonalization_epsilon  is added to the norms that columns are divided by
+    orthogonalization_epsilon  is added to the norms that columns are divided by; at most 1e-3
     random_seed                the same on all ranks
     compression_stats_logging_frequency  steps between two lines of the log at level INFO
     batch_tensors_with_same_shape        for torch's sake: makes no difference
 
-    Raises cohort.InvalidArgument for values that mean nothing.
+    Nothing is kept of a step that was refused on all ranks or whose averages are not finite (a GradScaler skips it), nor
+    of those before it. Raises cohort.InvalidArgument for values that mean nothing.
     """
 
     def __init__(self, process_group: Any = None, matrix_approximation_rank: int = 1, start_powerSGD_iter: int = 1_000,
@@ -160,41 +191,69 @@ class PowerSGDState:
         before, after = self._core.compression_stats()
         return (before / after if after else 0, before, after)
 
+    def drop_residuals(self) -> None:
+        """All ranks skip the step before, whose averages were finite: nothing of it comes with the next one."""
+        self._core.drop_residuals()
+
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Of this rank, which differs from others': for `state` of CheckpointFolder.save, under names that begin with
-        "powerSGD.", the same as C++'s. Parameters are numbered as their gradients came first."""
+        """Of this rank, which differs from others': for `state` of CheckpointFolder.save, as "powerSGD.NAME.error" and so on
+        by the parameters' names, the same as C++'s. torch's DistributedDataParallel tells no names: there NAME is "#N" for
+        the Nth parameter whose gradient came, and only the same model, with the same parameters trained, can take it."""
         state = {f"{_PREFIX}iter": torch.tensor([self.iter])}
-        for number, (rows, columns, error, q) in enumerate(self._core.kept()):
+        for name, rows, columns, error, q in self._core.kept():
             if error or q:
-                state[f"{_PREFIX}{number}.shape"] = torch.tensor([rows, columns])
-            for name, values in (("error", error), ("q", q)):
+                state[f"{_PREFIX}{name}.shape"] = torch.tensor([rows, columns])
+            for field, values in (("error", error), ("q", q)):
                 if values:
                     floats = torch.frombuffer(bytearray(values), dtype=torch.float32)
-                    state[f"{_PREFIX}{number}.{name}"] = floats.view(-1, columns)
+                    state[f"{_PREFIX}{name}.{field}"] = floats.view(-1, columns)
         return state
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Before training or between two steps. Of other names nothing is taken; what does not fit the gradients that come
-        is dropped."""
-        kept: dict[int, dict[str, torch.Tensor]] = {}
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Before training or between two steps, on all ranks. Nothing is taken from names that do not begin with "powerSGD.".
+
+        Raises InvalidArgument, and changes nothing, for what `state_dict` cannot have given; the next step raises it, and
+        names the parameter, where a gradient has another shape or does not come."""
+        kept: dict[str, dict[str, Any]] = {}
         iteration = 0
         for name, tensor in state.items():
+            if not name.startswith(_PREFIX):
+                continue
+            parameter, _, field = name[len(_PREFIX) :].rpartition(".")
+            if not isinstance(tensor, torch.Tensor):
+                raise _not_loaded(name, f"is a {type(tensor).__name__}")
             if name == f"{_PREFIX}iter":
-                iteration = int(tensor)
-            elif name.startswith(_PREFIX):
-                number, _, field = name[len(_PREFIX) :].partition(".")
-                if not number.isdecimal() or int(number) >= 1 << 24:
-                    raise InvalidArgument(f"PowerSGDState.load_state_dict: '{name}' is not one of its names")
-                kept.setdefault(int(number), {})[field] = tensor
-        every = []
-        for index in range(max(kept, default=-1) + 1):
-            fields = kept.get(index, {})
-            rows, columns = fields["shape"].tolist() if "shape" in fields else (0, 0)
-            error, q = (
-                fields[name].detach().cpu().float().numpy().tobytes() if name in fields else b"" for name in ("error", "q")
-            )
-            every.append((rows, columns, error, q))
-        self._core.restore(iteration, every)
+                (iteration,) = _integers(name, tensor, 1)
+            elif parameter and field == "shape":
+                kept.setdefault(parameter, {})[field] = _integers(name, tensor, 2)
+            elif parameter and field in ("error", "q"):
+                if not tensor.is_floating_point():
+                    raise _not_loaded(name, "does not hold real numbers")
+                kept.setdefault(parameter, {})[field] = tensor.detach().cpu().float().numpy().tobytes()
+            else:
+                raise _not_loaded(name, "is not one of its names")
+        self._core.restore(iteration, [
+            (parameter, *fields.get("shape", (0, 0)), fields.get("error", b""), fields.get("q", b""))
+            for parameter, fields in kept.items()
+        ])  # fmt: skip
+
+
+def _not_loaded(name: str, why: str) -> InvalidArgument:
+    return InvalidArgument(f"PowerSGDState.load_state_dict: '{name}' {why}")
+
+
+def _integers(name: str, tensor: torch.Tensor, count: int) -> list[int]:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.numel() != count:
+        raise _not_loaded(name, "is not one integer" if count == 1 else "is not two integers")
+    return [int(value) for value in tensor.reshape(-1).tolist()]
+
+
+def _rows_of(gradient: torch.Tensor) -> int:
+    """Of the matrix that its memory is, row by row: the size of the dimension whose elements lie farthest apart."""
+    if gradient.dim() < 2:
+        return gradient.numel()
+    wide = [dim for dim in range(gradient.dim()) if gradient.shape[dim] > 1]
+    return gradient.shape[max(wide, key=gradient.stride)] if wide else 1
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: Any) -> Any:
@@ -209,14 +268,17 @@ def powerSGD_hook(state: PowerSGDState, bucket: Any) -> Any:
         raise InvalidArgument(f"powerSGD_hook: gradients on {buffer.device} -- it is for those in the host's memory; torch's "
                               "powerSGD_hook works on GPUs")  # fmt: skip
     core, size = state._core, buffer.element_size()
+    parameters, own = bucket.parameters(), isinstance(bucket, GradBucket)
     gradients = []
-    for parameter, gradient in zip(bucket.parameters(), bucket.gradients()):
-        rows = gradient.shape[0] if gradient.dim() > 1 else gradient.numel()
+    for name, parameter, gradient in zip(bucket.names() if own else [""] * len(parameters), parameters, bucket.gradients()):
+        rows = _rows_of(gradient)
         offset = (gradient.data_ptr() - buffer.data_ptr()) // size
-        gradients.append((id(parameter), offset, rows, gradient.numel() // rows if rows else 0))
+        gradients.append((name, id(parameter), offset, rows, gradient.numel() // rows if rows else 0))
     if bucket.index() == 0:
         state._waiting.clear()
         core.forget()
+        if own and bucket.last_step_refused():
+            core.drop_residuals()
     future: Any = torch.futures.Future()
     core.start(comm, buffer.data_ptr(), buffer.numel(), str(buffer.dtype), gradients, buffer)
     state._waiting.append((future, buffer))

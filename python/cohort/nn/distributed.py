@@ -177,7 +177,8 @@ class DistributedDataParallel(torch.nn.Module):
     observer            called with (number, bytes) of each bucket that becomes ready
     wire_format         "bfloat16", "int8", "int4" or "float8_e4m3": what gradients of float32 travel as between hosts
     error_feedback      what rounding loses of a step's gradients is added to the next step's, with int8, int4 and
-                        float8_e4m3; None: with int4. See `residuals`
+                        float8_e4m3; None: with int4. Nothing is kept of a step that is refused or whose averages are
+                        not finite, nor of those before it. See `residuals`
     non_finite          "raise": if any rank brings a gradient that is NaN or infinite (or, with wire_format on several
                         hosts, infinite as bfloat16), backward() and step_without_samples() raise NonFiniteError on every
                         rank, which names the first one: rank, host, parameter, element, value and step. All gradients
@@ -284,6 +285,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _forget(self, comm: Optional[Communicator]) -> None:
         self._comm = comm
         self._hook: Optional[tuple[Hook, Any]] = None  # and its state
+        self._hook_left_behind: Optional[str] = None  # of what this is a copy of
         self._reducer: Optional[Reducer] = None
         self._frozen: list[torch.Tensor] = []
         self._buffer_packs: list[Pack] = []  # one for each device
@@ -292,6 +294,12 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _attach(self) -> Reducer:
         """Collective: the models are compared and made equal, and the reducer hooked in."""
+        if self._hook_left_behind is not None:
+            raise InvalidArgument(
+                f"DistributedDataParallel: this is a copy of a model with a hook ({self._hook_left_behind}), which it does not "
+                "have: what a hook keeps is for one model -- register_comm_hook on the copy, with a state of its own "
+                "(allreduce_hook for the plain average), or copy the module inside and wrap that"
+            )
         comm = self._comm = self._comm if self._comm is not None else default_world()
         sampler = self._weights.sampler
         if sampler is not None and (sampler.num_replicas, sampler.rank) != (comm.size(), comm.rank()):
@@ -423,6 +431,7 @@ class DistributedDataParallel(torch.nn.Module):
             raise InvalidArgument(
                 f"register_comm_hook: hook is a {type(hook).__name__} -- (state, hook), where hook(state, bucket) is a function"
             )
+        self._hook_left_behind = None
         self._attached.use_hook(hook, state)
         self._hook = hook, state
 
@@ -609,9 +618,13 @@ class DistributedDataParallel(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which are compared and hooked in by their first synchronising use: collective then.
 
-        A pickle does not hold the communicator: what is made from it takes the default world.
+        A pickle does not hold the communicator: what is made from it takes the default world. None holds the hook on
+        gradients: the first synchronising use raises InvalidArgument until another one is registered.
         """
         state = self.__dict__.copy()
+        if self._hook is not None:
+            hook = self._hook[0]
+            state["_hook_left_behind"] = getattr(hook, "__qualname__", repr(hook))
         for name in _OF_THE_RANK:
             state.pop(name, None)
         return state
@@ -619,6 +632,7 @@ class DistributedDataParallel(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget(None)
+        self._hook_left_behind = state.get("_hook_left_behind")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
         other = type(self).__new__(type(self))

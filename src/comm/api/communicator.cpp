@@ -237,6 +237,7 @@ Work Communicator::reduce_scatter(std::span<const ConstBuffer> inputs, std::span
                                   const ReduceScatterOptions& options) {
   auto& impl = need(impl_);
   const Caller caller{impl.host(), Kind::ReduceScatter};
+  if (options.residual != nullptr) comm::refuse_argument(caller, "a residual is of one sum, not of a group");
   check_same_length(caller, inputs.size(), outputs.size());
   std::vector<Request> requests;
   for (std::size_t i = 0; i < inputs.size(); ++i) {

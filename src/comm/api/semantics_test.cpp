@@ -195,6 +195,30 @@ TEST(Abort, ReachesThoseWhoWaitInTheMiddleOfSomething) {
   }
 }
 
+// That is how a rank mostly hears of what has happened between two of its operations.
+TEST(Aborting, WhatIsStartedAfterwardsIsNamedItself) {
+  for (const int size : {2, 4}) {
+    std::vector<Communicator> world = comm::testing::form_world(size);
+    {
+      std::vector<std::jthread> threads;
+      for (Communicator& one : world) threads.emplace_back([&one] { one.barrier().wait(); });
+    }
+    world[0].abort("for a reason");
+    std::this_thread::sleep_for(100ms);
+    std::vector<float> values(100000);
+    try {
+      world.back().broadcast(std::span(values)).wait();
+      ADD_FAILURE() << "the world has ended";
+    } catch (const Error& error) {
+      EXPECT_TRUE(contains(error.what(), "broadcast(float32[100000]")) << error.what();
+      EXPECT_TRUE(contains(error.context().operation, "broadcast")) << error.context().operation;
+      EXPECT_EQ(error.context().sequence, 2U) << error.what();
+    }
+    const std::string text = what_of([&] { world.back().join(); }, ErrorCode::Aborted);
+    EXPECT_TRUE(contains(text, "join")) << text;
+  }
+}
+
 TEST(Leaving, WhileOthersWaitIsALostPeer) {
   std::vector<Communicator> world = comm::testing::form_world(2);
   std::jthread other([comm = std::move(world[1])]() mutable {

@@ -133,6 +133,51 @@ TEST(CheckFinite, RanksThatHaveJoinedMakeTheirPartToo) {
   }
 }
 
+// --- residuals, which only worlds on several hosts change ---
+
+// Whether it is small enough to go with the descriptions or not.
+TEST(Residuals, ARefusedSumLeavesThemAsTheyWere) {
+  for (const int size : {2, 4}) {
+    run_world(size, [](Communicator comm) {
+      for (const std::size_t count : {300U, 5000U, 100000U}) {
+        std::vector<float> values(count), result(count), residual(count);
+        for (std::size_t i = 0; i < count; ++i)
+          values[i] = static_cast<float>((i * 7919 + static_cast<std::size_t>(comm.rank()) * 31) % 1000) / 1000;
+        AllReduceOptions options{.wire_format = WireFormat::Int4, .residual = residual.data()};
+        const auto sum = [&] {
+          const auto elements = static_cast<std::int64_t>(count);
+          comm.all_reduce(ConstBuffer(values.data(), elements, DType::Float32),
+                          Buffer(result.data(), elements, DType::Float32), options)
+              .wait();
+        };
+        sum();
+        const std::vector<float> before = residual;
+        const std::vector<float> first = result;
+        options.tag = static_cast<std::uint32_t>(comm.rank());
+        what_of(sum, ErrorCode::Mismatch);
+        EXPECT_EQ(residual, before);
+        options.tag = 0;
+        sum();
+        const bool rounds = !Worlds::chosen().hosts(comm.size()).empty();
+        EXPECT_EQ(result != first, rounds);
+      }
+    });
+  }
+}
+
+TEST(Residuals, AreOfOneSumAndNotOfAGroup) {
+  run_world(2, [](Communicator comm) {
+    std::vector<float> values(4), own(2), residual(4);
+    const ConstBuffer inputs[] = {std::span(values), std::span(values)};
+    const Buffer outputs[] = {std::span(own), std::span(own)};
+    const ReduceScatterOptions options{.wire_format = WireFormat::Int8, .residual = residual.data()};
+    const std::string text =
+        what_of([&] { comm.reduce_scatter(inputs, outputs, options).wait(); }, ErrorCode::InvalidArgument);
+    EXPECT_NE(text.find("not of a group"), std::string::npos) << text;
+    comm.barrier().wait();
+  });
+}
+
 template <class T>
 void expect_of_type(Communicator& comm, T bad, bool finite) {
   for (const std::size_t count : {std::size_t{3}, std::size_t{40000}}) {

@@ -323,6 +323,7 @@ struct Round {
   std::vector<std::byte> info;
   std::vector<std::vector<std::byte>> infos;  ///< by host
   std::vector<std::byte> small;               ///< a decision, and the result behind it
+  std::vector<float> residual;                ///< the request's, as it is to be if the result comes with the round
 };
 
 /// `request` is null on a rank that has joined.

@@ -21,9 +21,9 @@ namespace cohort::comm::hosts {
 using namespace std::chrono_literals;
 
 void Engine::run(const Request& request, Clock::time_point called, CollectiveEvent* event) {
-  context_.world.throw_if_ended();
-  context_.wire_bytes = 0;
   const Descriptor own = describe(request);
+  if (context_.world.ended()) context_.world.throw_if_ended_before(to_string(own), context_.sequence + 1);
+  context_.wire_bytes = 0;
   context_.begin(own, called, request.timeout);
   if (event != nullptr) {
     event->sequence = context_.sequence;
@@ -58,7 +58,7 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
 }
 
 int Engine::join(std::chrono::milliseconds patience) {
-  context_.world.throw_if_ended();
+  context_.world.throw_if_ended_before(std::string(name_of(Kind::Joined)), context_.sequence + 1);
   // Who came in a later round came later; within one, clocks have to tell.
   const auto ticket = static_cast<std::int64_t>(context_.sequence + 1);
   const auto clock = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());

@@ -47,15 +47,22 @@ bool folds_in_place(const Context& context, const Request& request) noexcept {
   return context.layout.locals == 1 && destination(context, request, 0) != nullptr;
 }
 
-/// As a large sum is on its way between hosts.
-void round_partial(const Context& context, const Request& request, std::byte* partial) {
+/// As a large sum is on its way between hosts. Whether this one is delivered is not known yet, so its residual is made
+/// aside.
+void round_partial(const Context& context, Round& round, const Request& request, std::byte* partial) {
   if (request.wire_format == WireFormat::None) return;
-  round_trip(request.wire_format, reinterpret_cast<float*>(partial), static_cast<std::size_t>(request.input_count),
-             request.residual, unit_of(request, context.layout.size));
+  const auto count = static_cast<std::size_t>(request.input_count);
+  float* residual = nullptr;
+  if (request.residual != nullptr) {
+    round.residual.assign(request.residual, request.residual + count);
+    residual = round.residual.data();
+  }
+  round_trip(request.wire_format, reinterpret_cast<float*>(partial), count, residual,
+             unit_of(request, context.layout.size));
 }
 
 /// What this host's leader brings to a small sum: its ranks' inputs, folded; elsewhere null.
-const std::byte* small_partial(Context& context, const Request& request) {
+const std::byte* small_partial(Context& context, Round& round, const Request& request) {
   const Layout& layout = context.layout;
   const std::size_t bytes = request.input_bytes();
   const bool as_it_is = request.prescale == 1 && request.wire_format == WireFormat::None;
@@ -63,7 +70,7 @@ const std::byte* small_partial(Context& context, const Request& request) {
   std::vector<std::byte>& partial = context.scratch(0, bytes);
   if (layout.locals == 1) {
     scale_by(request.prescale, request.dtype, request.input, partial.data(), request.input_count);
-    round_partial(context, request, partial.data());
+    round_partial(context, round, request, partial.data());
     return partial.data();
   }
   Request here = local_request(Kind::Reduce, request.dtype);
@@ -79,7 +86,7 @@ const std::byte* small_partial(Context& context, const Request& request) {
     local::fold_inline(context.local, here);
   }
   if (!layout.leads()) return nullptr;
-  round_partial(context, request, partial.data());
+  round_partial(context, round, request, partial.data());
   return partial.data();
 }
 
@@ -145,6 +152,7 @@ void fold_infos(Context& context, Round& round, const Request& request, const st
   }
   void* const to = folds_in_place(context, request) ? request.output : round.small.data() + sizeof(Decision);
   fold_hosts(request, partials, to, request.input_count, layout.size);
+  if (request.residual != nullptr) std::copy(round.residual.begin(), round.residual.end(), request.residual);
   if (request.wire_format == WireFormat::None || layout.hosts == 2) return;
   Request own = request;
   if (layout.host != 0) own.residual = nullptr;  // all do the same; what it loses is lost once
@@ -232,7 +240,7 @@ void meet_all(Context& context, Round& round, const Request* request, const Desc
   const auto begun = Context::Clock::now();
   meet_here(context, round, request, own);
   const bool brings_result = round.agreed_here && request != nullptr && goes_inline(context, *request);
-  const std::byte* const payload = brings_result ? small_partial(context, *request) : nullptr;
+  const std::byte* const payload = brings_result ? small_partial(context, round, *request) : nullptr;
   const std::size_t bytes = brings_result ? request->input_bytes() : 0;
   round.small.resize(sizeof(Decision) + bytes);
   Decision decision;

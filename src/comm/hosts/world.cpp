@@ -287,6 +287,12 @@ void World::throw_ended() {
   throw recorded(label_->doing(), label_->number());
 }
 
+void World::throw_if_ended_before(const std::string& what, std::uint64_t sequence) {
+  if (!ended()) return;
+  tell_if_ended();
+  throw recorded(what, sequence);
+}
+
 void World::end_and_throw(ErrorCode code, int peer, std::uint64_t sequence, const std::string& text) {
   end(code, peer, sequence, text);
   throw_ended();

@@ -148,6 +148,8 @@ class World final : public transport::TransportEvents, public messages::Members 
     if (ended()) throw_ended();
   }
   [[noreturn]] void throw_ended();
+  /// For an operation that has not begun.
+  void throw_if_ended_before(const std::string& what, std::uint64_t sequence);
   Error recorded(const std::string& doing, std::uint64_t sequence) const override {
     return local_world().recorded(doing, sequence);
   }

@@ -37,6 +37,11 @@ std::string Waiter::doing() const {
   return to_string(world.state(world.rank()).slots[sequence % 2].descriptor);
 }
 
+void Waiter::throw_ended_before(const std::string& what) const {
+  if (world.label() != nullptr) throw world.recorded(doing(), number());
+  throw world.recorded(what, sequence + 1);
+}
+
 // What a rank that is waited for did not do.
 std::string Waiter::omission(int rank) const {
   const Slot* const slots = world.state(rank).slots;

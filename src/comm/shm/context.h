@@ -144,6 +144,8 @@ class Waiter {
   void throw_if_ended() const {
     if (world.ended()) throw world.recorded(doing(), number());
   }
+  /// For an operation that has not begun: it is the one that fails, under the number that it would have.
+  [[noreturn]] void throw_ended_before(const std::string& what) const;
   /// Looks after the others once, for an operation that is carried out elsewhere.
   void attend();
   Deadline& deadline() const noexcept { return waiters_->deadline; }

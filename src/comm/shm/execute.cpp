@@ -175,7 +175,7 @@ void complete(Context& context, const Request& request, CollectiveEvent* event) 
 }
 
 int join(Context& context, std::chrono::milliseconds patience) {
-  context.throw_if_ended();
+  if (context.world.ended()) context.throw_ended_before(std::string(name_of(Kind::Joined)));
   if (context.size == 1) return 0;
   const std::int64_t ticket = context.world.header().join_tickets.fetch_add(1);
   while (true) {

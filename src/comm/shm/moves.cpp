@@ -194,7 +194,7 @@ void say_begun(const Context& context, const Descriptor& own) noexcept {
 }  // namespace
 
 void announce(Context& context, const Request& request) {
-  if (context.world.ended()) context.throw_if_ended();
+  if (context.world.ended()) context.throw_ended_before(to_string(describe(request)));
   ++context.sequence;
   if (context.size == 1) return;
   choose_inline(context, request);

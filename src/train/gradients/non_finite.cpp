@@ -252,4 +252,33 @@ void Reducer::raise_non_finite() {
   throw NonFiniteError(text, std::move(where), std::move(*gradient));
 }
 
+// --- What is kept of a step whose averages are not finite, or that is refused: nothing ---
+
+// Whether rounding between hosts may lose something that is kept for the next step.
+bool Reducer::keeps_losses() const noexcept { return residuals_ && ranks_->local_size() < ranks_->size(); }
+
+// As far as they were looked at.
+bool Reducer::averages_are_finite() const {
+  for (std::size_t i = 0; keeps_losses() && divides_gradients() && i < regions_.size(); ++i) {
+    const auto* const own = static_cast<const std::byte*>(average_memory_.data()) + own_averages_[i];
+    if (first_non_finite(ConstBuffer(own, regions_[i].own_count, regions_[i].values.dtype))) return false;
+  }
+  return std::all_of(works_.begin(), works_.end(), [](const auto& launched) {
+    return launched.work == nullptr || launched.work->finite().value_or(true);
+  });
+}
+
+// On all ranks: nobody has the step's gradients, so what rounding has lost of them must not come with the next ones.
+void Reducer::refuse_step() {
+  last_step_refused_ = true;
+  drop_residuals();
+}
+
+// Other memory: operations of a step that has failed may still write to what they were given.
+void Reducer::drop_residuals() {
+  if (!residuals_) return;
+  residuals_ = std::make_unique<Residuals>();
+  residuals_->lay_out(buckets_);
+}
+
 }  // namespace cohort::gradients

@@ -2,6 +2,9 @@
 
 #include "base/parse.h"
 #include "base/result.h"
+#include "comm/kernels/float_environment.h"
+
+#include <cohort/finite.h>
 
 #include <algorithm>
 #include <array>
@@ -60,7 +63,7 @@ bool is_zero(const float* values, std::int64_t count) {
   return std::all_of(values, values + count, [](float value) { return value == 0; });
 }
 
-bool is_finite(const float* values, std::int64_t count) {
+bool are_finite(const float* values, std::int64_t count) {
   return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
 }
 
@@ -68,6 +71,9 @@ float* at(std::vector<float>& values, std::size_t begin) { return values.data() 
 
 // What a column may lose before it is taken for a combination of those before it: float32 has seven digits.
 constexpr double kDependent = 1e-6;
+
+// More shrinks P, and the averages with it, until nothing is learnt. Torch's default is 0; 1e-8 is usual.
+constexpr double kMostEpsilon = 1e-3;
 
 }  // namespace
 
@@ -94,33 +100,48 @@ PowerSGD::PowerSGD(const nn::PowerSGDOptions& options) : options_(options) {
           options.matrix_approximation_rank);
   }
   if (options.start_powerSGD_iter < 0 || !(options.min_compression_rate > 0) ||
-      !(options.orthogonalization_epsilon >= 0)) {
+      !(options.orthogonalization_epsilon >= 0) || options.orthogonalization_epsilon > kMostEpsilon) {
     raise(ErrorCode::InvalidArgument,
           "PowerSGD: start_powerSGD_iter={}, min_compression_rate={}, orthogonalization_epsilon={} -- none of them is "
-          "negative, and the rate is not 0",
-          options.start_powerSGD_iter, options.min_compression_rate, options.orthogonalization_epsilon);
+          "negative, the rate is not 0, and the epsilon is at most {}",
+          options.start_powerSGD_iter, options.min_compression_rate, options.orthogonalization_epsilon, kMostEpsilon);
   }
 }
 
-std::size_t PowerSGD::number_of(const Matrix& matrix) {
-  const std::size_t number = numbers_.try_emplace(matrix.parameter, numbers_.size()).first->second;
-  if (number >= kept_.size()) kept_.resize(number + 1);
-  Kept& kept = kept_[number];
-  if (kept.rows != matrix.rows || kept.columns != matrix.columns) {
-    kept = {.rows = matrix.rows, .columns = matrix.columns, .error = {}, .q = {}};
+std::string PowerSGD::key_of(const Matrix& matrix) {
+  std::string key = matrix.name;
+  if (key.empty()) {
+    key = fmt::format("#{}", numbers_.try_emplace(matrix.parameter, numbers_.size()).first->second);
   }
-  return number;
+  Kept& kept = kept_[key];
+  const bool fits = kept.rows == matrix.rows && kept.columns == matrix.columns;
+  if (!fits && restored_.contains(key)) {
+    raise(ErrorCode::InvalidArgument,
+          "PowerSGD: what was loaded of parameter '{}' is of a {} x {} matrix, and its gradient is one of {} x {} -- "
+          "load what this model's training has saved, without the names of parameters that have changed",
+          key, kept.rows, kept.columns, matrix.rows, matrix.columns);
+  }
+  restored_.erase(key);
+  if (!fits) kept = {.rows = matrix.rows, .columns = matrix.columns, .error = {}, .q = {}};
+  return key;
+}
+
+void PowerSGD::drop_residuals() {
+  for (auto& [key, kept] : kept_) {
+    kept.error.clear();
+    kept.q.clear();
+  }
 }
 
 // The same on all ranks.
 void PowerSGD::make_q(const Compressed& one, float* q) {
   const std::int64_t rows = one.matrix.columns;
   const auto randomly = [&](std::int64_t column) {
-    const std::uint64_t seed = mix(mix(mix(options_.random_seed) + static_cast<std::uint64_t>(iteration_)) +
-                                   (std::uint64_t{one.number} << 32) + static_cast<std::uint64_t>(column));
+    const std::uint64_t step = mix(mix(options_.random_seed) + static_cast<std::uint64_t>(iteration_));
+    const std::uint64_t seed = mix(mix(step ^ fnv1a(one.key)) + static_cast<std::uint64_t>(column));
     fill_randomly(q + column * rows, rows, seed);
   };
-  const std::vector<float>& last = kept_[one.number].q;
+  const std::vector<float>& last = kept_.at(one.key).q;
   const bool warm = options_.warm_start && last.size() == static_cast<std::size_t>(rows * one.rank);
   for (std::int64_t column = 0; column < one.rank; ++column) {
     if (!warm) randomly(column);
@@ -150,9 +171,10 @@ std::unique_ptr<Pending> PowerSGD::average(Ranks& ranks, const Buffer& values, s
 
 void PowerSGD::start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gradients,
                      std::shared_ptr<const void> keep) {
+  const comm::FloatEnvironment ieee;
   Step step{.bucket = bucket, .compressed = {}, .whole = {}};
   if (iteration_ < options_.start_powerSGD_iter || bucket.dtype != DType::Float32) {
-    for (const Matrix& matrix : gradients) number_of(matrix);  // in the order of the first step
+    for (const Matrix& matrix : gradients) key_of(matrix);  // in the order of the first step
     step.rest_work = average(ranks, bucket, std::move(keep));
     steps_.push_back(std::move(step));
     return;
@@ -160,7 +182,7 @@ void PowerSGD::start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gra
   auto* const values = static_cast<float*>(bucket.data);
   std::size_t rest = 0, p = 0, q = 0;
   for (const Matrix& matrix : gradients) {
-    const std::size_t number = number_of(matrix);
+    const std::string key = key_of(matrix);
     const std::int64_t count = matrix.rows * matrix.columns;
     const std::int64_t rank = std::min({matrix.rows, matrix.columns, options_.matrix_approximation_rank});
     const std::int64_t sent = (matrix.rows + matrix.columns) * rank;
@@ -172,7 +194,7 @@ void PowerSGD::start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gra
       continue;
     }
     after_ += sent;
-    step.compressed.push_back({.matrix = matrix, .number = number, .rank = rank, .p = p, .q = q});
+    step.compressed.push_back({.matrix = matrix, .key = key, .rank = rank, .p = p, .q = q});
     p += static_cast<std::size_t>(matrix.rows * rank);
     q += static_cast<std::size_t>(matrix.columns * rank);
   }
@@ -193,7 +215,7 @@ void PowerSGD::start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gra
       const Matrix& matrix = one.matrix;
       const std::int64_t count = matrix.rows * matrix.columns;
       float* const m = values + matrix.offset;
-      const std::vector<float>& error = kept_[one.number].error;
+      const std::vector<float>& error = kept_.at(one.key).error;
       if (options_.use_error_feedback && !error.empty()) add(m, 1, error.data(), count);
       make_q(one, at(*step.q, one.q));
       for (std::int64_t row = 0; row < matrix.rows; ++row) {
@@ -210,8 +232,51 @@ void PowerSGD::start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gra
   steps_.push_back(std::move(step));
 }
 
+// Of a bucket's averages, which are the same on all ranks. No element of P is above 1, so a bound for Q is one for P Q'.
+bool PowerSGD::is_finite(const Step& step) {
+  if (!step.rest && !step.p) return !first_non_finite(step.bucket);
+  if (step.rest && !are_finite(step.rest->data(), std::ssize(*step.rest))) return false;
+  if (!step.p) return true;
+  constexpr float kMost = std::numeric_limits<float>::max() / 2;
+  return are_finite(step.p->data(), std::ssize(*step.p)) &&
+         std::all_of(step.compressed.begin(), step.compressed.end(), [&](const Compressed& one) {
+           const float* const q = at(*step.q, one.q);
+           const float most = kMost / static_cast<float>(one.rank);
+           return std::all_of(q, q + one.matrix.columns * one.rank, [&](float x) { return std::abs(x) <= most; });
+         });
+}
+
+void PowerSGD::average_and_keep(const Compressed& one, const Step& step, bool accepted) {
+  const Matrix& matrix = one.matrix;
+  const std::int64_t count = matrix.rows * matrix.columns;
+  float* const result = static_cast<float*>(step.bucket.data) + matrix.offset;
+  const float* const p = at(*step.p, one.p);
+  const float* const q = at(*step.q, one.q);
+  // A rank has brought what is not finite.
+  if (!are_finite(p, matrix.rows * one.rank) || !are_finite(q, matrix.columns * one.rank)) {
+    std::fill(result, result + count, std::numeric_limits<float>::quiet_NaN());
+    return;
+  }
+  Kept& kept = kept_.at(one.key);
+  const bool keeps_error = accepted && options_.use_error_feedback;
+  if (keeps_error) kept.error.assign(result, result + count);
+  for (std::int64_t row = 0; row < matrix.rows; ++row) {
+    float* const to = result + row * matrix.columns;
+    std::fill(to, to + matrix.columns, 0.0F);
+    for (std::int64_t k = 0; k < one.rank; ++k) {
+      add(to, p[k * matrix.rows + row], q + k * matrix.columns, matrix.columns);
+    }
+  }
+  if (keeps_error) {
+    add(kept.error.data(), -1, result, count);
+    if (!are_finite(kept.error.data(), count)) kept.error.clear();  // this rank's alone: the difference is too large
+  }
+  if (accepted && options_.warm_start) kept.q.assign(q, q + matrix.columns * one.rank);
+}
+
 void PowerSGD::finish(Ranks& ranks) {
   if (steps_.empty()) return;
+  const comm::FloatEnvironment ieee;
   std::vector<Step> steps = std::exchange(steps_, {});  // what is under way keeps what it works on
   for (Step& step : steps) {
     if (!step.p_work) continue;
@@ -220,7 +285,7 @@ void PowerSGD::finish(Ranks& ranks) {
     for (const Compressed& one : step.compressed) {
       const Matrix& matrix = one.matrix;
       float* const p = at(*step.p, one.p);
-      if (is_finite(p, matrix.rows * one.rank)) {
+      if (are_finite(p, matrix.rows * one.rank)) {
         orthogonalize(p, matrix.rows, one.rank, options_.orthogonalization_epsilon);
       }
       const float* const m = static_cast<const float*>(step.bucket.data) + matrix.offset;
@@ -237,52 +302,49 @@ void PowerSGD::finish(Ranks& ranks) {
     if (step.rest_work) step.rest_work->wait();
     if (step.q_work) step.q_work->wait();
   }
+  if (!restored_.empty()) {
+    raise(ErrorCode::InvalidArgument,
+          "PowerSGD: what was loaded of parameter '{}' is for none of the gradients of rank {}'s model -- load what this "
+          "model's training has saved, without the names of parameters that are not trained now",
+          *restored_.begin(), ranks.rank());
+  }
+  const bool compresses = std::any_of(steps.begin(), steps.end(), [](const Step& step) { return step.p != nullptr; });
+  const bool accepted = compresses && std::all_of(steps.begin(), steps.end(), is_finite);
+  if (compresses && !accepted) drop_residuals();
   for (const Step& step : steps) {
-    auto* const values = static_cast<float*>(step.bucket.data);
     const float* rest = step.rest ? step.rest->data() : nullptr;
     for (const Matrix& matrix : step.whole) {
       const std::int64_t count = matrix.rows * matrix.columns;
-      std::copy(rest, rest + count, values + matrix.offset);
+      std::copy(rest, rest + count, static_cast<float*>(step.bucket.data) + matrix.offset);
       rest += count;
     }
-    for (const Compressed& one : step.compressed) {
-      const Matrix& matrix = one.matrix;
-      const std::int64_t count = matrix.rows * matrix.columns;
-      float* const result = values + matrix.offset;
-      const float* const p = at(*step.p, one.p);
-      const float* const q = at(*step.q, one.q);
-      Kept& kept = kept_[one.number];
-      // A rank has brought what is not finite. All see it here, and what they keep is not to hold it for ever.
-      if (!is_finite(p, matrix.rows * one.rank) || !is_finite(q, matrix.columns * one.rank)) {
-        std::fill(result, result + count, std::numeric_limits<float>::quiet_NaN());
-        kept.error.clear();
-        kept.q.clear();
-        continue;
-      }
-      if (options_.use_error_feedback) kept.error.assign(result, result + count);
-      for (std::int64_t row = 0; row < matrix.rows; ++row) {
-        float* const to = result + row * matrix.columns;
-        std::fill(to, to + matrix.columns, 0.0F);
-        for (std::int64_t k = 0; k < one.rank; ++k) {
-          add(to, p[k * matrix.rows + row], q + k * matrix.columns, matrix.columns);
-        }
-      }
-      if (options_.use_error_feedback) add(kept.error.data(), -1, result, count);
-      if (options_.warm_start) kept.q.assign(q, q + matrix.columns * one.rank);
-    }
+    for (const Compressed& one : step.compressed) average_and_keep(one, step, accepted);
   }
   ++iteration_;
 }
 
-void PowerSGD::restore(std::int64_t iteration, std::vector<Kept> kept) {
-  for (Kept& one : kept) {  // as some file has it: state_dict gives tensors of these sizes
-    const bool sound =
-        one.rows > 0 && one.columns > 0 && one.rows <= std::numeric_limits<std::int64_t>::max() / one.columns;
-    if (!sound || std::cmp_not_equal(one.error.size(), one.rows * one.columns)) one.error.clear();
-    if (!sound || one.q.size() % static_cast<std::size_t>(one.columns) != 0) one.q.clear();
+void PowerSGD::restore(std::int64_t iteration, std::map<std::string, Kept> kept) {
+  const auto refuse = [](const std::string& what) {
+    raise(ErrorCode::InvalidArgument, "PowerSGD: what is loaded is damaged, or of something else: {}", what);
+  };
+  if (iteration < 0) refuse(fmt::format("{} steps done", iteration));
+  for (const auto& [key, one] : kept) {
+    const bool sound = !key.empty() && one.rows > 0 && one.columns > 0 &&
+                       one.rows <= std::numeric_limits<std::int64_t>::max() / one.columns;
+    if (!sound) refuse(fmt::format("'{}' is of a {} x {} matrix", key, one.rows, one.columns));
+    if (!one.error.empty() && std::cmp_not_equal(one.error.size(), one.rows * one.columns))
+      refuse(fmt::format("'{}', of {} x {}, has {} elements of error", key, one.rows, one.columns, one.error.size()));
+    if (one.q.size() % static_cast<std::size_t>(one.columns) != 0)
+      refuse(fmt::format("'{}', of {} x {}, has {} elements of q", key, one.rows, one.columns, one.q.size()));
+    for (const std::vector<float>* const values : {&one.error, &one.q}) {
+      if (!are_finite(values->data(), std::ssize(*values)))
+        refuse(fmt::format("'{}' has {} that is not finite", key, values == &one.q ? "q" : "an error"));
+    }
   }
   iteration_ = iteration;
   kept_ = std::move(kept);
+  restored_.clear();
+  for (const auto& [key, one] : kept_) restored_.insert(key);
   steps_.clear();
 }
 

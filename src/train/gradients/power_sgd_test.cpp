@@ -12,6 +12,12 @@
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <string>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace cohort::gradients {
 namespace {
@@ -122,18 +128,103 @@ TEST(PowerSGD, LowerRanksThanItsOwnAreExact) {
   });
 }
 
-TEST(PowerSGD, WhatIsNotFiniteIsSeenByAllAndForgotten) {
+// Also of the matrices beside it, which may be as large as what overflowed.
+TEST(PowerSGD, NothingIsKeptOfAStepThatIsNotFinite) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  // In a matrix, in what is too small for one, and where P Q' alone overflows.
+  for (const auto& [where, value] : {std::pair(77, kInfinity), std::pair(962, kInfinity), std::pair(77, 3e38F)}) {
+    run_on_threads(2, [&, at = static_cast<std::size_t>(where), bad = value](Communicator comm) {
+      Model model;
+      PowerSGD state({.matrix_approximation_rank = 2, .start_powerSGD_iter = 0});
+      for (int step = 0; step < 4; ++step) {
+        Floats mine = pattern(Model::kCount, step + comm.rank());
+        if (step == 1) {
+          for (float& one : mine) one *= 1e20F;
+          if (comm.rank() == 1 || std::isfinite(bad)) mine[at] = bad;
+        }
+        const Floats result = run(state, comm, model, mine);
+        expect_same_bits(comm, result);
+        if (step == 1) {
+          for (const auto& [key, kept] : state.kept()) EXPECT_TRUE(kept.error.empty() && kept.q.empty()) << key;
+          continue;
+        }
+        for (const float one : result) ASSERT_LT(std::abs(one), 100) << "step " << step;
+      }
+    });
+  }
+}
+
+TEST(PowerSGD, BucketsBesideItThatAreNotFiniteCountToo) {
   run_on_threads(2, [](Communicator comm) {
     Model model;
     PowerSGD state(of_rank(2));
-    for (int step = 0; step < 4; ++step) {
-      Floats mine = pattern(Model::kCount, step + comm.rank());
-      if (step == 1 && comm.rank() == 1) mine[77] = std::numeric_limits<float>::infinity();
-      const Floats result = run(state, comm, model, mine);
-      EXPECT_EQ(std::isfinite(result[5]), step != 1);
-      EXPECT_TRUE(std::isfinite(result[970]));
+    const auto ranks = ranks_of(comm);
+    for (int step = 0; step < 2; ++step) {
+      Floats values = pattern(Model::kCount, step + comm.rank());
+      std::vector<double> other(5, step == 1 && comm.rank() == 0 ? std::nan("") : 1);
+      state.start(*ranks, Buffer(std::span<float>(values)), model.gradients, nullptr);
+      state.start(*ranks, Buffer(std::span<double>(other)), {{&other, 0, 5, 1, "other"}}, nullptr);
+      state.finish(*ranks);
+      EXPECT_EQ(state.kept().at("#0").error.empty(), step == 1);
     }
+    EXPECT_EQ(state.iteration(), 2);
+    run(state, comm, model, pattern(Model::kCount, comm.rank()));
+    EXPECT_FALSE(state.kept().at("#0").q.empty());
+    state.drop_residuals();
+    EXPECT_TRUE(state.kept().at("#0").error.empty());
+    expect_same_bits(comm, run(state, comm, model, pattern(Model::kCount, comm.rank())));
   });
+}
+
+TEST(PowerSGD, GoesByNamesWhereThereAreSome) {
+  run_on_threads(2, [](Communicator comm) {
+    Model model;
+    for (std::size_t i = 0; i < 3; ++i) model.gradients[i].name = std::string(1, "abc"[i]);
+    PowerSGD state(of_rank(2));
+    for (int step = 0; step < 2; ++step) run(state, comm, model, pattern(Model::kCount, step + comm.rank()));
+    PowerSGD other(of_rank(2));
+    other.restore(state.iteration(), state.kept());
+    Model again = model;  // its gradients come in another order
+    std::swap(again.gradients[0], again.gradients[2]);
+    const Floats mine = pattern(Model::kCount, comm.rank());
+    EXPECT_EQ(run(state, comm, model, mine), run(other, comm, again, mine));
+    const auto refused = [&](const std::string& why) {
+      PowerSGD third(of_rank(2));
+      third.restore(state.iteration(), state.kept());
+      try {
+        run(third, comm, again, mine);
+        ADD_FAILURE() << why;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+        EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+      }
+    };
+    again.gradients[0].name = "d";
+    refused("parameter 'c' is for none of the gradients");
+    again.gradients[0].name = "a";
+    refused("parameter 'a' is of a 24 x 40 matrix");
+  });
+}
+
+// As a library does that was made for speed, when it is loaded.
+TEST(PowerSGD, DoesNotDependOnHowAThreadTreatsDenormals) {
+#if defined(__x86_64__)
+  run_on_threads(2, [](Communicator comm) {
+    const unsigned before = _mm_getcsr();
+    if (comm.rank() == 1) _mm_setcsr(before | 0x8040);  // flush to zero, denormals are zero
+    Model model;
+    PowerSGD state(of_rank(2));
+    for (int step = 0; step < 3; ++step) {
+      Floats mine = pattern(Model::kCount, step);
+      for (float& one : mine) one = std::ldexp(one, -130);
+      const Floats result = run(state, comm, model, mine);
+      _mm_setcsr(before);
+      expect_same_bits(comm, result);
+      if (comm.rank() == 1) _mm_setcsr(before | 0x8040);
+    }
+    _mm_setcsr(before);
+  });
+#endif
 }
 
 TEST(PowerSGD, GoesOnFromWhatItKept) {
@@ -148,8 +239,9 @@ TEST(PowerSGD, GoesOnFromWhatItKept) {
       const Floats mine = pattern(Model::kCount, step + comm.rank());
       EXPECT_EQ(run(state, comm, model, mine), run(other, comm, again, mine));
     }
-    again.gradients[0] = {&again, 0, 40, 24};
-    run(other, comm, again, pattern(Model::kCount, 1));  // another shape: what is kept does not fit
+    again.gradients[0].rows = 40;
+    again.gradients[0].columns = 24;
+    run(other, comm, again, pattern(Model::kCount, 1));  // another shape, in training: what is kept does not fit
   });
 }
 
@@ -165,9 +257,9 @@ TEST(PowerSGD, AStepThatHasFailedLeavesWhatWasKept) {
       state.forget();
       EXPECT_EQ(run(state, comm, model, mine), run(other, comm, model, mine));
       ASSERT_EQ(state.kept().size(), other.kept().size());
-      for (std::size_t i = 0; i < state.kept().size(); ++i) {
-        EXPECT_EQ(state.kept()[i].error, other.kept()[i].error);
-        EXPECT_EQ(state.kept()[i].q, other.kept()[i].q);
+      for (const auto& [key, kept] : state.kept()) {
+        EXPECT_EQ(kept.error, other.kept().at(key).error);
+        EXPECT_EQ(kept.q, other.kept().at(key).q);
       }
     }
   });
@@ -209,26 +301,29 @@ TEST(PowerSGD, RanksThatDifferInOptionsOrInWhatTheyKeptAreTold) {
   expect_mismatch([](int rank) {
     PowerSGD state(of_rank(2));
     Floats q = pattern(80, 1 + rank);
-    state.restore(3, {{.rows = 24, .columns = 40, .error = {}, .q = std::move(q)}});
+    state.restore(3, {{"#0", {.rows = 24, .columns = 40, .error = {}, .q = std::move(q)}}});
     return state;
   });
 }
 
-TEST(PowerSGD, OfWhatIsRestoredNothingStaysThatItsSizesDoNotFit) {
+TEST(PowerSGD, WhatCannotHaveBeenKeptIsNotRestored) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const float nan = std::nanf("");
   PowerSGD state(of_rank(2));
-  state.restore(3, {{.rows = 4, .columns = 5, .error = Floats(20), .q = Floats(10)},
-                    {.rows = 4, .columns = 5, .error = Floats(19), .q = Floats(12)},
-                    {.rows = 0, .columns = 0, .error = {}, .q = Floats(12)},
-                    {.rows = -4, .columns = -5, .error = Floats(20), .q = Floats(10)},
-                    {.rows = kMost, .columns = 5, .error = Floats(20), .q = Floats(10)}});
-  ASSERT_EQ(state.kept().size(), 5U);
-  EXPECT_EQ(state.kept()[0].error.size(), 20U);
-  EXPECT_EQ(state.kept()[0].q.size(), 10U);
-  for (std::size_t i = 1; i < 5; ++i) {
-    EXPECT_TRUE(state.kept()[i].error.empty()) << i;
-    EXPECT_TRUE(state.kept()[i].q.empty()) << i;
-  }
+  state.restore(3, {{"a", {.rows = 4, .columns = 5, .error = Floats(20), .q = Floats(10)}}});
+  const auto refused = [&](std::int64_t iteration, const PowerSGD::Kept& kept) {
+    EXPECT_THROW(state.restore(iteration, {{"b", kept}}), Error);
+    EXPECT_EQ(state.iteration(), 3);
+    EXPECT_EQ(state.kept().count("a"), 1U);
+  };
+  refused(-5, {.rows = 4, .columns = 5, .error = Floats(20), .q = {}});
+  refused(3, {.rows = 4, .columns = 5, .error = Floats(19), .q = {}});
+  refused(3, {.rows = 4, .columns = 5, .error = {}, .q = Floats(12)});
+  refused(3, {.rows = 0, .columns = 0, .error = {}, .q = Floats(12)});
+  refused(3, {.rows = -4, .columns = -5, .error = Floats(20), .q = Floats(10)});
+  refused(3, {.rows = kMost, .columns = 5, .error = Floats(20), .q = Floats(10)});
+  refused(3, {.rows = 4, .columns = 5, .error = Floats(20, nan), .q = {}});
+  refused(3, {.rows = 4, .columns = 5, .error = {}, .q = Floats(10, nan)});
 }
 
 TEST(PowerSGD, OrthonormalColumnsAreSoToTheLastDigitsAndHaveKnownBits) {
@@ -250,7 +345,8 @@ TEST(PowerSGD, OrthonormalColumnsAreSoToTheLastDigitsAndHaveKnownBits) {
 TEST(PowerSGD, RefusesWhatMeansNothing) {
   EXPECT_THROW(PowerSGD({.matrix_approximation_rank = 0}), Error);
   EXPECT_THROW(PowerSGD({.min_compression_rate = 0}), Error);
-  EXPECT_THROW(PowerSGD({.orthogonalization_epsilon = -1}), Error);
+  for (const double epsilon : {-1.0, 0.1, 1e30, std::numeric_limits<double>::infinity(), std::nan("")})
+    EXPECT_THROW(PowerSGD({.orthogonalization_epsilon = epsilon}), Error);
 }
 
 }  // namespace

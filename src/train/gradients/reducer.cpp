@@ -244,7 +244,7 @@ void Reducer::forbid_writes() {
 
 void Reducer::prepare_synchronising_pass() {
   require_whole();
-  if (reordered_ || progress_ == 0 || shards_) return;
+  if (reordered_ || progress_ == first_step_ || shards_) return;
   reordered_ = true;
   if (parameters_.size() == 1) return;
   // Rank 0's order holds for all (the lowest active rank's, if 0 has joined). Parameters that got no gradient go last.
@@ -259,8 +259,9 @@ void Reducer::prepare_synchronising_pass() {
 }
 
 void Reducer::go_on_from(std::int64_t progress, const nn::ReducerStats& stats,
-                         const std::map<std::string, std::vector<float>>& residuals) {
-  progress_ = progress;
+                         const std::map<std::string, std::vector<float>>& residuals, bool last_step_refused) {
+  progress_ = first_step_ = progress;
+  last_step_refused_ = last_step_refused;
   for (const auto& [name, here] : this->residuals()) {
     const auto before = residuals.find(name);
     if (before != residuals.end() && before->second.size() == here.size())
@@ -286,10 +287,13 @@ std::pair<int, std::optional<std::int64_t>> Reducer::most_advanced() {
 void Reducer::take_plan_of(int source, std::int64_t progress) {
   std::vector<std::int64_t> message(order_.begin(), order_.end());
   message.push_back(number_);
+  message.push_back(first_step_);
   message.push_back(reordered_ ? 1 : 0);
   ranks_->run("broadcast", message,
               [&](Communicator& comm, auto span) { return comm.broadcast(span, {.root = source}); });
   reordered_ = message.back() != 0;
+  message.pop_back();
+  first_step_ = message.back();
   message.pop_back();
   number_ = static_cast<std::uint32_t>(message.back());
   message.pop_back();
@@ -365,6 +369,7 @@ void Reducer::start_pass() {
     state.keep.reset();
   }
   non_finite_.reset();
+  if (progress_ == first_step_ && accumulation_.sync()) arrivals_.clear();
   pending_.clear();
   for (const std::vector<int>& members : plan_) pending_.push_back(members.size());
   next_bucket_ = 0;
@@ -428,7 +433,7 @@ void Reducer::arrive(std::size_t parameter) {
   State& state = states_[parameter];
   state.used = true;
   if (!accumulation_.sync()) return;
-  if (progress_ == 0) arrivals_.push_back(static_cast<int>(parameter));
+  if (progress_ == first_step_) arrivals_.push_back(static_cast<int>(parameter));
   state.ready = true;
   --pending_[state.bucket];
   if (pending_[state.bucket] == 0) tell_bucket_ready(state.bucket);
@@ -457,10 +462,12 @@ void Reducer::launch_next() {
   look_for_non_finite(number);
   ++next_bucket_;
   if (hook_) {
-    works_.push_back(
-        {.work = hook_(
-             {.number = number, .last = next_bucket_ == buckets_.size(), .bucket = bucket, .share = share_of_hook()}),
-         .device = {}});
+    works_.push_back({.work = hook_({.number = number,
+                                     .last = next_bucket_ == buckets_.size(),
+                                     .last_step_refused = last_step_refused_,
+                                     .bucket = bucket,
+                                     .share = share_of_hook()}),
+                      .device = {}});
     return;
   }
   BucketView view{.bucket = number,
@@ -468,8 +475,8 @@ void Reducer::launch_next() {
                   .result = {},
                   .weight = accumulation_.weight(),
                   .tag = number_ << 16 | static_cast<std::uint32_t>(number + 1),
-                  .check_finite = looks_at_averages() &&
-                                  !bucket.on_gpu()};  // also where this rank has nothing unread: all learn the same
+                  // Also where this rank has nothing unread: all learn the same.
+                  .check_finite = (looks_at_averages() && !bucket.on_gpu()) || keeps_losses()};
   if (bucket.dtype() == DType::Float32) view.wire_format = options_.wire_format;
   if (divides_gradients()) view.check_finite = false;
   void* const stream = bucket.on_gpu() ? autograd_.stream_of(bucket.device()) : nullptr;
@@ -489,7 +496,7 @@ void Reducer::launch_next() {
     launch(view, std::exchange(state.keep, nullptr));  // nobody needs it once it has been reduced
     if (!bucket.on_gpu()) works_.back().held = view.values.bytes();
   }
-  view.check_finite = false;
+  view.check_finite = keeps_losses() && !divides_gradients();
   view.result = bucket.small();
   view.result.device.stream = stream;
   view.values = view.result;
@@ -585,11 +592,12 @@ void Reducer::launch_rest() {
 
 // Whether all averages are finite, as far as they were looked at.
 bool Reducer::wait_for_all() {
+  bool finite = true;
   try {
     for (const auto& [work, device, held] : works_) {
       if (work == nullptr) continue;  // waited for
       // What looks for values that are not finite has the host wait for them in any case.
-      if (device.type == DeviceType::CPU || options_.non_finite == nn::NonFinite::Raise) {
+      if (device.type == DeviceType::CPU || options_.non_finite == nn::NonFinite::Raise || keeps_losses()) {
         work->wait();
       } else {
         work->synchronize({device.type, device.index, autograd_.stream_of(device)});
@@ -598,19 +606,17 @@ bool Reducer::wait_for_all() {
     if (hook_) {
       for (const Bucket& bucket : buckets_) bucket.clear_gaps();
     }
-    exchange_flags();  // not before: after an error nothing more is started
+    finite = averages_are_finite();
+    exchange_flags(finite);  // not before: after an error nothing more is started
   } catch (const Error&) {
     in_backward_ = hook_ != nullptr;  // of a collective: the others have it, too; of a hook nobody knows
     throw;
   }
-  const bool finite = std::all_of(works_.begin(), works_.end(), [](const auto& launched) {
-    return launched.work == nullptr || launched.work->finite().value_or(true);
-  });
   works_.clear();
   return finite;
 }
 
-void Reducer::exchange_flags() {
+void Reducer::exchange_flags(bool averages_finite) {
   flags_.assign(flag_words() + 2 * std::size_t{kWords}, 0);
   const auto set = [&](std::size_t number) { flags_[number / 64] |= std::uint64_t{1} << (number % 64); };
   const auto set_flag = [&](Flag which) { set(parameters_.size() + which); };
@@ -629,6 +635,7 @@ void Reducer::exchange_flags() {
     if (rows_) set_word(Word::Rows, static_cast<std::uint64_t>(*rows_));
   }
   if (accumulation_.is_mixed()) set_flag(Flag::Mixed);
+  if (!averages_finite) set_flag(Flag::AverageNotFinite);
   if (!digest_) sample_values();
   set_word(Word::Values, *std::exchange(digest_, std::nullopt));
   ranks_->run("all_reduce", flags_,
@@ -668,10 +675,13 @@ void Reducer::finish() {
     works_.clear();
     forget_pass();
     accumulation_.end();
+    refuse_step();
     throw;
   }
-  const bool may_raise = !averages_finite || flag(Flag::NonFinite);
-  if (!averages_finite) look_for_non_finite_again();
+  last_step_refused_ = false;
+  const bool raises = options_.non_finite == nn::NonFinite::Raise;
+  const bool may_raise = raises && (flag(Flag::AverageNotFinite) || flag(Flag::NonFinite));
+  if (raises && !averages_finite) look_for_non_finite_again();
   for (State& state : states_) {
     state.unread = nullptr;
     state.keep.reset();
@@ -686,8 +696,15 @@ void Reducer::finish() {
   stats_.exposed_communication_seconds_total += stats_.exposed_communication_seconds;
   const Accumulation reduced = accumulation_;
   accumulation_.end();
-  check_step(reduced);
-  if (may_raise) raise_non_finite();
+  // A program that skips such a step, as with a GradScaler, need not do anything about what it leaves behind.
+  if (flag(Flag::AverageNotFinite) && any_samples_) drop_residuals();
+  try {
+    check_step(reduced);
+    if (may_raise) raise_non_finite();
+  } catch (...) {
+    refuse_step();
+    throw;
+  }
 }
 
 bool Reducer::reduce_without_backward() {

@@ -149,6 +149,7 @@ Work reduce_by_average(Communicator& comm, const BucketView& view);
 struct HookedBucket {
   std::size_t number = 0;  ///< in the plan, the same on all ranks
   bool last = false;       ///< of the backward
+  bool last_step_refused = false;  ///< as Reducer::last_step_refused
   const Bucket& bucket;    ///< gets the result; what lies between gradients is cleared afterwards
   /// What the values are to be multiplied by first: the plain mean over ranks is the average by weights then. 1 where
   /// all weights are equal. 0: this rank has no samples, and its values are to be cleared without being read.
@@ -236,7 +237,7 @@ class Reducer {
 
   /// This takes the place of another one over the same model, which has taken so many steps. `residuals`: its copies.
   void go_on_from(std::int64_t progress, const nn::ReducerStats& stats,
-                  const std::map<std::string, std::vector<float>>& residuals = {});
+                  const std::map<std::string, std::vector<float>>& residuals = {}, bool last_step_refused = false);
 
   /// Synchronised steps of the world, as far as this rank has taken part or been told.
   std::int64_t progress() const noexcept { return progress_; }
@@ -250,6 +251,10 @@ class Reducer {
   void rebind(Communicator comm) { rebind(ranks_of(std::move(comm))); }
 
   nn::ReducerStats& stats() noexcept { return stats_; }
+
+  /// The last synchronised step ended in an error on all ranks, and nobody has its gradients. What a hook has kept of
+  /// it is to be dropped.
+  bool last_step_refused() const noexcept { return last_step_refused_; }
 
   /// By parameter's name, of this rank; empty without error feedback.
   std::map<std::string, std::span<float>> residuals() const;
@@ -285,12 +290,26 @@ class Reducer {
   void launch_rest();
   void complete_unused(std::size_t parameter);
   bool wait_for_all();
-  void exchange_flags();
+  bool keeps_losses() const noexcept;
+  bool averages_are_finite() const;
+  void exchange_flags(bool averages_finite);
+  void refuse_step();
+  void drop_residuals();
   void settle_unused();
 
   // The message beside the gradients: a bit for each parameter that a rank with samples used, then these; then words
   // that are the same on all ranks, each with its complement, so that the ranks' bitwise "or" shows a difference.
-  enum Flag : std::size_t { Samples, NonFinite, Declared, Undeclared, Mixed, AfterForward, WithoutForward, kFlags };
+  enum Flag : std::size_t {
+    Samples,
+    NonFinite,
+    Declared,
+    Undeclared,
+    Mixed,
+    AfterForward,
+    WithoutForward,
+    AverageNotFinite,
+    kFlags
+  };
   enum Word : std::size_t { Rows, Values, kWords };
   bool flag(std::size_t number) const { return (flags_[number / 64] >> (number % 64) & 1U) != 0; }
   bool flag(Flag which) const { return flag(parameters_.size() + which); }
@@ -329,6 +348,7 @@ class Reducer {
   std::vector<int> order_;     // that the plan was made from
   std::vector<int> arrivals_;  // parameters in the order of their gradients in the first synchronising backward
   bool reordered_ = false;
+  std::int64_t first_step_ = 0;  // the progress with which this reducer began
   std::vector<Region> regions_;
   std::vector<Piece> pieces_;
   std::vector<Buffer> homes_;  // of the parameters
@@ -363,6 +383,7 @@ class Reducer {
   };
   std::vector<Launched> works_;
   bool any_samples_ = false;
+  bool last_step_refused_ = false;
   std::optional<LocalNonFinite> non_finite_;  // the first of this rank, in this step
   nn::ReducerStats stats_;
 };

@@ -2,6 +2,7 @@
 #include "train/gradients/reducer.h"
 
 #include "base/result.h"
+#include "comm/api/communicator_impl.h"
 
 #include <cohort/error.h>
 
@@ -388,6 +389,106 @@ TEST(GradientReducer, RanksAtDifferentPlacesOfTheirProgramAreNamed) {
 }
 
 // Two models of one shape, trained in an order that differs by rank.
+void run_on_two_hosts(const std::function<void(Communicator)>& body) {
+  comm::run_on_threads_of(comm::form_on_threads(comm::usual_backend(true), {0, 1}, 2, {}), body);
+}
+
+/// A step whose parameter 0 has gradients up to `most` on one rank, and parameter 1 has `other` there.
+void step_with(Fake& model, int rank, float most, float other) {
+  model.drop_all();
+  model.begin(1);
+  ASSERT_TRUE(model.core.receive(0));
+  const std::span<float> gradient = model.gradient(0);
+  for (std::size_t i = 0; i < gradient.size(); ++i)
+    gradient[i] = (rank == 0 ? most : 0.5F) * static_cast<float>(i % 17) / 16;
+  model.defined[0] = true;
+  model.core.arrive(0);
+  model.bring(1, rank == 0 ? other : 1);
+  model.end();
+}
+
+double size_of_losses(const Fake& model) {
+  double most = 0;
+  for (const auto& [name, values] : model.core.residuals()) {
+    for (const float value : values) most = std::max(most, std::abs(static_cast<double>(value)));
+  }
+  return most;
+}
+
+// Its averages are finite but for one, and what rounding has lost of them is as large as they are.
+TEST(GradientReducer, NothingIsKeptOfAStepThatIsNotFinite) {
+  for (const nn::NonFinite mode : {nn::NonFinite::Raise, nn::NonFinite::Ignore}) {
+    for (const std::size_t bytes : {std::size_t{1}, std::size_t{1} << 20}) {
+      run_on_two_hosts([&](Communicator comm) {
+        nn::DistributedDataParallelOptions options{.bucket_bytes = bytes, .first_bucket_bytes = bytes};
+        options.wire_format = WireFormat::Int4;
+        options.non_finite = mode;
+        Fake model(comm, {vector_of("a", 3000), vector_of("b", 70)}, options);
+        step_with(model, comm.rank(), 1, 1);
+        EXPECT_GT(size_of_losses(model), 0);
+        EXPECT_FALSE(model.core.last_step_refused());
+        bool refused = false;
+        try {
+          step_with(model, comm.rank(), 1e30F, std::numeric_limits<float>::infinity());
+        } catch (const NonFiniteError&) {
+          refused = true;
+        }
+        EXPECT_EQ(refused, mode == nn::NonFinite::Raise);
+        EXPECT_EQ(model.core.last_step_refused(), refused);
+        EXPECT_EQ(size_of_losses(model), 0);
+        step_with(model, comm.rank(), 1, 1);
+        for (const float value : model.gradient(0)) ASSERT_LT(std::abs(value), 2);
+        EXPECT_FALSE(model.core.last_step_refused());
+      });
+    }
+  }
+}
+
+TEST(GradientReducer, NothingIsKeptOfAStepThatIsRefusedForItsPlace) {
+  run_on_two_hosts([](Communicator comm) {
+    nn::DistributedDataParallelOptions options = kSmall;
+    options.wire_format = WireFormat::Int8;
+    options.error_feedback = true;
+    Fake model(comm, {vector_of("a", 3000), vector_of("b", 70)}, options);
+    step_with(model, comm.rank(), 1, 1);
+    EXPECT_GT(size_of_losses(model), 0);
+    model.begin(comm.rank() == 0 ? std::optional<std::int64_t>() : 3);  // one declares samples, the other does not
+    model.bring(0, 0.3F);
+    model.bring(1, 0.3F);
+    EXPECT_THROW(model.end(), Error);
+    EXPECT_TRUE(model.core.last_step_refused());
+    EXPECT_EQ(size_of_losses(model), 0);
+  });
+}
+
+TEST(GradientReducer, BucketsTakeTheOrderOfGradientsAlsoWhereAnotherTookThePlace) {
+  run_on_threads(2, [](Communicator comm) {
+    const auto train = [](Fake& model) {
+      for (int step = 0; step < 2; ++step) {
+        model.core.prepare_synchronising_pass();
+        model.drop_all();
+        model.begin(1);
+        for (const std::size_t parameter : {0, 2, 1}) model.bring(parameter, 1);
+        model.end();
+      }
+    };
+    const auto order = [](const Fake& model) {
+      std::vector<int> all;
+      for (const Bucket& bucket : model.core.buckets()) all.push_back(bucket.members().front());
+      return all;
+    };
+    const std::vector<Parameter> parameters = {vector_of("a", 5), vector_of("b", 5), vector_of("c", 5)};
+    Fake model(comm, parameters, kSmall);
+    EXPECT_EQ(order(model), (std::vector<int>{2, 1, 0}));
+    train(model);
+    EXPECT_EQ(order(model), (std::vector<int>{0, 2, 1}));
+    Fake next(comm, parameters, kSmall);
+    next.core.go_on_from(model.core.progress(), model.core.stats());
+    train(next);
+    EXPECT_EQ(order(next), (std::vector<int>{0, 2, 1}));
+  });
+}
+
 TEST(GradientReducer, OperationsOfTwoReducersAreNotTakenForOneAnother) {
   run_on_threads(2, [](Communicator comm) {
     Fake one(comm, {vector_of("a", 500000)}), other(comm, {vector_of("a", 500000)});

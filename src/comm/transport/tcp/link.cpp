@@ -177,7 +177,7 @@ void Link::look_for_silence(Clock::time_point now) {
 std::span<const std::byte> Link::Item::from(std::size_t at) const noexcept {
   if (at < sizeof header) return std::as_bytes(std::span(&header, 1)).subspan(at);
   at -= sizeof header;
-  if (at < header.bytes) return {data() + at, header.bytes - at};
+  if (at < header.bytes) return {data(at), header.bytes - at};
   return std::span(tag).subspan(at - header.bytes);
 }
 
@@ -351,8 +351,10 @@ void Link::end() {
       kept.push_back(std::move(item));
     } else if (item.sent > 0 || item.covered > 0) {
       // The peer has its beginning, or its tag has been begun: the rest goes from a copy, so that what follows is
-      // understood.
-      item.copy.assign(reinterpret_cast<const char*>(item.frame->data), item.frame->bytes);
+      // understood. What has gone may be most of a large message, and is not copied.
+      item.left_out = std::min(item.sent - std::min(item.sent, sizeof item.header), item.frame->bytes);
+      item.copy.assign(reinterpret_cast<const char*>(item.frame->data) + item.left_out,
+                       item.frame->bytes - item.left_out);
       item.frame->done.store(true, std::memory_order_release);
       item.frame = nullptr;
       kept.push_back(std::move(item));

@@ -187,11 +187,13 @@ class Link {
     FrameHeader header;
     Outgoing* frame = nullptr;  // null: `copy`
     std::string copy;
-    std::size_t sent = 0;     // of header, bytes and tag
-    std::size_t covered = 0;  // by the tag, of header and bytes
+    std::size_t left_out = 0;  // bytes before those in `copy`, which have gone
+    std::size_t sent = 0;      // of header, bytes and tag
+    std::size_t covered = 0;   // by the tag, of header and bytes; never behind `sent` where there is one
     net::FrameMac::Tag tag;
-    const std::byte* data() const noexcept {
-      return frame != nullptr ? frame->data : reinterpret_cast<const std::byte*>(copy.data());
+    /// From there on, in bytes of the frame.
+    const std::byte* data(std::size_t at) const noexcept {
+      return frame != nullptr ? frame->data + at : reinterpret_cast<const std::byte*>(copy.data()) + (at - left_out);
     }
     bool tagged() const noexcept { return tcp::tagged(header); }
     FrameKind kind() const noexcept { return kind_of(header); }

@@ -175,6 +175,29 @@ TEST_P(TcpTransportTest, EndingReachesPeersAlsoInTheMidstOfAFrameAndTouchesNoMem
   EXPECT_FALSE(in.done);
 }
 
+// What had gone is not sent again, and the rest comes from a copy.
+TEST_P(TcpTransportTest, APeerThatHasNotEndedGetsTheWholeFrameBeforeTheEnd) {
+  Ranks ranks(2, GetParam());
+  auto data = pattern(40000000, 1);
+  const auto expected = data;
+  std::vector<std::byte> room(data.size());
+  Outgoing out;
+  Incoming in;
+  fill(out, 1, 0, data);
+  fill(in, 0, 0, room);
+  ranks[0].send(out);
+  ranks[1].receive(in);
+  ASSERT_TRUE(ranks.drive_until([&] { return in.bytes > 0; }));
+  for (int i = 0; i < 3; ++i) ranks[0].progress();
+  EXPECT_FALSE(out.done);
+  ranks[0].end("enough");
+  EXPECT_TRUE(out.done);
+  std::fill(data.begin(), data.end(), std::byte{0});  // the owner's again
+  ASSERT_TRUE(ranks.drive_until([&] { return in.done.load() && !ranks.heard[1].ended.empty(); }));
+  EXPECT_EQ(room, expected);
+  EXPECT_EQ(ranks.heard[1].ended.front(), "0:enough");
+}
+
 TEST_P(TcpTransportTest, APeerWithAnotherSecretIsNoPeer) {
   Ranks ranks(2, GetParam(), {"one", "other"});
   ranks[0].message(1, 0, "let me in");
