@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Callable, Optional
 
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 import torch
 from cohort.errors import InvalidArgument
@@ -51,18 +52,19 @@ class Normalize(torch.autograd.Function):
 
         means, squares, counts = all_ranks[:, :channels], all_ranks[:, channels:-1], all_ranks[:, -1:]
         total = counts.sum()
-        if total <= 1:
+        if total == 1:
             raise ValueError(f"{ranks.name}: more than one value per channel is needed in training, over all ranks")
-        mean = (means * counts).sum(0) / total
+        empty = not total  # on all ranks: as torch's of an empty batch, an empty result and no new statistics
+        mean = (means * counts).sum(0) / total.clamp_min(1)
         squared = (squares + counts * (means - mean).square()).sum(0)
-        if running_mean is not None and running_var is not None:
+        if running_mean is not None and running_var is not None and not empty:
             running_mean.lerp_(mean.to(running_mean.dtype), factor)
             running_var.lerp_((squared / (total - 1)).to(running_var.dtype), factor)
 
-        mean, inverse = mean.to(wide), (squared / total + eps).rsqrt().to(wide)
+        mean, inverse = mean.to(wide), (squared / total.clamp_min(1) + eps).rsqrt().to(wide)
         normal = (x - _like_channels(mean, x)) * _like_channels(inverse, x)
         ctx.save_for_backward(normal, inverse, weight)
-        ctx.total, ctx.ranks, ctx.dtype = float(total), ranks, input.dtype
+        ctx.total, ctx.ranks, ctx.dtype = max(float(total), 1.0), ranks, input.dtype
         result = normal if weight is None else normal * _like_channels(weight.to(wide), x)
         if bias is not None:
             result = result + _like_channels(bias.to(wide), x)
@@ -105,15 +107,50 @@ class OverRanks(_BatchNorm):
             raise ValueError(f"{type(self).__name__}: at least 2 dimensions are needed, (N, C, ...), not {input.dim()}")
 
 
+# What their forward does is known.
+_ORDINARY = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm, OverRanks)
+
+
+def _is_converted(name: str, module: torch.nn.Module, kind: type) -> bool:
+    if not isinstance(module, _BatchNorm) or isinstance(module, kind):
+        return False
+    which = type(module).__name__ + (f" '{name}'" if name else "")
+    if isinstance(module, LazyModuleMixin):
+        raise InvalidArgument(f"{which} has no channels yet -- run one forward of the module before it is converted")
+    known = (one for one in type(module).__mro__ if one in (*_ORDINARY, _BatchNorm) or issubclass(one, OverRanks))
+    theirs = next(known)
+    own = type(module).forward is not theirs.forward or "forward" in module.__dict__
+    if own or module._modules:
+        raise InvalidArgument(
+            f"{which} does more than normalize, which would be lost: its {'forward' if own else 'parts'} is not that of torch's "
+            "batch normalization -- replace it by hand, or by an ordinary one and a module with what it does besides"
+        )
+    return True
+
+
 def replaced(module: torch.nn.Module, kind: type, make: Callable[[_BatchNorm], OverRanks]) -> torch.nn.Module:
-    """The module with what `make` makes, of this kind, in the place of each batch normalization in it, with its parameters and
-    statistics."""
-    result = module
-    if isinstance(module, _BatchNorm) and not isinstance(module, kind):
-        result = make(module)
-        result._parameters.update(module._parameters)
-        result._buffers.update(module._buffers)
-        result.training = module.training
-    for name, child in module.named_children():
-        result.add_module(name, replaced(child, kind, make))
+    """The module with what `make` makes, of this kind, in the place of each batch normalization in it, with its parameters,
+    statistics and hooks. One that stands in several places stays one. Raises InvalidArgument, before anything is changed,
+    for one that cannot be replaced without losing something."""
+    made: dict[torch.nn.Module, torch.nn.Module] = {}
+    for name, part in module.named_modules():
+        if _is_converted(name, part, kind):
+            made[part] = _like(make(part), part)
+    for part in list(module.modules()):
+        for name, child in part._modules.items():
+            if child in made:
+                part._modules[name] = made[child]
+    return made.get(module, module)
+
+
+def _like(result: OverRanks, module: torch.nn.Module) -> OverRanks:
+    for name, value in module.__dict__.items():
+        # Hooks and their kinds as they are, so that handles go on removing them.
+        if "_hooks" in name or name in ("training", "_is_full_backward_hook", "_non_persistent_buffers_set"):
+            result.__dict__[name] = value
+        else:
+            result.__dict__.setdefault(name, value)
+    for mine, theirs in (result._parameters, module._parameters), (result._buffers, module._buffers):
+        mine.clear()
+        mine.update(theirs)
     return result

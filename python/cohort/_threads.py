@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
-from cohort import _core
+from cohort import _core, _world
 from cohort._core import Communicator
 from cohort.errors import InvalidArgument
 
@@ -17,7 +17,8 @@ def run_on_threads(function: Callable[..., Any], threads: int, args: Sequence[An
     """Calls `function(world, *args, **kwargs)` on so many threads, each of them a rank; returns what each returned, by
     rank of this process.
 
-    world     that rank's Communicator, good until the function returns; `cohort.world()` is not concerned
+    world     that rank's Communicator, good until the function returns, and the default world of its thread meanwhile:
+              cohort.rank(), cohort.world() and whatever takes `comm` go by it
     across    the world of this process, with one rank for each process: process P's threads are then ranks P * threads to
               P * threads + threads - 1 of one world. So one task for each node of Slurm fills its node with threads. All
               processes call it, with the same number. None: this process alone
@@ -25,12 +26,16 @@ def run_on_threads(function: Callable[..., Any], threads: int, args: Sequence[An
 
     The first exception ends the world, and is raised here once all threads have ended; others are told its text
     (Aborted). An interrupt does so, too. Python code of threads runs in turn; what torch and Cohort compute does not.
-    torch's generator of random numbers on the CPU is one for all threads. Raises InvalidArgument for a number below 1,
-    Mismatch where processes give different ones, Unavailable where they are on several hosts and have no secret.
+    torch's generator of random numbers on the CPU is one for all threads. A thread that the function starts is no rank:
+    what asks for the default world there is refused (InvalidArgument), so it is to be given `world`. Raises
+    InvalidArgument for a number below 1, Mismatch where processes give different ones, Unavailable where they are on
+    several hosts and have no secret.
     """
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise InvalidArgument(f"run_on_threads: {threads!r} threads -- give a number from 1")
-    return _Run(function, args, kwargs or {}, _core.form_thread_world(threads, timeout, across)).results()
+    run = _Run(function, args, kwargs or {}, _core.form_thread_world(threads, timeout, across))
+    with _world.threads_run():
+        return run.results()
 
 
 class _Run:
@@ -43,8 +48,10 @@ class _Run:
     def rank(self, number: int) -> None:
         try:
             world = self.worlds[number]
-            self.returned[number] = self.function(world, *self.args, **self.kwargs)
-            world.leave(reason=f"the function of rank {world.rank()} has returned")
+            with _world.thread_is_rank(world):
+                self.returned[number] = self.function(world, *self.args, **self.kwargs)
+            if not world.has_left:
+                world.leave(reason=f"the function of rank {world.rank()} has returned")
         except BaseException as error:
             with self.lock:
                 first, self.failed = self.failed is None, self.failed or error

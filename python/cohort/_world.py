@@ -1,7 +1,8 @@
 """This process's default world: `init` forms it, `shutdown` leaves it, the process's end leaves every world.
 
-Any thread may call. A forked child may ask who its parent is; `shutdown` there forgets the parent's world without
-touching it.
+Any thread may call. On a thread of `run_on_threads` the default world is that thread's; while such threads run, another
+thread of the process has none, since nothing says whose it would be. A forked child may ask who its parent is;
+`shutdown` there forgets the parent's world without touching it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from cohort.errors import InvalidArgument, Unavailable
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs milliseconds to import
     import datetime
-    from typing import Callable, Optional, Union
+    from typing import Callable, Iterator, Optional, Union
 
     Seconds = Union[float, datetime.timedelta]
 
 _lock = threading.RLock()
 _world: Communicator | None = None
+_own = threading.local()  # `world`: of a thread that is a rank
+_running = 0  # calls of run_on_threads
 # What uses the default world in the background, and has to end before it does.
 before_shutdown: list[Callable[[], None]] = []
 
@@ -109,8 +112,59 @@ def _own_program() -> str:
     return f"{os.path.basename(path)} ({len(content)} bytes, crc {binascii.crc32(content):08x})"
 
 
+@contextlib.contextmanager
+def threads_run() -> Iterator[None]:
+    """Threads are ranks meanwhile."""
+    global _running
+    with _lock:
+        _running += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _running -= 1
+
+
+@contextlib.contextmanager
+def thread_is_rank(world: Communicator) -> Iterator[None]:
+    """Of that world, which is this thread's default world meanwhile."""
+    _own.world = world
+    try:
+        yield
+    finally:
+        del _own.world
+
+
+def rank_thread() -> Communicator | None:
+    """The world of which this thread is a rank, if it is a thread of `run_on_threads`."""
+    own: Communicator | None = getattr(_own, "world", None)
+    return own
+
+
+def _world_of_thread() -> Communicator | None:
+    """The same. Raises InvalidArgument on another thread while such threads run."""
+    own = rank_thread()
+    if own is None and _running:
+        raise InvalidArgument(
+            f"the thread '{threading.current_thread().name}' is no rank, and threads of run_on_threads are ranks of this process "
+            "now, so there is no default world here -- give this thread the Communicator of the rank that it works for, and "
+            "what takes `comm` that"
+        )
+    return own
+
+
+def refuse_on_threads(what: str) -> None:
+    """Raises InvalidArgument on a thread that is a rank, for what knows processes alone."""
+    if rank_thread() is not None:
+        raise InvalidArgument(
+            f"{what}: this thread is a rank of run_on_threads, and Horovod's interface has one rank for each process -- use "
+            "cohort.rank(), cohort.world() and cohort.nn.DistributedDataParallel here, or start the ranks as processes"
+        )
+
+
 def init(init_method: str = "", **options: object) -> None:
-    """Forms this process's default world, with the arguments of `join`. Does nothing where there is one already.
+    """Forms this process's default world, with the arguments of `join`. Does nothing where there is one already, as on a
+    thread of `run_on_threads`.
 
     Raises InvalidArgument if there is one and arguments are given: they could not be heeded.
     """
@@ -123,6 +177,10 @@ def init(init_method: str = "", **options: object) -> None:
                     "effect -- call cohort.shutdown() before, or cohort.join(...) for another world"
                 )
             return
+        if rank_thread() is not None:
+            raise InvalidArgument(
+                "init: this thread has left the world of run_on_threads that it was a rank of, and gets no other"
+            )
         _world = join(init_method, **options)  # type: ignore[arg-type]
 
 
@@ -132,9 +190,15 @@ init.__wrapped__ = join  # type: ignore[attr-defined]  # help() shows its argume
 def shutdown() -> None:
     """Leaves the default world, once its unfinished operations have ended; a KeyboardInterrupt aborts those.
 
-    Does nothing where there is none. `init` may be called again, as often as one likes.
+    Does nothing where there is none. `init` may be called again, as often as one likes. On a thread of `run_on_threads` it
+    leaves that thread's world.
     """
     global _world
+    own = rank_thread()
+    if own is not None:
+        if not own.has_left:
+            own.leave(reason=f"rank {own.rank()} has shut down")
+        return
     with _lock:
         if _world is not None:
             for end in before_shutdown:
@@ -145,21 +209,25 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether there is a default world. True in a forked child too: there it says who the parent is."""
-    world = _world
+    """Whether there is a default world. True in a forked child too: there it says who the parent is. Raises InvalidArgument
+    as `world` does on a thread that is no rank while threads of `run_on_threads` are."""
+    own = _world_of_thread()
+    world = own if own is not None else _world
     return world is not None and not world.has_left
 
 
 def world() -> Communicator:
-    """The default world. Raises InvalidArgument (a ValueError) before `init` and after `shutdown`."""
-    world = _world
+    """The default world; on a thread of `run_on_threads` that thread's. Raises InvalidArgument (a ValueError) before `init` and
+    after `shutdown`, and while threads are ranks on a thread that is none."""
+    own = _world_of_thread()
+    world = own if own is not None else _world
     if world is None or world.has_left:
         raise InvalidArgument("this process belongs to no world -- call cohort.init() first")
     return world
 
 
 def rank() -> int:
-    """This process's number in the default world, from 0."""
+    """This process's (or thread's) number in the default world, from 0."""
     return world().rank()
 
 
@@ -211,8 +279,10 @@ def _at_exit() -> None:
 
 def _after_fork() -> None:
     # Another thread of the parent may have held it; here there is none that could give it back.
-    global _lock
+    global _lock, _running
     _lock = threading.RLock()
+    if rank_thread() is None:
+        _running = 0  # the ranks are the parent's
 
 
 atexit.register(_at_exit)

@@ -29,6 +29,7 @@ import weakref
 
 from cohort import _world
 from cohort._core import Metrics, Progress, RunRecord as _RunRecord, add_span, plot, traced
+from cohort.errors import InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,6 +125,15 @@ def log(step: int, *, reduce: str | None = None, **values: Any) -> None:
     the record cannot be made.
     """
     global _own, _shared
+    own = _world.rank_thread()
+    if own is not None:
+        if reduce is not None:
+            raise InvalidArgument(
+                f"track.log(reduce={reduce!r}): on a thread of run_on_threads values are not reduced -- log what "
+                "cohort.metrics.average gives"
+            )
+        if own.rank() != 0:
+            return
     metrics = _own if reduce is None else _shared
     if metrics is None:
         if reduce is not None and not _world.is_initialized():

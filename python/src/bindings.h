@@ -212,6 +212,7 @@ void bind_checkpoints(pybind11::module_& module);
 void bind_track(pybind11::module_& module);
 /// What reduces gradients.
 void bind_gradients(pybind11::module_& module);
+void bind_slots(pybind11::module_& module);
 void bind_process(pybind11::module_& module);
 /// What an elastic training consists of.
 void bind_elastic(pybind11::module_& module);

@@ -429,8 +429,10 @@ void bind_gradients(py::module_& module) {
       .def_property_readonly("has_forward", accumulation([](core::Accumulation& all) { return all.has_forward(); }))
       .def("enter_no_sync", accumulation([](core::Accumulation& all) { all.enter_no_sync(); }))
       .def("leave_no_sync", accumulation([](core::Accumulation& all) { all.leave_no_sync(); }))
-      .def("add_forward", [](GradientReducer& self, std::optional<std::int64_t> declared,
-                             std::optional<std::int64_t> rows) { self.core().add_forward(declared, rows); })
+      .def("add_forward",
+           [](GradientReducer& self, std::optional<std::int64_t> declared, std::optional<std::int64_t> rows,
+              std::optional<std::uint64_t> batch) { self.core().add_forward(declared, rows, batch); })
+      .def_property_readonly("wants_batch", [](GradientReducer& self) { return self.core().wants_batch(); })
       .def_property_readonly("in_backward", [](GradientReducer& self) { return self.core().in_backward(); })
       .def("prepare_synchronising_pass", [](GradientReducer& self) { self.core().prepare_synchronising_pass(); })
       .def("require_whole", [](GradientReducer& self) { self.core().require_whole(); })

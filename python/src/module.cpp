@@ -153,6 +153,7 @@ PYBIND11_MODULE(_core, module) {
   bind_checkpoints(module);
   bind_track(module);
   bind_gradients(module);
+  bind_slots(module);
   bind_process(module);
   bind_ps(module);
   bind_elastic(module);

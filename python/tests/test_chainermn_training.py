@@ -16,6 +16,7 @@ from cohort.metrics import Averages, Mean
 
 if torch is not None:
     from cohort import chainermn
+    from cohort._batch_norm import replaced
     from cohort.chainermn.extensions import AllreducePersistent
 
 
@@ -649,6 +650,41 @@ class BatchNormalization(Case):
         self.assertIsInstance(chainermn.create_mnbn_model(model[1][0], self.comm, "mpi"), chainermn.MultiNodeBatchNormalization)
         with self.assertRaisesRegex(ValueError, "momentum"):
             chainermn.create_mnbn_model(torch.nn.BatchNorm1d(3, momentum=None), self.comm)
+
+    def test_create_mnbn_model_loses_nothing(self):
+        class Activated(torch.nn.BatchNorm1d):
+            def forward(self, x):
+                return torch.relu(super().forward(x))
+
+        class Named(torch.nn.BatchNorm1d):
+            pass
+
+        with self.assertRaisesRegex(ValueError, "Activated '1' does more than normalize"):
+            chainermn.create_mnbn_model(torch.nn.Sequential(torch.nn.BatchNorm1d(3), Activated(3)), self.comm)
+        with self.assertRaisesRegex(ValueError, "LazyBatchNorm1d '0' has no channels yet"):
+            replaced(torch.nn.Sequential(torch.nn.LazyBatchNorm1d()), chainermn.MultiNodeBatchNormalization, None)
+        shared = Named(3)
+        calls = []
+        shared.register_forward_hook(lambda _module, _args, output: calls.append(1) or output + 1)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), shared, torch.nn.Sequential(shared), shared).eval()
+        made = chainermn.create_mnbn_model(model, self.comm)
+        self.assertIsInstance(made[1], chainermn.MultiNodeBatchNormalization)
+        self.assertIs(made[1], made[2][0])
+        self.assertIs(made[1], made[3])
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(made(x), model(x))
+        self.assertEqual(len(calls), 6)
+
+    def test_a_batch_without_samples_on_any_rank(self):
+        layer, reference = chainermn.MultiNodeBatchNormalization(3, self.comm), torch.nn.BatchNorm1d(3)
+        for module in layer, reference:
+            x = torch.zeros(0, 3, requires_grad=True)
+            got = module(x)
+            got.sum().backward()
+            self.assertEqual((got.shape, x.grad.shape), ((0, 3), (0, 3)))
+            self.assertEqual(module.running_mean.tolist() + module.running_var.tolist(), [0.0] * 3 + [1.0] * 3)
+            self.assertEqual(int(module.num_batches_tracked), 1)
+            self.assertEqual(module.weight.grad.tolist() + module.bias.grad.tolist(), [0.0] * 6)
 
 
 if __name__ == "__main__":

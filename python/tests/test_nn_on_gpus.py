@@ -25,7 +25,7 @@ def model_of(device, wide=False):
     return torch.nn.Sequential(*layers[:1], torch.nn.BatchNorm1d(layers[0].out_features), *layers[1:]).to(device)
 
 
-def train(device, steps=4, samples=None, wide=False, **options):
+def train(device, steps=4, samples=None, wide=False, moves=False, **options):
     model = model_of(device, wide)
     if samples is not None:
         options["samples"] = len
@@ -38,6 +38,9 @@ def train(device, steps=4, samples=None, wide=False, **options):
         optimizer.zero_grad()
         parallel(x).pow(2).mean().backward()
         optimizer.step()
+        if moves:  # as for a checkpoint
+            model.cpu()
+            model.to(device)
     return model, parallel
 
 
@@ -56,6 +59,9 @@ class OnGpus(unittest.TestCase):
         self.assert_alike(model, train("cpu")[0])
         parallel.sync_buffers()
         parallel.require_same_parameters()
+
+    def test_a_model_that_is_moved_there_and_back(self):
+        self.assert_alike(train("cuda", moves=True)[0], train("cpu")[0])
 
     def test_weights_are_samples(self):
         before = cuda_support.operations_of_nccl()

@@ -5,9 +5,11 @@ import threading
 import unittest
 
 import cohort
+import cohort.metrics
 from support import torch
 
 if torch is not None:
+    import cohort.data
     import torch.nn.functional as F
     from torch import nn
 
@@ -83,6 +85,84 @@ class Threads(unittest.TestCase):
         for parameters in cohort.run_on_threads(learn, 3, (whole,)):
             for one, other in zip(parameters, expected):
                 torch.testing.assert_close(one, other)
+
+
+class DefaultWorld(unittest.TestCase):
+    """What asks for the default world on a thread that is a rank is given that thread's."""
+
+    def test_of_who_i_am_and_what_is_reduced(self):
+        def what(world):
+            averages = cohort.metrics.Averages(["v"])
+            averages.add("v", world.rank() + 1.0)
+            sampler = cohort.data.DistributedSampler(8)
+            self.assertIs(cohort.world(), world)
+            self.assertTrue(cohort.is_initialized())
+            cohort.init()  # there is one
+            return (cohort.rank(), cohort.size(), averages.reduce()["v"].value, cohort.metrics.average(float(world.rank())).value,
+                    sampler.num_replicas, sampler.rank)  # fmt: skip
+
+        self.assertEqual(cohort.run_on_threads(what, 2), [(rank, 2, 1.5, 0.5, 2, rank) for rank in range(2)])
+        self.assertEqual(cohort.world().size(), cohort.size())
+
+    @unittest.skipIf(torch is None, "needs torch")
+    def test_of_training(self):
+        import cohort.chainermn
+
+        def train(world):
+            net = nn.Linear(4, 1)
+            model = cohort.nn.DistributedDataParallel(net)
+            model(torch.full((8, 4), world.rank() + 1.0)).sum().backward()
+            comm = cohort.chainermn.create_communicator("naive")
+            cohort.nn.require_same_parameters(net.named_parameters())
+            return net.weight.grad[0, 0].item(), comm.size, comm.rank
+
+        self.assertEqual(cohort.run_on_threads(train, 2), [(12.0, 2, 0), (12.0, 2, 1)])
+        got = cohort.run_on_threads(train, 2, across=cohort.world())
+        first, count = 2 * cohort.rank(), 2 * cohort.size()
+        self.assertEqual(got, [(4.0 * (count + 1), count, first + thread) for thread in range(2)])
+
+    def test_another_thread_is_refused(self):
+        def what(world):
+            refused = []
+
+            def ask():
+                for call in cohort.world, cohort.rank, cohort.is_initialized, lambda: cohort.data.DistributedSampler(8):
+                    try:
+                        call()
+                    except cohort.InvalidArgument as error:
+                        refused.append(str(error))
+
+            thread = threading.Thread(target=ask, name="helper")
+            thread.start()
+            thread.join()
+            return refused
+
+        for refused in cohort.run_on_threads(what, 2):
+            self.assertEqual(len(refused), 4)
+            self.assertIn("'helper' is no rank", refused[0])
+        self.assertTrue(cohort.is_initialized())
+
+    def test_leaving_is_of_the_thread(self):
+        def what(world):
+            cohort.shutdown()
+            self.assertFalse(cohort.is_initialized())
+            with self.assertRaisesRegex(cohort.InvalidArgument, "has left the world"):
+                cohort.init()
+            return world.has_left
+
+        self.assertEqual(cohort.run_on_threads(what, 2), [True, True])
+        self.assertTrue(cohort.is_initialized())
+
+    @unittest.skipIf(torch is None, "needs torch")
+    def test_horovods_interface_is_refused(self):
+        import cohort.torch as hvd
+
+        def what(_world):
+            for call in hvd.init, hvd.rank, lambda: hvd.allreduce(torch.ones(1)):
+                with self.assertRaisesRegex(ValueError, "rank of run_on_threads"):
+                    call()
+
+        cohort.run_on_threads(what, 2)
 
 
 class Across(unittest.TestCase):

@@ -1,5 +1,6 @@
 #include "base/env.h"
 #include "base/result.h"
+#include "torch/module_slots.h"
 #include "torch/reducer.h"
 #include "train/gradients/ranks.h"
 #include "train/gradients/shares.h"
@@ -13,7 +14,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <functional>
+#include <string_view>
 #include <unordered_set>
 
 namespace cohort::nn {
@@ -91,6 +95,25 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
   return contents;
 }
 
+// Elements of a batch's tensor that are looked at, evenly spread where it has more.
+constexpr std::int64_t kDigested = std::int64_t{1} << 22;
+
+// Of the dense tensors in it, if there is one.
+std::optional<std::uint64_t> digest_of(const std::vector<at::Tensor>& batch) {
+  const at::NoGradGuard no_grad;
+  std::optional<std::uint64_t> digest;
+  for (const at::Tensor& tensor : batch) {
+    if (tensor.layout() != at::kStrided || !(tensor.is_cpu() || tensor.is_cuda()) || tensor.numel() == 0) continue;
+    const std::int64_t step = tensor.numel() / kDigested + 1;
+    const at::Tensor flat = tensor.detach().reshape({-1}).slice(0, 0, tensor.numel(), step).cpu().contiguous();
+    const std::string_view bytes(static_cast<const char*>(flat.data_ptr()), flat.nbytes());
+    const std::string shape = fmt::format("{} {}", at::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), " "));
+    for (const std::uint64_t part : {std::hash<std::string_view>{}(shape), std::hash<std::string_view>{}(bytes)})
+      digest = (std::rotl(digest.value_or(0), 5) ^ part) * 0x9E3779B97F4A7C15ULL;
+  }
+  return digest;
+}
+
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------- no_sync
@@ -99,15 +122,22 @@ NoSyncGuard::NoSyncGuard(std::shared_ptr<Reducer> reducer) : reducer_(std::move(
   reducer_->core().accumulation().enter_no_sync();
 }
 NoSyncGuard::~NoSyncGuard() {
-  if (reducer_) reducer_->core().accumulation().leave_no_sync();
+  if (!reducer_) return;
+  std::shared_ptr<Reducer> now = reducer_;
+  while (std::shared_ptr<Reducer> next = now->successor()) now = std::move(next);
+  now->core().accumulation().leave_no_sync();
 }
 
 // ------------------------------------------------------------------------------------------------- core
 
-// How often a walk through the module looks whether its parameters are those that were wrapped.
-constexpr std::int64_t kStepsBetweenWalks = 64;
-
 struct DataParallelCore::State {
+  State() = default;
+  ~State() {
+    if (reducer) reducer->after_backward(nullptr);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
   std::shared_ptr<torch::nn::Module> module;
   Communicator comm;
   DistributedDataParallelOptions options;
@@ -116,6 +146,8 @@ struct DataParallelCore::State {
   bool sampler_moves = false;
   std::optional<std::int64_t> local_cursor;  // the same, of a forward in no_sync
   std::vector<NamedParameter> frozen;
+  Slots parameter_slots;
+  Slots buffer_slots;
   std::vector<at::Tensor> everything;   // parameters and buffers
   std::size_t parameters = 0;           // of these
   std::vector<NamedTensor> named;       // the same, with their names
@@ -129,7 +161,12 @@ struct DataParallelCore::State {
   CommHook hook;
 
   void attach();
+  void take_buffers(const std::vector<at::Tensor>& tensors);
+  void take_buffers_again_if_changed();
+  bool parameters_changed() const;
+  bool any_unfrozen() const;
   void attach_again_if_changed();
+  void refuse_what_came_too_late();
   std::optional<std::int64_t> declared_samples(const std::vector<at::Tensor>& inputs);
   std::int64_t samples_of_batch();
   void begin_synchronising_pass();
@@ -142,13 +179,9 @@ void DataParallelCore::State::attach() {
   Contents contents = contents_of(*module, options);
   const std::shared_ptr<gradients::Ranks> ranks = gradients::ranks_of(comm);
   gradients::require_same_on_all_ranks(*ranks, contents.description, "DistributedDataParallel");
-  buffers.clear();
-  gpu_buffers.clear();
-  buffer_bytes = 0;
-  for (const at::Tensor& buffer : contents.buffers) {
-    (buffer.is_cuda() ? gpu_buffers : buffers).push_back(buffer);
-    if (!buffer.is_cuda()) buffer_bytes += buffer.nbytes();
-  }
+  take_buffers(contents.buffers);
+  parameter_slots.clear();
+  visit_parameters(*module, [this](const at::Tensor& parameter) { parameter_slots.take(parameter); });
   parameters = contents.parameters.size();
   everything = std::move(contents.parameters);
   everything.insert(everything.end(), contents.buffers.begin(), contents.buffers.end());
@@ -157,49 +190,103 @@ void DataParallelCore::State::attach() {
   broadcast_parameters(comm, everything);
   std::shared_ptr<gradients::Shards> shards;
   if (options.sharding != Sharding::None) shards = std::make_shared<gradients::Shards>(comm, options.sharding);
-  if (buffer_bytes > 0) staged_buffers = comm.allocate(buffer_bytes);
   std::int64_t steps = 0;
   ReducerStats stats;
   std::map<std::string, std::vector<float>> residuals;
   bool last_step_refused = false;
+  gradients::Accumulation accumulation;
+  const std::weak_ptr<Reducer> before = reducer;
   if (reducer) {
     last_step_refused = reducer->core().last_step_refused();
     steps = reducer->core().progress();
     stats = reducer->core().stats();
     for (const auto& [name, values] : reducer->core().residuals()) residuals[name].assign(values.begin(), values.end());
-    reducer.reset();  // and its hooks with it
+    accumulation = reducer->core().accumulation();
+    reducer->after_backward(nullptr);
+    reducer->detach();
+    reducer.reset();
   }
   reducer = std::make_shared<Reducer>(ranks, contents.trained, options, std::move(shards));
   if (hook) reducer->use_hook(hook, comm);
   reducer->attach();
   reducer->core().go_on_from(steps, stats, residuals, last_step_refused);
+  reducer->core().accumulation() = accumulation;
+  reducer->after_backward([this] { refuse_what_came_too_late(); });
+  if (const std::shared_ptr<Reducer> held = before.lock()) held->succeed_by(reducer);
 }
 
-// A parameter that is trained now and was not, or took another's place, has no hooks: its gradient would not be
-// averaged, without a word. What is unfrozen is seen at once, what is replaced within 64 steps.
-void DataParallelCore::State::attach_again_if_changed() {
-  const auto unfrozen = std::find_if(frozen.begin(), frozen.end(),
-                                     [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); });
-  bool changed = unfrozen != frozen.end();
-  if (!changed && reducer->core().progress() % kStepsBetweenWalks == 1) {
-    std::unordered_set<const void*> wrapped;
-    for (std::size_t i = 0; i < parameters; ++i) wrapped.insert(everything[i].unsafeGetTensorImpl());
-    for (const at::Tensor& parameter : module->parameters()) {
-      changed = changed || (parameter.defined() && wrapped.count(parameter.unsafeGetTensorImpl()) == 0);
-    }
+void DataParallelCore::State::take_buffers(const std::vector<at::Tensor>& tensors) {
+  buffer_slots.clear();
+  visit_buffers(*module, [this](const at::Tensor& buffer) { buffer_slots.take(buffer); });
+  buffers.clear();
+  gpu_buffers.clear();
+  buffer_bytes = 0;
+  for (const at::Tensor& buffer : tensors) {
+    (buffer.is_cuda() ? gpu_buffers : buffers).push_back(buffer);
+    if (!buffer.is_cuda()) buffer_bytes += buffer.nbytes();
   }
-  if (!changed) return;
+  staged_buffers = buffer_bytes > 0 ? comm.allocate(buffer_bytes) : Memory();
+}
+
+void DataParallelCore::State::take_buffers_again_if_changed() {
+  if (!buffer_slots.changed([this](const auto& visit) { visit_buffers(*module, visit); })) return;
+  everything.resize(parameters);
+  named.resize(parameters);
+  std::unordered_set<const void*> seen;
+  for (const at::Tensor& parameter : everything) seen.insert(parameter.unsafeGetTensorImpl());
+  for (const auto& item : module->named_buffers(/*recurse=*/true)) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    everything.push_back(tensor);
+    named.push_back({"buffer '" + item.key() + "'", tensor});
+  }
+  take_buffers({everything.begin() + static_cast<std::ptrdiff_t>(parameters), everything.end()});
+}
+
+bool DataParallelCore::State::parameters_changed() const {
+  return parameter_slots.changed([this](const auto& visit) { visit_parameters(*module, visit); });
+}
+
+bool DataParallelCore::State::any_unfrozen() const {
+  return std::any_of(frozen.begin(), frozen.end(),
+                     [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); });
+}
+
+// What is trained now and was not, has taken another's place or has another type cannot be averaged as it is, without a
+// word.
+void DataParallelCore::State::attach_again_if_changed() {
+  if (!any_unfrozen() && !parameters_changed() && reducer->look_at_parameters()) return;
   if (options.sharding != Sharding::None) {
-    raise(ErrorCode::InvalidArgument,
-          "DistributedDataParallel: parameters were unfrozen or replaced, and with Sharding they are fixed -- wrap the "
-          "module again, and make its optimizer anew");
+    raise(
+        ErrorCode::InvalidArgument,
+        "DistributedDataParallel: parameters were unfrozen, added, replaced or cast, and with Sharding they are fixed "
+        "-- wrap the module again, and make its optimizer anew");
   }
   if (reducer->core().accumulation().has_forward()) {
     raise(ErrorCode::InvalidArgument,
-          "DistributedDataParallel: parameters were unfrozen or replaced between a forward and its reduction -- do it "
-          "after a step, before the next forward");
+          "DistributedDataParallel: parameters were unfrozen, added, replaced or cast between a forward and its "
+          "reduction -- do it after a step, before the next forward");
   }
   attach();
+}
+
+// At the end of a backward: what was added or unfrozen after its forward had begun was not averaged.
+void DataParallelCore::State::refuse_what_came_too_late() {
+  if (!any_unfrozen() && !parameters_changed()) return;
+  std::unordered_set<const void*> averaged;
+  for (std::size_t i = 0; i < reducer->core().parameter_count(); ++i)
+    averaged.insert(reducer->tensor_of(i).unsafeGetTensorImpl());
+  for (const auto& item : module->named_parameters(/*recurse=*/true)) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined() || !tensor.requires_grad() || !tensor.grad().defined()) continue;
+    if (averaged.count(tensor.unsafeGetTensorImpl()) != 0) continue;
+    reducer->drop_all();
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel: parameter '{}' was added or unfrozen after the forward of this backward had begun, "
+          "so rank {}'s gradient of it is its own -- do it before the forward, or run a forward that makes parameters "
+          "in no_grad mode before wrapping",
+          item.key(), comm.rank());
+  }
 }
 
 std::int64_t DataParallelCore::State::samples_of_batch() {
@@ -246,6 +333,7 @@ void DataParallelCore::State::require_same_parameters(std::size_t tensors) {
 // All buffers in one broadcast, as bytes. Every rank packs its own: if rank 0 has joined, the lowest active one's are
 // sent. A GPU's go where they lie.
 void DataParallelCore::State::broadcast_buffers() {
+  take_buffers_again_if_changed();
   if (comm.size() == 1) return;
   if (!gpu_buffers.empty()) broadcast_parameters(comm, gpu_buffers);
   if (buffer_bytes == 0) return;
@@ -343,12 +431,14 @@ bool DataParallelCore::before_forward(const std::vector<at::Tensor>& inputs) {
   const std::optional<std::int64_t> declared = state_->declared_samples(inputs);
   std::optional<std::int64_t> rows;
   if (!inputs.empty() && inputs.front().dim() > 0) rows = inputs.front().size(0);
+  const std::optional<std::uint64_t> batch = core.wants_batch() ? digest_of(inputs) : std::nullopt;
   if (core.accumulation().in_no_sync()) {
     core.require_whole();
+    state_->attach_again_if_changed();
   } else {
     state_->begin_synchronising_pass();
   }
-  state_->reducer->core().add_forward(declared, rows);
+  state_->reducer->core().add_forward(declared, rows, batch);
   return true;
 }
 

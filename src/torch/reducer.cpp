@@ -42,9 +42,12 @@ class BeforeAccumulate final : public torch::autograd::FunctionPreHook {
   BeforeAccumulate(std::weak_ptr<Reducer> reducer, std::size_t index) : reducer_(std::move(reducer)), index_(index) {}
   VariableList operator()(const VariableList& gradients) override {
     const std::shared_ptr<Reducer> reducer = reducer_.lock();
-    return reducer ? reducer->before_accumulate(index_, gradients) : gradients;
+    return reducer && !reducer->detached_ ? reducer->before_accumulate(index_, gradients) : gradients;
   }
-  bool alive() const noexcept { return !reducer_.expired(); }
+  bool alive() const noexcept {
+    const std::shared_ptr<Reducer> reducer = reducer_.lock();
+    return reducer && !reducer->detached_;
+  }
 
  private:
   std::weak_ptr<Reducer> reducer_;
@@ -55,7 +58,8 @@ class AfterAccumulate final : public torch::autograd::FunctionPostHook {
  public:
   AfterAccumulate(std::weak_ptr<Reducer> reducer, std::size_t index) : reducer_(std::move(reducer)), index_(index) {}
   VariableList operator()(const VariableList& outputs, const VariableList& /*inputs*/) override {
-    if (const std::shared_ptr<Reducer> reducer = reducer_.lock()) reducer->after_accumulate(index_);
+    const std::shared_ptr<Reducer> reducer = reducer_.lock();
+    if (reducer && !reducer->detached_) reducer->after_accumulate(index_);
     return outputs;
   }
 
@@ -107,7 +111,7 @@ Reducer::Reducer(std::shared_ptr<gradients::Ranks> ranks, const std::vector<Name
       core_(std::move(ranks), described(parameters), options, *this, gradients::reduce_by_average, std::move(shards)) {
   for (const NamedParameter& parameter : parameters) {
     parameters_.push_back(
-        {.name = parameter.name, .tensor = parameter.tensor, .accumulator = {}, .place = {}, .home = {}});
+        {.name = parameter.name, .tensor = parameter.tensor, .accumulator = {}, .place = {}, .bucket = {}, .home = {}});
   }
   core_.lay_out();
   if (core_.shards()) move_parameters();
@@ -125,10 +129,32 @@ void Reducer::attach() {
       }
     }
   }
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].accumulator->add_pre_hook(std::make_unique<BeforeAccumulate>(weak_from_this(), i));
-    parameters_[i].accumulator->add_post_hook(std::make_unique<AfterAccumulate>(weak_from_this(), i));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) hook_node(i);
+}
+
+void Reducer::hook_node(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  parameter.accumulator->add_pre_hook(std::make_unique<BeforeAccumulate>(weak_from_this(), index));
+  parameter.accumulator->add_post_hook(std::make_unique<AfterAccumulate>(weak_from_this(), index));
+  parameter.type = parameter.tensor.scalar_type();
+  parameter.device = parameter.tensor.device();
+}
+
+bool Reducer::look_at_parameters() {
+  bool all_as_before = true;
+  for (const Parameter& parameter : parameters_) {
+    all_as_before = all_as_before && parameter.tensor.scalar_type() == parameter.type &&
+                    parameter.tensor.device() == parameter.device;
   }
+  if (!all_as_before) return false;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    if (torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) == parameter.accumulator) continue;
+    if (!parameter.tensor.requires_grad()) continue;  // it has none until it is unfrozen
+    parameter.accumulator = torch::autograd::impl::grad_accumulator(parameter.tensor);
+    hook_node(i);
+  }
+  return true;
 }
 
 // ---------------------------------------------------------------------------------------------------- what is divided
@@ -340,14 +366,26 @@ void Reducer::take_places() {
       const auto index = static_cast<std::size_t>(bucket.members()[position]);
       Parameter& parameter = parameters_[index];
       if (bucket.place(position).data == nullptr) continue;
-      const gradients::Parameter as = described({parameter.name, parameter.tensor});
-      parameter.place = at::empty({0}, type.requires_grad(false));
-      parameter.place.set_(whole.storage(),
-                           static_cast<std::int64_t>(bucket.offset(position) / size_of(bucket.dtype())), as.sizes,
-                           as.strides);
+      parameter.bucket = whole;
+      parameter.offset = static_cast<std::int64_t>(bucket.offset(position) / size_of(bucket.dtype()));
+      make_place(parameter);
       put_in_place(index);
     }
   }
+}
+
+void Reducer::make_place(Parameter& parameter) {
+  const gradients::Parameter as = described({parameter.name, parameter.tensor});
+  parameter.place = at::empty({0}, parameter.bucket.options());
+  parameter.place.set_(parameter.bucket.storage(), parameter.offset, as.sizes, as.strides);
+  parameter.address = parameter.place.data_ptr();
+}
+
+// It is the user's `.grad()`, too, which may be given other data (set_data, a cast of the module).
+const at::Tensor& Reducer::place(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  if (parameter.place.data_ptr() != parameter.address) make_place(parameter);
+  return parameter.place;
 }
 
 bool Reducer::put_in_place(std::size_t index) {
@@ -358,17 +396,18 @@ bool Reducer::put_in_place(std::size_t index) {
     read_from_gradient(index, gradient);
     return true;
   }
-  if (lies_in(parameter.place, gradient)) return true;
+  const at::Tensor& own = place(index);
+  if (lies_in(own, gradient)) return true;
   const at::NoGradGuard no_grad;
-  assign(parameter.place, gradient.detach());
-  gradient = parameter.place;
+  assign(own, gradient.detach());
+  gradient = own;
   ++core_.stats().gradients_moved;
   return true;
 }
 
 void Reducer::give(std::size_t index) {
   if (!core_.divides_gradients()) {
-    parameters_[index].tensor.mutable_grad() = parameters_[index].place;
+    parameters_[index].tensor.mutable_grad() = place(index);
     return;
   }
   const at::NoGradGuard no_grad;
@@ -388,13 +427,13 @@ void Reducer::drop_all() {
 void Reducer::clear(std::size_t index) {
   const at::NoGradGuard no_grad;
   if (parameters_[index].place.defined()) {
-    parameters_[index].place.zero_();
+    place(index).zero_();
   } else {
     read_from_gradient(index, at::zeros_like(parameters_[index].tensor));
   }
 }
 void Reducer::keep(std::size_t index) {
-  if (!core_.divides_gradients()) kept_[index] = parameters_[index].place.detach().clone();
+  if (!core_.divides_gradients()) kept_[index] = place(index).detach().clone();
 }
 
 // As it lies, or as it would at its place.
@@ -410,7 +449,7 @@ void Reducer::read_from_gradient(std::size_t index, const at::Tensor& gradient) 
 }
 void Reducer::put_back(std::size_t index) {
   const at::NoGradGuard no_grad;
-  parameters_[index].place.copy_(kept_.at(index));
+  place(index).copy_(kept_.at(index));
 }
 
 std::vector<std::span<const std::byte>> Reducer::values_of(std::span<const int> parameters) {
@@ -452,15 +491,15 @@ bool Reducer::are_finite(std::span<const int> parameters) {
   const at::NoGradGuard no_grad;
   at::Tensor all;
   for (const int index : parameters) {
-    const at::Tensor one = at::isfinite(parameters_[static_cast<std::size_t>(index)].place).all();
+    const at::Tensor one = at::isfinite(place(static_cast<std::size_t>(index))).all();
     all = all.defined() ? all.logical_and(one) : one;
   }
   return all.item<bool>();
 }
 
 std::vector<std::byte> Reducer::copy_to_host(std::size_t index) {
-  const at::Tensor& place = parameters_[index].place;
-  const at::Tensor copy = place.detach().as_strided({place.numel()}, {1}).cpu();
+  const at::Tensor& own = place(index);
+  const at::Tensor copy = own.detach().as_strided({own.numel()}, {1}).cpu();
   const auto* const bytes = static_cast<const std::byte*>(copy.data_ptr());
   return {bytes, bytes + copy.nbytes()};
 }
@@ -493,7 +532,10 @@ bool Reducer::accumulates() const {
 
 void Reducer::call_at_end(std::shared_ptr<void> pass) {
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this(), pass = std::move(pass)] {
-    if (const std::shared_ptr<Reducer> reducer = self.lock()) reducer->core_.finish();
+    const std::shared_ptr<Reducer> reducer = self.lock();
+    if (!reducer) return;
+    reducer->core_.finish();
+    if (reducer->after_backward_) reducer->after_backward_();
   });
 }
 
@@ -523,16 +565,16 @@ VariableList Reducer::before_accumulate(std::size_t index, const VariableList& g
     ++core_.stats().gradients_written;
     return {at::Tensor()};
   }
-  const at::Tensor& place = parameter.place;
-  const bool alike = made.layout() == at::kStrided && made.device() == place.device() &&
-                     made.scalar_type() == place.scalar_type() && made.sizes() == place.sizes() &&
-                     made.strides() == place.strides();
+  const at::Tensor& own = place(index);
+  const bool alike = made.layout() == at::kStrided && made.device() == own.device() &&
+                     made.scalar_type() == own.scalar_type() && made.sizes() == own.sizes() &&
+                     made.strides() == own.strides();
   if (alike && core_.can_read(index) && !has_hooks_after(*parameter.accumulator)) {
     core_.read_from(index, made.data_ptr(), std::make_shared<const at::Tensor>(made));
   } else {
-    assign(place, made);
+    assign(own, made);
   }
-  parameter.tensor.mutable_grad() = place;
+  parameter.tensor.mutable_grad() = own;
   ++core_.stats().gradients_written;
   return {at::Tensor()};
 }

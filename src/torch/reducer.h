@@ -11,6 +11,7 @@
 
 #include <cohort/buffer.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -77,6 +78,17 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
 
   /// Hooks into autograd. Throws InvalidArgument if another living reducer has done so.
   void attach();
+  /// Its hooks do nothing any more, and another may take the parameters.
+  void detach() noexcept { detached_ = true; }
+  /// Before a forward. libtorch makes a new gradient accumulator, without hooks, when a parameter is given data of
+  /// another type or device, also there and back: those are hooked in. False: one has another type or device than when
+  /// it was wrapped.
+  bool look_at_parameters();
+  /// Called at the end of each backward that has ended well: it may refuse what that has used.
+  void after_backward(std::function<void()> check) { after_backward_ = std::move(check); }
+  /// Another reducer has taken its place; no_sync guards that hold this one mean that one.
+  void succeed_by(const std::shared_ptr<Reducer>& other) { successor_ = other; }
+  std::shared_ptr<Reducer> successor() const { return successor_.lock(); }
 
   gradients::Reducer& core() noexcept { return core_; }
   /// `comm` outlives this.
@@ -110,14 +122,22 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   struct Parameter {
     std::string name;
     at::Tensor tensor;
-    Node accumulator;          // autograd holds it only weakly, and the hooks with it
-    at::Tensor place;          // of its gradient; undefined: it is reduced from where autograd made it
-    at::Tensor home;           // where its values lie, if training state is divided
-    std::int64_t version = 0;  // of it, as autograd counts changes in place
+    Node accumulator;                  // autograd holds it only weakly, and the hooks with it
+    at::ScalarType type = at::kFloat;  // of what it was wrapped with
+    at::Device device = at::kCPU;
+    at::Tensor place;               // of its gradient; undefined: it is reduced from where autograd made it
+    const void* address = nullptr;  // of that
+    at::Tensor bucket;              // in which it lies,
+    std::int64_t offset = 0;        // and at which element
+    at::Tensor home;                // where its values lie, if training state is divided
+    std::int64_t version = 0;       // of it, as autograd counts changes in place
     std::int64_t writes = 0;
   };
 
   void move_parameters();
+  void hook_node(std::size_t index);
+  static void make_place(Parameter& parameter);
+  const at::Tensor& place(std::size_t index);
   void read_from_gradient(std::size_t index, const at::Tensor& gradient);
   VariableList before_accumulate(std::size_t index, const VariableList& gradients);
   void after_accumulate(std::size_t index);
@@ -127,6 +147,9 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   std::vector<Parameter> parameters_;
   std::vector<Piece> pieces_;
   bool has_optimizer_ = false;
+  bool detached_ = false;
+  std::weak_ptr<Reducer> successor_;
+  std::function<void()> after_backward_;
   std::map<std::size_t, at::Tensor> kept_;
   gradients::Reducer core_;
 };

@@ -184,14 +184,18 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
 /// Construction is collective. It checks that all ranks have the same model (numbers, names, shapes, types) and
 /// options, and throws Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers
 /// become rank 0's. Throws InvalidArgument if no parameter requires a gradient, or one is not dense and floating-point;
-/// they are in the host's memory or all on one GPU. Parameters that are unfrozen or replaced later are taken in by a
-/// forward: at once if unfrozen, within 64 steps if replaced; the model is compared and made equal again then.
+/// they are in the host's memory or all on one GPU. Parameters that are unfrozen, added, replaced or cast to another
+/// type later are taken in by the next forward; the model is compared and made equal again then. One that is added or
+/// unfrozen after the forward has begun, and gets a gradient in its backward, is refused there. A cast or move there
+/// and back changes nothing. Buffers may be added and replaced.
 ///
 /// The average is that of torch's DistributedDataParallel: the sum of the ranks' gradients over their number. It is the
 /// gradient of the mean over all samples where the ranks' batches are equally large and losses are means. For batches
 /// that are not, three parts can say how many samples a rank has, and gradients are weighted by that: the sampler
 /// (options.sampler), a function of the inputs (options.samples), or `set_sample_count`. Nothing is derived from
-/// shapes. A step in which the first dimension of the ranks' inputs differs, and none of the three, is logged once.
+/// shapes. A step in which the first dimension of the ranks' inputs differs, and none of the three, is logged once. So
+/// are batches of the first two steps that are the same on all ranks, as without a DistributedSampler
+/// (COHORT_LOG=batches=off silences that).
 ///
 /// Every backward that reaches a parameter outside of no_sync is averaged, whatever its graph: losses that use
 /// parameters outside of forward, penalties, a second backward through a retained graph (of as many samples as the

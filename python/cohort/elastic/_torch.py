@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cohort import _core, _optimizer_state
 from cohort._checkpoint_tensors import bare, to_entry
+from cohort._slots import Slots
 from cohort.errors import InvalidArgument
 from cohort.optim import Scaling, scale_factor
 
@@ -87,9 +88,12 @@ def add_module(state: Any, name: str, module: torch.nn.Module) -> None:
 
 
 def _add_buffers(state: Any, name: str, module: torch.nn.Module) -> None:
-    if any(True for _ in module.buffers()):
-        buffers = _Buffers(name, module)
-        state._core.add_value(f"{name}'s buffers", buffers.get, buffers.set, False)
+    buffers = _Buffers(name, module)  # also where there are none yet: a forward may register some
+    state._core.add_value(f"{name}'s buffers", buffers.get, buffers.set, False)
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 class _Buffers:
@@ -97,42 +101,38 @@ class _Buffers:
 
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         self._name, self._module = name, module
+        self._kept: list[Tensor] = []  # of which the last copy was
         self._look()
 
     def _look(self) -> None:
-        self._dicts: list[dict] = []
-        self._keys: list[str] = []
-        for part in self._module.modules():
-            for key, buffer in part._buffers.items():
-                if buffer is not None:
-                    self._dicts.append(part._buffers)
-                    self._keys.append(key)
-        self._buffers = self._now()
-        self._ids = list(map(id, self._buffers))
+        self._slots = Slots(self._module, "_buffers", "_modules")
+        self._buffers = [
+            buffer for part in self._module.modules() for buffer in part._buffers.values() if buffer is not None
+        ]
         self._addresses = list(map(Tensor.data_ptr, self._buffers))
         self._pieces: Optional[_core.Pieces] = None
         if all(one.device.type == "cpu" and one.is_contiguous() for one in self._buffers):
             self._pieces = _core.Pieces([to_entry("", one)[3] for one in self._buffers])
 
-    def _now(self) -> list:
-        return list(map(dict.get, self._dicts, self._keys))
-
     def get(self) -> Any:
-        now = self._now()
-        if list(map(id, now)) != self._ids or list(map(Tensor.data_ptr, now)) != self._addresses:
+        if self._slots.changed() or list(map(Tensor.data_ptr, self._buffers)) != self._addresses:
             self._look()
+        self._kept = self._buffers
         return self._pieces or _core.Pieces([to_entry("", one)[3] for one in self._buffers])
 
     def set(self, copy: bytes) -> None:
         self._look()
-        sizes = [one.numel() * one.element_size() for one in self._buffers]
-        if sum(sizes) != len(copy):
+        buffers = self._buffers
+        if sum(map(_bytes_of, buffers)) != len(copy):
+            buffers = self._kept  # others were registered since then
+        if sum(map(_bytes_of, buffers)) != len(copy):
             raise InvalidArgument(
-                f"elastic.State: the buffers of '{self._name}' have {sum(sizes)} bytes, and {len(copy)} were kept -- buffers "
-                "of a model in training keep their shapes"
+                f"elastic.State: the buffers of '{self._name}' have {sum(map(_bytes_of, self._buffers))} bytes, and "
+                f"{len(copy)} were kept -- buffers of a model in training keep their shapes, and those that a forward registers "
+                "are there before the model is added (one forward under torch.no_grad())"
             )
         data, at = memoryview(bytearray(copy)), 0
-        for buffer, size in zip(self._buffers, sizes):
+        for buffer, size in zip(buffers, map(_bytes_of, buffers)):
             fill(buffer, data[at : at + size])
             at += size
 

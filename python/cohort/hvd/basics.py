@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence
 
 import cohort
 from cohort._core import Communicator, NamedEngine, environment_value, is_elastic
+from cohort._world import refuse_on_threads
 from cohort.errors import Aborted, Error, PeerLost
 from cohort.hvd import process_sets, timeline
 from cohort.hvd.exceptions import HorovodInitError
@@ -57,6 +58,7 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
             raise ValueError(f'init: process_sets={process_sets!r} -- give a list of ProcessSet, or "dynamic"')
         process_sets = None
     wanted = list(process_sets or ())
+    refuse_on_threads("init")
     with _lock:
         if is_initialized():
             return
@@ -193,6 +195,7 @@ def stop_timeline() -> None:
 
 
 def _whereabouts(what: str) -> _Place:
+    refuse_on_threads(what)
     if _place is None:
         raise ValueError(f"{what}: there is no world yet -- call hvd.init() first")
     return _place

@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any, DefaultDict, Dict, Iterable, Iterator, List, Optional, Sequence, Union
 
 from cohort._core import NamedEngine, environment_value
+from cohort._world import refuse_on_threads
 from cohort.errors import Error
 from cohort.hvd.exceptions import HorovodInternalError, translated
 
@@ -130,6 +131,7 @@ _sets: Dict[int, ProcessSet] = {}  # those that were added, without the global o
 
 def engine_of(process_set: ProcessSet) -> NamedEngine:
     """The engine that carries out the set's operations, or the reason why this rank has none."""
+    refuse_on_threads("an operation")
     engine = process_set._engine
     if engine is not None:
         return engine

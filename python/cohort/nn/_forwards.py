@@ -13,20 +13,21 @@ _will_run: Optional[Callable[[Any], bool]] = getattr(torch._C, "_will_engine_exe
 _running: Optional[Callable[[], Any]] = getattr(torch._C, "_current_autograd_node", None)
 
 
-def accumulates(outputs: Sequence[Any], nodes: Sequence[Any]) -> bool:
+def accumulates(outputs: Sequence[Any], nodes: Sequence[Any], renew: Callable[[], bool] = lambda: False) -> bool:
     """False if this is an autograd.grad() for other tensors: it asks for nothing of ours, and is no step.
 
     outputs: references to the tensors of a forward, to one of which the backward under way has come
     nodes: what accumulates our parameters' gradients
+    renew: looks whether there are other nodes by now, puts them into `nodes`, and says so
     """
     if _will_run is None:
         return True
-    for node in nodes:
-        try:
-            if _will_run(node):
-                return True
-        except RuntimeError:
-            return False  # an autograd.grad() for a parameter
+    try:
+        # Where none is run there may be new ones.
+        if any(map(_will_run, nodes)) or (renew() and any(map(_will_run, nodes))):
+            return True
+    except RuntimeError:
+        return False  # an autograd.grad() for a parameter
     # Either that, or a backward whose graph has none of our parameters. Seldom, so the graph may be searched.
     ours = set(nodes)
     living = (entry() for entry in outputs)

@@ -11,7 +11,8 @@ from cohort.errors import InvalidArgument
 
 
 def default_world() -> Communicator:
-    """The default world; where only init_process_group("cohort") was called, that group's. Raises InvalidArgument."""
+    """The default world, of a thread of run_on_threads that thread's; where only init_process_group("cohort") was called, that
+    group's. Raises InvalidArgument."""
     distributed = sys.modules.get("cohort.distributed")
     if not cohort.is_initialized() and distributed is not None:
         import torch.distributed as dist

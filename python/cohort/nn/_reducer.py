@@ -5,12 +5,16 @@ A hook before AccumulateGrad, where `.grad` is None, copies a small gradient to 
 one for the reduction to read, and hands AccumulateGrad nothing; where there is a gradient already, AccumulateGrad adds
 to it in place. One thread at a time per rank calls it; autograd calls its hooks on that one, or, for a GPU's gradients,
 on one that that one waits for.
+
+torch makes a new AccumulateGrad, without hooks, when a parameter is given data of another type or device, also there and
+back (`module.half(); module.float()`). A look at all addresses in each forward sees it; where an address is the same again,
+a hook on the tensor itself, which outlives the node, brings the gradient.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +31,9 @@ from cohort.nn.options import DistributedDataParallelOptions
 
 # 1.13 runs the user's hooks on a parameter inside AccumulateGrad, which is skipped where a gradient is written.
 _HOOKS_RUN_INSIDE = torch.__version__ < "2"
+# torch 2.1 and later: hooks on a tensor, after its gradient has been accumulated by whichever node.
+_HAS_HOOKS_AFTER = hasattr(torch.Tensor, "register_post_accumulate_grad_hook")
+_STEPS_BETWEEN_NODES = 64  # without them: all nodes are looked at
 
 # Parameters of living reducers, by id: a parameter may have one. (An attribute would go into copies and pickles.)
 _owners: weakref.WeakValueDictionary[int, Reducer] = weakref.WeakValueDictionary()
@@ -36,13 +43,15 @@ class _Parameter:
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self.name = name
         self.tensor = tensor
-        # Autograd holds it only weakly, and the hooks with it.
-        with torch.enable_grad():
-            self.node = tensor.expand_as(tensor).grad_fn.next_functions[0][0]
+        self.dtype, self.device = tensor.dtype, tensor.device  # of what it was wrapped with
+        self.node = _node_of(tensor)  # autograd holds it only weakly, and the hooks with it
         # Optimizers are fastest where gradient and parameter have the same strides.
         self.stride = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
         # Its gradient's, once there are buckets. None: it is reduced from where autograd made it.
         self.place: torch.Tensor | None = None
+        self.address = 0  # of that
+        self.bucket: torch.Tensor | None = None  # in which it lies,
+        self.offset = 0  # and at which element
         self.home: torch.Tensor | None = None  # where its values lie, if training state is divided
         self.version = 0  # of the tensor, as autograd counts changes in place
         self.writes = 0  # by others than the optimizer
@@ -56,6 +65,12 @@ class _Piece:
         self.values = values  # 1-D, in the parameter
         self.average = average  # where the reduction leaves it, if gradients are divided
         self.gradient: torch.Tensor | None = None
+
+
+def _node_of(tensor: torch.Tensor) -> Any:
+    """What accumulates its gradient now."""
+    with torch.enable_grad():
+        return tensor.expand_as(tensor).grad_fn.next_functions[0][0]
 
 
 def _is_at_home(tensor: torch.Tensor, home: torch.Tensor) -> bool:
@@ -106,31 +121,77 @@ class Reducer:
         self.core = GradientReducer(comm, described, options, self)
         self.core.lay_out()
         self._hook: tuple[Hook, Any] | None = None  # and its state
+        # Called at the end of each backward that has ended well: it may refuse what that has used.
+        self.after_backward: Callable[[], None] = lambda: None
+        self._nodes_at = 0  # the step in which all nodes were looked at
+        self._found: set[int] = set()  # parameters whose gradients in this backward came by a node without our hooks,
+        self._left_out: set[int] = set()  # or by one with them, and are not to be taken
         self.pieces: list[_Piece] = []
         self.pieces_of: dict[int, list[_Piece]] = {}
         self.has_optimizer = False  # that steps them
         if options.sharding != "none":
             self._move_parameters()
+        self._addresses = list(map(torch.Tensor.data_ptr, self.parameters))
         self._attach()
 
     def _attach(self) -> None:
         self_ref = weakref.ref(self)
+        self._handles: list[list] = [[] for _ in self._parameters]  # of the hooks on the nodes
         handles = []
         for index, parameter in enumerate(self._parameters):
+            self._hook_node(index)
+            if _HAS_HOOKS_AFTER:
 
-            def before(gradients: tuple, index: int = index) -> tuple | None:
-                reducer = self_ref()
-                return None if reducer is None else reducer._before_accumulate(index, gradients)
+                def after(_tensor: torch.Tensor, index: int = index) -> None:
+                    reducer = self_ref()
+                    if reducer is not None:
+                        reducer._take_accumulated(index)
 
-            def after(_outputs: tuple, _inputs: tuple, index: int = index) -> None:
-                reducer = self_ref()
-                if reducer is not None:
-                    reducer._after_accumulate(index)
-
-            handles.append(parameter.node.register_prehook(before))
-            handles.append(parameter.node.register_hook(after))
+                handles.append(parameter.tensor.register_post_accumulate_grad_hook(after))
             _owners[id(parameter.tensor)] = self
-        self._remove_hooks = weakref.finalize(self, _remove_all, handles)
+        self._remove_hooks = weakref.finalize(self, _remove_all, [handles, *self._handles])
+
+    def _hook_node(self, index: int) -> None:
+        self_ref = weakref.ref(self)
+
+        def before(gradients: tuple) -> tuple | None:
+            reducer = self_ref()
+            return None if reducer is None else reducer._before_accumulate(index, gradients)
+
+        def after(_outputs: tuple, _inputs: tuple) -> None:
+            reducer = self_ref()
+            if reducer is not None:
+                reducer._after_accumulate(index)
+
+        node, handles = self._parameters[index].node, self._handles[index]
+        # Graphs that are there already go by the last one.
+        handles[:] = [*handles[-2:], node.register_prehook(before), node.register_hook(after)]
+
+    def _hook_new_nodes(self) -> bool:
+        """Whether there were any. The gradients' way stays the same, so no other rank need know."""
+        self._found.clear()
+        self._left_out.clear()
+        any_new = False
+        for index, parameter in enumerate(self._parameters):
+            node = _node_of(parameter.tensor) if parameter.tensor.requires_grad else parameter.node
+            if node is not parameter.node:
+                parameter.node = self._nodes[index] = node
+                self._hook_node(index)
+                any_new = True
+        return any_new
+
+    def look_at_parameters(self) -> bool:
+        """Before a forward. False: one has another type or device than when it was wrapped."""
+        addresses = list(map(torch.Tensor.data_ptr, self.parameters))
+        step = self.core.progress
+        due = not _HAS_HOOKS_AFTER and step - self._nodes_at >= _STEPS_BETWEEN_NODES
+        if addresses == self._addresses and not self._found and not due:
+            return True
+        if any(one.tensor.dtype != one.dtype or one.tensor.device != one.device for one in self._parameters):
+            return False
+        self._addresses, self._nodes_at = addresses, step
+        self._hook_new_nodes()
+        return True
 
     def detach(self) -> None:
         """Its hooks are gone, and another may take the parameters."""
@@ -151,7 +212,9 @@ class Reducer:
 
         def on_backward(_gradient: torch.Tensor) -> None:
             reducer = self_ref()
-            if reducer is not None and not reducer.core.in_backward and accumulates(references, reducer._nodes):
+            if reducer is None or reducer.core.in_backward:
+                return
+            if accumulates(references, reducer._nodes, reducer._hook_new_nodes):
                 reducer.core.begin_backward()
 
         for output in tensors_in(outputs):
@@ -163,8 +226,10 @@ class Reducer:
     def _before_accumulate(self, index: int, gradients: tuple) -> tuple | None:
         incoming = gradients[0]
         if incoming is None:
+            self._left_out.add(index)
             return None
         if not self.core.receive(index):
+            self._left_out.add(index)
             return (None,)
         parameter = self._parameters[index]
         tensor, place = parameter.tensor, parameter.place
@@ -176,7 +241,9 @@ class Reducer:
             return None
         if torch.is_grad_enabled():
             return None  # create_graph: AccumulateGrad makes it, and it is copied afterwards
-        if getattr(tensor, "_post_accumulate_grad_hooks", None):
+        if place is not None:
+            place = self._place(index)
+        if _HAS_HOOKS_AFTER and len(tensor._post_accumulate_grad_hooks or ()) > 1:  # one is ours
             if place is None:
                 return None
             # The user's hooks run inside AccumulateGrad, which is therefore not skipped.
@@ -214,6 +281,32 @@ class Reducer:
                 self.put_in_place(index)
             self.core.arrive(index)
 
+    def _take_accumulated(self, index: int) -> None:
+        # torch calls this also where there was nothing to accumulate. Where the node has our hooks it is done.
+        if index in self._left_out or (self.core.received(index) and index not in self._found):
+            return
+        parameter = self._parameters[index]
+        tensor = parameter.tensor
+        if tensor.grad is None:
+            return
+        if tensor.dtype != parameter.dtype or tensor.device != parameter.device:
+            raise InvalidArgument(
+                f"DistributedDataParallel: parameter '{parameter.name}' is of {tensor.dtype} on {tensor.device}, and was of "
+                f"{parameter.dtype} on {parameter.device} in the last forward on rank {self.comm.rank()}: its gradient cannot "
+                "be averaged -- cast or move a model after a step, before the next forward through DistributedDataParallel"
+            )
+        self._found.add(index)
+        if self.core.receive(index):
+            self._after_accumulate(index)
+        elif parameter.place is not None and tensor.grad is parameter.place:
+            raise InvalidArgument(
+                f"DistributedDataParallel: parameter '{parameter.name}' was cast or moved between a forward and its backward "
+                f"without samples on rank {self.comm.rank()}, which has been added to its gradient -- cast or move a model "
+                "after a step, before the next forward"
+            )
+        else:
+            tensor.grad = None
+
     def _read_from(self, index: int, gradient: torch.Tensor) -> None:
         # As it lies, or as it would at its place.
         values, made = self._parameters[index].tensor, gradient.detach()
@@ -222,6 +315,16 @@ class Reducer:
             with torch.no_grad():
                 _assign(made, gradient.detach())
         self.core.read_from(index, made.data_ptr(), made)
+
+    def _take_from_new_nodes(self) -> None:
+        # Without hooks that outlive nodes, a backward that has brought nothing may have gone by new ones alone.
+        if _HAS_HOOKS_AFTER or any(map(self.core.received, range(len(self._parameters)))):
+            return
+        before = list(self._nodes)
+        if self._hook_new_nodes():
+            for index, parameter in enumerate(self._parameters):
+                if parameter.node is not before[index] and parameter.tensor.grad is not None:
+                    self._take_accumulated(index)
 
     def drop_all(self) -> None:
         """No parameter has a gradient any more."""
@@ -347,26 +450,35 @@ class Reducer:
         """There are new buckets: gradients that exist are put into their places."""
         for memory, members, offsets in self.core.buckets():
             first = self._parameters[members[0]].tensor
-            dtype, device = first.dtype, first.device
             # Tensors over the memory keep it alive, so a gradient may outlive bucket and communicator.
-            flat = self._view(memory, dtype)
+            flat = self._view(memory, first.dtype)
             for index, offset in zip(members, offsets):
                 parameter = self._parameters[index]
-                # `set_` on an empty tensor instead of a view of the whole: views refuse detach_().
-                parameter.place = torch.empty(0, dtype=dtype, device=device).set_(
-                    flat, offset, parameter.tensor.shape, parameter.stride
-                )
+                parameter.bucket, parameter.offset = flat, offset
+                self._make_place(parameter)
                 self.put_in_place(index)
+
+    @staticmethod
+    def _make_place(parameter: _Parameter) -> torch.Tensor:
+        flat = parameter.bucket
+        assert flat is not None
+        # `set_` on an empty tensor instead of a view of the whole: views refuse detach_().
+        place = parameter.place = torch.empty(0, dtype=flat.dtype, device=flat.device).set_(
+            flat, parameter.offset, parameter.tensor.shape, parameter.stride
+        )
+        parameter.address = place.data_ptr()
+        return place
 
     def put_in_place(self, index: int) -> bool:
         """Puts the gradient into its place, if there is one and it lies elsewhere. False: there is none."""
         parameter = self._parameters[index]
-        gradient, place = parameter.tensor.grad, parameter.place
+        gradient = parameter.tensor.grad
         if gradient is None:
             return False
-        if place is None:
+        if parameter.place is None:
             self._read_from(index, gradient)
             return True
+        place = self._place(index)
         if gradient is place:
             return True
         if not (
@@ -382,11 +494,10 @@ class Reducer:
 
     def clear(self, index: int) -> None:
         """What lies in its place is zero."""
-        place = self._parameters[index].place
-        if place is None:
+        if self._parameters[index].place is None:
             self._read_from(index, torch.zeros_like(self._parameters[index].tensor))
         else:
-            place.zero_()
+            self._place(index).zero_()
 
     def keep(self, index: int) -> None:
         """Remembers what lies in its place, for `put_back`, until `drop_kept`."""
@@ -422,7 +533,7 @@ class Reducer:
         """The parameter's gradient is what lies in its place, or that of its pieces what lies in theirs."""
         parameter = self._parameters[index]
         if not self.core.divides_gradients:
-            parameter.tensor.grad = parameter.place
+            parameter.tensor.grad = self._place(index)
             return
         parameter.tensor.grad = None
         for piece in self.pieces_of.get(index, ()):
@@ -431,9 +542,11 @@ class Reducer:
             piece.gradient = piece.average if piece.gradient is None else piece.gradient + piece.average
 
     def _place(self, index: int) -> torch.Tensor:
-        place = self._parameters[index].place
+        parameter = self._parameters[index]
+        place = parameter.place
         assert place is not None
-        return place
+        # It is the user's `.grad`, too, which may be given other data (`p.grad.data = ...`, a cast of the module).
+        return place if place.data_ptr() == parameter.address else self._make_place(parameter)
 
     def values_of(self, indices: Sequence[int]) -> list[tuple[int, int]]:
         """Addresses and bytes of the parameters' values, each in one piece of the host's memory; (0, 0) where it is none."""
@@ -458,7 +571,10 @@ class Reducer:
             holding.clear()  # an exception that somebody holds may hold this
             reducer = self_ref()
             if reducer is not None:
+                reducer._take_from_new_nodes()
+                reducer._left_out.clear()
                 reducer.core.finish()
+                reducer.after_backward()
 
         Variable._execution_engine.queue_callback(at_end)
 
@@ -485,6 +601,7 @@ class Reducer:
         self._observer(number, nbytes)
 
 
-def _remove_all(handles: list) -> None:
-    for handle in handles:
-        handle.remove()
+def _remove_all(lists: list[list]) -> None:
+    for handles in lists:
+        for handle in handles:
+            handle.remove()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional, Union
 
@@ -12,21 +13,21 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from cohort import Communicator, _core
+from cohort._slots import Slots
 from cohort.data import DistributedSampler, _share_text
 from cohort.errors import InvalidArgument
 from cohort.nn._groups import communicator_of, default_world
 from cohort.nn._hooks import Hook
 from cohort.nn._reducer import Reducer
 from cohort.nn._same_parameters import require_same_parameters
-from cohort.nn._tensors import Pack, broadcast_tensors, tensors_in
+from cohort.nn._tensors import Pack, broadcast_tensors, digest_of, tensors_in
 from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, ReducerStats
 
 _TRAINABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PREFIX = "module."
-_STEPS_BETWEEN_WALKS = 64  # through the module, which look for parameters that were added
 # What a copy or a pickle makes anew.
 _OF_THE_RANK = (
-    "_comm _hook _reducer _frozen _parameter_slots _buffer_slots _buffer_packs _compared_at _next_samples".split()
+    "_comm _hook _reducer _frozen _known _slots _buffer_slots _buffer_packs _compared_at _next_samples _no_sync_depth".split()
 )
 
 
@@ -42,6 +43,11 @@ def _check(name: str, tensor: torch.Tensor) -> None:
         raise InvalidArgument(
             f"DistributedDataParallel: '{name}' has no shape yet -- run one forward of the module, with the same shapes "
             "on all ranks, before wrapping it"
+        )
+    if hasattr(type(tensor), "__tensor_flatten__"):
+        raise InvalidArgument(
+            f"DistributedDataParallel: '{name}' is a {type(tensor).__name__}, which holds other tensors -- a model of "
+            'DTensors is trained by torch\'s own fully_shard and replicate, over init_process_group("cohort")'
         )
     if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
         raise InvalidArgument(
@@ -139,26 +145,6 @@ class _Contents:
             raise InvalidArgument("DistributedDataParallel: no parameter of the module requires a gradient")
 
 
-class _Slots:
-    """Where modules keep their tensors: whether these are still the same ones costs little to see."""
-
-    def __init__(self, module: torch.nn.Module, kind: str) -> None:
-        self._dicts: list[dict] = []
-        self._keys: list[str] = []
-        for part in module.modules():
-            slots = getattr(part, kind)
-            self._keys.extend(slots)
-            self._dicts.extend([slots] * len(slots))
-        self._tensors = self._now()  # held, so that no other object gets the same id
-        self._ids = list(map(id, self._tensors))
-
-    def _now(self) -> list:
-        return list(map(dict.get, self._dicts, self._keys))
-
-    def changed(self) -> bool:
-        return list(map(id, self._now())) != self._ids
-
-
 class DistributedDataParallel(torch.nn.Module):
     """Every rank holds a replica of `module` and trains on its own part of each batch; backward() leaves the average
     gradient in every replica's parameters.
@@ -198,7 +184,7 @@ class DistributedDataParallel(torch.nn.Module):
                         forward, all parameters in turn, in a message that is sent anyway. Replicas that have
                         drifted apart by more than rounding (half of a type's digits) are a Mismatch on every rank,
                         which names rank, parameter and value; differences of rounding are logged once. Not checked:
-                        values in a GPU's memory, and those of a type that was changed after wrapping. Default True
+                        values in a GPU's memory. Default True
     sharding            "optimizer", "gradients" or "parameters" (ZeRO stages 1 to 3): what is divided over the ranks; step
                         with a cohort.optim.Sharded then, which says the rest. Default "none"
     protect_parameters  for debugging, with sharding="parameters": whatever but the optimizer writes to a parameter, by a
@@ -209,15 +195,18 @@ class DistributedDataParallel(torch.nn.Module):
 
     Construction is collective. It checks that all ranks have the same model (names, shapes, types) and options, and
     raises Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers become rank
-    0's. Raises InvalidArgument for a module that it cannot train. Parameters that are unfrozen, added or replaced later
-    (load_state_dict with assign=True) are taken in by a forward: at once, or within 64 steps where they are added; the
-    model is compared and made equal again then. Buffers may be reassigned.
+    0's. Raises InvalidArgument for a module that it cannot train. Parameters that are unfrozen, added, replaced
+    (load_state_dict with assign=True) or cast to another type later are taken in by the next forward; the model is compared
+    and made equal again then. One that is added or unfrozen after the forward has begun, and gets a gradient in its
+    backward, is refused there. A cast or move there and back (`model.half().state_dict(); model.float()`) changes nothing.
+    Buffers may be added and reassigned.
 
     The average is that of torch's DistributedDataParallel: the sum of the ranks' gradients over their number. It is the
     gradient of the mean over all samples where the ranks' batches are equally large and losses are means. For batches
     that are not, three parts can say how many samples a rank has, and gradients are weighted by that: `sampler`,
     `samples`, or set_sample_count. Nothing is derived from shapes. A step in which the first dimension of the ranks'
-    first arguments differs, and none of the three, is logged once.
+    first arguments differs, and none of the three, is logged once. So are batches of the first two steps that are the same
+    on all ranks, as without a DistributedSampler (COHORT_LOG=batches=off silences that).
 
     Every backward that reaches a parameter outside of no_sync is averaged, whatever its graph: losses that use parameters
     outside of forward, penalties, a second backward through a retained graph (of as many samples as the first). It is
@@ -228,7 +217,8 @@ class DistributedDataParallel(torch.nn.Module):
     Gradients live in the communicator's memory: after a backward, `.grad` of each parameter is a tensor over its place in
     a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient as it was, None or
     not; nothing has to be said beforehand about unused ones. Sparse gradients are made dense. Double backward through
-    the reduction is not supported. Until backward() has returned, what `.grad` holds is not to be read or written: the
+    the reduction is not supported. torch.optim.LBFGS searches along a line by the loss that its closure returns, which is
+    each rank's own: return the average, cohort.metrics.average(loss.item()).value. Until backward() has returned, what `.grad` holds is not to be read or written: the
     reduction may be under way, and a gradient of 8 MiB or more is usually not there yet but what an earlier step left. A hook of
     register_post_accumulate_grad_hook finds its parameter's own gradient there; hooks on tensors are given the gradients
     themselves.
@@ -288,6 +278,8 @@ class DistributedDataParallel(torch.nn.Module):
         self._hook_left_behind: Optional[str] = None  # of what this is a copy of
         self._reducer: Optional[Reducer] = None
         self._frozen: list[torch.Tensor] = []
+        self._known: list[torch.Tensor] = []  # all parameters
+        self._no_sync_depth = 0
         self._buffer_packs: list[Pack] = []  # one for each device
         self._compared_at = 0  # the step of the last comparison
         self._next_samples: Optional[int] = None
@@ -313,9 +305,9 @@ class DistributedDataParallel(torch.nn.Module):
             sampler._bind(comm)
         elif comm.rank() == 0 and _share_text(None) != "even":
             _core.warn_of_unused_shares()
-        self._frozen = contents.frozen
+        self._frozen, self._known = contents.frozen, contents.parameters
         broadcast_tensors(comm, contents.parameters + contents.buffers)
-        self._parameter_slots = _Slots(self.module, "_parameters")
+        self._slots = Slots(self.module, "_parameters", "_modules")
         self._pack_buffers()
         before = self._reducer
         if before is not None:
@@ -325,30 +317,56 @@ class DistributedDataParallel(torch.nn.Module):
             reducer.use_hook(*self._hook)
         if before is not None:
             reducer.core.go_on_from(before.core)
+        for _ in range(self._no_sync_depth):
+            reducer.core.enter_no_sync()
+        self_ref = weakref.ref(self)
+
+        def refuse() -> None:
+            wrapper = self_ref()
+            if wrapper is not None:
+                wrapper._refuse_what_came_too_late()
+
+        reducer.after_backward = refuse
         return reducer
 
     def _attach_again_if_changed(self, reducer: Reducer) -> Reducer:
-        # What is trained now and was not, or has taken another's place, has no hooks: it would not be averaged.
-        changed = self._parameter_slots.changed() or any(map(operator.attrgetter("requires_grad"), self._frozen))
-        if not changed and reducer.core.progress % _STEPS_BETWEEN_WALKS == 1:
-            known = len(self._frozen) + len(reducer.parameters)
-            changed = sum(1 for _ in self.module.parameters()) != known
-        if not changed:
+        # What is trained now and was not, has taken another's place or has another type cannot be averaged as it is.
+        changed = any(map(operator.attrgetter("requires_grad"), self._frozen))
+        if self._slots.changed():
+            if list(map(id, self.module.parameters())) == list(map(id, self._known)):
+                self._slots = Slots(self.module, "_parameters", "_modules")  # parts without parameters
+            else:
+                changed = True
+        if not changed and reducer.look_at_parameters():
             return reducer
         if self.options.sharding != "none":
             raise InvalidArgument(
-                "DistributedDataParallel: parameters were unfrozen or replaced, and with sharding they are fixed -- wrap "
-                "the module again, and make its optimizer anew"
+                "DistributedDataParallel: parameters were unfrozen, added, replaced or cast, and with sharding they are "
+                "fixed -- wrap the module again, and make its optimizer anew"
             )
         if reducer.core.has_forward:
             raise InvalidArgument(
-                "DistributedDataParallel: parameters were unfrozen or replaced between a forward and its reduction -- do it "
-                "after a step, before the next forward"
+                "DistributedDataParallel: parameters were unfrozen, added, replaced or cast between a forward and its "
+                "reduction -- do it after a step, before the next forward"
             )
         return self._attach()
 
+    def _refuse_what_came_too_late(self) -> None:
+        """At the end of a backward: what was added or unfrozen after its forward had begun was not averaged."""
+        if not self._slots.changed() and not any(map(operator.attrgetter("requires_grad"), self._frozen)):
+            return
+        known = {id(tensor) for tensor in self._known if tensor.requires_grad} - set(map(id, self._frozen))
+        for name, tensor in self.module.named_parameters():
+            if tensor.requires_grad and tensor.grad is not None and id(tensor) not in known:
+                self._attached.drop_all()
+                raise InvalidArgument(
+                    f"DistributedDataParallel: parameter '{name}' was added or unfrozen after the forward of this backward had "
+                    f"begun, so rank {self.communicator.rank()}'s gradient of it is its own -- do it before the forward, or run "
+                    "a forward that makes parameters under torch.no_grad() before wrapping"
+                )
+
     def _pack_buffers(self) -> None:
-        self._buffer_slots = _Slots(self.module, "_buffers")
+        self._buffer_slots = Slots(self.module, "_buffers", "_modules")
         buffers = list(self.module.buffers())
         self._buffer_packs = [
             Pack(self.communicator, [buffer for buffer in buffers if buffer.device == device])
@@ -386,11 +404,13 @@ class DistributedDataParallel(torch.nn.Module):
         first = next(iter(tensors_in((args, kwargs))), None)
         rows = first.shape[0] if first is not None and first.dim() > 0 else None
         del first  # what forward frees early should not be held here
+        batch = digest_of((args, kwargs)) if reducer.core.wants_batch else None
         if reducer.core.in_no_sync:
             reducer.core.require_whole()
+            reducer = self._attach_again_if_changed(reducer)
         else:
             reducer = self._begin_synchronising_pass(reducer)
-        reducer.core.add_forward(samples, rows)
+        reducer.core.add_forward(samples, rows, batch)
         output = self.module(*args, **kwargs)
         reducer.watch(output)
         return output
@@ -453,12 +473,13 @@ class DistributedDataParallel(torch.nn.Module):
         Their gradients are summed and their sample counts added, and the next synchronising backward reduces them
         together. Scale the losses so that the sum is this rank's mean (k equal micro-batches: loss / k). Nests.
         """
-        core = self._attached.core
-        core.enter_no_sync()
+        self._attached.core.enter_no_sync()
+        self._no_sync_depth += 1
         try:
             yield
         finally:
-            core.leave_no_sync()
+            self._no_sync_depth -= 1
+            self._attached.core.leave_no_sync()
 
     def step_without_samples(self) -> bool:
         """Takes the place of forward and backward on a rank that has no sample; collective.

@@ -343,7 +343,9 @@ nn::BucketSlot Reducer::slot_of(const std::string& name) const {
 
 // ---------------------------------------------------------------------------------------------------- backward
 
-void Reducer::add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows) {
+void Reducer::add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows,
+                          std::optional<std::uint64_t> batch) {
+  if (batch) note_batch(*batch);
   // Later in the step a rank may have moved its parameters, to move them back before the optimizer's step.
   if (!accumulation_.has_forward()) sample_values();
   accumulation_.add_forward(declared);
@@ -633,6 +635,7 @@ void Reducer::exchange_flags(bool averages_finite) {
     set_flag(accumulation_.declared() ? Flag::Declared : Flag::Undeclared);
     set_flag(accumulation_.has_forward() ? Flag::AfterForward : Flag::WithoutForward);
     if (rows_) set_word(Word::Rows, static_cast<std::uint64_t>(*rows_));
+    show_batches();
   }
   if (accumulation_.is_mixed()) set_flag(Flag::Mixed);
   if (!averages_finite) set_flag(Flag::AverageNotFinite);

@@ -201,7 +201,11 @@ class Reducer {
   Accumulation& accumulation() noexcept { return accumulation_; }
   /// A forward with gradients on: see Accumulation::add_forward. `rows`: the first dimension of its first tensor, if it
   /// has one. It is shown, and compared for a warning; it is no weight.
-  void add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows);
+  /// `batch`: where `wants_batch`, a digest of its tensors.
+  void add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows,
+                   std::optional<std::uint64_t> batch = std::nullopt);
+  /// The next forward is the first of one of the first steps, whose batches are compared.
+  bool wants_batch() const noexcept;
   /// A backward is under way. A forward within it (of checkpointing) is a part of it.
   bool in_backward() const noexcept { return in_backward_ && !pass_.expired(); }
   /// Collective: brings the buckets into the order in which gradients came, once.
@@ -310,7 +314,7 @@ class Reducer {
     AverageNotFinite,
     kFlags
   };
-  enum Word : std::size_t { Rows, Values, kWords };
+  enum Word : std::size_t { Rows, Values, Batches, kWords };
   bool flag(std::size_t number) const { return (flags_[number / 64] >> (number % 64) & 1U) != 0; }
   bool flag(Flag which) const { return flag(parameters_.size() + which); }
   std::size_t flag_words() const { return (parameters_.size() + kFlags + 63) / 64; }
@@ -318,6 +322,9 @@ class Reducer {
   void check_step(const Accumulation& reduced);
   void raise_different(const Accumulation& reduced);
   void tell_of_rows();
+  void note_batch(std::uint64_t digest);
+  void show_batches();
+  void tell_of_batches();
   void sample_values();
   std::size_t compared_bytes(std::size_t sample, std::size_t bytes) const;
   void compare_values();
@@ -364,6 +371,8 @@ class Reducer {
   std::optional<std::int64_t> rows_;  // of the last forward
   std::int64_t shown_samples_ = 0;    // of what is reduced next
   bool told_of_rows_ = false;
+  std::uint64_t batches_ = 0;  // a digest of the first of each of the first steps
+  int batches_seen_ = 0;
   std::vector<int> sampled_;                  // parameters of which values are compared in this step,
   std::vector<std::uint64_t> sampled_words_;  // some bytes of each, as many words for each, then how many it has,
   std::optional<std::uint64_t> digest_;       // and the digest of these; of a step's first forward

@@ -1,6 +1,6 @@
 // What the reducer finds in the message that goes beside the gradients of a step: ranks at different places of their
-// program, batches that differ though nobody has said how many samples they hold, and parameters that have drifted
-// apart. A look at the message costs nothing; only what it finds is exchanged.
+// program, batches that differ though nobody has said how many samples they hold or that are all the same, and
+// parameters that have drifted apart. A look at the message costs nothing; only what it finds is exchanged.
 #include "train/gradients/reducer.h"
 
 #include "base/log.h"
@@ -20,6 +20,8 @@ namespace {
 constexpr std::size_t kComparedAtOnce = 8;
 constexpr std::size_t kComparedBytes = 256;
 constexpr std::size_t kComparedWords = kComparedBytes / sizeof(std::uint64_t);
+// Steps whose batches are compared: the first ones.
+constexpr std::int64_t kComparedBatches = 2;
 // After a difference that may be of rounding, which will be there again.
 constexpr std::int64_t kStepsBetweenRoundings = 100;
 
@@ -95,6 +97,8 @@ void Reducer::check_step(const Accumulation& reduced) {
   }
   if (differs(Word::Rows) && flag(Flag::Undeclared) && !std::exchange(told_of_rows_, true)) tell_of_rows();
   if (differs(Word::Values)) compare_values();
+  const std::size_t batches = flag_words() + 2 * std::size_t{Word::Batches};
+  if ((flags_[batches] | flags_[batches + 1]) != 0 && !differs(Word::Batches)) tell_of_batches();
 }
 
 void Reducer::raise_different(const Accumulation& reduced) {
@@ -154,6 +158,37 @@ void Reducer::tell_of_rows() {
             "samples, give DistributedDataParallel the sampler or a function (sampler, samples), or call "
             "set_sample_count before each forward",
             first - rows.begin(), (*first)[0] - 1, other - rows.begin(), (*other)[0] - 1);
+}
+
+bool Reducer::wants_batch() const noexcept {
+  return progress_ < kComparedBatches && ranks_->size() > 1 && !accumulation_.has_forward();
+}
+
+void Reducer::note_batch(std::uint64_t digest) {
+  batches_ = (std::rotl(batches_, 5) ^ digest) * 0x9E3779B97F4A7C15ULL;
+  ++batches_seen_;
+}
+
+// In the last of the first steps. Of a rank that has not seen all batches nothing is known: it differs from all.
+void Reducer::show_batches() {
+  if (progress_ != kComparedBatches - 1) return;
+  const bool known = batches_seen_ == kComparedBatches;
+  flags_[flag_words() + 2 * std::size_t{Word::Batches}] = known ? batches_ : ~std::uint64_t{0};
+  flags_[flag_words() + 2 * std::size_t{Word::Batches} + 1] = known ? ~batches_ : ~std::uint64_t{0};
+}
+
+// All ranks that had samples in this step have shown the same; it may be one alone.
+void Reducer::tell_of_batches() {
+  const auto rows = gather_rows(
+      *ranks_, {batches_seen_ == kComparedBatches ? 1U : 0U, rows_ ? static_cast<std::uint64_t>(*rows_) : 0});
+  const auto has = [](const auto& row) { return !row.empty() && row[0] != 0; };
+  const auto first = std::find_if(rows.begin(), rows.end(), has);
+  if (std::count_if(rows.begin(), rows.end(), has) < 2 || first - rows.begin() != ranks_->rank()) return;
+  log::warn(
+      "batches",
+      "all ranks were given the same {} samples in each of the first {} steps, so they do the same work: is there "
+      "no DistributedSampler? Where it is meant, COHORT_LOG=batches=off silences this",
+      (*first)[1], kComparedBatches);
 }
 
 // What is read is the same on all ranks, since progress is. Passed over: values that the host cannot read, and those

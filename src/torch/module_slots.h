@@ -1,0 +1,51 @@
+// Which tensors a module and all of its parts have registered: whether these are still the same ones costs little to
+// see, and is looked at in each step.
+#pragma once
+
+#include <cohort/torch/torch_api.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace cohort::nn {
+
+/// `visit` is called with each parameter that is registered, in order; one that stands in several places, several
+/// times. Without the names that `named_parameters` puts together.
+template <class Visit>
+void visit_parameters(const torch::nn::Module& module, const Visit& visit) {
+  struct Registered final : torch::nn::Module {
+    static const auto& of(const torch::nn::Module& one) { return one.*(&Registered::parameters_); }
+  };
+  for (const auto& item : Registered::of(module)) visit(item.value());
+  for (const auto& child : module.children()) visit_parameters(*child, visit);
+}
+
+/// The same of buffers.
+template <class Visit>
+void visit_buffers(const torch::nn::Module& module, const Visit& visit) {
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) visit(item.value());
+  for (const auto& child : module.children()) visit_buffers(*child, visit);
+}
+
+/// Tensors in the order of a visit, held, so that no other one gets the address of one that is gone.
+class Slots {
+ public:
+  void take(const at::Tensor& tensor) { tensors_.push_back(tensor); }
+  void clear() { tensors_.clear(); }
+  /// Whether a visit comes to other tensors than these.
+  template <class Walk>
+  bool changed(const Walk& walk) const {
+    std::size_t at = 0;
+    bool same = true;
+    walk([&](const at::Tensor& tensor) {
+      same = same && at < tensors_.size() && tensors_[at].is_same(tensor);
+      ++at;
+    });
+    return !same || at != tensors_.size();
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+};
+
+}  // namespace cohort::nn
