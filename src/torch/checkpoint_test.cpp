@@ -219,7 +219,7 @@ TEST(Checkpoint, RefusesABufferThatCouldNotBeLoadedAgain) {
   refused([&] { checkpoints.save(model_shards(expanded), {.step = 1}); });
   EXPECT_TRUE(checkpoints.list().empty());
   checkpoints.save(dense, nullptr, {.step = 1});
-  refused([&] { checkpoints.load_latest(expanded); });
+  refused([&] { checkpoints.load_latest(expanded, nullptr); });
   refused([&] { checkpoints.load_latest(model_shards(expanded)); });
   save_weights(dense, folder.path() + "/weights");
   refused([&] { load_weights(expanded, folder.path() + "/weights"); });
