@@ -133,7 +133,9 @@ TEST(DdpChangesTest, ParametersThatAreAddedOrReplacedAreAveragedFromTheirFirstSt
         model(batch(comm)).backward();
       }
       check_step(net, model, how == How::AddedBeforeNoSync ? 3 : 1);
-      if (how != How::Replaced) EXPECT_TRUE(at::equal(net->extra, at::zeros({3})));  // rank 0's
+      if (how != How::Replaced) {
+        EXPECT_TRUE(at::equal(net->extra, at::zeros({3})));  // rank 0's
+      }
       model.zero_grad();
       check_step(net, model);
       EXPECT_EQ(model.stats().steps, 5);

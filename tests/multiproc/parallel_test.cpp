@@ -1,6 +1,7 @@
 // Tensor parallelism on ranks that are processes, each with random generators of its own: what is whole stays the same
 // on all ranks after nn::replicate, dropout included; without it the layers say so.
 #include <cohort/torch/parallel.h>
+#include <cohort/torch/tensor.h>
 #include <cohort/torch/recompute.h>
 #include <cohort/torch/same_parameters.h>
 
