@@ -134,11 +134,11 @@ void Array::take_tensor(py::handle object, Access access, const Role& role, Wher
                reinterpret_cast<void*>(py::cast<std::uintptr_t>(stream.attr("cuda_stream")))};
     by_stream_ = true;
   } else if (!lies_on("cpu")) {
-    refuse_array(role,
-                 "lies on " + text(device) + ", and Cohort moves " +
-                     (where == Where::HostOrGpu ? "the host's memory and CUDA's" : "the host's memory here") +
-                     " -- pass tensor.cpu()" + and_back(access) + "; or leave tensors of that device to its own "
-                     "backend (torch.distributed: \"cpu:cohort,cuda:nccl\")");
+    refuse_array(role, "lies on " + text(device) + ", and Cohort moves " +
+                           (where == Where::HostOrGpu ? "the host's memory and CUDA's" : "the host's memory here") +
+                           " -- pass tensor.cpu()" + and_back(access) +
+                           "; or leave tensors of that device to its own "
+                           "backend (torch.distributed: \"cpu:cohort,cuda:nccl\")");
   }
   // The object torch.strided: seen once, its text need not be made again.
   static PyObject* strided = nullptr;
@@ -186,8 +186,8 @@ void Array::take_buffer(py::handle object, Access access, const Role& role) {
                            known_dtypes());
   }
   if (PyBuffer_IsContiguous(view_.get(), 'C') == 0) {
-    refuse_array(role, "(" + type_name(object) +
-                           ") is not contiguous -- pass numpy.ascontiguousarray(array)" + and_back(access));
+    refuse_array(role, "(" + type_name(object) + ") is not contiguous -- pass numpy.ascontiguousarray(array)" +
+                           and_back(access));
   }
   dtype_ = *known;
   data_ = view_->buf;

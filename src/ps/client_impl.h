@@ -146,7 +146,6 @@ class Link {
   std::size_t bytes_under_way_ = 0;
   std::vector<std::string> spare_;  // bodies of requests that have been answered
   std::uint64_t sequence_ = 0;
-  std::uint64_t made_ = 0;                              ///< the last change that was answered by no error
   std::chrono::steady_clock::time_point owed_since_{};  // when it answered last, or was asked after it had answered all
   std::chrono::steady_clock::time_point look_{};        // not before, at whether its rows have moved
   bool silent_ = false;                                 // it has not answered within a request's time

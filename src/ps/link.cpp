@@ -355,7 +355,6 @@ void Link::receive(Lock& lock, const RequestPtr& request) {
       if (!lost) {
         if (auto heard = open_answer(*std::move(bytes))) {
           request->heard = *std::move(heard);
-          made_ = std::max(made_, request->sequence);
         } else {
           request->failed = heard.error();
         }
@@ -386,8 +385,12 @@ void Link::recover(Lock& lock, std::uint64_t connection, net::Deadline deadline)
   std::optional<Error> reason;
   try {
     const Welcome welcome = greet(deadline, hello_);
-    // (A change that was refused, for a full disk say, was not made, and need not be there.)
-    const std::uint64_t had = made_;
+    std::uint64_t had = sequence_;
+    for (const RequestPtr& one : under_way_) {
+      if (one->sequence == 0) continue;
+      had = one->sequence - 1;
+      break;
+    }
     if (welcome.incarnation != hello_.incarnation || welcome.mark < had) {
       dead_ = Error(
           ErrorCode::Aborted,

@@ -149,8 +149,7 @@ void Snapshot::add(std::string name, const at::Tensor& tensor) {
 }
 
 std::string unwritable(const at::Tensor& tensor) {
-  if (overlaps(tensor))
-    return "has several elements in one place here (expand): make it a clone()";
+  if (overlaps(tensor)) return "has several elements in one place here (expand): make it a clone()";
   if (tensor.is_inference() && !c10::InferenceMode::is_enabled())
     return "was made in inference mode, and cannot be changed outside of it";
   return {};
@@ -217,8 +216,7 @@ Assignment match(const std::map<std::string, at::Tensor>& tensors, const std::ve
   std::vector<std::string> problems;
   std::map<std::string, at::Tensor> missing = tensors;
   for (const auto& weight : weights) {
-    const std::string name =
-        tensors.contains(weight.name) ? weight.name : plain_name(weight.name).substr(prefix);
+    const std::string name = tensors.contains(weight.name) ? weight.name : plain_name(weight.name).substr(prefix);
     const auto found = tensors.find(name);
     if (found == tensors.end()) {
       assignment.report.unexpected.push_back(name);

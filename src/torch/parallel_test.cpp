@@ -369,8 +369,8 @@ TEST(TensorParallel, ReplicateMakesWhatIsWholeRankZeros) {
       explicit NetImpl(Communicator& tp, std::int64_t width = 4) {
         plain = register_module("plain", torch::nn::Linear(width, 4));
         norm = register_module("norm", torch::nn::BatchNorm1d(4));
-        row = register_module("row", nn::RowParallelLinear(
-                                         tp, nn::RowParallelLinearOptions{.in_features = 4, .out_features = 4}));
+        row = register_module(
+            "row", nn::RowParallelLinear(tp, nn::RowParallelLinearOptions{.in_features = 4, .out_features = 4}));
       }
       torch::nn::Linear plain{nullptr};
       torch::nn::BatchNorm1d norm{nullptr};
@@ -420,8 +420,8 @@ TEST(TensorParallel, LayersSayThatWhatHasToBeTheSameDiffers) {
 TEST(TensorParallel, DropoutOfPartsDrawsAMaskForEachRankAndKeepsGeneratorsInStep) {
   run_on_threads(2, [](Communicator comm) {
     const auto dropout = [&](double p, std::uint64_t seed) {
-      return nn::ParallelDropout(
-          comm, nn::ParallelDropoutOptions{.p = p, .generator = at::detail::createCPUGenerator(seed)});
+      return nn::ParallelDropout(comm,
+                                 nn::ParallelDropoutOptions{.p = p, .generator = at::detail::createCPUGenerator(seed)});
     };
     const at::Tensor x = at::ones({100, 100});
     nn::ParallelDropout first = dropout(0.25, 5);

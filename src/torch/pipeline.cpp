@@ -42,8 +42,12 @@ Header header_of(const at::Tensor& tensor, bool takes_gradient, std::int64_t row
     raise(ErrorCode::InvalidArgument, "between stages go dense tensors of at most {} dimensions",
           header.size() - kSizesAt);
   }
-  header = {1, static_cast<std::int64_t>(tensor.scalar_type()), takes_gradient ? 1 : 0, tensor.is_cuda() ? 1 : 0,
-            tensor.dim(), rows};
+  header = {1,
+            static_cast<std::int64_t>(tensor.scalar_type()),
+            takes_gradient ? 1 : 0,
+            tensor.is_cuda() ? 1 : 0,
+            tensor.dim(),
+            rows};
   for (std::int64_t d = 0; d < tensor.dim(); ++d) header[kSizesAt + static_cast<std::size_t>(d)] = tensor.size(d);
   return header;
 }

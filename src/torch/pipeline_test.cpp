@@ -440,20 +440,18 @@ TEST(PipelineStages, RefuseWhatTwoOfThemShareWhereLayersAreMadeByFunctions) {
     torch::nn::Sequential whole({{"first", torch::nn::AnyModule(norm)},
                                  {"middle", torch::nn::AnyModule(torch::nn::Linear(6, 6))},
                                  {"last", torch::nn::AnyModule(norm)}});
-    const std::string said =
-        refusal([&] { Pipeline(whole, comm, {.micro_batches = 2}); }, ErrorCode::InvalidArgument);
+    const std::string said = refusal([&] { Pipeline(whole, comm, {.micro_batches = 2}); }, ErrorCode::InvalidArgument);
     EXPECT_NE(said.find("buffer 'last.running_mean' of stage 2"), std::string::npos) << said;
 
     // Those that are made anew, given away, or shared within a stage are not refused.
     const auto given_away = std::make_shared<torch::nn::Linear>(6, 6);
-    const std::vector<nn::PipelineLayer> sound = {[=] { return embedding; },
-                                                  [=] { return TiedHead(embedding); }, middle,
-                                                  [=] { return torch::nn::Linear(std::move(*given_away)); }};
+    const std::vector<nn::PipelineLayer> sound = {[=] { return embedding; }, [=] { return TiedHead(embedding); },
+                                                  middle, [=] { return torch::nn::Linear(std::move(*given_away)); }};
     EXPECT_EQ(Pipeline(sound, comm, {.micro_batches = 2, .cuts = {2, 3}}).cuts().size(), 2U);
 
     // What a function throws on the rank that keeps the layer, all ranks are told.
     const std::vector<nn::PipelineLayer> broken = {
-        middle, [] () -> torch::nn::Linear { throw std::logic_error("no memory"); }, middle};
+        middle, []() -> torch::nn::Linear { throw std::logic_error("no memory"); }, middle};
     try {
       Pipeline(broken, comm, {.micro_batches = 2});
       FAIL();
@@ -525,11 +523,9 @@ TEST(PipelineStages, AreRefusedASampleThatIsNotOnRankZero) {
       EXPECT_NE(said.find("not on rank 0"), std::string::npos) << said;
     }
     const at::Tensor rank0 = comm.rank() == 0 ? at::ones({4, 5}) : at::Tensor();
-    const std::string said = refusal(
-        [&] {
-          Pipeline(ten_layers(at::kFloat), comm, {.micro_batches = 2, .cuts = {1}, .sample = rank0});
-        },
-        ErrorCode::InvalidArgument);
+    const std::string said =
+        refusal([&] { Pipeline(ten_layers(at::kFloat), comm, {.micro_batches = 2, .cuts = {1}, .sample = rank0}); },
+                ErrorCode::InvalidArgument);
     EXPECT_NE(said.find("give one"), std::string::npos) << said;
   });
 }
@@ -563,8 +559,7 @@ TEST(PipelineStages, ThatThrowEndTheStepOnAllRanksWithTheirReason) {
       {"shape", 2, "stage 2, forward of micro-batch 0 -- mat1 and mat2 shapes cannot be multiplied"},
       {"backward", 1, "stage 1, backward of micro-batch 1 -- no gradient today"},
       {"none", 0, "the batch -- the input is of [0, 5], and is cut into 4 micro-batches"},
-      {"rows", 3,
-       "stage 3, forward of micro-batch 3 -- the micro-batch has 0 rows of the input, and 1 of the target"},
+      {"rows", 3, "stage 3, forward of micro-batch 3 -- the micro-batch has 0 rows of the input, and 1 of the target"},
       {"fewer targets", 3,
        "stage 3, forward of micro-batch 0 -- the micro-batch has 2 rows of the input, and 1 of the target"},
       {"detached", 3, "stage 3, forward of micro-batch 0 -- the loss does not require a gradient"},

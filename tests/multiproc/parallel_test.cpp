@@ -1,9 +1,9 @@
 // Tensor parallelism on ranks that are processes, each with random generators of its own: what is whole stays the same
 // on all ranks after nn::replicate, dropout included; without it the layers say so.
 #include <cohort/torch/parallel.h>
-#include <cohort/torch/tensor.h>
 #include <cohort/torch/recompute.h>
 #include <cohort/torch/same_parameters.h>
+#include <cohort/torch/tensor.h>
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/dropout.h>

@@ -232,7 +232,8 @@ void PowerSGD::start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gra
   steps_.push_back(std::move(step));
 }
 
-// Of a bucket's averages, which are the same on all ranks. No element of P is above 1, so a bound for Q is one for P Q'.
+// Of a bucket's averages, which are the same on all ranks. No element of P is above 1, so a bound for Q is one for P
+// Q'.
 bool PowerSGD::is_finite(const Step& step) {
   if (!step.rest && !step.p) return !first_non_finite(step.bucket);
   if (step.rest && !are_finite(step.rest->data(), std::ssize(*step.rest))) return false;
@@ -303,10 +304,11 @@ void PowerSGD::finish(Ranks& ranks) {
     if (step.q_work) step.q_work->wait();
   }
   if (!restored_.empty()) {
-    raise(ErrorCode::InvalidArgument,
-          "PowerSGD: what was loaded of parameter '{}' is for none of the gradients of rank {}'s model -- load what this "
-          "model's training has saved, without the names of parameters that are not trained now",
-          *restored_.begin(), ranks.rank());
+    raise(
+        ErrorCode::InvalidArgument,
+        "PowerSGD: what was loaded of parameter '{}' is for none of the gradients of rank {}'s model -- load what this "
+        "model's training has saved, without the names of parameters that are not trained now",
+        *restored_.begin(), ranks.rank());
   }
   const bool compresses = std::any_of(steps.begin(), steps.end(), [](const Step& step) { return step.p != nullptr; });
   const bool accepted = compresses && std::all_of(steps.begin(), steps.end(), is_finite);

@@ -147,10 +147,10 @@ Work reduce_by_average(Communicator& comm, const BucketView& view);
 
 /// What a hook of the user's is given: a whole bucket, in the host's memory, with all of its gradients at their places.
 struct HookedBucket {
-  std::size_t number = 0;  ///< in the plan, the same on all ranks
-  bool last = false;       ///< of the backward
+  std::size_t number = 0;          ///< in the plan, the same on all ranks
+  bool last = false;               ///< of the backward
   bool last_step_refused = false;  ///< as Reducer::last_step_refused
-  const Bucket& bucket;    ///< gets the result; what lies between gradients is cleared afterwards
+  const Bucket& bucket;            ///< gets the result; what lies between gradients is cleared afterwards
   /// What the values are to be multiplied by first: the plain mean over ranks is the average by weights then. 1 where
   /// all weights are equal. 0: this rank has no samples, and its values are to be cleared without being read.
   double share = 1;
