@@ -187,8 +187,8 @@ TEST(CommHooks, PowerSgdTrainsOverHostsAndGoesOnFromACheckpoint) {
     const auto unsound =
         std::make_shared<nn::PowerSGDState>(options);  // q without its shape, and with one it does not fit
     EXPECT_THROW(unsound->load_state_dict({{"powerSGD.0.q", at::zeros({2, 5})}}), Error);
-    EXPECT_THROW(unsound->load_state_dict({{"powerSGD.1.q", at::zeros({3, 4})},
-                                           {"powerSGD.1.shape", at::full({2}, 5, at::kLong)}}),
+    EXPECT_THROW(unsound->load_state_dict(
+                     {{"powerSGD.1.q", at::zeros({3, 4})}, {"powerSGD.1.shape", at::full({2}, 5, at::kLong)}}),
                  Error);
     EXPECT_EQ(unsound->state_dict().size(), 1U);
     compressed.steps = 2;

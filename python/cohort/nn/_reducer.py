@@ -26,7 +26,7 @@ from cohort.errors import InvalidArgument
 from cohort.nn._forwards import accumulates
 from cohort.nn._hooks import GradBucket, Hook, Hooked
 from cohort.nn._same_parameters import require_same_parameters
-from cohort.nn._tensors import gpu_of, tensors_in
+from cohort.nn._tensors import gpu_of, is_dense, tensors_in
 from cohort.nn.options import DistributedDataParallelOptions
 
 # 1.13 runs the user's hooks on a parameter inside AccumulateGrad, which is skipped where a gradient is written.
@@ -46,7 +46,7 @@ class _Parameter:
         self.dtype, self.device = tensor.dtype, tensor.device  # of what it was wrapped with
         self.node = _node_of(tensor)  # autograd holds it only weakly, and the hooks with it
         # Optimizers are fastest where gradient and parameter have the same strides.
-        self.stride = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
+        self.stride = tensor.stride() if is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
         # Its gradient's, once there are buckets. None: it is reduced from where autograd made it.
         self.place: torch.Tensor | None = None
         self.address = 0  # of that
@@ -75,18 +75,6 @@ def _node_of(tensor: torch.Tensor) -> Any:
 
 def _is_at_home(tensor: torch.Tensor, home: torch.Tensor) -> bool:
     return tensor.data_ptr() == home.data_ptr() and tensor.shape == home.shape and tensor.dtype == home.dtype
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps and overlaps, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _assign(place: torch.Tensor, value: torch.Tensor) -> None:
@@ -553,7 +541,7 @@ class Reducer:
         tensors = [self._parameters[index].tensor for index in indices]
         return [
             (tensor.data_ptr(), tensor.numel() * tensor.element_size())
-            if tensor.device.type == "cpu" and (tensor.is_contiguous() or _is_dense(tensor))
+            if tensor.device.type == "cpu" and (tensor.is_contiguous() or is_dense(tensor))
             else (0, 0)
             for tensor in tensors
         ]

@@ -132,3 +132,15 @@ def _broadcast_of_one_device(comm: Communicator, tensors: Sequence[torch.Tensor]
         filled += nbytes
     if group:
         Pack(comm, group).broadcast(root)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps and overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

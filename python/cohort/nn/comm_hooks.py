@@ -20,6 +20,7 @@ from cohort import Communicator, _core
 from cohort.errors import InvalidArgument
 from cohort.nn._groups import communicator_of
 from cohort.nn._hooks import GradBucket
+from cohort.nn._tensors import is_dense
 
 _logger = logging.getLogger("cohort")
 _PREFIX = "powerSGD."
@@ -271,7 +272,8 @@ def powerSGD_hook(state: PowerSGDState, bucket: Any) -> Any:
     parameters, own = bucket.parameters(), isinstance(bucket, GradBucket)
     gradients = []
     for name, parameter, gradient in zip(bucket.names() if own else [""] * len(parameters), parameters, bucket.gradients()):
-        rows = _rows_of(gradient)
+        # torch's buckets hold gradients as dense parameters lie, and show them row by row.
+        rows = _rows_of(gradient if own or not is_dense(parameter) else parameter)
         offset = (gradient.data_ptr() - buffer.data_ptr()) // size
         gradients.append((name, id(parameter), offset, rows, gradient.numel() // rows if rows else 0))
     if bucket.index() == 0:
