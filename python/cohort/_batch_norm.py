@@ -119,7 +119,7 @@ def _is_converted(name: str, module: torch.nn.Module, kind: type) -> bool:
         raise InvalidArgument(f"{which} has no channels yet -- run one forward of the module before it is converted")
     known = (one for one in type(module).__mro__ if one in (*_ORDINARY, _BatchNorm) or issubclass(one, OverRanks))
     theirs = next(known)
-    own = type(module).forward is not theirs.forward or "forward" in module.__dict__
+    own = type(module).forward is not getattr(theirs, "forward") or "forward" in module.__dict__
     if own or module._modules:
         raise InvalidArgument(
             f"{which} does more than normalize, which would be lost: its {'forward' if own else 'parts'} is not that of torch's "

@@ -507,8 +507,8 @@ class LocalSteps:
         self._drop()
         for name, one in inner.items():
             one.copy_(state_dict[f"inner/{name}"])
-        for name, (number, key) in outer.items():
-            flat = self._fragments[number].outer
+        for name, (owner, key) in outer.items():
+            flat = self._fragments[owner].outer
             if key == "parameters":
                 flat.copy_(state_dict[name])
             else:

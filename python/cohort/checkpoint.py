@@ -372,7 +372,7 @@ class CheckpointFolder:
                     for entry in entries
                     if entry[0].endswith("/master")
                 }
-                names = {piece.parameter for piece in optimizer.pieces}  # type: ignore[attr-defined]
+                names = {piece.parameter for piece in optimizer.pieces}
                 masters = {name: saved[plain_name(name)] for name in names if plain_name(name) in saved}
                 steps.append(lambda: optimizer._take(whole, masters))
         rank = rank_of(self._comm)

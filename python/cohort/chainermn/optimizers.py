@@ -90,7 +90,7 @@ class MultiNodeOptimizer(Wrapped):
         """
         loss = None
         if lossfun is not None:
-            self.zero_grad()  # type: ignore[attr-defined]
+            self.zero_grad()
             loss = lossfun(*args, **kwargs)
             loss.backward()
         self.step()
@@ -139,7 +139,7 @@ class MultiNodeOptimizer(Wrapped):
         return super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def _compare(self) -> None:
-        groups = self.param_groups  # type: ignore[attr-defined]
+        groups = self.param_groups
         self._steps += 1
         if not self._compares or self._steps % _comparison.period_of(groups):
             return
@@ -166,7 +166,7 @@ class MultiNodeOptimizer(Wrapped):
 
     def _named(self) -> _gradients.Named:
         names = {} if self.target is None else {id(tensor): name for name, tensor in self.target.named_parameters()}
-        groups = self.param_groups  # type: ignore[attr-defined]
+        groups = self.param_groups
         return [
             (names.get(id(tensor), f"parameter {i} of group {g}"), tensor)
             for g, group in enumerate(groups)

@@ -379,8 +379,9 @@ class Training:
             )
         broadcast_variables([one for one in model.weights if not self._is_local(one)], root, "weights", process_set)
         for i, optimizer in enumerate(self.optimizers):
-            if optimizer is getattr(model, "optimizer", None) and hasattr(optimizer, "build") and not getattr(optimizer, "built", True):
-                optimizer.build(model.trainable_variables)
+            build = getattr(optimizer, "build", None)
+            if optimizer is getattr(model, "optimizer", None) and build is not None and not getattr(optimizer, "built", True):
+                build(model.trainable_variables)
             broadcast_variables(_flavor.optimizer_variables(optimizer), root, f"optimizer.{i}", process_set)
 
     def compare_weights(self, when: str, advice: str, refuses: bool = True) -> bool:

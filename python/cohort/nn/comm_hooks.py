@@ -127,7 +127,7 @@ def _wire(state: Any, bucket: Any, wire_format: str) -> Any:
             )
         feedback = True
     if not feedback:
-        how = {} if bucket.buffer().dtype != torch.float32 else {"wire_format": wire_format}
+        how: dict[str, Any] = {} if bucket.buffer().dtype != torch.float32 else {"wire_format": wire_format}
         return _average(group, bucket, **how)
     if bucket.index() == 0:
         state._begin_step(isinstance(bucket, GradBucket) and bucket.last_step_refused())

@@ -30,14 +30,14 @@ class Wrapped:
             self._before_reading()
         return self._groups_unread()
 
+    @param_groups.setter
+    def param_groups(self, groups: List[Dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
     def _groups_unread(self) -> List[Dict[str, Any]]:
         """The groups, where nobody is about to read gradients."""
         groups = self.__dict__.get("param_groups")
         return super().param_groups if groups is None else groups  # type: ignore[misc]
-
-    @param_groups.setter
-    def param_groups(self, groups: List[Dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
 
     def _before_scaler(self) -> None:
         """A GradScaler is about to look at the gradients, once in each iteration, on all ranks."""
