@@ -222,7 +222,8 @@ std::string command_text(const std::vector<std::string>& words) {
 /// it, keys among it, to whoever may ask for the job.
 std::vector<std::string> exports() {
   std::vector<std::string> lines;
-  for (const auto& [name, value] : launch::Environment::current().variables()) {
+  const launch::Environment environment = launch::Environment::current();
+  for (const auto& [name, value] : environment.variables()) {
     const bool plain = name == "PATH" || name == "LANG" || name == "LC_ALL";
     if (!plain && (name.starts_with("SLURM_") || !launch::is_recorded(name, value))) continue;
     lines.push_back(fmt::format("export {}={}", name, launch::shell_quoted(value)));
