@@ -405,6 +405,9 @@ static std::string no_such_part(const CLI::App& app, const std::vector<std::stri
   if (words.size() < 2 || words[1].starts_with('-')) return {};
   std::vector<std::string> parts;
   const CLI::App* const command = app.get_subcommand(words[0]);
+  for (const CLI::Option* option : command->get_options()) {
+    if (option->get_positional()) return {};  // bench: what is to be measured
+  }
   for (const CLI::App* part : command->get_subcommands([](const CLI::App*) { return true; }))
     parts.push_back(part->get_name());
   if (parts.empty() || has_command(*command, words[1])) return {};
