@@ -118,8 +118,8 @@ def _is_converted(name: str, module: torch.nn.Module, kind: type) -> bool:
     if isinstance(module, LazyModuleMixin):
         raise InvalidArgument(f"{which} has no channels yet -- run one forward of the module before it is converted")
     known = (one for one in type(module).__mro__ if one in (*_ORDINARY, _BatchNorm) or issubclass(one, OverRanks))
-    theirs = next(known)
-    own = type(module).forward is not getattr(theirs, "forward") or "forward" in module.__dict__
+    theirs: Any = next(known)
+    own = type(module).forward is not theirs.forward or "forward" in module.__dict__
     if own or module._modules:
         raise InvalidArgument(
             f"{which} does more than normalize, which would be lost: its {'forward' if own else 'parts'} is not that of torch's "

@@ -237,7 +237,8 @@ constexpr Sign kSigns[] = {
      "`cohort run --as-horovod` gives programs Cohort's own horovod.torch; or `pip install python/horovod` in a clone "
      "of Cohort, or `import cohort.torch as hvd`"},
     {"No module named 'cohort",
-     "the Python that runs the ranks lacks Cohort's package: in a clone `tools/install --python` builds it in one or two "
+     "the Python that runs the ranks lacks Cohort's package: in a clone `tools/install --python` builds it in one or "
+     "two "
      "minutes after ./demo, and makes the Python of .venv, or the active one that has PyTorch, find it, under mpirun "
      "too; "
      "activate that one (`cohort run --dry-run` shows which Python runs). Elsewhere: `pip install` the wheel"},
