@@ -514,8 +514,8 @@ class LocalSteps:
             else:
                 self.outer_optimizer.state[flat][key] = state_dict[name].detach().clone()
         self._steps, self._since, self._turn = map(int, counts[:3])
-        for number, fragment in enumerate(self._fragments):
-            *whole, samples, sent = counts[4 + 5 * number : 9 + 5 * number]
+        for at, fragment in enumerate(self._fragments):
+            *whole, samples, sent = counts[4 + 5 * at : 9 + 5 * at]
             fragment.synchronisations, fragment.synchronised_at, fragment.sent_at = map(int, whole)
             fragment.samples, fragment.sent = (samples, sent) if own else (0.0, 0.0)
             fragment.versions = None
