@@ -132,6 +132,20 @@ class Steps(Case):
         self.reference.step()
         self.assert_same()
 
+    def test_a_rate_that_a_table_refuses_leaves_both_parts_alone(self):
+        table = self.client.table("f", 4, optimizer=ps.Ftrl(lr=0.1))
+        embedding = self.modules.Embedding(table)
+        optimizer = self.modules.HybridOptimizer(self.dense, [embedding])
+        before = self.linear.weight.detach().clone()
+        (self.linear(embedding(torch.tensor([1, 2]))) - 1).square().mean().backward()
+        optimizer.param_groups[-1]["lr"] = 0.05
+        with self.assertRaisesRegex(InvalidArgument, "Ftrl's is 0.1"):
+            optimizer.step()
+        self.assertTrue(torch.equal(self.linear.weight, before))
+        optimizer.param_groups[-1]["lr"] = 0.1
+        optimizer.step()
+        self.assertEqual(table.stats()["rows"], 2)
+
     def test_the_state(self):
         optimizer = self.modules.HybridOptimizer(self.dense, [self.embedding])
         optimizer.param_groups[1]["lr"] = 0.5

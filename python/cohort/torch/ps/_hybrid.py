@@ -132,7 +132,8 @@ class HybridOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *, grad_scaler: Any = None) -> Any:
-        """Returns what the closure does. Raises NonFinite for a table's gradient, naming the key, before anything is done.
+        """Returns what the closure does. Raises NonFinite for a table's gradient, naming the key, before anything is done, and
+        InvalidArgument where the first table refuses its learning rate (Ftrl keeps its own).
         After any other error the two parts may not belong together: further steps are refused."""
         if grad_scaler is not None:
             raise InvalidArgument("HybridOptimizer: gradients of tables are not unscaled -- use autocast to bfloat16, without GradScaler")
@@ -149,8 +150,11 @@ class HybridOptimizer(torch.optim.Optimizer):
         for step, (keys, gradients) in pushes:
             if not gradients.isfinite().all():
                 step.push(keys, gradients)  # raises NonFinite, naming the key, and sends nothing
+        works = []
+        for step, gathered in pushes:
+            works.append(step.push(*gathered))  # what is refused here, as a rate of Ftrl's, has sent nothing
+            self._half = True
         self._half = True
-        works = [step.push(*gathered) for step, gathered in pushes]
         self.dense.step()
         for work in works:
             work.wait()
