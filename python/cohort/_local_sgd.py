@@ -7,7 +7,6 @@ import functools
 import math
 import types
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -18,9 +17,9 @@ from torch import Tensor
 from cohort import _checkpoint_optimizer, _world
 from cohort._checkpoint_tensors import bare, named_tensors, to_entry
 from cohort._collective import all_gather_bytes
-from cohort._core import Communicator, Work
-from cohort.errors import Error, InvalidArgument, NonFinite
-from cohort.nn._tensors import broadcast_tensors
+from cohort._core import Communicator, Transaction, Work
+from cohort.errors import Error, InvalidArgument, Mismatch, NonFinite
+from cohort.nn._tensors import broadcast_tensors, shown_of
 
 
 def _require(condition: bool, what: str) -> None:
@@ -120,9 +119,13 @@ class LocalSteps:
         parts = [trained_of(one) for one in modules] if several else _cut(trained_of(modules[0]), fragments)
         self._held = {id(one) for part in parts for one in part}
         self.inner_optimizer = inner_optimizer
+        self._transaction = Transaction("LocalSteps")
+        drop = weakref.WeakMethod(self._drop)
+        self._transaction.keep("what travels", lambda: (drop() or bool)())
         self._require_held("made")
         self._delay, self._alpha, self._warm_up, self._wire = delay, alpha, warm_up_steps, wire_format
-        self._told = (sync_every, fragments, delay, alpha, warm_up_steps)
+        self._told = [("sync_every", sync_every), ("fragments", fragments), ("fragment_sync_delay", delay),
+                      ("fragment_update_alpha", alpha), ("warm_up_steps", warm_up_steps)]  # fmt: skip
         if comm is None and _world.is_initialized():
             comm = _world.world()
         self._comm = comm
@@ -184,24 +187,25 @@ class LocalSteps:
 
     def _require_held(self, where: str) -> None:
         """Raises InvalidArgument for parameters that are trained and would never be averaged."""
-        named = dict(self._module.named_parameters())
-        names = {id(one): f"'{name}'" for name, one in named.items()}
-        trained = [one for one in named.values() if one.requires_grad]
+        who = f"{type(self).__name__} ({where})"
+        advice = (
+            "is trained and in no fragment, so that it would never be the same on all ranks: parameters were unfrozen, replaced "
+            "or added since, or the modules do not have all that the optimizer steps -- give all modules; to unfreeze or "
+            f"replace, synchronize() first, and then make a new {type(self).__name__}"
+        )
+        shown = shown_of(self._module)
+        for name, identity, *_, requires_grad in shown:
+            if requires_grad and identity not in self._held:
+                raise InvalidArgument(f"{who}: parameter '{name}' {advice}")
         for number, group in enumerate(self.inner_optimizer.param_groups):
             for one in group["params"]:
-                names.setdefault(id(one), f"of shape {list(one.shape)} in group {number} of the inner optimizer")
-                if one.requires_grad:
-                    trained.append(one)
-        strange = [one for one in trained if id(one) not in self._held]
-        gone = len(self._held - names.keys())
-        if not strange and not gone:
-            return
-        which = f"parameter {names[id(strange[0])]} is trained and in no fragment" if strange else f"{gone} parameters are gone"
-        raise InvalidArgument(
-            f"{type(self).__name__} ({where}): {which}, so that it would never be the same on all ranks: parameters were "
-            "unfrozen, replaced or added since, or the modules do not have all that the optimizer steps -- "
-            f"give all modules; to unfreeze or replace, synchronize() first, and then make a new {type(self).__name__}"
-        )
+                if one.requires_grad and id(one) not in self._held:
+                    raise InvalidArgument(
+                        f"{who}: parameter of shape {list(one.shape)} in group {number} of the inner optimizer {advice}"
+                    )
+        # Others than those that are averaged are each rank's own.
+        advice = f"it would never be the same on all ranks: synchronize() first, and then make a new {type(self).__name__}"
+        self._transaction.update([one for one in shown if one[1] in self._held], who, advice)
 
     def _require_unwritten(self, where: str) -> None:
         # An average has what was loaded; an outer optimizer would go on in that direction.
@@ -304,11 +308,17 @@ class LocalSteps:
             place.sub_(own)
         self._difference = difference.float() if self._wire is not None else difference
         fragment.sent, fragment.sent_at = fragment.samples, self._steps
-        # Ranks whose options differ are told so. An outer optimizer's may be any objects, and change.
-        outer = self.outer_optimizer
-        options = [sorted((key, str(one)) for key, one in group.items() if isinstance(one, (int, float, str, tuple)))
-                   for group in outer.param_groups]  # fmt: skip
-        tag = zlib.crc32(repr((*self._told, number, type(outer).__qualname__, options)).encode())
+        # An outer optimizer's options may be any objects, and change.
+        outer, who = self.outer_optimizer, type(self).__name__
+        options = [(who, name, str(value)) for name, value in (*self._told, ("outer optimizer", type(outer).__qualname__))]
+        options += [
+            (f"group {at} of the outer optimizer", key, str(one))
+            for at, group in enumerate(outer.param_groups)
+            for key, one in sorted(group.items())
+            if isinstance(one, (int, float, str, tuple))
+        ]
+        self._transaction.agree(options)
+        tag = self._transaction.tag(number)
         how: dict[str, Any] = {"op": "average", "weight": fragment.sent, "tag": tag, "async_op": True}
         self._under_way = number
         self._works.append(comm.all_reduce(self._difference, wire_format=self._wire, **how))
@@ -329,14 +339,17 @@ class LocalSteps:
         try:
             for work in self._works:
                 work.wait()
-        except Error:
+        except Error as error:
             self._drop()  # the others of it are not to be said as well
+            self._transaction.end("error", False)
+            if isinstance(error, Mismatch) and self._comm is not None:
+                self._transaction.explain(self._comm, str(error))
             raise
         self._works.clear()
         assert self._under_way is not None and self._difference is not None and self._rest is not None
         fragment = self._fragments[self._under_way]
         if not bool(torch.isfinite(self._difference).all()):  # on all ranks
-            self._drop()
+            self._transaction.end("averages", False)
             self._raise_non_finite(fragment)
         if self._rest[0] > 0:
             fragment.outer.grad = self._difference.to(fragment.outer.dtype)
@@ -353,6 +366,7 @@ class LocalSteps:
         if self._under_way == 0:
             for own, place in _places(self._buffers(), self._rest[1:]):
                 own.copy_(place)
+        self._transaction.end("averages", True)
         self._drop()
         self._version += 1
         if self._advance is not None:

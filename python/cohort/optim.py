@@ -5,7 +5,6 @@ gradually (Goyal et al. 2017, arXiv 1706.02677). The optimizers themselves are t
 from __future__ import annotations
 
 import enum
-import hashlib
 import inspect
 import logging
 import math
@@ -17,9 +16,9 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from cohort import _world
-from cohort._collective import all_gather_bytes
+from cohort._core import Transaction
 from cohort._local_sgd import DiLoCo, LocalSGD
-from cohort.errors import InvalidArgument, Mismatch
+from cohort.errors import InvalidArgument
 from cohort.nn import DistributedDataParallel
 
 __all__ = ["DiLoCo", "LocalSGD", "Piece", "Scaling", "Sharded", "WarmupScheduler", "scale_factor"]
@@ -129,6 +128,7 @@ class _Sharded:
         self._members: list[str] = []  # by parameter: its group
         self._compared = False  # the options, by this step's clip_grad_norm
         self._clips = False
+        self._transaction = Transaction("Sharded")
         self._reducer.has_optimizer = True
         params = self._reducer.parameters if params is None else params
         base.__init__(self, params if isinstance(params, torch.Tensor) else list(params), **options)  # type: ignore[misc]
@@ -170,33 +170,14 @@ class _Sharded:
 
     # -------------------------------------------------------------------------------------------- what has to be alike
 
-    def _options(self) -> list[tuple[str, Any]]:
+    def _agree(self, *more: tuple[str, str, str]) -> list[float]:
+        """Numbers whose sums over ranks tell whether all have the same groups and options."""
         groups: Any = self.param_groups  # type: ignore[attr-defined]
         names = sorted(self.defaults)  # type: ignore[attr-defined]
-        return [(f"{name} of parameter group {number}", _plain(group.get(name)))
-                for number, group in enumerate(groups) for name in names]  # fmt: skip
-
-    def _digest(self, told: list[tuple[str, Any]]) -> list[float]:
-        """Numbers whose sums over ranks tell whether all have the same: exact in float64 up to two million ranks."""
-        digest = hashlib.blake2b(repr((self._members, told)).encode(), digest_size=6).digest()
-        words = [float(int.from_bytes(digest[at : at + 2], "little")) for at in (0, 2, 4)]
-        return [*words, *(word * word for word in words)]
-
-    def _require_alike(self, sums: list[float], told: list[tuple[str, Any]], where: str) -> None:
-        """Raises Mismatch on all ranks where the sums of their digests say that these differ."""
-        comm = self._reducer.comm
-        totals = [int(one) for one in sums]
-        if all(comm.size() * squares == total * total for total, squares in zip(totals[:3], totals[3:])):
-            return
-        lines = [*self._members, *(f"{name} = {value}" for name, value in told)]
-        texts = [bytes(one).decode().split("\n") for one in all_gather_bytes(comm, "\n".join(lines).encode())]
-        rank, other = next((rank, text) for rank, text in enumerate(texts) if text != texts[0])
-        pairs = zip([*texts[0], "nothing more"], [*other, "nothing more"])
-        first, second = next((one, two) for one, two in pairs if one != two)
-        raise Mismatch(
-            f"{where}: the ranks' optimizers differ -- rank 0 has {first}, rank {rank} has {second} -- each steps a part of "
-            "the model by its own: set the same on all ranks (a schedule that goes by a loss, by the mean over ranks)"
-        )
+        options = [(f"parameter group {number}", name, f"{_plain(group.get(name))}")
+                   for number, group in enumerate(groups) for name in names]  # fmt: skip
+        self._transaction.agree([*(("", member, "") for member in self._members), *more, *options])
+        return self._transaction.sums()
 
     @torch.no_grad()
     def _before_step(self) -> None:
@@ -208,10 +189,10 @@ class _Sharded:
                 "Sharded.step: parameter groups have other tensors than this rank's pieces -- add parameters by "
                 "add_param_group of this optimizer"
             )
-        work, told = None, self._options()
-        sums = torch.tensor(self._digest(told), dtype=torch.float64)
-        if not self._compared and reducer.comm.size() > 1:
-            work = reducer.comm.all_reduce(sums, async_op=True)
+        work = None
+        if not self._compared:
+            sums = torch.tensor(self._agree(), dtype=torch.float64)
+            work = reducer.comm.all_reduce(sums, async_op=True) if reducer.comm.size() > 1 else None
         reducer.take_gradients()
         reducer.note_writes()
         for number, (piece, of) in enumerate(zip(self.pieces, self._own)):
@@ -225,7 +206,7 @@ class _Sharded:
         # Others of this host may still read parameters, for an output of their own.
         if work is not None:
             work.wait()
-            self._require_alike(sums.tolist(), told, "Sharded.step")
+            self._transaction.require_sums(reducer.comm, sums.tolist(), "Sharded.step")
         elif reducer.core.shares_parameters:
             reducer.core.meet()
         self._compared = False
@@ -248,6 +229,7 @@ class _Sharded:
         for parameter in self._trained:
             parameter.view(-1)[:0].zero_()
         reducer.note_step()
+        self._transaction.end("", True)
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         loss = None
@@ -283,10 +265,10 @@ class _Sharded:
         reducer.take_gradients()
         given = [of.gradient for of in self._own if of.gradient is not None]
         square = sum(float(gradient.double().square().sum()) for gradient in given)
-        told = [("max_norm of clip_grad_norm", float(max_norm)), *self._options()]
-        sums = torch.tensor([square, *self._digest(told)], dtype=torch.float64)
+        digest = self._agree(("clip_grad_norm", "max_norm", f"{float(max_norm)}"))
+        sums = torch.tensor([square, *digest], dtype=torch.float64)
         reducer.comm.all_reduce(sums)
-        self._require_alike(sums[1:].tolist(), told, "Sharded.clip_grad_norm")
+        self._transaction.require_sums(reducer.comm, sums[1:].tolist(), "Sharded.clip_grad_norm")
         self._compared = self._clips = True
         norm = math.sqrt(float(sums[0]))
         factor = max_norm / (norm + 1e-6)

@@ -6,6 +6,7 @@
 #include "train/gradients/power_sgd.h"
 #include "train/gradients/reducer.h"
 #include "train/gradients/shares.h"
+#include "train/step/methods.h"
 
 #include <pybind11/stl.h>
 
@@ -21,7 +22,7 @@ namespace {
 
 namespace core = cohort::gradients;
 
-class PendingOperation final : public core::Pending {
+class PendingOperation final : public step::Pending {
  public:
   explicit PendingOperation(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
   ~PendingOperation() override {
@@ -51,7 +52,7 @@ class PendingOperation final : public core::Pending {
 };
 
 /// What a hook of the user's has started: it is `finish()`ed by cohort.nn.
-class PendingHook final : public core::Pending {
+class PendingHook final : public step::Pending {
  public:
   explicit PendingHook(py::object hooked) : hooked_(std::move(hooked)) {}
   void wait() override { hooked_.attr("finish")(); }
@@ -62,7 +63,7 @@ class PendingHook final : public core::Pending {
   py::object hooked_;
 };
 
-class RanksOfMember final : public core::Ranks {
+class RanksOfMember final : public step::Ranks {
  public:
   explicit RanksOfMember(std::shared_ptr<Member> member) : member_(std::move(member)) {}
   int rank() const override { return member_->rank; }
@@ -70,7 +71,7 @@ class RanksOfMember final : public core::Ranks {
   int local_size() const override { return member_->local_size; }
   const std::string& host() const override { return member_->host; }
   Memory allocate(std::size_t bytes) override { return member_->allocate(bytes); }
-  std::unique_ptr<core::Pending> start(const char* name, const Start& start,
+  std::unique_ptr<step::Pending> start(const char* name, const Start& start,
                                        std::shared_ptr<const void> keep) override {
     const py::gil_scoped_acquire gil;
     return std::make_unique<PendingOperation>(member_->start(name, start, {}, std::move(keep)));
@@ -203,11 +204,11 @@ nn::DistributedDataParallelOptions options_of(const py::object& options, Observe
 class GradientReducer {
  public:
   GradientReducer(const PyCommunicator& comm, const std::vector<Described>& parameters, const py::object& options,
-                  const py::object& hooks)
+                  const py::object& hooks, std::shared_ptr<step::Transaction> transaction)
       : hooks_(hooks),
         member_(comm.shared()),
         core_(std::make_shared<RanksOfMember>(member_), parameters_of(parameters), options_of(options, &hooks_), hooks_,
-              core::reduce_by_average, shards_of(comm, sharding_of(options))) {}
+              core::reduce_by_average, shards_of(comm, sharding_of(options)), std::move(transaction)) {}
   core::Reducer& core() noexcept { return core_; }
 
   /// cohort.nn's Reducer has a hook.
@@ -240,28 +241,30 @@ class GradientReducer {
   std::vector<std::size_t> home_offsets() const {
     std::vector<std::size_t> offsets;
     for (std::size_t i = 0; i < core_.parameter_count(); ++i) {
-      const Buffer home = core_.home_of(i);
-      offsets.push_back(elements_between(core_.homes(), home));
+      const Buffer home = core_.division().home_of(i);
+      offsets.push_back(elements_between(core_.division().homes(), home));
     }
     return offsets;
   }
   /// (parameter, begin, count, where its average lies in `averages`), counted in elements.
   py::list pieces() const {
     py::list all;
-    for (const core::Piece& piece : core_.pieces()) {
+    for (const core::Piece& piece : core_.division().pieces()) {
       const std::size_t average =
-          core_.divides_gradients() ? elements_between(core_.averages(), core_.average_of(piece)) : 0;
+          core_.divides_gradients() ? elements_between(core_.division().averages(), core_.division().average_of(piece))
+                                    : 0;
       all.append(py::make_tuple(piece.parameter, piece.begin, piece.count, average));
     }
     return all;
   }
   void meet() {
-    member_->call<void>("Sharded", [&](Communicator&) { core_.shards()->meet(); });
+    member_->call<void>("Sharded", [&](Communicator&) { core_.division().shards()->meet(); });
   }
   void gather() {
-    const Device& device = core_.regions().front().values.device;
+    const Device& device = core_.division().regions().front().values.device;
     void* const stream = device.type == DeviceType::CPU ? nullptr : hooks_.stream_of(device);
-    member_->call<void>("Sharded", [&](Communicator&) { core_.shards()->gather(core_.regions(), stream); });
+    member_->call<void>("Sharded",
+                        [&](Communicator&) { core_.division().shards()->gather(core_.division().regions(), stream); });
   }
   void finish() {
     try {
@@ -376,7 +379,7 @@ using Named = std::tuple<std::string, std::vector<std::int64_t>, std::size_t, py
 
 void require_same_parameters(const PyCommunicator& comm, const std::vector<Named>& named, std::int64_t step) {
   std::vector<Array> arrays;
-  std::vector<core::NamedValues> values;
+  std::vector<step::NamedValues> values;
   for (const auto& [name, sizes, element_size, bytes, text] : named) {
     const ConstBuffer buffer =
         arrays.emplace_back(bytes, Access::Read, Role{"require_same_parameters", "tensor"}).const_buffer();
@@ -391,7 +394,90 @@ void require_same_parameters(const PyCommunicator& comm, const std::vector<Named
   }
   RanksOfMember ranks(comm.shared());
   const py::gil_scoped_release release;
-  core::require_same_parameters(ranks, values, step);
+  step::require_same_parameters(ranks, values, step);
+}
+
+/// What a method in Python keeps between steps.
+class KeptInPython final : public step::Kept {
+ public:
+  explicit KeptInPython(py::function drop) : drop_(std::move(drop)) {}
+
+ private:
+  void clear() override { drop_(); }
+  py::function drop_;
+};
+
+std::shared_ptr<step::Transaction> transaction_of(const std::string& method) {
+  const auto of = [](step::Method one) { return std::make_shared<step::Transaction>(std::move(one)); };
+  if (method == "Sharded") return of(step::sharded());
+  if (method == "LocalSteps") return of(step::local_steps());
+  if (method == "divided") return of(step::data_parallel(true));
+  return of(step::data_parallel(false));
+}
+
+using Shown = std::tuple<std::string, std::uintptr_t, std::string, std::string, std::vector<std::int64_t>, bool>;
+
+void update(step::Transaction& self, const std::vector<Shown>& shown, const char* where, const char* advice) {
+  std::vector<step::Shown> all;
+  for (const auto& [name, identity, type, device, sizes, requires_grad] : shown) {
+    all.push_back({name, reinterpret_cast<const void*>(identity), type, device, sizes, requires_grad});
+  }
+  self.trained().update(std::move(all), where, advice);
+}
+
+void end(step::Transaction& self, const std::string& by, bool accepted) {
+  const step::Outcome outcome = accepted ? step::Outcome::Accepted : step::Outcome::NotFinite;
+  self.end(by == "averages" ? step::Decision::by_averages(outcome)
+           : by == "error"  ? step::Decision::by_error(step::Outcome::Lost)
+                            : step::Decision::none());
+}
+
+void bind_transaction(py::module_& module) {
+  using step::Transaction;
+  using Options = std::vector<std::tuple<std::string, std::string, std::string>>;
+  py::class_<Transaction, std::shared_ptr<Transaction>>(module, "Transaction")
+      .def(py::init(&transaction_of), py::arg("method"))
+      .def("update", &update, py::arg("shown"), py::arg("where"), py::arg("advice"))
+      .def("unchanged", [](Transaction& self) { self.trained().unchanged(); })
+      .def(
+          "agree",
+          [](Transaction& self, const Options& options) {
+            std::vector<step::Option> all;
+            for (const auto& [owner, name, value] : options) all.push_back({owner, name, value});
+            self.agreement().set(std::move(all));
+          },
+          py::arg("options"))
+      .def(
+          "tag", [](Transaction& self, std::uint64_t more) { return self.agreement().tag(more); }, py::arg("more"))
+      .def("sums", [](Transaction& self) { return self.agreement().sums(); })
+      .def(
+          "require",
+          [](Transaction& self, const PyCommunicator& comm) {
+            RanksOfMember ranks(comm.shared());
+            self.agreement().require(ranks);
+          },
+          py::arg("comm"))
+      .def(
+          "require_sums",
+          [](Transaction& self, const PyCommunicator& comm, const std::vector<double>& sums, const char* where) {
+            RanksOfMember ranks(comm.shared());
+            self.agreement().require(ranks, sums, where);
+          },
+          py::arg("comm"), py::arg("sums"), py::arg("where"))
+      .def(
+          "explain",
+          [](Transaction& self, const PyCommunicator& comm, const std::string& mismatch) {
+            RanksOfMember ranks(comm.shared());
+            self.agreement().explain(ranks, Error(ErrorCode::Mismatch, mismatch));
+          },
+          py::arg("comm"), py::arg("mismatch"))
+      .def(
+          "keep",
+          [](Transaction& self, const std::string& name, py::function drop) {
+            self.keep(name, std::make_shared<KeptInPython>(std::move(drop)));
+          },
+          py::arg("name"), py::arg("drop"))
+      .def("end", &end, py::arg("by"), py::arg("accepted"));
 }
 
 template <class Function>
@@ -402,6 +488,7 @@ auto accumulation(Function function) {
 }  // namespace
 
 void bind_gradients(py::module_& module) {
+  bind_transaction(module);
   module.def("warn_of_unused_shares", &core::warn_of_unused_shares);
   py::class_<core::SampleShares>(module, "SampleShares")
       .def(py::init<const std::string&>(), py::arg("text"))
@@ -415,8 +502,9 @@ void bind_gradients(py::module_& module) {
       .def(
           "end_step", [](core::SampleShares& self, std::int64_t own) { self.end_step(own); }, py::arg("own"));
   py::class_<GradientReducer>(module, "GradientReducer")
-      .def(py::init<const PyCommunicator&, const std::vector<Described>&, const py::object&, const py::object&>(),
-           py::arg("comm"), py::arg("parameters"), py::arg("options"), py::arg("hooks"))
+      .def(py::init<const PyCommunicator&, const std::vector<Described>&, const py::object&, const py::object&,
+                    std::shared_ptr<step::Transaction>>(),
+           py::arg("comm"), py::arg("parameters"), py::arg("options"), py::arg("hooks"), py::arg("transaction"))
       .def("lay_out", [](GradientReducer& self) { self.core().lay_out(); })
       .def("use_hook", &GradientReducer::use_hook)
       .def("buckets", &GradientReducer::buckets)
@@ -454,26 +542,19 @@ void bind_gradients(py::module_& module) {
       .def("count_written", [](GradientReducer& self) { ++self.core().stats().gradients_written; })
       .def("count_moved", [](GradientReducer& self) { ++self.core().stats().gradients_moved; })
       .def("count_parameter_comparison", [](GradientReducer& self) { ++self.core().stats().parameter_comparisons; })
-      .def("go_on_from",
-           [](GradientReducer& self, GradientReducer& before) {
-             std::map<std::string, std::vector<float>> residuals;
-             for (const auto& [name, values] : before.core().residuals())
-               residuals[name].assign(values.begin(), values.end());
-             self.core().go_on_from(before.core().progress(), before.core().stats(), residuals,
-                                    before.core().last_step_refused());
-           })
+      .def("go_on_from", [](GradientReducer& self, GradientReducer& before) { self.core().go_on_from(before.core()); })
       .def_property_readonly("divides_gradients", [](GradientReducer& self) { return self.core().divides_gradients(); })
       .def_property_readonly("shares_parameters",
-                             [](GradientReducer& self) { return self.core().shards()->shares_parameters(); })
+                             [](GradientReducer& self) { return self.core().division().shards()->shares_parameters(); })
       .def_property_readonly("writes_shared",
-                             [](GradientReducer& self) { return self.core().shards()->writes_shared(); })
-      .def("homes", [](GradientReducer& self) { return self.core().homes(); })
-      .def("averages", [](GradientReducer& self) { return self.core().averages(); })
+                             [](GradientReducer& self) { return self.core().division().shards()->writes_shared(); })
+      .def("homes", [](GradientReducer& self) { return self.core().division().homes(); })
+      .def("averages", [](GradientReducer& self) { return self.core().division().averages(); })
       .def("home_offsets", &GradientReducer::home_offsets)
       .def("pieces", &GradientReducer::pieces)
       .def("protect_parameters", [](GradientReducer& self) { self.core().protect_parameters(); })
-      .def("allow_writes", [](GradientReducer& self) { self.core().allow_writes(); })
-      .def("forbid_writes", [](GradientReducer& self) { self.core().forbid_writes(); })
+      .def("allow_writes", [](GradientReducer& self) { self.core().division().allow_writes(); })
+      .def("forbid_writes", [](GradientReducer& self) { self.core().division().forbid_writes(); })
       .def("meet", &GradientReducer::meet)
       .def("gather", &GradientReducer::gather)
       .def("reads", [](GradientReducer& self, std::size_t parameter) { return self.core().reads(parameter); })
@@ -492,7 +573,7 @@ void bind_gradients(py::module_& module) {
       "require_same_on_all_ranks",
       [](const PyCommunicator& comm, const std::vector<std::string>& lines, const std::string& who) {
         RanksOfMember ranks(comm.shared());
-        core::require_same_on_all_ranks(ranks, lines, who.c_str());
+        step::require_same_on_all_ranks(ranks, lines, who.c_str());
       },
       py::arg("comm"), py::arg("lines"), py::arg("who"));
   module.def("require_same_parameters", &require_same_parameters, py::arg("comm"), py::arg("named"), py::arg("step"));
@@ -502,7 +583,7 @@ void bind_gradients(py::module_& module) {
     return core::text_of({.rank = rank,
                           .host = host,
                           .parameter = parameter,
-                          .element = {.index = index, .position = core::position_of(index, sizes), .value = value},
+                          .element = {.index = index, .position = step::position_of(index, sizes), .value = value},
                           .step = step},
                          sizes);
   });

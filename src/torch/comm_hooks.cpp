@@ -166,7 +166,7 @@ CommHook power_sgd_hook(std::shared_ptr<PowerSGDState> state) {
   if (!state) raise(ErrorCode::InvalidArgument, "power_sgd_hook: the state is empty");
   return [state = std::move(state)](GradBucket& bucket) {
     const at::Tensor buffer = bucket.buffer();
-    const std::shared_ptr<gradients::Ranks> ranks = gradients::ranks_of(bucket.communicator());
+    const std::shared_ptr<step::Ranks> ranks = step::ranks_of(bucket.communicator());
     std::vector<gradients::PowerSGD::Matrix> matrices;
     const std::vector<at::Tensor> gradients = bucket.gradients();
     for (std::size_t i = 0; i < gradients.size(); ++i) {

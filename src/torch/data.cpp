@@ -140,7 +140,7 @@ void DistributedSampler::step(std::int64_t steps) {
     gradients::warn_of_unused_shares();
 }
 
-void DistributedSampler::bind(std::shared_ptr<gradients::Ranks> ranks) const {
+void DistributedSampler::bind(std::shared_ptr<step::Ranks> ranks) const {
   if (!shared_->shares.uneven()) return;
   shared_->shares.require_world(ranks->size());
   if (!shared_->weighted && !shared_->drawn_steps.empty()) {

@@ -2,8 +2,8 @@
 #include "base/result.h"
 #include "torch/module_slots.h"
 #include "torch/reducer.h"
-#include "train/gradients/ranks.h"
 #include "train/gradients/shares.h"
+#include "train/step/methods.h"
 
 #include <cohort/torch/data.h>
 #include <cohort/torch/nn.h>
@@ -24,7 +24,7 @@ namespace cohort::nn {
 
 namespace {
 
-std::string describe(const char* kind, const std::string& name, const at::Tensor& tensor) {
+std::string text_of(const char* kind, const std::string& name, const at::Tensor& tensor) {
   std::string strides;
   if (!tensor.is_contiguous()) strides = fmt::format(" with strides [{}]", fmt::join(tensor.strides().vec(), ", "));
   return fmt::format("{} '{}' of {} [{}]{}{}{}", kind, name, at::toString(tensor.scalar_type()),
@@ -38,12 +38,13 @@ struct Contents {
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> buffers;
   std::vector<NamedTensor> named;  // the parameters, then the buffers
-  std::vector<std::string> description;
+  std::vector<step::Option> description;
 };
 
 Contents contents_of(const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
   Contents contents;
-  contents.description.push_back(fmt::format(
+  const auto describe = [&](std::string line) { contents.description.push_back({.name = std::move(line)}); };
+  describe(fmt::format(
       "options bucket_bytes={}, first_bucket_bytes={}, broadcast_buffers={}, "
       "wire_format={}, error_feedback={}, non_finite={}, compare_parameters_every={}, check_replicas={}, sharding={}, "
       "weights {}",
@@ -53,7 +54,7 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
       options.check_replicas, static_cast<int>(options.sharding), options.samples ? "by a function" : "as declared"));
   if (options.sampler != nullptr) {
     const data::DistributedSamplerOptions& sampler = options.sampler->options();
-    contents.description.push_back(fmt::format(
+    describe(fmt::format(
         "a sampler of {} samples, batch_size={}, shuffle={}, seed={}, remainder={}, world_size={}, shares={}",
         options.sampler->size(), sampler.batch_size, sampler.shuffle, sampler.seed, static_cast<int>(sampler.remainder),
         sampler.world_size, sampler.shares.empty() ? env::text(env::kShares) : sampler.shares));
@@ -64,7 +65,7 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
     if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     contents.parameters.push_back(tensor);
     contents.named.push_back({"parameter '" + item.key() + "'", tensor});
-    contents.description.push_back(describe("parameter", item.key(), tensor));
+    describe(text_of("parameter", item.key(), tensor));
     if (!(tensor.is_cpu() || tensor.is_cuda()) || tensor.layout() != at::kStrided) {
       raise(ErrorCode::InvalidArgument,
             "DistributedDataParallel: parameter '{}' is not dense, or neither in the host's memory nor in CUDA's",
@@ -87,7 +88,7 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
     if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     contents.buffers.push_back(tensor);
     contents.named.push_back({"buffer '" + item.key() + "'", tensor});
-    contents.description.push_back(describe("buffer", item.key(), tensor));
+    describe(text_of("buffer", item.key(), tensor));
   }
   if (contents.trained.empty()) {
     raise(ErrorCode::InvalidArgument, "DistributedDataParallel: no parameter of the module requires a gradient");
@@ -157,6 +158,7 @@ struct DataParallelCore::State {
   Memory staged_buffers;
   std::optional<std::int64_t> next_samples;
   std::int64_t compared_at = 0;  // the step of the last comparison
+  std::shared_ptr<step::Transaction> transaction;
   std::shared_ptr<Reducer> reducer;
   CommHook hook;
 
@@ -177,8 +179,9 @@ struct DataParallelCore::State {
 // Collective: the models are compared and made equal, and the reducer hooked in.
 void DataParallelCore::State::attach() {
   Contents contents = contents_of(*module, options);
-  const std::shared_ptr<gradients::Ranks> ranks = gradients::ranks_of(comm);
-  gradients::require_same_on_all_ranks(*ranks, contents.description, "DistributedDataParallel");
+  const std::shared_ptr<step::Ranks> ranks = step::ranks_of(comm);
+  transaction->agreement().set(std::move(contents.description));
+  transaction->agreement().require(*ranks);
   take_buffers(contents.buffers);
   parameter_slots.clear();
   visit_parameters(*module, [this](const at::Tensor& parameter) { parameter_slots.take(parameter); });
@@ -188,31 +191,20 @@ void DataParallelCore::State::attach() {
   frozen = std::move(contents.frozen);
   named = std::move(contents.named);
   broadcast_parameters(comm, everything);
+  const std::shared_ptr<Reducer> before = reducer;
   std::shared_ptr<gradients::Shards> shards;
   if (options.sharding != Sharding::None) shards = std::make_shared<gradients::Shards>(comm, options.sharding);
-  std::int64_t steps = 0;
-  ReducerStats stats;
-  std::map<std::string, std::vector<float>> residuals;
-  bool last_step_refused = false;
-  gradients::Accumulation accumulation;
-  const std::weak_ptr<Reducer> before = reducer;
-  if (reducer) {
-    last_step_refused = reducer->core().last_step_refused();
-    steps = reducer->core().progress();
-    stats = reducer->core().stats();
-    for (const auto& [name, values] : reducer->core().residuals()) residuals[name].assign(values.begin(), values.end());
-    accumulation = reducer->core().accumulation();
-    reducer->after_backward(nullptr);
-    reducer->detach();
-    reducer.reset();
+  if (before != nullptr) {
+    before->after_backward(nullptr);
+    before->detach();
   }
-  reducer = std::make_shared<Reducer>(ranks, contents.trained, options, std::move(shards));
+  reducer = std::make_shared<Reducer>(ranks, contents.trained, options, std::move(shards), transaction);
   if (hook) reducer->use_hook(hook, comm);
   reducer->attach();
-  reducer->core().go_on_from(steps, stats, residuals, last_step_refused);
-  reducer->core().accumulation() = accumulation;
   reducer->after_backward([this] { refuse_what_came_too_late(); });
-  if (const std::shared_ptr<Reducer> held = before.lock()) held->succeed_by(reducer);
+  if (before == nullptr) return;
+  reducer->core().go_on_from(before->core());
+  before->succeed_by(reducer);
 }
 
 void DataParallelCore::State::take_buffers(const std::vector<at::Tensor>& tensors) {
@@ -255,7 +247,11 @@ bool DataParallelCore::State::any_unfrozen() const {
 // What is trained now and was not, has taken another's place or has another type cannot be averaged as it is, without a
 // word.
 void DataParallelCore::State::attach_again_if_changed() {
-  if (!any_unfrozen() && !parameters_changed() && reducer->look_at_parameters()) return;
+  if (!any_unfrozen() && !parameters_changed() && reducer->look_at_parameters())
+    return transaction->trained().unchanged();
+  transaction->trained().update(
+      shown_of(*module), "DistributedDataParallel",
+      "with Sharding parameters are fixed: wrap the module again, and make its optimizer anew");
   if (options.sharding != Sharding::None) {
     raise(
         ErrorCode::InvalidArgument,
@@ -391,9 +387,11 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
           sampler.rank, sampler.world_size, comm.rank(), comm.size());
     }
   }
+  state_->transaction = std::make_shared<step::Transaction>(step::data_parallel(options.sharding != Sharding::None));
+  state_->transaction->trained().update(shown_of(*state_->module), "", "");
   state_->attach();
   if (options.sampler != nullptr) {
-    options.sampler->bind(gradients::ranks_of(comm));
+    options.sampler->bind(step::ranks_of(comm));
   } else if (comm.rank() == 0 && gradients::SampleShares(env::text(env::kShares)).uneven()) {
     gradients::warn_of_unused_shares();
   }
@@ -481,7 +479,7 @@ int DataParallelCore::join() {
 }
 
 void DataParallelCore::parameters_written() {
-  if (!state_->reducer->core().shards()) return;
+  if (!state_->reducer->core().division().shards()) return;
   state_->reducer->bring_home();
   state_->reducer->note_writes();
 }

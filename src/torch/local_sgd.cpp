@@ -1,9 +1,9 @@
 #include "torch/local_sgd.h"
 
-#include "base/parse.h"
 #include "base/result.h"
 #include "torch/checkpoint_tensors.h"
-#include "train/gradients/ranks.h"
+#include "torch/module_slots.h"
+#include "train/step/methods.h"
 
 #include <cohort/torch/tensor.h>
 
@@ -64,7 +64,7 @@ void copy(const std::vector<at::Tensor>& to, const at::Tensor& flat) {
 }  // namespace
 
 LocalCore::LocalCore(torch::nn::Module& of, torch::optim::Optimizer& inner, const Options& how)
-    : module(of), optimizer(inner), options(how) {
+    : module(of), optimizer(inner), options(how), transaction(step::local_steps()) {
   const std::int64_t parts = options.fragments;
   require(options.sync_every >= 1 && options.warm_up_steps >= 0, "sync_every is 1 or more, warm_up_steps 0 or more");
   require(parts >= 1 && options.sync_every % parts == 0,
@@ -97,6 +97,18 @@ LocalCore::LocalCore(torch::nn::Module& of, torch::optim::Optimizer& inner, cons
   for (const at::Tensor& parameter : module.parameters()) {
     if (parameter.defined() && !parameter.requires_grad()) kept.push_back(parameter);
   }
+  transaction.keep("what travels", travels);
+  const auto set = [&](const char* name, const auto& value) {
+    transaction.agreement().set("DiLoCo, LocalSGD", name, fmt::format("{}", value));
+  };
+  set("sync_every", options.sync_every);
+  set("warm_up_steps", options.warm_up_steps);
+  set("outer_learning_rate", options.outer_learning_rate);
+  set("outer_momentum", options.outer_momentum);
+  set("nesterov", options.nesterov);
+  set("fragments", options.fragments);
+  set("fragment_sync_delay", options.fragment_sync_delay);
+  set("fragment_update_alpha", options.fragment_update_alpha);
   require_held("made");
 }
 
@@ -123,34 +135,33 @@ void LocalCore::note(Fragment& fragment) {
   for (const at::Tensor& one : fragment.parameters) fragment.versions.push_back(one._version());
 }
 
-void LocalCore::require_held(const char* where) const {
-  std::unordered_set<const void*> held, there;
+void LocalCore::require_held(const char* where) {
+  std::unordered_set<const void*> held;
   for (const Fragment& fragment : fragments) {
     for (const at::Tensor& one : fragment.parameters) held.insert(one.unsafeGetTensorImpl());
   }
-  std::string which;
-  const auto look = [&](const at::Tensor& one, const auto& name) {
-    if (!one.defined()) return;
-    there.insert(one.unsafeGetTensorImpl());
-    if (which.empty() && one.requires_grad() && !held.contains(one.unsafeGetTensorImpl()))
-      which = fmt::format("parameter {} is trained and in no fragment", name());
-  };
-  for (const auto& item : module.named_parameters()) {
-    look(item.value(), [&] { return fmt::format("'{}'", item.key()); });
+  const std::string who = fmt::format("DiLoCo, LocalSGD ({})", where);
+  constexpr const char* kAdvice =
+      "is trained and in no fragment, so that it would never be the same on all ranks: parameters were unfrozen, "
+      "replaced "
+      "or added since, or the module does not have all that the optimizer steps -- give all of the module; to unfreeze "
+      "or replace, synchronize() first, and then make a new one";
+  std::vector<step::Shown> shown = nn::shown_of(module);
+  for (const step::Shown& one : shown) {
+    if (one.requires_grad && !held.contains(one.identity))
+      raise(ErrorCode::InvalidArgument, "{}: parameter '{}' {}", who, one.name, kAdvice);
   }
   for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
-    for (const at::Tensor& one : optimizer.param_groups()[i].params())
-      look(one, [&] { return fmt::format("of {} elements in group {} of the optimizer", one.numel(), i); });
+    for (const at::Tensor& one : optimizer.param_groups()[i].params()) {
+      if (one.defined() && one.requires_grad() && !held.contains(one.unsafeGetTensorImpl()))
+        raise(ErrorCode::InvalidArgument, "{}: parameter of {} elements in group {} of the optimizer {}", who,
+              one.numel(), i, kAdvice);
+    }
   }
-  const auto gone = std::ranges::count_if(held, [&](const void* one) { return !there.contains(one); });
-  if (which.empty() && gone > 0) which = fmt::format("{} parameters are gone", gone);
-  if (which.empty()) return;
-  raise(
-      ErrorCode::InvalidArgument,
-      "DiLoCo, LocalSGD ({}): {}, so that it would never be the same on all ranks: parameters were unfrozen, replaced "
-      "or added since, or the module does not have all that the optimizer steps -- give all of the module; to unfreeze "
-      "or replace, synchronize() first, and then make a new one",
-      where, which);
+  // Others than those that are averaged are each rank's own.
+  std::erase_if(shown, [&](const step::Shown& one) { return !held.contains(one.identity); });
+  transaction.trained().update(std::move(shown), who.c_str(),
+                               "it would never be the same on all ranks: synchronize() first, and then make a new one");
 }
 
 void LocalCore::require_unwritten() const {
@@ -183,7 +194,7 @@ void LocalCore::raise_non_finite(const Fragment& fragment) {
   own = own.substr(0, 255);
   std::array<std::uint64_t, 32> words = {};
   std::memcpy(words.data(), own.data(), own.size());
-  const auto rows = gradients::gather_rows(*gradients::ranks_of(comm), {words.begin(), words.end()});
+  const auto rows = step::gather_rows(*step::ranks_of(comm), {words.begin(), words.end()});
   std::string which;
   for (std::size_t rank = 0; rank < rows.size(); ++rank) {
     const std::string name = rows[rank].empty() ? "" : reinterpret_cast<const char*>(rows[rank].data());
@@ -219,16 +230,12 @@ void LocalCore::start(std::size_t number) {
   if (options.wire_format != WireFormat::None) difference = difference.to(at::kFloat);
   fragment.sent = fragment.samples;
   fragment.sent_at = steps;
-  // Ranks whose options differ are told so.
-  const std::string how =
-      fmt::format("{} {} {} {} {} {} {} {} {}", options.sync_every, options.warm_up_steps, options.outer_learning_rate,
-                  options.outer_momentum, options.nesterov, options.fragments, options.fragment_sync_delay,
-                  options.fragment_update_alpha, number);
   AllReduceOptions average{.op = ReduceOp::Average,
                            .weight = fragment.sent,
                            .wire_format = options.wire_format,
-                           .tag = static_cast<std::uint32_t>(fnv1a(how))};
+                           .tag = transaction.agreement().tag(number)};
   under_way = number;
+  travels->prepare();
   works.push_back(all_reduce(comm, difference, average));
   rest = besides(number);
   average.wire_format = WireFormat::None;
@@ -245,18 +252,22 @@ at::Tensor LocalCore::besides(std::size_t number) const {
 void LocalCore::complete(double alpha) {
   try {
     for (Work& work : works) work.wait();
-  } catch (const Error&) {
+  } catch (const Error& error) {
     drop();  // the others of it are not to be said as well
+    transaction.end(step::Decision::by_error(step::Outcome::Lost));
+    transaction.agreement().explain(*step::ranks_of(comm), error);
     throw;
   }
   works.clear();
   const at::NoGradGuard no_grad;
   Fragment& fragment = fragments[*under_way];
   if (!at::isfinite(difference).all().item<bool>()) {  // on all ranks
+    transaction.end(step::Decision::by_averages(step::Outcome::NotFinite));
     drop();
     raise_non_finite(fragment);
   }
-  if (rest[0].item<double>() > 0) {
+  const bool samples = rest[0].item<double>() > 0;
+  if (samples) {
     at::Tensor update = difference.to(fragment.global.scalar_type());
     if (fragment.momentum.defined()) {
       fragment.momentum.mul_(options.outer_momentum).add_(update);
@@ -271,6 +282,7 @@ void LocalCore::complete(double alpha) {
   fragment.samples -= fragment.sent;
   take(fragment, alpha);
   if (*under_way == 0) copy(buffers(), rest.slice(0, 1));
+  transaction.end(step::Decision::by_averages(samples ? step::Outcome::Accepted : step::Outcome::NoSamples));
   drop();
   ++version;
   if (advance) advance();

@@ -1,10 +1,13 @@
 // What LocalSGD and DiLoCo consist of, for local_sgd.cpp and for the elastic State's part of it.
 #pragma once
 
+#include "train/step/method.h"
+
 #include <cohort/torch/local_sgd.h>
 #include <cohort/work.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -30,6 +33,16 @@ class LocalCore {
     std::vector<std::int64_t> versions;
   };
 
+  /// What travels, for the transaction.
+  class UnderWay final : public step::Kept {
+   public:
+    explicit UnderWay(LocalCore& core) : core_(core) {}
+
+   private:
+    void clear() override { core_.drop(); }
+    LocalCore& core_;
+  };
+
   LocalCore(torch::nn::Module& of, torch::optim::Optimizer& inner, const Options& how);
   /// Steps between synchronisations, at that step.
   std::int64_t period(std::int64_t step) const noexcept;
@@ -44,7 +57,7 @@ class LocalCore {
   void begin();
   void note(Fragment& fragment);
   /// Throws InvalidArgument for parameters that are trained and would never be averaged.
-  void require_held(const char* where) const;
+  void require_held(const char* where);
   /// Throws InvalidArgument for those that others than the optimizer have changed since the last synchronisation.
   void require_unwritten() const;
   /// On all ranks.
@@ -74,6 +87,8 @@ class LocalCore {
   std::optional<std::size_t> under_way;  // a fragment; alike on all ranks
   at::Tensor difference, rest;
   std::vector<Work> works;
+  std::shared_ptr<UnderWay> travels = std::make_shared<UnderWay>(*this);
+  step::Transaction transaction;
 };
 
 }  // namespace cohort::optim

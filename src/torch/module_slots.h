@@ -4,7 +4,11 @@
 
 #include <cohort/torch/torch_api.h>
 
+#include "train/step/trained.h"
+
 #include <cstddef>
+#include <string>
+#include <unordered_set>
 #include <vector>
 
 namespace cohort::nn {
@@ -25,6 +29,23 @@ template <class Visit>
 void visit_buffers(const torch::nn::Module& module, const Visit& visit) {
   for (const auto& item : module.named_buffers(/*recurse=*/false)) visit(item.value());
   for (const auto& child : module.children()) visit_buffers(*child, visit);
+}
+
+/// The parameters of a module, each once, as what is trained is compared.
+inline std::vector<step::Shown> shown_of(const torch::nn::Module& module) {
+  std::vector<step::Shown> shown;
+  std::unordered_set<const void*> seen;  // a module registered twice lists its parameters twice
+  for (const auto& item : module.named_parameters(/*recurse=*/true)) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    shown.push_back({.name = item.key(),
+                     .identity = tensor.unsafeGetTensorImpl(),
+                     .type = at::toString(tensor.scalar_type()),
+                     .device = tensor.device().str(),
+                     .sizes = tensor.sizes().vec(),
+                     .requires_grad = tensor.requires_grad()});
+  }
+  return shown;
 }
 
 /// Tensors in the order of a visit, held, so that no other one gets the address of one that is gone.

@@ -3,7 +3,7 @@
 #include "base/result.h"
 #include "torch/checkpoint_tensors.h"
 #include "torch/reducer.h"
-#include "train/gradients/ranks.h"
+#include "train/step/ranks.h"
 
 #include <cohort/torch/autograd.h>
 #include <cohort/torch/recompute.h>
@@ -276,7 +276,7 @@ void replicate(Communicator& comm, torch::nn::Module& module) {
     states.push_back(checkpoint::state_of(generator));
     lines.push_back(line_of_tensor("generator " + name, states.back()));
   }
-  gradients::require_same_on_all_ranks(*gradients::ranks_of(comm), lines, "replicate");
+  step::require_same_on_all_ranks(*step::ranks_of(comm), lines, "replicate");
   broadcast_parameters(comm, whole);
   broadcast_parameters(comm, states);
   for (std::size_t i = 0; i < states.size(); ++i) {

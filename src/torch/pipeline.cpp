@@ -5,8 +5,8 @@
 #include "torch/pipeline_layers.h"
 #include "torch/reducer.h"
 #include "torch/split_backward.h"
-#include "train/gradients/ranks.h"
 #include "train/pipeline/schedule.h"
+#include "train/step/ranks.h"
 
 #include <cohort/torch/tensor.h>
 
@@ -219,7 +219,7 @@ Pipeline::State::State(const std::vector<NamedLayer>& layers, Communicator commu
                   options.seed ? std::to_string(*options.seed) : "none"),
       fmt::format("{} layers", layers.size())};
   for (const NamedLayer& layer : layers) lines.push_back("layer " + layer.name);
-  gradients::require_same_on_all_ranks(*gradients::ranks_of(comm), lines, "Pipeline");
+  step::require_same_on_all_ranks(*step::ranks_of(comm), lines, "Pipeline");
   check(layout);
   if (3.0 * 4 * layout.stages() * layout.micro_batches > std::numeric_limits<int>::max()) {
     raise(ErrorCode::InvalidArgument, "Pipeline: {} stages of {} micro-batches are more than there are tags for",

@@ -1,7 +1,7 @@
 #include "torch/pipeline_layers.h"
 
 #include "base/result.h"
-#include "train/gradients/ranks.h"
+#include "train/step/ranks.h"
 
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -252,7 +252,7 @@ std::vector<torch::nn::AnyModule> made_layers(Communicator& comm, const std::vec
       shared.add(layers[i].name, stages[i], made_layer(layers[i]));
     }
   }
-  gradients::require_same_on_all_ranks(*gradients::ranks_of(comm), shared.problems(), "Pipeline");
+  step::require_same_on_all_ranks(*step::ranks_of(comm), shared.problems(), "Pipeline");
   if (!shared.problems().empty()) {
     raise(ErrorCode::InvalidArgument,
           "Pipeline: {} -- cut so that both are in one stage, or give each one of its own: every stage would change a "

@@ -1,7 +1,7 @@
 #include "torch/reducer.h"
 
 #include "base/result.h"
-#include "train/gradients/ranks.h"
+#include "train/step/ranks.h"
 
 #include <cohort/torch/same_parameters.h>
 #include <cohort/torch/tensor.h>
@@ -105,16 +105,18 @@ bool lies_in(const at::Tensor& place, const at::Tensor& gradient) {
 
 }  // namespace
 
-Reducer::Reducer(std::shared_ptr<gradients::Ranks> ranks, const std::vector<NamedParameter>& parameters,
-                 const DistributedDataParallelOptions& options, std::shared_ptr<gradients::Shards> shards)
+Reducer::Reducer(std::shared_ptr<step::Ranks> ranks, const std::vector<NamedParameter>& parameters,
+                 const DistributedDataParallelOptions& options, std::shared_ptr<gradients::Shards> shards,
+                 std::shared_ptr<step::Transaction> transaction)
     : ranks_(ranks),
-      core_(std::move(ranks), described(parameters), options, *this, gradients::reduce_by_average, std::move(shards)) {
+      core_(std::move(ranks), described(parameters), options, *this, gradients::reduce_by_average, std::move(shards),
+            std::move(transaction)) {
   for (const NamedParameter& parameter : parameters) {
     parameters_.push_back(
         {.name = parameter.name, .tensor = parameter.tensor, .accumulator = {}, .place = {}, .bucket = {}, .home = {}});
   }
   core_.lay_out();
-  if (core_.shards()) move_parameters();
+  if (core_.division().shards()) move_parameters();
 }
 
 void Reducer::attach() {
@@ -186,19 +188,21 @@ void Reducer::move_parameters() {
             "parameter.set_data(parameter.contiguous()) before it is wrapped",
             parameter.name);
     }
-    parameter.home =
-        tensor_over(core_.home_of(i), core_.homes(), parameter.tensor.options()).view(parameter.tensor.sizes());
+    parameter.home = tensor_over(core_.division().home_of(i), core_.division().homes(), parameter.tensor.options())
+                         .view(parameter.tensor.sizes());
   }
   bring_home();
-  for (const gradients::Piece& range : core_.pieces()) {
+  for (const gradients::Piece& range : core_.division().pieces()) {
     const at::Tensor& tensor = parameters_[range.parameter].tensor;
-    Buffer own = core_.home_of(range.parameter);
+    Buffer own = core_.division().home_of(range.parameter);
     own.data = static_cast<std::byte*>(own.data) + static_cast<std::size_t>(range.begin) * size_of(own.dtype);
     own.count = range.count;
-    Piece piece{
-        .range = range, .values = tensor_over(own, core_.homes(), tensor.options()), .gradient = {}, .average = {}};
+    Piece piece{.range = range,
+                .values = tensor_over(own, core_.division().homes(), tensor.options()),
+                .gradient = {},
+                .average = {}};
     if (core_.divides_gradients()) {
-      piece.average = tensor_over(core_.average_of(range), core_.averages(), tensor.options());
+      piece.average = tensor_over(core_.division().average_of(range), core_.division().averages(), tensor.options());
     }
     pieces_.push_back(std::move(piece));
   }
@@ -229,7 +233,7 @@ void Reducer::drop_gradients(const std::vector<std::size_t>& pieces) {
 
 void Reducer::bring_home() {
   const at::NoGradGuard no_grad;
-  gradients::Shards& shards = *core_.shards();
+  gradients::Shards& shards = *core_.division().shards();
   for (const Parameter& parameter : parameters_) {
     const at::Tensor& tensor = parameter.tensor;
     if (tensor.sizes() == parameter.home.sizes() && tensor.scalar_type() == parameter.home.scalar_type() &&
@@ -265,8 +269,8 @@ void Reducer::note_writes() {
 }
 
 void Reducer::check_parameters(const char* where) {
-  if (!core_.shards()) return;
-  const bool shared = core_.shards()->shares_parameters();
+  if (!core_.division().shards()) return;
+  const bool shared = core_.division().shards()->shares_parameters();
   for (const Parameter& parameter : parameters_) {
     if (!is_home(parameter.tensor, parameter.home)) {
       raise(ErrorCode::InvalidArgument,
@@ -293,7 +297,7 @@ void Reducer::check_parameters(const char* where) {
 
 namespace {
 
-class HookPending final : public gradients::Pending {
+class HookPending final : public step::Pending {
  public:
   HookPending(std::function<at::Tensor()> result, at::Tensor buffer, std::size_t bucket)
       : result_(std::move(result)), buffer_(std::move(buffer)), bucket_(bucket) {}
@@ -601,9 +605,9 @@ std::string text_of(const at::Tensor& element) {
 
 }  // namespace
 
-void require_same_tensors(gradients::Ranks& ranks, const std::vector<NamedTensor>& tensors, std::int64_t step) {
+void require_same_tensors(step::Ranks& ranks, const std::vector<NamedTensor>& tensors, std::int64_t step) {
   const at::NoGradGuard no_grad;
-  std::vector<gradients::NamedValues> values;
+  std::vector<step::NamedValues> values;
   std::vector<at::Tensor> kept;  // copies of those that are not contiguous
   for (const NamedTensor& named : tensors) {
     if (!named.tensor.defined() || named.tensor.layout() != at::kStrided) {
@@ -616,12 +620,12 @@ void require_same_tensors(gradients::Ranks& ranks, const std::vector<NamedTensor
                       .bytes = {static_cast<const std::uint8_t*>(flat.data_ptr()), flat.nbytes()},
                       .text = [flat](std::int64_t index) { return text_of(flat[index]); }});
   }
-  gradients::require_same_parameters(ranks, values, step);
+  step::require_same_parameters(ranks, values, step);
 }
 
 void require_same_parameters(Communicator& comm, const std::vector<NamedTensor>& tensors,
                              const SameParametersOptions& options) {
-  require_same_tensors(*gradients::ranks_of(comm), tensors, options.step);
+  require_same_tensors(*step::ranks_of(comm), tensors, options.step);
 }
 
 }  // namespace cohort

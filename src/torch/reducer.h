@@ -32,7 +32,7 @@ Device buffer_device(const at::Tensor& tensor);
 const char* device_text(const at::Tensor& tensor);
 
 /// As `require_same_parameters`.
-void require_same_tensors(gradients::Ranks& ranks, const std::vector<NamedTensor>& tensors, std::int64_t step);
+void require_same_tensors(step::Ranks& ranks, const std::vector<NamedTensor>& tensors, std::int64_t step);
 
 }  // namespace cohort
 
@@ -45,8 +45,9 @@ struct NamedParameter {
 
 class Reducer final : public gradients::Autograd, public std::enable_shared_from_this<Reducer> {
  public:
-  Reducer(std::shared_ptr<gradients::Ranks> ranks, const std::vector<NamedParameter>& parameters,
-          const DistributedDataParallelOptions& options, std::shared_ptr<gradients::Shards> shards);
+  Reducer(std::shared_ptr<step::Ranks> ranks, const std::vector<NamedParameter>& parameters,
+          const DistributedDataParallelOptions& options, std::shared_ptr<gradients::Shards> shards,
+          std::shared_ptr<step::Transaction> transaction);
 
   /// What this rank owns of a parameter, where training state is divided.
   struct Piece {
@@ -143,7 +144,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   void after_accumulate(std::size_t index);
   bool accumulates() const;
 
-  std::shared_ptr<gradients::Ranks> ranks_;
+  std::shared_ptr<step::Ranks> ranks_;
   std::vector<Parameter> parameters_;
   std::vector<Piece> pieces_;
   bool has_optimizer_ = false;

@@ -1,21 +1,20 @@
 #include <cohort/torch/sharded.h>
 
 #include "base/log.h"
-#include "base/parse.h"
 #include "base/result.h"
 #include "torch/checkpoint_tensors.h"
 #include "torch/reducer.h"
+#include "train/step/methods.h"
 
 #include <cohort/torch/parallel.h>
 #include <cohort/torch/tensor.h>
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <set>
 #include <unordered_set>
@@ -29,67 +28,11 @@ bool has_master(const at::Tensor& values) {
   return values.scalar_type() == at::kHalf || values.scalar_type() == at::kBFloat16;
 }
 
-/// Numbers whose sums over ranks tell whether all have the same text: exact up to two million ranks.
-std::array<double, 6> digest_of(const std::vector<std::string>& lines) {
-  const std::uint64_t hash = fnv1a(fmt::format("{}", fmt::join(lines, "\n")));
-  std::array<double, 6> digest = {};
-  for (std::size_t i = 0; i < 3; ++i) {
-    digest[i] = static_cast<double>(((hash >> (16 * i)) ^ (hash >> 48)) & 0xFFFF);
-    digest[i + 3] = digest[i] * digest[i];
-  }
-  return digest;
-}
-
-/// Where the sums of their digests say that these lines differ, throws Mismatch on all ranks, which names the first.
-void require_alike(std::span<const double> sums, const std::vector<std::string>& lines, Communicator comm,
-                   const char* where) {
-  bool alike = true;
-  const auto size = static_cast<std::uint64_t>(comm.size());
-  for (std::size_t i = 0; i < 3; ++i) {
-    const auto total = static_cast<std::uint64_t>(sums[i]), mean = total / size;
-    alike = alike && total % size == 0 && static_cast<std::uint64_t>(sums[i + 3]) == size * mean * mean;
-  }
-  if (alike) return;
-  const std::shared_ptr<gradients::Ranks> ranks = gradients::ranks_of(comm);
-  const std::string text = fmt::format("{}", fmt::join(lines, "\n"));
-  const auto sizes = gather_rows(*ranks, {text.size()});
-  const auto longest =
-      std::ranges::max(sizes, {}, [](const auto& row) { return row.at(0); }).at(0) / sizeof(std::uint64_t) + 1;
-  std::vector<std::uint64_t> words(longest);
-  std::memcpy(words.data(), text.data(), text.size());
-  const auto texts = gather_rows(*ranks, words);
-  const auto lines_of = [&](std::size_t rank) {
-    std::vector<std::string> all;
-    const std::string whole(reinterpret_cast<const char*>(texts[rank].data()), sizes[rank][0]);
-    for (std::size_t begin = 0; begin <= whole.size();) {
-      const std::size_t end = std::min(whole.find('\n', begin), whole.size());
-      all.push_back(whole.substr(begin, end - begin));
-      begin = end + 1;
-    }
-    all.emplace_back("nothing more");
-    return all;
-  };
-  const std::vector<std::string> first = lines_of(0);
-  std::size_t rank = 1;
-  while (rank + 1 < texts.size() && lines_of(rank) == first) ++rank;
-  const std::vector<std::string> other = lines_of(rank);
-  std::size_t at = 0;
-  while (at + 1 < std::min(first.size(), other.size()) && first[at] == other[at]) ++at;
-  ErrorContext context = ranks->where(where);
-  context.peer = static_cast<int>(rank);
-  throw Error(
-      ErrorCode::Mismatch,
-      fmt::format("{}: the ranks' optimizers differ -- rank 0 has {}, rank {} has {} -- each steps a part of the "
-                  "model by its own: set the same on all ranks (a schedule that goes by a loss, by the mean over "
-                  "ranks)",
-                  where, first[at], rank, other[at]),
-      context);
-}
-
 }  // namespace
 
-ShardedCore::ShardedCore(nn::DataParallelCore& model) : model_(model), reducer_(model.reducer()) {
-  if (!reducer_->core().shards()) {
+ShardedCore::ShardedCore(nn::DataParallelCore& model)
+    : model_(model), reducer_(model.reducer()), transaction_(std::make_unique<step::Transaction>(step::sharded())) {
+  if (!reducer_->core().division().shards()) {
     raise(ErrorCode::InvalidArgument,
           "Sharded: the model's training state is not divided -- give its DistributedDataParallel a `sharding`");
   }
@@ -108,8 +51,8 @@ std::size_t ShardedCore::parameter_of(std::size_t piece) const noexcept {
   return reducer_->pieces()[own_[piece]].range.parameter;
 }
 
-void ShardedCore::allow_writes() { reducer_->core().allow_writes(); }
-void ShardedCore::forbid_writes() { reducer_->core().forbid_writes(); }
+void ShardedCore::allow_writes() { reducer_->core().division().allow_writes(); }
+void ShardedCore::forbid_writes() { reducer_->core().division().forbid_writes(); }
 
 ShardedCore::Groups ShardedCore::all() const {
   std::vector<at::Tensor> trained;
@@ -180,12 +123,12 @@ ShardedCore::Groups ShardedCore::divide(const Groups& groups) {
   return divided;
 }
 
-ShardedCore::Lines ShardedCore::told() const {
-  Lines lines;
+std::vector<step::Option> ShardedCore::told() const {
+  std::vector<step::Option> options;
   for (const auto& [parameter, group] : members_)
-    lines.push_back(fmt::format("'{}' in parameter group {}", reducer_->name_of(parameter), group));
-  for (std::string& line : checkpoint::option_lines(*optimizer_)) lines.push_back(std::move(line));
-  return lines;
+    options.push_back({.name = fmt::format("'{}' in parameter group {}", reducer_->name_of(parameter), group)});
+  for (std::string& line : checkpoint::option_lines(*optimizer_)) options.push_back({.name = std::move(line)});
+  return options;
 }
 
 void ShardedCore::before_step() {
@@ -200,11 +143,15 @@ void ShardedCore::before_step() {
           "Sharded::add_param_group, not by that of torch::optim::Optimizer");
   }
   Communicator comm = model_.communicator();
-  const Lines lines = told();
-  Sums sums = digest_of(lines);
+  step::Agreement& agreement = transaction_->agreement();
   Work compare;
-  const bool compares = !compared_ && comm.size() > 1;
-  if (compares) compare = comm.all_reduce(std::span(sums));
+  const bool compares = !compared_;
+  step::Agreement::Sums sums = {};
+  if (compares) {
+    agreement.set(told());
+    sums = agreement.sums();
+  }
+  if (compares && comm.size() > 1) compare = comm.all_reduce(std::span(sums));
   reducer_->take_gradients();
   reducer_->note_writes();
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
@@ -220,13 +167,13 @@ void ShardedCore::before_step() {
   }
   // Others of this host may still read parameters, for an output of their own.
   if (compares) {
-    compare.wait();
-    require_alike(sums, lines, comm, "Sharded::step");
-  } else if (reducer_->core().shards()->shares_parameters()) {
-    reducer_->core().shards()->meet();
+    if (comm.size() > 1) compare.wait();
+    agreement.require(*step::ranks_of(comm), sums);
+  } else if (reducer_->core().division().shards()->shares_parameters()) {
+    reducer_->core().division().shards()->meet();
   }
   compared_ = false;
-  reducer_->core().allow_writes();
+  reducer_->core().division().allow_writes();
 }
 
 void ShardedCore::note_clipping_by_others() {
@@ -240,21 +187,22 @@ void ShardedCore::note_clipping_by_others() {
 
 void ShardedCore::after_step() {
   const at::NoGradGuard no_grad;
-  gradients::Shards& shards = *reducer_->core().shards();
+  gradients::Shards& shards = *reducer_->core().division().shards();
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const nn::Reducer::Piece& piece = reducer_->pieces()[own_[i]];
     if (has_master(piece.values)) piece.values.copy_(pieces_[i].tensor);
     pieces_[i].tensor.mutable_grad().reset();
   }
   if (shards.divides_gradients()) reducer_->drop_gradients(own_);
-  const std::vector<gradients::Region>& regions = reducer_->core().regions();
+  const std::vector<gradients::Region>& regions = reducer_->core().division().regions();
   const Device& device = regions.front().values.device;
   shards.gather(regions, device.type == DeviceType::CPU ? nullptr : reducer_->stream_of(device));
-  reducer_->core().forbid_writes();
+  reducer_->core().division().forbid_writes();
   if (shards.shares_parameters()) shards.meet();
   // To autograd, as if they had been changed in place: an older graph is not to be used any more.
   for (const at::Tensor& parameter : trained_) parameter.unsafeGetTensorImpl()->bump_version();
   reducer_->note_step();
+  transaction_->end(step::Decision::none());
 }
 
 namespace {
@@ -275,9 +223,10 @@ std::set<std::string> parts_of(const torch::nn::Module& module) {
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// By how much gradients are to be scaled, and the norm. `counted`: this rank's, by the names of their parameters.
-/// `told`: what has to be the same on all of these ranks.
+/// `agreement`: what has to be the same on all of these ranks.
 std::pair<double, double> factor_of(const Named& counted, double max_norm, const torch::nn::Module& module,
-                                    const ClipOptions& options, Communicator over, std::vector<std::string> told) {
+                                    const ClipOptions& options, Communicator over, step::Agreement& agreement,
+                                    std::vector<step::Option> told) {
   if (!(max_norm > 0)) raise(ErrorCode::InvalidArgument, "clip_grad_norm({}): a norm is above 0", max_norm);
   const std::set<std::string> parts = parts_of(module);
   if (!parts.empty() && !(options.over && options.parts)) {
@@ -294,12 +243,13 @@ std::pair<double, double> factor_of(const Named& counted, double max_norm, const
     const at::Tensor square = gradient.to(at::kDouble).square().sum();
     own = own.defined() ? own + square : square;
   }
-  told.insert(told.begin(), fmt::format("max_norm = {} of clip_grad_norm", max_norm));
-  const std::array<double, 6> digest = digest_of(told);
+  told.insert(told.begin(), {.name = fmt::format("max_norm = {} of clip_grad_norm", max_norm)});
+  agreement.set(std::move(told));
+  const step::Agreement::Sums digest = agreement.sums();
   std::array<double, 7> sums = {own.defined() ? own.item<double>() : 0};
   std::copy(digest.begin(), digest.end(), sums.begin() + 1);
   over.all_reduce(std::span(sums)).wait();
-  require_alike(std::span(sums).subspan(1), told, over, "clip_grad_norm");
+  agreement.require(*step::ranks_of(over), std::span(sums).subspan(1), "clip_grad_norm");
   const double norm = std::sqrt(sums[0]);
   const double factor = max_norm / (norm + 1e-6);
   return {factor >= 1 ? 1 : factor, norm};  // NaN stays
@@ -317,8 +267,8 @@ double ShardedCore::clip_grad_norm(double max_norm, const ClipOptions& options) 
   }
   Communicator over = options.over ? options.over : model_.communicator();
   // Other ranks than those of the model may step other parameters by other options.
-  const auto [factor, norm] =
-      factor_of(pieces, max_norm, *model_.whole(), options, over, options.over ? Lines() : told());
+  const auto [factor, norm] = factor_of(pieces, max_norm, *model_.whole(), options, over, transaction_->agreement(),
+                                        options.over ? std::vector<step::Option>() : told());
   compared_ = !options.over;
   clips_ = true;
   if (factor == 1) return norm;
@@ -342,7 +292,9 @@ double clip_grad_norm(torch::nn::Module& module, double max_norm, const ClipOpti
       all.emplace_back(item.key(), item.value().grad());
   }
   const bool counts = !copies || copies.rank() == 0;
-  const auto [factor, norm] = factor_of(counts ? all : Named(), max_norm, module, options, options.over, {});
+  step::Transaction alone(step::sharded());
+  const auto [factor, norm] =
+      factor_of(counts ? all : Named(), max_norm, module, options, options.over, alone.agreement(), {});
   if (factor == 1) return norm;
   for (const auto& [name, gradient] : all) gradient.mul_(factor);
   return norm;

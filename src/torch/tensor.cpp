@@ -284,7 +284,7 @@ std::optional<NonFiniteElement> first_non_finite(const at::Tensor& tensor, const
   } else {
     value = element.item<double>();
   }
-  return NonFiniteElement{.index = *index, .position = gradients::position_of(*index, tensor.sizes()), .value = value};
+  return NonFiniteElement{.index = *index, .position = step::position_of(*index, tensor.sizes()), .value = value};
 }
 
 }  // namespace cohort

@@ -18,7 +18,7 @@
 namespace cohort::nn {
 class DataParallelCore;
 }
-namespace cohort::gradients {
+namespace cohort::step {
 class Ranks;
 }
 
@@ -139,7 +139,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   friend class nn::DataParallelCore;
   struct Shared;
   /// By DistributedDataParallel: it weights what each rank has.
-  void bind(std::shared_ptr<gradients::Ranks> ranks) const;
+  void bind(std::shared_ptr<step::Ranks> ranks) const;
   /// By its synchronising forwards: the ranks exchange their speeds, collectively, where shares are measured.
   void begin_step() const;
   std::int64_t full_step() const noexcept;

@@ -15,7 +15,6 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <array>
 #include <concepts>
 #include <cstdint>
 #include <map>
@@ -24,6 +23,11 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+namespace cohort::step {
+struct Option;
+class Transaction;
+}  // namespace cohort::step
 
 namespace cohort::optim {
 
@@ -87,11 +91,9 @@ class ShardedCore {
   const torch::optim::Optimizer* optimizer_ = nullptr;  // this
 
  private:
-  using Sums = std::array<double, 6>;
-  using Lines = std::vector<std::string>;
   std::size_t parameter_of(std::size_t piece) const noexcept;
   /// What has to be the same on all ranks: groups, their members and options.
-  Lines told() const;
+  std::vector<step::Option> told() const;
   void note_clipping_by_others();
 
   nn::DataParallelCore& model_;
@@ -103,6 +105,7 @@ class ShardedCore {
   std::map<const void*, std::size_t> free_;     // parameters that are in no group yet, by TensorImpl
   std::map<std::size_t, std::size_t> members_;  // by parameter: its group
   std::size_t groups_ = 0;
+  std::unique_ptr<step::Transaction> transaction_;
   bool compared_ = false;  // the options, by this step's clip_grad_norm
   bool clips_ = false;
 };

@@ -21,7 +21,7 @@ import torch
 from torch.autograd import Variable
 
 from cohort import Communicator
-from cohort._core import GradientReducer
+from cohort._core import GradientReducer, Transaction
 from cohort.errors import InvalidArgument
 from cohort.nn._forwards import accumulates
 from cohort.nn._hooks import GradBucket, Hook, Hooked
@@ -87,7 +87,7 @@ def _assign(place: torch.Tensor, value: torch.Tensor) -> None:
 
 class Reducer:
     def __init__(self, comm: Communicator, parameters: Sequence[tuple[str, torch.Tensor]],
-                 options: DistributedDataParallelOptions) -> None:  # fmt: skip
+                 options: DistributedDataParallelOptions, transaction: Transaction) -> None:  # fmt: skip
         for name, tensor in parameters:
             if id(tensor) in _owners:
                 raise InvalidArgument(
@@ -106,7 +106,7 @@ class Reducer:
         self._kept: dict[int, torch.Tensor] = {}
         # Of buckets in a GPU's memory, which the core holds: by address.
         self._memories: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-        self.core = GradientReducer(comm, described, options, self)
+        self.core = GradientReducer(comm, described, options, self, transaction)
         self.core.lay_out()
         self._hook: tuple[Hook, Any] | None = None  # and its state
         # Called at the end of each backward that has ended well: it may refuse what that has used.

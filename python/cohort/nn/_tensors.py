@@ -144,3 +144,9 @@ def is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def shown_of(module: torch.nn.Module) -> list[tuple[str, int, str, str, list[int], bool]]:
+    """The parameters of a module, each once, as what is trained is compared (C++, train/step)."""
+    return [(name, id(one), str(one.dtype), str(one.device), list(one.shape), one.requires_grad)
+            for name, one in module.named_parameters()]  # fmt: skip

@@ -20,14 +20,14 @@ from cohort.nn._groups import communicator_of, default_world
 from cohort.nn._hooks import Hook
 from cohort.nn._reducer import Reducer
 from cohort.nn._same_parameters import require_same_parameters
-from cohort.nn._tensors import Pack, broadcast_tensors, digest_of, tensors_in
+from cohort.nn._tensors import Pack, broadcast_tensors, digest_of, shown_of, tensors_in
 from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, ReducerStats
 
 _TRAINABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PREFIX = "module."
 # What a copy or a pickle makes anew.
 _OF_THE_RANK = (
-    "_comm _hook _reducer _frozen _known _slots _buffer_slots _buffer_packs _compared_at _next_samples _no_sync_depth".split()
+    "_comm _hook _transaction _reducer _frozen _known _slots _buffer_slots _buffer_packs _compared_at _next_samples _no_sync_depth".split()
 )
 
 
@@ -276,6 +276,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._comm = comm
         self._hook: Optional[tuple[Hook, Any]] = None  # and its state
         self._hook_left_behind: Optional[str] = None  # of what this is a copy of
+        self._transaction: Optional[_core.Transaction] = None
         self._reducer: Optional[Reducer] = None
         self._frozen: list[torch.Tensor] = []
         self._known: list[torch.Tensor] = []  # all parameters
@@ -300,7 +301,11 @@ class DistributedDataParallel(torch.nn.Module):
                 f"{comm.rank()} of {comm.size()} -- DistributedSampler(..., comm=comm)"
             )
         contents = _Contents(self.module, self.options, self._weights.describe())
-        _core.require_same_on_all_ranks(comm, contents.description, "DistributedDataParallel")
+        if self._transaction is None:
+            self._transaction = _core.Transaction("divided" if self.options.sharding != "none" else "DistributedDataParallel")
+            self._look()
+        self._transaction.agree([("", line, "") for line in contents.description])
+        self._transaction.require(comm)
         if sampler is not None:
             sampler._bind(comm)
         elif comm.rank() == 0 and _share_text(None) != "even":
@@ -312,13 +317,14 @@ class DistributedDataParallel(torch.nn.Module):
         before = self._reducer
         if before is not None:
             before.detach()
-        reducer = self._reducer = Reducer(comm, contents.trained, self.options)
+        reducer = self._reducer = Reducer(comm, contents.trained, self.options, self._transaction)
         if self._hook is not None:
             reducer.use_hook(*self._hook)
         if before is not None:
             reducer.core.go_on_from(before.core)
-        for _ in range(self._no_sync_depth):
-            reducer.core.enter_no_sync()
+        else:
+            for _ in range(self._no_sync_depth):
+                reducer.core.enter_no_sync()
         self_ref = weakref.ref(self)
 
         def refuse() -> None:
@@ -339,6 +345,7 @@ class DistributedDataParallel(torch.nn.Module):
                 changed = True
         if not changed and reducer.look_at_parameters():
             return reducer
+        self._look()
         if self.options.sharding != "none":
             raise InvalidArgument(
                 "DistributedDataParallel: parameters were unfrozen, added, replaced or cast, and with sharding they are "
@@ -350,6 +357,14 @@ class DistributedDataParallel(torch.nn.Module):
                 "reduction -- do it after a step, before the next forward"
             )
         return self._attach()
+
+    def _look(self) -> None:
+        assert self._transaction is not None
+        self._transaction.update(
+            shown_of(self.module),
+            "DistributedDataParallel",
+            "with sharding parameters are fixed: wrap the module again, and make its optimizer anew",
+        )
 
     def _refuse_what_came_too_late(self) -> None:
         """At the end of a backward: what was added or unfrozen after its forward had begun was not averaged."""

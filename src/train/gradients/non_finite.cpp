@@ -1,7 +1,5 @@
 #include "train/gradients/non_finite.h"
 
-#include "train/gradients/reducer.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -100,18 +98,12 @@ std::optional<NonFiniteElement> first_in(const void* gradient, const Parameter& 
   }
   if (!first) return std::nullopt;
   return NonFiniteElement{.index = *first,
-                          .position = position_of(*first, parameter.sizes),
+                          .position = step::position_of(*first, parameter.sizes),
                           .value = value_at(gradient, lies_at, parameter.dtype)};
 }
 
-std::vector<std::int64_t> position_of(std::int64_t index, std::span<const std::int64_t> sizes) {
-  std::vector<std::int64_t> position(sizes.size());
-  for (std::size_t d = sizes.size(); d-- > 0; index /= sizes[d]) position[d] = index % sizes[d];
-  return position;
-}
-
 // By a minimum and a broadcast: in those, ranks that have joined take part without a word.
-std::optional<NonFiniteGradient> first_of_all_ranks(Ranks& ranks, std::span<const Parameter> parameters,
+std::optional<NonFiniteGradient> first_of_all_ranks(step::Ranks& ranks, std::span<const Parameter> parameters,
                                                     const std::optional<LocalNonFinite>& mine, std::int64_t step) {
   constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
   std::vector<std::int64_t> first = {mine ? static_cast<std::int64_t>(mine->bucket) * ranks.size() + ranks.rank()
@@ -135,12 +127,13 @@ std::optional<NonFiniteGradient> first_of_all_ranks(Ranks& ranks, std::span<cons
                           {.root = root});
   });
   const Parameter& parameter = parameters[static_cast<std::size_t>(record.parameter)];
-  return NonFiniteGradient{
-      .rank = root,
-      .host = record.host.data(),
-      .parameter = parameter.name,
-      .element = {.index = record.index, .position = position_of(record.index, parameter.sizes), .value = record.value},
-      .step = step};
+  return NonFiniteGradient{.rank = root,
+                           .host = record.host.data(),
+                           .parameter = parameter.name,
+                           .element = {.index = record.index,
+                                       .position = step::position_of(record.index, parameter.sizes),
+                                       .value = record.value},
+                           .step = step};
 }
 
 std::string text_of(const NonFiniteGradient& gradient, std::span<const std::int64_t> sizes) {
@@ -155,46 +148,34 @@ std::string text_of(const NonFiniteGradient& gradient, std::span<const std::int6
       fmt::join(gradient.element.position, ", "), what);
 }
 
-// --- How the reducer finds gradients that are not finite, and tells of them ---
-
-// On one host a large gradient that is reduced out of where autograd made it is not looked at before, which would be to
-// read it once more: whoever makes a part of the average looks at that, and the gradient is still there afterwards.
-bool Reducer::looks_at_averages() const {
-  return options_.non_finite == nn::NonFinite::Raise && ranks_->size() > 1 && ranks_->local_size() == ranks_->size() &&
-         !divides_gradients() && !hook_;
-}
-
-FiniteOptions Reducer::finite_options() const {
+FiniteOptions FiniteSearch::finite_options(const step::Ranks& ranks) const {
   FiniteOptions options;
-  if (ranks_->local_size() < ranks_->size()) options.wire_format = options_.wire_format;
+  if (ranks.local_size() < ranks.size()) options.wire_format = options_.wire_format;
   return options;
 }
 
-const void* Reducer::gradient_of(std::size_t parameter) const {
-  const State& state = states_[parameter];
-  return state.unread != nullptr ? state.unread : place_of(parameter).data;
-}
-
-// Right before the reduction, which reads the same memory next. What is found is told by a flag: no rank needs another
-// message as long as there is nothing to tell.
-void Reducer::look_for_non_finite(std::size_t number) {
-  if (options_.non_finite == nn::NonFinite::Ignore || accumulation_.weight() == 0 || non_finite_) return;
+void FiniteSearch::look(std::size_t number, const step::Ranks& ranks) {
+  if (!raises() || found_) return;
   const Bucket& bucket = buckets_[number];
   if (bucket.on_gpu()) return look_on_gpu(number);
-  const FiniteOptions options = finite_options();
+  const FiniteOptions options = finite_options(ranks);
   for (const std::size_t position : bucket.large()) {
     const auto parameter = static_cast<std::size_t>(bucket.members()[position]);
-    if (states_[parameter].unread != nullptr && looks_at_averages()) continue;
+    const void* const unread = unread_[parameter];
+    if (unread != nullptr && looks_at_averages_) continue;
     const Buffer place = bucket.place(position);
-    if (!first_non_finite(ConstBuffer(gradient_of(parameter), place.count, place.dtype), options)) continue;
-    return note_non_finite(number, parameter);
+    const void* const gradient = unread != nullptr ? unread : place.data;
+    if (!first_non_finite(ConstBuffer(gradient, place.count, place.dtype), options)) continue;
+    return note(number, parameter, gradient, options);
   }
   const auto found = first_non_finite(bucket.small(), options);
-  if (found) note_non_finite(number, static_cast<std::size_t>(bucket.members()[bucket.position_of(*found)]));
+  if (!found) return;
+  const std::size_t position = bucket.position_of(*found);
+  note(number, static_cast<std::size_t>(bucket.members()[position]), bucket.place(position).data, options);
 }
 
 // The host waits for what the GPU finds. What would be infinite on the way alone is not looked for.
-void Reducer::look_on_gpu(std::size_t number) {
+void FiniteSearch::look_on_gpu(std::size_t number) {
   const Bucket& bucket = buckets_[number];
   if (autograd_.are_finite(bucket.members())) return;
   std::vector<std::size_t> positions(bucket.members().size());
@@ -205,80 +186,42 @@ void Reducer::look_on_gpu(std::size_t number) {
     const auto parameter = static_cast<std::size_t>(bucket.members()[position]);
     const std::vector<std::byte> values = autograd_.copy_to_host(parameter);
     if (auto found = first_in(values.data(), parameters_[parameter], {}))
-      return note_non_finite(number, parameter, *std::move(found));
+      return note(number, parameter, *std::move(found));
   }
 }
 
-// Some average is not finite, so this rank looks at what it has not looked at.
-void Reducer::look_for_non_finite_again() {
-  if (accumulation_.weight() == 0) return;
-  const std::size_t end = non_finite_ ? non_finite_->bucket + 1 : buckets_.size();
+void FiniteSearch::look_again(const step::Ranks& ranks) {
+  const std::size_t end = found_ ? found_->bucket + 1 : buckets_.size();
+  const FiniteOptions options = finite_options(ranks);
   for (std::size_t number = 0; number < end; ++number) {
     for (const std::size_t position : buckets_[number].large()) {
       const auto parameter = static_cast<std::size_t>(buckets_[number].members()[position]);
       const Buffer place = buckets_[number].place(position);
-      const void* const unread = states_[parameter].unread;
-      if (unread == nullptr || !first_non_finite(ConstBuffer(unread, place.count, place.dtype), finite_options())) {
-        continue;
-      }
-      return note_non_finite(number, parameter);
+      const void* const unread = unread_[parameter];
+      if (unread == nullptr || !first_non_finite(ConstBuffer(unread, place.count, place.dtype), options)) continue;
+      return note(number, parameter, unread, options);
     }
   }
 }
 
-void Reducer::note_non_finite(std::size_t bucket, std::size_t parameter) {
-  note_non_finite(bucket, parameter,
-                  first_in(gradient_of(parameter), parameters_[parameter], finite_options()).value());
+void FiniteSearch::note(std::size_t bucket, std::size_t parameter, const void* gradient, const FiniteOptions& options) {
+  note(bucket, parameter, first_in(gradient, parameters_[parameter], options).value());
 }
 
-void Reducer::note_non_finite(std::size_t bucket, std::size_t parameter, NonFiniteElement element) {
-  non_finite_ =
-      LocalNonFinite{.bucket = bucket, .parameter = static_cast<int>(parameter), .element = std::move(element)};
+void FiniteSearch::note(std::size_t bucket, std::size_t parameter, NonFiniteElement element) {
+  found_ = LocalNonFinite{.bucket = bucket, .parameter = static_cast<int>(parameter), .element = std::move(element)};
 }
 
-// The reductions are over, so all ranks have come here: each knows from the flags, or from the averages, that there may
-// be something to tell. An average of finite gradients that is not finite is not.
-void Reducer::raise_non_finite() {
-  auto gradient = first_of_all_ranks(*ranks_, parameters_, std::exchange(non_finite_, std::nullopt), progress_ - 1);
+void FiniteSearch::raise(step::Ranks& ranks, nn::ReducerStats& stats, std::int64_t step) {
+  auto gradient = first_of_all_ranks(ranks, parameters_, std::exchange(found_, std::nullopt), step);
   if (!gradient) return;
-  ++stats_.non_finite_steps;
+  ++stats.non_finite_steps;
   autograd_.drop_all();
-  ErrorContext where = ranks_->where("DistributedDataParallel");
+  ErrorContext where = ranks.where("DistributedDataParallel");
   where.peer = gradient->rank;
-  const auto named = [&](const Parameter& parameter) { return parameter.name == gradient->parameter; };
-  std::size_t number = 0;
-  while (!named(parameters_[number])) ++number;
-  const std::string text = text_of(*gradient, parameters_[number].sizes);
+  const auto named = std::ranges::find(parameters_, gradient->parameter, &Parameter::name);
+  const std::string text = text_of(*gradient, named->sizes);
   throw NonFiniteError(text, std::move(where), std::move(*gradient));
-}
-
-// --- What is kept of a step whose averages are not finite, or that is refused: nothing ---
-
-// Whether rounding between hosts may lose something that is kept for the next step.
-bool Reducer::keeps_losses() const noexcept { return residuals_ && ranks_->local_size() < ranks_->size(); }
-
-// As far as they were looked at.
-bool Reducer::averages_are_finite() const {
-  for (std::size_t i = 0; keeps_losses() && divides_gradients() && i < regions_.size(); ++i) {
-    const auto* const own = static_cast<const std::byte*>(average_memory_.data()) + own_averages_[i];
-    if (first_non_finite(ConstBuffer(own, regions_[i].own_count, regions_[i].values.dtype))) return false;
-  }
-  return std::all_of(works_.begin(), works_.end(), [](const auto& launched) {
-    return launched.work == nullptr || launched.work->finite().value_or(true);
-  });
-}
-
-// On all ranks: nobody has the step's gradients, so what rounding has lost of them must not come with the next ones.
-void Reducer::refuse_step() {
-  last_step_refused_ = true;
-  drop_residuals();
-}
-
-// Other memory: operations of a step that has failed may still write to what they were given.
-void Reducer::drop_residuals() {
-  if (!residuals_) return;
-  residuals_ = std::make_unique<Residuals>();
-  residuals_->lay_out(buckets_);
 }
 
 }  // namespace cohort::gradients

@@ -3,6 +3,7 @@
 #include "base/parse.h"
 #include "base/result.h"
 #include "comm/kernels/float_environment.h"
+#include "train/step/methods.h"
 
 #include <cohort/finite.h>
 
@@ -94,7 +95,8 @@ void orthogonalize(float* columns, std::int64_t rows, std::int64_t rank, double 
   }
 }
 
-PowerSGD::PowerSGD(const nn::PowerSGDOptions& options) : options_(options) {
+PowerSGD::PowerSGD(const nn::PowerSGDOptions& options)
+    : options_(options), kept_(std::make_shared<step::KeptByName<Kept>>()), transaction_(step::power_sgd()) {
   if (options.matrix_approximation_rank < 1) {
     raise(ErrorCode::InvalidArgument, "PowerSGD: matrix_approximation_rank={} -- at least 1",
           options.matrix_approximation_rank);
@@ -106,6 +108,17 @@ PowerSGD::PowerSGD(const nn::PowerSGDOptions& options) : options_(options) {
           "negative, the rate is not 0, and the epsilon is at most {}",
           options.start_powerSGD_iter, options.min_compression_rate, options.orthogonalization_epsilon, kMostEpsilon);
   }
+  transaction_.keep("error and Q", kept_);
+  const auto set = [&](const char* name, const auto& value) {
+    transaction_.agreement().set("PowerSGD", name, fmt::format("{}", value));
+  };
+  set("matrix_approximation_rank", options.matrix_approximation_rank);
+  set("start_powerSGD_iter", options.start_powerSGD_iter);
+  set("min_compression_rate", options.min_compression_rate);
+  set("use_error_feedback", options.use_error_feedback);
+  set("warm_start", options.warm_start);
+  set("orthogonalization_epsilon", options.orthogonalization_epsilon);
+  set("random_seed", options.random_seed);
 }
 
 std::string PowerSGD::key_of(const Matrix& matrix) {
@@ -113,24 +126,16 @@ std::string PowerSGD::key_of(const Matrix& matrix) {
   if (key.empty()) {
     key = fmt::format("#{}", numbers_.try_emplace(matrix.parameter, numbers_.size()).first->second);
   }
-  Kept& kept = kept_[key];
+  Kept& kept = (*kept_)[key];
   const bool fits = kept.rows == matrix.rows && kept.columns == matrix.columns;
-  if (!fits && restored_.contains(key)) {
+  if (kept_->claim(key) && !fits) {
     raise(ErrorCode::InvalidArgument,
           "PowerSGD: what was loaded of parameter '{}' is of a {} x {} matrix, and its gradient is one of {} x {} -- "
           "load what this model's training has saved, without the names of parameters that have changed",
           key, kept.rows, kept.columns, matrix.rows, matrix.columns);
   }
-  restored_.erase(key);
   if (!fits) kept = {.rows = matrix.rows, .columns = matrix.columns, .error = {}, .q = {}};
   return key;
-}
-
-void PowerSGD::drop_residuals() {
-  for (auto& [key, kept] : kept_) {
-    kept.error.clear();
-    kept.q.clear();
-  }
 }
 
 // The same on all ranks.
@@ -141,7 +146,7 @@ void PowerSGD::make_q(const Compressed& one, float* q) {
     const std::uint64_t seed = mix(mix(step ^ fnv1a(one.key)) + static_cast<std::uint64_t>(column));
     fill_randomly(q + column * rows, rows, seed);
   };
-  const std::vector<float>& last = kept_.at(one.key).q;
+  const std::vector<float>& last = kept_->at(one.key).q;
   const bool warm = options_.warm_start && last.size() == static_cast<std::size_t>(rows * one.rank);
   for (std::int64_t column = 0; column < one.rank; ++column) {
     if (!warm) randomly(column);
@@ -158,18 +163,15 @@ void PowerSGD::make_q(const Compressed& one, float* q) {
   if (refilled) orthogonalize(q, rows, one.rank, options_.orthogonalization_epsilon);
 }
 
-std::unique_ptr<Pending> PowerSGD::average(Ranks& ranks, const Buffer& values, std::shared_ptr<const void> keep,
-                                           std::uint64_t same) const {
-  const std::string how =
-      fmt::format("{} {} {} {} {} {} {} {} {}", options_.matrix_approximation_rank, options_.start_powerSGD_iter,
-                  options_.min_compression_rate, options_.use_error_feedback, options_.warm_start,
-                  options_.orthogonalization_epsilon, options_.random_seed, iteration_, same);
-  const AllReduceOptions average{.op = ReduceOp::Average, .tag = static_cast<std::uint32_t>(fnv1a(how))};
+std::unique_ptr<step::Pending> PowerSGD::average(step::Ranks& ranks, const Buffer& values,
+                                                 std::shared_ptr<const void> keep, std::uint64_t same) {
+  const std::uint32_t tag = transaction_.agreement().tag(mix(static_cast<std::uint64_t>(iteration_)) ^ same);
+  const AllReduceOptions average{.op = ReduceOp::Average, .tag = tag};
   return ranks.start(
       "all_reduce", [&](Communicator& comm) { return comm.all_reduce(values, average); }, std::move(keep));
 }
 
-void PowerSGD::start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gradients,
+void PowerSGD::start(step::Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gradients,
                      std::shared_ptr<const void> keep) {
   const comm::FloatEnvironment ieee;
   Step step{.bucket = bucket, .compressed = {}, .whole = {}};
@@ -215,7 +217,7 @@ void PowerSGD::start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gra
       const Matrix& matrix = one.matrix;
       const std::int64_t count = matrix.rows * matrix.columns;
       float* const m = values + matrix.offset;
-      const std::vector<float>& error = kept_.at(one.key).error;
+      const std::vector<float>& error = kept_->at(one.key).error;
       if (options_.use_error_feedback && !error.empty()) add(m, 1, error.data(), count);
       make_q(one, at(*step.q, one.q));
       for (std::int64_t row = 0; row < matrix.rows; ++row) {
@@ -227,6 +229,7 @@ void PowerSGD::start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gra
     }
     std::uint64_t same = 0;
     for (const float value : *step.q) same = mix(same ^ std::bit_cast<std::uint32_t>(value));
+    q_ = mix(q_ ^ same);
     step.p_work = average(ranks, floats(*step.p), step.p, same);
   }
   steps_.push_back(std::move(step));
@@ -258,7 +261,7 @@ void PowerSGD::average_and_keep(const Compressed& one, const Step& step, bool ac
     std::fill(result, result + count, std::numeric_limits<float>::quiet_NaN());
     return;
   }
-  Kept& kept = kept_.at(one.key);
+  Kept& kept = (*kept_)[one.key];
   const bool keeps_error = accepted && options_.use_error_feedback;
   if (keeps_error) kept.error.assign(result, result + count);
   for (std::int64_t row = 0; row < matrix.rows; ++row) {
@@ -275,8 +278,21 @@ void PowerSGD::average_and_keep(const Compressed& one, const Step& step, bool ac
   if (accepted && options_.warm_start) kept.q.assign(q, q + matrix.columns * one.rank);
 }
 
-void PowerSGD::finish(Ranks& ranks) {
+void PowerSGD::finish(step::Ranks& ranks) {
   if (steps_.empty()) return;
+  const std::uint64_t q = std::exchange(q_, 0);
+  try {
+    finish_all(ranks);
+  } catch (const Error& error) {
+    step::Agreement agreement = transaction_.agreement();
+    agreement.set("PowerSGD", "steps done", fmt::format("{}", iteration_));
+    agreement.set("PowerSGD", "Q (a digest)", fmt::format("{:#x}", q));
+    agreement.explain(ranks, error);
+    throw;
+  }
+}
+
+void PowerSGD::finish_all(step::Ranks& ranks) {
   const comm::FloatEnvironment ieee;
   std::vector<Step> steps = std::exchange(steps_, {});  // what is under way keeps what it works on
   for (Step& step : steps) {
@@ -303,16 +319,16 @@ void PowerSGD::finish(Ranks& ranks) {
     if (step.rest_work) step.rest_work->wait();
     if (step.q_work) step.q_work->wait();
   }
-  if (!restored_.empty()) {
+  if (const auto unclaimed = kept_->unclaimed()) {
     raise(
         ErrorCode::InvalidArgument,
         "PowerSGD: what was loaded of parameter '{}' is for none of the gradients of rank {}'s model -- load what this "
         "model's training has saved, without the names of parameters that are not trained now",
-        *restored_.begin(), ranks.rank());
+        *unclaimed, ranks.rank());
   }
   const bool compresses = std::any_of(steps.begin(), steps.end(), [](const Step& step) { return step.p != nullptr; });
   const bool accepted = compresses && std::all_of(steps.begin(), steps.end(), is_finite);
-  if (compresses && !accepted) drop_residuals();
+  if (accepted) kept_->prepare();
   for (const Step& step : steps) {
     const float* rest = step.rest ? step.rest->data() : nullptr;
     for (const Matrix& matrix : step.whole) {
@@ -322,6 +338,8 @@ void PowerSGD::finish(Ranks& ranks) {
     }
     for (const Compressed& one : step.compressed) average_and_keep(one, step, accepted);
   }
+  if (compresses)
+    transaction_.end(step::Decision::by_averages(accepted ? step::Outcome::Accepted : step::Outcome::NotFinite));
   ++iteration_;
 }
 
@@ -344,9 +362,7 @@ void PowerSGD::restore(std::int64_t iteration, std::map<std::string, Kept> kept)
     }
   }
   iteration_ = iteration;
-  kept_ = std::move(kept);
-  restored_.clear();
-  for (const auto& [key, one] : kept_) restored_.insert(key);
+  kept_->restore(std::move(kept));
   steps_.clear();
 }
 

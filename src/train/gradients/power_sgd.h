@@ -4,7 +4,8 @@
 // to the bit on mixed machines; sums are the communicator's, which are. One thread at a time.
 #pragma once
 
-#include "train/gradients/ranks.h"
+#include "train/step/method.h"
+#include "train/step/ranks.h"
 
 #include <cohort/gradients.h>
 
@@ -12,7 +13,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -37,16 +37,19 @@ class PowerSGD {
   /// holds no gradient any more, and what is kept is that of the step before. Starts, and keeps `keep` until that is
   /// over. Only float32 is compressed. Ranks that differ in options, steps done or Q get Mismatch. Throws
   /// InvalidArgument where a matrix has another shape than what was restored of its parameter.
-  void start(Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gradients, std::shared_ptr<const void> keep);
+  void start(step::Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gradients, std::shared_ptr<const void> keep);
   /// After the step's last bucket: all of them have their averages then. Waits. Nothing if that has been done. Where an
   /// average is not finite, nothing is kept, as after `drop_residuals`: all ranks see the same averages. Throws
   /// InvalidArgument for what was restored of parameters that have no gradient in this step.
-  void finish(Ranks& ranks);
+  void finish(step::Ranks& ranks);
 
   /// At the first bucket of a step: those of one that has failed do not come back.
-  void forget() { steps_.clear(); }
+  void forget() {
+    steps_.clear();
+    q_ = 0;
+  }
   /// The step before was refused or skipped, on all ranks: nothing is kept, so nothing of it comes with the next one.
-  void drop_residuals();
+  void drop_residuals() { kept_->drop(); }
 
   const nn::PowerSGDOptions& options() const noexcept { return options_; }
   /// Elements that were to be sent, and that were, in all compressed steps.
@@ -57,9 +60,13 @@ class PowerSGD {
     std::int64_t rows = 0, columns = 0;
     std::vector<float> error;  ///< that of the last step, as M; empty: none
     std::vector<float> q;      ///< columns x rank, by column; empty: none
+    void clear() {
+      error.clear();
+      q.clear();
+    }
   };
   std::int64_t iteration() const noexcept { return iteration_; }
-  const std::map<std::string, Kept>& kept() const noexcept { return kept_; }
+  const std::map<std::string, Kept>& kept() const noexcept { return kept_->values(); }
   /// Between two steps. Throws InvalidArgument, and changes nothing, for what `kept()` cannot have given.
   void restore(std::int64_t iteration, std::map<std::string, Kept> kept);
 
@@ -75,7 +82,7 @@ class PowerSGD {
     std::vector<Compressed> compressed;
     std::vector<Matrix> whole;
     std::shared_ptr<std::vector<float>> rest = {}, p = {}, q = {};
-    std::unique_ptr<Pending> rest_work = {}, p_work = {}, q_work = {};
+    std::unique_ptr<step::Pending> rest_work = {}, p_work = {}, q_work = {};
   };
 
   std::string key_of(const Matrix& matrix);
@@ -83,15 +90,17 @@ class PowerSGD {
   static bool is_finite(const Step& step);
   void average_and_keep(const Compressed& one, const Step& step, bool accepted);
   // With a tag of options, steps done and `same`.
-  std::unique_ptr<Pending> average(Ranks& ranks, const Buffer& values, std::shared_ptr<const void> keep,
-                                   std::uint64_t same = 0) const;
+  std::unique_ptr<step::Pending> average(step::Ranks& ranks, const Buffer& values, std::shared_ptr<const void> keep,
+                                         std::uint64_t same = 0);
+  void finish_all(step::Ranks& ranks);
 
   nn::PowerSGDOptions options_;
   std::map<const void*, std::size_t> numbers_;  // of parameters without a name, as they came first
-  std::map<std::string, Kept> kept_;
-  std::set<std::string> restored_;  // keys for which no gradient has come yet
+  std::shared_ptr<step::KeptByName<Kept>> kept_;
+  step::Transaction transaction_;
   std::vector<Step> steps_;
   std::int64_t iteration_ = 0;
+  std::uint64_t q_ = 0;  // a digest of the Qs that this step begins with
   std::int64_t before_ = 0, after_ = 0;
 };
 

@@ -45,7 +45,7 @@ nn::PowerSGDOptions of_rank(std::int64_t rank, std::int64_t start = 0) {
 }
 
 Floats run(PowerSGD& state, Communicator& comm, Model& model, Floats values) {
-  const auto ranks = ranks_of(comm);
+  const auto ranks = step::ranks_of(comm);
   state.start(*ranks, Buffer(std::span<float>(values)), model.gradients, nullptr);
   state.finish(*ranks);
   return values;
@@ -113,7 +113,7 @@ TEST(PowerSGD, LowerRanksThanItsOwnAreExact) {
   run_on_threads(2, [](Communicator comm) {
     const std::vector<PowerSGD::Matrix> gradients = {{&comm, 0, 30, 50}};
     PowerSGD state(of_rank(4));
-    const auto ranks = ranks_of(comm);
+    const auto ranks = step::ranks_of(comm);
     for (int step = 0; step < 6; ++step) {
       Floats values(1500);
       const Floats u = pattern(30, step), v = pattern(50, step + 3);
@@ -158,7 +158,7 @@ TEST(PowerSGD, BucketsBesideItThatAreNotFiniteCountToo) {
   run_on_threads(2, [](Communicator comm) {
     Model model;
     PowerSGD state(of_rank(2));
-    const auto ranks = ranks_of(comm);
+    const auto ranks = step::ranks_of(comm);
     for (int step = 0; step < 2; ++step) {
       Floats values = pattern(Model::kCount, step + comm.rank());
       std::vector<double> other(5, step == 1 && comm.rank() == 0 ? std::nan("") : 1);
@@ -249,7 +249,7 @@ TEST(PowerSGD, AStepThatHasFailedLeavesWhatWasKept) {
   run_on_threads(2, [](Communicator comm) {
     Model model;
     PowerSGD state(of_rank(1)), other(of_rank(1));
-    const auto ranks = ranks_of(comm);
+    const auto ranks = step::ranks_of(comm);
     for (int step = 0; step < 3; ++step) {
       const Floats mine = pattern(Model::kCount, step + comm.rank());
       Floats lost = pattern(Model::kCount, step + comm.rank() + 7);

@@ -3,6 +3,9 @@
 #include "base/result.h"
 #include "telemetry/status_page.h"
 #include "telemetry/timeline.h"
+#include "train/step/methods.h"
+
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -28,16 +31,23 @@ Work reduce_by_average(Communicator& comm, const BucketView& view) {
                           .tag = view.tag});
 }
 
-Reducer::Reducer(std::shared_ptr<Ranks> ranks, std::vector<Parameter> parameters,
+Reducer::Reducer(std::shared_ptr<step::Ranks> ranks, std::vector<Parameter> parameters,
                  const nn::DistributedDataParallelOptions& options, Autograd& autograd, Reduce reduce,
-                 std::shared_ptr<Shards> shards)
+                 std::shared_ptr<Shards> shards, std::shared_ptr<step::Transaction> transaction)
     : ranks_(std::move(ranks)),
       options_(options),
       parameters_(std::move(parameters)),
       autograd_(autograd),
       reduce_(std::move(reduce)),
-      shards_(std::move(shards)),
-      states_(parameters_.size()) {
+      transaction_(std::move(transaction)),
+      division_(std::move(shards)),
+      states_(parameters_.size()),
+      unread_(parameters_.size()),
+      message_(parameters_.size()),
+      checks_(parameters_, autograd, options.check_replicas),
+      finite_(parameters_, buckets_, unread_, options_, autograd) {
+  if (!transaction_)
+    transaction_ = std::make_shared<step::Transaction>(step::data_parallel(division_.shards() != nullptr));
   const bool has_scales = options_.wire_format > WireFormat::BFloat16;
   if (options_.error_feedback.value_or(false) && !has_scales)
     raise(
@@ -45,15 +55,32 @@ Reducer::Reducer(std::shared_ptr<Ranks> ranks, std::vector<Parameter> parameters
         "DistributedDataParallel: error_feedback goes with gradients that travel as int8, int4 or float8_e4m3, not as "
         "wire_format {} has them",
         to_string(options_.wire_format));
-  if (!options_.error_feedback.value_or(options_.wire_format == WireFormat::Int4)) return;
-  residuals_ = std::make_unique<Residuals>();
-  if (divides_gradients() && any_on_gpu())
-    raise(ErrorCode::InvalidArgument,
+  if (options_.error_feedback.value_or(options_.wire_format == WireFormat::Int4)) {
+    residuals_ = std::make_shared<Residuals>();
+    if (divides_gradients() && any_on_gpu())
+      raise(
+          ErrorCode::InvalidArgument,
           "DistributedDataParallel: there is no error feedback where gradients of a GPU's memory are divided over the "
           "ranks (sharding) -- give error_feedback=false, or another sharding");
+  }
+  transaction_->keep("residuals", residuals_);
 }
 
 void Reducer::lay_out() {
+  if (transaction_->trained().looks() == 0) {
+    std::vector<step::Shown> shown;
+    for (const Parameter& one : parameters_)
+      shown.push_back({.name = one.name, .type = std::string(to_string(one.dtype)), .sizes = one.sizes});
+    transaction_->trained().update(std::move(shown), "", "");
+  }
+  if (transaction_->agreement().uses() == 0) {
+    std::vector<step::Option> options;
+    for (const Parameter& one : parameters_)
+      options.push_back({.name = fmt::format("parameter '{}' of {} [{}]", one.name, to_string(one.dtype),
+                                             fmt::join(one.sizes, ", "))});
+    transaction_->agreement().set(std::move(options));
+    transaction_->agreement().require(*ranks_);
+  }
   // Rank 0's number holds for all, who are as many as then, and tells this reducer's operations from those of others.
   static std::atomic<std::uint32_t> reducers{0};
   std::vector<std::int64_t> number{++reducers & 0xFFFF};
@@ -63,7 +90,7 @@ void Reducer::lay_out() {
   std::vector<int> order(parameters_.size());
   std::iota(order.rbegin(), order.rend(), 0);
   build_buckets(std::move(order));
-  if (shards_) build_regions();
+  division_.lay_out(parameters_, buckets_, *ranks_, autograd_);
 }
 
 bool Reducer::any_on_gpu() const noexcept {
@@ -94,9 +121,6 @@ namespace {
 // Where gradients are divided, only smaller ones are kept in buckets, which every rank has whole.
 constexpr std::size_t kLargeOfDivided = std::size_t{1} << 20;
 
-// Of a piece: an optimizer takes a dozen passes over it, and it, its gradient and their averages stay in the cache.
-constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
-
 // Elements that share a scale are one parameter's, whatever else is in the bucket: the longest block of a WireFormat.
 constexpr std::size_t kScaleUnit = 256 * sizeof(float);
 static_assert(kScaleUnit % kShardUnit == 0);
@@ -111,10 +135,10 @@ void Reducer::build_buckets(std::vector<int> order) {
 }
 
 // Changes nothing where there is no memory.
-void Reducer::use_plan(BucketPlan plan, Ranks& ranks) {
+void Reducer::use_plan(BucketPlan plan, step::Ranks& ranks) {
   std::vector<Bucket> fresh;
   BucketLayout layout;
-  if (shards_) layout.alignment = kShardUnit;
+  if (division_.shards()) layout.alignment = kShardUnit;
   if (options_.wire_format > WireFormat::BFloat16) layout.alignment = kScaleUnit;
   if (divides_gradients()) {
     layout.large_bytes = kLargeOfDivided;
@@ -142,109 +166,13 @@ void Reducer::use_plan(BucketPlan plan, Ranks& ranks) {
   autograd_.take_places();
 }
 
-// What is reduced together is divided together, and lies together. Who owns what is fixed from here on.
-void Reducer::build_regions() {
-  const auto padded = [](std::size_t bytes) { return (bytes + kShardUnit - 1) / kShardUnit * kShardUnit; };
-  std::vector<std::size_t> region_offsets;
-  std::vector<std::size_t> home_offsets(parameters_.size());
-  std::size_t bytes = 0;
-  std::size_t average_bytes = 0;
-  homes_.resize(parameters_.size());
-  // `begin`: in the bucket, in bytes.
-  const auto add = [&](const Bucket& bucket, const std::vector<std::size_t>& positions, std::size_t begin,
-                       std::int64_t count) {
-    const std::size_t element = size_of(bucket.dtype());
-    Region region{.values = {nullptr, count, bucket.dtype(), bucket.device()},
-                  .counts = shards_->divide(count, bucket.dtype())};
-    const auto own = region.counts.begin() + shards_->comm().rank();
-    region.own_begin = std::accumulate(region.counts.begin(), own, std::int64_t{0});
-    region.own_count = *own;
-    for (const std::size_t position : positions) {
-      const auto parameter = static_cast<std::size_t>(bucket.members()[position]);
-      const std::size_t offset = bucket.offset(position) - begin;
-      home_offsets[parameter] = bytes + offset;
-      homes_[parameter] = bucket.place(position);
-      const auto first = static_cast<std::int64_t>(offset / element);
-      const std::int64_t to = std::min(first + homes_[parameter].count, region.own_begin + region.own_count);
-      const std::int64_t most =
-          bucket.on_gpu() ? homes_[parameter].count : static_cast<std::int64_t>(kPieceBytes / element);
-      for (std::int64_t from = std::max(first, region.own_begin); from < to;) {
-        const std::int64_t end = std::min(to, first + ((from - first) / most + 1) * most);
-        pieces_.push_back({.parameter = parameter,
-                           .begin = from - first,
-                           .count = end - from,
-                           .region = regions_.size(),
-                           .offset = from - region.own_begin});
-        from = end;
-      }
-    }
-    region_offsets.push_back(bytes);
-    own_averages_.push_back(average_bytes);
-    bytes += padded(static_cast<std::size_t>(count) * element);
-    average_bytes += padded(static_cast<std::size_t>(region.own_count) * element);
-    regions_.push_back(std::move(region));
-  };
-  for (const Bucket& bucket : buckets_) {
-    std::vector<std::size_t> small;
-    for (std::size_t position = 0; position < bucket.members().size(); ++position) {
-      if (!bucket.is_large(position)) small.push_back(position);
-    }
-    for (const std::size_t position : bucket.large()) {
-      add(bucket, {position}, bucket.offset(position), bucket.place(position).count);
-    }
-    const Buffer all = bucket.small();
-    if (all.count > 0) {
-      add(bucket, small, bucket.bytes() - all.bytes(), all.count);
-    } else {  // without elements, nothing is reduced
-      for (const std::size_t position : small)
-        homes_[static_cast<std::size_t>(bucket.members()[position])] = bucket.place(position);
-    }
-  }
-  std::stable_sort(pieces_.begin(), pieces_.end(),
-                   [](const Piece& a, const Piece& b) { return a.parameter < b.parameter; });
-
-  const Device device = parameters_.front().device;
-  parameter_memory_ = shards_->allocate(std::max<std::size_t>(bytes, 1), device);
-  auto* const base = static_cast<std::byte*>(parameter_memory_.data());
-  for (std::size_t i = 0; i < regions_.size(); ++i) regions_[i].values.data = base + region_offsets[i];
-  for (std::size_t i = 0; i < homes_.size(); ++i) homes_[i].data = base + home_offsets[i];
-  if (!divides_gradients()) return;
-  average_bytes = std::max<std::size_t>(average_bytes, 1);
-  average_memory_ =
-      device.type == DeviceType::CPU ? ranks_->allocate(average_bytes) : autograd_.allocate(device, average_bytes);
-}
-
-Buffer Reducer::average_of(const Piece& piece) const {
-  const Region& region = regions_[piece.region];
-  return {static_cast<std::byte*>(average_memory_.data()) + own_averages_[piece.region] +
-              static_cast<std::size_t>(piece.offset) * size_of(region.values.dtype),
-          piece.count, region.values.dtype, region.values.device};
-}
-
 void Reducer::protect_parameters() {
-  if (!options_.protect_parameters || !shards_ || !shards_->shares_parameters()) return;
-  std::vector<WriteProtection::Named> named;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    named.push_back({.begin = homes_[i].data,
-                     .bytes = homes_[i].bytes(),
-                     .element = size_of(homes_[i].dtype),
-                     .name = parameters_[i].name});
-  }
-  protection_ = std::make_unique<WriteProtection>(parameter_memory_.data(), parameter_memory_.bytes(), std::move(named),
-                                                  ranks_->rank());
-}
-
-void Reducer::allow_writes() {
-  if (protection_) protection_->allow();
-}
-
-void Reducer::forbid_writes() {
-  if (protection_) protection_->forbid();
+  if (options_.protect_parameters) division_.protect(parameters_, ranks_->rank());
 }
 
 void Reducer::prepare_synchronising_pass() {
   require_whole();
-  if (reordered_ || progress_ == first_step_ || shards_) return;
+  if (reordered_ || progress_ == first_step_ || division_.shards()) return;
   reordered_ = true;
   if (parameters_.size() == 1) return;
   // Rank 0's order holds for all (the lowest active rank's, if 0 has joined). Parameters that got no gradient go last.
@@ -258,16 +186,15 @@ void Reducer::prepare_synchronising_pass() {
   build_buckets(std::vector<int>(order.begin(), order.end()));
 }
 
-void Reducer::go_on_from(std::int64_t progress, const nn::ReducerStats& stats,
-                         const std::map<std::string, std::vector<float>>& residuals, bool last_step_refused) {
-  progress_ = first_step_ = progress;
-  last_step_refused_ = last_step_refused;
+void Reducer::go_on_from(const Reducer& before) {
+  progress_ = first_step_ = before.progress_;
+  accumulation_ = before.accumulation_;
+  const auto residuals = before.residuals();
   for (const auto& [name, here] : this->residuals()) {
-    const auto before = residuals.find(name);
-    if (before != residuals.end() && before->second.size() == here.size())
-      std::copy(before->second.begin(), before->second.end(), here.begin());
+    const auto old = residuals.find(name);
+    if (old != residuals.end() && old->second.size() == here.size()) std::ranges::copy(old->second, here.begin());
   }
-  const nn::ReducerStats own = std::exchange(stats_, stats);
+  const nn::ReducerStats own = std::exchange(stats_, before.stats_);
   stats_.buckets = own.buckets;
   stats_.bucket_bytes = own.bucket_bytes;
 }
@@ -301,15 +228,15 @@ void Reducer::take_plan_of(int source, std::int64_t progress) {
   progress_ = progress;
 }
 
-void Reducer::rebind(std::shared_ptr<Ranks> ranks) {
-  if (shards_) {
+void Reducer::rebind(std::shared_ptr<step::Ranks> ranks) {
+  if (division_.shards()) {
     raise(
         ErrorCode::InvalidArgument,
         "training whose state is divided over the ranks (Sharding) cannot go on with others -- load a checkpoint into "
         "a new DistributedDataParallel");
   }
   works_.clear();
-  if (residuals_) residuals_ = std::make_unique<Residuals>();  // parts of the sum are others' now
+  if (residuals_) residuals_->drop();  // parts of the sum are others' now
   use_plan(plan_, *ranks);
   ranks_ = std::move(ranks);
   forget_pass();
@@ -345,12 +272,15 @@ nn::BucketSlot Reducer::slot_of(const std::string& name) const {
 
 void Reducer::add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows,
                           std::optional<std::uint64_t> batch) {
-  if (batch) note_batch(*batch);
-  // Later in the step a rank may have moved its parameters, to move them back before the optimizer's step.
-  if (!accumulation_.has_forward()) sample_values();
+  if (batch) checks_.note_batch(*batch);
+  if (!accumulation_.has_forward()) checks_.sample_values(progress_, ranks_->size());
   accumulation_.add_forward(declared);
-  rows_ = rows;
+  checks_.note_rows(rows);
   shown_samples_ += declared && *declared >= 0 ? *declared : rows.value_or(0);
+}
+
+bool Reducer::wants_batch() const noexcept {
+  return ranks_->size() > 1 && !accumulation_.has_forward() && checks_.wants_batch(progress_);
 }
 
 void Reducer::begin_backward() {
@@ -365,17 +295,16 @@ void Reducer::begin_backward() {
 }
 
 void Reducer::start_pass() {
-  for (State& state : states_) {
-    state.received = state.ready = false;
-    state.unread = nullptr;
-    state.keep.reset();
-  }
-  non_finite_.reset();
+  for (State& state : states_) state.received = state.ready = false;
+  forget_unread();
+  finite_.clear();
+  finite_.set_looks_at_averages(ranks_->size() > 1 && ranks_->local_size() == ranks_->size() && !divides_gradients() &&
+                                !hook_);
   if (progress_ == first_step_ && accumulation_.sync()) arrivals_.clear();
   pending_.clear();
   for (const std::vector<int>& members : plan_) pending_.push_back(members.size());
   next_bucket_ = 0;
-  next_region_ = 0;
+  division_.begin_pass();
   if (divides_gradients() && accumulation_.sync()) autograd_.put_aside();
   if (!hook_ || !accumulation_.sync()) return;
   // Others' weights are not known, and hooks know none. It has until the first bucket is full.
@@ -394,13 +323,14 @@ double Reducer::share_of_hook() {
 // What was accumulated stays used: to be kept as it is, a gradient has to be the same on all ranks.
 void Reducer::forget_pass() {
   autograd_.drop_kept();
-  for (State& state : states_) {
-    state.kept = false;
-    state.unread = nullptr;
-    state.keep.reset();
-    state.ready = state.received = false;
-  }
-  non_finite_.reset();
+  for (State& state : states_) state.kept = state.ready = state.received = false;
+  forget_unread();
+  finite_.clear();
+}
+
+void Reducer::forget_unread() {
+  std::ranges::fill(unread_, nullptr);
+  for (State& state : states_) state.keep.reset();
 }
 
 bool Reducer::receive(std::size_t parameter) {
@@ -422,12 +352,12 @@ bool Reducer::can_read(std::size_t parameter) const {
   const State& state = states_[parameter];
   const Bucket& bucket = buckets_[state.bucket];
   // A GPU's memory is looked at in its place.
-  const bool looked_at = bucket.on_gpu() && options_.non_finite == nn::NonFinite::Raise;
+  const bool looked_at = bucket.on_gpu() && finite_.raises();
   return accumulation_.sync() && bucket.is_large(state.position) && !looked_at && !hook_;
 }
 
 void Reducer::read_from(std::size_t parameter, const void* gradient, std::shared_ptr<const void> keep) {
-  states_[parameter].unread = gradient;
+  unread_[parameter] = gradient;
   states_[parameter].keep = std::move(keep);
 }
 
@@ -461,12 +391,12 @@ void Reducer::launch_ready() {
 void Reducer::launch_next() {
   const std::size_t number = next_bucket_;
   const Bucket& bucket = buckets_[number];
-  look_for_non_finite(number);
+  if (accumulation_.weight() > 0) finite_.look(number, *ranks_);
   ++next_bucket_;
   if (hook_) {
     works_.push_back({.work = hook_({.number = number,
                                      .last = next_bucket_ == buckets_.size(),
-                                     .last_step_refused = last_step_refused_,
+                                     .last_step_refused = transaction_->last_refused(),
                                      .bucket = bucket,
                                      .share = share_of_hook()}),
                       .device = {}});
@@ -478,24 +408,24 @@ void Reducer::launch_next() {
                   .weight = accumulation_.weight(),
                   .tag = number_ << 16 | static_cast<std::uint32_t>(number + 1),
                   // Also where this rank has nothing unread: all learn the same.
-                  .check_finite = (looks_at_averages() && !bucket.on_gpu()) || keeps_losses()};
+                  .check_finite = (finite_.looks_at_averages() && !bucket.on_gpu()) || keeps_losses()};
   if (bucket.dtype() == DType::Float32) view.wire_format = options_.wire_format;
   if (divides_gradients()) view.check_finite = false;
   void* const stream = bucket.on_gpu() ? autograd_.stream_of(bucket.device()) : nullptr;
   for (const std::size_t position : bucket.large()) {
-    State& state = states_[static_cast<std::size_t>(bucket.members()[position])];
     view.result = bucket.place(position);
     view.result.device.stream = stream;
     view.values = view.result;
-    if (state.unread != nullptr) view.values.data = state.unread;
-    if (residuals_) view.residual = residuals_->of(static_cast<std::size_t>(bucket.members()[position])).data();
+    const auto parameter = static_cast<std::size_t>(bucket.members()[position]);
+    if (unread_[parameter] != nullptr) view.values.data = unread_[parameter];
+    if (residuals_) view.residual = residuals_->of(parameter).data();
     if (!divides_gradients()) {
-      launch(view, state.keep);
+      launch(view, states_[parameter].keep);
       continue;
     }
     divide(view);
     await_room(view.values.bytes());
-    launch(view, std::exchange(state.keep, nullptr));  // nobody needs it once it has been reduced
+    launch(view, std::exchange(states_[parameter].keep, nullptr));  // nobody needs it once it has been reduced
     if (!bucket.on_gpu()) works_.back().held = view.values.bytes();
   }
   view.check_finite = keeps_losses() && !divides_gradients();
@@ -503,7 +433,7 @@ void Reducer::launch_next() {
   view.result.device.stream = stream;
   view.values = view.result;
   if (view.result.count == 0) return;
-  if (residuals_) view.residual = residuals_->of_small(number);
+  view.residual = residuals_ && bucket.dtype() == DType::Float32 ? residuals_->of_small(number) : nullptr;
   if (divides_gradients()) divide(view);
   launch(view, nullptr);
 }
@@ -521,29 +451,20 @@ void Reducer::await_room(std::size_t bytes) {
   }
 }
 
-// The views of a pass come in the order of the regions.
 void Reducer::divide(BucketView& view) {
-  const std::size_t number = next_region_++;
-  const Region& region = regions_[number];
-  if (view.values.data == nullptr) {  // of a rank without samples: not read, but it has to be somewhere
-    if (!nothing_) {                  // once, for the largest: earlier reductions may be under way
-      std::size_t most = 0;
-      for (const Region& each : regions_) most = std::max(most, each.values.bytes());
-      nothing_ = ranks_->allocate(most);
-    }
-    view.values = {nothing_.data(), view.values.count, view.values.dtype};
-  }
-  view.counts = region.counts;
-  view.result = {static_cast<std::byte*>(average_memory_.data()) + own_averages_[number], region.own_count,
-                 view.result.dtype, view.result.device};
+  const Division::Part part = division_.next();
+  if (view.values.data == nullptr) view.values = {division_.nothing(*ranks_), view.values.count, view.values.dtype};
+  view.counts = part.region.counts;
+  view.result = {part.result.data, part.result.count, view.result.dtype, view.result.device};
 }
 
 void Reducer::launch(BucketView view, std::shared_ptr<const void> keep) {
+  if (view.residual != nullptr) residuals_->prepare();
   using Kept = std::tuple<Memory, std::shared_ptr<const void>, std::shared_ptr<const void>>;
   auto work = ranks_->start(
       "all_reduce",
       [&](Communicator& comm) {
-        Work started = reduce_(view.counts.empty() ? comm : shards_->comm(), view);
+        Work started = reduce_(view.counts.empty() ? comm : division_.shards()->comm(), view);
         if (view.bucket < ready_at_.size()) tell_when_reduced(started, view);
         return started;
       },
@@ -599,7 +520,7 @@ bool Reducer::wait_for_all() {
     for (const auto& [work, device, held] : works_) {
       if (work == nullptr) continue;  // waited for
       // What looks for values that are not finite has the host wait for them in any case.
-      if (device.type == DeviceType::CPU || options_.non_finite == nn::NonFinite::Raise || keeps_losses()) {
+      if (device.type == DeviceType::CPU || finite_.raises() || keeps_losses()) {
         work->wait();
       } else {
         work->synchronize({device.type, device.index, autograd_.stream_of(device)});
@@ -609,7 +530,7 @@ bool Reducer::wait_for_all() {
       for (const Bucket& bucket : buckets_) bucket.clear_gaps();
     }
     finite = averages_are_finite();
-    exchange_flags(finite);  // not before: after an error nothing more is started
+    exchange_message(finite);  // not before: after an error nothing more is started
   } catch (const Error&) {
     in_backward_ = hook_ != nullptr;  // of a collective: the others have it, too; of a hook nobody knows
     throw;
@@ -618,31 +539,26 @@ bool Reducer::wait_for_all() {
   return finite;
 }
 
-void Reducer::exchange_flags(bool averages_finite) {
-  flags_.assign(flag_words() + 2 * std::size_t{kWords}, 0);
-  const auto set = [&](std::size_t number) { flags_[number / 64] |= std::uint64_t{1} << (number % 64); };
-  const auto set_flag = [&](Flag which) { set(parameters_.size() + which); };
-  const auto set_word = [&](Word word, std::uint64_t value) {
-    flags_[flag_words() + 2 * std::size_t{word}] = value;
-    flags_[flag_words() + 2 * std::size_t{word} + 1] = ~value;
-  };
-  if (accumulation_.weight() > 0) {
-    for (std::size_t i = 0; i < states_.size(); ++i) {
-      if (states_[i].used) set(i);
-    }
-    set_flag(Flag::Samples);
-    if (non_finite_) set_flag(Flag::NonFinite);
-    set_flag(accumulation_.declared() ? Flag::Declared : Flag::Undeclared);
-    set_flag(accumulation_.has_forward() ? Flag::AfterForward : Flag::WithoutForward);
-    if (rows_) set_word(Word::Rows, static_cast<std::uint64_t>(*rows_));
-    show_batches();
+// Whether rounding between hosts may lose something that is kept for the next step.
+bool Reducer::keeps_losses() const noexcept { return residuals_ && ranks_->local_size() < ranks_->size(); }
+
+// As far as they were looked at.
+bool Reducer::averages_are_finite() const {
+  if (keeps_losses() && divides_gradients() && !division_.averages_are_finite()) return false;
+  return std::all_of(works_.begin(), works_.end(), [](const auto& launched) {
+    return launched.work == nullptr || launched.work->finite().value_or(true);
+  });
+}
+
+void Reducer::exchange_message(bool averages_finite) {
+  message_.clear();
+  for (std::size_t i = 0; i < states_.size() && accumulation_.weight() > 0; ++i) {
+    if (states_[i].used) message_.use(i);
   }
-  if (accumulation_.is_mixed()) set_flag(Flag::Mixed);
-  if (!averages_finite) set_flag(Flag::AverageNotFinite);
-  if (!digest_) sample_values();
-  set_word(Word::Values, *std::exchange(digest_, std::nullopt));
-  ranks_->run("all_reduce", flags_,
-              [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::BitOr}); });
+  if (finite_.found()) message_.say(StepMessage::NonFinite);
+  if (!averages_finite) message_.say(StepMessage::AverageNotFinite);
+  checks_.show(message_, accumulation_, progress_, ranks_->size());
+  message_.exchange(*ranks_);
 }
 
 void Reducer::settle_unused() {
@@ -650,9 +566,9 @@ void Reducer::settle_unused() {
   for (std::size_t i = 0; i < states_.size(); ++i) {
     State& state = states_[i];
     if (divides_gradients()) {
-      if (flag(i)) autograd_.give(i);
+      if (message_.used(i)) autograd_.give(i);
     } else if (!(state.used && mine)) {
-      if (flag(i)) {
+      if (message_.used(i)) {
         autograd_.give(i);
       } else if (state.kept) {
         autograd_.put_back(i);
@@ -661,7 +577,7 @@ void Reducer::settle_unused() {
     state.kept = state.used = state.ready = state.received = false;
   }
   autograd_.drop_kept();
-  any_samples_ = flag(Flag::Samples);
+  any_samples_ = message_.said(StepMessage::Samples);
 }
 
 void Reducer::finish() {
@@ -678,36 +594,38 @@ void Reducer::finish() {
     works_.clear();
     forget_pass();
     accumulation_.end();
-    refuse_step();
+    transaction_->end(step::Decision::by_error(step::Outcome::Refused));
     throw;
   }
-  last_step_refused_ = false;
-  const bool raises = options_.non_finite == nn::NonFinite::Raise;
-  const bool may_raise = raises && (flag(Flag::AverageNotFinite) || flag(Flag::NonFinite));
-  if (raises && !averages_finite) look_for_non_finite_again();
-  for (State& state : states_) {
-    state.unread = nullptr;
-    state.keep.reset();
-  }
+  const bool not_finite = message_.said(StepMessage::AverageNotFinite);
+  const bool may_raise = finite_.raises() && (not_finite || message_.said(StepMessage::NonFinite));
+  if (finite_.raises() && !averages_finite && accumulation_.weight() > 0) finite_.look_again(*ranks_);
+  forget_unread();
   settle_unused();
   in_backward_ = false;
+  count_step(begin);
+  const Accumulation reduced = accumulation_;
+  accumulation_.end();
+  try {
+    checks_.look(*ranks_, message_, reduced, progress_ - 1);
+    if (may_raise) finite_.raise(*ranks_, stats_, progress_ - 1);
+  } catch (...) {
+    transaction_->end(step::Decision::by_error(step::Outcome::Refused));
+    throw;
+  }
+  // A program that skips such a step, as with a GradScaler, need not do anything about what it leaves behind.
+  transaction_->end(step::Decision::by_message(!any_samples_ ? step::Outcome::NoSamples
+                                               : not_finite  ? step::Outcome::NotFinite
+                                                             : step::Outcome::Accepted));
+}
+
+void Reducer::count_step(std::chrono::steady_clock::time_point begin) {
+  ++progress_;
   ++stats_.steps;
   status::StatusPage::own().count_step(std::exchange(shown_samples_, 0));
-  ++progress_;
   stats_.exposed_communication_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   stats_.exposed_communication_seconds_total += stats_.exposed_communication_seconds;
-  const Accumulation reduced = accumulation_;
-  accumulation_.end();
-  // A program that skips such a step, as with a GradScaler, need not do anything about what it leaves behind.
-  if (flag(Flag::AverageNotFinite) && any_samples_) drop_residuals();
-  try {
-    check_step(reduced);
-    if (may_raise) raise_non_finite();
-  } catch (...) {
-    refuse_step();
-    throw;
-  }
 }
 
 bool Reducer::reduce_without_backward() {
@@ -731,43 +649,5 @@ void Reducer::require_whole() {
                   ranks_->rank()),
       ranks_->where("DistributedDataParallel"));
 }
-
-void Accumulation::add_forward(std::optional<std::int64_t> declared) noexcept {
-  (in_no_sync() ? local_forward_ : sync_forward_) = true;
-  if (fresh_ && declared == kUnknown) return;  // it may be looked at only
-  fresh_conflict_ = fresh_ && (fresh_conflict_ || (fresh_samples_ != kUnknown && declared != fresh_samples_));
-  fresh_samples_ = declared;
-  fresh_ = true;
-}
-
-void Accumulation::begin() noexcept {
-  sync_ = !in_no_sync() && (sync_forward_ || !local_forward_);
-  const bool again = !fresh_;
-  if (fresh_) samples_ = fresh_samples_;
-  conflict_ = conflict_ || samples_ == kUnknown || (fresh_ && fresh_conflict_);
-  fresh_ = false;
-  // The samples of a forward count once, however many backwards it has.
-  if (again && (counted_ || undeclared_)) return;
-  if (samples_ && samples_ != kUnknown) {
-    total_ += *samples_;
-    counted_ = true;
-  } else {
-    undeclared_ = true;
-  }
-}
-
-void Accumulation::end() noexcept {
-  if (!sync_) return;
-  sync_forward_ = local_forward_ = counted_ = undeclared_ = conflict_ = false;
-  total_ = 0;
-}
-
-void Accumulation::begin_without() noexcept { sync_ = true; }
-
-std::optional<std::int64_t> Accumulation::declared() const noexcept {
-  return undeclared_ ? std::nullopt : std::optional(total_);
-}
-
-double Accumulation::weight() const noexcept { return undeclared_ ? 1 : static_cast<double>(total_); }
 
 }  // namespace cohort::gradients

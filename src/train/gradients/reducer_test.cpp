@@ -26,7 +26,7 @@ class Fake final : public Autograd {
        Reduce reduce = reduce_by_average)
       : defined(parameters.size()),
         values(parameters.size(), std::vector<float>(100, 1)),
-        core(ranks_of(std::move(comm)), std::move(parameters), options, *this, std::move(reduce)) {
+        core(step::ranks_of(std::move(comm)), std::move(parameters), options, *this, std::move(reduce)) {
     core.lay_out();
   }
 
@@ -124,7 +124,7 @@ TEST(GradientReducer, AHookIsTheOneExitAndFlagsDoNotPassThroughIt) {
   });
 }
 
-class Later final : public Pending {
+class Later final : public step::Pending {
  public:
   explicit Later(Work work) : work_(std::move(work)) {}
   void wait() override { work_.wait(); }
@@ -201,7 +201,7 @@ TEST(GradientReducer, HooksAreRegisteredOnceBeforeTraining) {
     refused(model, "there is one already");
     Parameter elsewhere = vector_of("b", 5);  // also where the first is in the host's memory
     elsewhere.device = {DeviceType::CUDA, 0};
-    Reducer mixed(ranks_of(comm), {vector_of("a", 5), elsewhere}, {}, model);
+    Reducer mixed(step::ranks_of(comm), {vector_of("a", 5), elsewhere}, {}, model);
     refused_by(mixed, "are not for hooks");
     Fake trained(comm, {vector_of("a", 5)});
     trained.begin(1);
@@ -426,7 +426,7 @@ TEST(GradientReducer, NothingIsKeptOfAStepThatIsNotFinite) {
         Fake model(comm, {vector_of("a", 3000), vector_of("b", 70)}, options);
         step_with(model, comm.rank(), 1, 1);
         EXPECT_GT(size_of_losses(model), 0);
-        EXPECT_FALSE(model.core.last_step_refused());
+        EXPECT_FALSE(model.core.transaction().last_refused());
         bool refused = false;
         try {
           step_with(model, comm.rank(), 1e30F, std::numeric_limits<float>::infinity());
@@ -434,11 +434,11 @@ TEST(GradientReducer, NothingIsKeptOfAStepThatIsNotFinite) {
           refused = true;
         }
         EXPECT_EQ(refused, mode == nn::NonFinite::Raise);
-        EXPECT_EQ(model.core.last_step_refused(), refused);
+        EXPECT_EQ(model.core.transaction().last_refused(), refused);
         EXPECT_EQ(size_of_losses(model), 0);
         step_with(model, comm.rank(), 1, 1);
         for (const float value : model.gradient(0)) ASSERT_LT(std::abs(value), 2);
-        EXPECT_FALSE(model.core.last_step_refused());
+        EXPECT_FALSE(model.core.transaction().last_refused());
       });
     }
   }
@@ -456,7 +456,7 @@ TEST(GradientReducer, NothingIsKeptOfAStepThatIsRefusedForItsPlace) {
     model.bring(0, 0.3F);
     model.bring(1, 0.3F);
     EXPECT_THROW(model.end(), Error);
-    EXPECT_TRUE(model.core.last_step_refused());
+    EXPECT_TRUE(model.core.transaction().last_refused());
     EXPECT_EQ(size_of_losses(model), 0);
   });
 }
@@ -483,7 +483,7 @@ TEST(GradientReducer, BucketsTakeTheOrderOfGradientsAlsoWhereAnotherTookThePlace
     train(model);
     EXPECT_EQ(order(model), (std::vector<int>{0, 2, 1}));
     Fake next(comm, parameters, kSmall);
-    next.core.go_on_from(model.core.progress(), model.core.stats());
+    next.core.go_on_from(model.core);
     train(next);
     EXPECT_EQ(order(next), (std::vector<int>{0, 2, 1}));
   });

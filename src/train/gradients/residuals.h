@@ -4,6 +4,7 @@
 #pragma once
 
 #include "train/gradients/buckets.h"
+#include "train/step/kept.h"
 
 #include <cstddef>
 #include <map>
@@ -13,21 +14,27 @@
 
 namespace cohort::gradients {
 
-class Residuals {
+class Residuals final : public step::Kept {
  public:
   /// Each parameter of float32 takes over what it has, which at first is zero.
   void lay_out(const std::vector<Bucket>& buckets);
   /// Of a bucket's small gradients, with what lies between them; null where there are none. Lives as long as
   /// `memory()`.
-  float* of_small(std::size_t bucket) const { return small_[bucket]; }
+  float* of_small(std::size_t bucket) const { return memory_.get() + small_[bucket]; }
   /// Of a parameter; empty where there are none.
   std::span<float> of(std::size_t parameter) const;
   std::shared_ptr<const void> memory() const noexcept { return memory_; }
 
  private:
+  struct Place {
+    std::size_t begin = 0, count = 0;
+  };
+  void clear() override;
+
   std::shared_ptr<float> memory_;
-  std::vector<float*> small_;                       // by bucket
-  std::map<std::size_t, std::span<float>> places_;  // by parameter
+  std::size_t count_ = 0;
+  std::vector<std::size_t> small_;       // by bucket: where they begin
+  std::map<std::size_t, Place> places_;  // by parameter
 };
 
 }  // namespace cohort::gradients

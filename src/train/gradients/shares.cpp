@@ -104,8 +104,9 @@ void SampleShares::exchange(std::int64_t global, StepPlace drawn) {
     rate = *middle;
   }
   rates_.clear();
-  const auto rows = gather_rows(*ranks_, {std::bit_cast<std::uint64_t>(rate), static_cast<std::uint64_t>(drawn.first),
-                                          static_cast<std::uint64_t>(drawn.second)});
+  const auto rows =
+      step::gather_rows(*ranks_, {std::bit_cast<std::uint64_t>(rate), static_cast<std::uint64_t>(drawn.first),
+                                  static_cast<std::uint64_t>(drawn.second)});
   std::vector<double> rates;
   StepPlace from = drawn;  // what nobody has drawn yet
   for (const auto& row : rows) {

@@ -3,7 +3,7 @@
 // are measured, all ranks change them together, from a step on that none has drawn yet. One thread at a time.
 #pragma once
 
-#include "train/gradients/ranks.h"
+#include "train/step/ranks.h"
 
 #include <chrono>
 #include <cstdint>
@@ -35,7 +35,7 @@ class SampleShares {
   std::pair<std::int64_t, std::int64_t> part(std::int64_t global, int rank, int size, StepPlace place) const;
 
   /// Its ranks exchange their speeds. Until another world comes.
-  void bind(std::shared_ptr<Ranks> ranks) { ranks_ = std::move(ranks); }
+  void bind(std::shared_ptr<step::Ranks> ranks) { ranks_ = std::move(ranks); }
   /// Another world goes on, with even shares until it has measured.
   void reset();
   /// A step begins, of `global` samples at most; `drawn`: the next that this rank draws. After every kEvery steps
@@ -58,7 +58,7 @@ class SampleShares {
   bool measured_ = false;
   std::vector<double> given_;
   std::vector<std::pair<StepPlace, std::vector<double>>> changes_;  ///< by measuring, in order
-  std::shared_ptr<Ranks> ranks_;
+  std::shared_ptr<step::Ranks> ranks_;
   std::int64_t steps_ = 0;
   bool due_ = false;           ///< the next step begins with an exchange
   std::vector<double> rates_;  ///< samples per second of computing, of the latest steps

@@ -66,7 +66,7 @@ TEST(SampleShares, MeasuredOnesBalanceAndUseEachSampleOnce) {
   run_on_threads(3, [&](Communicator comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
     SampleShares shares("measured");
-    shares.bind(ranks_of(comm));
+    shares.bind(step::ranks_of(comm));
     for (std::int64_t epoch = 0; epoch < kEpochs; ++epoch) {
       std::int64_t drawn = 0;
       std::deque<std::int64_t> counts;

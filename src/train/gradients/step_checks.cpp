@@ -1,7 +1,4 @@
-// What the reducer finds in the message that goes beside the gradients of a step: ranks at different places of their
-// program, batches that differ though nobody has said how many samples they hold or that are all the same, and
-// parameters that have drifted apart. A look at the message costs nothing; only what it finds is exchanged.
-#include "train/gradients/reducer.h"
+#include "train/gradients/step_checks.h"
 
 #include "base/log.h"
 #include "base/result.h"
@@ -11,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace cohort::gradients {
 
@@ -84,31 +82,49 @@ bool differ_by_more_than_rounding(std::span<const std::byte> a, std::span<const 
 
 }  // namespace
 
-bool Reducer::differs(Word word) const {
-  const std::size_t at = flag_words() + 2 * std::size_t{word};
-  return (flags_[at] & flags_[at + 1]) != 0;
-}
-
-// All ranks have come here, with the same message.
-void Reducer::check_step(const Accumulation& reduced) {
-  if (flag(Flag::Mixed) || (flag(Flag::Declared) && flag(Flag::Undeclared)) ||
-      (flag(Flag::AfterForward) && flag(Flag::WithoutForward))) {
-    raise_different(reduced);
+void StepChecks::show(StepMessage& message, const Accumulation& reduced, std::int64_t step, int ranks) {
+  if (reduced.weight() > 0) {
+    message.say(StepMessage::Samples);
+    message.say(reduced.declared() ? StepMessage::Declared : StepMessage::Undeclared);
+    message.say(reduced.has_forward() ? StepMessage::AfterForward : StepMessage::WithoutForward);
+    if (rows_) message.show(StepMessage::Rows, static_cast<std::uint64_t>(*rows_));
+    // In the last of the first steps. Of a rank that has not seen all batches nothing is known: it differs from all.
+    if (step == kComparedBatches - 1 && batches_seen_ == kComparedBatches) {
+      message.show(StepMessage::Batches, batches_);
+    } else if (step == kComparedBatches - 1) {
+      message.show_unknown(StepMessage::Batches);
+    }
   }
-  if (differs(Word::Rows) && flag(Flag::Undeclared) && !std::exchange(told_of_rows_, true)) tell_of_rows();
-  if (differs(Word::Values)) compare_values();
-  const std::size_t batches = flag_words() + 2 * std::size_t{Word::Batches};
-  if ((flags_[batches] | flags_[batches + 1]) != 0 && !differs(Word::Batches)) tell_of_batches();
+  if (reduced.is_mixed()) message.say(StepMessage::Mixed);
+  if (!digest_) sample_values(step, ranks);
+  message.show(StepMessage::Values, *std::exchange(digest_, std::nullopt));
 }
 
-void Reducer::raise_different(const Accumulation& reduced) {
+void StepChecks::look(step::Ranks& ranks, const StepMessage& message, const Accumulation& reduced, std::int64_t step) {
+  const auto both = [&](StepMessage::Flag one, StepMessage::Flag other) {
+    return message.said(one) && message.said(other);
+  };
+  if (message.said(StepMessage::Mixed) || both(StepMessage::Declared, StepMessage::Undeclared) ||
+      both(StepMessage::AfterForward, StepMessage::WithoutForward)) {
+    raise_different(ranks, message, reduced, step);
+  }
+  if (message.differs(StepMessage::Rows) && message.said(StepMessage::Undeclared) &&
+      !std::exchange(told_of_rows_, true)) {
+    tell_of_rows(ranks);
+  }
+  if (message.differs(StepMessage::Values)) compare_values(ranks, step + 1);
+  if (message.shown(StepMessage::Batches) && !message.differs(StepMessage::Batches)) tell_of_batches(ranks);
+}
+
+void StepChecks::raise_different(step::Ranks& ranks, const StepMessage& message, const Accumulation& reduced,
+                                 std::int64_t step) {
   enum Said : std::uint64_t { kNoSamples, kNumber, kNothing, kBoth };
   const std::uint64_t said = reduced.is_mixed()      ? kBoth
                              : reduced.weight() == 0 ? kNoSamples
                              : reduced.declared()    ? kNumber
                                                      : kNothing;
   const auto rows =
-      gather_rows(*ranks_, {said, static_cast<std::uint64_t>(reduced.weight()), reduced.has_forward() ? 1U : 0U});
+      step::gather_rows(ranks, {said, static_cast<std::uint64_t>(reduced.weight()), reduced.has_forward() ? 1U : 0U});
   autograd_.drop_all();
   const auto first = [&](const auto& is) {
     return std::find_if(rows.begin(), rows.end(),
@@ -116,12 +132,12 @@ void Reducer::raise_different(const Accumulation& reduced) {
            rows.begin();
   };
   const auto who_said = [&](Said which) { return first([&](const auto& row) { return row[0] == which; }); };
-  ErrorContext where = ranks_->where("DistributedDataParallel");
+  ErrorContext where = ranks.where("DistributedDataParallel");
   const auto refuse = [&](std::ptrdiff_t rank, const std::string& text) {
     where.peer = static_cast<int>(rank);
-    throw Error(ErrorCode::Mismatch, fmt::format("step {}: {}", progress_ - 1, text), where);
+    throw Error(ErrorCode::Mismatch, fmt::format("step {}: {}", step, text), where);
   };
-  if (const auto mixed = who_said(kBoth); mixed < ranks_->size()) {
+  if (const auto mixed = who_said(kBoth); mixed < ranks.size()) {
     refuse(mixed,
            fmt::format(
                "rank {} brings gradients whose number of samples is not known: some of its forwards since the last "
@@ -130,7 +146,7 @@ void Reducer::raise_different(const Accumulation& reduced) {
                "number for the forwards of a backward; run what is not trained on in no_grad mode",
                mixed));
   }
-  if (flag(Flag::Declared) && flag(Flag::Undeclared)) {
+  if (message.said(StepMessage::Declared) && message.said(StepMessage::Undeclared)) {
     const auto declared = who_said(kNumber);
     refuse(who_said(kNothing),
            fmt::format("rank {} has said of how many samples its backward is ({}), and rank {} has not -- say it on "
@@ -145,13 +161,13 @@ void Reducer::raise_different(const Accumulation& reduced) {
                               with, without));
 }
 
-void Reducer::tell_of_rows() {
-  const auto rows = gather_rows(*ranks_, {rows_ ? static_cast<std::uint64_t>(*rows_) + 1 : 0});
+void StepChecks::tell_of_rows(step::Ranks& ranks) const {
+  const auto rows = step::gather_rows(ranks, {rows_ ? static_cast<std::uint64_t>(*rows_) + 1 : 0});
   const auto has = [](const auto& row) { return !row.empty() && row[0] != 0; };
   const auto first = std::find_if(rows.begin(), rows.end(), has);
   const auto other =
       std::find_if(rows.begin(), rows.end(), [&](const auto& row) { return has(row) && row[0] != (*first)[0]; });
-  if (other == rows.end() || first - rows.begin() != ranks_->rank()) return;
+  if (other == rows.end() || first - rows.begin() != ranks.rank()) return;
   log::warn("train",
             "the first dimension of the batch differs (rank {}: {}, rank {}: {}), and nothing says how many samples it "
             "holds: every rank weighs the same, as in torch's DistributedDataParallel. For the average over all "
@@ -160,30 +176,20 @@ void Reducer::tell_of_rows() {
             first - rows.begin(), (*first)[0] - 1, other - rows.begin(), (*other)[0] - 1);
 }
 
-bool Reducer::wants_batch() const noexcept {
-  return progress_ < kComparedBatches && ranks_->size() > 1 && !accumulation_.has_forward();
-}
+bool StepChecks::wants_batch(std::int64_t step) const noexcept { return step < kComparedBatches; }
 
-void Reducer::note_batch(std::uint64_t digest) {
+void StepChecks::note_batch(std::uint64_t digest) {
   batches_ = (std::rotl(batches_, 5) ^ digest) * 0x9E3779B97F4A7C15ULL;
   ++batches_seen_;
 }
 
-// In the last of the first steps. Of a rank that has not seen all batches nothing is known: it differs from all.
-void Reducer::show_batches() {
-  if (progress_ != kComparedBatches - 1) return;
-  const bool known = batches_seen_ == kComparedBatches;
-  flags_[flag_words() + 2 * std::size_t{Word::Batches}] = known ? batches_ : ~std::uint64_t{0};
-  flags_[flag_words() + 2 * std::size_t{Word::Batches} + 1] = known ? ~batches_ : ~std::uint64_t{0};
-}
-
 // All ranks that had samples in this step have shown the same; it may be one alone.
-void Reducer::tell_of_batches() {
-  const auto rows = gather_rows(
-      *ranks_, {batches_seen_ == kComparedBatches ? 1U : 0U, rows_ ? static_cast<std::uint64_t>(*rows_) : 0});
+void StepChecks::tell_of_batches(step::Ranks& ranks) const {
+  const auto rows = step::gather_rows(
+      ranks, {batches_seen_ == kComparedBatches ? 1U : 0U, rows_ ? static_cast<std::uint64_t>(*rows_) : 0});
   const auto has = [](const auto& row) { return !row.empty() && row[0] != 0; };
   const auto first = std::find_if(rows.begin(), rows.end(), has);
-  if (std::count_if(rows.begin(), rows.end(), has) < 2 || first - rows.begin() != ranks_->rank()) return;
+  if (std::count_if(rows.begin(), rows.end(), has) < 2 || first - rows.begin() != ranks.rank()) return;
   log::warn(
       "batches",
       "all ranks were given the same {} samples in each of the first {} steps, so they do the same work: is there "
@@ -193,14 +199,15 @@ void Reducer::tell_of_batches() {
 
 // What is read is the same on all ranks, since progress is. Passed over: values that the host cannot read, and those
 // that have another size than the parameter had, on all ranks (a module that was made half after it was wrapped).
-void Reducer::sample_values() {
+void StepChecks::sample_values(std::int64_t step, int ranks) {
   sampled_.clear();
   sampled_words_.clear();
   digest_ = 0;
-  if (!options_.check_replicas || ranks_->size() == 1 || progress_ < compare_values_from_) return;
+  if (!replicas_ || ranks == 1 || step < compare_values_from_) return;
   const std::size_t turns = (parameters_.size() + kComparedAtOnce - 1) / kComparedAtOnce;
-  const auto step = static_cast<std::size_t>(progress_);
-  for (std::size_t i = step % turns * kComparedAtOnce; i < parameters_.size() && sampled_.size() < kComparedAtOnce; ++i)
+  const auto number = static_cast<std::size_t>(step);
+  for (std::size_t i = number % turns * kComparedAtOnce; i < parameters_.size() && sampled_.size() < kComparedAtOnce;
+       ++i)
     sampled_.push_back(static_cast<int>(i));
   const std::vector<std::span<const std::byte>> values = autograd_.values_of(sampled_);
   sampled_words_.assign(sampled_.size() * kComparedWords, 0);
@@ -208,7 +215,8 @@ void Reducer::sample_values() {
     const std::size_t bytes = values[i].size();
     const std::size_t length = compared_bytes(i, bytes);
     const std::size_t pieces = (bytes + kComparedBytes - 1) / kComparedBytes;
-    const std::size_t begin = pieces < 2 ? 0 : std::min(step / turns % pieces * kComparedBytes, bytes - kComparedBytes);
+    const std::size_t begin =
+        pieces < 2 ? 0 : std::min(number / turns % pieces * kComparedBytes, bytes - kComparedBytes);
     if (length > 0) std::memcpy(&sampled_words_[i * kComparedWords], values[i].data() + begin, length);
     sampled_words_.push_back(bytes);
   }
@@ -216,13 +224,13 @@ void Reducer::sample_values() {
 }
 
 /// Of a sampled parameter whose values have so many bytes.
-std::size_t Reducer::compared_bytes(std::size_t sample, std::size_t bytes) const {
+std::size_t StepChecks::compared_bytes(std::size_t sample, std::size_t bytes) const {
   const bool as_before = bytes == parameters_[static_cast<std::size_t>(sampled_[sample])].bytes();
   return as_before ? std::min(bytes, kComparedBytes) : 0;
 }
 
-void Reducer::compare_values() {
-  const auto rows = gather_rows(*ranks_, sampled_words_);
+void StepChecks::compare_values(step::Ranks& ranks, std::int64_t step) {
+  const auto rows = step::gather_rows(ranks, sampled_words_);
   const auto bytes_of = [&](std::size_t rank, std::size_t i) {
     return rows[rank][sampled_.size() * kComparedWords + i];
   };
@@ -232,7 +240,7 @@ void Reducer::compare_values() {
   };
   std::size_t reference = 0;
   while (rows[reference].empty()) ++reference;
-  const bool tells = static_cast<int>(reference) == ranks_->rank();
+  const bool tells = static_cast<int>(reference) == ranks.rank();
   bool rounded = false;
   for (std::size_t rank = reference + 1; rank < rows.size(); ++rank) {
     for (std::size_t i = 0; i < sampled_.size() && !rows[rank].empty(); ++i) {
@@ -246,9 +254,9 @@ void Reducer::compare_values() {
         log::warn("train",
                   "step {}: the ranks' parameters have drifted apart; check_replicas = false where they are meant "
                   "to differ when a step begins",
-                  progress_ - 1);
+                  step - 1);
       }
-      autograd_.compare(sampled_, progress_);
+      autograd_.compare(sampled_, step);
     }
   }
   if (!rounded) return;
@@ -256,9 +264,9 @@ void Reducer::compare_values() {
     log::warn("train",
               "step {}: the ranks' parameters differ in their last digits, as processors or numbers of threads that "
               "differ make them; compare_parameters_every compares all of them to the bit",
-              progress_ - 1);
+              step - 1);
   }
-  compare_values_from_ = progress_ + kStepsBetweenRoundings;
+  compare_values_from_ = step + kStepsBetweenRoundings;
 }
 
 }  // namespace cohort::gradients

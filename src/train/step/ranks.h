@@ -1,7 +1,6 @@
-// How gradients reach the other ranks: a Communicator, and what a language needs around its operations (Python lets
-// others run while it waits, and keeps what an operation reads when nobody waits any more). One thread at a time.
-// And two questions to them, both collective: do all mean the same model (compared before the first byte of it is sent,
-// so that a difference is an error with names instead of garbage), and do all hold the same values, to the bit?
+// How training reaches the other ranks: a Communicator, and what a language needs around its operations (Python lets
+// others run while it waits, and keeps what an operation reads when nobody waits any more). And a question to them,
+// collective: do all hold the same values, to the bit? One thread at a time.
 #pragma once
 
 #include <cohort/communicator.h>
@@ -17,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace cohort::gradients {
+namespace cohort::step {
 
 /// An operation under way. Its end does not depend on this object, but what it reads and writes may.
 class Pending {
@@ -63,10 +62,8 @@ std::vector<std::vector<std::uint64_t>> gather_rows(Ranks& ranks, const std::vec
 
 std::shared_ptr<Ranks> ranks_of(Communicator comm);
 
-/// Each line describes one thing ("parameter 'fc.weight': float32 [10, 50]"). Throws Mismatch on every rank, with the
-/// same text, if the lines of any rank differ from rank 0's; it names the first line that does, and both sides.
-/// `who`: on whose behalf.
-void require_same_on_all_ranks(Ranks& ranks, const std::vector<std::string>& lines, const char* who);
+/// The position of an element with this number, in a tensor of these sizes.
+std::vector<std::int64_t> position_of(std::int64_t index, std::span<const std::int64_t> sizes);
 
 /// Values of any type, one after the other in the order of the dimensions.
 struct NamedValues {
@@ -80,4 +77,4 @@ struct NamedValues {
 /// Collective; waits. As <cohort/torch/same_parameters.h> says. `step` is for the message; -1: none.
 void require_same_parameters(Ranks& ranks, std::span<const NamedValues> values, std::int64_t step);
 
-}  // namespace cohort::gradients
+}  // namespace cohort::step

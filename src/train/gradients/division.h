@@ -1,0 +1,76 @@
+// What of training is divided, and who has which part: regions that are reduced together, this rank's pieces of
+// parameters, and the memory in which parameters and averages lie. One thread per rank; empty without Shards.
+#pragma once
+
+#include "train/gradients/autograd.h"
+#include "train/gradients/buckets.h"
+#include "train/gradients/sharding.h"
+#include "train/gradients/write_protection.h"
+#include "train/step/ranks.h"
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace cohort::gradients {
+
+class Division {
+ public:
+  explicit Division(std::shared_ptr<Shards> shards) : shards_(std::move(shards)) {}
+
+  /// Collective, once: who owns what is fixed from here on.
+  void lay_out(std::span<const Parameter> parameters, const std::vector<Bucket>& buckets, step::Ranks& ranks,
+               Autograd& autograd);
+
+  const std::shared_ptr<Shards>& shards() const noexcept { return shards_; }
+  /// Gradients of a parameter are divided as they come, and may have no place.
+  bool divides_gradients() const noexcept { return shards_ != nullptr && shards_->divides_gradients(); }
+  /// Of what is reduced together, in the order of reductions. The parameters lie there once they have been put.
+  const std::vector<Region>& regions() const noexcept { return regions_; }
+  /// This rank's, by ascending parameter.
+  const std::vector<Piece>& pieces() const noexcept { return pieces_; }
+  /// Where the parameter's values are to lie.
+  Buffer home_of(std::size_t parameter) const { return homes_[parameter]; }
+  /// Keeps `home_of` alive.
+  const Memory& homes() const noexcept { return parameter_memory_; }
+  /// Where the average of a piece lies after a backward, if gradients are divided.
+  Buffer average_of(const Piece& piece) const;
+  const Memory& averages() const noexcept { return average_memory_; }
+  bool averages_are_finite() const;
+
+  /// From now on parameters are not to be written: they have been put where they are to lie.
+  void protect(std::span<const Parameter> parameters, int rank);
+  /// For a step of the optimizer.
+  void allow_writes();
+  void forbid_writes();
+
+  // A pass, whose reductions come in the order of the regions.
+
+  void begin_pass() noexcept { next_region_ = 0; }
+  struct Part {
+    const Region& region;
+    Buffer result;  ///< of this rank's part
+  };
+  Part next();
+  /// Memory for what a rank without samples brings, which is not read, but has to be somewhere.
+  void* nothing(step::Ranks& ranks);
+
+ private:
+  void add(const Bucket& bucket, const std::vector<std::size_t>& positions, std::size_t begin, std::int64_t count);
+
+  std::shared_ptr<Shards> shards_;
+  std::vector<Region> regions_;
+  std::vector<Piece> pieces_;
+  std::vector<Buffer> homes_;  // of the parameters
+  // In bytes: where regions and parameters lie, and in the memory of averages this rank's parts.
+  std::vector<std::size_t> region_offsets_, home_offsets_, own_averages_;
+  std::size_t bytes_ = 0, average_bytes_ = 0;
+  Memory parameter_memory_;
+  Memory average_memory_;
+  std::unique_ptr<WriteProtection> protection_;  // of the memory of parameters
+  Memory nothing_;
+  std::size_t next_region_ = 0;
+};
+
+}  // namespace cohort::gradients

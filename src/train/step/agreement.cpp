@@ -1,0 +1,159 @@
+#include "train/step/agreement.h"
+
+#include "base/parse.h"
+#include "base/result.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace cohort::step {
+
+std::string Option::text() const {
+  if (value.empty()) return name;
+  return owner.empty() ? fmt::format("{} = {}", name, value) : fmt::format("{} of {} = {}", name, owner, value);
+}
+
+void Agreement::set(const std::string& owner, const std::string& name, std::string value) {
+  digest_ = 0;
+  const auto known = std::ranges::find_if(
+      options_, [&](const Option& option) { return option.owner == owner && option.name == name; });
+  if (known == options_.end()) {
+    options_.push_back({owner, name, std::move(value)});
+  } else {
+    known->value = std::move(value);
+  }
+}
+
+void Agreement::set(std::vector<Option> options) {
+  digest_ = 0;
+  options_ = std::move(options);
+}
+
+std::string Agreement::lines() const {
+  std::string text;
+  for (const Option& option : options_) text += option.text() + "\n";
+  return text;
+}
+
+std::uint64_t Agreement::digest() const {
+  if (digest_ == 0) digest_ = fnv1a(lines());
+  return digest_;
+}
+
+std::uint32_t Agreement::tag(std::uint64_t more) const {
+  ++uses_;
+  const std::uint64_t all = (std::rotl(digest(), 5) ^ more) * 0x9E3779B97F4A7C15ULL;
+  return static_cast<std::uint32_t>(all ^ all >> 32);
+}
+
+Agreement::Sums Agreement::sums() const {
+  ++uses_;
+  const std::uint64_t hash = digest();
+  Sums sums = {};
+  for (std::size_t i = 0; i < 3; ++i) {
+    sums[i] = static_cast<double>(((hash >> (16 * i)) ^ (hash >> 48)) & 0xFFFF);
+    sums[i + 3] = sums[i] * sums[i];
+  }
+  return sums;
+}
+
+// The mean of squares is the square of the mean only where all are equal.
+void Agreement::require(Ranks& ranks, std::span<const double> sums, const char* where) const {
+  const auto size = static_cast<std::uint64_t>(ranks.size());
+  bool alike = true;
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto total = static_cast<std::uint64_t>(sums[i]), mean = total / size;
+    alike = alike && total % size == 0 && static_cast<std::uint64_t>(sums[i + 3]) == size * mean * mean;
+  }
+  if (alike) return;
+  const std::string text = lines();
+  exchange(ranks, gather_rows(ranks, {digest(), text.size()}), text,
+           *where == '\0' ? difference_.where.c_str() : where);
+}
+
+void Agreement::require(Ranks& ranks) const {
+  ++uses_;
+  if (ranks.size() == 1) return;
+  const std::string text = lines();
+  const auto all = gather_rows(ranks, {digest(), text.size()});
+  const auto& own = all[static_cast<std::size_t>(ranks.rank())];
+  const bool differ = std::ranges::any_of(all, [&](const auto& row) { return !row.empty() && row != own; });
+  if (differ) exchange(ranks, all, text, difference_.where.c_str());
+}
+
+void Agreement::explain(Ranks& ranks, const Error& error) const {
+  if (error.code() != ErrorCode::Mismatch) return;
+  // Both ranks that the error names were in operations with tags; "grouped" stands for it in a communicator's groups.
+  const std::string_view what = error.what();
+  std::size_t tags = 0;
+  for (const std::string_view word : {", tag 0x", ", grouped as #"}) {
+    for (std::size_t at = what.find(word); at != what.npos; at = what.find(word, at + 1)) ++tags;
+  }
+  if (tags < 2) return;
+  std::optional<Error> named;
+  try {
+    require(ranks);
+  } catch (const Error& difference) {
+    named = difference;
+  }
+  if (named && named->code() == ErrorCode::Mismatch &&
+      std::string_view(named->what()).find(difference_.where) != what.npos)
+    throw Error(*named);
+}
+
+// By sums, in which ranks that have joined take part without a word; `sizes`: digest and length of each rank's text.
+void Agreement::exchange(Ranks& ranks, const std::vector<std::vector<std::uint64_t>>& sizes, const std::string& text,
+                         const char* where) const {
+  std::uint64_t longest = 0;
+  for (const auto& row : sizes) longest = std::max(longest, row.empty() ? 0 : row[1]);
+  std::vector<std::uint64_t> words(longest / sizeof(std::uint64_t) + 1);
+  std::memcpy(words.data(), text.data(), text.size());
+  const auto texts = gather_rows(ranks, words);
+  const auto lines_of = [&](std::size_t rank) {
+    std::vector<std::string> all;
+    const std::string whole(reinterpret_cast<const char*>(texts[rank].data()), sizes[rank][1]);
+    for (std::size_t begin = 0; begin < whole.size();) {
+      const std::size_t end = whole.find('\n', begin);
+      all.push_back(whole.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    all.emplace_back("nothing more");
+    return all;
+  };
+  std::size_t reference = 0;
+  while (sizes[reference].empty()) ++reference;
+  const std::vector<std::string> first = lines_of(reference);
+  for (std::size_t rank = reference + 1; rank < texts.size(); ++rank) {
+    if (sizes[rank].empty()) continue;
+    const std::vector<std::string> other = lines_of(rank);
+    const auto [one, two] = std::ranges::mismatch(first, other);
+    if (one == first.end() && two == other.end()) continue;
+    raise(ranks, where, rank, one == first.end() ? first.back() : *one, two == other.end() ? other.back() : *two);
+  }
+}
+
+void Agreement::raise(const Ranks& ranks, const char* where, std::size_t rank, const std::string& first,
+                      const std::string& other) const {
+  ErrorContext context = ranks.where(where);
+  context.peer = static_cast<int>(rank);
+  throw Error(ErrorCode::Mismatch,
+              fmt::format("{}: the ranks' {} differ -- rank 0 has {}, rank {} has {} -- {}", where, difference_.what,
+                          first, rank, other, difference_.advice),
+              context);
+}
+
+void require_same_on_all_ranks(Ranks& ranks, const std::vector<std::string>& lines, const char* who) {
+  Agreement agreement({who, "models", "build the same model with the same options on all ranks"});
+  std::vector<Option> options;
+  for (const std::string& line : lines) options.push_back({.name = line});
+  agreement.set(std::move(options));
+  agreement.require(ranks);
+}
+
+}  // namespace cohort::step

@@ -1,0 +1,84 @@
+// What is decided about a step, by all ranks from what has travelled in it: the message that goes beside a step, and
+// its outcome. One thread at a time.
+#pragma once
+
+#include "train/step/ranks.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace cohort::step {
+
+enum class Outcome : std::uint8_t {
+  Accepted,   ///< what the step has prepared is kept
+  NoSamples,  ///< no rank had any: everything stays as it was
+  NotFinite,  ///< averages are not finite: whoever looks skips the step, so nothing is kept
+  Refused,    ///< an error that all ranks have: nobody has the step's averages, and nothing is kept
+  Lost,       ///< it has failed: what it has not written to stays
+};
+
+/// An outcome, and what all ranks know it from: no rank decides alone.
+class Decision {
+ public:
+  /// From the step's message.
+  static Decision by_message(Outcome outcome) noexcept { return {outcome, "message"}; }
+  /// From averages, which all ranks have alike.
+  static Decision by_averages(Outcome outcome) noexcept { return {outcome, "averages"}; }
+  /// From an error. Of a collective or a comparison the others have it, too.
+  static Decision by_error(Outcome outcome) noexcept { return {outcome, "error"}; }
+  /// Every step counts.
+  static Decision none() noexcept { return {Outcome::Accepted, ""}; }
+
+  Outcome outcome() const noexcept { return outcome_; }
+  std::string_view by() const noexcept { return by_; }
+
+ private:
+  Decision(Outcome outcome, std::string_view by) noexcept : outcome_(outcome), by_(by) {}
+
+  Outcome outcome_;
+  std::string_view by_;
+};
+
+/// A bit for each parameter that a rank used, then flags, then words that are to be the same on all ranks, each with
+/// its complement: one bitwise "or" over the ranks says which ranks' words differ.
+class Message {
+ public:
+  Message(std::size_t parameters, std::size_t flags, std::size_t words)
+      : parameters_(parameters), words_at_((parameters + flags + 63) / 64), bits_(words_at_ + 2 * words) {}
+
+  void clear() { bits_.assign(bits_.size(), 0); }
+  void use(std::size_t parameter) { bits_[parameter / 64] |= std::uint64_t{1} << (parameter % 64); }
+  void say(std::size_t flag) { use(parameters_ + flag); }
+  void show(std::size_t word, std::uint64_t value) { show(word, value, ~value); }
+  /// Differs from all other ranks'.
+  void show_unknown(std::size_t word) { show(word, ~std::uint64_t{0}, ~std::uint64_t{0}); }
+
+  /// Collective; waits.
+  void exchange(Ranks& ranks) {
+    ranks.run("all_reduce", bits_,
+              [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::BitOr}); });
+  }
+
+  // Of all ranks, once it has been exchanged.
+
+  bool used(std::size_t parameter) const { return (bits_[parameter / 64] >> (parameter % 64) & 1U) != 0; }
+  bool said(std::size_t flag) const { return used(parameters_ + flag); }
+  bool differs(std::size_t word) const { return (bits_[at(word)] & bits_[at(word) + 1]) != 0; }
+  bool shown(std::size_t word) const { return (bits_[at(word)] | bits_[at(word) + 1]) != 0; }
+
+ private:
+  std::size_t at(std::size_t word) const { return words_at_ + 2 * word; }
+  void show(std::size_t word, std::uint64_t value, std::uint64_t complement) {
+    bits_[at(word)] = value;
+    bits_[at(word) + 1] = complement;
+  }
+
+  std::size_t parameters_;
+  std::size_t words_at_;
+  std::vector<std::uint64_t> bits_;
+};
+
+}  // namespace cohort::step

@@ -1,0 +1,39 @@
+// Values that have to be given: a struct of them does not compile where one is left out.
+#pragma once
+
+#include <utility>
+#include <variant>
+
+namespace cohort::step {
+
+/// No default.
+template <class T>
+class Given {
+ public:
+  Given(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  const T& operator*() const noexcept { return value_; }
+  const T* operator->() const noexcept { return &value_; }
+
+ private:
+  T value_;
+};
+
+/// In place of a part that a method of training does not have: the reason, for whoever reads or changes the method.
+struct None {
+  explicit constexpr None(const char* why) : reason(why) {}
+  const char* reason;
+};
+
+/// A part of a method, or why there is none.
+template <class T>
+class Part {
+ public:
+  Part(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Part(None none) : value_(none) {}            // NOLINT(google-explicit-constructor)
+  const T* get() const noexcept { return std::get_if<T>(&value_); }
+
+ private:
+  std::variant<None, T> value_;
+};
+
+}  // namespace cohort::step
