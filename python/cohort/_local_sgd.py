@@ -18,6 +18,7 @@ from cohort import _checkpoint_optimizer, _world
 from cohort._checkpoint_tensors import bare, named_tensors, to_entry
 from cohort._collective import all_gather_bytes
 from cohort._core import Communicator, Transaction, Work
+from cohort._slots import Slots
 from cohort.errors import Error, InvalidArgument, Mismatch, NonFinite
 from cohort.nn._tensors import broadcast_tensors, shown_of
 
@@ -120,6 +121,8 @@ class LocalSteps:
         self._held = {id(one) for part in parts for one in part}
         self.inner_optimizer = inner_optimizer
         self._transaction = Transaction("LocalSteps")
+        self._slots: Optional[Slots] = None  # where the parameters were at the last look, and those that are not averaged
+        self._others: list[Tensor] = []
         drop = weakref.WeakMethod(self._drop)
         self._transaction.keep("what travels", lambda: (drop() or bool)())
         self._require_held("made")
@@ -193,7 +196,8 @@ class LocalSteps:
             "or added since, or the modules do not have all that the optimizer steps -- give all modules; to unfreeze or "
             f"replace, synchronize() first, and then make a new {type(self).__name__}"
         )
-        shown = shown_of(self._module)
+        same = self._slots is not None and not self._slots.changed() and not any(one.requires_grad for one in self._others)
+        shown = [] if same else shown_of(self._module)
         for name, identity, *_, requires_grad in shown:
             if requires_grad and identity not in self._held:
                 raise InvalidArgument(f"{who}: parameter '{name}' {advice}")
@@ -203,9 +207,13 @@ class LocalSteps:
                     raise InvalidArgument(
                         f"{who}: parameter of shape {list(one.shape)} in group {number} of the inner optimizer {advice}"
                     )
+        if same:
+            return self._transaction.unchanged()
         # Others than those that are averaged are each rank's own.
         advice = f"it would never be the same on all ranks: synchronize() first, and then make a new {type(self).__name__}"
         self._transaction.update([one for one in shown if one[1] in self._held], who, advice)
+        self._others = [one for one in self._module.parameters() if id(one) not in self._held]
+        self._slots = Slots(self._module, "_parameters", "_modules")
 
     def _require_unwritten(self, where: str) -> None:
         # An average has what was loaded; an outer optimizer would go on in that direction.
