@@ -121,7 +121,7 @@ function(cohort_gtest name program)
     set(ARG_SHARDS 1)
   endif()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 300)  # for what takes seconds: a busy machine may be ten times slower
+    set(ARG_TIMEOUT 900)  # for a program of a minute: a busy machine may be ten times slower
   endif()
   if(COHORT_SANITIZE MATCHES thread)  # ten times as slow
     math(EXPR ARG_TIMEOUT "4 * ${ARG_TIMEOUT}")

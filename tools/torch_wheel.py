@@ -62,7 +62,7 @@ def lines_of(child):
 
 def pip(arguments):
     """Runs pip, and stops it when it starts a huge download."""
-    command = [sys.executable, "-m", "pip", "install", "--no-input", "--progress-bar", "off", "--retries", "1"]
+    command = [sys.executable, "-m", "pip", "install", "--no-input", "--progress-bar", "off", "--retries", "1", "--no-compile"]
     child = subprocess.Popen(command + ["--only-binary", ":all:"] + arguments, stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     error = ""

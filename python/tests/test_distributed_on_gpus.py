@@ -156,14 +156,14 @@ class Reductions(Case):
         tensors = [self.of(self.rank, 1000).to(GPU) for _ in range(2)]
         dist.all_reduce(tensors[0])
         dist.barrier()
-        with cuda_support.delay_of_nccl(2000):
+        with cuda_support.delay_of_nccl(6000):
             begun = time.monotonic()
             dist.all_reduce(tensors[0])
             work = dist.all_reduce(tensors[1], async_op=True)
             self.assertTrue(work.wait())
             self.assertIs(work.get_future().wait()[0], tensors[1])
             self.assertFalse(work.is_completed())
-            self.assertLess(time.monotonic() - begun, 1.8)
+            self.assertLess(time.monotonic() - begun, 5)
             expected = sum(self.of(rank, 1000) for rank in range(self.size))
             self.assertTrue(torch.equal(tensors[1].cpu(), expected))  # in the stream that waits
             self.assertTrue(torch.equal(tensors[0].cpu(), sum(expected for _ in range(self.size))))

@@ -85,10 +85,10 @@ class OnGpus(unittest.TestCase):
             model.zero_grad(set_to_none=True)
             loss = parallel(torch.arange(12.0).reshape(2, 6).to(device) * (cohort.rank() + 1)).sum()
             cohort.world().barrier()
-            with cuda_support.delay_of_nccl(2000):
+            with cuda_support.delay_of_nccl(6000):
                 begun = time.monotonic()
                 loss.backward()
-                self.assertLess(time.monotonic() - begun, 1.8)
+                self.assertLess(time.monotonic() - begun, 5)
                 gradients.append([parameter.grad.cpu() for parameter in model.parameters()])
         for one, other in zip(*gradients):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -105,11 +105,11 @@ class OnGpus(unittest.TestCase):
         model.zero_grad(set_to_none=True)
         loss = parallel(x).sum()
         cohort.world().barrier()
-        with cuda_support.delay_of_nccl(2000):
+        with cuda_support.delay_of_nccl(6000):
             begun = time.monotonic()
             loss.backward()
             self.assertEqual([one() is None for one in gradients], [True])
-            self.assertLess(time.monotonic() - begun, 1.8)
+            self.assertLess(time.monotonic() - begun, 5)
 
     def test_no_gradient_of_earlier_steps_is_kept(self):
         model = torch.nn.Linear(2100, 1000, bias=False).to("cuda")
