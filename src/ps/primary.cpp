@@ -369,7 +369,9 @@ Result<void> Primary::change(const ClientPtr& client, const Session& session, co
   Command command{seconds_now(), static_cast<Method>(call.method), session.worker, session.incarnation, call.body};
   const auto verdict = state_.workers().judge({session.worker, session.incarnation, *order});
   if (!verdict) {
-    answer(client, call.id, answer_of(verdict.error()));
+    // The changes between are those that a broken server refused without noting them.
+    const bool behind_a_gap = verdict.error().code() == ErrorCode::Corrupt;
+    answer(client, call.id, answer_of(broken_ && behind_a_gap ? *broken_ : verdict.error()));
     return {};
   }
   if (*verdict == Workers::Verdict::New) {
