@@ -520,8 +520,11 @@ std::string Primary::why_late(const Parked& late) const {
     why = fmt::format("barrier {} waits for {}", number, state_.workers().not_at_barrier(number));
   } else if (late.method == Method::Await) {
     const std::int64_t clock = unpack<Await>(late.body)->record.clock;
-    why = fmt::format("clock {}, with {} backup workers, waits for {}", clock, state_.backup_workers(),
-                      state_.workers().behind(clock + 1));
+    const std::int64_t backups = state_.backup_workers();
+    why = fmt::format(
+        "clock {}{} waits for {}", clock,
+        backups > 0 ? fmt::format(", with {} backup workers,", backups) : ", ended long ago by this worker,",
+        state_.workers().behind(clock + 1));
   } else if (late.method == Method::Snapshot) {
     const std::int64_t clock = unpack<Snapshot>(late.body)->record.clock;
     why = fmt::format("a snapshot at clock {} waits for {}", clock, state_.workers().behind(clock));
