@@ -53,8 +53,8 @@ void Report::begin(const Options& options, cohort::Communicator& comm, const Dig
                                                    .first_epoch = sampler.epoch(),
                                                    .steps_left_in_first_epoch = sampler.steps_left()});
   progress_->line("digits: " + std::to_string(digits.train.size()) + " images, " + processes(comm.size()) + " of " +
-                  std::to_string(at::get_num_threads()) + " threads, " + std::to_string(options.batch_per_process) +
-                  " images each per step" +
+                  std::to_string(at::get_num_threads()) + (at::get_num_threads() == 1 ? " thread, " : " threads, ") +
+                  std::to_string(options.batch_per_process) + " images each per step" +
                   (resumed          ? ", going on after step " + std::to_string(step_)
                    : options.resume ? ", from the beginning"
                                     : ""));

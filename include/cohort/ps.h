@@ -210,9 +210,11 @@ class Client {
   Variable variable(std::string_view name, const VariableOptions& options);
 
   /// Ends this worker's clock, on all servers or on none: waits until all servers have its pushes, then tells them that
-  /// they count. Returns the new clock. If this process dies meanwhile, servers settle among them whether it has ended.
-  /// With backup workers it waits until the clock has ended, by those that count or without this worker, and returns
-  /// the clock at which this one goes on; pushes of other threads wait meanwhile. After Timeout it may be called again.
+  /// they count. Returns the new clock. A worker that is 16 clocks ahead of the slowest (more where a `Bounded` table
+  /// allows it), as one that never pulls, waits for that. If this process dies meanwhile, servers settle among them
+  /// whether it has ended. With backup workers it waits until the clock has ended, by those that count or without this
+  /// worker, and returns the clock at which this one goes on; pushes of other threads wait meanwhile. After Timeout it
+  /// may be called again.
   std::int64_t clock();
   std::int64_t now() const noexcept;
   /// How many of its clocks had ended without this worker (SyncOptions): what it had pushed for them was dropped.

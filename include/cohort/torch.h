@@ -20,3 +20,4 @@
 #include <cohort/torch/same_parameters.h>
 #include <cohort/torch/sharded.h>
 #include <cohort/torch/tensor.h>
+#include <cohort/track.h>

@@ -4,6 +4,7 @@
 #include "base/process.h"
 #include "base/result.h"
 #include "cohort/commands.h"
+#include "launch/output/job_record.h"
 #include "launch/version.h"
 #include "net/secret.h"
 #include "shared/run_options.h"
@@ -75,7 +76,12 @@ void print_rows(env::Variable::Use use) {
     if (variable.use != use) continue;
     fmt::print("  {}={}\n      {}", variable.name, variable.value(), variable.meaning);
     if (!variable.default_value.empty()) fmt::print(" (default: {})", variable.default_value);
-    if (const auto value = env::get(variable.name)) fmt::print("  [now: {}]", *value);
+    if (const auto value = env::get(variable.name)) {
+      // What is printed here is pasted into reports. A file's name is no secret.
+      const bool is_private =
+          launch::looks_private(variable.name) && !std::string_view(variable.name).ends_with("_FILE");
+      fmt::print("  [now: {}]", is_private ? "set, not shown" : *value);
+    }
     fmt::print("\n");
   }
 }

@@ -673,7 +673,10 @@ void submit(const std::vector<std::string>& typed, int& exit_status) {
   }
   options.folder = folder_there(options.folder);
   if (options.sync && !options.dry_run && options.job.empty()) {
-    sync({.ssh = options.shared.spec.ssh,
+    // Copying is no process of the terminal's, where a question would stop it for good.
+    std::vector<std::string> ssh = options.shared.spec.ssh;
+    ssh.insert(ssh.end(), {"-o", "BatchMode=yes"});
+    sync({.ssh = std::move(ssh),
           .hosts = {options.login},
           .folder = options.folder,
           .excludes = parser.get_option("--sync-exclude")->results(),

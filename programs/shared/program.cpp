@@ -229,8 +229,10 @@ int parse_and_run(CLI::App& app, int& exit_status, const std::function<void()>& 
 int guarded_main(int argc, char** argv, const std::function<int(const std::vector<std::string>&)>& body) {
   std::signal(SIGCHLD, SIG_DFL);  // where the caller ignores it, no child could be waited for
   open_standard_descriptors();
-  for (int i = 1; i + 1 < argc && std::string_view(argv[i]) != "--"; ++i) {
-    if (std::string_view(argv[i]) == "--owner-folder") owner_folder = argv[i + 1];
+  // An owner gives both, one behind the other; the words of a program (`cohort run train ...`) may have the same names.
+  for (int i = 3; i + 1 < argc && std::string_view(argv[i]) != "--"; ++i) {
+    if (std::string_view(argv[i]) == "--owner-folder" && std::string_view(argv[i - 2]) == "--owner")
+      owner_folder = argv[i + 1];
   }
   try {
     return body({argv + std::min(argc, 1), argv + argc});

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 from typing import Any, Callable, Optional
 
 Share = Callable[[str, Optional[str], float], str]
@@ -17,12 +18,34 @@ def meeting(join_timeout: Any) -> tuple[Share, str, int, int]:
     """How to share, what it is called, and this process's rank and world size, for `cohort.join`. Imports torch."""
     import torch.distributed as dist
 
-    seconds = 300.0 if join_timeout is None else getattr(join_timeout, "total_seconds", lambda: float(join_timeout))()
+    given = 300.0 if join_timeout is None else getattr(join_timeout, "total_seconds", lambda: float(join_timeout))()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store, _, _ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=max(1.0, seconds))))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    share = through(dist.PrefixStore(f"cohort/init/{attempt}", store), rank)
+
+    def store(seconds: float) -> Any:
+        found, _, _ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=max(1.0, seconds))))
+        return dist.PrefixStore(f"cohort/init/{attempt}", found)
+
+    share = through(store(given), rank) if rank == 0 else _persistent(store, rank)
     return share, f"torch's store at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", rank, size
+
+
+def _persistent(connect: Callable[[float], Any], rank: int) -> Share:
+    """As `through`, of a rank above 0. Where no agent keeps the store, rank 0 does, and may be closing an earlier one (of a
+    group that is being destroyed): a store that is lost is looked for again until the time is over."""
+
+    def share(key: str, mine: Optional[str], seconds: float) -> str:
+        deadline = time.monotonic() + seconds
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return through(connect(left), rank)(key, mine, max(left, 0.1))
+            except RuntimeError:  # torch's errors of stores, timeouts too
+                if deadline - time.monotonic() < 1:
+                    raise
+                time.sleep(0.1)
+
+    return share
 
 
 def through(store: Any, rank: int) -> Share:

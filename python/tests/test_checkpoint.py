@@ -5,10 +5,12 @@ import contextlib
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 import tempfile
 import unittest
 
-from support import needs_torch, torch
+from support import SECONDS, needs_torch, torch
 from support_nn import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort
@@ -168,6 +170,29 @@ class Checkpoints(unittest.TestCase):
         damage(folders[0])
         with self.assertRaisesRegex(cohort.Corrupt, "all of them are damaged"):
             checkpoint.resume(self.folder, net)
+
+    def test_another_job_in_the_folder_is_told_and_keeps_its_checkpoint(self):
+        net = torch.nn.Linear(2, 2)
+        folder = checkpoint.CheckpointFolder(self.folder, keep=1)
+        folder.save(net, step=10)
+        folder.save(net, step=20)
+        if self.rank == 0:
+            other = (
+                "import sys, torch\nfrom cohort.checkpoint import CheckpointFolder\n"
+                "CheckpointFolder(sys.argv[1], keep=3).save(torch.nn.Linear(2, 2), step=1)\n"
+            )
+            alone = {name: value for name, value in os.environ.items() if not name.startswith("COHORT_")}
+            alone["COHORT_ALONE"] = "1"
+            subprocess.run([sys.executable, "-c", other, self.folder], env=alone, check=True, timeout=2 * SECONDS)
+        says = self.assertLogs("cohort.checkpoint", "WARNING") if self.rank == 0 else contextlib.nullcontext()
+        with says as said:
+            for step in (30, 40):
+                folder.save(net, step=step)
+        if said:
+            self.assertEqual(len(said.output), 1, said.output)
+            self.assertIn("another job has saved checkpoint 3 here", said.output[0])
+            steps = sorted(int(name.rsplit("-", 1)[1]) for name in os.listdir(self.folder))
+            self.assertEqual(steps, [1, 40])
 
     def test_misfits_change_nothing_on_any_rank(self):
         net = with_values(Mlp())

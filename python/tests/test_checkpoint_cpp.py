@@ -93,6 +93,20 @@ class WithCpp(unittest.TestCase):
                 train(net, optimizer, 2)
                 self.assert_trained_alike(net, theirs)
 
+    def test_what_python_adds_to_groups(self):
+        net = with_values(Mlp())
+        optimizer = OPTIMIZERS["SGD"](net.parameters())
+        torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        info = checkpoint.save(self.folder / "schedule", net, optimizer)
+        peer("resume", self.folder / "schedule", "SGD", self.folder)
+        optimizer.param_groups[0].update(lr_scale=0.5, name="all")
+        checkpoint.save(self.folder / "scale", net, optimizer)
+        with self.assertRaisesRegex(AssertionError, r"values that Python's program added \(lr_scale, name\)"):
+            peer("resume", self.folder / "scale", "SGD", self.folder)
+        group = self.exported(self.folder / "scale")["optimizer"]["param_groups"][0]
+        self.assertEqual((group["initial_lr"], group["lr_scale"], group["name"]), (0.1, 0.5, "all"))
+        self.assertEqual(info.progress.step, 0)
+
     def export(self, *words):
         done = subprocess.run([_command.find(), "export", *map(str, words)], cwd=self.folder, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, f"{words}: {done.stderr}")

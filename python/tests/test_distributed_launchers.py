@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import unittest
 
 from support_distributed import GOOD, SMALLEST, TORCH_2, Case, free_port
@@ -90,6 +91,36 @@ dist.init_process_group("cohort", timeout=PATIENCE)
             self.skipTest("1.13's own groups cannot be formed again in the agent's store")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         self.two_are_good(*launcher, self.script(SMALLEST + again + GOOD))
+
+    def test_a_store_that_rank_0_is_just_closing(self):
+        # Where no agent keeps the store, rank 0 does, of each group a new one: another rank may connect to the old one.
+        port = free_port()
+        serve = "import datetime, sys, time, torch.distributed as dist\n" + (
+            f"store = dist.TCPStore('127.0.0.1', {port}, 2, True, datetime.timedelta(seconds=60), wait_for_workers=False)\n"
+            "if len(sys.argv) > 1:\n    store.set('cohort/init/0/a key', 'what rank 0 says')\n"
+            "print('serves', flush=True)\nsys.stdin.read()\n"
+        )
+        ask = (
+            "from cohort import _torchrun\nshare, _, _, _ = _torchrun.meeting(60)\n"
+            "print('asks', flush=True)\nprint(share('a key', None, 60))\n"
+        )
+        environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+        def start(program, *words):
+            process = subprocess.Popen([sys.executable, "-c", program, *words], env=environment, text=True,
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+            self.addCleanup(lambda: (process.kill(), process.communicate()))
+            return process
+
+        old = start(serve)
+        self.assertEqual(old.stdout.readline(), "serves\n")
+        rank = start(ask)
+        self.assertEqual(rank.stdout.readline(), "asks\n")
+        time.sleep(1)  # it waits for the key there, or does so below
+        old.kill()
+        old.communicate()
+        start(serve, "again")
+        self.assertEqual(rank.stdout.readline(), "what rank 0 says\n")
 
     def test_torchrun_starts_ranks_again(self):
         # The agent's store outlives the ranks, and what those of the first attempt have claimed in it.

@@ -146,6 +146,19 @@ class Steps(Case):
         optimizer.step()
         self.assertEqual(table.stats()["rows"], 2)
 
+    def test_a_rate_that_a_later_table_refuses_leaves_earlier_ones_alone(self):
+        tables = [self.client.table("first", 4), self.client.table("second", 4, optimizer=ps.Ftrl(lr=0.1))]
+        embeddings = [self.modules.Embedding(table) for table in tables]
+        optimizer = self.modules.HybridOptimizer(self.dense, embeddings)
+        keys = torch.tensor([1, 2])
+        (self.linear(embeddings[0](keys) + embeddings[1](keys)) - 1).square().mean().backward()
+        optimizer.param_groups[-1]["lr"] = 0.05
+        with self.assertRaisesRegex(InvalidArgument, "Ftrl's is 0.1"):
+            optimizer.step()
+        optimizer.param_groups[-1]["lr"] = 0.1
+        optimizer.step()
+        self.assertEqual([table.stats()["steps"] for table in tables], [2, 2])
+
     def test_the_state(self):
         optimizer = self.modules.HybridOptimizer(self.dense, [self.embedding])
         optimizer.param_groups[1]["lr"] = 0.5

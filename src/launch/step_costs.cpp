@@ -158,9 +158,10 @@ std::vector<Change> changes_of(const StepCosts& costs, const PlanFacts& facts) {
   }
   if (costs.hosts > 1) {
     const double wire = costs.busy_wire / kLocalSteps;
-    changes.push_back({Change::Kind::LocalSteps,
-                       fmt::format("weights averaged every {} steps instead of gradients", kLocalSteps),
-                       now.compute + (now.waiting + now.local) / kLocalSteps + wire, wire});
+    changes.push_back(
+        {Change::Kind::LocalSteps,
+         fmt::format("weights averaged every {} steps instead of gradients (LocalSGD: another training)", kLocalSteps),
+         now.compute + (now.waiting + now.local) / kLocalSteps + wire, wire});
   }
   if (costs.processes > costs.hosts)
     changes.push_back(
@@ -200,7 +201,9 @@ std::string advice_of(const StepCosts& costs, const PlanFacts& facts) {
                        bytes_in_words(costs.wire_bytes));
   }
   // What travels is known by its bytes alone.
-  const char* const of = best->kind == Change::Kind::Format ? " (of float32's sums, as gradients are)" : "";
+  const char* const of = best->kind == Change::Kind::Format
+                             ? " (wire_format of DistributedDataParallel, for float32; it rounds gradients)"
+                             : "";
   return fmt::format("{}; with {}{} a step would take about {}, {:.2f} times as fast", text, best->what, of,
                      seconds_in_words(best->step), now.step() / best->step);
 }

@@ -25,6 +25,7 @@ namespace cohort::ps {
 namespace {
 
 constexpr std::int64_t kPieceFloats = 16384;  // floats of a dense variable's row
+constexpr std::int64_t kMostAhead = 16;       // clocks
 constexpr std::chrono::milliseconds kFarewell(2000);
 constexpr std::chrono::milliseconds kKeptAlive(500);
 
@@ -76,6 +77,12 @@ void Client::Impl::stop_keeping() {
   }
   stopping.notify_all();
   keeper.join();
+}
+
+void Client::Impl::wait_for_slower() {
+  const std::int64_t waits_for = clock - most_ahead;
+  if (most_ahead == 0 || waits_for < ended_by_all) return;
+  ended_by_all = await(waits_for).quorum.clocks;
 }
 
 Concluded Client::Impl::await(std::int64_t clock_ended) {
@@ -215,6 +222,8 @@ std::shared_ptr<Table::Impl> open(const std::shared_ptr<Client::Impl>& client, s
         table->numbers.push_back(value_or_throw(codec::decode<Opened>(heard.payload())).table);
       });
   if (options.consistency.backup_workers > 0) client->begin_with_backup_workers();
+  if (options.consistency.mode != Mode::Async)
+    client->most_ahead = std::max({client->most_ahead.load(), kMostAhead, options.consistency.staleness + 1});
   return table;
 }
 
@@ -239,6 +248,7 @@ Variable Client::variable(std::string_view name, const VariableOptions& options)
 std::int64_t Client::clock() {
   impl_->demand_here("clock");
   if (impl_->has_backup_workers) return impl_->end_clock_with_backup_workers();
+  impl_->wait_for_slower();
   for (Link& link : impl_->links) link.drain();
   impl_->change_all(Method::Commit, [&](const Order& order) { return pack(Commit{order, impl_->clock}); });
   return ++impl_->clock;

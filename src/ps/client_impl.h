@@ -128,6 +128,7 @@ class Link {
   void transmit(Request& request);
   /// The connection that has this number is lost: makes another one and sends again what has not been answered.
   void recover(Lock& lock, std::uint64_t connection, net::Deadline deadline);
+  void go_on_after(std::uint64_t mark);
   void make_room(Lock& lock, std::size_t bytes);
   void keep_spare(std::string body);
   /// Until its answer is there or a deadline has passed. With the lock; lets it go meanwhile.
@@ -144,8 +145,9 @@ class Link {
   std::uint64_t connection_ = 0;     // counts them
   std::list<RequestPtr> under_way_;  // in the order in which they were sent
   std::size_t bytes_under_way_ = 0;
-  std::vector<std::string> spare_;  // bodies of requests that have been answered
-  std::uint64_t sequence_ = 0;
+  std::vector<std::string> spare_;                      // bodies of requests that have been answered
+  std::uint64_t sequence_ = 0;                          // the last change's
+  std::uint64_t made_ = 0;                              // the last change's that was answered without an error
   std::chrono::steady_clock::time_point owed_since_{};  // when it answered last, or was asked after it had answered all
   std::chrono::steady_clock::time_point look_{};        // not before, at whether its rows have moved
   bool silent_ = false;                                 // it has not answered within a request's time
@@ -172,6 +174,11 @@ struct Client::Impl {
   std::atomic<bool> has_backup_workers{false};
   bool proposed = false;  // under the mutex: the first server knows that the clock has ended, and the others do not
   std::atomic<std::int64_t> late{0};
+
+  /// Bounds how far a worker runs ahead that only pushes: what servers keep of its clocks is their memory.
+  void wait_for_slower();
+  std::atomic<std::int64_t> most_ahead{0};  // clocks; 0: no table of this client waits for other workers
+  std::int64_t ended_by_all = 0;            // so many clocks, when it was asked last
 
   /// Asks all servers, from `first` on, at once, and hands on what each answers. Throws the first failure once all have
   /// answered.

@@ -6,8 +6,11 @@
 #include "ps/testing_counters.h"
 #include "train/formats/checkpoint_folder.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -496,6 +499,40 @@ TEST(Journal, WithoutOneWhatIsLostIsSaid) {
   const Error error = error_of([&] { table.push(keys, Floats(keys.size(), 1)).wait(); });
   EXPECT_TRUE(contains(error, "parameter server 1 at"));
   EXPECT_TRUE(contains(error, "3 of this worker's 3 changes are lost"));
+}
+
+// A limit of file size stands for a full disk.
+TEST(Journal, AChangeThatItsDiskHadNoSpaceForIsRefusedAndNotLost) {
+  const Folder folder;
+  ServerOptions options;
+  options.journal = folder.path() + "/journal";
+  Servers servers(1, options);
+  Client client = servers.client();
+  Table table = client.table("t", counters(Consistency::async(), 64));
+  const Keys keys{1, 2, 3};
+  const Floats gradients(keys.size() * 64, -1);
+  table.push(keys, gradients).wait();
+  const Floats before = pull(table, keys);
+  const auto usual_action = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit usual{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &usual), 0);
+  rlimit small = usual;
+  small.rlim_cur = std::filesystem::file_size(options.journal) + 10;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  for (int i = 0; i < 2; ++i) {
+    const Error error = error_of([&] { table.push(keys, gradients).wait(); });
+    EXPECT_EQ(error.code(), ErrorCode::Io) << error.what();
+    EXPECT_TRUE(contains(error, "this server makes no changes any more"));
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &usual), 0);
+  std::signal(SIGXFSZ, usual_action);
+  servers.end(0);
+  servers.start(0, options);
+  EXPECT_EQ(pull(table, keys), before);
+  for (int i = 0; i < 2; ++i) table.push(keys, gradients).wait();
+  Floats twice = before;
+  for (float& one : twice) one += 2;
+  EXPECT_EQ(pull(table, keys), twice);
 }
 
 TEST(Journal, ATornRecordIsCutOffAndADamagedFileIsRefused) {

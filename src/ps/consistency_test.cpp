@@ -122,6 +122,25 @@ TEST(Push, FtrlKeepsItsRate) {
   EXPECT_EQ(pull(table, Keys{1}), before);
 }
 
+TEST(Sync, AWorkerThatOnlyPushesWaitsForTheOthersAtLast) {
+  const Servers servers(2);
+  Client slow = servers.client(0, 2);
+  ClientOptions options = servers.options(1, 2);
+  options.timeout = std::chrono::milliseconds(600);
+  Client client = Client::connect(options);
+  Table table = client.table("t", counters(Consistency::sync()));
+  for (int clock = 0; clock < 16; ++clock) {
+    table.push(Keys{1, 2}, Floats{-1, -1}).wait();
+    client.clock();
+  }
+  const Error error = error_of([&] { client.clock(); });
+  EXPECT_EQ(error.code(), ErrorCode::Timeout);
+  EXPECT_TRUE(contains(error, "clock 0, ended long ago by this worker, waits for worker 0"));
+  EXPECT_EQ(client.now(), 16);
+  slow.clock();
+  EXPECT_EQ(client.clock(), 17);
+}
+
 TEST(Sync, WhoHoldsTheOthersUpIsNamed) {
   const Servers servers(2);
   Client slow = servers.client(0, 2);

@@ -355,6 +355,7 @@ void Link::receive(Lock& lock, const RequestPtr& request) {
       if (!lost) {
         if (auto heard = open_answer(*std::move(bytes))) {
           request->heard = *std::move(heard);
+          if (!request->heard->answer.error) made_ = std::max(made_, request->sequence);
         } else {
           request->failed = heard.error();
         }
@@ -385,18 +386,16 @@ void Link::recover(Lock& lock, std::uint64_t connection, net::Deadline deadline)
   std::optional<Error> reason;
   try {
     const Welcome welcome = greet(deadline, hello_);
-    std::uint64_t had = sequence_;
-    for (const RequestPtr& one : under_way_) {
-      if (one->sequence == 0) continue;
-      had = one->sequence - 1;
-      break;
-    }
+    // A refused change (its disk was full) has not been made, so it need not be there.
+    const std::uint64_t had = made_;
     if (welcome.incarnation != hello_.incarnation || welcome.mark < had) {
       dead_ = Error(
           ErrorCode::Aborted,
           fmt::format("{} has been started again without what it knew: {} of this worker's {} changes are "
                       "lost -- start all workers again from a snapshot, and give servers a journal",
                       name_, had - std::min(had, welcome.incarnation == hello_.incarnation ? welcome.mark : 0), had));
+    } else {
+      go_on_after(welcome.mark);
     }
   } catch (const Error& error) {
     if (error.code() == ErrorCode::Timeout) {
@@ -414,10 +413,28 @@ void Link::recover(Lock& lock, std::uint64_t connection, net::Deadline deadline)
   for (const RequestPtr& one : under_way_) {
     if (dead_) {
       one->failed = dead_;
-    } else {
+    } else if (!one->failed) {
       transmit(*one);
     }
   }
+}
+
+/// The server has this worker's changes up to `mark`. Those that it refused without noting them leave a gap: numbers go
+/// on behind `mark`, and a change that was sent behind the gap fails.
+void Link::go_on_after(std::uint64_t mark) {
+  std::uint64_t last = mark;
+  for (const RequestPtr& one : under_way_) {
+    if (one->sequence <= mark) continue;  // no change, or made
+    if (one->sequence == last + 1) {
+      last = one->sequence;
+    } else {
+      one->failed = Error(ErrorCode::Unavailable,
+                          fmt::format("{}: a change before this one was refused, and the connection was made again "
+                                      "since: nothing of this one has been made -- send both again",
+                                      name_));
+    }
+  }
+  sequence_ = last;
 }
 
 void Link::drain() {

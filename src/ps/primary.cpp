@@ -369,7 +369,9 @@ Result<void> Primary::change(const ClientPtr& client, const Session& session, co
   Command command{seconds_now(), static_cast<Method>(call.method), session.worker, session.incarnation, call.body};
   const auto verdict = state_.workers().judge({session.worker, session.incarnation, *order});
   if (!verdict) {
-    answer(client, call.id, answer_of(verdict.error()));
+    // The changes between are those that a broken server refused without noting them.
+    const bool behind_a_gap = verdict.error().code() == ErrorCode::Corrupt;
+    answer(client, call.id, answer_of(broken_ && behind_a_gap ? *broken_ : verdict.error()));
     return {};
   }
   if (*verdict == Workers::Verdict::New) {
@@ -518,8 +520,11 @@ std::string Primary::why_late(const Parked& late) const {
     why = fmt::format("barrier {} waits for {}", number, state_.workers().not_at_barrier(number));
   } else if (late.method == Method::Await) {
     const std::int64_t clock = unpack<Await>(late.body)->record.clock;
-    why = fmt::format("clock {}, with {} backup workers, waits for {}", clock, state_.backup_workers(),
-                      state_.workers().behind(clock + 1));
+    const std::int64_t backups = state_.backup_workers();
+    why = fmt::format(
+        "clock {}{} waits for {}", clock,
+        backups > 0 ? fmt::format(", with {} backup workers,", backups) : ", ended long ago by this worker,",
+        state_.workers().behind(clock + 1));
   } else if (late.method == Method::Snapshot) {
     const std::int64_t clock = unpack<Snapshot>(late.body)->record.clock;
     why = fmt::format("a snapshot at clock {} waits for {}", clock, state_.workers().behind(clock));

@@ -107,6 +107,11 @@ Result<Entry> parse_entry(const NamedText& named, std::size_t begin, std::size_t
   Entry result;
   std::string_view host = entry;
   std::string_view rest;
+  if (const std::size_t at = entry.find('@'); at != std::string_view::npos) {
+    return text_error(named, begin + at,
+                      "a user's name before the host's, which ssh takes from its own configuration (`Host NAME` and "
+                      "`User NAME` in ~/.ssh/config, or --ssh \"ssh -l NAME\"),");
+  }
   const std::size_t close = entry.find(']');
   const bool v6 = entry.starts_with('[') && entry.substr(0, close).find(':') != std::string_view::npos;
   if (v6) {
@@ -125,7 +130,11 @@ Result<Entry> parse_entry(const NamedText& named, std::size_t begin, std::size_t
     if (!result.slots) return text_error(named, end - rest.size() + 1, "slots that are no number from 1 to 65536");
   }
   if (v6 || host.find('[') == std::string_view::npos) {
-    if (const std::string_view fault = fault_of_host(host); !fault.empty()) return text_error(named, begin, fault);
+    if (const std::string_view fault = fault_of_host(host); !fault.empty()) {
+      const auto wrong = std::find_if_not(host.begin(), host.end(), is_host_character);
+      const auto place = v6 || wrong == host.end() ? 0 : static_cast<std::size_t>(wrong - host.begin());
+      return text_error(named, begin + place, fault);
+    }
     result.hosts.emplace_back(host);
     return result;
   }
@@ -228,6 +237,7 @@ Result<std::vector<HostSlots>> parse_host_slots(std::string_view text) {
 }
 
 Result<std::vector<HostSlots>> parse_host_file(std::string_view text) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);  // a byte order mark
   Hosts hosts;
   std::size_t number = 0;
   for (std::size_t begin = 0; begin < text.size();) {

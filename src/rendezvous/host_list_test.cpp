@@ -227,6 +227,7 @@ TEST(HostFile, ReadsEverySpelling) {
       {"n[1-2] slots=8\n", {{"n1", 8}, {"n2", 8}}},
       {"a slots=1\na slots=2 max_slots=4\n", {{"a", 3, 4}}},
       {"\ta\tslots=2\t", {{"a", 2}}},
+      {"\xEF\xBB\xBFh1 slots=1\r\nh2 slots=2\r\n", {{"h1", 1}, {"h2", 2}}},
   };
   for (const auto& one : cases) {
     const auto hosts = parse_host_file(one.text);
@@ -252,7 +253,9 @@ TEST(HostFile, RefusesWithTheLine) {
       {"a max_slots=2\na max_slots=3\n", "line 2"},
       {"a,b\n", "no host name has"},
       {"fe80::1 slots=1\n", "brackets"},
-      {"user@a\n", "no host name has"},
+      {"a\nuser@a slots=2\n", "line 2 'user@a slots=2': a user's name before the host's, which ssh takes"},
+      {"user@a\n", "~/.ssh/config, or --ssh \"ssh -l NAME\"), at character 5 --"},
+      {"ab;c:2\n", "no host name has at character 3"},
       {"a\nslots=4\n", "line 2"},
   };
   for (const auto& one : cases) {

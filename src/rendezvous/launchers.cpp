@@ -118,12 +118,17 @@ bool is_torchrun(const Environment& environment) {
 
 // RANK and WORLD_SIZE of a Kubernetes pod number the pods, not the processes. Equal to a launcher's they only repeat
 // it: torch.distributed's programs ask for them, and scripts set them so. The launcher's own place is the safer one.
+// But ranks of a launcher's several hosts cannot meet at loopback: numbers that happen to be equal repeat nothing then.
 bool is_by_hand(const Environment& environment) {
   if (is_kubeflow_pod(environment)) return false;
   const std::string* const rank = find(environment, env::kRank);
   const std::string* const size = find(environment, env::kWorldSize);
   for (const Launcher& row : launchers()) {
     if (row.meeting != Meeting::Launcher || rank == nullptr || !recognised(environment, row)) continue;
+    if (meets_at_loopback(environment)) {
+      const auto said = read(environment, row);
+      if (said && (said->nodes.value_or(1) > 1 || said->local_size.value_or(said->size) < said->size)) continue;
+    }
     const std::string* const other_rank = find(environment, row.rank);
     const std::string* const other_size = find(environment, row.size);
     if (other_rank != nullptr && other_size != nullptr && *rank == *other_rank && *size == *other_size) return false;
@@ -423,6 +428,11 @@ std::optional<int> number(const Environment& environment, std::string_view name,
     raise(ErrorCode::InvalidArgument, "{}='{}' is not a number from {} -- correct or unset it", name, *text, least);
   }
   return value;
+}
+
+bool meets_at_loopback(const Environment& environment) {
+  const std::string* const address = find(environment, env::kMasterAddr);
+  return address != nullptr && net::is_loopback_name(*address);
 }
 
 bool recognised(const Environment& environment, const Launcher& launcher) {

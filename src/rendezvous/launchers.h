@@ -46,6 +46,9 @@ std::uint16_t port_of(const Environment& environment, std::string_view name);
 
 bool recognised(const Environment& environment, const Launcher& launcher);
 
+/// Whether MASTER_ADDR says that all ranks are on this host.
+bool meets_at_loopback(const Environment& environment);
+
 /// What a recognised launcher says. InvalidArgument if its values disagree.
 Result<Detected> read(const Environment& environment, const Launcher& launcher);
 

@@ -362,6 +362,33 @@ TEST(Launchers, AWorldOnEachHostOfAJobIsTold) {
   EXPECT_EQ(detect(ours)->warning, LaunchWarning::None) << detect(ours)->note;
 }
 
+// Two ranks on each of two nodes, started by each node's task: some numbers equal the task's own by chance.
+TEST(Launchers, RanksByHandAtLoopbackAreNotTheTasksOfSeveralNodes) {
+  for (const char* const node : {"0", "1"}) {
+    const Environment step = {{"SLURM_STEP_ID", "0"},        {"SLURM_PROCID", node},        {"SLURM_NODEID", node},
+                              {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_LOCALID", "0"}};
+    for (const char* const rank : {"0", "1"}) {
+      Environment mine = with(step, {{"RANK", rank}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", rank}, {"MASTER_PORT", "1"}});
+      mine["MASTER_ADDR"] = "localhost";
+      const auto by_hand = detect(mine);
+      ASSERT_TRUE(by_hand) << by_hand.error().what();
+      EXPECT_EQ(by_hand->launcher, "env://");
+      EXPECT_EQ(by_hand->warning, std::string(rank) == "0" ? LaunchWarning::Hosts : LaunchWarning::None);
+      mine["MASTER_ADDR"] = "h1";
+      mine["RANK"] = node;
+      EXPECT_EQ(detect(mine)->launcher, "Slurm") << "they repeat what Slurm says";
+    }
+  }
+  const auto sagemaker = detect({{"RANK", "0"},
+                                 {"WORLD_SIZE", "2"},
+                                 {"MASTER_ADDR", "127.0.0.1"},
+                                 {"MASTER_PORT", "1"},
+                                 {"SM_CURRENT_HOST", "algo-1"},
+                                 {"SM_HOSTS", R"(["algo-1","algo-2"])"}});
+  ASSERT_TRUE(sagemaker) << sagemaker.error().what();
+  EXPECT_CONTAINS(sagemaker->note, "all 2 ranks of this world are on this host");
+}
+
 TEST(Launchers, PmixIsAskedOnlyWhereNobodyElseSaysIt) {
   const Environment prterun = {{"PMIX_NAMESPACE", "prterun-a-1@1"}, {"PMIX_RANK", "3"}};
   EXPECT_TRUE(needs_pmix_keys(prterun));

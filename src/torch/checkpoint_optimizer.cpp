@@ -3,11 +3,15 @@
 #include "base/json.h"
 #include "base/result.h"
 
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <array>
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string_view>
 #include <type_traits>
@@ -429,6 +433,32 @@ OptimizerSnapshot snapshot(const optim::Optimizer& optimizer, const ParameterNam
   return out;
 }
 
+namespace {
+
+/// Python's parameter groups may have values that the program added, which libtorch's cannot hold. Those that torch's
+/// schedules add mean nothing to libtorch's schedules; without others, the training would go on as another one.
+void refuse_added_values(const std::string& text, const std::string& source_name) {
+  constexpr std::array<std::string_view, 6> kOfSchedules = {"initial_lr",   "max_lr",        "min_lr",
+                                                            "max_momentum", "base_momentum", "swa_lr"};
+  std::set<std::string> refused;
+  const auto groups = parse_json_or_discard(text);
+  if (!text.empty() && !groups.is_array()) refused.insert("no JSON: an infinity or NaN among them");
+  for (const auto& group : groups.is_array() ? groups : nlohmann::json::array()) {
+    if (!group.is_object()) continue;
+    for (const auto& [name, value] : group.items()) {
+      const bool is_of_schedule = std::find(kOfSchedules.begin(), kOfSchedules.end(), name) != kOfSchedules.end();
+      if (!is_of_schedule && !value.is_null()) refused.insert(name);
+    }
+  }
+  if (refused.empty()) return;
+  raise(ErrorCode::InvalidArgument,
+        "{}: does not fit the optimizer -- its parameter groups have values that Python's program added ({}), and "
+        "libtorch's groups cannot hold them -- pass nullptr to start with a fresh optimizer, or save without them",
+        source_name, fmt::join(refused, ", "));
+}
+
+}  // namespace
+
 std::function<void()> restore(optim::Optimizer& optimizer, const ParameterNames& names,
                               const std::vector<formats::NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata, const std::string& source_name) {
@@ -443,6 +473,7 @@ std::function<void()> restore(optim::Optimizer& optimizer, const ParameterNames&
           "made then",
           source_name, text("groups"), groups);
   }
+  refuse_added_values(text("group_values"), source_name);
   return with_kind(optimizer, [&](const auto& kind) {
     if (text("type") != kind.name) {
       raise(ErrorCode::InvalidArgument,

@@ -51,6 +51,14 @@ TEST(RunOptions, EachHasAVariable) {
   EXPECT_GE(options, 20) << help;
 }
 
+TEST(RunOptions, TheTableOfVariablesShowsNoSecret) {
+  const std::string shown =
+      run({{"env"}, {"COHORT_PAGE_TOKEN=0123456789abcdef", "COHORT_SECRET_FILE=/x", "COHORT_LOG=debug"}}).out;
+  EXPECT_EQ(shown.find("0123456789abcdef"), std::string::npos) << shown;
+  for (const char* const now : {"[now: set, not shown]", "[now: /x]", "[now: debug]"})
+    EXPECT_NE(shown.find(now), std::string::npos) << now;
+}
+
 TEST(RunOptions, AVariableWhoseValueHasNoMeaningIsRefusedBeforeAnythingStarts) {
   const auto refused = run({{"run", "-np", "2", "--env", "COHORT_ENCRYPT=maybe", "echo", "started"}});
   EXPECT_NE(refused.status, 0);

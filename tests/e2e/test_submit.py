@@ -217,7 +217,7 @@ class Submit(unittest.TestCase):
             self.assertIn("requeue 7\n", done.stdout)
 
     def test_links_that_lead_nowhere_are_copied_as_links(self):
-        self.fake("ssh", "exit 0\n")
+        self.fake("ssh", 'echo "$*" >>$D/asked; exit 0\n')
         self.fake("rsync", "cat >$D/files; exit 23\n")
         project = self.folder / "project"
         (project / "data").mkdir(parents=True)
@@ -227,6 +227,8 @@ class Submit(unittest.TestCase):
         options = self.words("--login", "me@login", "--sync", "--", "./train")
         done = subprocess.run(**{**options, "cwd": project}, timeout=PATIENCE, check=False)
         self.assertNotIn("filesystem error", done.stderr)
+        # Copying is not in the terminal's foreground: a question would never be seen.
+        self.assertIn("BatchMode=yes", (self.folder / "asked").read_text())
         self.assertEqual(sorted((self.folder / "files").read_text().split("\0")), ["", "data/gone", "loop", "train"])
 
     def test_a_job_that_is_cancelled_does_not_come_back(self):

@@ -320,8 +320,9 @@ class Client:
         return Variable(made, lengths)
 
     def clock(self) -> int:
-        """Ends this worker's clock, on all servers or on none; its pushes count. Returns the new clock. With backup workers
-        it waits until the clock has ended; whether its pushes came too late says `late_clocks`."""
+        """Ends this worker's clock, on all servers or on none; its pushes count. Returns the new clock. A worker that is
+        16 clocks ahead of the slowest, as one that never pulls, waits for that. With backup workers it waits until the clock
+        has ended; whether its pushes came too late says `late_clocks`."""
         return self._client.clock()
 
     def barrier(self) -> None:

@@ -87,6 +87,13 @@ Chunking::Chunking(const Request& request, int rank, int size, std::size_t piece
   const std::int64_t elements = std::accumulate(parts_.begin(), parts_.end(), std::int64_t{0});
   const std::size_t all = static_cast<std::size_t>(elements) * element_ * sides();
   if (all <= piece_bytes) return;
+  // Formats with blocks are encoded from multiples of a block of the sum on. Pieces of parts that begin elsewhere would
+  // have other blocks, and so other bits than the whole has.
+  const auto block = static_cast<std::int64_t>(block_of(request.wire_format));
+  const bool reduces = kind_ == Kind::ReduceScatter || kind_ == Kind::ReduceScatterV;
+  if (reduces && block > 1 &&
+      std::any_of(parts_.begin(), parts_.end() - 1, [block](auto part) { return part % block != 0; }))
+    return;
   const std::size_t rounding = 2 * kCacheLine * parts_.size() * sides();  // of the parts, to lines
   const std::size_t each = piece_bytes > 2 * rounding ? piece_bytes - rounding : std::max(piece_bytes / 2, kCacheLine);
   pieces_ = (all + each - 1) / each;

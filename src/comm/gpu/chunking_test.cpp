@@ -59,6 +59,18 @@ void expect_all(std::vector<ByteRange> ranges, std::int64_t count, DType dtype, 
   EXPECT_EQ(next, static_cast<std::size_t>(count) * size_of(dtype)) << what;
 }
 
+/// Blocks of a format begin at multiples of their size in the sum: pieces may not move them.
+TEST(Chunking, PartsThatBeginWithinABlockAreLeftWhole) {
+  for (const std::int64_t part : {std::int64_t{64 * 1024}, std::int64_t{64 * 1024 + 64}}) {
+    for (const WireFormat format : {WireFormat::None, WireFormat::Int8}) {
+      Request request = request_of({.kind = Kind::ReduceScatter, .dtype = DType::Float32, .count = part}, 2, 0);
+      request.wire_format = format;
+      const bool whole = format == WireFormat::Int8 && part % 256 != 0;
+      EXPECT_EQ(Chunking(request, 0, 2, kPiece).pieces() == 1, whole) << part;
+    }
+  }
+}
+
 TEST(Chunking, HasEveryElementOnceAndIsTheSameOnAllRanks) {
   std::vector<std::byte> room(3 * kPiece);
   for (const Kind kind :

@@ -242,6 +242,9 @@ constexpr Sign kSigns[] = {
      "minutes after ./demo, and makes the Python of .venv, or the active one that has PyTorch, find it, under mpirun "
      "too; "
      "activate that one (`cohort run --dry-run` shows which Python runs). Elsewhere: `pip install` the wheel"},
+    {"Unknown backend type cohort",
+     "`import cohort` before init_process_group registers the backend \"cohort\" with torch, which finds it by itself "
+     "only from 2.5 on, and where the package is installed"},
     {"No module named",
      "the Python that runs the ranks lacks this module: install it there, or activate the environment that has it "
      "before `cohort run` (`cohort run --dry-run` shows which Python it is)"},

@@ -222,6 +222,13 @@ TEST(Verdict, TheBlockSaysEachSentenceOnceAndLeavesTheStackToTheLog) {
   EXPECT_EQ(judge(end).text.find("wrote nothing"), std::string::npos);
 }
 
+TEST(Verdict, AnImportThatIsMissingIsNamed) {
+  JobEnd end = two_ranks(0, 1);
+  end.endings[0].status = {1, 0, false};
+  end.endings[0].last_stderr = "AssertionError: Unknown backend type cohort\n";
+  EXPECT_NE(judge(end).text.find("`import cohort` before init_process_group"), std::string::npos) << judge(end).text;
+}
+
 TEST(Verdict, AServerMayDieOfWhatItWasAskedToEndBy) {
   JobEnd end = two_ranks(0, 0);
   end.roles.servers = 2;

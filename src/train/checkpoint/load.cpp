@@ -202,6 +202,7 @@ struct Listing {
   /// The newest that nobody can judge: of a newer Cohort (`Error::code` InvalidArgument), or not to be read now (Io).
   std::int64_t newer = 0;
   std::optional<Error> newer_error;
+  std::int64_t newest = 0;  ///< generation of what is there, damaged or not
 };
 
 /// What the keepers see.
@@ -219,6 +220,7 @@ Listing list_all(Communicator& comm, const FolderOptions& options, const SharedF
             mine.number(standing.value_or(std::numeric_limits<double>::quiet_NaN()));
             all.own.emplace(candidate, std::move(one));
           }
+          mine.number('g').number(list.newest).text("");
           for (const Error& error : list.damaged) mine.number('d').number(std::int64_t{0}).text(error.what());
           for (const auto& [generation, error] : list.newer) mine.number('n').number(generation).text(error.what());
           for (const auto& [generation, error] : list.unreadable)
@@ -235,6 +237,8 @@ Listing list_all(Communicator& comm, const FolderOptions& options, const SharedF
         all.candidates.emplace(
             Candidate{generation, text},
             Listed{static_cast<int>(rank), std::isnan(standing) ? std::nullopt : std::optional(standing)});
+      } else if (kind == 'g') {
+        all.newest = std::max(all.newest, generation);
       } else if (kind == 'd') {
         all.damaged.push_back(text);
       } else if (generation > all.newer) {
@@ -412,6 +416,7 @@ std::optional<Found> load_listed(Communicator& comm, const FolderOptions& option
     }
     found.tensors = std::move(tensors);
     found.stored = stored;
+    formats::remember_own(options.path, listing.newest);
     return found;
   }
   if (listing.newer_error) throw *listing.newer_error;

@@ -341,7 +341,9 @@ class Save {
       copies_.emplace(shared_folder_, options_.copies);
     }
     agree(comm_, attempt([&] {
-            if (shared_folder_.keeps()) writer_.emplace(value_or_throw(formats::CheckpointWriter::open(options_.path)));
+            if (!shared_folder_.keeps()) return;
+            writer_.emplace(value_or_throw(formats::CheckpointWriter::open(options_.path)));
+            look_for_others();
           }));
     manifest_.generation = highest(comm_, writer_ ? writer_->newest() : 0) + 1;
     agree(comm_, attempt([&] {
@@ -350,6 +352,20 @@ class Save {
     const std::string own = writer_ ? std::filesystem::path(writer_->hidden()).filename().string() : std::string();
     const auto names = gather(comm_, own);
     hidden_ = fmt::format("{}/{}", options_.path, names[static_cast<std::size_t>(shared_folder_.keeper_of(rank_))]);
+  }
+
+  /// The lock keeps two jobs apart for the time of a save only.
+  void look_for_others() {
+    of_others_ = formats::checkpoints_of_others(options_.path);
+    if (of_others_.empty()) return;
+    static std::mutex mutex;
+    static std::map<std::string, std::int64_t> warned;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (std::exchange(warned[options_.path], *of_others_.rbegin()) == *of_others_.rbegin()) return;
+    log::warn("checkpoint",
+              "{}: another job has saved checkpoint {} here since this one saved or loaded its last; each will resume "
+              "from whichever is the newest -- give each job a folder of its own",
+              options_.path, *of_others_.rbegin());
   }
 
   /// The hidden folder's name is random: who sees it sees rank 0's folder.
@@ -454,6 +470,7 @@ class Save {
       if (writer_) writer_->withdraw();
       throw *error;
     }
+    formats::remember_own(options_.path, manifest_.generation);
     prune();
     // Rank 0's folder is the one to speak of, where others have not got it.
     stored.folder = share(comm_, stored.folder);
@@ -467,15 +484,18 @@ class Save {
     const status::NotFiniteStatus& lost = status::StatusPage::own().layout().not_finite;
     formats::Spared spared;
     if (lost.state.load(std::memory_order_acquire) == status::NotFiniteStatus::Written) {
-      spared = {.below_step = lost.step, .count = options_.keep};
+      spared.below_step = lost.step;
+      spared.count = options_.keep;
     }
+    spared.unjudged = of_others_;
     if (shared_folder()) {
       if (writer_) formats::keep_newest_checkpoints(options_.path, options_.keep, spared, options_.best);
       return;
     }
     if (const std::string theirs = share(comm_, spared.count > 0 ? std::to_string(spared.below_step) : "");
         !theirs.empty()) {
-      spared = {.below_step = std::stoll(theirs), .count = options_.keep};
+      spared.below_step = std::stoll(theirs);
+      spared.count = options_.keep;
     }
     codec::Writer own;
     std::vector<formats::StoredCheckpoint> sound;
@@ -539,6 +559,7 @@ class Save {
   SharedFolder shared_folder_;
   std::optional<Copies> copies_;                     // where there are several disks
   std::optional<formats::CheckpointWriter> writer_;  // of those who keep a folder
+  std::set<std::int64_t> of_others_;                 // checkpoints of another job
   std::string hidden_;
   formats::Manifest manifest_;
   Digests digests_;  // of what this rank has written

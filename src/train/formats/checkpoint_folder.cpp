@@ -55,6 +55,7 @@ Result<sys::UniqueFd> lock_folder(const std::string& folder) {
   sys::UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd)
     return fail(ErrorCode::Io, "cannot open the folder {} -- {} -- check its permissions", folder, errno_text(errno));
+  sys::close_on_fork(fd.get());  // else a child that outlives this process (a loader's worker) keeps the folder locked
   const auto deadline = std::chrono::steady_clock::now() + kLockPatience;
   while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
@@ -64,6 +65,7 @@ Result<sys::UniqueFd> lock_folder(const std::string& folder) {
       return fd;
     }
     if (std::chrono::steady_clock::now() > deadline) {
+      sys::forget_on_fork(fd.get());
       return fail(ErrorCode::Unavailable,
                   "cannot save a checkpoint in {} -- another process has been saving there for {} s -- give each job "
                   "its own folder",
@@ -109,7 +111,45 @@ struct FoundDamaged {
 
 std::string plain(const std::string& folder) { return std::filesystem::absolute(folder).lexically_normal().string(); }
 
+/// This process's last checkpoint of each folder, and those that others have put there since.
+struct OwnCheckpoints {
+  struct Seen {
+    std::int64_t newest = 0;
+    std::set<std::int64_t> of_others = {};
+  };
+  std::mutex mutex;
+  std::map<std::string, Seen> folders;
+
+  static OwnCheckpoints& of_process() {
+    static OwnCheckpoints one;
+    return one;
+  }
+};
+
 }  // namespace
+
+void remember_own(const std::string& folder, std::int64_t newest) {
+  auto& own = OwnCheckpoints::of_process();
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  own.folders[plain(folder)].newest = newest;
+}
+
+std::set<std::int64_t> checkpoints_of_others(const std::string& folder) {
+  auto& own = OwnCheckpoints::of_process();
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  const auto found = own.folders.find(plain(folder));
+  if (found == own.folders.end()) return {};
+  auto& seen = found->second;
+  std::set<std::int64_t> here;
+  if (const auto names = sys::list_folder(folder)) {
+    for (const std::string& name : *names) {
+      const auto its = generation_of(name);
+      if (its && (*its > seen.newest || seen.of_others.contains(*its))) here.insert(*its);
+    }
+  }
+  seen.of_others = here;
+  return here;
+}
 
 void remember_damage(const std::string& folder, bool is_damaged) {
   auto& found = FoundDamaged::of_process();
@@ -146,12 +186,12 @@ Glance glance_of(const std::string& files) {
 }
 
 std::optional<Error> CheckpointList::unjudged_above(std::int64_t generation) const {
-  const std::pair<std::int64_t, Error>* newest = nullptr;
+  const std::pair<std::int64_t, Error>* last = nullptr;
   for (const auto* const all : {&newer, &unreadable}) {
     if (all->empty() || all->back().first <= generation) continue;
-    if (newest == nullptr || all->back().first > newest->first) newest = &all->back();
+    if (last == nullptr || all->back().first > last->first) last = &all->back();
   }
-  return newest == nullptr ? std::nullopt : std::optional(newest->second);
+  return last == nullptr ? std::nullopt : std::optional(last->second);
 }
 
 void remove_older_checkpoints(const std::string& folder, std::int64_t generation, Spared spared) {
@@ -241,8 +281,9 @@ CheckpointWriter::~CheckpointWriter() {
   if (!hidden_.empty()) {
     if (auto gone = sys::remove_tree(hidden_); !gone) log::warn("checkpoint", "{}", gone.error().what());
   }
-  // A child forked meanwhile has the descriptor, too; closing ours would leave the folder locked.
-  if (lock_) ::flock(lock_.get(), LOCK_UN);
+  if (!lock_) return;
+  sys::forget_on_fork(lock_.get());
+  ::flock(lock_.get(), LOCK_UN);
 }
 
 Result<CheckpointWriter> CheckpointWriter::open(const std::string& folder) {
@@ -333,6 +374,7 @@ Result<CheckpointList> list_checkpoints(const std::string& folder) {
   for (const std::string& name : *names) {
     const auto generation = generation_of(name);
     if (!generation) continue;
+    list.newest = std::max(list.newest, *generation);
     auto stored = read_checkpoint(folder + "/" + name);
     // Removed meanwhile, by a save that keeps newer ones.
     struct stat status {};

@@ -173,6 +173,7 @@ struct CheckpointList {
   std::vector<std::pair<std::int64_t, Error>> newer;  ///< of a newer Cohort: generation, and what to say of it
   /// Those that could not be read now (permissions, a file system that fails), which says nothing against them.
   std::vector<std::pair<std::int64_t, Error>> unreadable;
+  std::int64_t newest = 0;  ///< the highest generation of all of them; 0: there are none
 
   /// The newest of those that cannot be judged (`newer`, `unreadable`), if it is newer than this one: to take an older
   /// one would go back in silence.
@@ -210,6 +211,11 @@ struct Spared {
 /// What a load finds damaged is neither kept nor among the best for this process' saves. By the checkpoint's folder;
 /// any thread.
 void remember_damage(const std::string& folder, bool is_damaged);
+/// Says that this process's training has saved or loaded in the folder, whose newest generation was then this one. Any
+/// thread.
+void remember_own(const std::string& folder, std::int64_t newest);
+/// Generations that another job has saved there since; none before `remember_own`. Any thread.
+std::set<std::int64_t> checkpoints_of_others(const std::string& folder);
 /// By file of the manifest, '1' if it is here and of its size, '?' if this user cannot read it now; empty if a load has
 /// found the checkpoint damaged.
 std::string whole_at_a_glance(const StoredCheckpoint& checkpoint);

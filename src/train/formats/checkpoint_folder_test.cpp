@@ -10,7 +10,9 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -299,6 +301,31 @@ TEST(CheckpointFolder, LetsOneProcessSaveAtATime) {
   later.join();
   ASSERT_TRUE(second) << second.error().what();
   EXPECT_EQ(second->manifest.generation, 2);
+}
+
+TEST(CheckpointFolder, AChildThatOutlivesAKilledWriterDoesNotKeepTheLock) {
+  TestFolder folder;
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  const pid_t writer = ::fork();
+  if (writer == 0) {
+    const auto open = CheckpointWriter::open(folder.path());
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::close(ends[1]);
+      char end = 0;
+      static_cast<void>(!::read(ends[0], &end, 1));  // until the test has ended
+      ::_exit(0);
+    }
+    ::kill(::getpid(), SIGKILL);
+  }
+  ::close(ends[0]);
+  int status = 0;
+  ASSERT_EQ(::waitpid(writer, &status, 0), writer);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  const auto saved = save(folder.path(), 5, 10);
+  ::close(ends[1]);
+  ASSERT_TRUE(saved) << saved.error().what();
 }
 
 TEST(CheckpointFolder, PassesOverWhatIsNotItsOwn) {

@@ -168,6 +168,16 @@ PtValue number_of(const TensorView& tensor) {
   return pt_tensor(tensor);
 }
 
+/// A number, text or bool; None for others.
+template <class Json>
+PtValue value_of(const Json& json) {
+  if (json.is_boolean()) return json.template get<bool>();
+  if (json.is_number_float()) return json.template get<double>();
+  if (json.is_number()) return json.template get<std::int64_t>();
+  if (json.is_string()) return json.template get<std::string>();
+  return {};
+}
+
 /// "FIELD/size", "FIELD/0", "FIELD/2" are a list, in which what is missing is None.
 void gather_lists(Fields& fields) {
   constexpr std::string_view kSize = "/size";
@@ -256,6 +266,14 @@ Result<PtValue> torch_optimizer(const std::vector<NamedTensor>& tensors,
   }
   for (const auto& [key, value] : metadata) {
     if (const auto [to, field] = place_of(key); to != nullptr) (*to)[field] = value;
+  }
+  // What a schedule or the program has added to groups in Python.
+  const auto added = parse_json_or_discard(text("group_values"));
+  if (!text("group_values").empty() && !added.is_array())  // JSON has no infinity
+    return fail(ErrorCode::Corrupt, "{}: not a sound state of an optimizer -- its 'group_values' are no JSON", name);
+  for (std::size_t at = 0; at < std::min(added.size(), options.size()); ++at) {
+    if (!added[at].is_object()) continue;
+    for (const auto& [key, value] : added[at].items()) options[at].try_emplace(key, value_of(value));
   }
   PtDict state, root;
   for (auto& [number, fields] : states) state.add(number, pt_dict(dict_of(std::move(fields))));

@@ -132,7 +132,8 @@ struct RunRecord::Impl {
       std::filesystem::create_directories(file.parent_path(), error);
       if (error) fail_with("making the folder of the run record", error.value());
     }
-    fd.reset(::open(file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    // For this user alone, as job.json: programs log all of their parameters.
+    fd.reset(::open(file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
     if (!fd) fail_with("opening the run record", errno);
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       raise(ErrorCode::Unavailable,

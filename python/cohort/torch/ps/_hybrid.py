@@ -133,7 +133,7 @@ class HybridOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *, grad_scaler: Any = None) -> Any:
         """Returns what the closure does. Raises NonFinite for a table's gradient, naming the key, before anything is done, and
-        InvalidArgument where the first table refuses its learning rate (Ftrl keeps its own).
+        InvalidArgument where a table refuses its learning rate (Ftrl keeps its own).
         After any other error the two parts may not belong together: further steps are refused."""
         if grad_scaler is not None:
             raise InvalidArgument("HybridOptimizer: gradients of tables are not unscaled -- use autocast to bfloat16, without GradScaler")
@@ -150,11 +150,10 @@ class HybridOptimizer(torch.optim.Optimizer):
         for step, (keys, gradients) in pushes:
             if not gradients.isfinite().all():
                 step.push(keys, gradients)  # raises NonFinite, naming the key, and sends nothing
-        works = []
-        for step, gathered in pushes:
-            works.append(step.push(*gathered))  # what is refused here, as a rate of Ftrl's, has sent nothing
-            self._half = True
+        for step, (keys, gradients) in pushes:
+            step.push(keys[:0], gradients[:0]).wait()  # sends nothing: raises where the table refuses its rate
         self._half = True
+        works = [step.push(*gathered) for step, gathered in pushes]
         self.dense.step()
         for work in works:
             work.wait()
