@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Runs generated training programs over Cohort and in plain torch, and says where they differ: see README.md."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import sys
+import time
+from typing import Any, Optional
+
+import compare
+import coverage
+import grammar
+import reference
+import shrink
+import source
+import torch
+from jobs import Jobs
+
+
+class Suite:
+    def __init__(self, command: str, plant: str = "") -> None:
+        self.jobs = Jobs(command, plant)
+        self.programs = self.not_torchs = 0
+        self.kinds: collections.Counter[str] = collections.Counter()
+        self.refusals: dict[str, list[int]] = {}
+        self.differences: list[tuple[dict[str, Any], compare.Verdict]] = []
+        self.used = coverage.Used()
+        self.once: list[int] = []
+
+    def judge(self, program: dict[str, Any], again: bool = False) -> Optional[compare.Verdict]:
+        """None: plain torch does not take the program."""
+        lossy = grammar.is_lossy(program)
+        try:
+            plain = None if lossy else reference.run(program)
+        except Exception:
+            return None
+        job = self.jobs.of(program)
+        job.start(program)
+        replies = job.finish()
+        try:
+            if lossy:
+                plain = self.forced(program, replies)
+        except AssertionError as error:
+            return compare.Verdict("different", str(error))
+        except Exception:
+            return None
+        finally:
+            self.jobs.after(program, replies)
+        return compare.verdict(program, plain or [], replies)
+
+    @staticmethod
+    def forced(program: dict[str, Any], replies: list[Any]) -> Any:
+        if any(reply is None for reply in replies):
+            return []
+        recorded = [reference.Records(False) for _ in replies]
+        for records, reply in zip(recorded, replies):
+            records.gradients = reply["gradients"]
+        return reference.run(program, recorded)
+
+    def fails_afresh(self, program: dict[str, Any]) -> bool:
+        self.jobs.restart((max(source.phases_of(program)), program["hosts"]))
+        verdict = self.judge(program)
+        return verdict is not None and verdict.kind == "different"
+
+    def fails(self, program: dict[str, Any]) -> bool:
+        verdict = self.judge(program)
+        return verdict is not None and verdict.kind == "different"
+
+    def run(self, seed: int, method: str = "", world: int = -1) -> str:
+        return self.run_program(grammar.program(seed, method, world))
+
+    def run_program(self, program: dict[str, Any]) -> str:
+        verdict = self.judge(program)
+        self.programs += 1
+        if verdict is None:
+            self.not_torchs += 1
+            return "torch refuses it"
+        self.used.add(source.text_of(program, reference=False), program["method"])
+        if verdict.kind == "different":
+            if not self.fails_afresh(program):
+                self.once.append(program["seed"])
+                verdict.kind = "only once"
+            else:
+                self.differences.append((program, verdict))
+        if verdict.kind == "refused":
+            self.refusals.setdefault(f"{program['method']}: {verdict.text}", []).append(program["seed"])
+        self.kinds[verdict.kind] += 1
+        return f"{verdict.kind} {verdict.text}"
+
+    def report(self, seconds: float) -> None:
+        print(f"\n{self.programs} programs in {seconds:.0f} s ({self.programs / max(seconds, 0.1):.1f} a second): "
+              f"{dict(self.kinds)}, {self.not_torchs} that plain torch refuses; {self.jobs.restarts} jobs were restarted")  # fmt: skip
+        if self.once:
+            print(f"differed once, and not in a fresh job: seeds {self.once[:20]}")
+        print("refusals:")
+        for text, seeds in sorted(self.refusals.items(), key=lambda pair: -len(pair[1])):
+            print(f"  {len(seeds):5} {text} (seed {seeds[0]})")
+        self.used.report()
+
+
+def show(suite: Suite, program: dict[str, Any], verdict: compare.Verdict, seconds: float) -> None:
+    smaller = shrink.shrink(program, suite.fails, seconds) if seconds else program
+    final = suite.judge(smaller) or verdict
+    print(f"\nDIFFERENCE, seed {program['seed']}, {smaller['method']} on {smaller['ranks']} ranks"
+          f"{' of hosts ' + smaller['hosts'] if smaller['hosts'] else ''}: {final.text or verdict.text}")  # fmt: skip
+    print(json.dumps(smaller))
+    print(source.text_of(smaller, reference=False), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--command", default=os.environ.get("COHORT_COMMAND", "cohort"), help="the command `cohort`")
+    parser.add_argument("--seconds", type=float, default=30, help="how long; default 30")
+    parser.add_argument("--count", type=int, default=1 << 40, help="programs at most")
+    parser.add_argument("--fixed", type=int, default=0, help="begin with so many seeds from 0")
+    parser.add_argument("--seed", type=int, help="the first of the others; default: by the clock")
+    parser.add_argument("--method", default="", choices=["", *grammar.METHODS], help="of programs; default: all")
+    parser.add_argument("--worlds", type=int, nargs="*", default=[], help="numbers in grammar.WORLDS; default: all")
+    parser.add_argument("--shrink", type=float, default=60, help="seconds for a difference")
+    parser.add_argument("--plant", default="", help="faults to plant (planted.py)")
+    parser.add_argument("--program", help="a file with one program as JSON: runs it alone")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    suite = Suite(options.command, options.plant)
+    begin = time.monotonic()
+    if options.program:
+        with open(options.program) as file:
+            program = json.load(file)
+        print(source.text_of(program, reference=False), suite.run_program(program))
+        suite.jobs.close()
+        return 1 if suite.differences else 0
+    fresh = options.seed if options.seed is not None else int(time.time()) % 10_000_000 * 100
+    print(f"seeds 0 to {options.fixed - 1}, and from {fresh} on" if options.fixed else f"seeds from {fresh} on", flush=True)
+    shown = 0
+    try:
+        for number in range(options.count):
+            if time.monotonic() - begin > options.seconds:
+                break
+            seed = number if number < options.fixed else fresh + number - options.fixed
+            world = options.worlds[number % len(options.worlds)] if options.worlds else -1
+            said = suite.run(seed, options.method, world)
+            if options.verbose:
+                print(seed, said, flush=True)
+            if len(suite.differences) > shown:
+                shown = len(suite.differences)
+                show(suite, *suite.differences[-1], options.shrink)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        suite.jobs.close()
+    suite.report(time.monotonic() - begin)
+    print(f"{len(suite.differences)} differences", *(f"seed {program['seed']}: {verdict.text}" for program, verdict in suite.differences),
+          sep="\n  ")  # fmt: skip
+    return 1 if suite.differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

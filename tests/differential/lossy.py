@@ -1,0 +1,86 @@
+"""What is known of averages that are rounded on their way: bounds that the formats publish, and what PowerSGD's are by definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import torch
+
+# Off by at most so much of the largest value of a block, each time (docs/reference/comm-hooks.md).
+STEP = {"bfloat16": 1 / 256, "int8": 1 / 254, "float8_e4m3": 1 / 16, "int4": 1 / 13}
+HOOKS = {"int8_compress": "int8", "int4_compress": "int4", "fp8_compress": "float8_e4m3"}
+
+
+class Bounds:
+    """Of one model's averages. `check` raises AssertionError, which says where."""
+
+    def __init__(self, program: dict[str, Any], replicas: list[Any]) -> None:
+        options = program["options"]
+        self.hook = options.get("hook")
+        self.format = HOOKS.get(self.hook, options.get("wire_format"))
+        given = options.get("feedback") if self.hook else options.get("error_feedback")
+        self.feedback = self.hook == "powerSGD" and given is not False or (self.format == "int4" if given is None else bool(given))
+        self.hosts = program["hosts"]
+        self.owed: dict[str, numpy.ndarray] = {}  # what compression has kept of each average
+        self.unknown: set[str] = set()
+        self.bound: dict[str, float] = {}
+
+    def check(self, step: int, trained: list[dict[str, torch.Tensor]], means: dict[str, Any], taken: dict[str, Any],
+              weights: list[float]) -> None:  # fmt: skip
+        missing = [name for name in means if means[name] is None or taken.get(name) is None]
+        for name in missing:
+            assert (means[name] is None) == (taken.get(name) is None), f"gradient {step} of '{name}' is " + (
+                "None, and should not be" if taken.get(name) is None else "not None, as it should be")  # fmt: skip
+        found = {name: mean.double().numpy() for name, mean in means.items() if mean is not None}
+        if any(not numpy.isfinite(mean).all() for mean in found.values()):
+            for name, mean in found.items():  # a step that nobody should take
+                if not numpy.isfinite(mean).all():
+                    assert not numpy.isfinite(taken[name]).all(), f"gradient {step} of '{name}' is finite, its mean is not"
+            self.owed.clear()
+            self.bound.clear()
+            return
+        for name in missing:
+            self.unknown.add(name)
+        for name, mean in found.items():
+            dtype = trained[0][name].dtype
+            largest = max(float(one[name].grad.to_dense().abs().max()) if one[name].grad is not None and weight else 0.0
+                          for one, weight in zip(trained, weights))  # fmt: skip
+            largest *= max(1.0, max(weights) * len(weights) / max(sum(weights), 1e-9))
+            self.one(step, name, mean, taken[name], dtype, largest)
+
+    def one(self, step: int, name: str, mean: Any, taken: Any, dtype: torch.dtype, largest: float) -> None:
+        assert numpy.isfinite(taken).all(), f"gradient {step} of '{name}' is {taken.reshape(-1)[:3]}, its mean {mean.reshape(-1)[:3]}"
+        rounding = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.02) * (largest + 1e-9)
+        off = taken - mean
+        if self.hook == "powerSGD":
+            if dtype == torch.float32 and mean.ndim > 1:
+                self.low_rank(step, name, mean, taken, largest)
+                return
+        elif dtype == torch.float32 and self.hosts:
+            # Each host's sum is rounded, with what it owes, and the sum of hosts once more.
+            before = self.bound.get(name, 0.0) if self.feedback else 0.0
+            mine = 2 * STEP[self.format] * (largest + before) * 1.05 + rounding
+            self.bound[name] = max(mine, before) if self.feedback else 0.0
+            assert abs(off).max() <= mine + before, (
+                f"gradient {step} of '{name}' is off by {abs(off).max():.3g} as {self.format}, which is off by {mine + before:.3g} at most")
+            if self.feedback and name not in self.unknown:
+                owed = self.owed.get(name, 0.0) - off
+                assert abs(owed).max() <= 2 * self.bound[name] or abs(off).max() <= mine, (
+                    f"gradient {step} of '{name}': error feedback owes {abs(owed).max():.3g}, {self.bound[name]:.3g} at most")
+                self.owed[name] = owed
+            return
+        assert abs(off).max() <= rounding, f"gradient {step} of '{name}' is off by {abs(off).max():.3g}, and nothing is rounded there"
+
+    def low_rank(self, step: int, name: str, mean: Any, taken: Any, largest: float) -> None:
+        """An orthogonal projection of the mean with what is owed, or the mean."""
+        wanted = mean + (self.owed.get(name, 0.0) if self.feedback else 0.0)
+        size = float((wanted**2).sum())
+        rest = wanted - taken
+        if name not in self.unknown:
+            across = abs(float((taken * rest).sum()))
+            assert across <= 1e-3 * size + 1e-9, (
+                f"gradient {step} of '{name}' is no projection of the mean with what is owed: off by {across:.3g} of {size:.3g}")
+            self.owed[name] = rest
+        else:
+            assert float((taken**2).sum()) <= 100 * (largest**2 * mean.size + 1e-9), f"gradient {step} of '{name}' is too large"
