@@ -154,6 +154,20 @@ class Bits(Ranks):
             for ours, theirs in zip(self.train(model, optimizer, steps=2), expected):
                 self.assertTrue(torch.equal(ours, theirs), other)
 
+    def test_memory_that_is_shared_with_other_processes(self):
+        x, y = batch_of(1, 4, torch.float32)
+        for mode in MODES:
+            with self.subTest(mode=mode):
+                net = model_of()
+                model = DistributedDataParallel(net, sharding=mode)
+                optimizer = Sharded(model, torch.optim.SGD, lr=0.1)
+                net.share_memory()
+                with self.assertRaisesRegex(cohort.InvalidArgument, "'0.weight' was given other memory"):
+                    model(x)
+                with self.assertRaisesRegex(cohort.InvalidArgument, "'0.weight' was moved"):
+                    model.parameters_written()
+                del optimizer
+
     def test_parameters_that_others_write_to(self):
         x, y = batch_of(1, 4, torch.float32)
         for mode in MODES:
