@@ -30,16 +30,19 @@ class Suite:
         self.differences: list[tuple[dict[str, Any], compare.Verdict]] = []
         self.used = coverage.Used()
         self.once: list[int] = []
+        self.ready: Any = None
 
-    def judge(self, program: dict[str, Any], again: bool = False) -> Optional[compare.Verdict]:
-        """None: plain torch does not take the program."""
+    def judge(self, program: dict[str, Any], following: Optional[dict[str, Any]] = None) -> Optional[compare.Verdict]:
+        """None: plain torch does not take the program. The reference of `following` is computed while the ranks work."""
+        ready, self.ready = self.ready, None
         lossy = grammar.is_lossy(program)
-        try:
-            plain = None if lossy else reference.run(program)
-        except Exception:
+        plain = ready[1] if ready is not None and ready[0] is program else None if lossy else self.plain(program)
+        if plain is None and not lossy:
+            self.prepare(following)
             return None
         job = self.jobs.of(program)
         job.start(program)
+        self.prepare(following)
         replies = job.finish()
         try:
             if lossy:
@@ -51,6 +54,17 @@ class Suite:
         finally:
             self.jobs.after(program, replies)
         return compare.verdict(program, plain or [], replies)
+
+    def prepare(self, program: Optional[dict[str, Any]]) -> None:
+        if program is not None and not grammar.is_lossy(program):
+            self.ready = program, self.plain(program)
+
+    @staticmethod
+    def plain(program: dict[str, Any]) -> Any:
+        try:
+            return reference.run(program)
+        except Exception:
+            return None
 
     @staticmethod
     def forced(program: dict[str, Any], replies: list[Any]) -> Any:
@@ -70,11 +84,8 @@ class Suite:
         verdict = self.judge(program)
         return verdict is not None and verdict.kind == "different"
 
-    def run(self, seed: int, method: str = "", world: int = -1) -> str:
-        return self.run_program(grammar.program(seed, method, world))
-
-    def run_program(self, program: dict[str, Any]) -> str:
-        verdict = self.judge(program)
+    def run(self, program: dict[str, Any], following: Optional[dict[str, Any]] = None) -> str:
+        verdict = self.judge(program, following)
         self.programs += 1
         if verdict is None:
             self.not_torchs += 1
@@ -86,8 +97,8 @@ class Suite:
                 verdict.kind = "only once"
             else:
                 self.differences.append((program, verdict))
-        if verdict.kind == "refused":
-            self.refusals.setdefault(f"{program['method']}: {verdict.text}", []).append(program["seed"])
+        if verdict.kind.startswith("refused"):
+            self.refusals.setdefault(f"{program['method']}: {'LATE ' if verdict.kind != 'refused' else ''}{verdict.text}", []).append(program["seed"])
         self.kinds[verdict.kind] += 1
         return f"{verdict.kind} {verdict.text}"
 
@@ -131,21 +142,27 @@ def main() -> int:
     if options.program:
         with open(options.program) as file:
             program = json.load(file)
-        print(source.text_of(program, reference=False), suite.run_program(program))
+        print(source.text_of(program, reference=False), suite.run(program))
         suite.jobs.close()
         return 1 if suite.differences else 0
     fresh = options.seed if options.seed is not None else int(time.time()) % 10_000_000 * 100
     print(f"seeds 0 to {options.fixed - 1}, and from {fresh} on" if options.fixed else f"seeds from {fresh} on", flush=True)
     shown = 0
+
+    def drawn(number: int) -> dict[str, Any]:
+        seed = number if number < options.fixed else fresh + number - options.fixed
+        return grammar.program(seed, options.method, options.worlds[number % len(options.worlds)] if options.worlds else -1)
+
     try:
+        program = drawn(0)
         for number in range(options.count):
             if time.monotonic() - begin > options.seconds:
                 break
-            seed = number if number < options.fixed else fresh + number - options.fixed
-            world = options.worlds[number % len(options.worlds)] if options.worlds else -1
-            said = suite.run(seed, options.method, world)
+            following = drawn(number + 1)
+            said = suite.run(program, following)
             if options.verbose:
-                print(seed, said, flush=True)
+                print(program["seed"], said, flush=True)
+            program = following
             if len(suite.differences) > shown:
                 shown = len(suite.differences)
                 show(suite, *suite.differences[-1], options.shrink)

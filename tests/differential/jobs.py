@@ -116,7 +116,7 @@ class Jobs:
         key = max(source.phases_of(program)), program["hosts"]
         errors = [reply["error"] for reply in replies if reply and reply["error"]]
         lost = any(reply is None for reply in replies) or any(error["type"] in ("PeerLost", "Timeout") for error in errors)
-        if lost or (errors and program["method"] in ("hvd", "torch_ddp")):
+        if lost or (errors and program["method"] == "torch_ddp"):
             self.restart(key)
         elif errors:
             self.jobs[key].fresh = True

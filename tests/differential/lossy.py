@@ -42,12 +42,16 @@ class Bounds:
             return
         for name in missing:
             self.unknown.add(name)
+        all_of = {name: self.largest(name, trained, weights) for name in found}
         for name, mean in found.items():
-            dtype = trained[0][name].dtype
-            largest = max(float(one[name].grad.to_dense().abs().max()) if one[name].grad is not None and weight else 0.0
-                          for one, weight in zip(trained, weights))  # fmt: skip
-            largest *= max(1.0, max(weights) * len(weights) / max(sum(weights), 1e-9))
-            self.one(step, name, mean, taken[name], dtype, largest)
+            # A hook's blocks are of the bucket, a wire format's of one parameter.
+            self.one(step, name, mean, taken[name], trained[0][name].dtype, max(all_of.values()) if self.hook else all_of[name])
+
+    @staticmethod
+    def largest(name: str, trained: list[dict[str, torch.Tensor]], weights: list[float]) -> float:
+        largest = max(float(one[name].grad.to_dense().abs().max()) if one[name].grad is not None and weight else 0.0
+                      for one, weight in zip(trained, weights))  # fmt: skip
+        return largest * max(1.0, max(weights) * len(weights) / max(sum(weights), 1e-9))
 
     def one(self, step: int, name: str, mean: Any, taken: Any, dtype: torch.dtype, largest: float) -> None:
         assert numpy.isfinite(taken).all(), f"gradient {step} of '{name}' is {taken.reshape(-1)[:3]}, its mean {mean.reshape(-1)[:3]}"

@@ -94,6 +94,7 @@ class Run:
         self.program, self.forced = program, forced
         self.make_rule = rule
         self.rules: dict[int, Any] = {}
+        self.times = 0  # gradients that were recorded
         self.records: list[Records] = []
         self.text = source.text_of(program, reference=True)
 
@@ -127,7 +128,7 @@ class Run:
             weights = [point[-1] for point in points]
             rule = self.rules.get(key)
             if rule is None:
-                rule = self.rules[key] = self.make_rule(self.program, replicas, self.forced if key == 0 else None)
+                rule = self.rules[key] = self.make_rule(self.program, replicas, self if key == 0 else None)
             with torch.no_grad():
                 getattr(rule, what)(replicas, weights)
 
@@ -154,15 +155,23 @@ def fold(tensors: list[torch.Tensor], weights: list[float], divisor: float) -> t
     return (total / divisor).to(dtype)
 
 
+def sparse_mean(like: torch.Tensor, each: list[Optional[torch.Tensor]], weights: list[float], divisor: float) -> torch.Tensor:
+    given = [one for one in each if one is not None and one.is_sparse]
+    none = torch.zeros_like(like).to_sparse(given[0].sparse_dim())
+    total = none
+    for one, weight in zip(each, weights):
+        total = total + (none if one is None else one if one.is_sparse else one.to_sparse(given[0].sparse_dim())) * (weight / divisor)
+    return total.coalesce()
+
+
 class Averaged:
     """DistributedDataParallel and its kin: the mean of gradients."""
 
-    def __init__(self, program: dict[str, Any], replicas: list[Replica], forced: Optional[list[Any]]) -> None:
-        self.program, self.options, self.forced = program, program["options"], forced
-        self.known: list[str] = []
-        self.times = 0
+    def __init__(self, program: dict[str, Any], replicas: list[Replica], run: Any) -> None:
+        self.program, self.options, self.run = program, program["options"], run
+        self.known: list[Any] = []
         self.lossy: Any = None
-        if forced is not None:
+        if run is not None and run.forced is not None:
             import lossy
 
             self.lossy = lossy.Bounds(program, replicas)
@@ -188,6 +197,12 @@ class Averaged:
         elif self.options.get("broadcast_buffers", True):
             equalise(replicas, buffers_only=True)
 
+    def local_forward(self, replicas: list[Replica], weights: list[Any]) -> None:
+        now = [self.trained(one) for one in replicas]
+        if any(set(new) - set(known) for new, known in zip(now, self.known)):
+            equalise(replicas)
+        self.known = now
+
     def reduced(self, replica: Replica) -> dict[str, torch.Tensor]:
         return {name: one for name, one in parameters(replica).items() if one.requires_grad}
 
@@ -197,15 +212,17 @@ class Averaged:
         for name in trained[0]:
             each = [one[name].grad for one in trained]
             means[name] = None if all(one is None for one in each) else self.mean(trained[0][name], each, weights)
-        if self.forced is not None:
-            recorded = [one.gradients[self.times] for one in self.forced if len(one.gradients) > self.times]
-            if recorded:
-                self.lossy.check(self.times, trained, means, recorded[0], weights)
-                means = {name: None if recorded[0].get(name) is None else torch.from_numpy(recorded[0][name]).to(trained[0][name].dtype)
-                         for name in means}  # fmt: skip
-        self.times += 1
         if self.options.get("non_finite") == "raise" and not self.finite(trained, weights):
             means = dict.fromkeys(means)
+        elif self.lossy is not None:
+            at = self.run.times
+            recorded = [one.gradients[at] for one in self.run.forced if len(one.gradients) > at]
+            if recorded:
+                self.lossy.check(at, trained, means, recorded[0], weights)
+                means = {name: None if recorded[0].get(name) is None else torch.from_numpy(recorded[0][name]).to(trained[0][name].dtype)
+                         for name in means}  # fmt: skip
+        if self.run is not None:
+            self.run.times += 1
         self.deliver(replicas, trained, means)
 
     def deliver(self, replicas: list[Replica], trained: list[dict[str, torch.Tensor]], means: dict[str, Any]) -> None:
@@ -218,6 +235,8 @@ class Averaged:
                    for p in one.values() if p.grad is not None)  # fmt: skip
 
     def mean(self, like: torch.Tensor, each: list[Optional[torch.Tensor]], weights: list[float]) -> torch.Tensor:
+        if self.program["method"] == "torch_ddp" and any(one is not None and one.is_sparse for one in each):
+            return sparse_mean(like, each, weights, sum(weights))
         dense = [torch.zeros_like(like) if one is None else one.to_dense() for one in each]
         sent = {"bf16_compress": torch.bfloat16, "fp16_compress": torch.float16}.get(self.options.get("hook", ""))
         if self.options.get("hook") and sum(weights) != len(weights):  # the hook takes the plain mean
@@ -247,7 +266,7 @@ class Horovod(Averaged):
         for name in trained[0]:
             if any(one[name].grad is not None for one in trained):
                 self.seen.add(name)
-            elif name in self.seen:  # it has had one: zeros are brought
+            elif name in self.seen or self.options.get("groups"):  # zeros are brought: it has had one, or others of its group have
                 for one in trained:
                     one[name].grad = torch.zeros_like(one[name])
         super().gradients(replicas, weights)
@@ -255,10 +274,7 @@ class Horovod(Averaged):
     def mean(self, like: torch.Tensor, each: list[Optional[torch.Tensor]], weights: list[float]) -> torch.Tensor:
         sparse = any(one is not None and one.is_sparse for one in each)
         if sparse:
-            each = [torch.zeros_like(like).to_sparse(1 if like.dim() > 1 else like.dim()) if one is None else one for one in each]
-            total: Any = sum((one * (weight / (sum(weights) if self.options["op"] == "Average" else 1)) for one, weight in
-                              zip(each, weights)), start=torch.zeros_like(like).to_sparse(1))  # fmt: skip
-            return total.coalesce()
+            return sparse_mean(like, each, weights, sum(weights) if self.options["op"] == "Average" else 1)
         dense = [torch.zeros_like(like) if one is None else one for one in each]
         sent = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.options.get("compression", ""))
         if sent is not None:
@@ -309,7 +325,7 @@ class LocalSteps:
     """LocalSGD and DiLoCo: each replica steps its own; differences from the last synchronised parameters are averaged, and are a
     gradient to an outer optimizer."""
 
-    def __init__(self, program: dict[str, Any], replicas: list[Replica], forced: Any) -> None:
+    def __init__(self, program: dict[str, Any], replicas: list[Replica], run: Any) -> None:
         o = self.options = program["options"]
         self.sgd = program["method"] == "local_sgd"
         self.steps = self.since = self.turn = 0

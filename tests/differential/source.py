@@ -194,8 +194,8 @@ class Writer:
             self.both(f"net2 = {SECOND}{cast}")
         if self.phase and self.by == "torch":
             self.both("saved = torch.load(folder + '/saved.pt', weights_only=False)", "net.load_state_dict(saved['net'])")
-        elif self.phase:
-            self.rule("saved = torch.load(folder + '/saved.pt', weights_only=False)", "net.load_state_dict(saved['net'])")
+        if any(piece["kind"] in ("Lazy", "Late") and not piece.get("unmade") for piece in self.p["pieces"]):
+            self.both("with torch.no_grad():", f"    net(torch.zeros(2, 8, dtype=torch.{self.dtype}))")
         self.held_names()
         if self.method in ("local_sgd", "diloco", "hvd", "chainermn"):
             self.make_optimizer()
@@ -234,7 +234,7 @@ class Writer:
         made = {
             "StepLR": "StepLR(optimizer, 2, 0.5)", "ExponentialLR": "ExponentialLR(optimizer, 0.8)",
             "CosineAnnealingLR": "CosineAnnealingLR(optimizer, 6)", "LambdaLR": "LambdaLR(optimizer, lambda n: 1 / (1 + n))",
-            "OneCycleLR": "OneCycleLR(optimizer, 0.1, total_steps=40)",
+            "OneCycleLR": "OneCycleLR(optimizer, 0.1, total_steps=40, cycle_momentum=False)",
             "Plateau": "ReduceLROnPlateau(optimizer, patience=0, threshold=0.1)",
         }.get(self.schedule)  # fmt: skip
         if made:
@@ -346,7 +346,8 @@ class Writer:
             self.both("optimizer.load_state_dict(saved['optimizer'])")
         else:
             self.ours("cohort.checkpoint.CheckpointFolder(folder, comm=world).load_latest(model, optimizer)")
-            self.rule("optimizer.load_state_dict(saved['optimizer'])")
+            self.rule("saved = torch.load(folder + '/saved.pt', weights_only=False)", "net.load_state_dict(saved['net'])",
+                      "optimizer.load_state_dict(saved['optimizer'])")  # fmt: skip
         self.both(f"torch.manual_seed({self.p['seed'] % 77} + rank)")
 
     def end(self) -> None:
@@ -439,6 +440,8 @@ class Writer:
                 self.ours("with model.no_sync():")
                 self.rule("if True:")
                 self.indent += 1
+                if self.method == "ddp":
+                    self.rule("yield 'local_forward', 0, net, None")
                 if self.options.get("weighted") == "set_sample_count":
                     self.ours("model.set_sample_count(len(x))")
                 self.both("out = model(x)")
@@ -562,8 +565,8 @@ class Writer:
             if how != "skip" or not self.options.get("context"):
                 self.rule(f"yield 'stepped', 0, net, optimizer, {weight or 1}")
         if how == "clip_weights":
-            self.both("with torch.no_grad():", "    for p in net.parameters():", "        p.data.clamp_(-0.5, 0.5)"
-                      if not p_complex(self.p) else "        p.data.mul_(0.9)")  # fmt: skip
+            self.both("with torch.no_grad():", "    for p in net.parameters():", "        p.clamp_(-0.5, 0.5)"
+                      if not p_complex(self.p) else "        p.mul_(0.9)")  # fmt: skip
         if how == "write_one":
             self.rank_only(rank or 0, "with torch.no_grad():", "    for p in net.parameters():", "        p.mul_(0.9)")
         if self.schedule and how != "skip":

@@ -70,6 +70,9 @@ class Worlds:
                 with contextlib.suppress(Exception):
                     world.leave(grace=0.0)
         self.worlds.clear()
+        if hvd.is_initialized():
+            hvd.shutdown()
+            self.sets.clear()
 
 
 def run(program: dict[str, Any], folder: str, worlds: Worlds) -> dict[str, Any]:
@@ -104,7 +107,7 @@ def run(program: dict[str, Any], folder: str, worlds: Worlds) -> dict[str, Any]:
             frames = traceback.extract_tb(failed.__traceback__)
             line = next((frame.lineno for frame in reversed(frames) if frame.filename == "program"), 0)
             error = {"type": type(failed).__name__, "text": str(failed), "line": line, "phase": phase,
-                     "own": isinstance(failed, (cohort.Error, ValueError)), "trace": traceback.format_exc()[-1500:]}  # fmt: skip
+                     "own": isinstance(failed, (cohort.Error, ValueError, AssertionError)), "trace": traceback.format_exc()[-1500:]}  # fmt: skip
     torch.set_default_dtype(torch.float32)
     return {"states": records.states, "gradients": records.gradients, "error": error, "rank": me}
 
