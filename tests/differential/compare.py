@@ -40,7 +40,8 @@ def bound_of(program: dict[str, Any]) -> float:
 
 def refusal(error: dict[str, Any]) -> str:
     """An error's text without what differs between programs."""
-    text = re.sub(r"'[^']*'", "'...'", error["text"].split("\n")[0])
+    text = re.sub(r"'[\w.]*'", "'...'", error["text"].split("\n")[0])
+    text = re.sub(r"0x[0-9a-f.]+(p[+-]?\d+)?", "N", text)
     text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?|\bnan\b|\binf\b", "N", text)
     return f"{error['type']}: {text[:230]}"
 
@@ -83,20 +84,22 @@ def steps_to_notice(program: dict[str, Any], state: Any) -> int:
 def verdict(program: dict[str, Any], reference: list[Any], replies: list[Optional[dict[str, Any]]]) -> Verdict:
     """reference: each replica's records. replies: each rank's; None: none came in time."""
     phases = source.phases_of(program)
+    alone = any(event.get("how", event["kind"]).endswith("_one") for event in program["events"])
     silent = [rank for rank, reply in enumerate(replies) if reply is None]
+    if silent and alone:
+        return Verdict("refused late", f"nothing, within seconds: {len(silent)} ranks wait")
     if silent:
         return Verdict("different", f"no answer from rank {silent}: it hangs or has died")
     replies = replies[: max(phases)]
     errors = [reply["error"] for reply in replies if reply]
     failed = [error for error in errors if error]
     if failed:
+        if alone and any(error["type"] in LATE for error in failed):
+            return Verdict("refused late", refusal(failed[0]))
         ranks = phases[failed[0]["phase"]]
         if len(failed) < ranks:
             who = [rank for rank, error in enumerate(errors) if error]
             return Verdict("different", f"refused on ranks {who} only, of {ranks}: {refusal(failed[0])}")
-        alone = any(event.get("how", event["kind"]).endswith("_one") for event in program["events"])
-        if alone and any(error["type"] in LATE for error in failed):
-            return Verdict("refused late", refusal(failed[0]))
         for error in failed:
             if error["type"] in LATE or not error["own"]:
                 return Verdict("different", f"fails on all ranks, and one by {refusal(error)} (first: {refusal(failed[0])})")

@@ -175,6 +175,8 @@ def options_of(draw: random.Random, made: Program) -> dict[str, Any]:
             options["hook"] = draw.choice(["allreduce", "bf16_compress", "fp16_compress", "int8_compress", "int4_compress",
                                            "fp8_compress", "powerSGD"])  # fmt: skip
             options["feedback"] = draw.choice([None, True, False])
+            if options["hook"] == "bf16_compress":  # torch takes no hook of this name without NCCL
+                options["hook"] = "fp16_compress"
         if draw.random() < 0.4:
             options["bucket_cap_mb"] = 0.0002
         if draw.random() < 0.3:

@@ -8,8 +8,15 @@ import numpy
 import torch
 
 # Off by at most so much of the largest value of a block, each time (docs/reference/comm-hooks.md).
-STEP = {"bfloat16": 1 / 256, "int8": 1 / 254, "float8_e4m3": 1 / 16, "int4": 1 / 13}
+STEP = {"bfloat16": 1 / 256, "int8": 1 / 253, "float8_e4m3": 1 / 16, "int4": 1 / 13.8}
 HOOKS = {"int8_compress": "int8", "int4_compress": "int4", "fp8_compress": "float8_e4m3"}
+
+
+def hosts_of(text: str, ranks: int) -> list[range]:
+    """The ranks of each host."""
+    counts = [int(one) for one in text.split(",")] if "," in text else [ranks // int(text or 1)] * int(text or 1)
+    begins = [sum(counts[:number]) for number in range(len(counts))]
+    return [range(begin, min(ranks, begin + count)) for begin, count in zip(begins, counts) if begin < ranks]
 
 
 class Bounds:
@@ -21,7 +28,7 @@ class Bounds:
         self.format = HOOKS.get(self.hook, options.get("wire_format"))
         given = options.get("feedback") if self.hook else options.get("error_feedback")
         self.feedback = self.hook == "powerSGD" and given is not False or (self.format == "int4" if given is None else bool(given))
-        self.hosts = program["hosts"]
+        self.hosts = hosts_of(program["hosts"], len(replicas))
         self.owed: dict[str, numpy.ndarray] = {}  # what compression has kept of each average
         self.unknown: set[str] = set()
         self.bound: dict[str, float] = {}
@@ -47,11 +54,14 @@ class Bounds:
             # A hook's blocks are of the bucket, a wire format's of one parameter.
             self.one(step, name, mean, taken[name], trained[0][name].dtype, max(all_of.values()) if self.hook else all_of[name])
 
-    @staticmethod
-    def largest(name: str, trained: list[dict[str, torch.Tensor]], weights: list[float]) -> float:
-        largest = max(float(one[name].grad.to_dense().abs().max()) if one[name].grad is not None and weight else 0.0
-                      for one, weight in zip(trained, weights))  # fmt: skip
-        return largest * max(1.0, max(weights) * len(weights) / max(sum(weights), 1e-9))
+    def largest(self, name: str, trained: list[dict[str, torch.Tensor]], weights: list[float]) -> float:
+        """Of the hosts' parts of the mean, the largest values, added up; with more than two hosts that of the mean, too."""
+        parts = []
+        for ranks in self.hosts:
+            given = [one.to_dense().double() * weights[rank] for rank in ranks for one in [trained[rank][name].grad] if one is not None]
+            parts.append(sum(given) / sum(weights) if given else torch.zeros(1))
+        most = sum(float(part.abs().max()) for part in parts)
+        return most + (float(torch.as_tensor(sum(parts)).abs().max()) if len(parts) > 2 else 0.0)
 
     def one(self, step: int, name: str, mean: Any, taken: Any, dtype: torch.dtype, largest: float) -> None:
         assert numpy.isfinite(taken).all(), f"gradient {step} of '{name}' is {taken.reshape(-1)[:3]}, its mean {mean.reshape(-1)[:3]}"
@@ -61,16 +71,16 @@ class Bounds:
             if dtype == torch.float32 and mean.ndim > 1:
                 self.low_rank(step, name, mean, taken, largest)
                 return
-        elif dtype == torch.float32 and self.hosts:
+        elif dtype == torch.float32 and len(self.hosts) > 1:
             # Each host's sum is rounded, with what it owes, and the sum of hosts once more.
             before = self.bound.get(name, 0.0) if self.feedback else 0.0
-            mine = 2 * STEP[self.format] * (largest + before) * 1.05 + rounding
+            mine = STEP[self.format] * (largest + 2 * before) * 1.01 + rounding
             self.bound[name] = max(mine, before) if self.feedback else 0.0
             assert abs(off).max() <= mine + before, (
                 f"gradient {step} of '{name}' is off by {abs(off).max():.3g} as {self.format}, which is off by {mine + before:.3g} at most")
             if self.feedback and name not in self.unknown:
                 owed = self.owed.get(name, 0.0) - off
-                assert abs(owed).max() <= 2 * self.bound[name] or abs(off).max() <= mine, (
+                assert abs(owed).max() <= self.bound[name] or abs(off).max() <= mine, (
                     f"gradient {step} of '{name}': error feedback owes {abs(owed).max():.3g}, {self.bound[name]:.3g} at most")
                 self.owed[name] = owed
             return

@@ -182,6 +182,9 @@ class Averaged:
 
     broadcast = wrap
 
+    def reloaded(self, replicas: list[Replica], weights: list[Any]) -> None:
+        """The optimizer's state was loaded."""
+
     def end(self, replicas: list[Replica], weights: list[Any]) -> None:
         pass
 
@@ -300,6 +303,9 @@ class ChainerMN(Averaged):
         super().wrap(replicas, weights)
         self.before = None
 
+    def reloaded(self, replicas: list[Replica], weights: list[Any]) -> None:
+        self.before = None  # what was under way is forgotten
+
     def gradients(self, replicas: list[Replica], weights: list[float]) -> None:
         if self.options.get("zero_fill", True):
             for one in replicas:
@@ -341,6 +347,7 @@ class LocalSteps:
         self.__init__(replicas[0].names["PROGRAM"], replicas, None)  # type: ignore[misc]
         equalise(replicas)
         self.of = [self.trained(one) for one in replicas]
+        self.begun = {id(one): one.detach().clone() for one in replicas[0].net.parameters()}
         mine, parts = self.of[0], self.options.get("fragments", 1)
         cut: list[list[int]] = []
         whole, seen = sum(one.numel() for one in mine), 0
@@ -366,7 +373,7 @@ class LocalSteps:
     def forward(self, *_: Any) -> None:
         pass
 
-    end = forward
+    end = reloaded = forward
 
     def written(self, replicas: list[Replica], weights: list[Any]) -> None:
         steps, turn = self.steps, self.turn
@@ -375,7 +382,23 @@ class LocalSteps:
         for one in self.fragments:
             one.at = steps
 
+    def take_in(self, replicas: list[Replica]) -> None:
+        """What is trained now, and was not when it was wrapped, is of the last fragment."""
+        known = {id(one) for one in self.of[0]}
+        last = self.fragments[-1]
+        for news in zip(*map(self.trained, replicas)):
+            if id(news[0]) not in known:
+                last.numbers.append(len(self.of[0]))
+                flat = self.begun.get(id(news[0]), news[0]).detach().to(last.outer.dtype).reshape(-1)
+                last.outer.data = torch.cat([last.outer, flat])
+                momentum = self.outer.state[last.outer].get("momentum_buffer")
+                if momentum is not None:
+                    self.outer.state[last.outer]["momentum_buffer"] = torch.cat([momentum, torch.zeros_like(flat)])
+                for of, new in zip(self.of, news):
+                    of.append(new)
+
     def stepped(self, replicas: list[Replica], weights: list[float]) -> None:
+        self.take_in(replicas)
         self.steps += 1
         self.since += 1
         for one in self.fragments:

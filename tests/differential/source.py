@@ -398,6 +398,8 @@ class Writer:
             how = "plain"
         if self.method in ("hvd", "torch_ddp") and how in ("twice", "retain", "two_forwards", "penalty", "keep", "zero_before"):
             how = "plain"  # Horovod refuses more backward passes than were said, torch another forward before a backward
+        if how == "keep" and self.divided:
+            how = "plain"  # divided gradients end with the step
         if how == "closure" and (self.method != "ddp" or self.uses_scaler or self.p["optimizer"]["kind"] != "SGD"
                                  or self.options.get("non_finite")):  # fmt: skip
             how = "plain"
@@ -420,7 +422,8 @@ class Writer:
             self.passes(how, passes, event)
             self.update(how, event, rank)
         if how != "keep":
-            none = "" if self.p["set_to_none"] or self.method == "hvd" else "set_to_none=False"
+            # hvd has no such argument's effect; Sharded drops gradients whatever it says.
+            none = "" if self.p["set_to_none"] or self.method in ("hvd", "sharded") else "set_to_none=False"
             self.both(f"optimizer.zero_grad({none})")
         if self.p["ema"]:
             self.both("with torch.no_grad():", "    for mean, p in zip(ema.parameters(), net.parameters()):",
@@ -709,6 +712,7 @@ class Writer:
 
     def on_reload_optimizer(self, event: dict[str, Any]) -> None:
         self.both("optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))")
+        self.rule("yield 'reloaded', 0, net, None")
 
     def on_wrap_again(self, event: dict[str, Any]) -> None:
         if self.method == "ddp":
