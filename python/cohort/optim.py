@@ -173,8 +173,16 @@ class _Sharded:
     def _options(self) -> list[tuple[str, Any]]:
         groups: Any = self.param_groups  # type: ignore[attr-defined]
         names = sorted(self.defaults)  # type: ignore[attr-defined]
-        return [(f"{name} of parameter group {number}", _plain(group.get(name)))
+        told = [(f"{name} of parameter group {number}", _plain(group.get(name)))
                 for number, group in enumerate(groups) for name in names]  # fmt: skip
+        # Where every rank has all gradients, one that a rank has dropped by itself would leave its part of them out.
+        if not self._reducer.core.divides_gradients:
+            told.append(("parameters without a gradient", tuple(self._without_gradient())))
+        return told
+
+    def _without_gradient(self) -> list[str]:
+        parameters = self._reducer._parameters
+        return [one.name for one in parameters if one.tensor.grad is None]
 
     def _digest(self, told: list[tuple[str, Any]]) -> list[float]:
         """Numbers whose sums over ranks tell whether all have the same: exact in float64 up to two million ranks."""
@@ -447,7 +455,8 @@ def Sharded(model: DistributedDataParallel, optimizer: type, params: Any = None,
                                   is at most that, and returns what it was; squares are summed in float64, by rank
                                   (the model's communicator: where others hold other parts of the model, it is not theirs).
                                   torch.nn.utils.clip_grad_norm_ finds no gradients where they are divided, and clips nothing
-        zero_grad()               none of its parameters and pieces has a gradient any more
+        zero_grad()               none of its parameters and pieces has a gradient any more, whatever set_to_none says; `step`
+                                  ends divided gradients, too
         pieces                    list of Piece
     Parameters of 16 bits are stepped in float32 ("master weights"), which the pieces keep, and rounded afterwards. A parameter
     without a gradient is left alone. state_dict() is of this rank's pieces, with their master weights ("masters"). Hooks of
@@ -455,7 +464,8 @@ def Sharded(model: DistributedDataParallel, optimizer: type, params: Any = None,
     gradients in it.
 
     Raises InvalidArgument where the model has no sharding, for tensors that it does not train, and for optimizers that do
-    not work on each element alone; `step` and `clip_grad_norm` raise Mismatch on all ranks where options or groups differ.
+    not work on each element alone; `step` and `clip_grad_norm` raise Mismatch on all ranks where options or groups differ,
+    and, where gradients are not divided, where ranks differ in which parameters have one.
     """
     if not isinstance(model, DistributedDataParallel) or model.options.sharding == "none":
         raise InvalidArgument(
