@@ -14,6 +14,7 @@ from typing import Any, Optional
 import compare
 import coverage
 import grammar
+import lossy
 import reference
 import shrink
 import source
@@ -35,9 +36,9 @@ class Suite:
     def judge(self, program: dict[str, Any], following: Optional[dict[str, Any]] = None) -> Optional[compare.Verdict]:
         """None: plain torch does not take the program. The reference of `following` is computed while the ranks work."""
         ready, self.ready = self.ready, None
-        lossy = grammar.is_lossy(program)
-        plain = ready[1] if ready is not None and ready[0] is program else None if lossy else self.plain(program)
-        if plain is None and not lossy:
+        rounds = grammar.is_lossy(program)
+        plain = ready[1] if ready is not None and ready[0] is program else None if rounds else self.plain(program)
+        if plain is None and not rounds:
             self.prepare(following)
             return None
         job = self.jobs.of(program)
@@ -45,9 +46,9 @@ class Suite:
         self.prepare(following)
         replies = job.finish()
         try:
-            if lossy:
+            if rounds:
                 plain = self.forced(program, replies)
-        except AssertionError as error:
+        except lossy.OutOfBounds as error:
             return compare.Verdict("different", str(error))
         except Exception:
             return None

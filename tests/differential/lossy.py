@@ -19,8 +19,17 @@ def hosts_of(text: str, ranks: int) -> list[range]:
     return [range(begin, min(ranks, begin + count)) for begin, count in zip(begins, counts) if begin < ranks]
 
 
+class OutOfBounds(Exception):
+    """An average that the format, or the method, cannot have given."""
+
+
+def require(condition: Any, what: str) -> None:
+    if not condition:
+        raise OutOfBounds(what)
+
+
 class Bounds:
-    """Of one model's averages. `check` raises AssertionError, which says where."""
+    """Of one model's averages. `check` raises OutOfBounds, which says where."""
 
     def __init__(self, program: dict[str, Any], replicas: list[Any]) -> None:
         options = program["options"]
@@ -37,13 +46,14 @@ class Bounds:
               weights: list[float]) -> None:  # fmt: skip
         missing = [name for name in means if means[name] is None or taken.get(name) is None]
         for name in missing:
-            assert (means[name] is None) == (taken.get(name) is None), f"gradient {step} of '{name}' is " + (
-                "None, and should not be" if taken.get(name) is None else "not None, as it should be")  # fmt: skip
+            is_none = taken.get(name) is None
+            require((means[name] is None) == is_none,
+                    f"gradient {step} of '{name}' is {'None' if is_none else 'not None'}, and should not be")  # fmt: skip
         found = {name: mean.double().numpy() for name, mean in means.items() if mean is not None}
         if any(not numpy.isfinite(mean).all() for mean in found.values()):
             for name, mean in found.items():  # a step that nobody should take
                 if not numpy.isfinite(mean).all():
-                    assert not numpy.isfinite(taken[name]).all(), f"gradient {step} of '{name}' is finite, its mean is not"
+                    require(not numpy.isfinite(taken[name]).all(), f"gradient {step} of '{name}' is finite, its mean is not")
             self.owed.clear()
             self.bound.clear()
             return
@@ -64,7 +74,8 @@ class Bounds:
         return most + (float(torch.as_tensor(sum(parts)).abs().max()) if len(parts) > 2 else 0.0)
 
     def one(self, step: int, name: str, mean: Any, taken: Any, dtype: torch.dtype, largest: float) -> None:
-        assert numpy.isfinite(taken).all(), f"gradient {step} of '{name}' is {taken.reshape(-1)[:3]}, its mean {mean.reshape(-1)[:3]}"
+        require(numpy.isfinite(taken).all(),
+                f"gradient {step} of '{name}' is {taken.reshape(-1)[:3]}, its mean {mean.reshape(-1)[:3]}")  # fmt: skip
         rounding = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.02) * (largest + 1e-9)
         off = taken - mean
         if self.hook == "powerSGD":
@@ -76,15 +87,15 @@ class Bounds:
             before = self.bound.get(name, 0.0) if self.feedback else 0.0
             mine = STEP[self.format] * (largest + 2 * before) * 1.01 + rounding
             self.bound[name] = max(mine, before) if self.feedback else 0.0
-            assert abs(off).max() <= mine + before, (
+            require(abs(off).max() <= mine + before,
                 f"gradient {step} of '{name}' is off by {abs(off).max():.3g} as {self.format}, which is off by {mine + before:.3g} at most")
             if self.feedback and name not in self.unknown:
                 owed = self.owed.get(name, 0.0) - off
-                assert abs(owed).max() <= self.bound[name] or abs(off).max() <= mine, (
+                require(abs(owed).max() <= self.bound[name] or abs(off).max() <= mine,
                     f"gradient {step} of '{name}': error feedback owes {abs(owed).max():.3g}, {self.bound[name]:.3g} at most")
                 self.owed[name] = owed
             return
-        assert abs(off).max() <= rounding, f"gradient {step} of '{name}' is off by {abs(off).max():.3g}, and nothing is rounded there"
+        require(abs(off).max() <= rounding, f"gradient {step} of '{name}' is off by {abs(off).max():.3g}, and nothing is rounded there")
 
     def low_rank(self, step: int, name: str, mean: Any, taken: Any, largest: float) -> None:
         """An orthogonal projection of the mean with what is owed, or the mean."""
@@ -93,8 +104,8 @@ class Bounds:
         rest = wanted - taken
         if name not in self.unknown:
             across = abs(float((taken * rest).sum()))
-            assert across <= 1e-3 * size + 1e-9, (
+            require(across <= 1e-3 * size + 1e-9,
                 f"gradient {step} of '{name}' is no projection of the mean with what is owed: off by {across:.3g} of {size:.3g}")
             self.owed[name] = rest
         else:
-            assert float((taken**2).sum()) <= 100 * (largest**2 * mean.size + 1e-9), f"gradient {step} of '{name}' is too large"
+            require(float((taken**2).sum()) <= 100 * (largest**2 * mean.size + 1e-9), f"gradient {step} of '{name}' is too large")

@@ -494,7 +494,7 @@ class Writer:
         self.indent += not self.reference
         self.forward()
         self.both("loss = ((out - y) ** 2).mean()", "loss.backward()")
-        self.ours("return loss")
+        self.ours("record_gradients(net)", "return loss")
         self.indent -= not self.reference
         if self.reference:
             self.both(f"yield 'gradients', 0, net, {self.weight()}", "optimizer.step()")
@@ -653,7 +653,7 @@ class Writer:
         self.both(f"model.to(torch.{event['to']})")
 
     def on_cast_and_back(self, event: dict[str, Any]) -> None:
-        if not p_complex(self.p):
+        if not p_complex(self.p) and self.method != "torch_ddp":  # torch's own loses its hooks
             self.both(f"model.to(torch.{event['to']})", "half = copy.deepcopy(net.state_dict())",
                       f"model.to(torch.{self.dtype})")  # fmt: skip
             self.written()
