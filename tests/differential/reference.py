@@ -316,7 +316,7 @@ class ChainerMN(Averaged):
 
     def deliver(self, replicas: list[Replica], trained: list[dict[str, torch.Tensor]], means: dict[str, Any]) -> None:
         if self.options.get("double_buffering"):
-            means, self.before = self.before or dict.fromkeys(means), means
+            means, self.before = {name: (self.before or {}).get(name) for name in means}, means
         super().deliver(replicas, trained, means)
 
 

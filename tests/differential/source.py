@@ -720,7 +720,8 @@ class Writer:
 
     def on_write(self, event: dict[str, Any]) -> None:
         self.both("with torch.no_grad():", "    for p in net.parameters():", "        p.mul_(0.9)")
-        self.written()
+        if self.options.get("sharding") != "parameters":  # which ranks share, so that it would be done once for each
+            self.written()
 
     def on_share_memory(self, event: dict[str, Any]) -> None:
         self.both("net.share_memory()")
