@@ -57,8 +57,8 @@ class Bounds:
             self.owed.clear()
             self.bound.clear()
             return
-        for name in missing:
-            self.unknown.add(name)
+        # Nothing is owed for certain after a step that a rank had no samples in, or that did not use a parameter.
+        self.unknown.update(found if 0 in weights else missing)
         all_of = {name: self.largest(name, trained, weights) for name in found}
         for name, mean in found.items():
             # A hook's blocks are of the bucket, a wire format's of one parameter.
