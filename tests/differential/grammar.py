@@ -26,7 +26,6 @@ PIECES = {
     "Scale": 2, "Tied": 2, "Recurrent": 1, "Attention": 1, "Spectral": 1, "WeightNorm": 1, "Again": 1, "Lazy": 0.3,
     "Late": 0.5, "Complex": 0.3,
 }  # fmt: skip
-STRUCTURAL = {"replace", "append", "thaw", "freeze", "cast", "reload_assign", "reassign_data"}
 
 
 def pick(draw: random.Random, weights: dict[str, float]) -> str:

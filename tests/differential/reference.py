@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 import numpy
 import source
 import torch
+from pieces import FEATURES
 from torch.nn.parameter import is_lazy
 
 
@@ -20,7 +21,7 @@ from torch.nn.parameter import is_lazy
 def batch(step: float, rank: int, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """The same numbers in every process."""
     generator = torch.Generator().manual_seed(int(step * 10) * 100 + rank)
-    x, y = torch.randn(2, count, source.D, generator=generator, dtype=torch.float64).to(dtype)
+    x, y = torch.randn(2, count, FEATURES, generator=generator, dtype=torch.float64).to(dtype)
     return x, y
 
 
