@@ -7,7 +7,12 @@ The grammar is written from torch's API. It does not make:
   fused optimizers, torch.compile, quantised layers: other arithmetic, which no bound that follows from types holds;
   16 bits with Sharded: it steps in float32, which plain torch does not;
   hooks of users on gradients (Tensor.register_hook): they see a rank's own gradient in some wrappers and the mean in others;
-  Adasum, PipelineParallel, tensor-parallel layers, elastic worlds: a rank's replica is not the whole training there;
+  Adasum, PipelineParallel, tensor-parallel layers, elastic worlds, hvd.elastic: a rank's replica is not the whole training there;
+  LocalSGD and DiLoCo with a wire format: differences of parameters are rounded, and no gradients are recorded there;
+  a list of modules for DiLoCo: its fragments are cut by numbers of parameters here;
+  groups of parameters that do not have all of them, hooks of optimizers: a plain optimizer with those trains the same;
+  Sharded: gradients that are kept over a step, and relative writes to parameters that ranks share, both of which it says it does
+  not have;
   random seeds that change between forward and backward: no wrapper sees them.
 """
 
@@ -50,6 +55,8 @@ def program(seed: int, method: str = "", world: int = -1) -> Program:
     made["schedule"] = draw.choices([None, "StepLR", "ExponentialLR", "CosineAnnealingLR", "LambdaLR", "OneCycleLR", "Plateau"],
                                     [6, 1, 1, 1, 1, 1, 0.3])[0]  # fmt: skip
     made["scaler"] = dtype in ("float32", "float64") and draw.random() < 0.12
+    if made["options"].get("context"):
+        made["scaler"] = False  # it leaves steps out, so that ranks synchronise at different ones, which its page says
     made["ema"] = draw.random() < 0.12
     made["second_model"] = draw.random() < 0.1 and (
         method in ("ddp", "sharded", "local_sgd", "hvd") and not is_lossy(made))  # its averages are not recorded
@@ -242,6 +249,7 @@ def change_of(draw: random.Random, made: Program) -> dict[str, Any]:
         event["rank"] = draw.randrange(made["ranks"])
     if kind == "reload":
         event["by"] = draw.choice(["net", "model"])
+        event["unsaid"] = draw.random() < 0.3  # without a call of parameters_written
     if kind in ("replace", "append", "thaw"):
         event["optimizer"] = draw.choice(["add_group", "new", "nothing"]) if kind != "thaw" else draw.choice(["as_is", "add_group"])
     return event

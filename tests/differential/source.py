@@ -579,8 +579,11 @@ class Writer:
 
     def on_reload(self, event: dict[str, Any]) -> None:
         target = event["by"] if self.method in ("ddp", "sharded") else "net"
+        if self.options.get("sharding") == "parameters":
+            self.ours("world.barrier()  # the ranks of a host share parameters: nobody reads them any more")
         self.both(f"{target}.load_state_dict(snapshot, strict=False)")
-        self.written()
+        if not event.get("unsaid"):
+            self.written()
 
     def on_reload_assign(self, event: dict[str, Any]) -> None:
         if self.method != "torch_ddp":
@@ -627,6 +630,8 @@ class Writer:
             self.wrap()
 
     def on_write(self, event: dict[str, Any]) -> None:
+        if self.options.get("sharding") == "parameters":
+            self.ours("world.barrier()")
         self.both("with torch.no_grad():", "    for p in net.parameters():", "        p.mul_(0.9)")
         if self.options.get("sharding") != "parameters":  # which ranks share, so that it would be done once for each
             self.written()
