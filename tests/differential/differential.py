@@ -137,6 +137,9 @@ def main() -> int:
     parser.add_argument("--program", help="a file with one program as JSON: runs it alone")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
+    if not hasattr(torch.amp, "GradScaler"):
+        print(f"torch {torch.__version__} is too old: 2.3 is needed")
+        return 77
     torch.set_num_threads(1)
     suite = Suite(options.command, options.plant)
     begin = time.monotonic()

@@ -304,6 +304,12 @@ class ChainerMN(Averaged):
         super().wrap(replicas, weights)
         self.before = None
 
+    def grouped(self, replicas: list[Replica], weights: list[Any]) -> None:
+        """New parameters become rank 0's; the others are equal."""
+        for one in replicas[1:]:
+            for own, theirs in zip(replicas[0].net.parameters(), one.net.parameters()):
+                theirs.copy_(own)
+
     def reloaded(self, replicas: list[Replica], weights: list[Any]) -> None:
         self.before = None  # what was under way is forgotten
 

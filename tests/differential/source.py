@@ -516,6 +516,8 @@ class Writer:
     def add_group(self) -> None:
         self.both("new = [p for p in net.parameters() if p.requires_grad and not any(p is one for one in held)]", "held += new",
                   "if new:", "    optimizer.add_param_group({'params': new, 'lr': 0.02})")  # fmt: skip
+        if self.method == "chainermn":
+            self.rule("yield 'grouped', 0, net, None")
 
     def on_add_group(self, event: dict[str, Any]) -> None:
         self.add_group()

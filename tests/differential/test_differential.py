@@ -51,6 +51,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@unittest.skipUnless(hasattr(torch.amp, "GradScaler"), "torch 2.3 is needed")
 class Faults(unittest.TestCase):
     """Each in a job of its own."""
 
@@ -82,6 +83,7 @@ class Faults(unittest.TestCase):
             suite.jobs.close()
 
 
+@unittest.skipUnless(hasattr(torch.amp, "GradScaler"), "torch 2.3 is needed")
 class Parts(unittest.TestCase):
     def test_a_seed_gives_one_program(self) -> None:
         for seed in range(30):
