@@ -219,6 +219,8 @@ def step_of(draw: random.Random, made: Program) -> dict[str, Any]:
         [22, 3, 2, 3, 1, 1.5, 1.5, 0.4, 1, 1, 1, 1, 0.5, 0.7, 0.3, 1.5, 1, 1, 1, 0.5, 0.7, 0.3])[0]  # fmt: skip
     if kind == "skip_one" and method not in ("ddp", "local_sgd", "diloco") and draw.random() < 0.8:
         kind = "plain"  # others wait for that rank until a timeout: rarely, since it costs seconds
+    if kind in ("nan", "inf") and method in ("local_sgd", "diloco") and draw.random() < 0.7:
+        kind = "plain"  # the next synchronisation refuses what it leaves, which ends the program
     event["how"] = kind
     if kind in ("nan", "inf", "skip_one", "drop_gradient_one", "no_batch", "write_one"):
         event["rank"] = some
@@ -238,6 +240,9 @@ def change_of(draw: random.Random, made: Program) -> dict[str, Any]:
         "channels_last": 0.5, "reload_optimizer": 1.5, "new_optimizer": 1, "wrap_again": 1, "write": 0.7, "decay_one": 0.3,
         "momentum": 0.5, "share_memory": 0.3, "deepcopy": 0.5, "save_on_cpu": 1, "tie": 0.7, "untie": 0.5, "buffer": 0.7,
     })  # fmt: skip
+    fixed = made["method"] in ("sharded", "local_sgd", "diloco")
+    if fixed and kind in ("thaw", "replace", "append", "untie", "reload_assign", "cast") and draw.random() < 0.7:
+        kind = "rate"  # these refuse another model, which ends the program
     event: dict[str, Any] = {"kind": kind}
     if kind in ("freeze", "thaw", "replace", "reassign_data", "gate", "tie", "untie"):
         event["piece"] = draw.choice(made["pieces"])["name"]

@@ -311,8 +311,8 @@ class Writer:
         if how == "closure" and (self.method != "ddp" or self.uses_scaler or self.p["optimizer"]["kind"] != "SGD"
                                  or self.options.get("non_finite")):  # fmt: skip
             how = "plain"
-        if how == "accumulate" and self.method == "torch_ddp":
-            passes = 1
+        if how == "accumulate" and (self.method == "torch_ddp" or self.method == "hvd" and "backward_passes_per_step" not in self.options):
+            passes = 1  # Horovod refuses more passes than were said
         self.both(f"# step {self.t}", f"x, y = batch({self.t}, rank, {self.p['sizes']}[rank], torch.{self.dtype})", "seen = len(x)")
         if how in ("nan", "inf"):
             self.rank_only(rank, f"x[0, 0] = float('{how}')")

@@ -107,7 +107,7 @@ def run(program: dict[str, Any], folder: str, worlds: Worlds) -> dict[str, Any]:
             frames = traceback.extract_tb(failed.__traceback__)
             line = next((frame.lineno for frame in reversed(frames) if frame.filename == "program"), 0)
             error = {"type": type(failed).__name__, "text": str(failed), "line": line, "phase": phase,
-                     "own": isinstance(failed, (cohort.Error, ValueError, AssertionError)), "trace": traceback.format_exc()[-1500:]}  # fmt: skip
+                     "own": isinstance(failed, (cohort.Error, ValueError, AssertionError)) or program["method"] == "torch_ddp", "trace": traceback.format_exc()[-1500:]}  # fmt: skip
     torch.set_default_dtype(torch.float32)
     return {"states": records.states, "gradients": records.gradients, "error": error, "rank": me}
 
