@@ -216,7 +216,7 @@ class Reducer:
 
     def _before_accumulate(self, index: int, gradients: tuple) -> tuple | None:
         incoming = gradients[0]
-        if incoming is None:
+        if incoming is None or not self._parameters[index].tensor.requires_grad:  # frozen since the forward: autograd adds nothing
             self._left_out.add(index)
             return None
         if not self.core.receive(index):
