@@ -215,8 +215,9 @@ def step_of(draw: random.Random, made: Program) -> dict[str, Any]:
     kind = draw.choices(
         ["plain", "accumulate", "twice", "clip", "clip_value", "nan", "skip", "skip_one", "two_forwards", "penalty", "retain",
          "validate", "closure", "drop_gradient", "drop_gradient_one", "no_batch", "keep", "zero_before", "inf", "reassign_grad",
-         "clip_weights", "write_one"],
-        [22, 3, 2, 3, 1, 1.5, 1.5, 0.4, 1, 1, 1, 1, 0.5, 0.7, 0.3, 1.5, 1, 1, 1, 0.5, 0.7, 0.3])[0]  # fmt: skip
+         "clip_weights", "write_one", "direct", "step_twice", "autocast", "grad_zeros", "forward_only", "freeze_between", "new_output"],
+        [22, 3, 2, 3, 1, 1.5, 1.5, 0.4, 1, 1, 1, 1, 0.5, 0.7, 0.3, 1.5, 1, 1, 1, 0.5, 0.7, 0.3, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7,
+         0.7])[0]  # fmt: skip
     if kind == "skip_one" and method not in ("ddp", "local_sgd", "diloco") and draw.random() < 0.8:
         kind = "plain"  # others wait for that rank until a timeout: rarely, since it costs seconds
     if kind in ("nan", "inf") and method in ("local_sgd", "diloco") and draw.random() < 0.7:
@@ -228,7 +229,7 @@ def step_of(draw: random.Random, made: Program) -> dict[str, Any]:
         event["passes"] = draw.choice([2, 3])
     if made["options"].get("backward_passes_per_step"):
         event["passes"] = 2
-    if kind in ("drop_gradient", "drop_gradient_one"):
+    if kind in ("drop_gradient", "drop_gradient_one", "grad_zeros", "freeze_between"):
         event["piece"] = draw.choice(made["pieces"])["name"]
     return event
 
@@ -239,6 +240,7 @@ def change_of(draw: random.Random, made: Program) -> dict[str, Any]:
         "replace": 1.5, "append": 1.5, "add_group": 2, "rate": 1.5, "rate_one": 0.8, "epoch": 1, "eval": 0.7, "gate": 1.5,
         "channels_last": 0.5, "reload_optimizer": 1.5, "new_optimizer": 1, "wrap_again": 1, "write": 0.7, "decay_one": 0.3,
         "momentum": 0.5, "share_memory": 0.3, "deepcopy": 0.5, "save_on_cpu": 1, "tie": 0.7, "untie": 0.5, "buffer": 0.7,
+        "train_the_copy": 0.5, "set_gradients": 0.5, "set_buffer": 0.5,
     })  # fmt: skip
     fixed = made["method"] in ("sharded", "local_sgd", "diloco")
     if fixed and kind in ("thaw", "replace", "append", "untie", "reload_assign", "cast") and draw.random() < 0.7:

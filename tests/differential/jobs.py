@@ -39,8 +39,8 @@ class Job:
             environment["COHORT_PRETEND_HOSTS"] = hosts
         self.log = open(self.folder / "log", "wb")
         self.process = subprocess.Popen(
-            [command, "run", "-q", "-np", str(ranks), "--", sys.executable, str(HERE / "worker.py"), str(self.folder / "socket")],
-            env=environment, stdout=self.log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
+            [os.path.abspath(command) if os.sep in command else command, "run", "-q", "-np", str(ranks), "--", sys.executable, str(HERE / "worker.py"), str(self.folder / "socket")],
+            env=environment, cwd=self.folder, stdout=self.log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
         self.connections: list[Any] = [None] * ranks
         self.fresh = False
         try:

@@ -42,6 +42,11 @@ class Bounds:
         self.unknown: set[str] = set()
         self.bound: dict[str, float] = {}
 
+    def drop(self) -> None:
+        """The step is refused, or its averages are not finite: nothing is kept."""
+        self.owed.clear()
+        self.bound.clear()
+
     def check(self, step: int, trained: list[dict[str, torch.Tensor]], means: dict[str, Any], taken: dict[str, Any],
               weights: list[float]) -> None:  # fmt: skip
         missing = [name for name in means if means[name] is None or taken.get(name) is None]
@@ -54,15 +59,14 @@ class Bounds:
             for name, mean in found.items():  # a step that nobody should take
                 if not numpy.isfinite(mean).all():
                     require(not numpy.isfinite(taken[name]).all(), f"gradient {step} of '{name}' is finite, its mean is not")
-            self.owed.clear()
-            self.bound.clear()
+            self.drop()
             return
         # Nothing is owed for certain after a step that a rank had no samples in, or that did not use a parameter.
         self.unknown.update(found if 0 in weights else missing)
         all_of = {name: self.largest(name, trained, weights) for name in found}
         for name, mean in found.items():
             # A hook's blocks are of the bucket, a wire format's of one parameter.
-            self.one(step, name, mean, taken[name], trained[0][name].dtype, max(all_of.values()) if self.hook else all_of[name])
+            self.one(step, name, mean, taken[name], trained[0][name].dtype, 1.5 * max(all_of.values()) if self.hook else all_of[name])
 
     def largest(self, name: str, trained: list[dict[str, torch.Tensor]], weights: list[float]) -> float:
         """Of the hosts' parts of the mean, the largest values, added up; with more than two hosts that of the mean, too."""

@@ -190,22 +190,24 @@ class Averaged:
         pass
 
     def trained(self, replica: Replica) -> Any:
-        return [(name, id(one), one.dtype) for name, one in replica.net.named_parameters() if one.requires_grad]
+        every = list(replica.net.parameters())
+        return [id(one) for one in every], {(id(one), one.dtype) for one in every if one.requires_grad}
+
+    def are_others(self, replicas: list[Replica]) -> bool:
+        """Whether other parameters are trained than the last time."""
+        before, self.known = self.known, [self.trained(one) for one in replicas]
+        return any(now[0] != then[0] or now[1] - then[1] for now, then in zip(self.known, before))
 
     def forward(self, replicas: list[Replica], weights: list[Any]) -> None:
-        now = [self.trained(one) for one in replicas]
-        news = any(set(new) - set(known) for new, known in zip(now, self.known))
-        self.known = now
-        if news and self.program["method"] == "ddp":  # models are made equal again
+        others = self.are_others(replicas)
+        if others and self.program["method"] == "ddp":  # models are made equal again
             equalise(replicas)
         elif self.options.get("broadcast_buffers", True):
             equalise(replicas, buffers_only=True)
 
     def local_forward(self, replicas: list[Replica], weights: list[Any]) -> None:
-        now = [self.trained(one) for one in replicas]
-        if any(set(new) - set(known) for new, known in zip(now, self.known)):
+        if self.are_others(replicas):
             equalise(replicas)
-        self.known = now
 
     def reduced(self, replica: Replica) -> dict[str, torch.Tensor]:
         return {name: one for name, one in parameters(replica).items() if one.requires_grad}
@@ -218,6 +220,8 @@ class Averaged:
             means[name] = None if all(one is None for one in each) else self.mean(trained[0][name], each, weights)
         if self.options.get("non_finite") == "raise" and not self.finite(trained, weights):
             means = dict.fromkeys(means)
+            if self.lossy is not None:
+                self.lossy.drop()
         elif self.lossy is not None:
             at = self.run.times
             recorded = [one.gradients[at] for one in self.run.forced if len(one.gradients) > at]
@@ -291,7 +295,7 @@ class ChainerMN(Averaged):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.before: Optional[dict[str, Any]] = None
+        self.before: Optional[dict[int, Any]] = None  # by rank 0's parameters
 
     def forward(self, replicas: list[Replica], weights: list[Any]) -> None:
         pass
@@ -323,7 +327,9 @@ class ChainerMN(Averaged):
 
     def deliver(self, replicas: list[Replica], trained: list[dict[str, torch.Tensor]], means: dict[str, Any]) -> None:
         if self.options.get("double_buffering"):
-            means, self.before = {name: (self.before or {}).get(name) for name in means}, means
+            now = {id(one): means.get(name) for name, one in trained[0].items()}
+            means = {name: (self.before or {}).get(id(one)) for name, one in trained[0].items()}
+            self.before = now
         super().deliver(replicas, trained, means)
 
 
@@ -383,11 +389,12 @@ class LocalSteps:
     end = reloaded = forward
 
     def written(self, replicas: list[Replica], weights: list[Any]) -> None:
-        steps, turn = self.steps, self.turn
-        self.wrap(replicas, weights)
-        self.steps, self.turn = steps, turn
+        equalise(replicas)
+        self.under_way, self.since = None, 0
+        self.outer.state.clear()
         for one in self.fragments:
-            one.at = steps
+            one.outer.copy_(self.flat(self.of[0], one.numbers).to(one.outer.dtype))
+            one.at, one.samples = self.steps, [0.0] * len(replicas)
 
     def take_in(self, replicas: list[Replica]) -> None:
         """What is trained now, and was not when it was wrapped, is of the last fragment."""
