@@ -176,8 +176,15 @@ class _Sharded:
         names = sorted(self.defaults)  # type: ignore[attr-defined]
         options = [(f"parameter group {number}", name, f"{_plain(group.get(name))}")
                    for number, group in enumerate(groups) for name in names]  # fmt: skip
+        options += [("parameters without a gradient", name, "") for name in self._without_gradient()]
         self._transaction.agree([*(("", member, "") for member in self._members), *more, *options])
         return self._transaction.sums()
+
+    def _without_gradient(self) -> list[str]:
+        """Where every rank has all gradients, one that a rank has dropped by itself would leave its part of them out."""
+        if self._reducer.core.divides_gradients:
+            return []
+        return [one.name for one in self._reducer._parameters if one.tensor.grad is None]
 
     @torch.no_grad()
     def _before_step(self) -> None:
@@ -429,7 +436,8 @@ def Sharded(model: DistributedDataParallel, optimizer: type, params: Any = None,
                                   is at most that, and returns what it was; squares are summed in float64, by rank
                                   (the model's communicator: where others hold other parts of the model, it is not theirs).
                                   torch.nn.utils.clip_grad_norm_ finds no gradients where they are divided, and clips nothing
-        zero_grad()               none of its parameters and pieces has a gradient any more
+        zero_grad()               none of its parameters and pieces has a gradient any more, whatever set_to_none says; `step`
+                                  ends divided gradients, too
         pieces                    list of Piece
     Parameters of 16 bits are stepped in float32 ("master weights"), which the pieces keep, and rounded afterwards. A parameter
     without a gradient is left alone. state_dict() is of this rank's pieces, with their master weights ("masters"). Hooks of
@@ -437,7 +445,8 @@ def Sharded(model: DistributedDataParallel, optimizer: type, params: Any = None,
     gradients in it.
 
     Raises InvalidArgument where the model has no sharding, for tensors that it does not train, and for optimizers that do
-    not work on each element alone; `step` and `clip_grad_norm` raise Mismatch on all ranks where options or groups differ.
+    not work on each element alone; `step` and `clip_grad_norm` raise Mismatch on all ranks where options or groups differ,
+    and, where gradients are not divided, where ranks differ in which parameters have one.
     """
     if not isinstance(model, DistributedDataParallel) or model.options.sharding == "none":
         raise InvalidArgument(

@@ -131,6 +131,29 @@ class Training(Case):
             with self.assertRaisesRegex(ValueError, "closure"):
                 optimizer.step(lambda: None)
 
+    def test_double_buffering_of_what_is_trained_later(self):
+        """A parameter that the step before did not have stays as it is in this one, on all ranks."""
+        for how in "unfrozen", "added":
+            model = make_model()
+            weight = next(model.parameters())
+            weight.requires_grad_(how == "added")
+            given = [one for one in model.parameters() if how == "unfrozen" or one is not weight]
+            optimizer = torch.optim.SGD(given, lr=0.1)
+            optimizer = chainermn.create_multi_node_optimizer(optimizer, self.comm, double_buffering=True)
+            begin, others = weight.detach().clone(), [one.detach().clone() for one in given]
+            for step in range(4):
+                if step == 2 and how == "unfrozen":
+                    weight.requires_grad_(True)
+                elif step == 2:
+                    optimizer.add_param_group({"params": [weight]})
+                optimizer.update(self.loss, model, *self.mine_of(self.batch(step)))
+                self.assertEqual(torch.equal(weight, begin), step < 3, (how, step))
+                moved = any(not torch.equal(one, other) for one, other in zip(given, others) if one is not weight)
+                self.assertEqual(moved, step > 0)
+                others = [one.detach().clone() for one in given]
+                everyone = self.comm.allgather_obj([one.tolist() for one in model.parameters()])
+                self.assertTrue(all(one == everyone[0] for one in everyone), (how, step))
+
     @unittest.skipUnless(hasattr(getattr(torch, "amp", None), "GradScaler"), "no GradScaler for CPU")
     def test_grad_scaler(self):
         """A step that overflows on one rank is left out on all."""

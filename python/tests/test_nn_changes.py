@@ -109,6 +109,34 @@ class Casts(Case):
             self.assertEqual(net.w.grad.tolist(), [expected] * 3)
             self.assertEqual(net.v.grad.item(), expected)
 
+    def test_a_parameter_that_is_frozen_between_forward_and_backward(self):
+        for frees in (True, False) if self.size > 1 else (True,):
+            net = Net()
+            model = DistributedDataParallel(net)
+            self.check_step(net, model)
+            model.zero_grad()
+            loss = model(self.batch())
+            net.w.requires_grad_(not (frees or self.rank == 0))  # on all ranks, and on one alone
+            loss.backward()
+            self.assertEqual(net.v.grad.item(), self.mean)
+            if frees:
+                self.assertIsNone(net.w.grad)
+            net.w.requires_grad_(True)
+            model.zero_grad()
+            self.check_step(net, model)
+
+    def test_memory_that_is_shared_with_other_processes(self):
+        # share_memory gives gradients, too, other memory, in which they stay where they are tensors over a bucket.
+        net = Net()
+        model = DistributedDataParallel(net)
+        self.check_step(net, model)
+        for _ in range(2):
+            model.zero_grad(set_to_none=False)
+            net.share_memory()
+            self.check_step(net, model)
+        net.share_memory()
+        self.check_step(net, model, 2.0)
+
     def test_on_one_rank_alone(self):
         net = Net()
         model = DistributedDataParallel(net)

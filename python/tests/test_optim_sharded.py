@@ -154,6 +154,39 @@ class Bits(Ranks):
             for ours, theirs in zip(self.train(model, optimizer, steps=2), expected):
                 self.assertTrue(torch.equal(ours, theirs), other)
 
+    def test_memory_that_is_shared_with_other_processes(self):
+        x, y = batch_of(1, 4, torch.float32)
+        for mode in MODES:
+            with self.subTest(mode=mode):
+                net = model_of()
+                model = DistributedDataParallel(net, sharding=mode)
+                optimizer = Sharded(model, torch.optim.SGD, lr=0.1)
+                net.share_memory()
+                with self.assertRaisesRegex(cohort.InvalidArgument, "'0.weight' was given other memory"):
+                    model(x)
+                with self.assertRaisesRegex(cohort.InvalidArgument, "'0.weight' was moved"):
+                    model.parameters_written()
+                del optimizer
+
+    def test_a_gradient_that_one_rank_drops(self):
+        x, y = batch_of(1, 4, torch.float32)
+        net = model_of()
+        model = DistributedDataParallel(net, sharding="optimizer")
+        optimizer = Sharded(model, torch.optim.SGD, lr=0.1)
+        for drops in range(self.size):
+            for clips in False, True:
+                loss_of(model(x), y).backward()
+                if self.rank == drops:
+                    net[0].weight.grad = None
+                with self.assertRaisesRegex(cohort.Mismatch, r"without a gradient = .*0\.weight"):
+                    if clips:
+                        optimizer.clip_grad_norm(1.0)
+                    optimizer.step()
+                optimizer.zero_grad()
+        loss_of(model(x), y).backward()
+        net[0].weight.grad = None  # on all ranks
+        optimizer.step()
+
     def test_parameters_that_others_write_to(self):
         x, y = batch_of(1, 4, torch.float32)
         for mode in MODES:

@@ -80,8 +80,8 @@ class Mean:
         self, comm: Communicator, parameters: Sequence[torch.Tensor], dtype: Optional[torch.dtype], *, copied: bool
     ) -> None:
         """Starts the reduction. copied: the parameters' own gradients stay as they are until `deliver`."""
-        self._parameters = list(parameters)
-        gradients = [tensor.grad.detach() for tensor in self._parameters]
+        self.parameters = list(parameters)
+        gradients = [tensor.grad.detach() for tensor in self.parameters]
         self._used = [
             one.to(dtype or one.dtype, memory_format=torch.contiguous_format, copy=copied).contiguous()
             for one in gradients
@@ -94,7 +94,7 @@ class Mean:
         """Waits, and makes the means the parameters' gradients."""
         if self._work is not None:
             self._work.wait()
-        for tensor, mean in zip(self._parameters, self._used):
+        for tensor, mean in zip(self.parameters, self._used):
             if tensor.grad is None:
                 tensor.grad = torch.empty_like(tensor, requires_grad=False)
             if tensor.grad.data_ptr() != mean.data_ptr() or tensor.grad.dtype != mean.dtype:

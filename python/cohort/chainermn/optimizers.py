@@ -117,6 +117,12 @@ class MultiNodeOptimizer(Wrapped):
             before, self._under_way = self._under_way, self._start(copied=True)
             if before is not None:
                 before.deliver()
+                # Others have this rank's own of now: they were unfrozen, added or used only since.
+                known = set(map(id, before.parameters))
+                for group in self.param_groups:
+                    for tensor in group["params"]:
+                        if id(tensor) not in known:
+                            tensor.grad = None
                 result = super().step(*args, **kwargs)  # type: ignore[misc]
         self._stepped()
         return result
@@ -157,7 +163,6 @@ class MultiNodeOptimizer(Wrapped):
         """As the optimizer's own; the new parameters become rank 0's. Collective."""
         before = {id(tensor) for _, tensor in self._named()}
         super().add_param_group(param_group)  # type: ignore[misc]
-        self._under_way = None
         self._send_parameters([(name, tensor) for name, tensor in self._named() if id(tensor) not in before])
 
     def _forget(self) -> None:

@@ -50,9 +50,10 @@ class _Parameter:
         # Its gradient's, once there are buckets. None: it is reduced from where autograd made it.
         self.place: torch.Tensor | None = None
         self.address = 0  # of that
-        self.bucket: torch.Tensor | None = None  # in which it lies,
+        self.bucket: Any = None  # memory in which it lies,
         self.offset = 0  # and at which element
         self.home: torch.Tensor | None = None  # where its values lie, if training state is divided
+        self.home_address = 0  # of that
         self.version = 0  # of the tensor, as autograd counts changes in place
         self.writes = 0  # by others than the optimizer
 
@@ -73,8 +74,10 @@ def _node_of(tensor: torch.Tensor) -> Any:
         return tensor.expand_as(tensor).grad_fn.next_functions[0][0]
 
 
-def _is_at_home(tensor: torch.Tensor, home: torch.Tensor) -> bool:
-    return tensor.data_ptr() == home.data_ptr() and tensor.shape == home.shape and tensor.dtype == home.dtype
+def _is_at_home(tensor: torch.Tensor, parameter: _Parameter) -> bool:
+    home = parameter.home
+    assert home is not None
+    return tensor.data_ptr() == parameter.home_address and tensor.shape == home.shape and tensor.dtype == home.dtype
 
 
 def _assign(place: torch.Tensor, value: torch.Tensor) -> None:
@@ -213,7 +216,7 @@ class Reducer:
 
     def _before_accumulate(self, index: int, gradients: tuple) -> tuple | None:
         incoming = gradients[0]
-        if incoming is None:
+        if incoming is None or not self._parameters[index].tensor.requires_grad:  # frozen since the forward: autograd adds nothing
             self._left_out.add(index)
             return None
         if not self.core.receive(index):
@@ -335,6 +338,7 @@ class Reducer:
         for parameter, offset in zip(self._parameters, self.core.home_offsets()):
             tensor = parameter.tensor.data
             parameter.home = self._view(memory, tensor.dtype)[offset : offset + tensor.numel()].view(tensor.shape)
+            parameter.home_address = parameter.home.data_ptr()
         self.bring_home()
         averages = self.core.averages() if self.core.divides_gradients else None
         for index, begin, count, offset in self.core.pieces():
@@ -374,7 +378,12 @@ class Reducer:
                     f"DistributedDataParallel: parameter '{parameter.name}' has another shape, type or device than when it "
                     "was wrapped -- wrap the module again, and make its optimizer anew"
                 )
-            if not _is_at_home(tensor, home):
+            if home.data_ptr() != parameter.home_address:
+                raise InvalidArgument(
+                    f"DistributedDataParallel: the memory of parameter '{parameter.name}' was moved (share_memory), which sharding "
+                    "does not allow -- call share_memory before the module is wrapped"
+                )
+            if not _is_at_home(tensor, parameter):
                 moved.append((parameter, tensor, home))
         self.core.meet()  # nobody reads what is there
         if self.core.writes_shared:
@@ -405,11 +414,10 @@ class Reducer:
         if the user has written to one that ranks share; and without an optimizer, where nothing else would step."""
         shared = self.core.shares_parameters
         for parameter in self._parameters:
-            assert parameter.home is not None
-            if not _is_at_home(parameter.tensor, parameter.home):
+            if not _is_at_home(parameter.tensor, parameter):
                 raise InvalidArgument(
                     f"{where}: rank {self.comm.rank()}: parameter '{parameter.name}' was given other memory (.data, "
-                    "module.to), which the optimizer does not step -- copy values into it (copy_ under torch.no_grad()), or "
+                    "module.to, share_memory), which the optimizer does not step -- copy values into it (copy_ under torch.no_grad()), or "
                     "call parameters_written() on all ranks afterwards"
                 )
             if shared and parameter.tensor._version != parameter.version:
@@ -442,14 +450,12 @@ class Reducer:
             flat = self._view(memory, first.dtype)
             for index, offset in zip(members, offsets):
                 parameter = self._parameters[index]
-                parameter.bucket, parameter.offset = flat, offset
-                self._make_place(parameter)
+                parameter.bucket, parameter.offset = memory, offset
+                self._make_place(parameter, flat)
                 self.put_in_place(index)
 
     @staticmethod
-    def _make_place(parameter: _Parameter) -> torch.Tensor:
-        flat = parameter.bucket
-        assert flat is not None
+    def _make_place(parameter: _Parameter, flat: torch.Tensor) -> torch.Tensor:
         # `set_` on an empty tensor instead of a view of the whole: views refuse detach_().
         place = parameter.place = torch.empty(0, dtype=flat.dtype, device=flat.device).set_(
             flat, parameter.offset, parameter.tensor.shape, parameter.stride
@@ -533,8 +539,11 @@ class Reducer:
         parameter = self._parameters[index]
         place = parameter.place
         assert place is not None
-        # It is the user's `.grad`, too, which may be given other data (`p.grad.data = ...`, a cast of the module).
-        return place if place.data_ptr() == parameter.address else self._make_place(parameter)
+        # It is the user's `.grad`, too, which may be given other data (`p.grad.data = ...`, a cast of the module), or other
+        # memory for all that lie in the bucket (share_memory).
+        if place.data_ptr() == parameter.address:
+            return place
+        return self._make_place(parameter, self._view(parameter.bucket, parameter.dtype))
 
     def values_of(self, indices: Sequence[int]) -> list[tuple[int, int]]:
         """Addresses and bytes of the parameters' values, each in one piece of the host's memory; (0, 0) where it is none."""
