@@ -176,7 +176,7 @@ class _Sharded:
         names = sorted(self.defaults)  # type: ignore[attr-defined]
         options = [(f"parameter group {number}", name, f"{_plain(group.get(name))}")
                    for number, group in enumerate(groups) for name in names]  # fmt: skip
-        options += [("parameters without a gradient", name, "") for name in self._without_gradient()]
+        options += [("", f"'{name}' without a gradient", "") for name in self._without_gradient()]
         self._transaction.agree([*(("", member, "") for member in self._members), *more, *options])
         return self._transaction.sums()
 

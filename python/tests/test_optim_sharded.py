@@ -178,7 +178,7 @@ class Bits(Ranks):
                 loss_of(model(x), y).backward()
                 if self.rank == drops:
                     net[0].weight.grad = None
-                with self.assertRaisesRegex(cohort.Mismatch, r"without a gradient = .*0\.weight"):
+                with self.assertRaisesRegex(cohort.Mismatch, r"'0\.weight' without a gradient"):
                     if clips:
                         optimizer.clip_grad_norm(1.0)
                     optimizer.step()

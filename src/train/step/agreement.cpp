@@ -134,17 +134,17 @@ void Agreement::exchange(Ranks& ranks, const std::vector<std::vector<std::uint64
     const std::vector<std::string> other = lines_of(rank);
     const auto [one, two] = std::ranges::mismatch(first, other);
     if (one == first.end() && two == other.end()) continue;
-    raise(ranks, where, rank, one == first.end() ? first.back() : *one, two == other.end() ? other.back() : *two);
+    raise(ranks, where, {reference, rank}, one == first.end() ? first.back() : *one, two == other.end() ? other.back() : *two);
   }
 }
 
-void Agreement::raise(const Ranks& ranks, const char* where, std::size_t rank, const std::string& first,
-                      const std::string& other) const {
+void Agreement::raise(const Ranks& ranks, const char* where, std::pair<std::size_t, std::size_t> between,
+                      const std::string& first, const std::string& other) const {
   ErrorContext context = ranks.where(where);
-  context.peer = static_cast<int>(rank);
+  context.peer = static_cast<int>(between.second);
   throw Error(ErrorCode::Mismatch,
-              fmt::format("{}: the ranks' {} differ -- rank 0 has {}, rank {} has {} -- {}", where, difference_.what,
-                          first, rank, other, difference_.advice),
+              fmt::format("{}: the ranks' {} differ -- rank {} has {}, rank {} has {} -- {}", where, difference_.what,
+                          between.first, first, between.second, other, difference_.advice),
               context);
 }
 

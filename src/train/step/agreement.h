@@ -56,8 +56,8 @@ class Agreement {
   void explain(Ranks& ranks, const Error& error) const;
 
  private:
-  [[noreturn]] void raise(const Ranks& ranks, const char* where, std::size_t rank, const std::string& first,
-                          const std::string& other) const;
+  [[noreturn]] void raise(const Ranks& ranks, const char* where, std::pair<std::size_t, std::size_t> between,
+                          const std::string& first, const std::string& other) const;
   void exchange(Ranks& ranks, const std::vector<std::vector<std::uint64_t>>& sizes, const std::string& text,
                 const char* where) const;
   std::string lines() const;
