@@ -547,6 +547,7 @@ class LocalSteps:
         restore_optimizer()
         if under_way >= 0:  # it has come to all ranks
             self._under_way, self._difference, self._rest = under_way, difference, rest
+            self._transaction.resume()
 
 
 class LocalSGD(LocalSteps):

@@ -477,6 +477,7 @@ void bind_transaction(py::module_& module) {
             self.keep(name, std::make_shared<KeptInPython>(std::move(drop)));
           },
           py::arg("name"), py::arg("drop"))
+      .def("resume", &Transaction::resume)
       .def("end", &end, py::arg("by"), py::arg("accepted"));
 }
 

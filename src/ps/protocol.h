@@ -175,14 +175,14 @@ struct Commit {
 };
 void visit_fields(auto& m, auto& a, const Commit*) { a(m.order, m.clock); }
 
-/// With backup workers: whose pushes count, as the first server has decided once enough had ended the clock.
+/// Whose pushes count; with backup workers, as the first server has decided once enough had ended the clock.
 struct Quorum {
   std::int64_t clocks = 0;                  ///< that have ended
-  std::vector<std::uint32_t> workers = {};  ///< whose pushes of the last of these count, ascending
+  std::vector<std::uint32_t> workers = {};  ///< whose pushes of the last of these count, ascending; empty: all
 };
 void visit_fields(auto& m, auto& a, const Quorum*) {
   a(m.clocks, codec::most(m.workers, kMostWorkers));
-  a.demand(m.clocks >= 0 && m.clocks < (std::int64_t{1} << 62) && m.workers.empty() == (m.clocks == 0),
+  a.demand(m.clocks >= 0 && m.clocks < (std::int64_t{1} << 62) && (m.workers.empty() || m.clocks > 0),
            "a clock that has not ended");
   a.demand(std::adjacent_find(m.workers.begin(), m.workers.end(), std::greater_equal<>()) == m.workers.end(),
            "workers that do not ascend");
@@ -211,6 +211,7 @@ struct Conclude {
 void visit_fields(auto& m, auto& a, const Conclude*) {
   a(m.order, m.clock, m.quorum);
   a.demand(m.clock >= 0 && m.clock <= m.quorum.clocks, "a clock beyond those that have ended");
+  a.demand(m.quorum.workers.empty() == (m.quorum.clocks == 0), "an ended clock in which nobody counts");
 }
 
 /// Rows of a snapshot that are the server's; the worker's clock does not change.

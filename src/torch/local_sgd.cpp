@@ -473,6 +473,8 @@ void LocalSteps::load_state(const std::map<std::string, at::Tensor>& state, bool
   restore_optimizer();
   if (number(3) < 0) return;
   self.under_way = static_cast<std::size_t>(number(3));  // it has come to all ranks
+  self.travels->prepare();
+  self.transaction.resume();
   self.difference = difference;
   self.rest = rest;
 }

@@ -131,7 +131,8 @@ struct OwnCheckpoints {
 void remember_own(const std::string& folder, std::int64_t newest) {
   auto& own = OwnCheckpoints::of_process();
   const std::lock_guard<std::mutex> lock(own.mutex);
-  own.folders[plain(folder)].newest = newest;
+  auto& seen = own.folders[plain(folder)];
+  seen.newest = std::max(seen.newest, newest);  // a loader beside the training may have seen an older one
 }
 
 std::set<std::int64_t> checkpoints_of_others(const std::string& folder) {

@@ -271,7 +271,7 @@ Result<PtValue> torch_optimizer(const std::vector<NamedTensor>& tensors,
   const auto added = parse_json_or_discard(text("group_values"));
   if (!text("group_values").empty() && !added.is_array())  // JSON has no infinity
     return fail(ErrorCode::Corrupt, "{}: not a sound state of an optimizer -- its 'group_values' are no JSON", name);
-  for (std::size_t at = 0; at < std::min(added.size(), options.size()); ++at) {
+  for (std::size_t at = 0; at < std::min(added.is_array() ? added.size() : 0, options.size()); ++at) {
     if (!added[at].is_object()) continue;
     for (const auto& [key, value] : added[at].items()) options[at].try_emplace(key, value_of(value));
   }

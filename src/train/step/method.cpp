@@ -3,6 +3,7 @@
 #include "base/result.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace cohort::step {
 
@@ -35,7 +36,7 @@ void Transaction::keep(const std::string& name, std::shared_ptr<Kept> kept) {
 
 void Transaction::end(Decision decision) {
   const Outcome outcome = decision.outcome();
-  if (!complete_ && outcome == Outcome::Accepted) {
+  if (!std::exchange(resumed_, false) && !complete_ && outcome == Outcome::Accepted) {
     require_complete(decision);
     complete_ = true;
   }

@@ -48,6 +48,8 @@ class Transaction {
   /// A step has ended: what is kept is committed, dropped or stays. Throws Internal, which names method and part, where
   /// the first step that was accepted has left out what the method says.
   void end(Decision decision);
+  /// A step that another process has begun, and of which all ranks have the averages, ends here: it is not the first.
+  void resume() noexcept { resumed_ = true; }
   /// The last step ended in an error that all ranks have, and nobody has its averages.
   bool last_refused() const noexcept { return last_ == Outcome::Refused; }
 
@@ -60,6 +62,7 @@ class Transaction {
   std::vector<std::pair<std::string, std::shared_ptr<Kept>>> kept_;
   Outcome last_ = Outcome::Accepted;
   bool complete_ = false;
+  bool resumed_ = false;
 };
 
 }  // namespace cohort::step
