@@ -321,7 +321,7 @@ std::vector<Candidate> in_order(const Listing& listing, const FolderOptions& opt
 namespace {
 
 /// The training that saves there may remove what a loader is about to read; then there is a newer one.
-constexpr int kMostLooks = 100;
+constexpr int kMostLooks = 1000;
 
 bool is_gone(const std::string& folder) {
   struct stat status {};
