@@ -134,7 +134,8 @@ void Agreement::exchange(Ranks& ranks, const std::vector<std::vector<std::uint64
     const std::vector<std::string> other = lines_of(rank);
     const auto [one, two] = std::ranges::mismatch(first, other);
     if (one == first.end() && two == other.end()) continue;
-    raise(ranks, where, {reference, rank}, one == first.end() ? first.back() : *one, two == other.end() ? other.back() : *two);
+    raise(ranks, where, {reference, rank}, one == first.end() ? first.back() : *one,
+          two == other.end() ? other.back() : *two);
   }
 }
 
