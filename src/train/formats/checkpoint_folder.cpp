@@ -132,7 +132,15 @@ void remember_own(const std::string& folder, std::int64_t newest) {
   auto& own = OwnCheckpoints::of_process();
   const std::lock_guard<std::mutex> lock(own.mutex);
   auto& seen = own.folders[plain(folder)];
-  seen.newest = std::max(seen.newest, newest);  // a loader beside the training may have seen an older one
+  if (newest < seen.newest) {
+    // A loader beside the training has seen an older one, or the folder has begun anew.
+    const auto names = sys::list_folder(folder);
+    const bool is_there = names && std::ranges::any_of(*names, [&](const std::string& name) {
+      return generation_of(name).value_or(0) >= seen.newest;
+    });
+    if (is_there) return;
+  }
+  seen.newest = newest;
 }
 
 std::set<std::int64_t> checkpoints_of_others(const std::string& folder) {

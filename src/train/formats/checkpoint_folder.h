@@ -211,8 +211,8 @@ struct Spared {
 /// What a load finds damaged is neither kept nor among the best for this process' saves. By the checkpoint's folder;
 /// any thread.
 void remember_damage(const std::string& folder, bool is_damaged);
-/// Says that this process's training has saved or loaded in the folder, whose newest generation was then this one;
-/// an older one than it knows is no news. Any thread.
+/// Says that this process's training has saved or loaded in the folder, whose newest generation was then this one. Any
+/// thread.
 void remember_own(const std::string& folder, std::int64_t newest);
 /// Generations that another job has saved there since; none before `remember_own`. Any thread.
 std::set<std::int64_t> checkpoints_of_others(const std::string& folder);
