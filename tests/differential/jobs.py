@@ -35,11 +35,15 @@ class Job:
         environment = {**os.environ, "COHORT_TIMEOUT": TIMEOUT, "DIFFERENTIAL_RUNNER": str(os.getpid()), "DIFFERENTIAL_PLANT": plant,
                        "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
         environment.pop("COHORT_PRETEND_HOSTS", None)
+        # The ranks run in the job's folder, where what they leave is removed with it.
+        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths if path)
+        program = os.path.abspath(command) if os.sep in command else command
         if hosts:
             environment["COHORT_PRETEND_HOSTS"] = hosts
         self.log = open(self.folder / "log", "wb")
         self.process = subprocess.Popen(
-            [os.path.abspath(command) if os.sep in command else command, "run", "-q", "-np", str(ranks), "--", sys.executable, str(HERE / "worker.py"), str(self.folder / "socket")],
+            [program, "run", "-q", "-np", str(ranks), "--", sys.executable, str(HERE / "worker.py"), str(self.folder / "socket")],
             env=environment, cwd=self.folder, stdout=self.log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
         self.connections: list[Any] = [None] * ranks
         self.fresh = False
