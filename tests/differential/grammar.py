@@ -103,7 +103,8 @@ def optimizer_of(draw: random.Random, dtype: str) -> dict[str, Any]:
     if kind in ("SGD", "Adam", "AdamW", "RMSprop") and draw.random() < 0.2:
         options["foreach"] = draw.random() < 0.5
     if kind != "SGD" and dtype != "float64":
-        options["eps"] = 1e-3  # a gradient that is zero but for rounding (a bias before BatchNorm) is not to count
+        # A gradient that is zero but for rounding (a bias before BatchNorm) is not to count.
+        options["eps"] = 1e-3 if dtype == "float32" else 0.1
     # All tensors in one group, weights and biases in two, or only those that are trained when it is made.
     groups = draw.choices(["one", "two", "trained"], [6, 3, 1])[0]
     return {"kind": kind, "options": options, "groups": groups}

@@ -136,8 +136,8 @@ void remember_own(const std::string& folder, std::int64_t newest) {
     // A loader beside the training has seen an older one, or the folder has begun anew.
     const auto names = sys::list_folder(folder);
     const bool is_there = names && std::ranges::any_of(*names, [&](const std::string& name) {
-      return generation_of(name).value_or(0) >= seen.newest;
-    });
+                            return generation_of(name).value_or(0) >= seen.newest;
+                          });
     if (is_there) return;
   }
   seen.newest = newest;
