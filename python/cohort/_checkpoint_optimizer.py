@@ -248,9 +248,10 @@ class _Place:
     device: torch.device = torch.device("cpu")
     like: torch.Tensor | None = None  # the parameter, whose shape tensors share; None: they have shapes of their own
     count: torch.Tensor | None = None  # a count; None: it is Python's int
+    dtype: torch.dtype | None = None  # of tensors with fractions; None: as they were saved
 
 
-def _place_of(parameter: torch.Tensor, group: Mapping[str, Any], kind: _Kind) -> _Place:
+def _place_of(parameter: torch.Tensor, group: Mapping[str, Any], kind: _Kind, masters: bool) -> _Place:
     count = None
     if not kind.plain_counts:
         # As torch makes it: where kernels read it, if they do.
@@ -259,7 +260,10 @@ def _place_of(parameter: torch.Tensor, group: Mapping[str, Any], kind: _Kind) ->
         count = torch.zeros(
             (), dtype=torch.float64 if double else torch.float32, device=parameter.device if on_device else "cpu"
         )
-    return _Place(parameter.device, None if kind.own_shapes else parameter, count)
+    # The parameter's type, as torch's load_state_dict makes it: a module may have been cast since the optimizer's last step.
+    has_master = masters and parameter.dtype in (torch.float16, torch.bfloat16)
+    dtype = (torch.float32 if has_master else parameter.dtype) if parameter.is_floating_point() else None
+    return _Place(parameter.device, None if kind.own_shapes else parameter, count, dtype)
 
 
 def _plain_groups(text: str) -> str:
@@ -318,7 +322,8 @@ class _Loader:
             if tensor.shape != like.shape:
                 raise self.corrupt(f"'{name}' has shape {list(tensor.shape)} where its parameter has {list(like.shape)}")
             # With the parameter's strides, as torch makes it: what is computed with it does not depend on the file.
-            return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+            dtype = place.dtype if place.dtype is not None and tensor.is_floating_point() else tensor.dtype
+            return torch.empty_like(like, dtype=dtype).copy_(tensor)
         if kind == "count":
             count = self.number(name, torch.int64)
             return count if place.count is None else torch.full_like(place.count, count)
@@ -326,8 +331,9 @@ class _Loader:
 
 
 def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: Iterable[Entry],
-            metadata: Mapping[str, str], source: str) -> Callable[[], None]:  # fmt: skip
-    """What sets the optimizer to the state in the file, once called; it cannot fail any more.
+            metadata: Mapping[str, str], source: str, *, masters: bool = False) -> Callable[[], None]:  # fmt: skip
+    """What sets the optimizer to the state in the file, once called; it cannot fail any more. masters: parameters of 16 bits are
+    stepped in float32.
 
     Raises InvalidArgument if the file is of another type of optimizer or of other parameters, Corrupt if something is
     missing or misshapen; nothing is changed then.
@@ -360,7 +366,7 @@ def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: 
                 prefix = f"state/{names[id(parameter)]}/"
                 if not any(name.startswith(prefix) for name in loader.entries):
                     continue
-                place = _place_of(parameter, group, kind)
+                place = _place_of(parameter, group, kind, masters)
                 state = {name: loader.load(prefix + name, field, place) for name, field in kind.state.items()}
                 states.append((parameter, {name: value for name, value in state.items() if value is not None}))
     if loader.entries:

@@ -365,7 +365,8 @@ class CheckpointFolder:
         if optimizer is not None:
             entries, metadata = parse(_OPTIMIZER)
             whole = _whole(optimizer)
-            steps.append(restore(whole, module, entries, metadata, source=f"{stored.folder}/{_OPTIMIZER}"))
+            path = f"{stored.folder}/{_OPTIMIZER}"
+            steps.append(restore(whole, module, entries, metadata, path, masters=whole is not optimizer))
             if whole is not optimizer:
                 saved = {
                     plain_name(entry[0][len("state/") : -len("/master")]): to_tensor(entry)

@@ -1,6 +1,7 @@
 """What the tests share: array libraries to try, and worlds of processes that a test starts itself."""
 
 import array
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -19,6 +20,24 @@ try:
     import torch
 except ImportError:
     torch = None
+
+
+@contextlib.contextmanager
+def stderr_of_process():
+    """What C++ and Python write to it meanwhile, in a list of lines that is filled at the end."""
+    lines = []
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            lines.extend(file.read().decode().splitlines())
 
 
 class Numpy:

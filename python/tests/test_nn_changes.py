@@ -1,14 +1,10 @@
 """Parameters and buffers of a wrapped module that are cast, moved, added or replaced, and batches that are equal on all ranks
 of `cohort run -np N`. Every gradient of rank R's batch is R + 1."""
 
-import contextlib
 import gc
-import os
-import sys
-import tempfile
 import unittest
 
-from support import needs_torch, torch
+from support import needs_torch, stderr_of_process, torch
 from support_nn import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort
@@ -50,22 +46,6 @@ class Case(unittest.TestCase):
         for name, parameter in net.named_parameters():
             if parameter.requires_grad:
                 self.assertEqual(parameter.grad.unique().tolist(), [self.mean * factor], (name, self.rank))
-
-    @contextlib.contextmanager
-    def stderr(self):
-        """What is written to it meanwhile, in a list."""
-        lines = []
-        sys.stderr.flush()
-        with tempfile.TemporaryFile() as file:
-            kept = os.dup(2)
-            os.dup2(file.fileno(), 2)
-            try:
-                yield lines
-            finally:
-                os.dup2(kept, 2)
-                os.close(kept)
-                file.seek(0)
-                lines.extend(file.read().decode().splitlines())
 
 
 @needs_torch
@@ -327,7 +307,7 @@ class Additions(Case):
 class Batches(Case):
     def lines(self, batches, **options):
         net = Net()
-        with self.stderr() as lines:
+        with stderr_of_process() as lines:
             model = DistributedDataParallel(net, check_replicas=False, **options)
             for batch in batches:
                 model(batch).backward()
@@ -350,7 +330,7 @@ class Batches(Case):
     def test_of_ranks_without_samples_nothing_is_told(self):
         same = torch.ones(3)
         net = Net()
-        with self.stderr() as lines:
+        with stderr_of_process() as lines:
             model = DistributedDataParallel(net)
             for _ in range(3):
                 model.step_without_samples() if self.rank else model(same).backward()

@@ -240,6 +240,9 @@ class Loader {
                                     formats::shape_text(view->shape), formats::shape_text(parameter_->sizes().vec())));
       }
       field = field.to(parameter_->device());
+      // A module may have been cast since the optimizer's last step. Those of 16 bits may be stepped in float32.
+      const at::ScalarType type = parameter_->scalar_type();
+      if (field.is_floating_point() && (type == at::kFloat || type == at::kDouble)) field = field.to(type);
     } else if constexpr (std::is_same_v<T, std::string>) {
       field = source_.metadata.at(name);
     } else if constexpr (IsList<T>::value) {
