@@ -83,9 +83,17 @@ class ElasticJob:
         self.folder.cleanup()
 
     def say(self, line):
+        """Returns what is answered before "done"."""
         self.keeper.stdin.write(line + "\n")
         self.keeper.stdin.flush()
-        assert self.keeper.stdout.readline() == "done\n"
+        *answer, done = self.keeper.stdout.readline().split()
+        assert done == "done", (answer, done)
+        return answer
+
+    def page(self, worker):
+        """The epoch of the world that it has formed last, -1 for none, and whether it says that it has the state."""
+        formed, has_state = self.say(f"page {worker}")
+        return int(formed), has_state == "1"
 
     def begin(self, *workers, cause="", hosts=None, tell=True):
         """The next epoch, of these workers."""

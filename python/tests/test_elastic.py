@@ -47,6 +47,121 @@ train(state)
 """
 
 
+# Each says "in EPOCH" once it has formed a world, and waits for the file "go-EPOCH" before it takes the state.
+WAITING = """
+import os, time
+import cohort
+from cohort import _core
+
+def wait_to_go(epoch):
+    print("in", epoch, flush=True)
+    while not os.path.exists(os.path.join(os.environ["FOLDER"], f"go-{epoch}")):
+        time.sleep(0.01)
+"""
+
+BY_STATE = """
+import numpy as np
+weights = np.zeros(4)
+state = cohort.elastic.State().add("weights", weights)
+
+@cohort.elastic.run
+def train(state, world):
+    print("has", world.epoch, state.steps, flush=True)
+    while True:
+        world.comm.all_reduce(weights)
+        state.step()
+        print("stepped", world.epoch, state.steps, flush=True)
+        time.sleep(0.01)
+
+cohort.init()
+wait_to_go(_core.joined_epoch())
+train(state)
+"""
+
+BY_HVD = """
+import cohort.hvd as hvd
+hvd.init()
+state = hvd.elastic.ObjectState(step=0)
+state.register_reset_callbacks([lambda: wait_to_go(_core.joined_epoch())])
+wait_to_go(_core.joined_epoch())
+
+@hvd.elastic.run
+def train(state):
+    print("has", _core.joined_epoch(), state.step, flush=True)
+    while True:
+        state.step += 1
+        state.commit()
+        print("stepped", _core.joined_epoch(), state.step, flush=True)
+        time.sleep(0.01)
+
+train(state)
+"""
+
+BY_TORCH = """
+import torch
+import torch.distributed as dist
+import cohort.distributed
+step = 0
+while True:
+    try:
+        dist.init_process_group("cohort")
+        epoch = _core.joined_epoch("torch's members")
+        wait_to_go(epoch)
+        state = [step]
+        dist.broadcast_object_list(state, src=0)
+        step = state[0]
+        while not cohort.distributed.members_changed():
+            print("has", epoch, step, flush=True)
+            step += 1
+            print("stepped", epoch, step, flush=True)
+            time.sleep(0.01)
+    except RuntimeError:
+        if not cohort.distributed.is_over():
+            raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+"""
+
+
+@needs_torch
+class WhoHasTheState(unittest.TestCase):
+    def check(self, script):
+        with ElasticJob(WAITING + script) as job:
+
+            def go(epoch):
+                (job.path / f"go-{epoch}").touch()
+
+            job.begin(0, 1)
+            self.assertEqual(job.page(0), (-1, False))
+            job.start(0, 1)
+            for worker in (0, 1):
+                job.wait_for(worker, "^in 0")
+                self.assertEqual(job.page(worker), (0, False))
+            go(0)
+            for worker in (0, 1):
+                job.wait_for(worker, "^stepped 0")
+                self.assertEqual(job.page(worker), (0, True))
+            job.start(2)
+            self.assertEqual(job.page(2), (-1, False))
+            job.begin(0, 1, 2)
+            job.wait_for(2, "^in 1")
+            self.assertEqual(job.page(2), (1, False))
+            go(1)
+            job.wait_for(2, "^stepped 1")
+            for worker in (0, 1, 2):
+                self.assertEqual(job.page(worker), (1, True))
+
+    def test_of_cohort_elastic(self):
+        self.check(BY_STATE)
+
+    def test_of_hvd(self):
+        self.check(BY_HVD)
+
+    def test_of_torch_distributed(self):
+        self.check(BY_TORCH)
+
+
 @needs_torch
 class Training(unittest.TestCase):
     def check(self, job, *workers):

@@ -57,10 +57,14 @@ def is_over() -> bool:
 def members_changed() -> bool:
     """Whether the elastic job (`cohort run --min-np`) goes on with other members than those of the default group: workers
     wait to come, or some leave. All ranks call it together and have the same answer; it is an all_reduce of a byte. If so,
-    destroy_process_group, and init_process_group forms the world of those who are members now. False in other jobs."""
+    destroy_process_group, and init_process_group forms the world of those who are members now. False in other jobs.
+
+    Who calls it says that it has the training's state: in a new world it is called once that has come from rank 0. The job
+    lets the last rank that has it go only once another has."""
     group = _group(None, "members_changed")
     if not getattr(group, "elastic", False):
         return False
+    _core.note_state()
     changed = torch.tensor([_core.job_news(environment.MEMBERS) is not None], dtype=torch.uint8)
     dist.all_reduce(changed, dist.ReduceOp.MAX)
     return bool(changed)

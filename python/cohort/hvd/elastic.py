@@ -62,6 +62,7 @@ class State:
         """Saves, and raises HostsUpdatedInterrupt if hosts have changed. All ranks call it."""
         self.save()
         self._commits += 1
+        _core.note_state()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -149,6 +150,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                     skip_sync = all(allgather_object(skip_sync, "elastic.skip_sync"))
                 if not skip_sync:
                     state.sync()
+                _core.note_state()
                 return func(state, *args, **kwargs)
             except HorovodInternalError:
                 failures = failures + 1 if state._commits == commits else 1

@@ -207,6 +207,7 @@ void State::Impl::take(const Received& received, const Agreement& agreement) {
   steps = agreement.steps;
   first_size = agreement.first_size;
   fresh = false;
+  status::StatusPage::own().note_state();
   keep();
 }
 
@@ -270,6 +271,8 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   self.steps = agreement.steps;
   self.first_size = agreement.first_size;
   self.fresh = false;
+  // Also where all begin: one may be lost that has ended the first step, and those that have not go on for it.
+  status::StatusPage::own().note_state();
   self.whole = true;
   self.interrupted = true;  // until `step` says otherwise
   self.key = key;
