@@ -103,14 +103,15 @@ class ElasticJob:
         if tell:
             self.say(f"tell {self.epoch}")
 
-    def start(self, *workers):
+    def start(self, *workers, **environment):
         for worker in workers:
             page = self.pages[worker]
             with open(self.path / f"{worker}.log", "w") as log:
                 self.workers[worker] = subprocess.Popen(
                     [sys.executable, str(self.path / "script.py")],
                     # What it was started as counts no more than RANK does for those who stay.
-                    env=dict(self.environment, COHORT_WORKER=str(worker), COHORT_STATUS_FD=str(page), RANK="0", WORLD_SIZE="1"),
+                    env=dict(self.environment, COHORT_WORKER=str(worker), COHORT_STATUS_FD=str(page), RANK="0", WORLD_SIZE="1",
+                             **environment),
                     pass_fds=(self.secret, page), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)  # fmt: skip
 
     def kill(self, worker):
