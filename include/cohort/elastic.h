@@ -142,9 +142,11 @@ class State {
   /// synchronising parameters of which each has its own. Where that changes a part it calls `advance`.
   void after_step(std::function<void()> callback);
 
-  /// The optimizer has taken a step. Call it right after that, with no collective in between: what fails later is
-  /// taken up again from here, and what failed before is done again. Throws MembershipChanged, on all ranks at the same
-  /// step, where ranks come or leave as planned, and what a collective throws.
+  /// The optimizer has taken a step. Call it right after that, and after whatever else a step changes (a rate, an
+  /// average of weights), with no collective in between: what fails later is taken up again from here, and what failed
+  /// before is done again. What changes after it is lost where the members change with this step. Throws
+  /// MembershipChanged, on all ranks at the same step, where ranks come or leave as planned, and what a collective
+  /// throws.
   void step();
   /// A part has been changed beside a step, on all ranks alike, and is not to be lost with the next one: right after
   /// that. Not counted by `steps`. Only where there is an `after_step`.
@@ -157,7 +159,8 @@ class State {
   // What `run` does, for those who form worlds by themselves.
 
   /// Makes all ranks' state that of the last step that any of them has ended. Collective. Throws Mismatch where ranks
-  /// that ended the same step differ and no more than half of them agree; Unavailable where nobody has a whole state.
+  /// that ended the same step differ and no more than half of them agree; Unavailable where nobody has a whole state,
+  /// and where all ranks have come anew and others had trained in this attempt of the job.
   void enter(World& world, const std::filesystem::path& ledger = {});
   /// The world of `enter` is left, because of this error: whether another one can take its place.
   bool leave(const Error& error);

@@ -127,6 +127,10 @@ class DistributedSampler:
         self._drawn = 0  # samples of this epoch handed out, over all ranks
         # Drawn, not stepped over: (cursor after it, samples of all ranks, of this one).
         self._steps: deque[tuple[int, int, int]] = deque()
+        # Where a DataLoader's batches are counted: those that its loop has got and that are not stepped over, and this rank's
+        # samples of the last one that is. It draws ahead, so drawn ones tell nothing of that.
+        self._received: Optional[int] = None
+        self._own_of_last = -1
         self._order: Sequence[int] = ()  # the permutation of
         self._ordered: Optional[tuple[int, int]] = None  # this seed and epoch
 
@@ -187,8 +191,11 @@ class DistributedSampler:
                 "optimizer step, with the number of batches that it was of"
             )
         self._calls_of_step += 1
+        if self._received is not None:
+            self._received = max(self._received - steps, 0)
         for _ in range(steps):
             cursor, _, own = self._steps.popleft()
+            self._own_of_last = own
             self._state = SamplerState(self._state.seed, self._state.epoch, cursor, self._state.size)
             if self._shares is not None and self._weighted:
                 self._shares.end_step(own)
@@ -214,6 +221,10 @@ class DistributedSampler:
         if self._shares is not None:
             self._shares.begin_step(self._full, (self.epoch, self._drawn))
 
+    def _receive(self) -> None:
+        """The loop over a DataLoader has got a batch."""
+        self._received = (self._received or 0) + 1
+
     def global_batch(self) -> int:
         """Samples over all ranks of the oldest step drawn; 0 if none is."""
         return self._steps[0][1] if self._steps else 0
@@ -225,6 +236,8 @@ class DistributedSampler:
         trained_at: the cursor at which the model may have been trained on that one already. It does not matter as long as
         all that are drawn have equally many samples.
         """
+        if self._received == 0:  # once more, as the second of two optimizers
+            return self._own_of_last
         if not self._steps:
             return -1
         first, last = self._steps[0], self._steps[-1]
@@ -355,6 +368,7 @@ class DistributedSampler:
     def _rewind(self) -> None:
         self._drawn = self.cursor
         self._steps.clear()
+        self._received = None
 
 
 def _share_text(shares: Union[str, Sequence[float], None]) -> str:

@@ -3,10 +3,13 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "errors.h"
+#include "telemetry/status_page.h"
+#include "train/elastic/progress.h"
 
 #include <cohort/digest.h>
 #include <cohort/elastic.h>
 
+#include <fmt/format.h>
 #include <pybind11/stl.h>
 
 #include <cstdint>
@@ -216,6 +219,32 @@ class ElasticState {
 }  // namespace
 
 void bind_elastic(py::module_& module) {
+  module.def(
+      "has_state", [] { return status::StatusPage::own().layout().has_state.load() != 0; },
+      "Whether this process has what its job has trained (`note_state`).");
+  module.def(
+      "lost_training",
+      [](std::int64_t steps) -> std::string {
+        const py::gil_scoped_release release;
+        try {
+          const auto reached = elastic::reached();
+          const auto lost = reached ? elastic::lost_state(*reached, steps) : std::nullopt;
+          return lost ? lost->what() : "";
+        } catch (const Error& error) {
+          return fmt::format("whether others had trained before these ranks came cannot be asked: {}", error.what());
+        }
+      },
+      py::arg("steps"),
+      "Why ranks that have all come anew, with the state after so many steps (-1: not known), cannot begin: others "
+      "had\n"
+      "trained in this attempt of the job. Empty: they can.");
+  module.def(
+      "note_trained",
+      [](std::int64_t steps) {
+        static auto* const progress = new elastic::Progress();  // never destroyed: a thread of its own writes
+        progress->note(steps);
+      },
+      py::arg("steps"), "A step has ended, as the first rank says it; 0: the number is not known.");
   py::class_<Pieces>(module, "Pieces", "What several arrays hold, read at the time it is asked for.")
       .def(py::init<const py::list&>(), py::arg("arrays"))
       .def("__bytes__", [](const Pieces& self) {

@@ -147,6 +147,9 @@ void bind_process(py::module_& module) {
       "end_join", [](bool formed) { status::StatusPage::own().end_join(formed); }, py::arg("formed"),
       "It waits no more.");
   module.def(
+      "note_state", [] { status::StatusPage::own().note_state(); },
+      "This process has what its job has trained, so that others can have it from here: for the launcher.");
+  module.def(
       "count_step", [] { status::StatusPage::own().count_step(); }, "Another step of an optimizer is done.");
   module.def(
       "begin_call", [](const std::string& name) { status::StatusPage::own().begin_call(name); }, py::arg("name"),

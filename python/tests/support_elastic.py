@@ -83,9 +83,17 @@ class ElasticJob:
         self.folder.cleanup()
 
     def say(self, line):
+        """Returns what is answered before "done"."""
         self.keeper.stdin.write(line + "\n")
         self.keeper.stdin.flush()
-        assert self.keeper.stdout.readline() == "done\n"
+        *answer, done = self.keeper.stdout.readline().split()
+        assert done == "done", (answer, done)
+        return answer
+
+    def page(self, worker):
+        """The epoch of the world that it has formed last, -1 for none, and whether it says that it has the state."""
+        formed, has_state = self.say(f"page {worker}")
+        return int(formed), has_state == "1"
 
     def begin(self, *workers, cause="", hosts=None, tell=True):
         """The next epoch, of these workers."""
@@ -95,14 +103,15 @@ class ElasticJob:
         if tell:
             self.say(f"tell {self.epoch}")
 
-    def start(self, *workers):
+    def start(self, *workers, **environment):
         for worker in workers:
             page = self.pages[worker]
             with open(self.path / f"{worker}.log", "w") as log:
                 self.workers[worker] = subprocess.Popen(
                     [sys.executable, str(self.path / "script.py")],
                     # What it was started as counts no more than RANK does for those who stay.
-                    env=dict(self.environment, COHORT_WORKER=str(worker), COHORT_STATUS_FD=str(page), RANK="0", WORLD_SIZE="1"),
+                    env=dict(self.environment, COHORT_WORKER=str(worker), COHORT_STATUS_FD=str(page), RANK="0", WORLD_SIZE="1",
+                             **environment),
                     pass_fds=(self.secret, page), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)  # fmt: skip
 
     def kill(self, worker):

@@ -47,6 +47,181 @@ train(state)
 """
 
 
+# Each says "in EPOCH" once it has formed a world, and waits for the file "go-EPOCH" before it takes the state.
+WAITING = """
+import os, time
+import cohort
+from cohort import _core
+
+def wait_to_go(epoch):
+    print("in", epoch, flush=True)
+    while not os.path.exists(os.path.join(os.environ["FOLDER"], f"go-{epoch}")):
+        time.sleep(0.01)
+"""
+
+BY_STATE = """
+import numpy as np
+weights = np.zeros(4)
+state = cohort.elastic.State().add("weights", weights)
+
+@cohort.elastic.run
+def train(state, world):
+    print("has", world.epoch, state.steps, flush=True)
+    while True:
+        world.comm.all_reduce(weights)
+        state.step()
+        print("stepped", world.epoch, state.steps, flush=True)
+        time.sleep(0.01)
+
+state.set_steps(int(os.environ.get("LOADED", "0")))
+cohort.init()
+wait_to_go(_core.joined_epoch())
+train(state)
+"""
+
+BY_HVD = """
+import cohort.torch as hvd
+hvd.init()
+state = hvd.elastic.ObjectState(step=0)
+state.register_reset_callbacks([lambda: wait_to_go(_core.joined_epoch())])
+wait_to_go(_core.joined_epoch())
+
+@hvd.elastic.run
+def train(state):
+    print("has", _core.joined_epoch(), state.step, flush=True)
+    while True:
+        state.step += 1
+        state.commit()
+        print("stepped", _core.joined_epoch(), state.step, flush=True)
+        time.sleep(0.01)
+
+train(state)
+"""
+
+BY_TORCH = """
+import torch
+import torch.distributed as dist
+import cohort.distributed
+step = int(os.environ.get("LOADED", "0"))
+while True:
+    try:
+        dist.init_process_group("cohort")
+        epoch = _core.joined_epoch("torch's members")
+        wait_to_go(epoch)
+        state = [step]
+        dist.broadcast_object_list(state, src=0)
+        step = state[0]
+        while not cohort.distributed.members_changed(step if "LOADED" in os.environ else None):
+            print("has", epoch, step, flush=True)
+            step += 1
+            print("stepped", epoch, step, flush=True)
+            time.sleep(0.01)
+    except RuntimeError:
+        if not cohort.distributed.is_over():
+            raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+"""
+
+
+@needs_torch
+class WhoHasTheState(unittest.TestCase):
+    def check(self, script):
+        with ElasticJob(WAITING + script) as job:
+
+            def go(epoch):
+                (job.path / f"go-{epoch}").touch()
+
+            job.begin(0, 1)
+            self.assertEqual(job.page(0), (-1, False))
+            job.start(0, 1)
+            for worker in (0, 1):
+                job.wait_for(worker, "^in 0")
+                self.assertEqual(job.page(worker), (0, False))
+            go(0)
+            for worker in (0, 1):
+                job.wait_for(worker, "^stepped 0")
+                self.assertEqual(job.page(worker), (0, True))
+            job.start(2)
+            self.assertEqual(job.page(2), (-1, False))
+            job.begin(0, 1, 2)
+            job.wait_for(2, "^in 1")
+            self.assertEqual(job.page(2), (1, False))
+            go(1)
+            job.wait_for(2, "^stepped 1")
+            for worker in (0, 1, 2):
+                self.assertEqual(job.page(worker), (1, True))
+
+    def test_of_cohort_elastic(self):
+        self.check(BY_STATE)
+
+    def test_of_hvd(self):
+        self.check(BY_HVD)
+
+    def test_of_torch_distributed(self):
+        self.check(BY_TORCH)
+
+
+@needs_torch
+class AllThatHadTheStateAreLost(unittest.TestCase):
+    def lose(self, job, reached, **environment):
+        """Two train and are killed while two that have come have no state yet: these cannot begin."""
+        job.begin(0, 1)
+        job.start(0, 1, **environment)
+        (job.path / "go-0").touch()
+        job.wait_for(0, "^stepped 0 3$")
+        job.start(2, 3, **environment)
+        job.begin(0, 1, 2, 3)
+        for worker in (2, 3):
+            job.wait_for(worker, "^in 1")
+        for worker in (0, 1):
+            job.kill(worker)
+            job.workers[worker].wait()
+        job.begin(2, 3)
+        for epoch in range(1, 9):
+            (job.path / f"go-{epoch}").touch()
+        for worker in (2, 3):
+            self.assertNotEqual(job.workers[worker].wait(timeout=60), 0, job.log(worker))
+            self.assertRegex(job.log(worker), "Unavailable.*: the training is lost: others had trained" + reached)
+            self.assertNotIn("stepped", job.log(worker))
+            self.assertEqual(job.page(worker), (2, False))
+
+    def begins(self, job, worker, epoch, step, **environment):
+        job.begin(worker)
+        job.start(worker, **environment)
+        job.wait_for(worker, f"^stepped {epoch} {step}$")
+        job.kill(worker)
+        job.workers[worker].wait()
+
+    def refused(self, job, worker, **environment):
+        job.begin(worker)
+        job.start(worker, **environment)
+        self.assertNotEqual(job.workers[worker].wait(timeout=60), 0, job.log(worker))
+        self.assertIn("the training is lost", job.log(worker))
+
+    def test_of_cohort_elastic(self):
+        with ElasticJob(WAITING + BY_STATE) as job:
+            self.lose(job, r" to step \d+ in this attempt .* with the state after step 0 -- go on from the last checkpoint: ")
+            self.begins(job, 4, 3, 1150, LOADED="1000")  # a checkpoint of a later step,
+            self.refused(job, 5, LOADED="1000")  # which is an earlier one by now
+            self.begins(job, 6, 5, 1, COHORT_RESTART="1")
+
+    def test_of_hvd(self):
+        with ElasticJob(WAITING + BY_HVD) as job:
+            self.lose(job, " in this attempt of the job, ")
+            self.begins(job, 4, 3, 1, COHORT_RESTART="1")
+
+    def test_of_torch_distributed(self):
+        with ElasticJob(WAITING + BY_TORCH) as job:
+            self.lose(job, " in this attempt of the job, ")
+            self.begins(job, 4, 3, 1, COHORT_RESTART="1")
+        with ElasticJob(WAITING + BY_TORCH) as job:
+            self.lose(job, r" to step \d+ in this attempt .* with the state after step 0", LOADED="0")
+            self.begins(job, 4, 3, 1150, LOADED="1000")
+            self.refused(job, 5, LOADED="1000")
+
+
 @needs_torch
 class Training(unittest.TestCase):
     def check(self, job, *workers):

@@ -617,6 +617,59 @@ class States(unittest.TestCase):
         with self.assertRaisesRegex(cohort.InvalidArgument, "state.add"):
             state.model = net
 
+    @needs_torch
+    def test_two_optimizers_of_one_batch_use_it_once(self):
+        for workers in (0, 2):
+            for takes_sampler in (False, True):
+                net, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+                sampler = DistributedSampler(22, 1, 0, batch_size=4)
+                loader = torch.utils.data.DataLoader(torch.ones(22, 2), batch_sampler=sampler, num_workers=workers)
+                state = elastic.State().add("net", net).add("other", other).add("sampler", sampler)
+                at = []
+
+                def train(state, _world):
+                    how = {"sampler": sampler} if takes_sampler else {}
+                    models = [cohort.nn.DistributedDataParallel(one, **how) for one in (net, other)]
+                    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (net, other)]
+                    while sampler.epoch < 2:
+                        for batch in loader:
+                            at.append(sampler.cursor)
+                            for model, optimizer in zip(models, optimizers):
+                                model(batch).mean().backward()
+                                optimizer.step()
+                                state.step()
+                        self.assertEqual(sampler.steps_left(), 0)
+                        sampler.next_epoch()
+
+                self.run_alone(state, train)
+                self.assertEqual((at, state.steps), ([0, 4, 8, 12, 16, 20] * 2, 24), (workers, takes_sampler))
+
+    @needs_torch
+    def test_a_schedule_after_the_step_is_warned_of(self):
+        if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
+            self.skipTest("this torch has no hooks of optimizers")
+        for late, each_step in ((True, True), (False, True), (True, False)):
+            net = torch.nn.Linear(2, 2)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            state = elastic.State().add("net", net).add("rate", schedule)
+
+            def train(state, _world):
+                for step in range(8):
+                    optimizer.step()
+                    if not late:
+                        schedule.step()
+                    state.step()
+                    if late and (each_step or step % 2 == 1):  # else after an epoch
+                        schedule.step()
+
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said):
+                elastic.run(train)(state)
+            cohort.shutdown()
+            warned = said.getvalue().count("the schedule 'rate' goes on after each state.step()")
+            self.assertEqual(warned, 1 if late and each_step else 0, said.getvalue())
+
     def run_alone(self, state, train, **options):
         program = elastic.run(train, **options)
         try:
@@ -800,8 +853,8 @@ class Audits(unittest.TestCase):
         return json.dumps(line) + "\n"
 
     @staticmethod
-    def head(world, step, epoch, cursor):
-        return json.dumps({"world": world, "size": 2, "step": step, "samplers": {"s": [epoch, cursor]}}) + "\n"
+    def head(world, step, epoch, cursor, **more):
+        return json.dumps({"world": world, "size": 2, "step": step, "samplers": {"s": [epoch, cursor]}, **more}) + "\n"
 
     def test_what_is_right(self):
         text = self.head(0, 0, 0, 0) + self.line(0, 10, 1, 5) + self.line(10, 20, 6, 10)
@@ -812,7 +865,7 @@ class Audits(unittest.TestCase):
     def test_what_the_next_world_does_again_counts_once(self):
         text = self.head(0, 0, 0, 0) + self.line(0, 10, 1, 5) + self.line(0, 2, 6, 6, 1)
         for cursor in (6, 10):
-            more = self.head(1, 3, 0, cursor) + self.line(cursor, 10, 4, 5, 0, 1) * (cursor < 10) + self.line(0, 7, 6, 8, 1, 1)
+            more = self.head(1, 5, 0, cursor) + self.line(cursor, 10, 4, 5, 0, 1) * (cursor < 10) + self.line(0, 7, 6, 8, 1, 1)
             found = self.audit(text, {"s": 10}, more)
             self.assertTrue(found, found.problems)
             self.assertEqual(found.epochs, {("s", 0): 10, ("s", 1): 7})
@@ -833,6 +886,44 @@ class Audits(unittest.TestCase):
             self.assertFalse(found)
             self.assertEqual(len(found.problems), 1, found.problems)
             self.assertRegex(found.problems[0], why)
+
+    def test_a_world_that_begins_anew(self):
+        text = self.head(0, 0, 0, 0) + self.line(0, 128, 1, 64)
+        for world, restart, right in ((1, 0, False), (1, 1, True)):
+            anew = self.head(world, 0, 0, 0, **({"restart": restart} if restart else {}))
+            found = self.audit(text, {"s": 200}, anew + self.line(0, 200, 1, 100, 0, 1) + self.line(0, 2, 101, 101, 1, 1))
+            self.assertEqual(bool(found), right)
+            self.assertEqual(found.epochs, {("s", 0): 200, ("s", 1): 2})
+            if not right:
+                why = "samples-3.jsonl:1: world 1 begins after step 0, and world 0 had ended step 64: 64 steps are trained anew"
+                self.assertRegex(found.problems.pop(), why)
+                self.assertEqual(found.problems, [])
+
+    def test_a_training_that_goes_on_in_another_run(self):
+        with tempfile.TemporaryDirectory() as folder:
+            days = [pathlib.Path(folder, name) for name in ("day1", "day2", "day3")]
+            for day, text in zip(
+                days,
+                (
+                    self.head(0, 0, 0, 0) + self.line(0, 10, 1, 5) + self.line(0, 6, 6, 8, 1),
+                    # It goes on from the checkpoint of step 7.
+                    self.head(0, 7, 1, 4) + self.line(4, 8, 8, 9, 1) + self.head(1, 8, 1, 6) + self.line(6, 10, 9, 10, 1, 1),
+                    self.head(0, 11, 2, 2) + self.line(2, 10, 12, 15, 2),
+                ),
+            ):
+                day.mkdir()
+                (day / "samples-0.jsonl").write_text(text)
+            found = elastic.audit(days[:2], {"s": 10})
+            self.assertTrue(found, found.problems)
+            self.assertEqual((found.epochs, found.begins), ({("s", 0): 10, ("s", 1): 10}, {"s": (0, 0)}))
+            found = elastic.audit(str(days[1]), {"s": 10})
+            self.assertTrue(found, found.problems)
+            self.assertEqual((found.epochs, found.begins), ({("s", 1): 6}, {"s": (1, 4)}))
+            found = elastic.audit(days, {"s": 10})
+            self.assertEqual(len(found.problems), 1)
+            self.assertRegex(found.problems[0], "day3.samples-0.jsonl:2: .*epoch 2: samples 0 to 1 are in no line before")
+            with self.assertRaisesRegex(cohort.InvalidArgument, "no folder"):
+                elastic.audit([])
 
     def test_what_is_no_ledger(self):
         with self.assertRaisesRegex(cohort.InvalidArgument, "no ledger"), tempfile.TemporaryDirectory() as folder:

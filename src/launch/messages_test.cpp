@@ -30,6 +30,8 @@ std::vector<Message> samples() {
   RankReport report;
   report.rank = 3;
   report.joined = true;
+  report.formed_epoch = std::int64_t{1} << 40;
+  report.has_state = true;
   report.state = 'S';
   GroupReport group;
   group.id = 7;

@@ -95,6 +95,8 @@ RankReport read_status(const status::StatusLayout& page) {
   report.joined = report.pid != 0;
   report.joining = page.joining.load();
   report.worlds = page.worlds.load();
+  report.formed_epoch = std::max<std::int64_t>(page.formed_epoch.load(), -1);
+  report.has_state = page.has_state.load() != 0;
   report.step = page.step.load();
   report.samples = page.samples.load();
   report.exposed_ns = page.times.exposed_ns.load();

@@ -60,11 +60,13 @@ struct CauseReport {
 
 struct RankReport {
   std::int32_t rank = 0;
-  std::int32_t pid = 0;      ///< of the process that joined; the worker's own before it has
-  bool joined = false;       ///< it has written into its page
-  std::int32_t joining = 0;  ///< the size of a world whose ranks it waits for; kToBeMember; 0: none now
-  std::uint32_t worlds = 0;  ///< that it has formed so far
-  std::uint8_t state = 0;    ///< /proc/PID/stat's: 'R', 'S', 'T', ...; 0: not known
+  std::int32_t pid = 0;            ///< of the process that joined; the worker's own before it has
+  bool joined = false;             ///< it has written into its page
+  std::int32_t joining = 0;        ///< the size of a world whose ranks it waits for; kToBeMember; 0: none now
+  std::uint32_t worlds = 0;        ///< that it has formed so far
+  std::int64_t formed_epoch = -1;  ///< of the members who have formed its latest world, in an elastic job; -1: none
+  bool has_state = false;          ///< it has what an elastic job has trained: others can have it from this rank
+  std::uint8_t state = 0;          ///< /proc/PID/stat's: 'R', 'S', 'T', ...; 0: not known
   std::uint64_t cpu_ms = 0;
   std::uint64_t memory = 0;  ///< resident, in bytes, of the process
   std::int64_t step = 0;

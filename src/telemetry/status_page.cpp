@@ -109,10 +109,15 @@ void StatusPage::begin_join(int size) noexcept {
   if (mine()) layout_->joining.store(size);
 }
 
-void StatusPage::end_join(bool formed) noexcept {
+void StatusPage::end_join(bool formed, std::int64_t epoch) noexcept {
   if (!mine()) return;
+  if (formed && epoch >= 0) layout_->formed_epoch.store(epoch);  // before it is counted
   if (formed) layout_->worlds.fetch_add(1);
   layout_->joining.store(0);
+}
+
+void StatusPage::note_state() noexcept {
+  if (mine()) layout_->has_state.store(1);
 }
 
 void StatusPage::count_step(std::int64_t samples) noexcept {

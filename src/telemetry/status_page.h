@@ -117,7 +117,7 @@ struct NotFiniteStatus {
 
 /// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
 struct StatusLayout {
-  static constexpr std::uint64_t kMagic = 0x3031544154534843;  // "CHSTAT10"
+  static constexpr std::uint64_t kMagic = 0x3131544154534843;  // "CHSTAT11"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
@@ -132,8 +132,12 @@ struct StatusLayout {
   std::atomic<std::uint32_t> abilities;  ///< what it can be asked for
   std::atomic<std::int32_t> joining;     ///< the size of a world whose ranks it waits for, or kToBeMember; 0: none now
   std::atomic<std::uint32_t> worlds;     ///< that it has formed so far
-  std::atomic<std::int64_t> step;        ///< optimizer steps so far
-  std::atomic<std::int64_t> samples;     ///< of this rank in these, where who counts steps knows them
+  /// Of an elastic job: the epoch of members in which it has formed its latest world; -1: none yet.
+  std::atomic<std::int64_t> formed_epoch{-1};
+  /// It has what an elastic job has trained, so that others can have it from this rank. Once so, it stays so.
+  std::atomic<std::uint32_t> has_state;
+  std::atomic<std::int64_t> step;     ///< optimizer steps so far
+  std::atomic<std::int64_t> samples;  ///< of this rank in these, where who counts steps knows them
   std::atomic<std::uint32_t> words_ready;
   std::atomic<std::uint32_t> words_length;  ///< stored after the words that it counts
   std::int64_t words_ns;                    ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
@@ -172,7 +176,10 @@ class StatusPage {
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
   /// It waits for the others of a world of `size`, until `end_join`.
   void begin_join(int size) noexcept;
-  void end_join(bool formed) noexcept;
+  /// `epoch`: of the members who have formed it; -1: it is none of an elastic job's members.
+  void end_join(bool formed, std::int64_t epoch = -1) noexcept;
+  /// This rank has what the job has trained.
+  void note_state() noexcept;
   /// `samples`: of this rank in it; 0: not known.
   void count_step(std::int64_t samples = 0) noexcept;
   TimesStatus& times() noexcept { return layout_->times; }

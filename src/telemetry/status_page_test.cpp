@@ -67,6 +67,31 @@ TEST(StatusPage, TellsTheAgentWhatARankDidWhenItIsGone) {
   EXPECT_EQ(std::string(layout.words, layout.words_length), "it fell");
 }
 
+TEST(StatusPage, TellsOfWhichMembersTheWorldIsAndThatItHasTheState) {
+  auto segment = create_status_page();
+  ASSERT_TRUE(segment) << segment.error().what();
+  const auto& layout = *static_cast<const StatusLayout*>(segment->mapping.data());
+  EXPECT_EQ(layout.formed_epoch, -1);
+  EXPECT_EQ(layout.has_state, 0U);
+  const int status = in_child(segment->fd.get(), [] {
+    StatusPage& page = StatusPage::own();
+    page.begin_join(3);
+    page.end_join(true, 0);
+    page.begin_join(3);
+    page.end_join(false, 1);  // the next members have not formed theirs,
+    page.begin_join(2);
+    page.end_join(true);  // and a part of them forms a world of its own
+    if (page.layout().formed_epoch != 0 || page.layout().worlds != 2) return 1;
+    page.begin_join(3);
+    page.end_join(true, 2);
+    page.note_state();
+    ::_exit(page.layout().worlds == 3 ? 0 : 2);
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(layout.formed_epoch, 2);
+  EXPECT_EQ(layout.has_state, 1U);
+}
+
 TEST(StatusPage, TheFirstFailureOfAWorldStandsUntilTheNextOne) {
   auto segment = create_status_page();
   ASSERT_TRUE(segment);

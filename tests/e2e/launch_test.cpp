@@ -399,7 +399,8 @@ TEST(Launch, AFolderOfLogsThatIsUsedAgainKeepsThoseOfTheRunBefore) {
 TEST(Launch, ARunFolderThatIsUsedAgainKeepsWhatTheRunBeforeHasLeft) {
   // As somebody who goes on with a training, in the folder that has its checkpoints.
   JobOptions options{{"run", "-np", "1", "--run-dir", "my", "sh", "-c",
-                      "cd $COHORT_RUN_DIR; cat mine 2>/dev/null; echo mine >> mine; [ ! -e wait ] || exec sleep 1000"}};
+                      "cd $COHORT_RUN_DIR; cat mine 2>/dev/null; echo mine >> mine; cat mine >> samples-0.jsonl; "
+                      "[ ! -e wait ] || exec sleep 1000"}};
   const std::string folder = testing::TempDir() + "cohort-again-" + std::to_string(::getpid());
   std::filesystem::create_directories(folder);
   options.shell_before = "cd '" + folder + "'";
@@ -415,6 +416,8 @@ TEST(Launch, ARunFolderThatIsUsedAgainKeepsWhatTheRunBeforeHasLeft) {
   EXPECT_EQ(read_text(folder + "/my/earlier-1/logs/rank-0.out"), "");
   EXPECT_EQ(read_text(folder + "/my/earlier-2/logs/rank-0.out"), "mine\n");
   EXPECT_EQ(read_text(folder + "/my/logs/rank-0.out"), "mine\nmine\n");
+  EXPECT_EQ(read_text(folder + "/my/earlier-2/samples-0.jsonl"), "mine\nmine\n");
+  EXPECT_EQ(read_text(folder + "/my/samples-0.jsonl"), "mine\nmine\nmine\n");
   EXPECT_NE(read_text(folder + "/my/earlier-2/job.json").find("\"logs\": \"" + folder + "/my/earlier-2/logs\""),
             std::string::npos);
   // Not while another job writes there.

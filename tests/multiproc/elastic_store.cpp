@@ -4,6 +4,9 @@
 //   begin EPOCH WORKER:HOST_NUMBER,... CAUSE    writes the membership, and that the job is in this epoch
 //   record EPOCH WORKER:HOST_NUMBER,... CAUSE   writes the membership alone
 //   tell EPOCH                                  writes the epoch into the status pages
+//   page WORKER                                 prints, before "done", the epoch of the world that the worker has
+//   formed
+//                                               last (-1: none), and 1 if it has the job's state, else 0
 #include "base/memory.h"
 #include "base/result.h"
 #include "net/secret.h"
@@ -40,7 +43,10 @@ int main(int argc, char** argv) {
     std::string what, members;
     rendezvous::Membership membership;
     words >> what >> membership.epoch;
-    if (what == "tell") {
+    if (what == "page") {
+      const auto& page = *static_cast<const status::StatusLayout*>(pages.at(membership.epoch).mapping.data());
+      std::printf("%lld %u ", static_cast<long long>(page.formed_epoch.load()), page.has_state.load());
+    } else if (what == "tell") {
       for (auto& page : pages) static_cast<status::StatusLayout*>(page.mapping.data())->epoch.store(membership.epoch);
     } else {
       words >> members;

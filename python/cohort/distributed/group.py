@@ -56,6 +56,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         self._beside_devices: list[str] = []
         self._devices = [kind for kind in DEVICES if kind not in others]
         self.elastic = elastic
+        self.has_trained = False  # a step has ended, as `members_changed` knows
         self._parts: collections.Counter[str] = collections.Counter()
         if not ranks:
             ended.clear()

@@ -54,13 +54,35 @@ def is_over() -> bool:
     return dist.is_initialized() and bool(groups.ended)
 
 
-def members_changed() -> bool:
+def members_changed(step: Optional[int] = None) -> bool:
     """Whether the elastic job (`cohort run --min-np`) goes on with other members than those of the default group: workers
-    wait to come, or some leave. All ranks call it together and have the same answer; it is an all_reduce of a byte. If so,
-    destroy_process_group, and init_process_group forms the world of those who are members now. False in other jobs."""
+    wait to come, or some leave. All ranks call it together and have the same answer; it is an all_reduce of a few bytes. If
+    so, destroy_process_group, and init_process_group forms the world of those who are members now. False in other jobs.
+
+    step  how many steps have ended, the same on all ranks
+
+    Who calls it says that it has the training's state, after those steps: call it before each step, and in a new world only
+    once it has the state of rank 0. The job lets the last rank that has it go only once another has. Where all ranks have
+    come anew, and others had trained before them in this attempt of the job, it raises Unavailable on all of them: what
+    those had trained is lost, unless `step` is no less, from a checkpoint. Raises Mismatch where ranks say different steps.
+    """
     group = _group(None, "members_changed")
     if not getattr(group, "elastic", False):
         return False
-    changed = torch.tensor([_core.job_news(environment.MEMBERS) is not None], dtype=torch.uint8)
-    dist.all_reduce(changed, dist.ReduceOp.MAX)
-    return bool(changed)
+    number = -1 if step is None else step
+    anew = not _core.has_state()
+    lost = _core.lost_training(number) if anew and dist.get_rank() == 0 else ""
+    changed = _core.job_news(environment.MEMBERS) is not None
+    said = torch.tensor([int(changed), int(not anew), int(bool(lost)), number, -number], dtype=torch.int64)
+    dist.all_reduce(said, dist.ReduceOp.MAX)
+    is_changed, somebody_has_it, is_lost, most, least = said.tolist()
+    if most != -least:
+        say = [f"{'no step' if each < 0 else f'step {each}'}" for each in (-least, most)]
+        raise cohort.Mismatch(f"members_changed: a rank says {say[0]}, another {say[1]} -- give the same on all ranks")
+    if is_lost and not somebody_has_it:
+        raise cohort.Unavailable(f"members_changed: {lost or _core.lost_training(number) or 'as rank 0 says'}")
+    _core.note_state()
+    if dist.get_rank() == 0 and group.has_trained:
+        _core.note_trained(max(number, 0))
+    group.has_trained = True  # by the next call
+    return bool(is_changed)

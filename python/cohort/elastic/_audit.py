@@ -1,4 +1,4 @@
-"""Whether every epoch's samples were used exactly once: what the ledger of a job says."""
+"""Whether every epoch's samples were used exactly once, and no step was trained anew: what the ledgers of a training say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import bisect
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional, Union
 
@@ -18,14 +18,27 @@ class Audit:
     """What `audit` found. True if there is no problem.
 
     epochs    by (sampler, epoch of the data set): how many samples were used
-    problems  what is missing or repeated, a line each with its place in the ledger
+    problems  what is missing, repeated or trained anew, a line each with its place in the ledger
+    begins    by sampler: (epoch, place) where the ledger begins; (0, 0) unless the training goes on from a checkpoint of a
+              run that is not among the folders
     """
 
     epochs: dict[tuple[str, int], int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    begins: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return not self.problems
+
+
+_World = tuple[int, int]  # folder, and number in it: ascending in time
+
+
+class _Begin(NamedTuple):
+    step: int
+    samplers: dict[str, tuple[int, int]]  # where they stood
+    restart: int  # of the job: it goes back to a checkpoint
+    place: str
 
 
 class _Line(NamedTuple):
@@ -33,30 +46,41 @@ class _Line(NamedTuple):
     end: int
     first: int  # of the steps
     last: int
-    world: int
+    world: _World
     place: str
 
 
-def audit(folder: Union[str, "os.PathLike[str]"], sizes: Optional[Mapping[str, int]] = None) -> Audit:
-    """Reads the ledger in a run's folder, samples-*.jsonl, or one file of it: have steps used each sample of each epoch
-    once, from the first on?
+_Lines = dict[tuple[str, int], list[_Line]]  # by sampler and epoch
+_Folder = Union[str, "os.PathLike[str]"]
 
-    sizes  of the data sets, by sampler: then each epoch but a sampler's last one has to be whole, too
+
+def audit(folder: Union[_Folder, Sequence[_Folder]], sizes: Optional[Mapping[str, int]] = None) -> Audit:
+    """Reads the ledger in a run's folder, samples-*.jsonl, or one file of it: have steps used each sample of each epoch
+    once, from the first on, and has no world begun before a step that another had ended? (One step may be done again, and
+    a restart of the job goes back to its checkpoint.)
+
+    folder  or several, in order, of a training that went on in another run: what a run did beyond the place where the
+            next one begins counts for nothing
+    sizes   of the data sets, by sampler: then each epoch but a sampler's last one has to be whole, too
 
     Samples are counted by their place in the epoch's permutation. Raises InvalidArgument where there is no ledger, Corrupt
     for a line that is none (a file's last one, if it is cut off, is passed over: its process was killed in writing it).
     """
-    path = pathlib.Path(folder)
-    files = sorted(path.glob("samples-*.jsonl")) if path.is_dir() else [path]
-    if not files or not all(file.exists() for file in files):
-        raise InvalidArgument(f"audit: there is no ledger samples-*.jsonl in {path}")
-    begins: dict[int, dict[str, tuple[int, int]]] = {}  # by world: where samplers stood
-    lines: dict[tuple[str, int], list[_Line]] = {}
-    for file in files:
-        _read(file, begins, lines)
+    folders = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
+    begins: dict[_World, _Begin] = {}
+    lines: _Lines = {}
+    for number, path in enumerate(map(pathlib.Path, folders)):
+        files = sorted(path.glob("samples-*.jsonl")) if path.is_dir() else [path]
+        if not files or not all(file.exists() for file in files):
+            raise InvalidArgument(f"audit: there is no ledger samples-*.jsonl in {path}")
+        for file in files:
+            _read(file, number, begins, lines)
+    if not folders:
+        raise InvalidArgument("audit: no folder is given")
     worlds = sorted(begins)
-    found = Audit()
+    found = Audit(begins=dict(begins[worlds[0]].samplers) if worlds else {})
     last: dict[str, int] = {}
+    ends: dict[tuple[str, int], int] = {}
     for sampler, epoch in sorted(lines):
         if epoch > last.setdefault(sampler, epoch) + 1:
             found.problems.append(f"sampler '{sampler}': nothing of epoch {epoch - 1} is used, and epoch {epoch} is")
@@ -66,22 +90,45 @@ def audit(folder: Union[str, "os.PathLike[str]"], sizes: Optional[Mapping[str, i
             # What the next world takes up again counts there.
             after = bisect.bisect_right(worlds, line.world)
             if after < len(worlds):
-                limit = begins[worlds[after]].get(sampler, (epoch + 1, 0))
+                limit = begins[worlds[after]].samplers.get(sampler, (epoch + 1, 0))
                 if (epoch, line.begin) >= limit:
                     continue
                 line = line._replace(end=min(line.end, limit[1])) if epoch == limit[0] else line
             counted.append(line)
-        found.epochs[sampler, epoch] = _check(f"sampler '{sampler}', epoch {epoch}", counted, found.problems)
-    for (sampler, epoch), used in found.epochs.items():
+        first = found.begins.get(sampler, (0, 0))
+        start = first[1] if epoch == first[0] else 0
+        ends[sampler, epoch] = end = _check(f"sampler '{sampler}', epoch {epoch}", counted, start, found.problems)
+        found.epochs[sampler, epoch] = end - start
+    for (sampler, epoch), used in ends.items():
         size = (sizes or {}).get(sampler, used)
         if used > size or (used < size and epoch < last[sampler]):
             found.problems.append(f"sampler '{sampler}', epoch {epoch}: {used} of {size} samples are used")
+    _check_worlds(begins, lines, found.problems)
     return found
 
 
-def _check(what: str, lines: list[_Line], problems: list[str]) -> int:
-    """Of one epoch, ascending. Returns where they end."""
-    at = 0
+def _check_worlds(begins: dict[_World, _Begin], lines: _Lines, problems: list[str]) -> None:
+    """Of one run: none begins before the last step but one of those before."""
+    ended: dict[_World, int] = {}
+    for each in lines.values():
+        for line in each:
+            ended[line.world] = max(line.last, ended.get(line.world, 0))
+    furthest, of, before = 0, (-1, 0), _Begin(0, {}, 0, "")
+    for world, begin in sorted(begins.items()):
+        if world[0] != of[0] or begin.restart != before.restart:
+            furthest = 0
+        if begin.step < furthest - 1:
+            problems.append(
+                f"{begin.place}: world {world[1]} begins after step {begin.step}, and world {of[1]} had ended step {furthest}: "
+                f"{furthest - begin.step} steps are trained anew"
+            )
+        before = begin
+        if (last := max(begin.step, ended.get(world, 0))) >= furthest:
+            furthest, of = last, world
+
+
+def _check(what: str, lines: list[_Line], at: int, problems: list[str]) -> int:
+    """Of one epoch, ascending, from there on. Returns where they end."""
     before: Optional[_Line] = None
     for line in lines:
         if line.begin > at:
@@ -96,18 +143,18 @@ def _check(what: str, lines: list[_Line], problems: list[str]) -> int:
     return at
 
 
-def _read(file: pathlib.Path, begins: dict[int, dict[str, tuple[int, int]]],
-          lines: dict[tuple[str, int], list[_Line]]) -> None:  # fmt: skip
+def _read(file: pathlib.Path, folder: int, begins: dict[_World, _Begin], lines: _Lines) -> None:
     texts = file.read_bytes().split(b"\n")
     for number, text in enumerate(texts[:-1], 1):  # what no newline ends was cut off
         try:
             line: dict[str, Any] = json.loads(text)
-            world = int(line["world"])
+            world, place = (folder, int(line["world"])), f"{file}:{number}"
             if "size" in line:
-                begins[world] = {name: (int(epoch), int(cursor)) for name, (epoch, cursor) in line["samplers"].items()}
+                stood = {name: (int(epoch), int(cursor)) for name, (epoch, cursor) in line["samplers"].items()}
+                begins[world] = _Begin(int(line["step"]), stood, int(line.get("restart", 0)), place)
                 continue
             (begin, end), (first, last) = line["samples"], line["steps"]
             key = str(line["sampler"]), int(line["epoch"])
-            lines.setdefault(key, []).append(_Line(int(begin), int(end), int(first), int(last), world, f"{file}:{number}"))
+            lines.setdefault(key, []).append(_Line(int(begin), int(end), int(first), int(last), world, place))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Corrupt(f"{file}:{number}: no line of a ledger -- {type(error).__name__}: {error}") from error

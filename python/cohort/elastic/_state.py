@@ -37,6 +37,7 @@ class State:
             _on_change=[],
             _things={},  # by name
             _policies=[],  # what to say of them, by the size of the first world
+            _schedules={},  # by name
         )
         self._core.add_value("attributes", self._get_attributes, self._set_attributes, False)
         if rng:
@@ -114,10 +115,12 @@ class State:
     def step(self) -> None:
         """The optimizer has taken a step. Call it right after that, and after whatever else a step changes (a schedule's
         step), with no collective in between: what fails later is taken up again from here, and what failed before is done
-        again. Raises MembershipChanged, on all ranks at the same step, where ranks come or leave as planned, and what a
+        again. What changes after it is lost where the members change with this step. Raises MembershipChanged, on all ranks at the same step, where ranks come or leave as planned, and what a
         collective raises; both are for `run`."""
         for callback in self._on_step:
             callback()
+        for schedule in self._schedules.values():
+            schedule.step_ends()
         self._core.step()
 
     @property
@@ -171,6 +174,8 @@ class State:
             thing.load_state_dict(pickle.loads(copy))
 
         self._core.add_value(name, lambda: pickle.dumps(thing.state_dict(), -1), set_state, per_rank)
+        if hasattr(getattr(thing, "optimizer", None), "register_step_pre_hook") and hasattr(thing, "last_epoch"):
+            self._schedules[name] = _Schedule(self, name, thing)
 
     def _add_sampler(self, name: str, sampler: DistributedSampler, *, batch: str = "keep") -> None:
         if sampler.batch_size is None:
@@ -192,10 +197,12 @@ class State:
 
         def on_change(rank: int, size: int, first_size: int) -> None:
             sampler.set_world(rank, size, own * first_size if batch == "keep" else None)
+            _count_received()
 
         def step() -> None:
             nonlocal seen
-            if sampler._calls_of_step == seen and sampler.global_batch() > 0:
+            # Of two optimizers that train on one batch, the first one's step is the batch's.
+            if sampler._calls_of_step == seen and sampler.global_batch() > 0 and sampler._received != 0:
                 sampler.step()
             seen = sampler._calls_of_step
 
@@ -233,6 +240,59 @@ class State:
             return sum(one._version for one in tensors) + (_core.digest(others) if others else 0)
 
         self._core.add_part(name, contents, assign, version or content)
+
+
+class _Schedule:
+    """Warns, on rank 0, of one that goes on after each `State.step`: the copy of that step has not got it. (One that goes on
+    after an epoch's last step does so once in an epoch.)"""
+
+    _MANY = 3
+
+    def __init__(self, state: Any, name: str, schedule: Any) -> None:
+        self._name, self._schedule = name, schedule
+        self._is_late, self._late = False, 0
+        self._begin(1)
+        state._core.on_change(lambda rank, *_: self._begin(rank))
+        schedule.optimizer.register_step_pre_hook(self._look)
+
+    def _begin(self, rank: int) -> None:
+        self._rank = rank
+        self._kept = self._schedule.last_epoch
+        self._is_late = False
+
+    def _look(self, *_: Any) -> None:
+        self._is_late = self._is_late or self._schedule.last_epoch != self._kept
+
+    def step_ends(self) -> None:
+        if self._late < self._MANY:
+            self._late = self._late + 1 if self._is_late else 0
+            if self._late == self._MANY and self._rank == 0:
+                print(
+                    f"cohort: elastic: the schedule '{self._name}' goes on after each state.step(), so it loses a step with each "
+                    "change of members -- call its step before state.step()",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+        self._is_late, self._kept = False, self._schedule.last_epoch
+
+
+def _count_received() -> None:
+    """torch's DataLoader tells samplers that its loop has got a batch: with workers it draws some ahead."""
+    loaders = sys.modules.get("torch.utils.data.dataloader")
+    iterator = getattr(loaders, "_BaseDataLoaderIter", None)
+    inner = getattr(iterator, "__next__", None)
+    if iterator is None or inner is None or hasattr(inner, "_of_torch"):
+        return
+
+    def get_next(self: Any) -> Any:
+        batch = inner(self)
+        sampler = getattr(self, "_index_sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            sampler._receive()
+        return batch
+
+    get_next._of_torch = inner  # type: ignore[attr-defined]
+    iterator.__next__ = get_next
+
 
 def _is_array(thing: Any) -> bool:
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")

@@ -10,6 +10,7 @@ import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from cohort import REQUEUE_STATUS, _core
+from cohort.errors import Unavailable
 from cohort.hvd import basics
 from cohort.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from cohort.hvd.objects import allgather_object, broadcast_array, broadcast_object
@@ -37,6 +38,7 @@ class State:
     """The base of states: when to save, restore and send. Subclasses say what."""
 
     _commits = 0
+    _told_job = False  # that the training has begun
 
     def __init__(self, **kwargs: Any) -> None:
         self._host_messages: "queue.Queue[Tuple[float, int]]" = queue.Queue()
@@ -62,6 +64,10 @@ class State:
         """Saves, and raises HostsUpdatedInterrupt if hosts have changed. All ranks call it."""
         self.save()
         self._commits += 1
+        _core.note_state()
+        if basics.rank() == 0 and not self._told_job:
+            _core.note_trained(0)  # how far is the program's to know
+            self._told_job = True
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -132,7 +138,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     HorovodInternalError: the state goes back to its last commit. HostsUpdatedInterrupt: it stays as it is (and is not
     sent again if hosts only went). In both cases the world is left and formed anew, `state.on_reset()` is called, and
-    then all of this again. After three failures with no commit between them the last is raised, but those that ended
+    then all of this again. Where all have come anew, and others had committed before them in this attempt of the job, all
+    raise cohort.Unavailable: what those had trained is lost. After three failures with no commit between them the last is raised, but those that ended
     an epoch of an elastic job do not count.
     """
 
@@ -146,9 +153,15 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 # Who comes anew has no state, and of those who were there one may have heard of a failure where another
                 # heard of hosts.
                 if _core.is_elastic():
-                    skip_sync = all(allgather_object(skip_sync, "elastic.skip_sync"))
+                    anew = not _core.has_state()
+                    lost = _core.lost_training(-1) if anew and basics.rank() == 0 else ""
+                    said = allgather_object((skip_sync, anew, lost), "elastic.skip_sync")
+                    skip_sync = all(each[0] for each in said)
+                    if all(each[1] for each in said) and said[0][2]:
+                        raise Unavailable(said[0][2])
                 if not skip_sync:
                     state.sync()
+                _core.note_state()
                 return func(state, *args, **kwargs)
             except HorovodInternalError:
                 failures = failures + 1 if state._commits == commits else 1

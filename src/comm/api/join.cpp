@@ -149,13 +149,18 @@ void compare_with_launcher(const JoinPlan& plan, const rendezvous::Placement& pl
 class Joining {
  public:
   explicit Joining(int size) { status::StatusPage::own().begin_join(size); }
-  ~Joining() { status::StatusPage::own().end_join(formed_); }
+  ~Joining() { status::StatusPage::own().end_join(formed_, epoch_); }
   Joining(const Joining&) = delete;
   Joining& operator=(const Joining&) = delete;
-  void set_formed() { formed_ = true; }
+  /// `epoch`: of an elastic job's members; -1: it is not their world.
+  void set_formed(std::int64_t epoch = -1) {
+    formed_ = true;
+    epoch_ = epoch;
+  }
 
  private:
   bool formed_ = false;
+  std::int64_t epoch_ = -1;
 };
 
 // Rank 0 says what the process's first world is, as `cohort run` has done where it has started the ranks.
@@ -301,7 +306,7 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
                                Here(plan.rank, plan.size), meeting, deadline);
         rendezvous::conclude(*place->store, "join/" + meeting, membership, plan.rank, deadline);
       }
-      joining.set_formed();
+      joining.set_formed(epoch);
       rendezvous::note_joined(membership, options.group_name);
       log::info("world", "epoch {}: rank {} of {} (worker {})", membership.epoch, plan.rank, plan.size, *plan.worker);
       return communicator;

@@ -169,7 +169,14 @@ Result<std::string> put_aside(int folder, const std::vector<std::string>& what) 
 /// The name of the folder below `folder` that has them now; empty if there was nothing.
 Result<std::string> put_earlier_aside(int folder, const fs::path& path) {
   if (::faccessat(folder, "job.json", F_OK, AT_SYMLINK_NOFOLLOW) != 0) return std::string();
-  auto name = put_aside(folder, {"logs", "job.json", "live.json", "trace", "trace.pftrace"});
+  std::vector<std::string> what = {"logs", "job.json", "live.json", "trace", "trace.pftrace"};
+  // The ledgers of an elastic training: one run's worlds are no other's.
+  std::error_code error;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string file = entry->path().filename();
+    if (file.starts_with("samples-") && file.ends_with(".jsonl")) what.push_back(file);
+  }
+  auto name = put_aside(folder, what);
   if (name) correct_record(path / *name, path.string());
   return name;
 }

@@ -22,6 +22,18 @@ bool is_in(const std::vector<int>& ranks, int rank) {
 
 std::string ranks_text(const std::vector<int>& ranks) { return fmt::format("{}", fmt::join(ranks, ", ")); }
 
+/// Where all have come anew, and others had trained.
+std::optional<Error> lost_to(const std::vector<Standing>& standings) {
+  const Standing& first = standings.front();
+  if (!std::ranges::all_of(standings, &Standing::came_anew)) return std::nullopt;
+  if (!first.not_asked.empty()) {
+    return Error(ErrorCode::Unavailable,
+                 fmt::format("all ranks have come anew, and whether others had trained before them cannot be asked: {}",
+                             first.not_asked));
+  }
+  return first.reached < 0 ? std::nullopt : lost_state({first.reached, first.checkpoint}, first.steps);
+}
+
 // Of the first thing that one has and the other has not.
 std::string difference(const std::vector<std::string>& one, const std::vector<std::string>& other) {
   for (const std::string& name : one) {
@@ -53,6 +65,7 @@ Result<Agreement> agree_on_step(const std::vector<Standing>& standings) {
     if (one.whole) furthest = std::max(furthest, one.steps);
   }
   if (!anybody_trained) {
+    if (auto lost = lost_to(standings)) return tl::unexpected(*std::move(lost));
     agreement.begins = true;
     agreement.steps = standings[0].steps;
     agreement.first_size = static_cast<std::int32_t>(standings.size());

@@ -5,6 +5,8 @@
 
 #include "base/result.h"
 
+#include "train/elastic/progress.h"
+
 #include <cohort/digest.h>
 #include <cohort/elastic.h>
 
@@ -26,6 +28,11 @@ struct Standing {
   std::int32_t first_size = 0;
   std::string host = {};
   std::vector<std::string> names = {};  ///< of what its state consists of
+  bool came_anew = true;  ///< its process has had no state of this job's, as one that trains a second time has
+  std::int64_t reached =
+      -1;  ///< by others in this attempt of the job, as a first rank that came anew has found; -1: none
+  std::string checkpoint = {};  ///< and their last one, for people
+  std::string not_asked = {};   ///< why it does not know that
 };
 
 struct Agreement {
@@ -38,7 +45,8 @@ struct Agreement {
 };
 
 /// The furthest step that any rank has ended and that has a whole state. An error is the same on all ranks: Mismatch
-/// where states consist of different things, Unavailable where nobody's is whole, or what is not has gone further.
+/// where states consist of different things, Unavailable where nobody's is whole, or what is not has gone further, or
+/// all have come anew where others had trained.
 Result<Agreement> agree_on_step(const std::vector<Standing>& standings);
 
 using Parts = std::map<std::string, std::shared_ptr<Part>>;

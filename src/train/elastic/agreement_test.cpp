@@ -12,8 +12,7 @@ namespace cohort::elastic {
 namespace {
 
 Standing trained(std::int64_t steps) {
-  return {
-      .steps = steps, .fresh = false, .whole = true, .interrupted = false, .first_size = 4, .host = "h", .names = {}};
+  return {.steps = steps, .fresh = false, .first_size = 4, .host = "h", .came_anew = false};
 }
 
 TEST(ElasticAgreement, NobodyHasTrained) {
@@ -22,6 +21,31 @@ TEST(ElasticAgreement, NobodyHasTrained) {
   EXPECT_EQ(agreement.steps, 7);
   EXPECT_EQ(agreement.sources, (std::vector{0, 1, 2}));
   EXPECT_EQ(agreement.first_size, 3);
+}
+
+TEST(ElasticAgreement, WhoComeAnewWhereOthersHadTrainedDoNotBegin) {
+  Standing first{.steps = 4, .reached = 8, .checkpoint = "checkpoint 6 in /c"};
+  const auto lost = agree_on_step({first, Standing{}});
+  ASSERT_FALSE(lost);
+  EXPECT_EQ(lost.error().code(), ErrorCode::Unavailable);
+  const std::string said = lost.error().what();
+  EXPECT_NE(said.find("others had trained to step 8 in this attempt of the job"), std::string::npos) << said;
+  EXPECT_NE(said.find("the state after step 4 -- go on from the last checkpoint, checkpoint 6 in /c: "),
+            std::string::npos)
+      << said;
+  first.steps = 8;  // of a checkpoint
+  EXPECT_TRUE(value_or_throw(agree_on_step({first, Standing{}})).begins);
+  first.steps = 4;
+  Standing second{.came_anew = false};  // it trains a second time in one process, and so do the others
+  EXPECT_TRUE(value_or_throw(agree_on_step({first, second})).begins);
+  EXPECT_EQ(value_or_throw(agree_on_step({trained(9), first})).steps, 9);
+  first.reached = kSomeSteps;
+  EXPECT_FALSE(agree_on_step({first}));
+  first.reached = -1;
+  first.not_asked = "no answer";
+  const auto unknown = agree_on_step({first});
+  ASSERT_FALSE(unknown);
+  EXPECT_EQ(unknown.error().code(), ErrorCode::Unavailable);
 }
 
 TEST(ElasticAgreement, TheFurthestWholeStateCounts) {
@@ -98,10 +122,28 @@ class Schedule {
     ++world_;
     std::vector<Standing> standings;
     for (const Rank& rank : ranks_)
-      standings.push_back({.steps = rank.steps, .fresh = rank.fresh, .whole = rank.whole});
+      standings.push_back({.steps = rank.steps, .fresh = rank.fresh, .whole = rank.whole, .came_anew = rank.fresh});
+    standings[0].reached = reached_;
+    const bool nobody_knows = std::ranges::all_of(ranks_, &Rank::fresh);
+    if (nobody_knows && reached_ >= 0 && ranks_[0].steps < reached_) {
+      // All that had the state are lost.
+      const auto lost = agree_on_step(standings);
+      ASSERT_FALSE(lost);
+      ASSERT_EQ(lost.error().code(), ErrorCode::Unavailable);
+      switch (pick(0, 2)) {
+        case 0: ranks_.clear(); return;            // the job ends,
+        case 1: reached_ = -1, ended_ = 0; break;  // is started again,
+        default:                                   // or the program loads a checkpoint
+          for (Rank& rank : ranks_) rank.steps = reached_ + pick(0, 2);
+      }
+      return enter();
+    }
     const Agreement agreement = value_or_throw(agree_on_step(standings));
-    std::int64_t furthest = 0;
+    std::int64_t furthest = nobody_knows ? ranks_[0].steps : 0;
     for (const Rank& rank : ranks_) furthest = std::max(furthest, rank.fresh ? 0 : rank.steps);
+    ASSERT_GE(furthest + 1, ended_) << "more than one step is lost";
+    ended_ = furthest;
+    if (furthest > 0) reached_ = std::max(reached_, furthest);
     ASSERT_EQ(agreement.steps, furthest) << "a step that a rank had ended is lost";
     ASSERT_FALSE(agreement.sources.empty());
     const Rank source = ranks_[static_cast<std::size_t>(agreement.sources.front())];
@@ -118,19 +160,22 @@ class Schedule {
       if (!lost_meanwhile || pick(0, 1) == 0) rank = {agreement.steps, false, true, source.model};
       left.push_back(rank);
     }
-    const bool somebody_knows = std::any_of(left.begin(), left.end(), [](const Rank& rank) { return !rank.fresh; });
     if (lost_meanwhile) {
       ranks_ = std::move(left);
-      if (ranks_.empty()) return;
-      if (!somebody_knows) ranks_.clear();  // `cohort run` ends such a job
       if (!ranks_.empty()) enter();
     }
+  }
+
+  void mark(Rank& rank) {
+    ++rank.steps;
+    ended_ = std::max(ended_, rank.steps);
+    if (&rank == ranks_.data()) reached_ = std::max(reached_, rank.steps);  // rank 0 tells the job
   }
 
   void whole_step() {
     for (Rank& rank : ranks_) {
       rank.model = next_model(rank);
-      ++rank.steps;
+      mark(rank);
     }
   }
 
@@ -143,7 +188,7 @@ class Schedule {
         const bool marked = pick(0, 3) != 0;  // else it is lost between optimizer.step and State::step
         rank.model = next_model(rank);
         if (!marked) continue;
-        ++rank.steps;
+        mark(rank);
       }
       if (pick(0, 3) != 0) left.push_back(rank);
     }
@@ -153,6 +198,8 @@ class Schedule {
   std::mt19937_64 random_;
   std::vector<Rank> ranks_;
   std::uint64_t world_ = 0;
+  std::int64_t reached_ = -1;  ///< as the job's store has it
+  std::int64_t ended_ = 0;     ///< by anybody
 };
 
 TEST(ElasticAgreement, NoEndedStepIsLostInRandomSchedules) {

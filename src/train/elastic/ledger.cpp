@@ -1,5 +1,6 @@
 #include "train/elastic/ledger.h"
 
+#include "base/env.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/result.h"
@@ -98,7 +99,9 @@ void Ledger::enter(std::uint64_t world, int size, std::int64_t step, const Posit
   world_ = world;
   steps_ = step;
   entered_ = true;
-  append(json_text(nlohmann::ordered_json({{"world", world}, {"size", size}, {"step", step}, {"samplers", samplers}})));
+  nlohmann::ordered_json line = {{"world", world}, {"size", size}, {"step", step}, {"samplers", samplers}};
+  if (const int restart = env::number(env::kRestart).value_or(0); restart > 0) line["restart"] = restart;
+  append(json_text(line));
 }
 
 }  // namespace cohort::elastic

@@ -3,6 +3,7 @@
 //
 //   {"world": 2, "size": 3, "step": 128, "samplers": {"sampler": [0, 4096]}}      this world begins after that step;
 //                                                  what worlds before it did beyond these positions counts for nothing
+//                                                  ("restart": n, too, of the job's n-th restart)
 //   {"world": 2, "sampler": "sampler", "epoch": 0, "samples": [4096, 6144], "steps": [129, 192]}
 //                             positions in the epoch's order, the second one excluded; steps from 1, both included
 //

@@ -9,6 +9,7 @@
 #include "train/checkpoint/exchange.h"
 #include "train/elastic/agreement.h"
 #include "train/elastic/ledger.h"
+#include "train/elastic/progress.h"
 
 #include <cohort/elastic.h>
 #include <cohort/join.h>
@@ -69,6 +70,7 @@ struct State::Impl {
   bool whole = true;
   std::int32_t first_size = 0;
   Ledger ledger;
+  Progress progress;
 
   std::uint64_t version = 0;  ///< of the parts at the last step's end
   std::int64_t entered_at = -1;
@@ -77,6 +79,7 @@ struct State::Impl {
 
   // Of the world that it is in.
   std::optional<std::uint64_t> epoch;
+  bool leads = false;                         ///< it says how far the job is
   Communicator notices;                       ///< of its own, since the program's operations have an order of theirs
   using Heard = std::array<std::int32_t, 2>;  ///< the highest notice, and the lowest, negated
   std::array<Heard, 2> said{};
@@ -120,9 +123,23 @@ struct State::Impl {
   }
 
   Standing standing(const World& world) const {
-    Standing mine{steps, fresh, whole, interrupted, first_size, world.communicator_.host(), {}};
+    Standing mine{.steps = steps,
+                  .fresh = fresh,
+                  .whole = whole,
+                  .interrupted = interrupted,
+                  .first_size = first_size,
+                  .host = world.communicator_.host()};
     for (const auto& [name, part] : parts) mine.names.push_back(name);
     for (const auto& [name, kept] : values) mine.names.push_back(name);
+    mine.came_anew = status::StatusPage::own().layout().has_state.load() == 0;
+    // Before the job's first epoch nobody can have trained.
+    if (mine.came_anew && world.rank() == 0 && world.epoch_.value_or(0) > 0) {
+      try {
+        if (const auto found = reached()) mine.reached = found->steps, mine.checkpoint = found->checkpoint;
+      } catch (const Error& error) {
+        mine.not_asked = error.what();
+      }
+    }
     return mine;
   }
 
@@ -151,7 +168,8 @@ struct State::Impl {
 };
 
 void visit_fields(auto& m, auto& a, const Standing*) {
-  a(m.steps, m.fresh, m.whole, m.interrupted, m.first_size, m.host, m.names);
+  a(m.steps, m.fresh, m.whole, m.interrupted, m.first_size, m.host, m.names, m.came_anew, m.reached, m.checkpoint,
+    m.not_asked);
 }
 
 namespace {
@@ -207,6 +225,7 @@ void State::Impl::take(const Received& received, const Agreement& agreement) {
   steps = agreement.steps;
   first_size = agreement.first_size;
   fresh = false;
+  status::StatusPage::own().note_state();
   keep();
 }
 
@@ -215,6 +234,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   Communicator& comm = world.communicator_;
   const auto began = Clock::now();
   self.epoch = world.epoch_;
+  self.leads = self.epoch && world.rank() == 0;
   if (!self.preemption) self.preemption.emplace();
   if (self.fresh) self.keep();
   const std::vector<Standing> standings = gather(comm, self.standing(world));
@@ -270,6 +290,8 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   self.steps = agreement.steps;
   self.first_size = agreement.first_size;
   self.fresh = false;
+  // Also where all begin: one may be lost that has ended the first step, and those that have not go on for it.
+  status::StatusPage::own().note_state();
   self.whole = true;
   self.interrupted = true;  // until `step` says otherwise
   self.key = key;
@@ -282,12 +304,18 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   world.first_size_ = agreement.first_size;
   for (const auto& callback : self.on_change) callback(world);
   self.keep();
+  if (self.leads && self.own_steps() > 0) self.progress.note(self.own_steps());
   self.ledger.enter(world.epoch_.value_or(0), comm.size(), self.own_steps(), self.positions(),
                     comm.rank() == 0 ? ledger : std::filesystem::path());
   if (comm.rank() != 0) return;
   if (!world.epoch_ && comm.size() > 1)
     log::info("elastic", "this job is not elastic (cohort run --min-np N): it ends when a rank is lost");
-  if (agreement.begins) return;
+  if (agreement.begins) {
+    if (world.epoch_.value_or(0) > 0 && standings.front().reached >= 0)
+      log::info("elastic", "epoch {}: goes on after step {} of a checkpoint; those that are lost had reached step {}",
+                *world.epoch_, self.own_steps(), standings.front().reached);
+    return;
+  }
   const std::string sent =
       agreement.takers.empty()
           ? std::string()
@@ -334,6 +362,7 @@ void State::step() {
   for (const auto& callback : self.on_step) callback();
   ++self.steps;
   self.keep();
+  if (self.leads) self.progress.note(self.own_steps());
   if (!self.samplers.empty()) self.ledger.step(self.own_steps(), self.positions());
   self.exchange_notices();
   for (const auto& callback : self.after_step) callback();

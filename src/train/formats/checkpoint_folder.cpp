@@ -119,6 +119,7 @@ struct OwnCheckpoints {
   };
   std::mutex mutex;
   std::map<std::string, Seen> folders;
+  std::string last;  ///< for people
 
   static OwnCheckpoints& of_process() {
     static OwnCheckpoints one;
@@ -141,6 +142,13 @@ void remember_own(const std::string& folder, std::int64_t newest) {
     if (is_there) return;
   }
   seen.newest = newest;
+  own.last = newest > 0 ? fmt::format("checkpoint {} in {}", newest, plain(folder)) : std::string();
+}
+
+std::string last_own_checkpoint() {
+  auto& own = OwnCheckpoints::of_process();
+  const std::lock_guard<std::mutex> lock(own.mutex);
+  return own.last;
 }
 
 std::set<std::int64_t> checkpoints_of_others(const std::string& folder) {

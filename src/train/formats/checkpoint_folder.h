@@ -214,6 +214,8 @@ void remember_damage(const std::string& folder, bool is_damaged);
 /// Says that this process's training has saved or loaded in the folder, whose newest generation was then this one. Any
 /// thread.
 void remember_own(const std::string& folder, std::int64_t newest);
+/// The last of these, for people: "checkpoint 7 in /folder"; empty: none. Any thread.
+std::string last_own_checkpoint();
 /// Generations that another job has saved there since; none before `remember_own`. Any thread.
 std::set<std::int64_t> checkpoints_of_others(const std::string& folder);
 /// By file of the manifest, '1' if it is here and of its size, '?' if this user cannot read it now; empty if a load has

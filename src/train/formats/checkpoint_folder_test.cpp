@@ -442,5 +442,12 @@ TEST(Export, MakesWeightsAndEverythingFromCheckpointsAndFiles) {
   EXPECT_FALSE(fs::exists(folder / "g.pt"));
 }
 
+TEST(CheckpointFolder, TheLastOneOfThisProcessIsNamedForPeople) {
+  remember_own("/somewhere/./here", 7);
+  EXPECT_EQ(last_own_checkpoint(), "checkpoint 7 in /somewhere/here");
+  remember_own("/somewhere/else", 0);
+  EXPECT_EQ(last_own_checkpoint(), "") << "nothing is there yet";
+}
+
 }  // namespace
 }  // namespace cohort::formats
