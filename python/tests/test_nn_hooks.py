@@ -2,6 +2,7 @@
 `cohort run -np N`. The measure is the training without a hook."""
 
 import copy
+import gc
 import types
 import unittest
 
@@ -319,6 +320,27 @@ class Refused(Case):
             self.model().register_comm_hook(comm_hooks.allreduce_hook, None)
         with self.assertRaisesRegex(cohort.InvalidArgument, "a PowerSGDState is wanted"):
             self.train(self.model(comm_hooks.powerSGD_hook), 1)
+
+    def test_a_state_is_of_one_model(self):
+        for hook, state in (
+            (comm_hooks.powerSGD_hook, comm_hooks.PowerSGDState(start_powerSGD_iter=0, min_compression_rate=1)),
+            (comm_hooks.int4_compress_hook, comm_hooks.WireState()),
+        ):
+            with self.subTest(hook=hook.__name__):
+                model, other = self.model(hook, state), self.model()
+                self.train(model, 2)
+                with self.assertRaisesRegex(cohort.InvalidArgument, "give each model a state of its own"):
+                    other.register_comm_hook(state, hook)
+                self.train(other, 1)  # without a hook
+                net = model.module
+                del model
+                gc.collect()
+                again = DistributedDataParallel(net, **SMALL)  # takes the same module over
+                again.register_comm_hook(state, hook)
+                self.train(again, 2)
+                self.same_bits(copies(net))
+        copied = copy.deepcopy(state)
+        self.train(self.model(comm_hooks.int4_compress_hook, copied), 1)
 
     def test_what_hooks_do_wrong_is_backwards_error(self):
         def throws(state, bucket):

@@ -149,6 +149,25 @@ void PowerSGDState::load_state_dict(const std::map<std::string, at::Tensor>& sta
 
 void PowerSGDState::drop_residuals() { core_->drop_residuals(); }
 
+// A model may replace a parameter, and another DistributedDataParallel may take the same parameters over.
+void PowerSGDState::require_one_model(const GradBucket& bucket) {
+  const void* const model = &bucket.communicator();
+  for (std::size_t i = 0; i < bucket.names().size(); ++i) {
+    const auto parameter = bucket.parameters()[i].getIntrusivePtr();
+    const auto seen = seen_.find(bucket.names()[i]);
+    if (seen != seen_.end() && seen->second.model != model) {
+      const auto other = seen->second.parameter.lock();
+      if (other && other.get() != parameter.get()) {
+        raise(ErrorCode::InvalidArgument,
+              "power_sgd_hook: parameter '{}' is of another model than the one that this state has served, and what it "
+              "keeps between steps goes by names -- give each model a PowerSGDState of its own",
+              bucket.names()[i]);
+      }
+    }
+    seen_.insert_or_assign(bucket.names()[i], Of{model, Weak(parameter)});
+  }
+}
+
 namespace {
 
 /// The dimension whose elements lie farthest apart: with the others as columns, memory is a matrix row by row.
@@ -165,6 +184,7 @@ std::int64_t leading_dimension(const at::Tensor& tensor) {
 CommHook power_sgd_hook(std::shared_ptr<PowerSGDState> state) {
   if (!state) raise(ErrorCode::InvalidArgument, "power_sgd_hook: the state is empty");
   return [state = std::move(state)](GradBucket& bucket) {
+    state->require_one_model(bucket);
     const at::Tensor buffer = bucket.buffer();
     const std::shared_ptr<step::Ranks> ranks = step::ranks_of(bucket.communicator());
     std::vector<gradients::PowerSGD::Matrix> matrices;

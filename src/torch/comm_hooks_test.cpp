@@ -197,5 +197,29 @@ TEST(CommHooks, PowerSgdTrainsOverHostsAndGoesOnFromACheckpoint) {
   });
 }
 
+TEST(CommHooks, AStateOfPowerSgdIsOfOneModel) {
+  auto world = comm::form_on_threads(comm::usual_backend(false), {}, 2, {});
+  comm::run_on_threads_of(std::move(world), [](Communicator comm) {
+    const auto state =
+        std::make_shared<nn::PowerSGDState>(nn::PowerSGDOptions{.start_powerSGD_iter = 0, .min_compression_rate = 1});
+    const CommHook hook = nn::power_sgd_hook(state);
+    const Batch batch = batch_of(comm.rank(), 4, at::kFloat);
+    Mlp net = with_values(Mlp(at::kFloat, 37), 0);
+    {
+      DistributedDataParallel model(net, comm);
+      model.register_comm_hook(hook);
+      loss_of(model(batch.x), batch.y).backward();
+      DistributedDataParallel other(with_values(Mlp(at::kFloat, 37), 0), comm);
+      other.register_comm_hook(hook);
+      const std::string said =
+          comm::testing::what_of([&] { loss_of(other(batch.x), batch.y).backward(); }, ErrorCode::InvalidArgument);
+      EXPECT_NE(said.find("of another model"), std::string::npos) << said;
+    }
+    DistributedDataParallel again(net, comm);  // takes the same module over
+    again.register_comm_hook(hook);
+    loss_of(again(batch.x), batch.y).backward();
+  });
+}
+
 }  // namespace
 }  // namespace cohort

@@ -88,7 +88,8 @@ CommHook allreduce_hook();
 CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 
-/// What PowerSGD keeps between steps: see gradients.h. For one model. Nothing is kept of a step that was refused on all
+/// What PowerSGD keeps between steps: see gradients.h. For one model: the first step of another one throws
+/// InvalidArgument where parameters of both have the same names. Nothing is kept of a step that was refused on all
 /// ranks or whose averages are not finite, nor of those before it.
 class PowerSGDState {
  public:
@@ -111,9 +112,18 @@ class PowerSGDState {
   void drop_residuals();
 
   gradients::PowerSGD& core() noexcept { return *core_; }
+  /// Throws InvalidArgument where parameters of these names are those of another model.
+  void require_one_model(const GradBucket& bucket);
 
  private:
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Of {
+    const void* model;
+    Weak parameter;
+  };
+
   std::unique_ptr<gradients::PowerSGD> core_;
+  std::map<std::string, Of> seen_;  // by name: whose it was last
 };
 
 /// Gradients of two and more dimensions travel as two thin matrices each. Averages are those matrices' product, the

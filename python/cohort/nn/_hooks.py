@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -68,6 +69,25 @@ class GradBucket:
     def names(self) -> list[str]:
         """The parameters' names in the module."""
         return self._names
+
+
+class OfOneModel:
+    """A state that keeps, by buckets or by names, what is one model's alone."""
+
+    _module: Optional[weakref.ref] = None
+
+    def take_module(self, module: torch.nn.Module) -> None:
+        """It was registered. Another DistributedDataParallel may take the same module over."""
+        other = None if self._module is None else self._module()
+        if other is not None and other is not module:
+            raise InvalidArgument(
+                f"register_comm_hook: this {type(self).__name__} is another model's, and what it keeps between steps would go "
+                "from one to the other -- give each model a state of its own"
+            )
+        self._module = weakref.ref(module)
+
+    def __getstate__(self) -> dict[str, Any]:  # a copy is for another one
+        return {name: value for name, value in self.__dict__.items() if name != "_module"}
 
 
 class Hooked:

@@ -19,7 +19,7 @@ import torch
 from cohort import Communicator, _core
 from cohort.errors import InvalidArgument
 from cohort.nn._groups import communicator_of
-from cohort.nn._hooks import GradBucket
+from cohort.nn._hooks import GradBucket, OfOneModel
 from cohort.nn._tensors import is_dense
 
 _logger = logging.getLogger("cohort")
@@ -79,8 +79,8 @@ def bf16_compress_hook(process_group: Any, bucket: Any) -> Any:
     return _average(process_group, bucket, torch.bfloat16)
 
 
-class WireState:
-    """State of int8_compress_hook, int4_compress_hook and fp8_compress_hook; for one model.
+class WireState(OfOneModel):
+    """State of int8_compress_hook, int4_compress_hook and fp8_compress_hook; for one model, others are refused.
 
     process_group   see above
     error_feedback  what encoding loses is added to the next step's gradients: memory of one more gradient, and kept until
@@ -152,8 +152,9 @@ def fp8_compress_hook(state: Any, bucket: Any) -> Any:
     return _wire(state, bucket, "float8_e4m3")
 
 
-class PowerSGDState:
-    """What PowerSGD is told, and keeps between steps; for one model. Parameters and defaults are those of torch's.
+class PowerSGDState(OfOneModel):
+    """What PowerSGD is told, and keeps between steps; for one model, others are refused. Parameters and defaults are those
+    of torch's.
 
     process_group              see above
     matrix_approximation_rank  columns of the thin matrices. 1 to 4 are usual; more keeps more of the gradient

@@ -17,7 +17,7 @@ from cohort._slots import Slots
 from cohort.data import DistributedSampler, _share_text
 from cohort.errors import InvalidArgument
 from cohort.nn._groups import communicator_of, default_world
-from cohort.nn._hooks import Hook
+from cohort.nn._hooks import Hook, OfOneModel
 from cohort.nn._reducer import Reducer
 from cohort.nn._same_parameters import require_same_parameters
 from cohort.nn._tensors import Pack, broadcast_tensors, digest_of, shown_of, tensors_in
@@ -466,6 +466,8 @@ class DistributedDataParallel(torch.nn.Module):
             raise InvalidArgument(
                 f"register_comm_hook: hook is a {type(hook).__name__} -- (state, hook), where hook(state, bucket) is a function"
             )
+        if isinstance(state, OfOneModel):
+            state.take_module(self.module)
         self._hook_left_behind = None
         self._attached.use_hook(hook, state)
         self._hook = hook, state
