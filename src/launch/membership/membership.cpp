@@ -18,7 +18,7 @@ namespace {
 using std::chrono::seconds;
 
 /// A batch system tells all processes of a job to end at about the same moment.
-constexpr auto kMoreNotices = std::chrono::milliseconds(200);
+constexpr auto kNoticeTime = std::chrono::milliseconds(200);
 /// Without a script, hosts are looked through for free slots so often.
 constexpr auto kFillEvery = seconds(1);
 /// Agents report each 0.4 s what their workers say of themselves.
@@ -34,7 +34,7 @@ std::string names_of_workers(const std::vector<int>& workers) {
 }
 
 /// " (ranks 0-2 are workers 0,2-3)"; empty where the numbers are the same.
-std::string numbers_of_ranks(const rendezvous::Membership& now) {
+std::string numbering_of(const rendezvous::Membership& now) {
   std::vector<int> workers;
   bool same = true;
   for (const rendezvous::Member& member : now.members) {
@@ -89,6 +89,7 @@ Membership::Answer Membership::on(const Event& event, Time now) {
   taken_ = true;
   reply_ = {};
   std::visit([this](const auto& one) { take(one); }, event);
+  drop_those_nobody_waits_for();
   if (verdict_) act(*std::exchange(verdict_, {}));
   return {taken_, std::move(reply_), std::exchange(actions_, {})};
 }
@@ -311,7 +312,7 @@ void Membership::take(const event::AgentNoticed& event) {
   const auto found = agents_.find(event.agent);
   taken_ = may_change() && event.signal == SIGTERM && found != agents_.end();
   if (!taken_ || std::exchange(found->second.noticed, true) || notices_at_) return;
-  notices_at_ = now_ + kMoreNotices;
+  notices_at_ = now_ + kNoticeTime;
 }
 
 void Membership::take(const event::Listed& event) {
@@ -436,7 +437,7 @@ Membership::Course Membership::announce(const std::string& cause) {
   announced_at_ = now_;
   const rendezvous::Membership& now = roster_.current();
   act(action::Announce{
-      now, fmt::format("{}; epoch {} goes on with {}{}", cause, now.epoch, roster_.sizes(), numbers_of_ranks(now))});
+      now, fmt::format("{}; epoch {} goes on with {}{}", cause, now.epoch, roster_.sizes(), numbering_of(now))});
   return Course::GoesOn;
 }
 
@@ -444,6 +445,10 @@ Membership::Course Membership::end(const std::string& cause, const std::string& 
   over_ = true;
   wait_limit_ = doubt_limit_ = {};
   say(fmt::format("{}; the job cannot go on: {}", cause, why));
+  if (fresh_failures_.empty()) {  // no failure is to blame
+    end_job(kRequeueStatus, fmt::format("{}; exit status {} asks for the job to be started again", why, kRequeueStatus),
+            SIGTERM);
+  }
   for (const int worker : std::exchange(fresh_failures_, {})) act(action::Excuse{worker, false});
   return Course::Fails;
 }
@@ -672,6 +677,14 @@ void Membership::drop(int index, const std::vector<int>& workers, bool failed) {
   agents_[index].stage = Agent::Stage::Gone;
   agents_[index].limit.reset();
   act(action::Drop{index, workers, failed});
+}
+
+// Once no worker runs any more.
+void Membership::drop_those_nobody_waits_for() {
+  if (!running_ || std::ranges::any_of(roster_.all(), [](const auto& one) { return !one.second.ended(); })) return;
+  for (const auto& [index, agent] : agents_) {
+    if (agent.stage == Agent::Stage::Coming) drop(index, {}, false);
+  }
 }
 
 void Membership::lose(KnownWorker& worker) {

@@ -160,6 +160,7 @@ class Membership {
   /// Its workers that had not ended go with it.
   void drop(int agent, const std::vector<int>& workers, bool failed);
   void take_newcomers();
+  void drop_those_nobody_waits_for();
   void lose(KnownWorker& worker);
   int on_their_way() const;
 
