@@ -170,7 +170,7 @@ void Membership::take(const event::Tick&) {
 }
 
 void Membership::take(const event::Reported& event) {
-  bool news = false;
+  bool news = false, newcomers = false;
   for (const event::Reported::One& one : event.workers) {
     KnownWorker* const worker = roster_.find(one.worker);
     if (worker == nullptr || worker->ended()) continue;
@@ -178,6 +178,7 @@ void Membership::take(const event::Reported& event) {
     worker->to_be_member = worker->to_be_member || one.to_be_member;
     news = news || one.formed_epoch > worker->formed_epoch || (one.has_state && !worker->has_state);
     roster_.report(*worker, one.formed_epoch, one.has_state);
+    newcomers = newcomers || worker->newcomer();
   }
   if (!may_change()) return;
   if (news) {
@@ -185,7 +186,7 @@ void Membership::take(const event::Reported& event) {
     settle_doubt();
     look_for_held();
   }
-  take_newcomers();
+  if (newcomers) take_newcomers();
   look_for_waiting();
 }
 
@@ -195,6 +196,9 @@ void Membership::take(const event::Ended& event) {
   worker->stage = KnownWorker::Stage::Ended;
   roster_.report(*worker, event.formed_epoch, event.has_state);
   ended_.push_back(event);
+  std::erase_if(leaving_, [this](const Leaving& leaving) {
+    return !leaving.all && std::ranges::all_of(leaving.workers, [this](int one) { return roster_.find(one)->ended(); });
+  });
   let_ended_leave();
   look_for_members();
 }
@@ -247,7 +251,8 @@ void Membership::take(const event::AgentLost& event) {
     const std::string cause = fmt::format("{} {} lost with {} host {} ({})", names_of_workers(lost), one ? "is" : "are",
                                           one ? "its" : "their", agent.name, event.why);
     if (members.empty()) {
-      say(cause + " before it was a member; the job goes on without");
+      const bool left = std::ranges::all_of(lost, [this](int worker) { return roster_.find(worker)->leaving; });
+      say(left ? cause : cause + " before it was a member; the job goes on without");
     } else if (begins_anew()) {
       say(cause);
       course = Course::Fails;
@@ -394,7 +399,9 @@ Membership::Course Membership::go_on(std::string cause) {
   if (!roster_.others_know({})) {
     const std::vector<const KnownWorker*> left = roster_.counted();
     const bool any = std::ranges::any_of(roster_.all(), [](const auto& one) { return one.second.newcomer(); });
-    if (!roster_.begun() || (left.empty() && !any)) return end(cause, "no worker is left");
+    // (Where somebody has ended its part, the training is no more lost than the others' failure says.)
+    if (!roster_.begun() || finishing_ || (left.empty() && !any))
+      return end(cause, left.empty() ? "no worker is left" : kNoState);
     // One that has formed the world may have been given the state since its last report.
     const bool perhaps =
         std::ranges::any_of(left, [this](const KnownWorker* one) { return roster_.is_member(one->number); });
