@@ -1,5 +1,8 @@
-// A worker of an elastic job that joins it, on a thread of its own, and otherwise does what files say: end.NUMBER,
-// fail.NUMBER, kill.NUMBER.
+// A worker of an elastic job that forms the world of each of its epochs, on a thread of its own, and otherwise does
+// what files say: end.NUMBER, fail.NUMBER, kill.NUMBER; while there is busy.NUMBER it stays in its world.
+#include "rendezvous/epochs.h"
+#include "telemetry/status_page.h"
+
 #include <cohort/error.h>
 #include <cohort/join.h>
 
@@ -18,14 +21,19 @@ int main() {
   std::printf("worker %s of %s, local rank %s\n", number.c_str(), std::getenv("COHORT_ELASTIC"),
               std::getenv("LOCAL_RANK"));
   std::fflush(stdout);
-  std::thread([] {
+  const auto told = [number](const char* what) { return ::access((what + ("." + number)).c_str(), F_OK) == 0; };
+  std::thread([told] {
     try {
-      static cohort::Communicator communicator = cohort::join();
+      while (true) {
+        const cohort::Communicator communicator = cohort::join();
+        while (cohort::status::StatusPage::own().announced_epoch() <= cohort::rendezvous::joined_epoch() ||
+               told("busy"))
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
     } catch (const cohort::Error&) {  // the test says when it ends
     }
   }).detach();
   std::ofstream("ready." + number) << "now";
-  const auto told = [&number](const char* what) { return ::access((what + ("." + number)).c_str(), F_OK) == 0; };
   while (true) {
     if (told("end")) ::_exit(0);
     if (told("fail")) ::_exit(5);

@@ -7,14 +7,17 @@
 
 #include <sys/stat.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace cohort::test {
@@ -157,6 +160,79 @@ TEST_F(ElasticHosts, AreUsedAgainOnceTheyHaveCooledDown) {
   EXPECT_EQ(job_->wait(), 0);
 }
 
+// All are replaced in one edit: those that know the training stay until others have it.
+TEST_F(ElasticHosts, AreNotLeftBeforeOthersHaveTheTraining) {
+  start_on("a\n", {"--min-np", "1"}, 1);
+  EXPECT_TRUE(eventually([&] { return job_->err().find("epoch 0: rank 0 of 1") != std::string::npos; }));
+  order("busy", 0);
+  list("b\n");
+  expect_said("host b has come with worker 1; epoch 1 goes on with 2 workers");
+  expect_said("host a is listed no more, and its worker 0 stays: no other has the training's state yet\n");
+  expect_silent_about("epoch 2");
+  std::filesystem::remove(file("busy", 0));
+  expect_said("epoch 1 is formed: its 2 members are in a world of it");
+  expect_said("worker 0 leaves: host a is listed no more; epoch 2 goes on with 1 of 2 workers (rank 0 is worker 1)\n");
+  expect_said("epoch 2: rank 0 of 1 (worker 1)");
+  order("end", 0);
+  order("end", 1);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticHosts, AreDrainedOnceOthersHaveTheTraining) {
+  start_on("a\n", {"--min-np", "1", "--run-dir", "r"}, 1);
+  EXPECT_TRUE(eventually([&] { return job_->err().find("epoch 0: rank 0 of 1") != std::string::npos; }));
+  order("busy", 0);
+  EXPECT_EQ(run({{"ctl", job_->folder() + "/r", "add", "b"}}).status, 0);
+  expect_said("host b has come with worker 1; epoch 1 goes on with 2 workers");
+  EXPECT_EQ(run({{"ctl", job_->folder() + "/r", "drain", "a"}}).out,
+            "no other worker has the training's state yet: host a is drained once another has it\n");
+  std::filesystem::remove(file("busy", 0));
+  expect_said("worker 0 leaves: host a is drained (cohort ctl); epoch 2 goes on with 1 of 2 workers");
+  order("end", 0);
+  order("end", 1);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+TEST_F(ElasticHosts, ThatHaveFewerSlotsLetWorkersGo) {
+  start_on("a:3\n", {"--min-np", "1"}, 3);
+  EXPECT_TRUE(eventually([&] { return job_->err().find("epoch 0: rank 2 of 3") != std::string::npos; }));
+  list("a:1\n");
+  expect_said("workers 1-2 leave: host a is listed with 1 slot; epoch 1 goes on with 1 of 3 workers\n");
+  EXPECT_TRUE(eventually([&] { return job_->processes(ELASTIC_PEER).size() == 1; })) << "they are killed at last";
+  list("a:2\n");
+  expect_said("worker 3 has come on a; epoch 2 goes on with 2 workers, 1 of them new");
+  list("a:0\n");
+  expect_said("host a is listed no more, and its workers 0,3 stay: fewer than --min-np 1 would be left\n");
+  order("end", 0);
+  order("end", 3);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+// Nobody waits for a host that was let go while it started, however it was.
+TEST_F(ElasticHosts, ThatAreGivenUpWhileTheyStartEndNothing) {
+  start_on("a\n", {"--min-np", "1", "--run-dir", "r", "--stopped-timeout", "2"}, 1);
+  const auto ctl = [&](const std::string& action, const std::string& host) {
+    return run({{"ctl", job_->folder() + "/r", action, host}}).status;
+  };
+  EXPECT_EQ(ctl("add", "b:40"), 0);
+  EXPECT_EQ(ctl("drain", "b"), 0);
+  expect_said("host b is taken away (cohort ctl); the job goes on without b\n");
+  EXPECT_EQ(ctl("add", "c:40"), 0);
+  ASSERT_TRUE(eventually([&] { return guards_of_agents().size() >= 2; }));
+  ::kill(guards_of_agents().back(), SIGKILL);
+  expect_said("; the job goes on without c\n");
+  std::this_thread::sleep_for(std::chrono::seconds(6));
+  expect_silent_about("nothing has come from the agent");
+  expect_silent_about("b is lost");
+  EXPECT_EQ(job_->processes(ELASTIC_PEER).size(), 1U);
+  // It was asked for, and is no failure.
+  list("a\nb\n");
+  expect_said("host b has come with worker");
+  order("end", 0);
+  for (int worker = 1; worker < 200; ++worker) order("end", worker);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
 TEST_F(ElasticHosts, GetWorkersInThePlaceOfThoseThatFailed) {
   start_on("a:3\n", {"--min-np", "1", "--blacklist-cooldown-range", "1", "4"}, 3);
   order("kill", 1);
@@ -178,6 +254,42 @@ TEST_F(ElasticJob, HasSparesThatTakeThePlaceOfWhoIsLost) {
   order("fail", 1);
   expect_said("worker 3 takes its place; epoch 2 goes on with 2 workers");
   for (const int worker : {2, 3}) order("end", worker);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
+// Its spare has never had it.
+TEST_F(ElasticJob, EndsWhereTheTrainingIsLost) {
+  program_ = ELASTIC_PEER;
+  start({"-np", "1", "--min-np", "1", "--spares", "1", "--run-dir", "r"}, 2);
+  EXPECT_TRUE(eventually([&] { return job_->err().find("epoch 0: rank 0 of 1") != std::string::npos; }));
+  EXPECT_TRUE(eventually([this] { return waits_to_be_member(1); })) << job_->file("r/live.json");
+  order("kill", 0);
+  EXPECT_EQ(job_->wait(), 75);
+  expect_said("was killed by SIGKILL; the job cannot go on: no worker that is left has the training's state\n");
+  expect_said("exit status 75 asks for the job to be started again, from its last checkpoint");
+  EXPECT_TRUE(job_->processes().empty());
+}
+
+TEST_F(ElasticJob, KeepsNothingOfWorkersThatHaveEnded) {
+  start({"-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1"}, 2);
+  const auto open_files = [this] {
+    std::size_t count = 0;
+    for (const pid_t pid : job_->processes(COHORT_COMMAND " agent --connect")) {
+      const std::filesystem::path folder = "/proc/" + std::to_string(pid) + "/fd";
+      count += static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+    }
+    return count;
+  };
+  order("kill", 1);
+  expect_ready(2);
+  const std::size_t before = open_files();
+  for (int worker = 2; worker < 5; ++worker) {
+    order("kill", worker);
+    expect_ready(worker + 1);
+  }
+  EXPECT_LE(open_files(), before + 2);
+  order("end", 0);
+  order("end", 5);
   EXPECT_EQ(job_->wait(), 0);
 }
 

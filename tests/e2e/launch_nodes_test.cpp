@@ -7,10 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace cohort::test {
@@ -69,6 +71,27 @@ TEST_F(Nodes, AFailureGivesTheStatusOfBothAndLeavesNothing) {
   EXPECT_NE(first->err().find("rank 3 failed: exit code 7"), std::string::npos) << first->err();
   EXPECT_NE(other->err().find("the job has ended with status 7; node 0 "), std::string::npos) << other->err();
   EXPECT_TRUE(eventually([&] { return first->processes().empty() && other->processes().empty(); }));
+}
+
+TEST_F(Nodes, OneThatIsLostBeforeTheJobBeginsIsAwaitedAgain) {
+  const std::vector<std::string> words = {"-np", "1", "--start-timeout", "40", "sh", "-c", "echo rank $RANK"};
+  const auto first = start(0, words, {}, "3");
+  const auto is_awaited = [&] {
+    return first->err().find(" is lost before the job has begun, and is awaited again") != std::string::npos;
+  };
+  for (int tries = 0; tries < 10 && !is_awaited(); ++tries) {  // nothing says when it has come
+    const auto lost = start(1, words, {}, "3");
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    lost->signal(SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  }
+  ASSERT_TRUE(is_awaited()) << first->err();
+  const auto again = start(1, words, {}, "3");
+  const auto last = start(2, words, {}, "3");
+  EXPECT_EQ(first->wait(), 0) << first->err();
+  EXPECT_EQ(again->wait(), 0) << again->err();
+  EXPECT_EQ(last->wait(), 0) << last->err();
+  EXPECT_EQ(said(*first), (std::vector<std::string>{"rank 0", "rank 1", "rank 2"}));
 }
 
 // torchrun's MIN:MAX.

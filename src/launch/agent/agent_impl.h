@@ -142,6 +142,7 @@ class Agent {
   void start_again(StartAgain order);
   void go_on_without(int rank);
   void start_more(const WorkerPlan& plan);
+  void forget_ended();
   /// The server of this number, if it has failed and what becomes of it is not settled; nullptr.
   Worker* awaiting(int rank);
   void start_those_again();

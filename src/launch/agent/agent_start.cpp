@@ -285,6 +285,7 @@ void Agent::start_those_again() {
 void Agent::start_more(const WorkerPlan& plan) {
   StartedAgain answer{plan.rank, 0, "nothing runs there any more"};
   if (stage_ == Stage::Running && !epoch_->stopping) {
+    forget_ended();
     auto worker = new_worker(plan);
     auto started = start_worker(*worker, plan, Worker::Log::New);
     if (started) started = worker->confirm();
@@ -297,6 +298,15 @@ void Agent::start_more(const WorkerPlan& plan) {
     answer.why = started ? std::string() : started.error().what();
   }
   channel_->send(answer);
+}
+
+// Workers come and go for as long as the job runs: nothing is kept of those that have ended. (Stdin is the first
+// one's.)
+void Agent::forget_ended() {
+  if (stacks_) return;  // it knows them
+  std::erase_if(workers_, [first = workers_.front().get()](const auto& worker) {
+    return worker.get() != first && worker->over();
+  });
 }
 
 void Agent::kill_group(pid_t group) {

@@ -80,6 +80,8 @@ class Worker {
   std::string name() const { return process_name(role_, number_); }
   pid_t pid() const noexcept { return child_.pid; }
   bool alive() const noexcept { return child_.pid > 0 && !reaped_; }
+  /// Nothing more comes of it, nor of what it has started.
+  bool over() const noexcept { return reported && !alive() && !pipes_[0].fd && !pipes_[1].fd; }
   /// To the process group, which is safe while the leader has not been reaped.
   void signal(int number) const;
   /// Asks it to end. A rank that has a handler for SIGTERM gets that alone: what it has started (loaders of data) it

@@ -107,6 +107,14 @@ AgentHandle& AgentPool::add(PlannedHost host) {
   return member;
 }
 
+bool AgentPool::await_again(AgentHandle& member) {
+  if (!acceptor_ || !comes_by_itself(method_) || method_ == StartMethod::Owner || member.host.local) return false;
+  // (It is what has called us.)
+  std::shared_ptr<Channel> closed = std::move(member.channel);
+  member.parting = Timer(loop_, {}, [closed]() mutable { closed.reset(); });
+  return true;
+}
+
 void AgentPool::start_local(AgentHandle& member) {
   const int input = member.host.index == 0 ? input_fd_ : -1;
   member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here_.tcp.port}, {}}, secret_, input));

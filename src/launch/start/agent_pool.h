@@ -61,6 +61,8 @@ class AgentPool {
   /// Another one, while the job runs: its index is its place among the members, which is not theirs of `plan`. Throws
   /// where it is here and cannot be started.
   AgentHandle& add(PlannedHost host);
+  /// One that comes by itself is lost before it was told anything: it may come once more. False: nobody is let in.
+  bool await_again(AgentHandle& member);
   void start_no_more() noexcept { over_ = true; }
   /// Nothing has come from a host for longer than anything should take.
   bool somebody_is_silent() const;

@@ -226,12 +226,19 @@ bool is_this_host(const std::string& name) {
   return !listed.empty() && std::ranges::all_of(listed, is_own);
 }
 
-Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod method, const std::string& text) {
-  std::istringstream lines(text);
+Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod method, const std::string& list) {
+  std::istringstream lines(list);
   bool none = true;
-  for (std::string line; std::getline(lines, line);) {
-    const auto first = line.find_first_not_of(" \t\r");
-    none = none && (first == std::string::npos || line[first] == '#');
+  std::string text;
+  for (std::string line; std::getline(lines, line); text += line + "\n") {
+    const std::string host = line.substr(0, line.find('#'));
+    const auto last = host.find_last_not_of(" \t\r");
+    const std::string_view words = std::string_view(host).substr(0, last == std::string::npos ? 0 : last + 1);
+    if (words.ends_with(":0") || words.ends_with(" slots=0")) {
+      line.clear();  // it takes none now
+    } else if (!words.empty()) {
+      none = false;
+    }
   }
   return result_of([&] {
     Plan found;

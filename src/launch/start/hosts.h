@@ -17,7 +17,7 @@ namespace cohort::launch {
 Plan choose_hosts(const JobSpec& spec, const Environment& environment);
 
 /// Of a job with --host-discovery-script: those that its output names; none is no error.
-Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod method, const std::string& text);
+Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod method, const std::string& list);
 
 /// Who runs what where, and how the other hosts are reached. Throws Error (InvalidArgument) where options contradict
 /// each other or the environment, or the hosts have too few slots.

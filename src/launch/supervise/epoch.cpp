@@ -71,39 +71,64 @@ void Epoch::settle(const std::vector<int>& shown) {
                   HealthWatch::Events{[this](const std::string& text) { say(text); },
                                       [this](const Warning& warning) { run_.warn(warning); },
                                       [this](int process, std::chrono::seconds since) {
-                                        return elastic_ && elastic_->kills_stopped(agent_of(process), process, since);
+                                        return elastic_ && decide(event::StoppedTooLong{process, since}).taken;
                                       },
                                       [this](const std::string& why) { on_stuck(why); }});
   run_.set_plan(setup_.plan, shown);
   if (setup_.plan.least > 0)
-    elastic_.emplace(
-        ElasticMembers::Scene{loop_, setup_, agents_, run_, members_, *health_, end_.endings, budget_.elastic},
-        elastic_events());
+    elastic_.emplace(loop_, setup_, agents_, run_, *health_, budget_.elastic.members, elastic_events());
   if (spec_.keep_logs && goes_elsewhere(setup_.plan))
     remote_logs_.emplace(state_.log_folder, roles, [this](const std::string& text) { say(text); });
 }
 
-ElasticMembers::Events Epoch::elastic_events() {
-  ElasticMembers::Events events;
-  events.running = [this] { return stage_ == Stage::Running; };
-  events.starting = [this] { return stage_ == Stage::Starting && ordered_; };
-  events.on_members = events_.on_members;
-  events.on_more = events_.on_more;
-  events.on_one_more = events_.on_one_more;
-  events.end_lost = [this](int process) { end_lost(process); };
-  events.on_failure_over = [this] { end_.doing_then.clear(); };
-  events.end_workers = [this] {
-    workers_asked_ = true;
-    stopping_.begin({}, SIGTERM, {spec_.grace});
-  };
-  events.end = [this](int status, const std::string& why) {
-    if (!end_.stop_status) end_.stop_status = status;
-    stop(why, SIGTERM, grace_after(SIGTERM));
-  };
-  events.on_told = [this](const AgentHandle& agent, int signal) { told_by_agent(agent, signal); };
-  events.look_for_failure = [this] { look_for_failure(); };
-  events.check_end = [this] { check_end(); };
-  return events;
+ElasticJob::Events Epoch::elastic_events() {
+  return {[this](const Event& event) { decide(event); }, events_.on_members, events_.on_more, events_.on_one_more};
+}
+
+void Epoch::note_orders() {
+  ordered_ = true;
+  if (elastic_) decide(event::Ordered{});
+}
+
+Membership::Answer Epoch::follow(Membership::Answer answer) {
+  for (const Action& action : answer.actions) {
+    std::visit([this](const auto& one) { carry_out(one); }, action);
+  }
+  if (answer.actions.empty()) return answer;
+  look_for_failure();
+  check_end();
+  return answer;
+}
+
+void Epoch::carry_out(const action::Drop& drop) {
+  AgentHandle& agent = *agents_.members()[static_cast<std::size_t>(drop.agent)];
+  agent.started = agent.all_gone = agent.lost = true;
+  AgentPool::kill(agent);  // its guard, if it lives, ends what is left
+  for (const int worker : drop.workers) end_lost(worker, !drop.failed);
+  health_->host_ended(processes_on(setup_.plan, drop.agent));
+}
+
+void Epoch::carry_out(const action::Lost& lost) { end_lost(lost.worker, true); }
+
+void Epoch::carry_out(const action::Excuse& excuse) {
+  const auto found = std::ranges::find(end_.endings, excuse.worker, &Ending::rank);
+  if (found != end_.endings.end()) found->spared = excuse.excused;
+}
+
+void Epoch::carry_out(const action::FailureOver&) { end_.doing_then.clear(); }
+
+void Epoch::carry_out(const action::EndWorkers&) {
+  workers_asked_ = true;
+  stopping_.begin({}, SIGTERM, {spec_.grace});
+}
+
+void Epoch::carry_out(const action::EndJob& end) {
+  if (!end_.stop_status) end_.stop_status = end.status;
+  stop(end.why, end.signal, end.signal == SIGKILL ? Stopping::Grace() : grace_after(end.signal));
+}
+
+void Epoch::carry_out(const action::EndAsTold& end) {
+  told_by_agent(*agents_.members()[static_cast<std::size_t>(end.agent)], end.signal);
 }
 
 void Epoch::grow() {
@@ -111,13 +136,12 @@ void Epoch::grow() {
   health_->grow(members_.hosts());
   run_.grow(setup_.plan);
   if (remote_logs_) remote_logs_->grow(members_.roles());
-  elastic_->grow();
 }
 
 void Epoch::on_unfit(const AgentHandle* agent, const std::string& why) {
   const auto& all = agents_.members();
   const auto found = std::ranges::find_if(all, [agent](const auto& member) { return member.get() == agent; });
-  if (found != all.end() && is_newcomer(**found)) return elastic_->give_up_newcomer(**found, why);
+  if (found != all.end() && is_newcomer(**found)) return void(decide(event::AgentFailed{agent->host.index, why}));
   if (stage_ != Stage::Starting) return;
   // Which it is, is not known; or no other one could be started either.
   if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
@@ -140,7 +164,8 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     const std::string where = failed->rank >= 0
                                   ? fmt::format("{} on {}", members_.roles().name_of(failed->rank), agent.host.name)
                                   : agent.host.name;
-    if (is_newcomer(agent)) return elastic_->give_up_newcomer(agent, fmt::format("{}: {}", where, failed->reason));
+    if (is_newcomer(agent))
+      return void(decide(event::AgentFailed{agent.host.index, fmt::format("{}: {}", where, failed->reason)}));
     // (Each of several launchers starts a program of its own, which its reason names.)
     fail_start(setup_.plan.method == StartMethod::Launcher
                    ? fmt::format("{}: {}", where, failed->reason)
@@ -151,7 +176,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     on_started_again(*again);
   } else if (auto* reports = std::get_if<Reports>(&message)) {
     run_.take(agent.host.name, *reports);
-    if (elastic_) elastic_->take(*reports);
+    if (elastic_) decide(reported_by(*reports));
     health_->take(std::move(*reports), processes_on(setup_.plan, agent.host.index));
     if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
@@ -168,7 +193,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
   } else if (const auto* gone = std::get_if<AllGone>(&message)) {
     agent.all_gone = true;
     health_->host_ended(processes_on(setup_.plan, agent.host.index));
-    if (elastic_) elastic_->on_all_gone(agent);
+    if (elastic_) decide(event::AgentEmpty{agent.host.index});
     if (!gone->stuck.empty()) {
       say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
                       gone->stuck));
@@ -186,7 +211,10 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   for (std::size_t i = 0; i < processes.size(); ++i)
     state_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
   if (&agent == &agent_of(0)) state_.threads = started.threads;  // of rank 0's host
-  if (is_newcomer(agent)) return elastic_->on_newcomer_started(agent);
+  if (is_newcomer(agent)) {
+    run_.changed();
+    return void(decide(event::AgentStarted{agent.host.index}));
+  }
   look_for_running();
 }
 
@@ -211,7 +239,7 @@ void Epoch::look_for_running() {
     input_ = std::make_unique<InputReader>(
         loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
   }
-  if (elastic_) elastic_->begin();
+  if (elastic_) follow(elastic_->begin());
   look_for_failure();  // on a host that was faster than another
   ask_next_role();
 }
@@ -248,10 +276,10 @@ void Epoch::on_exited(const Exited& exited) {
   health_->rank_ended(exited.rank, exited.last);
   run_.process_ended(exited.rank, exited.status.success() || well, exited.status);
   if (exited.rank == 0) input_.reset();
+  if (elastic_) decide(ended_by(end_.endings.back()));
   look_for_failure();
   look_for_requeue();
   look_for_chief(exited);
-  if (elastic_) elastic_->look_for_members();
   ask_next_role();
 }
 
@@ -287,7 +315,6 @@ void Epoch::look_for_requeue() {
 }
 
 void Epoch::look_for_failure() {
-  if (elastic_) elastic_->let_failed_leave();
   if (stage_ != Stage::Running || !first_failure(end_.endings)) return;
   // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
   // last destructors. Told to end now, it would lose the status that it is about to give.
@@ -340,12 +367,14 @@ Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
   return Fate::Failed;
 }
 
-void Epoch::end_lost(int process) {
+void Epoch::end_lost(int process, bool excused) {
   Ending ending = ending_of(process, {});
   ending.status.signal = SIGKILL;
   ending.after_seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
   members_.end(process);
+  ending.spared = excused;
   health_->rank_ended(process, {});
+  health_->left(process);
   run_.process_ended(process, false, ending.status);
   end_.endings.push_back(std::move(ending));
   if (process == 0) input_.reset();
@@ -355,7 +384,7 @@ void Epoch::end_lost(int process) {
 bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
   if (elastic_) {
     if (begins_without(agent, why)) return true;
-    if (!elastic_->goes_on_without(agent, why)) return false;
+    if (!decide(event::AgentLost{agent.host.index, why}).taken) return false;
     look_for_running();
     return true;
   }
@@ -397,10 +426,11 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
 
 void Epoch::on_started_again(const StartedAgain& started) {
   if (elastic_) {
-    if (!elastic_->awaits(started.rank)) return;
+    if (!elastic_->membership().awaits(started.rank)) return;
     if (remote_logs_ && !agent_of(started.rank).host.local) remote_logs_->open({started.rank});
     state_.pids[static_cast<std::size_t>(started.rank)] = started.pid;
-    return elastic_->on_one_started(started);
+    run_.changed();
+    return void(decide(event::StartedOne{started.rank, started.pid != 0 ? std::string() : started.why}));
   }
   if (awaited_.erase(started.rank) == 0) return;
   const int process = started.rank;
@@ -538,8 +568,11 @@ void Epoch::lose_agent(const std::string& what) {
 }
 
 void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& error) {
+  if (agent.all_gone && elastic_) decide(event::AgentLost{agent.host.index, {}});  // it starts nothing any more
   if (agent.all_gone || stage_ == Stage::Ended) return;
   if (goes_on_without(agent, error ? error->what() : "its agent is lost")) return;
+  if (stage_ == Stage::Starting && !ordered_ && agents_.await_again(agent))
+    return say(fmt::format("{} is lost before the job has begun, and is awaited again", agent.host.name));
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
   const std::string why = error ? fmt::format(" ({})", error->what()) : "";
   if (stopping_.reason().empty()) say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name, why));
@@ -550,7 +583,7 @@ void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& er
 void Epoch::on_agent_process_ended(AgentHandle& agent) {
   if (!agent.all_gone && stage_ != Stage::Ended) {
     if (is_newcomer(agent) && agent.channel == nullptr) {
-      elastic_->give_up_newcomer(agent, agents_.why_not(agent));
+      decide(event::AgentFailed{agent.host.index, agents_.why_not(agent)});
       return check_end();
     }
     // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
@@ -606,7 +639,11 @@ void Epoch::on_signal(int signal) {
 }
 
 Result<std::string> Epoch::obey(const ControlOrder& order) {
-  if (stage_ == Stage::Running && elastic_) return elastic_->obey(order);
+  if (stage_ == Stage::Running && elastic_) {
+    const auto event = elastic_->event_of(order);
+    if (!event) return tl::unexpected(event.error());
+    return decide(*event).reply;
+  }
   return fail(ErrorCode::Unavailable, "{}",
               stage_ == Stage::Starting ? "its ranks do not all run yet" : "the job is about to end");
 }
@@ -621,7 +658,7 @@ void Epoch::pass_on(int signal) {
 void Epoch::on_agent_told(AgentHandle& agent, const Told& told) {
   // Each agent has heard it, and it is no reason for more haste.
   if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
-  if (!elastic_ || !elastic_->take_notice(agent, told.signal)) told_by_agent(agent, told.signal);
+  if (!elastic_ || !decide(event::AgentNoticed{agent.host.index, told.signal}).taken) told_by_agent(agent, told.signal);
 }
 
 void Epoch::told_by_agent(const AgentHandle& agent, int signal) {
@@ -658,7 +695,6 @@ void Epoch::on_owner_gone() {
 }
 
 void Epoch::check_end() {
-  if (elastic_ && members_.running_ranks() == 0) elastic_->drop_newcomers();
   if (stage_ == Stage::Ended || !agents_.nothing_runs()) return;
   if (!restart_) {
     const Verdict verdict = judge(how_it_ended());

@@ -9,7 +9,7 @@
 #include "launch/messages.h"
 #include "launch/output/other_hosts.h"
 #include "launch/start/agent_pool.h"
-#include "launch/supervise/elastic_members.h"
+#include "launch/supervise/elastic_job.h"
 #include "launch/supervise/members.h"
 #include "launch/supervise/run_output.h"
 #include "launch/supervise/stopping.h"
@@ -26,6 +26,12 @@
 #include <vector>
 
 namespace cohort::launch {
+
+/// What goes on of an elastic job when all its workers begin anew.
+struct ElasticPast {
+  Membership::Past members = {};
+  int workers = 0;  ///< that there were: numbers are never given again
+};
 
 /// What all epochs of a job share.
 struct EpochBudget {
@@ -71,18 +77,18 @@ class Epoch {
   void on_owner_gone();
   void fail_start(const std::string& why);
   /// All agents are told to start their ranks.
-  void note_orders() { ordered_ = true; }
+  void note_orders();
   /// Of the job's user. What has been done, or why not.
   Result<std::string> obey(const ControlOrder& order);
 
   /// Of an elastic job, once it is settled; nullptr.
-  const rendezvous::Membership* members() const noexcept { return elastic_ ? &elastic_->current() : nullptr; }
+  const Membership* membership() const noexcept { return elastic_ ? &elastic_->membership() : nullptr; }
   /// It is on its way to a job that runs.
-  bool is_newcomer(AgentHandle& agent) const { return elastic_ && elastic_->is_newcomer(agent); }
-  /// One that has joined: it is told to start its ranks, or to end.
-  void take_newcomer(AgentHandle& agent) { elastic_->take_newcomer(agent); }
-  /// One that has come by itself to a job that runs.
-  void take_late(AgentHandle& agent) { elastic_->take_late(agent); }
+  bool is_newcomer(const AgentHandle& agent) const {
+    return elastic_ && elastic_->membership().is_newcomer(agent.host.index);
+  }
+  /// What has happened to an elastic job, once it is settled: what follows is done.
+  Membership::Answer decide(const Event& event) { return follow(elastic_->on(event)); }
   /// `setup.plan` has more ranks.
   void grow();
   bool starting() const noexcept { return stage_ == Stage::Starting; }
@@ -109,9 +115,19 @@ class Epoch {
   enum class Fate { Failed, Again, Without };
   Fate settle_fate(Ending& ending, int process);
   bool goes_on_without(AgentHandle& agent, const std::string& why);
-  ElasticMembers::Events elastic_events();
+  ElasticJob::Events elastic_events();
+  Membership::Answer follow(Membership::Answer answer);
+  void carry_out(const action::Drop& drop);
+  void carry_out(const action::Lost& lost);
+  void carry_out(const action::Excuse& excuse);
+  void carry_out(const action::FailureOver& over);
+  void carry_out(const action::EndWorkers& end);
+  void carry_out(const action::EndJob& end);
+  void carry_out(const action::EndAsTold& end);
+  template <typename A>
+  void carry_out(const A&) {}  // ElasticJob has done it
   /// A process of which nothing more will be heard.
-  void end_lost(int process);
+  void end_lost(int process, bool excused = false);
   void on_started_again(const StartedAgain& started);
   AgentHandle& agent_of(int process) const;
   void look_for_failure();
@@ -157,7 +173,7 @@ class Epoch {
   std::map<int, Ending> again_;  ///< by process: the latest failure of a server that was to be started again,
   std::set<int> awaited_;        ///< and those of which it is not known yet whether they have been
   std::optional<HealthWatch> health_;
-  std::optional<ElasticMembers> elastic_;
+  std::optional<ElasticJob> elastic_;
   JobEnd end_;                                 ///< what is known of it so far; the rest is in `how_it_ended`
   std::string lost_agent_;                     ///< where that is why the job ends
   std::string undelivered_;                    ///< why the owner lacks what its ranks have sent

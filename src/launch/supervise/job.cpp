@@ -27,6 +27,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -329,8 +330,10 @@ AgentPool::Events Job::agent_events() {
 }
 
 void Job::on_joined(AgentHandle& agent) {
-  if (epoch_->is_newcomer(agent)) return epoch_->take_newcomer(agent);
-  if (epoch_->running() && epoch_->members() != nullptr) return epoch_->take_late(agent);
+  if (epoch_->is_newcomer(agent)) return void(epoch_->decide(event::AgentJoined{agent.host.index}));
+  // (One that was given up on its way: what was to be started there is not.)
+  const bool late = epoch_->running() && epoch_->membership() != nullptr && !agent.lost;
+  if (late) return void(epoch_->decide(event::AgentCame{agent.host}));
   if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});
   // Where rank 0's port is, is known only then; and nothing runs anywhere if a host is missing.
   if (agents_->all_joined()) return begin();
@@ -341,7 +344,11 @@ void Job::on_joined(AgentHandle& agent) {
   const auto wait = std::min<std::chrono::milliseconds>(kLastCall, start_timeout_of(spec_, setup_.plan) / 2);
   run_->say(fmt::format("{} of {} nodes are there, and {} are enough: the job begins in {:g} s, if no others come",
                         there, setup_.plan.node->count, least, std::chrono::duration<double>(wait).count()));
-  last_call_ = Timer(loop_, wait, [this] {
+  last_call_ = Timer(loop_, wait, [this, least] {
+    last_call_ = Timer();
+    const auto still_there =
+        std::ranges::count_if(agents_->members(), [](const auto& member) { return member->channel != nullptr; });
+    if (still_there < least) return;
     agents_->drop_missing();
     begin();
   });
@@ -472,10 +479,12 @@ void Job::make_epoch() {
 bool Job::plan_again(bool (*usable)(const AgentHandle&)) {
   Plan plan = setup_.plan;
   plan.hosts.clear();
+  const std::set<std::string> barred =
+      epoch_->membership() != nullptr ? epoch_->membership()->barred() : std::set<std::string>();
   std::vector<int> agents;  // of the hosts
   int slots = 0;
   for (const auto& member : agents_->members()) {
-    if (!usable(*member) || budget_.elastic.barred.contains(member->host.name)) continue;
+    if (!usable(*member) || barred.contains(member->host.name)) continue;
     PlannedHost host = member->host;
     host.part_of.clear();
     // (Later orders may have been for less.)
@@ -524,6 +533,7 @@ void Job::begin_epoch() {
   next_ = Timer();
   if (setup_.plan.least > 0) {
     budget_.elastic.workers += setup_.plan.world_size;
+    budget_.elastic.members.barred = epoch_->membership()->barred();
     take_next_plan();
   }
   agents_->begin_again();
@@ -538,7 +548,7 @@ void Job::give_orders() {
   ordered_ = true;
   epoch_->note_orders();
   try {
-    if (const auto* members = epoch_->members()) write_members(*members);
+    if (const auto* membership = epoch_->membership()) write_members(membership->current());
   } catch (const Error& error) {
     return epoch_->fail_start(fmt::format("the job's store does not take its members: {}", error.what()));
   }
@@ -580,7 +590,7 @@ int Job::start_one_more(AgentHandle& agent, int local_rank) {
 }
 
 void Job::write_members(rendezvous::Membership members) {
-  budget_.elastic.next_epoch = members.epoch + 1;
+  budget_.elastic.members.next_epoch = members.epoch + 1;
   for (rendezvous::Member& member : members.members) member.worker += budget_.elastic.workers;
   const auto store = own_store();
   store->set(rendezvous::membership_key(members.epoch), rendezvous::encode(members));
