@@ -123,6 +123,7 @@ class _Sharded:
         self._groups: list[list[torch.Tensor]] = []  # the module's parameters of each
         self._own: list[Any] = []  # what they are in the reducer
         self._trained: list[torch.Tensor] = []  # the parameters that they are of
+        self._indices: list[int] = []  # the same, among those of the model
         self._writes: list[int] = []  # by piece: those to its parameter that its master has
         self._free = {id(tensor): index for index, tensor in enumerate(self._reducer.parameters)}  # in no group yet
         self._members: list[str] = []  # by parameter: its group
@@ -166,6 +167,7 @@ class _Sharded:
         self._members.sort()
         self._groups.append(whole)
         self._trained += [parameter for _, parameter in trained]
+        self._indices += [index for index, _ in trained]
         self._free = free
 
     # -------------------------------------------------------------------------------------------- what has to be alike
@@ -177,6 +179,7 @@ class _Sharded:
         options = [(f"parameter group {number}", name, f"{_plain(group.get(name))}")
                    for number, group in enumerate(groups) for name in names]  # fmt: skip
         options += [("", f"'{name}' without a gradient", "") for name in self._without_gradient()]
+        options += self._local_gradients()
         self._transaction.agree([*(("", member, "") for member in self._members), *more, *options])
         return self._transaction.sums()
 
@@ -185,6 +188,24 @@ class _Sharded:
         if self._reducer.core.divides_gradients:
             return []
         return [one.name for one in self._reducer._parameters if one.tensor.grad is None]
+
+    def _local_gradients(self) -> list[tuple[str, str, str]]:
+        """A part of a gradient that no reduction has come after is this rank's alone, unless the program averages itself."""
+        reducer = self._reducer
+        told = []
+        for index, parameter in zip(self._indices, self._trained):
+            if parameter.grad is None or not reducer.core.is_local(index):
+                continue
+            name = reducer._parameters[index].name
+            if reducer.core.divides_gradients:
+                raise InvalidArgument(
+                    f"Sharded: the gradient of '{name}' was accumulated in no_sync, and no backward outside of it has come since: "
+                    "nothing of it would be stepped -- let the last backward before clip_grad_norm and step be outside of no_sync "
+                    "(or call the model's step_without_samples()), or drop it by zero_grad()"
+                )
+            digest = _digest(parameter.grad)
+            told.append(("", f"gradient of '{name}', which no backward outside of no_sync has averaged", f"{digest}"))
+        return told
 
     @torch.no_grad()
     def _before_step(self) -> None:
@@ -374,6 +395,12 @@ def _has_master(values: torch.Tensor) -> bool:
     return values.dtype in (torch.float16, torch.bfloat16)
 
 
+def _digest(tensor: torch.Tensor) -> int:
+    """The same number on all ranks that have the same bits: integers wrap around, whatever the order of the sum."""
+    bits = tensor.detach().reshape(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    return int((bits.long() * torch.arange(1, 2 * len(bits), 2, device=bits.device)).sum())
+
+
 def _plain(value: Any) -> Any:
     """An option as all ranks write it; None for an object, which may be each rank's own."""
     if isinstance(value, torch.Tensor):
@@ -446,7 +473,8 @@ def Sharded(model: DistributedDataParallel, optimizer: type, params: Any = None,
 
     Raises InvalidArgument where the model has no sharding, for tensors that it does not train, and for optimizers that do
     not work on each element alone; `step` and `clip_grad_norm` raise Mismatch on all ranks where options or groups differ,
-    and, where gradients are not divided, where ranks differ in which parameters have one.
+    and, where gradients are not divided, where ranks differ in which parameters have one, or in gradients that no_sync has
+    left and no backward outside of it has averaged. Where they are divided, such gradients are refused (InvalidArgument).
     """
     if not isinstance(model, DistributedDataParallel) or model.options.sharding == "none":
         raise InvalidArgument(

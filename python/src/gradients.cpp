@@ -533,6 +533,7 @@ void bind_gradients(py::module_& module) {
              self.core().read_from(parameter, reinterpret_cast<const void*>(address), kept(std::move(gradient)));
            })
       .def("received", [](GradientReducer& self, std::size_t parameter) { return self.core().received(parameter); })
+      .def("is_local", [](GradientReducer& self, std::size_t parameter) { return self.core().is_local(parameter); })
       .def("arrive", [](GradientReducer& self, std::size_t parameter) { self.core().arrive(parameter); })
       .def("finish", &GradientReducer::finish)
       .def("reduce_without_backward", &GradientReducer::reduce_without_backward)

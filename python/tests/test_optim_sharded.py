@@ -187,6 +187,41 @@ class Bits(Ranks):
         net[0].weight.grad = None  # on all ranks
         optimizer.step()
 
+    def test_gradients_that_no_sync_has_left(self):
+        x, y = batch_of(1, 4 * self.size, torch.float32)
+        mine = slice(4 * self.rank, 4 * self.rank + 4)
+        for mode in MODES:
+            with self.subTest(mode=mode):
+                net = model_of()
+                model = DistributedDataParallel(net, sharding=mode)
+                optimizer = Sharded(model, torch.optim.SGD, lr=0.1)
+
+                def accumulate(model=model):
+                    with model.no_sync():
+                        loss_of(model(x[mine]), y[mine]).backward()
+
+                before = copies(net)
+                divided = mode != "optimizer"
+                error, text = (cohort.InvalidArgument, "was accumulated in no_sync") if divided else (
+                    cohort.Mismatch, "which no backward outside of no_sync has averaged")  # fmt: skip
+                for act in (optimizer.step, lambda optimizer=optimizer: optimizer.clip_grad_norm(1.0)):
+                    accumulate()
+                    if self.size > 1 or divided:
+                        self.assertRaisesRegex(error, text, act)
+                    optimizer.zero_grad()
+                optimizer.step()  # there are no gradients
+                for one, other in zip(copies(net), before):
+                    self.assertTrue(torch.equal(one, other))
+                accumulate()
+                if not divided:  # the program averages by itself
+                    for parameter in net.parameters():
+                        model.communicator.all_reduce(parameter.grad, op="average")
+                else:
+                    loss_of(model(x[mine]), y[mine]).backward()
+                optimizer.step()
+                self.assertFalse(torch.equal(copies(net)[0], before[0]))
+                model.require_same_parameters()
+
     def test_parameters_that_others_write_to(self):
         x, y = batch_of(1, 4, torch.float32)
         for mode in MODES:

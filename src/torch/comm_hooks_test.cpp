@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/api/communicator_impl.h"
+#include "comm/testing/worlds.h"
 #include "torch/test_models.h"
 
 namespace cohort {

@@ -1,6 +1,7 @@
 #include <cohort/torch/sharded.h>
 
 #include "base/log.h"
+#include "base/parse.h"
 #include "base/result.h"
 #include "torch/checkpoint_tensors.h"
 #include "torch/reducer.h"
@@ -17,6 +18,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -128,13 +130,37 @@ std::vector<step::Option> ShardedCore::told() const {
   for (const auto& [parameter, group] : members_)
     options.push_back({.name = fmt::format("'{}' in parameter group {}", reducer_->name_of(parameter), group)});
   for (std::string& line : checkpoint::option_lines(*optimizer_)) options.push_back({.name = std::move(line)});
+  // A part of a gradient that no reduction has come after is this rank's alone, unless the program averages itself.
+  for (const auto& [parameter, group] : members_) {
+    const at::Tensor& gradient = reducer_->tensor_of(parameter).grad();
+    if (!gradient.defined() || !reducer_->core().is_local(parameter)) continue;
+    const at::Tensor here = gradient.detach().cpu().contiguous();
+    const std::string_view bytes(static_cast<const char*>(here.data_ptr()),
+                                 static_cast<std::size_t>(here.numel()) * here.element_size());
+    options.push_back({.name = fmt::format("gradient of '{}', which no backward outside of no_sync has averaged",
+                                           reducer_->name_of(parameter)),
+                       .value = fmt::format("{:x}", fnv1a(bytes))});
+  }
   return options;
+}
+
+void ShardedCore::require_reduced() const {
+  if (!reducer_->core().divides_gradients()) return;
+  for (const auto& [parameter, group] : members_) {
+    if (!reducer_->tensor_of(parameter).grad().defined() || !reducer_->core().is_local(parameter)) continue;
+    raise(ErrorCode::InvalidArgument,
+          "Sharded: the gradient of '{}' was accumulated in no_sync, and no backward outside of it has come since: "
+          "nothing of it would be stepped -- let the last backward before clip_grad_norm and step be outside of "
+          "no_sync (or call the model's step_without_samples()), or drop it by zero_grad()",
+          reducer_->name_of(parameter));
+  }
 }
 
 void ShardedCore::before_step() {
   const at::NoGradGuard no_grad;
   note_clipping_by_others();
   reducer_->check_parameters("Sharded::step");
+  require_reduced();
   std::size_t stepped = 0;
   for (const torch::optim::OptimizerParamGroup& group : optimizer_->param_groups()) stepped += group.params().size();
   if (stepped != pieces_.size()) {
@@ -259,6 +285,7 @@ std::pair<double, double> factor_of(const Named& counted, double max_norm, const
 
 double ShardedCore::clip_grad_norm(double max_norm, const ClipOptions& options) {
   const at::NoGradGuard no_grad;
+  require_reduced();
   reducer_->take_gradients();
   Named pieces;
   for (std::size_t i = 0; i < own_.size(); ++i) {

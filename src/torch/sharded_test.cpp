@@ -740,6 +740,45 @@ TEST(Sharded, OptionsThatDifferAreNamedOnAllRanks) {
   }
 }
 
+TEST(Sharded, GradientsThatNoSyncHasLeftAreRefused) {
+  for (const Sharding sharding : kAll) {
+    run({0, 0}, [&](Communicator comm) {
+      auto net = model_of();
+      DistributedDataParallel model(net, comm, {.sharding = sharding});
+      optim::Sharded<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+      const Batch batch = batch_of(comm.rank(), 4, at::kFloat);
+      const auto accumulate = [&] {
+        const nn::NoSyncGuard guard = model.no_sync();
+        loss_of(model(batch.x), batch.y).backward();
+      };
+      const std::vector<at::Tensor> before = copies(net->parameters());
+      const bool divided = sharding != Sharding::Optimizer;
+      const ErrorCode code = divided ? ErrorCode::InvalidArgument : ErrorCode::Mismatch;
+      const char* const part = divided ? "accumulated in no_sync" : "no backward outside of no_sync has averaged";
+      for (const std::function<void()>& act : {std::function<void()>([&] { optimizer.step(); }),
+                                               std::function<void()>([&] { optimizer.clip_grad_norm(1); })}) {
+        accumulate();
+        const std::string said = comm::testing::what_of(act, code);
+        EXPECT_NE(said.find(part), std::string::npos) << said;
+        optimizer.zero_grad();
+      }
+      optimizer.step();  // there are no gradients
+      expect_equal(copies(net->parameters()), before);
+      accumulate();
+      if (divided) {
+        loss_of(model(batch.x), batch.y).backward();
+      } else {  // the program averages by itself
+        for (const at::Tensor& parameter : net->parameters()) {
+          at::Tensor gradient = parameter.grad();
+          comm.all_reduce(gradient, {.op = ReduceOp::Average}).wait();
+        }
+      }
+      optimizer.step();
+      EXPECT_FALSE(at::equal(net->parameters()[0], before[0]));
+    });
+  }
+}
+
 TEST(Sharded, ClippingCountsATiedParameterOnce) {
   run({0, 0}, [](Communicator comm) {
     torch::nn::Linear shared(4, 4);

@@ -94,6 +94,7 @@ class ShardedCore {
   std::size_t parameter_of(std::size_t piece) const noexcept;
   /// What has to be the same on all ranks: groups, their members and options.
   std::vector<step::Option> told() const;
+  void require_reduced() const;
   void note_clipping_by_others();
 
   nn::DataParallelCore& model_;
@@ -121,7 +122,9 @@ inline constexpr bool works_elementwise =
 /// The optimizer `Base` of libtorch (SGD, Adam, AdamW, Adagrad, RMSprop: those that work on each element alone), of
 /// which every rank keeps the state of its pieces and steps them. `step` is collective: afterwards all ranks have all
 /// parameters, to the bit those that an unsharded `Base` gives. (clip_grad_norm apart, whose norm may differ in its
-/// last digits.) It throws Mismatch on all ranks, before anything is changed, where their groups or options differ.
+/// last digits.) It throws Mismatch on all ranks, before anything is changed, where their groups or options differ, or
+/// gradients that no_sync has left and no backward outside of it has averaged; where gradients are divided such ones
+/// are InvalidArgument.
 /// Parameters of Half or BFloat16 are stepped in float32 ("master weights"), which this keeps, and rounded afterwards;
 /// torch::save does not know them, CheckpointFolder does. A parameter without a gradient is left alone, as by `Base`.
 /// The model has to outlive it.

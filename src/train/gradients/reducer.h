@@ -117,6 +117,8 @@ class Reducer {
   bool reads(std::size_t parameter) const { return unread_[parameter] != nullptr; }
   /// Whether this backward has brought one.
   bool received(std::size_t parameter) const { return in_backward_ && states_[parameter].received; }
+  /// Between backwards: some of its gradient is of this rank alone (no_sync), since no reduction has come after it.
+  bool is_local(std::size_t parameter) const { return !in_backward() && states_[parameter].used; }
   /// It has been accumulated, and is in its place or where `read_from` said.
   void arrive(std::size_t parameter);
   /// Its end: reduces what is left and waits, for a GPU's averages in the stream that autograd's work is in then.
