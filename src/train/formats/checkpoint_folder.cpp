@@ -381,7 +381,10 @@ Result<StoredCheckpoint> read_checkpoint(const std::string& folder) {
   return StoredCheckpoint{folder, std::move(*manifest)};
 }
 
-Result<CheckpointList> list_checkpoints(const std::string& folder) {
+namespace {
+
+/// `gone`: a checkpoint was removed while it was read, so that there may be a newer one that is not listed.
+Result<CheckpointList> list_once(const std::string& folder, bool& gone) {
   CheckpointList list;
   const auto names = sys::list_folder(folder);
   if (!names) {
@@ -395,7 +398,10 @@ Result<CheckpointList> list_checkpoints(const std::string& folder) {
     auto stored = read_checkpoint(folder + "/" + name);
     // Removed meanwhile, by a save that keeps newer ones.
     struct stat status {};
-    if (!stored && ::lstat((folder + "/" + name).c_str(), &status) != 0 && is_missing(errno)) continue;
+    if (!stored && ::lstat((folder + "/" + name).c_str(), &status) != 0 && is_missing(errno)) {
+      gone = true;
+      continue;
+    }
     if (stored && stored->manifest.generation != *generation) {
       list.damaged.emplace_back(ErrorCode::Corrupt,
                                 fmt::format("{}/{}: its manifest is of checkpoint {} -- rename it back", folder, name,
@@ -416,6 +422,17 @@ Result<CheckpointList> list_checkpoints(const std::string& folder) {
   for (auto* const all : {&list.newer, &list.unreadable})
     std::sort(all->begin(), all->end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   return list;
+}
+
+}  // namespace
+
+Result<CheckpointList> list_checkpoints(const std::string& folder) {
+  constexpr int kMostLooks = 100;
+  for (int look = 1;; ++look) {
+    bool gone = false;
+    auto list = list_once(folder, gone);
+    if (!list || !gone || look == kMostLooks) return list;
+  }
 }
 
 Result<void> check_checkpoint_files(const StoredCheckpoint& checkpoint) {
