@@ -95,7 +95,8 @@ class Reducer:
             if id(tensor) in _owners:
                 raise InvalidArgument(
                     f"parameter '{name}' is already wrapped by a DistributedDataParallel -- use that one, or delete it "
-                    "first"
+                    "first; where that one is a part of this model, put the module that it wraps (its `module`) in its "
+                    "place"
                 )
         self.comm = comm  # which the core uses
         self._observer = options.observer
