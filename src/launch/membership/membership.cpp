@@ -90,7 +90,7 @@ Membership::Answer Membership::on(const Event& event, Time now) {
   reply_ = {};
   std::visit([this](const auto& one) { take(one); }, event);
   drop_those_nobody_waits_for();
-  if (verdict_) act(*std::exchange(verdict_, {}));
+  if (verdict_) actions_.push_back(*std::exchange(verdict_, {}));
   return {taken_, std::move(reply_), std::exchange(actions_, {})};
 }
 
@@ -157,7 +157,7 @@ void Membership::take(const event::Tick&) {
     if (due(leaving.limit)) end_leavers(leaving);
   }
   for (std::size_t i = 0; i < held_.size() && may_change(); ++i) {
-    if (due(held_[i].limit)) act(action::EndAsTold{held_[i].agent, held_[i].signal});
+    if (due(held_[i].limit)) end_as_told(held_[i].agent, held_[i].signal);
   }
   if (doubt_limit_ && *doubt_limit_ <= now_) lose_training(doubt_cause_);
   if (due(wait_limit_) && !over_) {
@@ -478,6 +478,12 @@ void Membership::end_job(int status, std::string why, int signal) {
   over_ = true;
   wait_limit_ = doubt_limit_ = {};
   verdict_ = action::EndJob{status, std::move(why), signal};
+}
+
+void Membership::end_as_told(int agent, int signal) {
+  over_ = true;
+  wait_limit_ = doubt_limit_ = {};
+  verdict_ = action::EndAsTold{agent, signal};
 }
 
 void Membership::let_ended_leave() {
@@ -906,8 +912,8 @@ void Membership::act_on_notices() {
     // Another may have the state soon; ranks that are told at last have half of the time to save it.
     const bool soon = static_cast<int>(workers.size()) < roster_.size() && are_last_with_state(workers);
     const bool waits = std::ranges::any_of(held_, is_notice);
-    if (!soon) return act(action::EndAsTold{going.front(), SIGTERM});
-    if (waits) return;
+    if (waits) return;  // until its limit
+    if (!soon) return end_as_told(going.front(), SIGTERM);
     held_.push_back({false, {}, now_ + options_.preempt_grace / 2, going.front(), SIGTERM});
     return say(fmt::format("{}; no other worker has the training's state yet: {} once another has it", why,
                            workers.size() == 1 ? "it leaves" : "they leave"));

@@ -142,6 +142,7 @@ class Membership {
   Course lose_training(const std::string& cause);
   Course end(const std::string& cause, const std::string& why);
   void end_job(int status, std::string why, int signal);
+  void end_as_told(int agent, int signal);
   Course announce(const std::string& cause);
   void let_ended_leave();
   void finish(KnownWorker& worker);
@@ -208,7 +209,7 @@ class Membership {
 
   Time now_{};
   std::vector<Action> actions_;
-  std::optional<action::EndJob> verdict_;  ///< the last of the actions
+  std::optional<Action> verdict_;  ///< the last of the actions
   bool taken_ = true;
   Result<std::string> reply_;
 };
