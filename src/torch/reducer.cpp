@@ -126,7 +126,8 @@ void Reducer::attach() {
       const auto* const other = dynamic_cast<const BeforeAccumulate*>(hook.get());
       if (other != nullptr && other->alive()) {
         raise(ErrorCode::InvalidArgument,
-              "parameter '{}' is already wrapped by a DistributedDataParallel -- use that one, or destroy it first; where "
+              "parameter '{}' is already wrapped by a DistributedDataParallel -- use that one, or destroy it first; "
+              "where "
               "that one is a part of this model, put the module that it wraps in its place",
               parameter.name);
       }
