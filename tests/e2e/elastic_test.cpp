@@ -170,7 +170,6 @@ TEST_F(ElasticHosts, AreNotLeftBeforeOthersHaveTheTraining) {
   expect_said("host a is listed no more, and its worker 0 stays: no other has the training's state yet\n");
   expect_silent_about("epoch 2");
   std::filesystem::remove(file("busy", 0));
-  expect_said("epoch 1 is formed: its 2 members are in a world of it");
   expect_said("worker 0 leaves: host a is listed no more; epoch 2 goes on with 1 of 2 workers (rank 0 is worker 1)\n");
   expect_said("epoch 2: rank 0 of 1 (worker 1)");
   order("end", 0);

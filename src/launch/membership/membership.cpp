@@ -491,6 +491,7 @@ void Membership::let_ended_leave() {
   std::vector<int> workers, on_notice;
   std::string cause;
   const bool anew = begins_anew();
+  bool breaks_down = false;  // all begin anew
   for (const event::Ended& ended : std::exchange(ended_, {})) {
     KnownWorker& worker = *roster_.find(ended.worker);
     const bool member = worker.counted && roster_.is_member(worker.number);
@@ -502,6 +503,7 @@ void Membership::let_ended_leave() {
     }
     if (anew && !notice) {
       worker.counted = false;
+      breaks_down = true;
       act(action::Excuse{worker.number, false});
       continue;
     }
@@ -528,6 +530,10 @@ void Membership::let_ended_leave() {
       fresh_failures_.insert(worker.number);
       own_errors_ = own_errors_ && ended.how == event::Ended::How::Failed;
     }
+  }
+  if (breaks_down) {
+    for (const int worker : workers) roster_.find(worker)->counted = false;
+    return;
   }
   if (workers.empty() || leave(workers, cause) != Course::Fails) return;
   for (const int worker : on_notice) act(action::Excuse{worker, false});
