@@ -73,19 +73,20 @@ void Ledger::finish() {
   for (auto& [name, sampler] : samplers_) close(name, sampler);
 }
 
-void Ledger::enter(std::uint64_t world, int size, std::int64_t step, const Positions& positions,
-                   const std::filesystem::path& file) {
-  if (file != file_) {
-    fd_.reset();
-    file_ = file;
-    if (!file_.empty()) {
-      fd_.reset(::open(file_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-      if (!fd_) track::raise_io({-1, file_, "opening the ledger of samples"}, errno);
-      for (const auto& [name, sampler] : samplers_) {
-        for (const Range& range : sampler.closed) write(name, range);
-      }
-    }
+void Ledger::open(const std::filesystem::path& file) {
+  finish();
+  if (file == file_) return;
+  fd_.reset();
+  file_ = file;
+  if (file_.empty()) return;
+  fd_.reset(::open(file_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!fd_) track::raise_io({-1, file_, "opening the ledger of samples"}, errno);
+  for (const auto& [name, sampler] : samplers_) {
+    for (const Range& range : sampler.closed) write(name, range);
   }
+}
+
+void Ledger::enter(std::uint64_t world, int size, std::int64_t step, const Positions& positions) {
   nlohmann::ordered_json samplers = nlohmann::ordered_json::object();
   for (const auto& [name, position] : positions) {
     Sampler& sampler = samplers_[name];

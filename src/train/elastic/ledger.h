@@ -28,10 +28,11 @@ class Ledger {
  public:
   using Positions = std::map<std::string, SamplePosition>;
 
-  /// A world begins after `step`, at these positions. `file`: empty on all ranks but 0, or where none is wanted. Throws
-  /// Io.
-  void enter(std::uint64_t world, int size, std::int64_t step, const Positions& positions,
-             const std::filesystem::path& file);
+  /// Writes down all steps that have ended: before another rank is given their state, which may be lost with nobody
+  /// left who knows their samples. `file`: empty on all ranks but 0, or where none is wanted. Throws Io.
+  void open(const std::filesystem::path& file);
+  /// A world begins after `step`, at these positions.
+  void enter(std::uint64_t world, int size, std::int64_t step, const Positions& positions);
   /// Step number `step` has ended, and has moved the samplers to these positions.
   void step(std::int64_t step, const Positions& positions);
   /// Nothing follows.

@@ -264,6 +264,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   compare_sources(comm, agreement, contents, compared);
   const double compared_ms = milliseconds_since(began);
 
+  self.ledger.open(comm.rank() == 0 ? ledger : std::filesystem::path());
   const auto sending = Clock::now();
   std::size_t bytes = 0;
   if (!agreement.takers.empty()) {
@@ -305,8 +306,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   for (const auto& callback : self.on_change) callback(world);
   self.keep();
   if (self.leads && self.own_steps() > 0) self.progress.note(self.own_steps());
-  self.ledger.enter(world.epoch_.value_or(0), comm.size(), self.own_steps(), self.positions(),
-                    comm.rank() == 0 ? ledger : std::filesystem::path());
+  self.ledger.enter(world.epoch_.value_or(0), comm.size(), self.own_steps(), self.positions());
   if (comm.rank() != 0) return;
   if (!world.epoch_ && comm.size() > 1)
     log::info("elastic", "this job is not elastic (cohort run --min-np N): it ends when a rank is lost");

@@ -255,5 +255,22 @@ TEST(ElasticState, TheLedgerSaysWhichSamplesStepsHaveUsed) {
             "{\"world\":3,\"size\":1,\"step\":65,\"samplers\":{\"data\":[0,520]}}\n");
 }
 
+TEST(ElasticState, TheLedgerHasAllStepsBeforeAnotherRankHasTheirState) {
+  const Folder folder;
+  Training training(0, 10);
+  SamplePosition position;
+  training.state.add_samples("data", [&position] { return position; });
+  training.state.on_step([&position] { position.cursor += 8; });
+  std::string then;
+  training.state.on_change([&](const World&) { then = folder.text("only"); });
+  run_on_threads(1, [&](Communicator comm) {
+    World world(comm, 0), next(comm, 1);
+    training.state.enter(world, folder.path / "only");
+    training.step();
+    training.state.enter(next, folder.path / "only");
+  });
+  EXPECT_NE(then.find("\"samples\":[0,8],\"steps\":[1,1]"), std::string::npos) << then;
+}
+
 }  // namespace
 }  // namespace cohort::elastic
