@@ -226,7 +226,8 @@ Health::Findings Health::judge(Clock::time_point now) {
 void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
-    if (rank.gone || rank.left || !rank.stopped_at) continue;
+    // (One that leaves as planned, too: the others are in a world with it until the step's end.)
+    if (rank.gone || !rank.stopped_at) continue;
     const auto since = duration_cast<seconds>(now - *rank.stopped_at);
     const std::string who = name(static_cast<int>(i));
     if (since >= limits_.stopped_notice && !rank.stopped_told) {
