@@ -196,6 +196,9 @@ void Membership::take(const event::Ended& event) {
   worker->stage = KnownWorker::Stage::Ended;
   roster_.report(*worker, event.formed_epoch, event.has_state);
   ended_.push_back(event);
+  // Those that have the training decide how a job ends: who has only come, or was to leave, may not be able to save.
+  const bool decides = roster_.is_member(worker->number) && roster_.knows(*worker);
+  if (over_ && running_ && !decides && event.how != event::Ended::How::Done) act(action::Excuse{worker->number});
   std::erase_if(leaving_, [this](const Leaving& leaving) {
     return !leaving.all && std::ranges::all_of(leaving.workers, [this](int one) { return roster_.find(one)->ended(); });
   });

@@ -119,6 +119,25 @@ TEST_F(MembershipTest, GoesOnWithoutThoseThatFail) {
   EXPECT_TRUE(membership_->over());
 }
 
+TEST_F(MembershipTest, WhoHasOnlyComeDoesNotDecideHowAJobThatIsToldToEndEnds) {
+  begin({.least = 1, .others_may_come = true}, plan_with({2}));
+  report(0, 0, true);
+  come("b", 1, 2);
+  on(event::Add{planned("c", 0, 1)});
+  on(event::AgentJoined{2});
+  on(event::AgentStarted{2});
+  EXPECT_EQ(members(), (std::vector<int>{0, 1, 2}));
+  on(event::Stopping{});
+  for (const int newcomer : {2, 3}) {
+    const auto excused = those<action::Excuse>(end(newcomer));
+    ASSERT_EQ(excused.size(), 1U) << newcomer << ": it cannot save yet";
+    EXPECT_EQ(excused[0].worker, newcomer);
+    EXPECT_TRUE(excused[0].excused);
+  }
+  EXPECT_TRUE(those<action::Excuse>(end(0)).empty()) << "a member";
+  EXPECT_TRUE(those<action::Excuse>(end(1, How::Asked)).empty());
+}
+
 TEST_F(MembershipTest, WaitsForOthersBelowTheLeast) {
   begin({.least = 2, .most = 3, .others_may_come = true}, plan_with({1, 1}));
   end(0);
