@@ -339,6 +339,10 @@ class Refused(Case):
                 again.register_comm_hook(state, hook)
                 self.train(again, 2)
                 self.same_bits(copies(net))
+                del again, net
+                gc.collect()
+                with self.assertRaisesRegex(cohort.InvalidArgument, "give each model a state of its own"):
+                    other.register_comm_hook(state, hook)  # what it has kept is still the other one's
         copied = copy.deepcopy(state)
         self.train(self.model(comm_hooks.int4_compress_hook, copied), 1)
 

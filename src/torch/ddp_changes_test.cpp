@@ -80,6 +80,26 @@ TEST(DdpChangesTest, ACastThereAndBackChangesNothing) {
   }
 }
 
+TEST(DdpChangesTest, AParameterThatIsFrozenBetweenForwardAndBackwardGetsNoGradient) {
+  for (const bool on_all : {true, false}) {
+    run_on_threads(2, [&](Communicator comm) {
+      Growing net;
+      DistributedDataParallel model(net, comm);
+      check_step(net, model);
+      model.zero_grad();
+      const at::Tensor loss = model(batch(comm));
+      if (on_all || comm.rank() == 0) net->w.requires_grad_(false);
+      loss.backward();
+      EXPECT_EQ(net->v.grad().item<float>(), kMean);
+      const bool has_gradient = net->w.grad().defined() && net->w.grad().abs().sum().item<float>() != 0;
+      EXPECT_EQ(has_gradient, !on_all);  // else the other rank's
+      net->w.requires_grad_(true);
+      model.zero_grad();
+      check_step(net, model);
+    });
+  }
+}
+
 TEST(DdpChangesTest, WhatStaysCastIsTakenIn) {
   run_on_threads(2, [](Communicator comm) {
     Growing net;

@@ -127,8 +127,7 @@ void Reducer::attach() {
       if (other != nullptr && other->alive()) {
         raise(ErrorCode::InvalidArgument,
               "parameter '{}' is already wrapped by a DistributedDataParallel -- use that one, or destroy it first; "
-              "where "
-              "that one is a part of this model, put the module that it wraps in its place",
+              "where that one is a part of this model, put the module that it wraps in its place",
               parameter.name);
       }
     }
@@ -549,9 +548,10 @@ void Reducer::call_at_end(std::shared_ptr<void> pass) {
 // be one write more wherever AccumulateGrad has to clone what it may not steal. Where a gradient exists already,
 // AccumulateGrad adds to it in place.
 VariableList Reducer::before_accumulate(std::size_t index, const VariableList& gradients) {
-  if (gradients.empty() || !gradients[0].defined()) return gradients;
-  if (!core_.receive(index)) return {at::Tensor()};
   Parameter& parameter = parameters_[index];
+  // (Frozen since the forward: AccumulateGrad adds nothing.)
+  if (gradients.empty() || !gradients[0].defined() || !parameter.tensor.requires_grad()) return gradients;
+  if (!core_.receive(index)) return {at::Tensor()};
   const bool divided = !parameter.place.defined();
   // Without a reduction it is accumulated as ever; what has been accumulated is added to, and read afterwards.
   if (divided && (!core_.accumulation().sync() || parameter.tensor.grad().defined())) return gradients;

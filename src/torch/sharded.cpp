@@ -130,10 +130,16 @@ std::vector<step::Option> ShardedCore::told() const {
   for (const auto& [parameter, group] : members_)
     options.push_back({.name = fmt::format("'{}' in parameter group {}", reducer_->name_of(parameter), group)});
   for (std::string& line : checkpoint::option_lines(*optimizer_)) options.push_back({.name = std::move(line)});
-  // A part of a gradient that no reduction has come after is this rank's alone, unless the program averages itself.
+  if (reducer_->core().divides_gradients()) return options;
   for (const auto& [parameter, group] : members_) {
     const at::Tensor& gradient = reducer_->tensor_of(parameter).grad();
-    if (!gradient.defined() || !reducer_->core().is_local(parameter)) continue;
+    // One that a rank has dropped by itself would leave its part of the parameter out.
+    if (!gradient.defined()) {
+      options.push_back({.name = fmt::format("'{}' without a gradient", reducer_->name_of(parameter))});
+      continue;
+    }
+    // A part that no reduction has come after is this rank's alone, unless the program averages itself.
+    if (!reducer_->core().is_local(parameter)) continue;
     const at::Tensor here = gradient.detach().cpu().contiguous();
     const std::string_view bytes(static_cast<const char*>(here.data_ptr()),
                                  static_cast<std::size_t>(here.numel()) * here.element_size());
@@ -319,9 +325,8 @@ double clip_grad_norm(torch::nn::Module& module, double max_norm, const ClipOpti
       all.emplace_back(item.key(), item.value().grad());
   }
   const bool counts = !copies || copies.rank() == 0;
-  step::Transaction alone(step::sharded());
-  const auto [factor, norm] =
-      factor_of(counts ? all : Named(), max_norm, module, options, options.over, alone.agreement(), {});
+  step::Agreement alone(*step::sharded().agreed.get());
+  const auto [factor, norm] = factor_of(counts ? all : Named(), max_norm, module, options, options.over, alone, {});
   if (factor == 1) return norm;
   for (const auto& [name, gradient] : all) gradient.mul_(factor);
   return norm;

@@ -740,6 +740,35 @@ TEST(Sharded, OptionsThatDifferAreNamedOnAllRanks) {
   }
 }
 
+TEST(Sharded, AGradientThatOneRankDropsIsNamedOnAllRanks) {
+  for (const std::vector<int>& hosts : kTwo) {
+    run(hosts, [](Communicator comm) {
+      auto net = model_of();
+      DistributedDataParallel model(net, comm, {.sharding = Sharding::Optimizer});
+      optim::Sharded<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+      const Batch batch = batch_of(1, 4, at::kFloat);
+      const std::vector<at::Tensor> before = copies(net->parameters());
+      for (const bool clips : {false, true}) {
+        loss_of(model(batch.x), batch.y).backward();
+        if (comm.rank() == 1) net->parameters()[0].mutable_grad().reset();
+        const std::string said = comm::testing::what_of(
+            [&] {
+              if (clips) optimizer.clip_grad_norm(1);
+              optimizer.step();
+            },
+            ErrorCode::Mismatch);
+        EXPECT_NE(said.find("'0.weight' without a gradient"), std::string::npos) << said;
+        optimizer.zero_grad();
+      }
+      expect_equal(copies(net->parameters()), before);
+      loss_of(model(batch.x), batch.y).backward();
+      net->parameters()[0].mutable_grad().reset();  // on all ranks
+      optimizer.step();
+      EXPECT_TRUE(at::equal(net->parameters()[0], before[0]));
+    });
+  }
+}
+
 TEST(Sharded, GradientsThatNoSyncHasLeftAreRefused) {
   for (const Sharding sharding : kAll) {
     run({0, 0}, [&](Communicator comm) {

@@ -123,8 +123,8 @@ inline constexpr bool works_elementwise =
 /// which every rank keeps the state of its pieces and steps them. `step` is collective: afterwards all ranks have all
 /// parameters, to the bit those that an unsharded `Base` gives. (clip_grad_norm apart, whose norm may differ in its
 /// last digits.) It throws Mismatch on all ranks, before anything is changed, where their groups or options differ, or
-/// gradients that no_sync has left and no backward outside of it has averaged; where gradients are divided such ones
-/// are InvalidArgument.
+/// (where gradients are not divided) which parameters have a gradient, or gradients that no_sync has left and no
+/// backward outside of it has averaged; where gradients are divided such ones are InvalidArgument.
 /// Parameters of Half or BFloat16 are stepped in float32 ("master weights"), which this keeps, and rounded afterwards;
 /// torch::save does not know them, CheckpointFolder does. A parameter without a gradient is left alone, as by `Base`.
 /// The model has to outlive it.

@@ -78,8 +78,7 @@ class OfOneModel:
 
     def take_module(self, module: torch.nn.Module) -> None:
         """It was registered. Another DistributedDataParallel may take the same module over."""
-        other = None if self._module is None else self._module()
-        if other is not None and other is not module:
+        if self._module is not None and self._module() is not module:  # also where that model is gone
             raise InvalidArgument(
                 f"register_comm_hook: this {type(self).__name__} is another model's, and what it keeps between steps would go "
                 "from one to the other -- give each model a state of its own"
