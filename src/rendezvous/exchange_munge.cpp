@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <map>
@@ -33,6 +34,9 @@ constexpr int kSocket = 8;
 constexpr int kUserOnly = 9;
 constexpr int kAes128 = 4;
 constexpr int kMungeSuccess = 0;
+
+// libmunge asks for a socket that is not there for some twenty seconds.
+constexpr std::chrono::seconds kSocketWait{2};
 
 std::string lower(std::string_view text) {
   std::string result(text);
@@ -53,6 +57,7 @@ struct Munge::Library {
   Context* (*create)() = nullptr;
   void (*destroy)(Context*) = nullptr;
   int (*set)(Context*, int, ...) = nullptr;
+  int (*get)(Context*, int, ...) = nullptr;
   int (*encode)(char**, Context*, const void*, int) = nullptr;
   int (*decode)(const char*, Context*, void**, int*, uid_t*, gid_t*) = nullptr;
   const char* (*error_text)(int) = nullptr;
@@ -67,8 +72,9 @@ Result<std::shared_ptr<Munge>> Munge::load(const std::string& socket) {
   auto library = std::make_shared<Library>();
   const bool complete =
       look_up(handle, "munge_ctx_create", library->create) && look_up(handle, "munge_ctx_destroy", library->destroy) &&
-      look_up(handle, "munge_ctx_set", library->set) && look_up(handle, "munge_encode", library->encode) &&
-      look_up(handle, "munge_decode", library->decode) && look_up(handle, "munge_strerror", library->error_text);
+      look_up(handle, "munge_ctx_set", library->set) && look_up(handle, "munge_ctx_get", library->get) &&
+      look_up(handle, "munge_encode", library->encode) && look_up(handle, "munge_decode", library->decode) &&
+      look_up(handle, "munge_strerror", library->error_text);
   if (!complete) return fail(ErrorCode::Unavailable, "libmunge.so.2 lacks functions");
   return std::shared_ptr<Munge>(new Munge(std::move(library), socket));
 }
@@ -79,6 +85,16 @@ Result<std::string> Munge::seal(std::string_view bytes) const {
   int status = library_->set(context.get(), kUserOnly, ::geteuid());
   if (status == kMungeSuccess) status = library_->set(context.get(), kCipher, kAes128);
   if (status == kMungeSuccess && !socket_.empty()) status = library_->set(context.get(), kSocket, socket_.c_str());
+  const char* socket = nullptr;
+  if (status == kMungeSuccess) status = library_->get(context.get(), kSocket, &socket);
+  if (status == kMungeSuccess && socket != nullptr) {
+    const auto until = std::chrono::steady_clock::now() + kSocketWait;
+    while (::access(socket, F_OK) != 0) {
+      if (std::chrono::steady_clock::now() >= until)
+        return fail(ErrorCode::Unavailable, "MUNGE's socket {} is not there -- does munged run on this host?", socket);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  }
   char* credential = nullptr;
   if (status == kMungeSuccess)
     status = library_->encode(&credential, context.get(), bytes.data(), static_cast<int>(bytes.size()));

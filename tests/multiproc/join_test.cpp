@@ -415,8 +415,12 @@ TEST(Join, TasksWhoseLauncherHasNoPlaceMeetWhereTorchsVariablesSay) {
     task["WORLD_SIZE"] = "2";
     task["MASTER_ADDR"] = "127.0.0.1";
     task["MASTER_PORT"] = port;
-    Child lost = worker({}, task);  // without a secret there is no other way
+    // Between hosts there is no other way without a secret.
+    task["MASTER_ADDR"] = "192.0.2.1";
+    Child lost = worker({}, task);
     EXPECT_EQ(lost.wait(), 3) << lost.output();
+    EXPECT_CONTAINS(lost.output(), "MUNGE's socket");
+    task["MASTER_ADDR"] = "127.0.0.1";
     task["COHORT_SECRET_FILE"] = secret;
     children.push_back(worker({}, task));
   }
