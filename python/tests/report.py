@@ -11,6 +11,7 @@ import sys
 import time
 import unittest
 
+import tiers
 
 class Result(unittest.TextTestResult):
     def __init__(self, *arguments, **options):
@@ -36,6 +37,7 @@ def main():
     program = unittest.main(
         module=None,
         argv=["report", "-v", *sys.argv[1:]],
+        testLoader=tiers.Loader(),
         testRunner=unittest.TextTestRunner(verbosity=2, resultclass=Result),
         exit=False,
     )

@@ -10,6 +10,7 @@ import tempfile
 import unittest
 
 from support import SECONDS, needs_torch, torch
+from tiers import slow
 
 if torch is not None:
     from nn_models import Mlp, batch_of, copies, loss_of, with_values
@@ -173,6 +174,7 @@ class WithCpp(unittest.TestCase):
                 for ours, theirs in zip(copies(net), copies(other)):
                     self.assertTrue(torch.equal(ours, theirs), (ours - theirs).abs().max())
 
+    @slow
     def test_what_was_saved_before_a_loss_is_no_number_stays(self):
         program = """
 import torch, cohort.track

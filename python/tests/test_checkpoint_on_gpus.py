@@ -16,6 +16,7 @@ from test_checkpoint import OPTIMIZERS
 import cohort
 from cohort import checkpoint
 from cohort._collective import broadcast_bytes
+from tiers import slow
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -53,6 +54,7 @@ class Checkpoints(unittest.TestCase):
         for one, other in zip(found, expected):
             torch.testing.assert_close(one.cpu(), other.cpu(), rtol=within, atol=within)
 
+    @slow
     def test_every_optimizer_goes_on_to_the_bit_on_either_device(self):
         for name, make in OPTIMIZERS.items():
             for saved_on, loaded_on in ((GPU, GPU), (GPU, CPU), (CPU, GPU)):

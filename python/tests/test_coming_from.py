@@ -12,6 +12,7 @@ import unittest
 import unittest.mock
 
 from cohort import _coming_from_notes, _command
+from tiers import slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HVD = """init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
@@ -314,6 +315,7 @@ class Torchrun(Case):
         self.assertIn("torch.distributed.init_process_group", self.states(uses, "unseen"))
         self.assertEqual(self.states(uses, "missing"), ["torch.distributed.split_group"])
 
+    @slow
     def test_a_program_that_starts_its_ranks_itself(self):
         path = self.program("""
             import torch.distributed as dist

@@ -7,6 +7,7 @@ from support import needs_torch, run_world, torch
 from support_nn import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort
+from tiers import slow
 
 if torch is not None:
     from nn_models import Mlp, batch_of, loss_of, with_values
@@ -225,6 +226,7 @@ class OneRankFails(unittest.TestCase):
         # The others wait for rank 0's processes here, not in the next test, whose deadlines are shorter.
         cohort.world().barrier(timeout=120)
 
+    @slow
     def test_a_failure_at_the_end_of_backward_is_not_forgotten(self):
         if cohort.rank() != 0:
             return  # rank 0 starts the processes

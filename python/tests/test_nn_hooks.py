@@ -10,6 +10,7 @@ from support import needs_torch, torch
 from support_group import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort
+from tiers import slow
 
 if torch is not None:
     import torch.distributed as dist
@@ -390,6 +391,7 @@ class PowerSGD(Case):
         with torch.no_grad():
             return float(loss_of(model.module(x), y))
 
+    @slow
     def test_both_trainings_are_as_good_as_the_uncompressed_one_and_torchs(self):
         plain = self.loss_after(self.model())
         ours = self.loss_after(self.model(comm_hooks.powerSGD_hook, self.state()))

@@ -12,6 +12,7 @@ import unittest
 
 from cohort import ps
 from cohort.errors import InvalidArgument, Mismatch, NonFinite, Timeout, Unavailable
+from tiers import slow
 
 try:
     import numpy
@@ -285,6 +286,7 @@ class Optimizers(Case):
             lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, nesterov=True),
         )
 
+    @slow
     def test_adagrad(self):
         self.compare(ps.Adagrad(lr=0.05), lambda p: torch.optim.Adagrad(p, lr=0.05))
         self.compare(ps.Adagrad(lr=0.05), lambda p: torch.optim.Adagrad(p, lr=0.05), sparse=True)
@@ -293,6 +295,7 @@ class Optimizers(Case):
             lambda p: torch.optim.Adagrad(p, 0.05, lr_decay=0.01, weight_decay=1e-3, initial_accumulator_value=0.1),
         )
 
+    @slow
     def test_adam(self):
         self.compare(ps.Adam(lr=0.01), lambda p: torch.optim.SparseAdam(p, lr=0.01), sparse=True)
         self.compare(

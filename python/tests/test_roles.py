@@ -13,6 +13,7 @@ import unittest
 from support import SECONDS, needs_torch
 
 import cohort
+from tiers import slow
 
 COMMAND = os.environ.get("COHORT_COMMAND", "")
 DESCRIBED = """
@@ -177,6 +178,7 @@ class Started(unittest.TestCase):
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertRegex(done.stderr, r"Unavailable: .*server 1 of 2 has ended \(exit code 0 after .* s\), and had not said where")
 
+    @slow
     @needs_torch
     def test_an_evaluator_sees_the_last_checkpoint(self):
         evaluator = self.program("evaluate.py", """

@@ -24,6 +24,7 @@ import termios
 import threading
 import time
 import unittest
+from tiers import slow
 
 try:
     import pyte
@@ -734,6 +735,7 @@ sys.stdout.write("answered\\n")
         for line in lines:
             self.assertRegex(line, r"^(\S+:\d +\| (<\d/\d+/x*>|a question\? answered)|\[[0-9-]+\] +\| a question\? answered|cohort: .*|.*runs?/.*)$")
 
+    @slow
     def test_is_off_where_nobody_wants_it(self):
         for options, environment in (
             (["--status", "never"], {}),
