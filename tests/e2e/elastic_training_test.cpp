@@ -253,12 +253,7 @@ TEST(ElasticTrainings, LoseARankThatIsToldToEndWithoutDoingAStepAgain) {
   expect_sound(job, 3, "SIGTERM to one");
 }
 
-TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheJobIsToldToEnd) {
-  Job job({slow_training({"-np", "3", "--min-np", "1"})});
-  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; }))
-      << job.err();
-  job.signal(SIGTERM);
-  EXPECT_EQ(job.wait(), 75) << job.err();
+void expect_saved_once(const Job& job) {
   std::set<std::string> saved;
   for (int worker = 0; worker < 3; ++worker) {
     const std::string log = job.file(fmt::format("r/logs/rank-{}.out", worker));
@@ -267,6 +262,25 @@ TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheJobIsToldToEnd) {
     saved.insert(log.substr(at, log.find('\n', at) - at));
   }
   EXPECT_EQ(saved.size(), 1U);
+}
+
+TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheJobIsToldToEnd) {
+  Job job({slow_training({"-np", "3", "--min-np", "1"})});
+  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; }))
+      << job.err();
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  expect_saved_once(job);
+}
+
+TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheirLauncherIsKilled) {
+  Job job({slow_training({"-H", "a:2,b:1", "--starter", "local", "--min-np", "1"})});
+  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; }))
+      << job.err();
+  job.signal(SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(eventually([&] { return job.processes().empty(); })) << "something is left";
+  expect_saved_once(job);
 }
 
 TEST(ElasticTrainings, DoNotAskForAnotherStartWhereNothingWasSaved) {

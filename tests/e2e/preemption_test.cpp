@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <memory>
@@ -159,6 +160,35 @@ TEST_F(PreemptionJob, AShellAroundARankGivesItsStatusAndDoesNotGoOn) {
     EXPECT_EQ(count(job_->out(), "and on"), 0U) << job_->out();
     EXPECT_TRUE(job_->processes().empty());
   }
+}
+
+// The command is killed, and on the other host it is gone with its connection: ranks still reach each other.
+TEST_F(PreemptionJob, RanksSaveTogetherWhenTheirLauncherIsKilled) {
+  for (const std::vector<std::string>& more : {std::vector<std::string>{}, {"--min-np", "1"}}) {
+    std::vector<std::string> options = {"-H", "a:2,b:2", "--starter", "local", "--run-dir", "run"};
+    options.insert(options.end(), more.begin(), more.end());
+    start(options, {"300", "helper"}, 4);
+    job_->signal(SIGKILL);
+    EXPECT_EQ(job_->wait(), 128 + SIGKILL);
+    EXPECT_TRUE(eventually([this] { return job_->processes().empty(); })) << "something is left";
+    std::set<std::string> steps;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const std::string log = job_->file("run/logs/rank-" + std::to_string(rank) + ".out");
+      const auto at = log.find("saved at step");
+      EXPECT_NE(at, log.npos) << "rank " << rank << ": " << log;
+      if (at != log.npos) steps.insert(log.substr(at));
+    }
+    EXPECT_EQ(steps.size(), 1U);
+  }
+}
+
+TEST_F(PreemptionJob, WhoDoesNotSaveInTimeIsKilledWhenItsLauncherWas) {
+  start({}, {"60000"});
+  job_->signal(SIGKILL);
+  job_->wait();
+  const auto since = std::chrono::steady_clock::now();
+  EXPECT_TRUE(eventually([this] { return job_->processes().empty(); }, std::chrono::seconds(30)));
+  EXPECT_GE(std::chrono::steady_clock::now() - since, std::chrono::seconds(9));
 }
 
 TEST_F(PreemptionJob, ARankIsToldOnceMoreOnItsWayOut) {

@@ -14,16 +14,19 @@
 
 #include <fmt/core.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <functional>
 #include <initializer_list>
+#include <new>
 #include <optional>
 
 namespace cohort::launch {
@@ -45,12 +48,13 @@ constexpr std::initializer_list<int> kAgentSignals = {SIGCHLD, SIGTERM, SIGINT, 
 
 }  // namespace
 
-Agent::Agent(const AgentOptions& options, net::Secret secret)
+Agent::Agent(const AgentOptions& options, net::Secret secret, std::atomic<bool>& saves)
     : options_(options),
       host_index_(options.host_index),
       secret_(std::move(secret)),
       signals_(value_or_throw(sys::SignalFd::create(kAgentSignals))),
-      signal_watch_(loop_, signals_.fd()) {}
+      signal_watch_(loop_, signals_.fd()),
+      saves_(saves) {}
 
 int Agent::run() {
   // A log that reaches the limit of file size is trouble with a log, not the end of the job.
@@ -221,11 +225,15 @@ void Agent::on_closed(std::optional<Error> error) {
   log::info("launch", "the supervisor is gone{}", error ? fmt::format(": {}", error->what()) : "");
   lost_supervisor_ = true;
   exit_status_ = 1;
-  if (options_.own) say(fmt::format("node 0 at {} is lost; ending what runs here", options_.place));
+  const bool saves = stage_ == Stage::Running && makes_room();
+  if (options_.own)
+    say(fmt::format("node 0 at {} is lost; {}", options_.place,
+                    saves ? "the ranks here have 10 s to save" : "ending what runs here"));
   if (stage_ == Stage::Waiting) return loop_.stop();
   // Nobody takes output any more; reading on keeps the logs complete.
   unacknowledged_ = 0;
   epoch_->paused = false;
+  if (saves) return save_alone();
   kill_all();
 }
 
@@ -239,6 +247,8 @@ void Agent::on_signal() {
       continue;
     }
     if (told_as_launcher(*signal) || told_to_make_room(*signal)) continue;
+    // A connection of ssh that is lost is told twice, by a signal too.
+    if (saves_ && ::getppid() == guard_) continue;
     ended = true;
     told = *signal;
   }
@@ -357,12 +367,16 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kAgentGrace = std::chrono::milliseconds(1200);
 constexpr auto kSweepLimit = std::chrono::seconds(10);
 
+/// The time in which ranks save without a supervisor, and some for the agent.
+constexpr auto kSavingGrace = std::chrono::milliseconds(11'000);
+
 /// What becomes of a signal that is to end the guard: its agent gets SIGTERM, by which it ends, or the same one.
 enum class Passes { AsTerm, Unchanged };
 
 /// Forks `agent` into a child, waits for it, then ends every process that it has left. If `lifeline_fd` ends, the agent
-/// has a moment to end the job by itself. Returns the agent's exit status. The child gets SIGTERM if the guard dies.
-int run_guarded(int lifeline_fd, const std::function<int()>& agent, Passes pass) {
+/// has a moment to end the job by itself, and longer where it says by `saves` that ranks save. Returns the agent's exit
+/// status. The child gets SIGTERM if the guard dies.
+int run_guarded(int lifeline_fd, const std::function<int()>& agent, const std::atomic<bool>& saves, Passes pass) {
   value_or_throw(sys::become_subreaper());
   const pid_t guard = ::getpid();
   std::optional<sys::SignalFd> signals =
@@ -381,10 +395,15 @@ int run_guarded(int lifeline_fd, const std::function<int()>& agent, Passes pass)
     if (pid == child) ended = status;
   };
   std::optional<Clock::time_point> give_up;
+  bool longer = false;
   while (true) {
     reap_children(on_reaped);
     if (ended) break;
-    if (give_up && Clock::now() >= *give_up) break;
+    if (give_up && Clock::now() >= *give_up) {
+      if (longer || !saves) break;
+      longer = true;
+      *give_up += kSavingGrace;
+    }
     pollfd waited[2] = {{signals->fd(), POLLIN, 0}, {lifeline_fd, POLLIN, 0}};
     int timeout = -1;
     if (give_up) {
@@ -412,11 +431,16 @@ int run_guarded(int lifeline_fd, const std::function<int()>& agent, Passes pass)
 int run_agent(const AgentOptions& options) {
   ::signal(SIGTERM, SIG_DFL);  // by which guard and agent end each other
   ::signal(SIGPIPE, SIG_IGN);  // a rank may end while its input is written; workers start with the default again
-  const auto agent = [&options] {
+  // The guard's and the agent's.
+  void* const shared =
+      ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) raise(ErrorCode::Unavailable, "the agent: no memory to share with its guard");
+  std::atomic<bool>& saves = *::new (shared) std::atomic<bool>(false);
+  const auto agent = [&options, &saves] {
     value_or_throw(sys::become_subreaper());
-    return Agent(options, options.secret.value()).run();
+    return Agent(options, options.secret.value(), saves).run();
   };
-  return run_guarded(options.lifeline_fd, agent, options.own ? Passes::Unchanged : Passes::AsTerm);
+  return run_guarded(options.lifeline_fd, agent, saves, options.own ? Passes::Unchanged : Passes::AsTerm);
 }
 
 }  // namespace cohort::launch

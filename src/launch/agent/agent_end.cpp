@@ -3,6 +3,8 @@
 #include "launch/agent/agent_impl.h"
 #include "launch/processes.h"
 
+#include <cohort/preemption.h>
+
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -100,6 +102,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr auto kStuckLimit = std::chrono::seconds(10);
+/// For ranks that save after the supervisor is gone.
+constexpr std::chrono::duration<std::uint32_t, std::milli> kTimeAlone{10'000};
 /// For a shell to end by itself when its rank has ended.
 constexpr auto kShellTime = std::chrono::seconds(1);
 
@@ -122,6 +126,7 @@ void Agent::on_reaped(pid_t pid, const sys::ExitStatus& status) {
 void Agent::reap() {
   reap_children([this](pid_t pid, const sys::ExitStatus& status) { on_reaped(pid, status); });
   if (stage_ == Stage::Running) start_those_again();
+  if (stage_ == Stage::Running && saves_ && !runs(Role::Worker)) return kill_all();
   if (stage_ == Stage::Running && !workers_.empty() && epoch_->alive == 0 && epoch_->awaited.empty()) {
     stage_ = Stage::Sweeping;
     dying_ = Timer();
@@ -172,6 +177,7 @@ void Agent::report_exit(Worker& worker, const sys::ExitStatus& status) {
     const auto now = sys::out_of_memory_kills();
     report.out_of_memory = now && epoch_->out_of_memory_before && *now > *epoch_->out_of_memory_before;
   }
+  if (saves_ && worker.role() == Role::Worker && status.shell_status() != kRequeueStatus) exit_status_ = 128 + SIGTERM;
   if (epoch_->launch->job.servers_again && worker.role() == Role::Server && !status.success() && !epoch_->stopping)
     epoch_->awaited.try_emplace(worker.rank());
   channel_->send(report);
@@ -252,7 +258,16 @@ void Agent::ask_those_around_ranks() {
   if (more) around_ = Timer(loop_, milliseconds(200), [this] { ask_those_around_ranks(); });
 }
 
+// Ranks that still reach each other save together, at one step, as where the job is preempted. Those that were asked
+// before go on with it.
+void Agent::save_alone() {
+  saves_ = true;
+  exit_status_ = kRequeueStatus;
+  stop({SIGTERM, kTimeAlone.count(), kTimeAlone.count(), Role::Worker});
+}
+
 void Agent::end_of_grace(Role role) {
+  if (lost_supervisor_) return kill_all();
   const bool last =
       std::ranges::all_of(workers_, [role](const auto& worker) { return !worker->alive() || worker->role() == role; });
   if (last) return kill_all();

@@ -22,6 +22,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -112,7 +113,8 @@ struct AgentEpoch {
 
 class Agent {
  public:
-  Agent(const AgentOptions& options, net::Secret secret);
+  /// `saves` says to the guard that ranks save without a supervisor.
+  Agent(const AgentOptions& options, net::Secret secret, std::atomic<bool>& saves);
   int run();
 
  private:
@@ -159,6 +161,8 @@ class Agent {
   /// Those of this role have had their time; where others run on, only they are killed.
   void end_of_grace(Role role);
   void kill_all();
+  /// The supervisor is gone: ranks that save when they are asked get the time to.
+  void save_alone();
   void on_reaped(pid_t pid, const sys::ExitStatus& status);
   void reap();
   void watch_for_dying();
@@ -193,6 +197,7 @@ class Agent {
   const Clock::time_point made_at_ = Clock::now();
   std::size_t unacknowledged_ = 0;
   bool lost_supervisor_ = false;
+  std::atomic<bool>& saves_;  ///< since then
   KeptSignals kept_signals_{loop_, workers_, [this](std::string text) { channel_->send(Trouble{std::move(text)}); }};
   Timer grace_;
   Timer around_;  ///< shells around ranks that were asked alone are looked at

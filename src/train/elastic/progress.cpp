@@ -21,6 +21,8 @@ namespace {
 
 constexpr auto kBetweenWrites = std::chrono::seconds(1);
 constexpr auto kConnect = std::chrono::seconds(5);
+/// For the thread that writes: the end of its process waits for it.
+constexpr auto kReconnect = std::chrono::seconds(1);
 constexpr std::size_t kLongestText = 8192;
 
 std::string key() { return fmt::format("elastic/{}/reached", env::number(env::kRestart).value_or(0)); }
@@ -76,16 +78,19 @@ void Progress::note(std::int64_t steps) {
 
 void Progress::write_when_told() {
   std::shared_ptr<store::Store> store;
+  bool failed = false;
   std::unique_lock lock(mutex_);
   while (true) {
     told_.wait(lock, [this] { return steps_ || ends_; });
-    if (!steps_) return;
+    if (!steps_ || (ends_ && failed)) return;
     const std::int64_t steps = *std::exchange(steps_, std::nullopt);
     lock.unlock();
     try {
-      if (!store) store = store::connect_job_store(net::deadline_in(kConnect));
+      if (!store) store = store::connect_job_store(net::deadline_in(kReconnect));
+      failed = false;
       store->set(key(), codec::encode(Reached{steps, formats::last_own_checkpoint().substr(0, kLongestText)}));
     } catch (const std::exception& error) {  // the supervisor may have gone: its agents end this process
+      failed = true;
       log::debug("elastic", "the job is not told that step {} has ended: {}", steps, error.what());
       store = nullptr;
     }

@@ -410,7 +410,15 @@ State::Wait State::await_members() {
     const bool late = Clock::now() - since > kUntilSaved;
     if ((told || late) && self.chose_in != self.epoch) {
       self.chose_in = self.epoch;
-      if (self.is_furthest()) return Wait::Save;
+      try {
+        if (self.is_furthest()) return Wait::Save;
+      } catch (const Error& error) {
+        if (!told) throw;
+        // Whose launcher is gone, or cut off, cannot know who else saves.
+        log::warn("elastic", "not saved after step {}: the job's launcher is not reached: {}", self.own_steps(),
+                  error.what());
+        return Wait::End;
+      }
     } else if (told) {
       return Wait::End;
     } else if (late) {
