@@ -3,7 +3,7 @@
 #include "launch/agent/agent_impl.h"
 #include "launch/processes.h"
 
-#include <cohort/preemption.h>
+#include <cohort/exit_status.h>
 
 #include <algorithm>
 #include <chrono>

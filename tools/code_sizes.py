@@ -1,0 +1,104 @@
+"""Lines of the product by component, and sizes of its classes, each against its limit. tools/check-layers looks at them.
+
+Counted are all lines of .h, .cpp, .in, .py and .pyi files, without tests and fakes. A class has the lines of its definition and
+of its members' definitions outside it; it lies over as many files as define members outside headers.
+"""
+
+import collections
+import pathlib
+import re
+
+# Lines that each part may have. What a change makes superfluous goes with it; a limit is raised with a reason in the commit.
+LINES = {
+    "src/base": 3_700, "src/comm": 25_200, "src/launch": 18_500, "src/net": 7_100, "src/ps": 8_100, "src/rendezvous": 5_400,
+    "src/telemetry": 2_600, "src/torch": 7_800, "src/train": 17_800, "include": 4_500, "programs": 18_400, "python": 36_000,
+}  # fmt: skip
+CLASS_LINES = 700
+# Larger ones, and those in several files, until they are divided: (lines, files) that they may have.
+CLASSES = {
+    "src/comm/engine Matcher": (870, 2),
+    "src/comm/gpu NcclPlane": (500, 2),
+    "src/comm/transport/tcp TcpTransport": (490, 2),
+    "src/launch/agent Agent": (850, 3),
+    "src/launch/membership Membership": (1010, 1),
+    "src/launch/supervise Epoch": (810, 1),
+    "src/ps Primary": (960, 2),
+    "src/ps State": (840, 3),
+    "src/train/gradients Reducer": (720, 1),
+    "src/train/named EngineCore": (950, 4),
+}
+SMALL = 150  # lines of a class that may lie over several files
+
+CLASS = re.compile(r"^(?:template <.*> )?(?:class|struct) (?:alignas\(\w+\) )?((?:\w+::)*\w+)(?: final)?(?: :|\s*\{|$)")
+MEMBER = re.compile(r"^[\w:<>&*,()\[\] ]*?\b((?:\w+::)+)~?(?:\w+|operator[^(]+)\(")
+
+
+def product(folder):
+    for path in sorted(folder.rglob("*")):
+        of_tests = path.stem.endswith("_test") or path.name.startswith("test_") or {"fake", "tests"} & set(path.parts)
+        if path.suffix in (".h", ".cpp", ".in", ".py", ".pyi") and not of_tests:
+            yield path
+
+
+def lines_of(folder):
+    return sum(len(path.read_text(errors="replace").splitlines()) for path in product(folder))
+
+
+def definitions(path):
+    """(class, lines, whether it is a member outside the class) of each definition at the beginning of a line."""
+    lines = path.read_text(errors="replace").splitlines()
+    at = 0
+    while at < len(lines):
+        line, name, end = lines[at], None, ""
+        if (match := CLASS.match(line)) and not line.endswith(";"):
+            name, end = match[1], "};"
+        elif (match := MEMBER.match(line)) and not line.endswith(";"):
+            name, end = match[1].rstrip(":"), "}"
+        begin = at
+        if name and not line.endswith("}"):
+            while at + 1 < len(lines) and lines[at] not in (end, "}", "};"):
+                at += 1
+        at += 1
+        if name:
+            if parts := [part for part in name.split("::") if part[0].isupper()]:  # no namespaces
+                yield "::".join(parts), at - begin, end == "}"
+
+
+def classes(root):
+    """{(folder, class): (lines, files that define members)}"""
+    lines, files = collections.Counter(), collections.defaultdict(set)
+    for folder in ("src", "include", "programs"):
+        for path in product(root / folder):
+            for name, count, outside in definitions(path):
+                key = (path.parent.relative_to(root).as_posix(), name)
+                lines[key] += count
+                if outside and path.suffix == ".cpp":
+                    files[key].add(path.name)
+    return {key: (count, len(files[key])) for key, count in lines.items()}
+
+
+def problems(root):
+    for folder, limit in LINES.items():
+        if (root / folder).is_dir() and (count := lines_of(root / folder)) > limit:
+            yield f"{folder}: {count} lines, and {limit} are allowed (tools/code_sizes.py)"
+    for (folder, name), (lines, files) in classes(root).items():
+        most, most_files = CLASSES.get(f"{folder} {name}", (CLASS_LINES, 1 if lines > SMALL else files))
+        if lines > most:
+            yield f"{folder}: class {name} has {lines} lines, and {most} are allowed (tools/code_sizes.py)"
+        if files > most_files:
+            yield f"{folder}: class {name} lies over {files} files, and {most_files} are allowed (tools/code_sizes.py)"
+
+
+def table(root):
+    total = 0
+    for folder, limit in LINES.items():
+        count = lines_of(root / folder)
+        total += count
+        yield f"{count:7} of {limit:7}  {folder}"
+    yield f"{total:7}             in all"
+    for (folder, name), (lines, files) in sorted(classes(root).items(), key=lambda one: -one[1][0])[:20]:
+        yield f"{lines:7} in {files} files   {folder} {name}"
+
+
+if __name__ == "__main__":
+    print("\n".join(table(pathlib.Path(__file__).resolve().parents[1])))
