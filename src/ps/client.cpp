@@ -288,7 +288,7 @@ std::string Client::snapshot(const std::string& folder, const SnapshotOptions& o
       raise(ErrorCode::Corrupt, "{} has written a snapshot to \"{}\"", impl_->links[i].name(), written.file);
     manifest.files[written.file] = {written.bytes, std::move(written.sha256), std::move(written.crc32)};
   });
-  // What servers had begun that have lost their place meanwhile.
+  // Removes files begun by servers that have lost their place meanwhile.
   for (const std::string& name : value_or_throw(sys::list_folder(writer.hidden()))) {
     std::error_code none;
     if (manifest.files.count(name) == 0) std::filesystem::remove(std::filesystem::path(writer.hidden()) / name, none);

@@ -75,8 +75,8 @@ class Route {
   Place place_;
 };
 
-/// What the answer said, and what follows it: where it came, maybe in memory that is shared with the server, so to be
-/// read once, and not to be kept.
+/// An answer and the payload behind it. The payload stays where it arrived, maybe in memory shared with the server:
+/// read it once and do not keep it.
 struct Heard {
   Answer answer;
   net::RpcAnswer whole;
@@ -262,11 +262,12 @@ class Requests {
   void pull(std::span<const std::uint64_t> keys, std::span<float> rows);
   /// Duplicates are added.
   void push(std::span<const std::uint64_t> keys, std::span<const float> gradients, std::optional<double> lr);
-  /// Of duplicates the last one.
+  /// The last of duplicate keys counts.
   void assign(std::span<const std::uint64_t> keys, std::span<const float> rows);
   void erase(std::span<const std::uint64_t> keys);
 
-  // Of a variable, whose keys are its pieces: values go from the caller's memory, and there, without a copy between.
+  // For a variable, whose keys are its pieces: values are transferred directly from and to the caller's memory, without
+  // a copy.
   void pull_pieces(std::span<float> values);
   void push_pieces(std::span<const float> gradients, std::optional<double> lr);
   void assign_pieces(std::span<const float> values);
@@ -276,7 +277,7 @@ class Requests {
  private:
   void demand_rate(std::optional<double> lr) const;
   void demand_rows(const char* what, std::size_t keys, std::size_t floats) const;
-  /// What `rows` of the unique keys are: "push", "gradient".
+  /// Throws unless all values are finite. `what` and `noun` name `rows` in the message: "push", "gradient".
   void demand_finite(const char* what, const char* noun, const std::vector<std::uint64_t>& unique,
                      std::span<const float> rows) const;
   std::vector<std::uint64_t> pieces(std::size_t floats) const;

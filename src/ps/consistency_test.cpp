@@ -1,4 +1,4 @@
-// Who waits for whom, and which pushes count. Workers are threads, over real connections.
+// Tests which workers wait for which others, and which pushes count. Workers are threads, over real connections.
 #include "ps/testing.h"
 #include "ps/testing_counters.h"
 

@@ -48,7 +48,7 @@ class Journal {
     std::uint64_t image = 0;  ///< of these: what is no change, but stands for those before
     Result<void> append(const Command& command);
     Result<void> append(std::string_view first, std::string_view second);
-    /// Of another file, those bytes.
+    /// Appends those bytes of another file.
     Result<void> append_from(int other, std::uint64_t from, std::uint64_t to);
   };
   struct Next;
@@ -65,7 +65,7 @@ class Journal {
   std::unique_ptr<Next> next_;  ///< that will take its place, and has all that it has
 };
 
-/// What stands before a command's body.
+/// Size of the head before a command's body.
 inline constexpr std::size_t kRecordHead = 32;
 
 /// The head alone: the body follows it as it is.

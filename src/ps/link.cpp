@@ -29,7 +29,7 @@ bool refuses(const std::string& endpoint) {
   return !socket && socket.error().kind == net::ConnectFailure::Refused;
 }
 
-/// Where a worker goes: it takes memory from there.
+/// The address a worker connects to; accepts shared memory from there.
 net::RpcPlace sharing_place_of(const std::string& endpoint, const std::string& secret_file) {
   net::RpcPlace place = value_or_throw(place_of(endpoint, secret_file));
   place.secure.descriptors = true;
@@ -71,7 +71,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
     Met met;
     Place elsewhere;
     std::optional<Error> late;
-    // Where nobody listens any more the others are asked at once.
+    // If nobody listens there any more, the other servers are asked at once.
     if (now.epoch == 0 || !refuses(now.endpoint)) {
       try {
         met = greet(sharing_place_of(now.endpoint, secret_file_), hello,
@@ -104,7 +104,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
   }
 }
 
-/// Whose rows nobody else has: one that has ended is not waited for.
+/// Throws if a server whose rows nobody else has is known to have ended: it is not waited for.
 void Route::demand_that_it_runs(const std::string& endpoint) const {
   std::optional<std::string> how;
   try {

@@ -33,9 +33,9 @@ namespace cohort::ps {
 
 class Settlement {
  public:
-  /// Where a server's rows are served now; any thread.
+  /// Returns the address that serves a server's rows now; any thread.
   using PlaceOf = std::function<Result<net::RpcPlace>(std::uint32_t server)>;
-  /// `ended`: here. `others`: the servers that are asked.
+  /// `ended`: clocks ended on this server. `others`: the servers that are asked.
   Settlement(const Settle& question, std::int64_t ended, std::vector<std::uint32_t> others, PlaceOf place_of);
   ~Settlement();
   Settlement(const Settlement&) = delete;
@@ -44,7 +44,7 @@ class Settlement {
   const Settle& question() const noexcept { return question_; }
   /// The most of all servers, once all have answered.
   std::optional<std::int64_t> result() const;
-  /// Whom it cannot reach, and why.
+  /// Servers that it cannot reach, and why.
   std::string trouble() const;
 
  private:
@@ -69,7 +69,7 @@ class Primary {
     std::chrono::milliseconds patience{3000};
     std::function<std::size_t()> room;                 ///< bytes that this process may still take
     std::function<void(std::function<void()>)> aside;  ///< does it on a thread of its own
-    /// Where another server's rows are served. Any thread.
+    /// Returns the address that serves another server's rows. Any thread.
     std::function<Result<net::RpcPlace>(const Hello& known, std::uint32_t server)> place_of;
     std::function<void()> changed = {};      ///< whether all workers are gone may be something else than before
     std::optional<std::uint32_t> rows = {};  ///< whose, where servers know their numbers
@@ -85,12 +85,12 @@ class Primary {
 
   Result<void> hello(const ClientPtr& client, const Call& call, const Hello& greeting);
   Result<void> settle(const ClientPtr& client, const Call& call, const Settle& asked);
-  /// Of a client that has said hello.
+  /// Handles a call of a client that has said hello.
   Result<void> on_call(const ClientPtr& client, const Call& call);
   Result<void> follow(const ClientPtr& client, const Call& call, const Follow& asked);
   Result<void> fetch(const ClientPtr& client, const Call& call, const Fetch& asked);
   void on_gone(const ClientPtr& client);
-  /// What the map says of the rows.
+  /// Takes in what the map says about the rows.
   void told(const Serving& serving) noexcept;
 
   bool has(const ClientPtr& client) const { return sessions_.count(client) > 0; }

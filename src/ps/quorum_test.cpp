@@ -294,7 +294,7 @@ class Schedule {
       default: break;
     }
   }
-  /// What it has sent may arrive later, or never.
+  /// Messages it has sent may still arrive later, or never.
   void die(std::uint32_t number) {
     Pusher& worker = workers_[number];
     ++lost_;

@@ -27,13 +27,14 @@ inline constexpr std::chrono::milliseconds kHeartbeat(60);  ///< a fetch is answ
 inline constexpr std::chrono::milliseconds kLease(250);     ///< for which an answer that a backup has had holds
 /// A backup waits so much longer than the lease: its clock may run faster.
 inline constexpr std::chrono::milliseconds kLeaseMargin(25);
-/// Of who says nothing, though its connection stands. Busy machines have pauses of a second.
+/// Time after which a process that says nothing counts as gone, though its connection stands. Busy machines have pauses
+/// of a second.
 inline constexpr std::chrono::milliseconds kSilence(3000);
 
-/// What the primary of some rows knows of the process that has, or is getting, a copy of them: the records that it has
-/// not had yet, and whether answers may go out. An answer that says what the state is, or that it has changed, goes
-/// when a backup has received every command that is in the state; and only while no backup can have taken the primary's
-/// place without its knowing (a lease). Pure bookkeeping; one thread at a time.
+/// Tracks, for the primary of some rows, the process that has or is getting a copy of them: the records it has not
+/// received yet, and whether answers may go out. An answer that reports the state, or that it has changed, goes out
+/// when a backup has received every command in the state, and only while no backup can have taken the primary's place
+/// without its knowing (a lease). Pure bookkeeping; one thread at a time.
 class Replication {
  public:
   using Time = std::chrono::steady_clock::time_point;

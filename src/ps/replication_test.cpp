@@ -46,7 +46,7 @@ class Simulation {
     after(milliseconds(500 + below(8000)), [this] { restore(); });
   }
   ~Simulation() {
-    // What a process waits for holds the process.
+    // Callbacks that a process waits for hold a reference to the process.
     for (const std::weak_ptr<Process>& made : all_) {
       if (const ProcessPtr process = made.lock()) {
         process->fetching.reset();
@@ -337,7 +337,7 @@ class Simulation {
     const auto mine = static_cast<std::uint32_t>(worker);
     const auto verdict = p.state.workers().judge({mine, 1, {sequence, sequence - 1}});
     const auto answer = [this, process, worker, asked, error = verdict ? std::string() : verdict.error().what()] {
-      // What it says against the push holds as little as anything else, if another one has taken its place.
+      // Even a refusal of the push is void if another process has taken its place.
       process->held.push_back({process->replication.position(), {worker, asked, value_of(process->state), error}});
       answer_held(process);
     };
@@ -345,7 +345,7 @@ class Simulation {
     note(process, {1, Method::Push, mine, 1, body}, answer);
   }
 
-  /// What is written, on a disk that may be slow, is what there was when that began.
+  /// The snapshot, on a disk that may be slow, has the state of the moment it began.
   void snapshot() {
     after(milliseconds(300 + below(2000)), [this] { snapshot(); });
     for (const ProcessPtr& process : processes_) {
@@ -546,7 +546,7 @@ class Simulation {
 
   void fetched(const ProcessPtr& process, int connection, const std::string& records, std::uint64_t count) {
     Process& p = *process;
-    // Who asks for the primary's place hears nothing more of it: a Follower does one after the other.
+    // A process that asks for the primary's place hears nothing more from it: a Follower does one after the other.
     if (!p.copies || p.asks_for_place || p.connections * kProcesses + p.number != connection) return;
     p.heard = clock_of(p);
     p.received += count;
@@ -690,7 +690,7 @@ class Simulation {
   void kill(const ProcessPtr& process) {
     if (!map_.formed() || !process->alive || dropping_.count(process) > 0 || process->asks_for_place) return;
     const Serving& serving = map_.rows[0];
-    // Whom the map names as the backup may have given its copy up, and be about to get another one.
+    // The process that the map names as the backup may have given up its copy, and be about to get another one.
     const auto there = [&](const Holder& holder) {
       if (holder.life == 0 || holder == process->self) return false;
       const Process& other = *processes_[holder.server];

@@ -71,12 +71,12 @@ class Rows : public Slabs {
  public:
   static constexpr std::uint32_t kNone = KeyMap::kNone;
 
-  /// Of so many floats each.
+  /// Rows of this many floats each.
   explicit Rows(std::size_t floats);
 
-  /// What there is now. As long as `views` counts any, it does not change, whatever happens to the rows.
+  /// The present rows. As long as `views` counts any, the result does not change, whatever happens to the rows.
   Slabs freeze(const Views& views);
-  /// Memory that slabs take which such views alone have now.
+  /// Memory of slabs that only such views hold now.
   std::size_t copied() const noexcept { return is_read() ? copied_ : 0; }
   /// How many slabs would be copied before they are written to.
   std::size_t frozen() const noexcept { return is_read() ? frozen_ : 0; }
@@ -159,7 +159,7 @@ struct KeyedRows {
   std::size_t count = 0;
 };
 
-/// What an image has of a table beside its rows and counters.
+/// The part of a table's image beside its rows and counters.
 struct TableShape {
   std::uint32_t end = 0;         ///< places of rows
   std::uint32_t first_free = 0;  ///< of them
@@ -168,7 +168,7 @@ struct TableShape {
   TableCounts counts;
 };
 
-/// Of the counter of a key that is not admitted yet, in a snapshot.
+/// Bytes in a snapshot of the counter of a key that is not admitted yet.
 inline constexpr std::size_t kSeenBytes = sizeof(std::uint64_t) + sizeof(std::uint32_t);
 
 /// A table as it was at a moment, to be read on any thread.
@@ -177,7 +177,7 @@ class FrozenTable {
   const std::string& name() const noexcept { return name_; }
   const TableOptions& options() const noexcept { return options_; }
   const TableShape& shape() const noexcept { return shape_; }
-  /// Of a row.
+  /// Floats per row.
   std::size_t floats() const noexcept { return floats_; }
   /// All rows, and all counters of keys that are not admitted yet.
   void for_each(const std::function<void(const RowHeader&, const float*)>& visit) const;
@@ -234,16 +234,17 @@ class SparseTable {
   /// How many of the keys have none.
   std::size_t fresh(std::size_t count, const void* keys) const;
 
-  /// Of a row.
+  /// Floats per row.
   std::size_t floats() const noexcept { return floats_; }
-  /// As it is now; as long as `views` counts any, that does not change. Takes as long as copying the counters.
+  /// The table as it is now; as long as `views` counts any, the result does not change. Takes as long as copying the
+  /// counters.
   FrozenTable freeze(const Views& views);
-  /// Memory that views alone have.
+  /// Memory held by views alone.
   std::size_t copied() const noexcept {
     return rows_.copied() + (rows_.frozen() + rows_.copied() > 0 ? frozen_seen_ * sizeof(Seen) : 0);
   }
-  /// Of a step or assignment of so many keys: how many floats are worked through or copied, about, and the memory of
-  /// what is copied for views.
+  /// Cost of a step or assignment of this many keys: roughly how many floats are worked through or copied, and the
+  /// memory of the copies made for views.
   struct Effort {
     std::size_t floats = 0;
     std::size_t copied = 0;
@@ -259,7 +260,7 @@ class SparseTable {
   TableShape shape() const noexcept;
   void load_place(const RowHeader& header, const void* floats) { rows_.load(header, floats); }
   bool end_load(const TableShape& shape);
-  /// Of the rows at these places.
+  /// Digest of the rows at these places.
   std::uint64_t digest(std::uint32_t first, std::uint32_t count) const noexcept;
 
  private:
@@ -290,9 +291,9 @@ class SparseTable {
   TableCounts counts_;
 };
 
-// What a row is before its first step. A function of seed, key and position: the same on every server, at every time,
-// and after the row has gone and come back. (Normal ones go through the C library's log and cos; their last bit may
-// differ from one C library to another.) Pure; any thread.
+// Values of a row before its first step. A function of seed, key and position: the same on every server, at every time,
+// and after the row has been evicted and comes back. (Normal values go through the C library's log and cos; their last
+// bit may differ from one C library to another.) Pure; any thread.
 
 void fill_initial(std::span<float> row, const Initializer& initializer, std::uint64_t seed, std::uint64_t key) noexcept;
 

@@ -24,7 +24,7 @@
 
 namespace cohort::ps {
 
-/// Of whom and what a change is.
+/// Author and order of a change.
 struct Author {
   std::uint32_t worker = 0;
   std::uint64_t incarnation = 0;
@@ -146,13 +146,13 @@ class Image {
 class State {
  public:
   const Workers& workers() const noexcept { return workers_; }
-  /// What the latest worker that has joined said, of the servers too.
+  /// Greeting of the worker that joined last; it lists the servers, too.
   const std::optional<Hello>& introduced() const noexcept { return introduced_; }
   /// Clocks whose pushes have been made in tables of Mode::Sync.
   std::int64_t settled() const noexcept { return settled_; }
-  /// For how many workers no clock waits: the same for all tables.
+  /// Number of workers for which no clock waits: the same for all tables.
   std::int64_t backup_workers() const noexcept;
-  /// At which a worker that comes again begins.
+  /// Clock at which a worker that comes again begins.
   std::int64_t next_clock() const noexcept { return backup_workers() > 0 ? settled_ : workers_.most(); }
   /// With backup workers: whose pushes of the last settled clock counted.
   Concluded concluded(std::uint32_t worker) const;
@@ -164,7 +164,7 @@ class State {
   Result<void> check(const Command& command, std::size_t limit);
   /// The same for rows of a snapshot, but their memory.
   Result<void> check_adopt(const Command& command) const;
-  /// Of a change that came in its turn: its number counts from now on. Never fails for what `check` let pass.
+  /// Runs a change that came in its turn: its number counts from now on. Never fails for what `check` let pass.
   void run(const Command& command);
 
   /// A command from a journal, or for a copy: as `run`, but that it is looked at first. Corrupt if it could not have
@@ -173,11 +173,11 @@ class State {
 
   /// As it is now. Takes no longer than a push.
   std::shared_ptr<const FrozenState> freeze();
-  /// What running the command costs, at most, about.
+  /// Approximate upper bound of the cost of running the command.
   SparseTable::Effort effort(const Command& command) const;
-  /// Whether an image has begun, and not ended.
+  /// True if an image has begun, and not ended.
   bool loading() const noexcept { return loading_; }
-  /// What some rows have to be, for a command of Method::Verify: others each time. nullopt: there are none.
+  /// Expected contents of some rows, for a command of Method::Verify: other rows each time. nullopt: there are none.
   std::optional<Verify> some_rows(std::uint64_t turn) const;
 
   /// The table of this number; nullptr.
@@ -186,12 +186,12 @@ class State {
 
   /// Whether a worker at this clock may read the table.
   bool may_read(std::uint32_t table, std::int64_t clock) const noexcept;
-  /// Whom it waits for.
+  /// The workers it waits for, as text.
   std::string awaited(std::uint32_t table, std::int64_t clock) const;
   /// All pushes of earlier clocks are in the table.
   std::int64_t clock_of(std::uint32_t table) const noexcept;
 
-  /// What there is, without what views alone have.
+  /// Memory held, without what views alone hold.
   std::size_t bytes() const noexcept;
   std::size_t copied() const noexcept;
 
@@ -228,7 +228,7 @@ class State {
   /// Makes those staged pushes of a worker that its ended clocks allow, in tables that wait for nobody.
   void make_committed(std::uint32_t worker, std::uint32_t now);
   void settle(std::uint32_t now);
-  /// What is staged of clocks up to `settled_`, as one step of each row.
+  /// Applies pushes staged for clocks up to `settled_`, as one step of each row.
   void step_staged(std::uint32_t now);
 
   // state_quorum.cpp: with backup workers
