@@ -1,5 +1,5 @@
-// What a process leaves on its status page when it dies of an exception or a signal, and what it does when it is asked
-// for its stacks. The user's program is not changed: a terminate handler that hands over to the one before, and signal
+// Last words that a process leaves on its status page when it dies of an exception or a signal, and stacks written on
+// request. The user's program is not changed: a terminate handler that hands over to the previous one, and signal
 // handlers only where the disposition is the default one. Without an agent nothing is installed. Any thread may call;
 // each part is done once per process. The alternate stack, for handlers after a stack overflow, is the first caller's.
 #pragma once
@@ -21,7 +21,7 @@ struct FunctionSymbol {
 /// The function that `address` lies in, as the file (64-bit ELF of this machine's byte order) counts addresses.
 FunctionSymbol find_function(std::span<const std::byte> file, std::uint64_t address) noexcept;
 
-/// What the words of a C++ exception begin with; what stands before its stack, and before that of a crash.
+/// Beginnings: of the last words for a C++ exception, of its stack, and of a crash's stack.
 inline constexpr std::string_view kUncaught = "uncaught exception ", kThrowStack = "the stack at std::terminate:\n",
                                   kNativeStack = "the native stack:\n";
 
@@ -36,7 +36,7 @@ void tell_stacks_when_asked();
 /// where the program wants no buffer at all. (std::cout goes with it, unless sync_with_stdio(false) has parted them.)
 void show_lines_at_once();
 
-/// Of a fatal signal, the last words begin with what this file holds by then: an interpreter writes its own stack
+/// After a fatal signal, the last words begin with the contents of this file: an interpreter writes its own stack
 /// there. The descriptor stays the caller's, and open.
 void add_to_last_words(int fd) noexcept;
 

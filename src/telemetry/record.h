@@ -66,7 +66,7 @@ RecordLines parse_record(std::string_view text);
 /// Throws Unavailable if there is no such file, Io if it cannot be read, Corrupt if it has lines but not one event.
 RecordLines read_record(const std::filesystem::path& file);
 
-/// Of the run; and what its launcher has warned of (warnings.jsonl beside it), each at its time's place.
+/// Reads the run's record, with its launcher's warnings (warnings.jsonl beside it) merged in by time.
 RecordLines read_run(const std::filesystem::path& record);
 
 enum class Absent { Error, Later };
@@ -82,7 +82,7 @@ class LineReader {
   /// Without its end; valid until the next call. nullopt: there is no whole line more, now. Throws Io, and Corrupt
   /// where the file has become shorter than what was read, or a line is longer than any event.
   std::optional<std::string_view> next();
-  /// Where the next line begins.
+  /// Offset at which the next line begins.
   std::uint64_t offset() const noexcept { return offset_; }
 
  private:
@@ -105,7 +105,7 @@ class RecordFollower {
   const RecordLine& line() const noexcept { return line_; }
   /// Whether the step of line() was done again: so said a later `resume` that was there when the follower began.
   bool superseded() const noexcept { return superseded_; }
-  /// Where the line after line() begins.
+  /// Offset at which the line after line() begins.
   std::uint64_t offset() const noexcept { return lines_.offset(); }
   std::size_t damaged() const noexcept { return damaged_; }
 
@@ -149,7 +149,7 @@ class PointReader {
   std::string name_;
 };
 
-/// What is gathered before it is appended.
+/// Bytes gathered before they are appended.
 inline constexpr std::size_t kAppendBuffer = std::size_t{1} << 20;
 
 struct AppendTo {
@@ -167,7 +167,7 @@ void append_all(const AppendTo& to, std::string_view bytes);
 // How far a run is, how long it still takes, and the latest of what it logs; from the lines of its record. Plain
 // values, one thread.
 
-/// What of a run its progress follows from; read from lines in their order. Its end is known where the `start` line's
+/// Progress of a run, computed from its record's lines, read in order. Its end is known if the `start` line's
 /// parameters have epochs or steps (epochs, num_epochs, max_epochs; steps, max_steps, total_steps, num_steps).
 class RunProgress {
  public:

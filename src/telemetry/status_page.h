@@ -1,10 +1,10 @@
-// What a rank says about itself to the agent that started it: which operation it is in, how far its training is, and,
-// if it dies of an exception, its last words. The agent makes the page (a memory file that both map) and reads it; it
-// outlives the rank, so that it tells what a killed rank was doing. Without an agent the page is private memory, so
-// that writers need not ask. Writing is a few plain stores; each word has one writer at a time, and readers take what
-// they find: a snapshot may mix two moments. Any thread may write through StatusPage; a lane belongs to whoever waits.
-// What programs call of Cohort's goes by its own name, not by those of the operations that it consists of: on the
-// status page, and in their errors.
+// A rank's status for the agent that started it: the operation it is in, how far its training is, and, if it dies of an
+// exception, its last words. The agent makes the page (a memory file that both map) and reads it; the page outlives the
+// rank, so that it tells what a killed rank was doing. Without an agent the page is private memory, so that writers
+// need not ask. Writing is a few plain stores; each word has one writer at a time, and readers take what they find: a
+// snapshot may mix two moments. Any thread may write through StatusPage; a lane belongs to the thread that waits.
+// Calls of Cohort's that a program makes appear under their own names, not under those of the operations they consist
+// of: on the status page, and in errors.
 #pragma once
 
 #include "base/memory.h"
@@ -73,7 +73,7 @@ struct alignas(64) NameStatus {
   std::array<std::atomic<std::uint64_t>, kWords> name;
 };
 
-/// What the program is in that consists of operations of Cohort's own.
+/// The call of the program that is in progress and consists of several of Cohort's operations.
 struct CallStatus {
   static constexpr std::size_t kWords = 6;
   std::atomic<std::uint32_t> depth;  ///< calls that have begun and not ended
@@ -81,8 +81,8 @@ struct CallStatus {
       name;  ///< of the last one: "CheckpointFolder::save", filled with zeros
 };
 
-/// What the rank's collectives have taken so far, where it measures that (COHORT_TIMES; `exposed_ns` it always does).
-/// Several threads may add.
+/// Times of the rank's collectives so far, if it measures them (COHORT_TIMES; `exposed_ns` always). Several threads may
+/// add.
 struct TimesStatus {
   std::atomic<std::uint64_t> operations;
   std::atomic<std::uint64_t> bytes;       ///< of this rank's payload
@@ -132,9 +132,9 @@ struct StatusLayout {
   std::atomic<std::uint32_t> abilities;  ///< what it can be asked for
   std::atomic<std::int32_t> joining;     ///< the size of a world whose ranks it waits for, or kToBeMember; 0: none now
   std::atomic<std::uint32_t> worlds;     ///< that it has formed so far
-  /// Of an elastic job: the epoch of members in which it has formed its latest world; -1: none yet.
+  /// In an elastic job: the epoch of members in which the rank has formed its latest world; -1: none yet.
   std::atomic<std::int64_t> formed_epoch{-1};
-  /// It has what an elastic job has trained, so that others can have it from this rank. Once so, it stays so.
+  /// Set once the rank holds the elastic job's trained state, so that others can get it from this rank. Stays set.
   std::atomic<std::uint32_t> has_state;
   std::atomic<std::int64_t> step;     ///< optimizer steps so far
   std::atomic<std::int64_t> samples;  ///< of this rank in these, where who counts steps knows them

@@ -1,10 +1,11 @@
-// What happens in a rank, event by event, for its agent: operations, steps, buckets, checkpoints, waits and the
-// program's own spans, in a ring of fixed slots. The agent makes the ring (a memory file that both map), drains it all
-// the time (TimelineReader), and still has it when the rank was killed. Writers never wait: where the agent lags,
-// the oldest events are overwritten, and the reader counts them. Without a ring, which is without `cohort run --trace`,
-// an event costs one load. Any thread may write.
-// The agent's end of a timeline: takes out what its rank has written since the last time, in order. The ring is another
-// process's to write, so nothing in it is believed: numbers are checked, and texts are bounded. One thread.
+// Events in a rank, for its agent: operations, steps, buckets, checkpoints, waits and the program's own spans, in a
+// ring of fixed slots. The agent makes the ring (a memory file that both map), drains it all the time (TimelineReader),
+// and still has it when the rank was killed. Writers never wait: when the agent lags, the oldest events are
+// overwritten, and the reader counts them. Without a ring, that is without `cohort run --trace`, an event costs one
+// load. Any thread may write.
+// TimelineReader is the agent's end of a timeline: it takes out the events that the rank has written since the last
+// time, in order. The ring is another process's to write, so nothing in it is trusted: numbers are checked, and texts
+// are bounded. One thread.
 #pragma once
 
 #include "base/memory.h"
@@ -88,7 +89,7 @@ inline bool on() noexcept {
   return state != detail::kOff && (state == detail::kOn || detail::look());
 }
 
-// Where nobody takes them, these do nothing.
+// These do nothing if there is no ring.
 void add(const Event& event) noexcept;
 void add(const CollectiveEvent& event) noexcept;
 /// This thread's number, the lane of its spans.
@@ -133,7 +134,7 @@ struct TimelineEntry {
 
 class TimelineReader {
  public:
-  /// Of `create_timeline`; lives as long as this.
+  /// `ring`: made by `create_timeline`; must outlive the reader.
   explicit TimelineReader(const TimelineLayout& ring) noexcept : ring_(ring) {}
 
   enum class Until { Now, End };

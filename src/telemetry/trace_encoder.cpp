@@ -243,7 +243,7 @@ void RankTrace::append(std::string& trace, const TimelineEntry& entry, std::stri
   bool free = true;
   Track& to = place(trace, entry, free);
   TrackEncoder& encoder = to.encoder;
-  // What is too much for the lanes is a moment.
+  // An event for which no lane is free becomes an instant.
   const bool slice = free && (entry.ended_ns > entry.begun_ns || entry.kind == TimelineKind::Span);
   if (name.empty()) name = "(no room for its name)";
   std::string event = slice ? encoder.begin(name) : encoder.instant(name);

@@ -332,7 +332,7 @@ Result<void> CheckpointWriter::seal(const Manifest& manifest, const std::functio
   if (!json) return tl::unexpected(json.error());
   for (const auto& [name, digest] : manifest_.files) {
     if (!is_here(name)) continue;
-    // Where several processes write, on network file systems, this is what shows that their files have come.
+    // If several processes write, on network file systems, this shows that their files have arrived.
     const std::string path = fmt::format("{}/{}", hidden_, name);
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) {

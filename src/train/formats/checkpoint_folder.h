@@ -30,8 +30,8 @@
 
 namespace cohort::formats {
 
-/// What tells whether a file's bytes are those that were written: SHA-256 by OpenSSL, and zlib's CRC-32 of each block,
-/// which says where they are not. In pieces. Not thread-safe.
+/// Digests that tell whether a file's bytes are those that were written: SHA-256 by OpenSSL, and zlib's CRC-32 of each
+/// block, which says where they are not. Data is added in pieces. Not thread-safe.
 class Sha256 {
  public:
   Sha256();
@@ -149,7 +149,7 @@ class CheckpointWriter {
   /// Makes the hidden folder, whose name says the generation and step, and holds something random: a writer that was
   /// stopped for long cannot meddle with the checkpoint of another.
   Result<void> begin(std::int64_t generation, std::int64_t step);
-  /// Of the files; nobody looks there but writers.
+  /// Folder in which the files are written; only writers look there.
   const std::string& hidden() const noexcept { return hidden_; }
   /// Writes the manifest, compares the sizes of those files that are here, and syncs the folder. `is_here` says of
   /// which files that is.
@@ -198,7 +198,7 @@ struct BestBy {
   BestMode mode = BestMode::Min;
   int keep = 0;  ///< so many stay; 0: one
 };
-/// What they are ordered by, the lowest first.
+/// Value that checkpoints are ordered by, the lowest first.
 std::optional<double> standing(const Manifest& manifest, const BestBy& best);
 
 /// Older checkpoints that stay: the newest `count` of a step below this one, the best, and those that cannot be judged.
@@ -208,8 +208,8 @@ struct Spared {
   std::set<std::int64_t> best = {};      ///< by generation
   std::set<std::int64_t> unjudged = {};  ///< likewise
 };
-/// What a load finds damaged is neither kept nor among the best for this process' saves. By the checkpoint's folder;
-/// any thread.
+/// Records whether a load found the checkpoint damaged: a damaged one is neither kept nor among the best for this
+/// process's saves. By the checkpoint's folder; any thread.
 void remember_damage(const std::string& folder, bool is_damaged);
 /// Says that this process's training has saved or loaded in the folder, whose newest generation was then this one. Any
 /// thread.

@@ -46,8 +46,8 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> he
 Result<std::uint64_t> safetensors_head_bytes(std::span<const std::byte> first, std::uint64_t file_bytes,
                                              const std::string& name);
 
-/// What comes before the tensors' bytes in a file, and the order in which they follow, by their places in `tensors`. Of
-/// their bytes none is looked at. Errors as of write_safetensors.
+/// Bytes before the tensors' bytes in a file, and the order in which the tensors follow, as indexes into `tensors`. The
+/// tensors' bytes are not looked at. Errors as of write_safetensors.
 struct SafetensorsLayout {
   std::string head;
   std::vector<std::size_t> order;

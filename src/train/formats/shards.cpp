@@ -235,7 +235,7 @@ bool holds_tensors(const Manifest& manifest, std::string_view file) {
   return manifest.version >= kManifestVersion && file.starts_with(kPartPrefix);
 }
 
-/// What is wrong with the tensors of one file, if anything is.
+/// Adds the tensors of one file; returns the problem with them, if any.
 std::optional<std::string> add_file(PartedTensors& tensors, const std::string& file, const SafetensorsHeader& header) {
   const bool is_part = file.starts_with(kPartPrefix);
   std::size_t shards = 0;

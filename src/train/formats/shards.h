@@ -34,7 +34,7 @@ namespace cohort::formats {
 Shard whole_shard(std::vector<std::int64_t> sizes);
 /// How it is stored: as its box, or, where it is only a range of that, in one dimension.
 std::vector<std::int64_t> shape_of(const Shard& shard);
-/// What is wrong with it by itself; nullopt: nothing.
+/// Returns what is wrong with the shard by itself; nullopt: nothing.
 std::optional<std::string> problem_of(const Shard& shard);
 
 /// Elements that two shards of one tensor have in common and that follow each other in both.
@@ -46,7 +46,7 @@ struct Run {
 /// Both have to be sound, and of tensors of the same sizes.
 std::vector<Run> common_runs(const Shard& from, const Shard& to);
 
-/// Where a part of a tensor is.
+/// Location of a part of a tensor.
 struct TensorPart {
   std::string holder;  ///< a file's name; where ranks speak of what they bring, the rank
   Shard shard;
@@ -66,7 +66,7 @@ inline constexpr std::string_view kModelPrefix = "model/", kOptimizerPrefix = "o
 
 /// Adds a part; says what is wrong with it, or that it does not fit those that are there.
 std::optional<std::string> add_part(PartedTensors& tensors, const std::string& name, ElementType type, TensorPart part);
-/// What says that the parts are not every element of the tensor once; nullopt: they are.
+/// Returns why the parts do not cover every element of the tensor exactly once; nullopt: they do.
 std::optional<std::string> coverage_problem(const std::string& name, const PartedTensor& tensor);
 
 /// Bytes of a file, and where they belong.
@@ -86,7 +86,7 @@ bool has_shards(const Manifest& manifest);
 /// Model, optimizer, and parts where there are shards.
 std::vector<std::string> tensor_files(const Manifest& manifest);
 
-/// What the files of a checkpoint hold.
+/// Contents of a checkpoint's files.
 struct CheckpointTensors {
   PartedTensors tensors;
   std::map<std::string, SafetensorsHeader> files;
@@ -119,7 +119,7 @@ class CheckedFile {
   std::optional<std::uint64_t> block_;  // that is in it
 };
 
-/// Of one checkpoint whose files are all here: open files, and tensors out of them.
+/// Reads tensors of one checkpoint whose files are all here, and keeps the files open.
 class TensorReader {
  public:
   TensorReader(const StoredCheckpoint& checkpoint, CheckpointTensors tensors)

@@ -45,7 +45,7 @@ std::vector<Shard> random_cut(const std::vector<std::int64_t>& sizes) {
   return all;
 }
 
-/// Of the whole tensor, the numbers of its elements.
+/// Numbers of the shard's elements, counted in the whole tensor.
 std::vector<std::int64_t> elements_of(const Shard& shard) {
   std::vector<std::int64_t> numbers;
   const std::int64_t all = *element_count(shard.sizes);

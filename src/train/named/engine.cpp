@@ -144,7 +144,7 @@ void EngineCore::enqueue(std::span<const PendingPtr> made) {
       }
       look_at_ = std::min(look_at_, pending->report_at);
     }
-    // Who finds it set knows that the thread will look before it sleeps.
+    // If the flag was set already, the thread is going to look before it sleeps.
     rouse = !made.empty() && !stirred_.exchange(true);
   }
   if (rouse) wakeup_->request();

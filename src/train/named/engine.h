@@ -29,7 +29,7 @@ struct Stall {
   std::vector<int> missing = {};
 };
 
-/// What an average is divided by while some ranks have joined.
+/// Divisor of averages while some ranks have joined.
 enum class JoinedAverage : std::uint8_t {
   AllRanks = 0,  ///< as Horovod: those that joined count, as zeros
   ActiveRanks,   ///< only those that brought data

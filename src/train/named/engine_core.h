@@ -48,7 +48,7 @@ class EngineCore {
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// What a user asked for and has not got yet.
+  /// An operation that a user has requested and not received yet.
   struct Pending {
     enum class Stage {
       New,        // to be described in the next round
@@ -67,7 +67,7 @@ class EngineCore {
   };
   using PendingPtr = std::shared_ptr<Pending>;
 
-  /// What a rank brings to a round.
+  /// A rank's contribution to a round.
   struct Contribution {
     std::vector<std::uint64_t> words;  // flags, then bits
     std::vector<PendingPtr> described;

@@ -199,7 +199,7 @@ void EngineCore::execute(std::vector<Ready> ready) {
     }
     wanted.push_back(std::move(one));
   }
-  // Where averages skip ranks, which ones differs from operation to operation: those go alone.
+  // If averages skip ranks, the skipped ranks differ from operation to operation, so each of those runs alone.
   std::vector<Ready> together;
   std::vector<Ready> alone;
   for (Ready& one : wanted) {
@@ -259,7 +259,7 @@ std::byte* EngineCore::scratch(std::size_t bytes) {
   return scratch_.emplace_back(std::max<std::size_t>(bytes, 1)).data();
 }
 
-/// Where this rank's result goes.
+/// Returns the buffer for this rank's result.
 Buffer EngineCore::place(const Ready& one, std::vector<std::int64_t> shape) {
   Signature result;
   result.dtype = one.agreed->common.dtype;

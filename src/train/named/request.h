@@ -1,5 +1,5 @@
-// What a user asks an Engine for, and the part of it that ranks compare. Plain values; a Request's buffers belong to
-// the caller, who keeps them alive and leaves them alone until the operation is done. Any thread may use its own.
+// A user's request to an Engine, and the part of it that ranks compare. Plain values; a Request's buffers belong to the
+// caller, who keeps them alive and leaves them alone until the operation is done. Any thread may use its own.
 #pragma once
 
 #include "base/records.h"
@@ -53,7 +53,7 @@ struct Request {
   Kind kind = Kind::AllReduce;
   /// Dimensions of `input` (of `output` for broadcast); their product is its count. Empty: a scalar.
   std::vector<std::int64_t> shape = {};
-  /// What this rank brings. Of a broadcast only the root's counts, and may be `output`.
+  /// Input of this rank. A broadcast uses only the root's, which may be `output`.
   ConstBuffer input = {};
   /// all_reduce and broadcast: where the result goes, of the input's count and dtype; it may be the input.
   Buffer output = {};
@@ -73,7 +73,7 @@ struct Request {
   bool needs_all_ranks = false;
 };
 
-/// What ranks must agree on (but for dimension 0 and `splits` where they may differ).
+/// Properties that ranks must agree on (except for dimension 0 and `splits` where they may differ).
 struct Signature {
   Kind kind = Kind::Barrier;
   DType dtype = DType::Float32;
@@ -94,7 +94,7 @@ struct Signature {
 /// "all_reduce(float32[2, 3], sum)": everything that is compared but for the device.
 std::string to_string(const Signature& signature);
 
-/// Where a request has its memory: the host's, if it has none.
+/// Device of the request's memory: the host if it has none.
 Device device_of(const Request& request) noexcept;
 
 /// Checks a request against `size` ranks. InvalidArgument with what has no meaning; nothing was done.
@@ -114,7 +114,7 @@ void visit_fields(auto& m, auto& a, const Signature*) {
   a.demand(m.count() >= 0, "a shape that no array has");
 }
 
-/// What came of an operation beyond the buffers it was given. Fields that do not apply are empty.
+/// Result of an operation beyond the buffers it was given. Fields that do not apply are empty.
 struct Outcome {
   void* data = nullptr;                            ///< all_gather, reduce_scatter, all_to_all: the result
   std::shared_ptr<void> owner = {};                ///< keeps `data` if the engine allocated it
@@ -159,8 +159,8 @@ class State final : public comm::UnfinishedWork {
   std::condition_variable ended_;
 };
 
-/// What a user holds of an operation that an Engine carries out: it can be waited for, and then gives its Outcome.
-/// Handles are shared by copying; any thread may call, several may wait. A Handle outlives its engine.
+/// Handle of an operation that an Engine carries out: it can be waited for, and then gives its Outcome. Handles are
+/// shared by copying; any thread may call, several may wait. A Handle outlives its engine.
 class Handle {
  public:
   explicit Handle(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
@@ -193,7 +193,7 @@ class Handle {
     wait();
     return state_->result;
   }
-  /// Of an operation that is done: see State.
+  /// Times of an operation that is done: see State.
   std::chrono::steady_clock::time_point agreed_at() const noexcept { return state_->agreed_at; }
   std::chrono::steady_clock::time_point ended_at() const noexcept { return state_->ended_at; }
   /// The same operation as a Work.

@@ -158,7 +158,7 @@ constexpr std::uint64_t kEnd = 4;     // a rank shuts down
 
 constexpr std::size_t kMostStalls = 256;
 
-/// What a rank brings to an exchange of descriptions.
+/// A rank's part in an exchange of descriptions.
 struct Description {
   std::string name;
   Signature signature;
@@ -246,7 +246,7 @@ std::vector<std::uint64_t> EngineCore::combine(const Contribution& own) {
   return all;
 }
 
-/// What each rank sends to all, by rank.
+/// Sends `own` to all ranks; returns the text of each rank, by rank.
 std::vector<std::string> EngineCore::exchange(const std::string& own) {
   AllGatherOptions options;
   options.timeout = operation_timeout();

@@ -15,7 +15,7 @@
 
 namespace cohort::named {
 
-/// What an engine's thread sleeps on: users' requests, peers' announcements and the clock. Any thread may notify.
+/// Wakes an engine's sleeping thread for users' requests, peers' announcements and the clock. Any thread may notify.
 ///
 /// Requests come in bursts. After a round the thread lingers: requests do not wake it then, so that many of them are
 /// found together, unless somebody waits for one.

@@ -15,7 +15,7 @@
 
 namespace cohort::named {
 
-/// What one rank brought under a name; nullopt: nothing (it has joined).
+/// Signatures given under one name, by rank; nullopt: none (the rank has joined).
 using Brought = std::vector<std::optional<Signature>>;
 
 /// An operation that all active ranks asked for. The same on all ranks, and never changed.
@@ -57,7 +57,7 @@ class Cache {
     const auto found = index_.find(name);
     return found == index_.end() ? std::nullopt : std::optional(found->second);
   }
-  /// What stands in a slot; null if it is free.
+  /// The operation in a slot; null if the slot is free.
   const AgreedPtr& at(std::size_t slot) const { return slots_[slot].agreed; }
   /// Slots that have been in use so far: all slots are below.
   std::size_t width() const noexcept { return slots_.size(); }
