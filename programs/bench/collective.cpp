@@ -213,7 +213,7 @@ Result<std::vector<Collective>> parse_collectives(const std::vector<std::string>
                                  names);
 }
 
-/// What `--device cuda` puts in place of the host's memory.
+/// Moves the plan's buffers to GPUs for `--device cuda`.
 Result<void> put_on_gpus(const Words& words, Plan& plan) {
   if (words.device != "cpu" && words.device != "cuda")
     return fail(ErrorCode::InvalidArgument, "--device '{}': choose from cpu, cuda", words.device);

@@ -51,7 +51,7 @@ struct Traits {
 const std::vector<Traits>& all_traits();
 const Traits& traits_of(Collective collective);
 
-/// What one rank brings and receives.
+/// Sizes of one rank's input and output.
 struct Shape {
   std::size_t bytes = 0;    ///< the size column: the larger of input and output, in a rank that has both
   std::int64_t count = 0;   ///< the count column: elements of one part, or of all where there are no parts

@@ -1,5 +1,5 @@
-// What was measured, and the events by which ranks report it to whoever prints: JSON objects, one a line. Values; any
-// thread.
+// Measurements, and the events by which ranks report them to the process that prints: JSON objects, one a line. Values;
+// any thread.
 // The measurement: every row of a plan, on every rank of a world together.
 // The ranks of a benchmark: a job of this command's own, threads of it, or the job that it is part of. Whatever
 // happens, no rank outlives the call. For the main thread.
@@ -45,11 +45,11 @@ struct Row {
   std::optional<Side> out_of_place, in_place;
 };
 
-/// In place if it was measured: what percentiles and per cent of the bound are printed of.
+/// The in-place measurement if there is one: the source of printed percentiles and per cent of the bound.
 const Side& main_side(const Row& row);
 
 nlohmann::json to_json(const Row& row);
-/// Of `to_json`.
+/// Inverse of `to_json`.
 Row row_from(const nlohmann::json& event);
 
 /// `{"event": "world" | "row", ...}` from rank 0.

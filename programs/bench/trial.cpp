@@ -36,7 +36,7 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr std::string_view kLevels[] = {"ok", "warning", "FAILED"};
-/// Of a minute for all: the doctor takes at most half.
+/// Shares of a minute for all checks: the doctor takes at most half.
 constexpr double kCollectivesSeconds = 18, kTrainingSeconds = 3;
 constexpr std::chrono::seconds kJobLimit(50), kDoctorLimit(60);
 
@@ -225,7 +225,7 @@ void be_trial_rank() {
 
 // The command.
 
-/// What is no report is what went wrong.
+/// Runs `cohort doctor --json`; output that is no report is thrown as the error.
 json doctor_report(const std::vector<std::string>& given) {
   std::vector<std::string> command = {value_or_throw(launch::own_command()), "doctor", "--json"};
   command.insert(command.end(), given.begin(), given.end());

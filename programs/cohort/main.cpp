@@ -77,7 +77,7 @@ void print_rows(env::Variable::Use use) {
     fmt::print("  {}={}\n      {}", variable.name, variable.value(), variable.meaning);
     if (!variable.default_value.empty()) fmt::print(" (default: {})", variable.default_value);
     if (const auto value = env::get(variable.name)) {
-      // What is printed here is pasted into reports. A file's name is no secret.
+      // Output here is pasted into reports. A file's name is no secret.
       const bool is_private =
           launch::looks_private(variable.name) && !std::string_view(variable.name).ends_with("_FILE");
       fmt::print("  [now: {}]", is_private ? "set, not shown" : *value);

@@ -1,8 +1,8 @@
-// What `cohort doctor` has to say: findings, and the table of rows that they belong to. Plain data.
-// To add a row: a line in kRows (check.cpp), a section in docs/reference/doctor.md (a test compares), a judgement in
-// one of check_*.cpp, and a test that breaks the very thing.
-// What the facts mean for a job. Pure functions: nothing is looked at but what has been found out, so that each of them
-// is tested with facts made up. A file for each family of rows.
+// Findings of `cohort doctor`, and the table of rows that they belong to. Plain data. To add a row: a line in kRows
+// (check.cpp), a section in docs/reference/doctor.md (a test compares), a check in one of check_*.cpp, and a test that
+// breaks the very thing.
+// Checks: the facts' meaning for a job. Pure functions that look at nothing but the collected facts, so that each of
+// them is tested with facts made up. A file for each family of rows.
 #pragma once
 
 #include "doctor/facts.h"

@@ -382,7 +382,7 @@ TEST_F(Doctor, ClocksThatAreApart) {
   EXPECT_TRUE(bad().empty());
 }
 
-// What a host has.
+// Resources of a host.
 
 TEST_F(Doctor, CoresQuotaAndLoad) {
   checkup.hosts[1].slots = 16;

@@ -1,4 +1,4 @@
-// What hosts are asked for, one thing after the other: the time, a file, each other's addresses, and how fast they are.
+// Questions to hosts, one after the other: the time, a file, each other's addresses, and how fast they are.
 
 #include "doctor/examination.h"
 

@@ -48,9 +48,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(SpeedFacts, from, to, address, t
 
 namespace {
 
-/// What a host says can hardly be longer.
+/// Longest report of a host, in bytes.
 constexpr std::size_t kLongest = std::size_t{4} << 20;
-/// More than so many of anything is no host.
+/// Most elements of one kind in a host's report.
 constexpr std::size_t kMost = 4096;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
 
@@ -60,10 +60,10 @@ std::string dumped(const T& value) {
   return nlohmann::json(value).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
-/// What may have a fraction; all other numbers are whole.
+/// Fields that may have a fraction; all other numbers are whole.
 constexpr std::array<std::string_view, 5> kReals = {"quota", "load", "milliseconds", "there", "back"};
 
-/// Deeper than so much nesting is nothing that a host says.
+/// Deepest nesting of a host's report.
 constexpr int kDeepest = 8;
 
 /// Whether whole numbers are whole, and of 64 bits: nlohmann would convert 4e26 to an int as the language does, by

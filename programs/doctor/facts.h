@@ -1,5 +1,5 @@
-// What `cohort doctor` learns about one host, found out by a process there (probe.h), as values and as JSON. Decoding
-// takes bytes from another host: whatever is no such text is refused. Plain data; any thread.
+// Facts that `cohort doctor` learns about one host, found out by a process there (probe.h), as values and as JSON.
+// Decoding takes bytes from another host: any invalid text is refused. Plain data; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -20,7 +20,7 @@ struct NetworkFacts {
   int offered = -1;  ///< its place among those that a job tries; -1: COHORT_NETWORK leaves it out
 };
 
-/// What a name means on this host.
+/// Addresses that a name has on this host.
 struct NameFacts {
   std::string name;
   std::vector<std::string> addresses;
@@ -104,7 +104,7 @@ std::string to_json(const HostFacts& facts);
 /// Fails with Corrupt.
 Result<HostFacts> parse_host_facts(std::string_view text);
 
-/// What became of one address of a peer.
+/// Result of probing one address of a peer.
 struct ProbeFacts {
   int peer = 0;  ///< index of the host
   std::string address;

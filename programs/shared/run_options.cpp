@@ -64,7 +64,7 @@ std::chrono::milliseconds milliseconds_of(Text text) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-/// Of limits that are looked after once a second.
+/// Parses a limit that is checked once a second, so rounds it up to whole seconds.
 std::chrono::seconds seconds_of(Text text) { return std::chrono::ceil<std::chrono::seconds>(milliseconds_of(text)); }
 
 int number_of(Text text, int least, int most) {

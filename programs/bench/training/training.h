@@ -42,14 +42,14 @@ struct Point : launch::StepCosts {
   std::vector<double> rates;  ///< of all repetitions
 };
 
-/// How the work of a step goes with the number of processes.
+/// How the work of a step scales with the number of processes.
 enum class Scaling {
   PerRank,  ///< each rank has as much, however many there are: more processes do more of it
   PerStep,  ///< all together have as much: more processes share it
   Unknown,  ///< the program does not say
 };
 
-/// What the processes do in a step, and in which unit rates are.
+/// The processes' work in a step, and the unit of rates.
 struct Workload {
   std::string unit = "samples";  ///< or "runs"
   Scaling scaling = Scaling::Unknown;
@@ -73,13 +73,13 @@ std::string unit_of(const JobOutcome& outcome, const Counting& counting);
 /// The repetition with the median rate, with the rates of all. `points` is not empty.
 Point median_of(std::vector<Point> points);
 
-/// Where none of the program's waits could be seen: what its step takes longer than `alone`'s (with Scaling::PerStep:
-/// than its share of that) is taken for them, divided as the operations' own time.
+/// Estimates the waiting time when none of the program's waits could be seen: the time by which its step exceeds that
+/// of `alone` (with Scaling::PerStep: its share of that), divided as the operations' own time.
 void estimate_split(Point& point, const Point& alone, Scaling scaling);
 
-/// What would make `more` (more hosts) faster than `fewer`, if the parts of a step behave as they were measured:
-/// compute grows with the batch, the rest does not; time on the wire goes with its bytes. Where the work of a step is
-/// not known, nothing follows.
+/// Changes that would make `more` (more hosts) faster than `fewer`, if the parts of a step behave as they were
+/// measured: compute grows with the batch, the rest does not; time on the wire goes with its bytes. If the work of a
+/// step is not known, nothing follows.
 struct Remedies {
   double batch_factor = 0;                ///< from this many times the batch on; 0: no batch helps
   double link_factor = 0;                 ///< on a link this many times as fast; 0: no link helps
@@ -101,11 +101,11 @@ std::string bars_of(const std::vector<Point>& points, const sys::TextStyle& styl
 /// divided.
 std::string svg_of(const std::vector<Point>& points, const Workload& workload, const std::string& subtitle);
 
-/// What a step's parts are, and what it would take after each change, with the one to make or why there is none.
+/// Text with the parts of a step, its time after each change, and the change to make or why there is none.
 std::string plan_text(const launch::StepCosts& costs, const launch::PlanFacts& facts);
-/// What this machine's codecs take.
+/// Times of this machine's codecs.
 std::vector<launch::FormatCosts> measured_formats();
-/// Seconds of an operation between the hosts of `request`, however small; 0 where there is no wire. Runs a job.
+/// Seconds of an operation between the hosts of `request`, however small; 0 if there is no wire. Runs a job.
 double latency_of(JobRequest request, const launch::StepCosts& costs);
 /// The part of a rank of that job: rank 0 prints it.
 void tell_latency(Communicator& world);
