@@ -111,7 +111,7 @@ struct JobState {
   RunState state = RunState::Running;
 };
 
-/// What job.json beside the record says; nullopt: there is none.
+/// State of the job from the job.json beside the record; nullopt: there is none.
 std::optional<JobState> job_state(const std::filesystem::path& record) {
   const auto text = sys::read_file((record.parent_path() / "job.json").string());
   if (!text) return std::nullopt;

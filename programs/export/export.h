@@ -13,9 +13,9 @@
 
 namespace cohort::track {
 
-// Where the lines of a run record go besides the record: TensorBoard, a CSV file, Prometheus, MLflow. A Sink is fed by
-// one thread of a process of its own, never by the training: the record is the queue, and a sink that is slow blocks
-// nobody else. Methods throw cohort::Error for what waiting does not cure.
+// Destinations for the lines of a run record: TensorBoard, a CSV file, Prometheus, MLflow. A Sink is fed by one thread
+// of a process of its own, never by the training: the record is the queue, and a slow sink blocks nobody else. Methods
+// throw cohort::Error for failures that waiting does not cure.
 struct SinkLine {
   const RecordLine& line;
   bool superseded = false;  ///< the run did its step again
@@ -33,9 +33,9 @@ class Sink {
   /// The run went on after `step` while it was followed: what was taken of later steps counts no more. Yes: the sink
   /// has let go of all that it had, and wants every line again.
   virtual Replay go_back(std::int64_t /*step*/, double /*time*/) { return Replay::No; }
-  /// What was taken shall be where others find it.
+  /// Makes the lines taken so far visible to others.
   virtual void flush() = 0;
-  /// There was nothing new for an interval.
+  /// Called when there was nothing new for an interval.
   virtual void idle() {}
   /// There will be nothing more.
   virtual void finish(RunState state) = 0;

@@ -23,7 +23,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
-// What MLflow takes at once.
+// MLflow's limits for one request.
 constexpr std::size_t kMostPoints = 1000, kMostPairs = 100, kLongestParameter = 6000, kLongestTag = 5000;
 constexpr std::string_view kIntent = "cohort.export";
 constexpr std::string_view kParameters = "parameters/";

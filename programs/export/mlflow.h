@@ -57,7 +57,7 @@ class MlflowState {
   /// mlflow-*.state beside `record`, one for each `to`. Throws Io; Unavailable where another process has it.
   MlflowState(const std::filesystem::path& record, const std::string& to);
 
-  /// Of the same record; otherwise empty but for `to` and `record`.
+  /// Progress for the same record; otherwise empty but for `to` and `record`.
   MlflowProgress progress;
   /// Throws Io.
   void save();
@@ -136,8 +136,8 @@ struct MlflowSinkOptions {
   std::chrono::milliseconds interval;  ///< at least that long between two batches that are not full
 };
 
-/// Where a run goes back to an earlier step, MLflow keeps what it was told. A run that it was given
-/// (`MlflowPlace::run`) is written into, and its state is left to whose it is.
+/// When a run goes back to an earlier step, MLflow keeps what was sent. A given run (`MlflowPlace::run`) is written
+/// into, and its state is left to its owner.
 class MlflowSink final : public Sink {
  public:
   /// Finds the experiment, or makes it. Throws as MlflowServer.

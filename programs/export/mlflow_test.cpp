@@ -52,8 +52,8 @@ TEST(PythonChild, RunsNoFileOfTheWorkingFolder) {
   EXPECT_EQ(said, "[1]");
 }
 
-/// What MLflow's server does with these requests, as far as the sink may rely on it: points are a set, parameters never
-/// change, a run is found by its tags.
+/// Mimics MLflow's server as far as the sink may rely on it: points are a set, parameters never change, a run is found
+/// by its tags.
 class FakeMlflow {
  public:
   FakeMlflow() {

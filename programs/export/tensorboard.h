@@ -42,7 +42,7 @@ class EventFile {
   explicit EventFile(const std::filesystem::path& folder);
 
   void add(std::string_view payload);
-  /// What readers take as a restart: points of `step` and later that other files hold count no more.
+  /// Writes a mark that readers take as a restart: points of `step` and later in other files count no more.
   void add_restart(double wall_time, std::int64_t step);
   void flush();
 

@@ -40,7 +40,7 @@ struct ChromeTrace {
 ChromeTrace read_chrome_trace(const std::filesystem::path& file);
 ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::path& file);
 
-/// What is gathered before it is written.
+/// Bytes gathered before they are written.
 inline constexpr std::size_t kMergeBuffer = std::size_t{1} << 20;
 
 struct MergeSummary {

@@ -1,5 +1,5 @@
-// What the trace of a run says in numbers: which rank was late, how much of the communication the program had to wait
-// for, what went between hosts, what took longest. Free functions; the caller's thread.
+// Summary of a run's trace in numbers: which rank was late, how much of the communication the program had to wait for,
+// the bytes sent between hosts, the longest operations. Free functions; the caller's thread.
 #pragma once
 
 #include "trace/trace_set.h"

@@ -29,9 +29,9 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kLongestLive = std::uint64_t{256} << 20;
 constexpr std::int64_t kLogBytes = 256 << 10;
 
-/// What a terminal or a page shows as it stands there.
+/// Text of a line as a terminal or a page shows it.
 std::string shown(std::string_view line) {
-  // A progress bar overwrites itself: what stands there last.
+  // A progress bar overwrites itself: its last text counts.
   if (const auto back = line.find_last_of('\r'); back != std::string_view::npos && back + 1 < line.size())
     line.remove_prefix(back + 1);
   return launch::plain(line);

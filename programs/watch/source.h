@@ -1,7 +1,7 @@
-// Where what is shown comes from: the files of a run, or the page of another machine. One thread.
-// A run as its files show it: live.json, the record, the ranks' logs. Only reads, so nothing that watches a run can
-// harm it. One thread.
-// A run as the page of another machine shows it: what `cohort watch HOST:PORT` asks. One thread.
+// Sources of the data shown: the files of a run, or the page of another machine. One thread.
+// A run as its files show it: live.json, the record, the ranks' logs. Only reads, so that watching a run cannot harm
+// it. One thread.
+// A run as the page of another machine shows it, for `cohort watch HOST:PORT`. One thread.
 #pragma once
 
 #include "launch/messages.h"

@@ -39,7 +39,7 @@ class Curve {
   double spacing_ = 0;
 };
 
-/// What was logged under one name, of all ranks together or of rank 0.
+/// Values logged under one name, by all ranks together or by rank 0.
 struct Logged {
   std::string name;
   double last = 0;
