@@ -203,7 +203,7 @@ class Job:
     # --- what remains ---
 
     def left(self):
-        # What Slurm, Open MPI and ssh's daemon do about a cable that is out is not ours.
+        # The reaction of Slurm, Open MPI and ssh's daemon to an unplugged cable is not tested here.
         theirs = r"^sshd|^/usr/sbin/|slurmstepd|^srun|^salloc|^mpirun|orted"
         return {pid: what for pid, what in self.box.new_processes(theirs).items() if pid not in self.before}
 
@@ -293,7 +293,7 @@ class Job:
             wait = max(wait, 30)
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(wait), False
-        # What was hit may be nothing that such a job has to notice.
+        # The fault may have hit something that such a job does not have to notice.
         noticed = not plan.shell or plan.harms[0] not in ("rank", "slurmd")
         if not endless and plan.launcher in OURS and noticed:
             self.problems.append(f"it goes on after {wait:.0f} s")

@@ -72,7 +72,7 @@ class Nodes(Launch):
         self.assertNotIn("cohort warning", err)
 
     def launcher_of(self, host):
-        """Of node 1: the command, which is the guard, and its agent."""
+        """Processes of node 1: the command, which is the guard, and its agent."""
         return self.guard_and_agent(host, r"^\S*cohort run ")
 
 

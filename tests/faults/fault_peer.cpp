@@ -82,7 +82,7 @@ void note(const Place& at) {
   file << std::chrono::steady_clock::now().time_since_epoch().count() << std::endl;
 }
 
-/// Where it returns, the rank goes on.
+/// Injects the fault. If it returns, the rank goes on.
 void strike(const Fault& fault, const Place& at) {
   note(at);
   const rlimit no_core{0, 0};
@@ -171,8 +171,8 @@ void train_step(cohort::Communicator& world, int step) {
   if (in != out) std::_Exit(98);
 }
 
-/// What a rank of the user's may leave behind: out of its session, deaf to what is polite, and with nothing in its
-/// environment that says whose it is.
+/// Starts a process as a user's rank may leave it behind: outside the rank's session, ignoring SIGTERM and SIGINT, and
+/// with nothing in its environment that says whose it is.
 void start_grandchild() {
   if (::fork() != 0) return;
   ::setsid();

@@ -38,7 +38,7 @@ class Here:
 
 
 class Job:
-    """What it says goes to files of its folder. It ends with its `with` block, by force if need be."""
+    """A job whose output goes to files of its folder. It ends with its `with` block, by force if need be."""
 
     def __init__(self, words, folder, place=None, name="", environment=None, popen=subprocess.Popen, **options):
         self.place = place or Here()
@@ -68,7 +68,7 @@ class Job:
         return self.said() + self.complaints()
 
     def until(self, ready, deadline, every=0.002):
-        """What `ready` gives once that is something; None if the job is over before, or at the deadline."""
+        """Waits until `ready` returns something true, and returns it; None if the job ends first, or at the deadline."""
         while not (found := ready()):
             if not self.running() or time.monotonic() > deadline:
                 return None

@@ -1,4 +1,4 @@
-"""What /proc says of processes: whose they are, where they listen. One that has gone meanwhile has nothing to say."""
+"""Facts about processes from /proc: whose they are, where they listen. A process that is gone has none."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def command_of(pid):
 
 
 def stat_of(pid):
-    """What follows the name: state, parent, ...; of one that has gone, nothing."""
+    """Fields of /proc/PID/stat after the name: state, parent, ...; empty if the process is gone."""
     return read(pid, "stat").rpartition(b")")[2].decode().split()
 
 

@@ -91,7 +91,7 @@ struct Ending {
   bool killed_by(int signal) const { return WIFSIGNALED(status) && WTERMSIG(status) == signal; }
 };
 
-/// What a rank does; what it returns is its `said`. An exception ends it with status 1.
+/// The work of a rank; its return value becomes `said`. An exception ends the rank with status 1.
 using Body = std::function<std::string(Communicator)>;
 
 class Processes {

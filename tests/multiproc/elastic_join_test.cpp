@@ -47,7 +47,7 @@ class Job {
   }
 
   Child start(int worker, std::map<std::string, std::string> environment = {}) {
-    // What the process was started as is of no account.
+    // The rank and size that the process was started with do not matter.
     environment.insert({{"RANK", "0"},
                         {"WORLD_SIZE", "1"},
                         {"COHORT_ELASTIC", "1"},

@@ -391,7 +391,7 @@ TEST(Join, TasksOfSlurmOnSeveralNodesNeedAPlace) {
     EXPECT_CONTAINS(lost.output(), "Unavailable: ");
     EXPECT_CONTAINS(lost.output(), "srun --mpi=pmi2");
     EXPECT_CONTAINS(lost.output(), "COHORT_INIT");
-    // What it says to do works: rank and size are the launcher's.
+    // The advice in its error works: rank and size are the launcher's.
     task["COHORT_INIT"] = "file://" + folder.file("meeting");
     children.push_back(worker({}, task));
   }

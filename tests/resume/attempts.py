@@ -1,4 +1,4 @@
-"""What the tests of resuming share: attempts of `cohort run` until one of them ends well, each struck at some moment."""
+"""Common part of the tests of resuming: attempts of `cohort run` until one ends well, each hit at some moment."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What the box needs of the system: commands that say what failed, files, processes of a namespace."""
+"""Access to the system for the box: commands that say what failed, files, processes of a namespace."""
 
 import os
 import pathlib
