@@ -1,5 +1,5 @@
-// What a peer says of sends and receives: headers in any order, met by receives and sends of a rank. Whatever it says,
-// a receive that succeeds has what its sender gave, and nothing is left over when the world ends.
+// A peer's headers of sends and receives, in any order, met by receives and sends of a rank. Whatever the peer says, a
+// receive that succeeds has the sender's data, and nothing is left over when the world ends.
 #include "comm/engine/matcher.h"
 
 #include <algorithm>

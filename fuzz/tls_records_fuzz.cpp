@@ -55,7 +55,7 @@ std::vector<std::string> records_of(std::string_view bytes) {
   return records;
 }
 
-/// What an earlier connection of the same secret sent.
+/// Records sent by an earlier connection of the same secret.
 const std::vector<std::string>& earlier() {
   static const std::vector<std::string> records = [] {
     Pair pair = meet();

@@ -1,4 +1,4 @@
-// What workers print, in pieces of any size: no byte is lost or made up, escape sequences stay whole, and names of
+// Output of workers, in pieces of any size: no byte is lost or made up, escape sequences stay whole, and names of
 // functions in stacks are made readable.
 #include "launch/health/verdict.h"
 #include "launch/output/text.h"
