@@ -68,7 +68,7 @@ class Job:
         return self.said() + self.complaints()
 
     def until(self, ready, deadline, every=0.002):
-        """Waits until `ready` returns something true, and returns it; None if the job ends first, or at the deadline."""
+        """Returns the first true result of `ready`; None if the job ends before, or at the deadline."""
         while not (found := ready()):
             if not self.running() or time.monotonic() > deadline:
                 return None
