@@ -14,7 +14,7 @@ import tempfile
 import time
 
 TOOLS = pathlib.Path(__file__).resolve().parent
-# Those of comm_gpu_tests that ask nothing of the fake libraries.
+# Cases of comm_gpu_tests that do not need the fake libraries.
 TESTS = ("GroupsAndSingles*", "MessagesAreDone*", "ResultsAreLookedAt*", "MixedWorlds*", "AHangingStream*")
 KEPT_LINES = 80  # of a step's output, from its end
 # Python's tests with 2 ranks and tensors of "cuda".

@@ -84,7 +84,7 @@ SOURCES = (pathlib.Path(__file__), pathlib.Path(__file__).with_name("old_glibc_c
 
 
 def is_made(folder):
-    """Whether `make` has made it, of the sources as they are."""
+    """True if `make` has made it from the present sources."""
     made = folder / ".complete"
     return made.exists() and made.stat().st_mtime > max(source.stat().st_mtime for source in SOURCES)
 

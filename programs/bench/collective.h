@@ -1,7 +1,7 @@
-// The operations that `cohort bench` knows: their names, what a rank brings and receives for a size, and by which
-// factors a time becomes a bandwidth. Values and pure functions; any thread.
-// What `cohort bench` shall measure. Plain values, the same on all ranks; and the words of the
-// command, checked and made a plan.
+// The operations that `cohort bench` knows: their names, a rank's input and output for a size, and the factors by which
+// a time becomes a bandwidth. Values and pure functions; any thread.
+// The plan of `cohort bench`. Plain values, the same on all ranks; and the words of the command, checked and made a
+// plan.
 #pragma once
 
 #include "base/result.h"

@@ -1,6 +1,6 @@
-// `cohort test`: whether hosts can train together, by trying it: what `cohort doctor` finds, and then one job, whose
-// ranks compare the results of collectives with what each computes by itself, and train a small network. What it prints
-// follows from values, so that it can be tested with results that no sound host has.
+// `cohort test`: tests whether hosts can train together: the findings of `cohort doctor`, and then one job, whose ranks
+// compare the results of collectives with those that each computes by itself, and train a small network. Its output is
+// computed from values, so that it can be tested with results that no sound host has.
 #pragma once
 
 #include "launch/step_costs.h"

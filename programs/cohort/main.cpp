@@ -118,7 +118,7 @@ namespace {
 // `cohort completion bash`: a script that completes commands, options and their values, made from what the command
 // itself knows of them. zsh takes bash's.
 
-/// Those of programs beside this one first, before the empty ones of the same names.
+/// Cases of the programs beside this one first, before the empty ones of the same names.
 std::string all_cases(const CLI::App& app, std::string_view shell, const std::string& commands) {
   std::string cases;
   std::string_view last;

@@ -203,7 +203,7 @@ void read_file(const std::string& path, RunSettings& settings) {
   }
 }
 
-/// Those that were probably meant for an option, and are no option's.
+/// Remarks on variables that were probably meant for an option, and are no option's.
 std::vector<std::string> remarks_on(const launch::Environment& environment) {
   std::vector<std::string> known, remarks;
   for (const RunOption& option : run_options()) {

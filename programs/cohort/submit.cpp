@@ -449,7 +449,7 @@ int submit_here(const SubmitOptions& options, const std::vector<std::string>& pr
                folder);
     return 0;
   }
-  // Whatever is wrong with the options is said before a folder is made.
+  // Errors in the options are reported before a folder is made.
   (void)filled(script, values_of(options, scheduler, "/", program), whose);
   launch::RunFolder folder =
       value_or_throw(launch::make_run_folder({options.run_folder, name_of(program.front()), sys::random_hex(6)}));
@@ -535,7 +535,7 @@ int submit_at_login(const SubmitOptions& options, const std::vector<std::string>
   order += fmt::format("exec {} submit {}", launch::shell_quoted(cohort), command_text(words));
   std::vector<std::string> command = spec.ssh;
   if (::isatty(STDIN_FILENO) != 0) command.emplace_back("-t");  // for Ctrl-C
-  // Whatever the login shell there is.
+  // Works with any login shell there.
   command.insert(command.end(), {"--", options.login, "exec sh -c " + launch::shell_quoted(order)});
   std::vector<char*> arguments;
   for (std::string& word : command) arguments.push_back(word.data());

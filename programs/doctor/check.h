@@ -80,7 +80,7 @@ struct Checkup {
 
 std::vector<Finding> judge(const Checkup& checkup);
 
-/// One about one host, or with an empty name about the command's own environment. What is in order needs no `fix`.
+/// One about one host, or with an empty name about the command's own environment. A row in order needs no `fix`.
 void add(std::vector<Finding>& out, std::string row, Level level, const std::string& host, std::string found,
          std::string fix = {}, std::string effect = {});
 

@@ -66,8 +66,8 @@ constexpr std::array<std::string_view, 5> kReals = {"quota", "load", "millisecon
 /// Deepest nesting of a host's report.
 constexpr int kDeepest = 8;
 
-/// Whether whole numbers are whole, and of 64 bits: nlohmann would convert 4e26 to an int as the language does, by
-/// undefined behaviour.
+/// Returns whether whole numbers are whole, and of 64 bits: nlohmann would convert 4e26 to an int as the language does,
+/// by undefined behaviour.
 bool numbers_are_whole(const nlohmann::json& said, int depth = 0) {
   if (depth > kDeepest) return false;
   // Beyond 2^63 whole numbers are converted to negative ones, and compare equal to them.
@@ -81,7 +81,7 @@ bool numbers_are_whole(const nlohmann::json& said, int depth = 0) {
   return true;
 }
 
-/// Whether all that we know of was understood as it was said: a number too large for its field is not.
+/// Returns whether all known fields were decoded as they were sent: a number too large for its field is not.
 bool was_understood(const nlohmann::json& said, const nlohmann::json& understood) {
   if (said.is_object() && understood.is_object()) {
     return std::all_of(understood.items().begin(), understood.items().end(), [&said](const auto& item) {
@@ -213,7 +213,7 @@ HostFacts look_around(const json& order, const ProbeServer& server) {
   return facts;
 }
 
-/// Whether a file that another host has made is seen here; a file system over a network may need a moment.
+/// Returns whether a file that another host has made is seen here; a file system over a network may need a moment.
 bool sees(const std::string& path, const std::string& content) {
   for (int tries = 0; tries < 15; ++tries) {
     std::ifstream file(path);

@@ -83,7 +83,7 @@ struct PeerAddress {
   int port = 0;
 };
 
-/// Knocks at all of them, many at a time, with a deadline for each. Those whose turn has not come after `limit` are
+/// Probes all addresses, many at a time, with a deadline for each. Addresses whose turn has not come after `limit` are
 /// kNotTried.
 std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const net::Secret& secret,
                               std::chrono::milliseconds limit);

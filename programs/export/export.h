@@ -76,9 +76,9 @@ struct ExportSummary {
   RunState state = RunState::Running;
 };
 
-/// Feeds the sink. Where the run is one of `cohort run`, job.json beside the record says when it has ended and how;
-/// else its `end` line does, with nothing after it for two seconds. Throws as RecordFollower and the sink do; Corrupt
-/// if there are lines, but not one event.
+/// Feeds the sink. For a run of `cohort run`, job.json beside the record says when it has ended and how; else its `end`
+/// line does, with nothing after it for two seconds. Throws as RecordFollower and the sink do; Corrupt if there are
+/// lines, but not one event.
 ExportSummary export_record(const ExportRequest& request);
 
 }  // namespace cohort::track

@@ -46,7 +46,7 @@ class PrometheusSink : public Sink {
     std::map<std::string, Operation, std::less<>> operations;
   };
   void add_communication(const RecordLine& line);
-  /// Whether there are more than before.
+  /// Returns whether there are more than before.
   bool count_warnings();
 
   PointReader points_;

@@ -253,7 +253,7 @@ int guarded_main(int argc, char** argv, const std::function<int(const std::vecto
 
 namespace {
 
-/// Those that have a help.
+/// Commands that appear in the help.
 std::vector<const CLI::App*> shown_commands(const CLI::App& app) {
   std::vector<const CLI::App*> shown;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {

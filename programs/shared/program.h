@@ -47,7 +47,7 @@ void parse_words(CLI::App& app, std::vector<std::string> words);
 /// Unavailable, with how to build it, if it is not beside this one.
 [[noreturn]] void run_program(const CommandProgram& program, const std::vector<std::string>& words);
 
-/// Whether it is one of the sub-commands, those included that no help shows.
+/// Returns whether it is a sub-command, including those that no help shows.
 bool has_command(const CLI::App& app, std::string_view name);
 
 /// On stderr; the status of a wrong use.

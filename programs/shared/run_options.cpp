@@ -369,7 +369,7 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.invitation_fd = number_of(v, 3, std::numeric_limits<int>::max()); }, Kind::CommandValue},
 };
 
-/// The topics of the help, each with its first option. What programs give and people do not is in the last.
+/// The topics of the help, each with its first option. The last has options that programs give and people do not.
 constexpr std::pair<std::string_view, std::string_view> kParts[] = {
     {"--np", "Processes and hosts"},
     {"--nnodes", "A launcher on each node, as torchrun is started"},

@@ -1,9 +1,9 @@
 // Traces in Chrome's JSON, as torch's profiler (Kineto) and Horovod's timeline write them: a list of events, or an
 // object with one. Free functions; any thread.
-// One trace of all ranks: each host's times by the common clock, what other programs recorded of the same time beside
-// them, and how many bytes each rank had under way. For Perfetto, or in Chrome's JSON as torch's profiler writes it.
+// One trace of all ranks: each host's times by the common clock, recordings of other programs of the same time beside
+// them, and the bytes that each rank had under way. For Perfetto, or in Chrome's JSON as torch's profiler writes it.
 // Free functions; the caller's thread.
-// Where another program's times of day lie in the trace of a run. Values; the caller's thread.
+// Conversion of another program's times of day to times in the trace of a run. Values; the caller's thread.
 #pragma once
 
 #include "trace/trace_set.h"

@@ -1,5 +1,5 @@
-// The runs in a folder (./runs): what `cohort runs` lists and removes. What a run is follows from what `cohort run`
-// leaves in its folder; its state and values from what `cohort watch` reads. Main thread.
+// The runs in a folder (./runs), which `cohort runs` lists and removes. A run is recognised by the files that `cohort
+// run` leaves in its folder; its state and values come from the files that `cohort watch` reads. Main thread.
 #pragma once
 
 #include "watch/view.h"
@@ -28,8 +28,8 @@ struct RunSummary {
   std::uint64_t bytes = 0;     ///< on the disk, of all in its folder
 };
 
-/// Those in `folder`, the one that was started first at first. What is no run is passed over. Throws Unavailable if
-/// there is no such folder.
+/// The runs in `folder`, in the order of their starts. Other entries are passed over. Throws Unavailable if there is no
+/// such folder.
 std::vector<RunSummary> list_runs(const std::filesystem::path& folder);
 /// Throws InvalidArgument for what is no run.
 RunSummary summary_of(const std::filesystem::path& run);

@@ -170,7 +170,7 @@ Result<std::string> RemotePage::get(const std::string& target) const {
                     });
   });
   std::future<httplib::Result> answered = task.get_future();
-  // Those timeouts are of each call of the system, so whoever answers byte by byte is given up from here. And the
+  // The library's timeouts are per system call, so a server that answers byte by byte is given up from here. And the
   // library raises SIGPIPE, which ends with the thread that has it blocked. A stop from before the request began is
   // lost.
   std::thread thread = sys::start_without_signals([&task] { task(); });

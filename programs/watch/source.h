@@ -33,13 +33,13 @@ struct LogTail {
 class Source {
  public:
   virtual ~Source() = default;
-  /// Looks again; true if anything has changed. What cannot be read now stays as it was.
+  /// Looks again; true if anything has changed. Data that cannot be read now stays as it was.
   virtual bool poll() = 0;
   virtual const View& view() const = 0;
   virtual LogTail log(int rank, launch::Stream stream, std::size_t lines) = 0;
   /// Seconds since 1970 by the clock of the run's host.
   virtual double now() const = 0;
-  /// Why nothing new comes; empty if it does.
+  /// Reason why nothing new comes; empty if it does.
   virtual std::string trouble() const = 0;
 };
 

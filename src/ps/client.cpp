@@ -301,8 +301,8 @@ std::string Client::snapshot(const std::string& folder, const SnapshotOptions& o
 
 namespace {
 
-/// All of it is read before any server takes a row: half of a snapshot is none. What is damaged is passed over, with a
-/// warning; what cannot be judged is not, since an older one would be taken for it.
+/// All of it is read before any server takes a row: half of a snapshot is none. A damaged snapshot is passed over, with
+/// a warning; one that cannot be judged is not, since an older one would be taken for it.
 const formats::StoredCheckpoint& newest_undamaged(const formats::CheckpointList& list) {
   for (const Error& error : list.damaged)
     log::warn("ps", "{}: the snapshot before is taken, if there is one", error.what());

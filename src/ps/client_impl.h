@@ -1,7 +1,7 @@
-// A worker's way to one server: requests under way, sent again in their order when the connection has broken, so that
-// each change is made once. No thread: those that wait move it on. Any thread.
-// What a client and its tables share: the ways to the servers, the clock, a table's numbers there. Private to the
-// client's own files (client*.cpp, requests.*). It lives as long as the client, any table or any request of it; its
+// A worker's link to one server: requests under way, sent again in their order when the connection has broken, so that
+// each change is made once. Has no thread of its own: waiting callers advance it. Any thread.
+// State that a client and its tables share: the links to the servers, the clock, a table's numbers there. Private to
+// the client's own files (client*.cpp, requests.*). It lives as long as the client, any table or any request of it; its
 // thread keeps connections alive meanwhile. Any thread; a table's sum under its mutex.
 // One call on a table as messages: its keys without duplicates, by server, in messages of bounded size; and the answers
 // that a Work waits for. Private to the client's own files. One thread at a time.
@@ -50,7 +50,7 @@ class Route {
   };
   /// Until it has been let in or the deadline has passed: Timeout. Or throws what the server has against it.
   Met meet(Hello hello, net::Deadline deadline);
-  /// Whether another process serves the rows by now; asks the other servers for a moment. Any thread.
+  /// Returns whether another process serves the rows by now; asks the other servers for a moment. Any thread.
   bool has_moved();
 
  private:

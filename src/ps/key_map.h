@@ -63,7 +63,7 @@ class KeyMap {
   std::size_t bytes() const noexcept { return entries_.capacity() * sizeof(Entry); }
   /// Size that `bytes` will have with this many keys.
   static std::size_t bytes_for(std::size_t keys) noexcept { return entries_for(keys) * sizeof(Entry); }
-  /// Whether all keys are met again when so many more come.
+  /// Returns whether adding this many keys visits all present ones again (the table grows).
   bool grows_with(std::size_t more) const noexcept { return entries_for(size_ + more) > entries_.size(); }
   void prefetch(std::uint64_t hash) const noexcept {
     if (!entries_.empty()) __builtin_prefetch(&entries_[hash & mask()]);

@@ -419,8 +419,8 @@ void Link::recover(Lock& lock, std::uint64_t connection, net::Deadline deadline)
   }
 }
 
-/// The server has this worker's changes up to `mark`. Those that it refused without noting them leave a gap: numbers go
-/// on behind `mark`, and a change that was sent behind the gap fails.
+/// The server has this worker's changes up to `mark`. Changes that it refused without noting them leave a gap: numbers
+/// go on behind `mark`, and a change that was sent behind the gap fails.
 void Link::go_on_after(std::uint64_t mark) {
   std::uint64_t last = mark;
   for (const RequestPtr& one : under_way_) {
@@ -451,7 +451,7 @@ void Link::drain() {
 void Link::keep_alive() noexcept {
   try {
     Lock lock(mutex_);
-    // Whoever waits already sees it.
+    // A thread that waits for an answer already notices a dead server.
     if (dead_ ||
         std::any_of(under_way_.begin(), under_way_.end(), [](const RequestPtr& one) { return one->receiving; }))
       return;

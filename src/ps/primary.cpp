@@ -414,7 +414,7 @@ void Primary::answer_change(const ClientPtr& client, std::uint64_t id, const Com
   then_ = [this, client, id] { answer(client, id, broken_ ? answer_of(*broken_) : pack(Answer{})); };
 }
 
-/// Whether a change has to wait until memory is free that will be so by itself.
+/// Returns whether a change has to wait for memory that becomes free by itself.
 bool Primary::waits_for_memory(const Command& command, const Result<void>& checked) {
   const std::size_t later = transient();
   if (later == 0) return false;

@@ -1,10 +1,9 @@
 // A worker is lost, and its last clock may have ended on some servers and not on others: asks the others how many of
 // its clocks have ended there. Each answers for good, since it takes nothing from that process any more. Has a thread,
 // from construction to destruction.
-// Serves one server's rows: calls of its workers, who waits for whom, what becomes of workers that are lost, and the
-// copy of all that at a backup. On the thread of the RpcServer, from construction to destruction. What may take long
-// (files, clocks of many rows) is done on other threads: until then calls wait, but for those of the backup, which
-// would take silence for death.
+// Serves one server's rows: calls of its workers, waits between them, workers that are lost, and the copy of all that
+// at a backup. On the thread of the RpcServer, from construction to destruction. Long work (files, clocks of many rows)
+// is done on other threads: until then calls wait, except for those of the backup, which would take silence for death.
 // Answers of servers as bytes. Pure; any thread.
 #pragma once
 
@@ -96,7 +95,8 @@ class Primary {
   bool has(const ClientPtr& client) const { return sessions_.count(client) > 0; }
   std::uint64_t epoch() const noexcept { return epoch_; }
   std::size_t bytes() const noexcept { return (working_ ? known_bytes_ : state_.bytes()) + transient(); }
-  /// Whether there have been workers and all of them have left or are lost, and who has left has been told so.
+  /// Returns whether there have been workers and all of them have left or are lost, and those that left have been told
+  /// so.
   bool workers_gone() const noexcept {
     return !working_ && held_.empty() && state_.workers().count() > 0 && !state_.workers().least();
   }
@@ -174,7 +174,7 @@ class Primary {
   Result<void> note(Command command, const std::string& body);
   void noted(Method method);
   void worked(Method method, const std::optional<Error>& failed);
-  /// When the latest change has been made: now, or once it is done elsewhere.
+  /// Called when the latest change has been made: now, or once it is done elsewhere.
   void afterwards(std::function<void()> then);
   /// Serves the call in its turn: now, or when nothing has to be waited for any more.
   Result<void> in_turn(const ClientPtr& client, const Call& call, std::function<Result<void>(const Call&)> serve);

@@ -55,14 +55,14 @@ class Replication {
   /// A command that the state is about to have.
   void append(const Command& command);
 
-  /// Whether somebody may begin to get a copy: not while there is a backup, or another process gets one, nor by what
-  /// was said before the latest beginning and comes late.
+  /// Returns whether a process may begin to get a copy: not while there is a backup, or another process gets one, nor
+  /// by a late message from before the latest beginning.
   bool may_begin(const Holder& other, std::uint64_t copy) const noexcept;
   /// Records of the state's image, one after the other, until there are no more.
   using Pieces = std::function<std::optional<std::string>()>;
   /// From these on.
   void begin(const Holder& other, std::uint64_t copy, Pieces pieces, Time now);
-  /// Whether it is this copy that is wanted.
+  /// Returns whether this copy is the one that is wanted.
   bool wants(std::uint64_t life, std::uint64_t copy) const noexcept;
   /// It has received all records before `received`, and the answer that was sent at `sent`, and asks for more. False:
   /// those are not records that it can have had.
@@ -72,7 +72,7 @@ class Replication {
   bool has_records() const noexcept { return pieces_ || !image_.empty() || !records_.empty(); }
   /// Memory that records take which it has not received.
   std::size_t bytes() const noexcept { return bytes_ + image_bytes_; }
-  /// Whether commands should wait until it has received more.
+  /// Returns whether commands should wait until it has received more.
   bool is_behind() const noexcept { return bytes_ > kMostKept; }
   /// True, once: it has every command that an answer has gone out for, and should become the backup.
   bool join();
@@ -83,9 +83,9 @@ class Replication {
   /// The map has been told. False: that is not what is waited for.
   bool dropped(const Holder& other);
 
-  /// Whether an answer may go out that was made at this position.
+  /// Returns whether an answer made at this position may go out.
   bool may_answer(std::uint64_t position, Time now) const noexcept;
-  /// Whether somebody gets, or has, a copy: answers may wait for it, so it is given up when it says nothing.
+  /// Returns whether a process gets, or has, a copy: answers may wait for it, so it is given up when it says nothing.
   bool is_watched() const noexcept { return phase_ != Phase::Alone && phase_ != Phase::Dropping; }
   bool is_silent(Time now) const noexcept { return now - heard_ > kSilence; }
 
@@ -137,7 +137,7 @@ class Follower {
 
   /// Memory that the copy takes, and commands that have not been carried out yet.
   std::size_t bytes() const noexcept { return bytes_ + waiting_bytes_; }
-  /// Whether all workers of the rows have left, as far as the copy knows.
+  /// Returns whether all workers of the rows have left, as far as the copy knows.
   bool workers_gone() const noexcept { return workers_gone_; }
   /// After End::Promoted.
   State take() { return std::move(state_); }

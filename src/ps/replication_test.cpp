@@ -1,9 +1,9 @@
 // Processes that serve rows and copy them, the job's store and workers, in one thread with a clock of its own: messages
 // that are slow or lost, processes that are killed, stopped and started again, commands that take seconds, snapshots on
-// slow disks, rows that are restored. Whatever happens: each push counts once,
-// what was acknowledged is there, nobody reads less than was acknowledged before, and no process has a say after
-// another one has taken its place. The decisions are those of the real parts (Replication, ServerMap, State); what
-// primary.cpp and a Follower do with sockets and threads is done here with events.
+// slow disks, rows that are restored. Invariants: each push counts once, acknowledged changes are there, nobody reads
+// less than was acknowledged before, and no process has a say after another one has taken its place. The decisions are
+// those of the real parts (Replication, ServerMap, State); the sockets and threads of primary.cpp and a Follower are
+// replaced by events here.
 #include "ps/replication.h"
 #include "ps/journal.h"
 #include "ps/server_map.h"
@@ -91,7 +91,8 @@ class Simulation {
     float value;
     std::string error = {};
   };
-  /// One life of a process. What it has scheduled does nothing any more when it is dead, and waits while it is stopped.
+  /// One life of a process. Events that it has scheduled do nothing any more when it is dead, and wait while it is
+  /// stopped.
   struct Process {
     int number = 0;
     Holder self;

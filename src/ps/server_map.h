@@ -59,7 +59,7 @@ struct ServerMap {
   std::vector<Serving> rows;  ///< by server; empty: not all have come yet
 
   bool formed() const noexcept { return !rows.empty(); }
-  /// Whether the process is the latest of its number.
+  /// Returns whether the process is the latest of its number.
   bool lives(const Holder& holder) const noexcept;
   const std::string& endpoint_of(const Holder& holder) const noexcept { return members[holder.server].endpoint; }
 };

@@ -64,7 +64,7 @@ class Slabs {
   std::vector<std::shared_ptr<std::byte[]>> slabs_;
 };
 
-/// How many views of something are read, on whatever threads.
+/// Number of views of something that are being read, on any threads.
 using Views = std::shared_ptr<std::atomic<int>>;
 
 class Rows : public Slabs {
@@ -78,7 +78,7 @@ class Rows : public Slabs {
   Slabs freeze(const Views& views);
   /// Memory of slabs that only such views hold now.
   std::size_t copied() const noexcept { return is_read() ? copied_ : 0; }
-  /// How many slabs would be copied before they are written to.
+  /// Number of slabs that would be copied before they are written to.
   std::size_t frozen() const noexcept { return is_read() ? frozen_ : 0; }
   std::size_t slab_bytes() const noexcept { return slab_bytes_; }
 
@@ -143,8 +143,8 @@ class Rows : public Slabs {
   KeyMap index_;
 };
 
-// A sparse table in one process: which rows are there, how they begin, are stepped, and go. What it does is a function
-// of the calls that change it, their order and the times that they bring, so a log of them makes the same table again;
+// A sparse table in one process: its rows, their initial values, optimizer steps and eviction. Its state is a function
+// of the calls that change it, their order and the times passed to them, so a log of them makes the same table again;
 // reading changes nothing. Keys and floats of messages need not be aligned. One thread at a time.
 
 /// InvalidArgument, saying which option and why.
@@ -226,12 +226,12 @@ class SparseTable {
   void step(const KeyedRows& gradients, std::uint32_t now, std::optional<double> lr = std::nullopt);
   /// The weights as given, the slots as they begin.
   void assign(const KeyedRows& weights, std::uint32_t now);
-  /// Those that are there.
+  /// Erases the keys that have rows.
   void erase(const void* keys, std::size_t count);
 
   /// Memory that will be held at most after steps of so many keys without a row.
   std::size_t bytes_with(std::size_t count) const;
-  /// How many of the keys have none.
+  /// Number of the keys that have no row.
   std::size_t fresh(std::size_t count, const void* keys) const;
 
   /// Floats per row.

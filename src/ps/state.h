@@ -1,8 +1,8 @@
-// The workers of a parameter server as one server knows them: who is there, which of a worker's changes have been made,
-// how many clocks it has ended. Pure bookkeeping; one thread at a time.
-// What a parameter server has: tables, workers, and pushes whose clock has not ended. It changes by commands alone, and
-// is a function of them, their order and the times that they bring. So a journal of commands is a server's memory, and
-// what it has read is not in it. No I/O; one thread at a time, but for its views.
+// The workers of a parameter server as one server knows them: their presence, the changes made for each, the clocks
+// each has ended. Pure bookkeeping; one thread at a time.
+// State of a parameter server: tables, workers, and pushes whose clock has not ended. It changes by commands alone, and
+// is a function of them, their order and their times. So a journal of commands is a server's memory; reads are not in
+// it. No I/O; one thread at a time, but for its views.
 #pragma once
 
 #include "base/result.h"
@@ -54,19 +54,19 @@ struct Worker {
 
 class Workers {
  public:
-  /// How many there are is what the first says.
+  /// Number of workers, as the first one says.
   std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(all_.size()); }
   void expect(std::uint32_t workers) { all_.resize(workers); }
   Worker& at(std::uint32_t worker) { return all_[worker]; }
   const Worker& at(std::uint32_t worker) const { return all_[worker]; }
 
-  /// Whether others wait for it.
+  /// Returns whether others wait for it.
   bool holds_others(std::uint32_t worker) const noexcept;
   /// The least number of ended clocks of those that hold others; nullopt: nobody does.
   std::optional<std::int64_t> least() const noexcept;
   std::int64_t most() const noexcept;
   std::uint64_t latest_barrier() const noexcept;
-  /// Whether all that hold others have come to this barrier.
+  /// Returns whether all workers that hold others have come to this barrier.
   bool past_barrier(std::uint64_t number) const noexcept;
   /// "worker 3 on host b, which is at clock 4", of those that have not ended so many clocks.
   std::string behind(std::int64_t clocks) const;
@@ -157,10 +157,10 @@ class State {
   /// With backup workers: whose pushes of the last settled clock counted.
   Concluded concluded(std::uint32_t worker) const;
 
-  /// Whether a worker may come so: InvalidArgument, Mismatch, Aborted.
+  /// Checks whether a worker may join with this greeting: InvalidArgument, Mismatch, Aborted.
   Result<void> may_join(const Hello& hello) const;
-  /// Whether the body of a change is whole, its table known, and memory enough: else why it is refused. `limit`: bytes
-  /// that tables and waiting pushes may take.
+  /// Checks that the body of a change is whole, its table known, and memory enough; else says why it is refused.
+  /// `limit`: bytes that tables and waiting pushes may take.
   Result<void> check(const Command& command, std::size_t limit);
   /// The same for rows of a snapshot, but their memory.
   Result<void> check_adopt(const Command& command) const;
@@ -184,7 +184,7 @@ class State {
   const SparseTable* table(std::uint32_t number) const noexcept;
   std::optional<std::uint32_t> find(std::string_view name) const noexcept;
 
-  /// Whether a worker at this clock may read the table.
+  /// Returns whether a worker at this clock may read the table.
   bool may_read(std::uint32_t table, std::int64_t clock) const noexcept;
   /// The workers it waits for, as text.
   std::string awaited(std::uint32_t table, std::int64_t clock) const;
@@ -195,9 +195,9 @@ class State {
   std::size_t bytes() const noexcept;
   std::size_t copied() const noexcept;
 
-  /// Whether there are pushes of a worker's clocks from this one on that wait for their end.
+  /// Returns whether pushes of a worker's clocks from this one on wait for the clocks' end.
   bool has_staged(std::uint32_t worker, std::int64_t clock) const noexcept;
-  /// How many clocks this incarnation had ended, after a command of Method::Settle.
+  /// Number of clocks this incarnation had ended, after a command of Method::Settle.
   std::int64_t ended(const Settle& asked) const;
 
  private:

@@ -371,7 +371,7 @@ void add_exception(TraceText& text, int depth) noexcept {
   } catch (const Error& error) {
     text.add(": ").add(error.what());
     add_context(text, error);
-    // Whatever was made of it on its way, a lost peer is what it comes from.
+    // A lost peer is the cause even if the exception was wrapped in others.
     const bool follows = error.code() == ErrorCode::PeerLost || error.code() == ErrorCode::Aborted;
     if (depth == 0 || follows) StatusPage::own().note_end(error);
     add_cause(text, error, depth);

@@ -103,7 +103,8 @@ class RecordFollower {
   /// Reads the next event; false: there is none more, now. Lines that are no events are counted. Throws as LineReader.
   bool next();
   const RecordLine& line() const noexcept { return line_; }
-  /// Whether the step of line() was done again: so said a later `resume` that was there when the follower began.
+  /// Returns whether the step of line() was done again, according to a later `resume` that was there when the follower
+  /// began.
   bool superseded() const noexcept { return superseded_; }
   /// Offset at which the line after line() begins.
   std::uint64_t offset() const noexcept { return lines_.offset(); }
@@ -132,15 +133,15 @@ struct MetricPoint {
   std::optional<int> rank;  ///< of one rank alone
 };
 
-/// Whether a line of that event holds what the schema says; what others hold is shown nowhere.
+/// Returns whether the schema defines lines of that event; the contents of others are shown nowhere.
 bool is_known_event(std::string_view event) noexcept;
 
 /// Reads lines in their order: what has no step of its own belongs to the last one. One thread.
 class PointReader {
  public:
-  /// Calls `take` for each number of a `metric`, `step`, `epoch` or `communication` line. Of `communication` the names
-  /// begin with that: "communication/exposed_seconds", "communication/all_reduce/waited_seconds". What `take` gets
-  /// points into `line`.
+  /// Calls `take` for each number of a `metric`, `step`, `epoch` or `communication` line. Names from `communication`
+  /// begin with that word: "communication/exposed_seconds", "communication/all_reduce/waited_seconds". The points
+  /// passed to `take` refer into `line`.
   void read(const RecordLine& line, const std::function<void(const MetricPoint&)>& take);
 
  private:
@@ -164,8 +165,8 @@ void append_all(const AppendTo& to, std::string_view bytes);
 /// "WHAT failed -- FILE -- errno's text -- ..."
 [[noreturn]] void raise_io(const AppendTo& to, int error);
 
-// How far a run is, how long it still takes, and the latest of what it logs; from the lines of its record. Plain
-// values, one thread.
+// Progress of a run, its remaining time, and the latest logged values; from the lines of its record. Plain values, one
+// thread.
 
 /// Progress of a run, computed from its record's lines, read in order. Its end is known if the `start` line's
 /// parameters have epochs or steps (epochs, num_epochs, max_epochs; steps, max_steps, total_steps, num_steps).

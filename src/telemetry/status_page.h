@@ -95,7 +95,7 @@ struct TimesStatus {
   std::atomic<std::int64_t> step;         ///< and how many steps had been taken
 };
 
-/// Why the rank fails, for programs: what people read is in its last words.
+/// The reason why the rank fails, for programs; the text for people is in its last words.
 struct CauseStatus {
   enum State : std::uint32_t { None, Writing, OfWorld, OfProcess };
   std::atomic<std::uint32_t> state;
@@ -170,7 +170,7 @@ class StatusPage {
  public:
   static StatusPage& own() noexcept;
 
-  /// Room for a communicator, until `close`. Where all are taken, and for id 0, several share one that nobody reads.
+  /// Room for a communicator, until `close`. If all are taken, and for id 0, several share one that nobody reads.
   GroupStatus& open(std::uint64_t id, int rank, int size, bool background = false) noexcept;
   void close(GroupStatus& group) noexcept;
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
@@ -208,7 +208,7 @@ class StatusPage {
   void withdraw_saving() noexcept;
   /// All ranks save and end now, because one of them was asked to by this signal.
   void note_preemption(int signal) noexcept { layout_->preempted_by.store(signal, std::memory_order_relaxed); }
-  /// The agent's file, to write stacks to; -1 if there is no agent. Whoever asks for stacks sets its position.
+  /// The agent's file, to write stacks to; -1 if there is no agent. The process that asks for stacks sets its position.
   int fd() const noexcept { return fd_; }
   const StatusLayout& layout() const noexcept { return *layout_; }
   /// A signal that has come asks the whole job to end, and not this process alone.

@@ -72,7 +72,7 @@ void write(const Words& words) noexcept {
   slot.stamp.store(stamp | std::min<std::uint64_t>(words.wire_us, 0xffffffff) << 32, kRelease);
 }
 
-// As the status page: one process writes, the first that comes; what it forks or starts does not.
+// As with the status page, one process writes, the first that comes; its forks and children do not.
 TimelineLayout* take_ring() noexcept {
   const auto fd = env::number(env::kTimelineFd);
   if (!fd || *fd <= 2) return nullptr;
@@ -179,7 +179,7 @@ Found read(const TimelineLayout& ring, std::uint64_t number, TimelineEntry& entr
   entry.bytes = slot.bytes.load(kAcquire);
   entry.waited_ns = slot.waited_ns.load(kAcquire);
   entry.wire_bytes = slot.wire_bytes.load(kAcquire);
-  // Whoever has taken the slot again had counted first.
+  // A writer that reuses the slot increases `head` first.
   if (ring.head.load(kAcquire) > number + TimelineLayout::kSlots) return Found::Overwritten;
   if (!whole) return Found::Unwritten;
   const auto kind = static_cast<std::uint8_t>(what);

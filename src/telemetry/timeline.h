@@ -83,7 +83,7 @@ extern std::atomic<int> state;
 bool look() noexcept;
 }  // namespace detail
 
-/// Whether somebody takes events.
+/// Returns whether events are recorded.
 inline bool on() noexcept {
   const int state = detail::state.load(std::memory_order_relaxed);
   return state != detail::kOff && (state == detail::kOn || detail::look());

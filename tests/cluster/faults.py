@@ -137,7 +137,7 @@ class Job:
                       if pid not in self.before or harm == "slurmd")
 
     def all_have_begun(self):
-        """Whether every rank has been there for a moment: who started it has been told so by then."""
+        """True if every rank has been there for a moment: its starter has been told so by then."""
         begun = sum(processes.age_of(pid) > BEGUN for host in HOSTS
                     for pid in self.box.processes(host, f"^{re.escape(self.ground.options.peer)} "))
         return begun >= self.plan.ranks

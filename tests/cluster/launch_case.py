@@ -47,7 +47,7 @@ class Launch(boxes.InBox):
 
     @staticmethod
     def end(job):
-        """Whatever became of it."""
+        """Ends the job in any case."""
         with contextlib.suppress(ProcessLookupError):
             job.kill()
         job.wait()

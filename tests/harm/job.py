@@ -17,7 +17,7 @@ FOREIGN = re.compile(r"(COHORT_(?!BOX$)|HOROVOD_|OMPI_|PMI|SLURM_)|(LOCAL_)?(RAN
 
 
 class Here:
-    """This machine. What jobs leave is found by a mark in their environment."""
+    """This machine. Leftovers of jobs are found by a mark in their environment."""
 
     def __init__(self):
         self.mark = f"{MARK}={uuid.uuid4().hex}"

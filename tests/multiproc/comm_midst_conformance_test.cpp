@@ -192,8 +192,8 @@ void lock_pages_of(void* memory, std::size_t bytes) {
 
 class LateReader : public ::testing::TestWithParam<Midst> {};
 
-// The others have their memory back once they have given up, and use it again. What a late rank then reads there is not
-// what they brought.
+// The others have their memory back once they have given up, and use it again. The values that a late rank then reads
+// there are not their inputs.
 TEST_P(LateReader, FailsWhereTheOthersHaveGivenUp) {
   const ForcedPlan forced(GetParam().way.plan);
   Processes world(kMidstSize);

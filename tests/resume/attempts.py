@@ -14,7 +14,7 @@ LEFT_LIMIT = 15.0  # seconds for all of a killed job to go, on a busy machine
 
 
 class Attempt(job.Job):
-    """One `cohort run`. What is killed and when is the caller's."""
+    """One `cohort run`. The caller decides what is killed, and when."""
 
     def __init__(self, place, cohort, options, program, folder, number):
         self.name = f"attempt {number}"

@@ -1,9 +1,8 @@
 // The sub-command of `cohort bench`.
-// What was measured of one training: so many processes on so many hosts, and where a step's time went. Values; any
-// thread.
-// From what a job's ranks said at their end to a Point. Pure; any thread.
-// Why more hosts do, or do not, make a training faster, and what would: one sentence, computed from what was measured.
-// Pure; any thread.
+// A measurement of one training: its processes and hosts, and where a step's time went. Values; any thread.
+// Computes a Point from the reports of a job's ranks at their end. Pure; any thread.
+// Verdict on why more hosts do, or do not, make a training faster, and what would: one sentence, computed from the
+// measurements. Pure; any thread.
 // The experiment as a person reads it: a table, bars, and the same as a picture. Pure; any thread.
 #pragma once
 
@@ -28,7 +27,7 @@ void add_training(CLI::App& bench);
 
 using Shares = launch::StepShares;
 
-/// How `Shares` were found.
+/// Origin of `Shares`.
 enum class Split {
   Measured,   ///< the program's waits were measured
   Estimated,  ///< the program waits where it cannot be seen: what a step takes longer than alone is taken for it

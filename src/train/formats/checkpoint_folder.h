@@ -171,7 +171,7 @@ struct CheckpointList {
   std::vector<StoredCheckpoint> sound;                ///< oldest first
   std::vector<Error> damaged;                         ///< what is wrong with the others
   std::vector<std::pair<std::int64_t, Error>> newer;  ///< of a newer Cohort: generation, and what to say of it
-  /// Those that could not be read now (permissions, a file system that fails), which says nothing against them.
+  /// Checkpoints that could not be read now (permissions, a file system that fails); they may be sound.
   std::vector<std::pair<std::int64_t, Error>> unreadable;
   std::int64_t newest = 0;  ///< the highest generation of all of them; 0: there are none
 

@@ -58,9 +58,9 @@ struct Node {
 /// Looks `module.name` up in the allow-list; nullopt: not on it, so the reader refuses it.
 std::optional<Global> find_global(std::string_view module, std::string_view name);
 
-// The stack machine that reads one pickle. It makes plain values and nothing else: what it may call is the list in
-// find_global, and each call is done here, not run. Whatever the bytes say, it reads only within them, and its
-// memory is bounded by PtLimits. For one use by one thread; what it was made from has to outlive it.
+// The stack machine that reads one pickle. It makes plain values and nothing else: it may call only the functions
+// listed in find_global, and each call is emulated here, not run. For any bytes, it reads only within them, and its
+// memory is bounded by PtLimits. For one use by one thread; its input has to outlive it.
 
 /// Any failure is kept in `problem_`; the value is good only if there is none.
 class Machine {

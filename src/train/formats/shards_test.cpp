@@ -82,7 +82,7 @@ TEST(Shards, ComeTogetherFromAnyCutIntoAnyOther) {
       }
       RC_ASSERT(found == elements_of(to));
     }
-    // Whatever is taken away or doubled is noticed.
+    // A part that is missing or doubled is detected.
     const auto which = *rc::gen::inRange<std::size_t>(0, saved.size());
     PartedTensor doubled = tensor;
     doubled.parts.push_back({"y", wanted[*rc::gen::inRange<std::size_t>(0, wanted.size())], 0});

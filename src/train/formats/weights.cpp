@@ -351,7 +351,7 @@ class LazyTensors {
     if (addresses_ != MAP_FAILED) ::munmap(addresses_, bytes_);
   }
 
-  /// Those whose names begin so, without that, in the order of a file of them.
+  /// The tensors whose names begin with `prefix`, named without it, in the order of a file of them.
   Result<std::vector<NamedTensor>> views(std::string_view prefix) {
     std::vector<NamedTensor> found;
     for (const auto& [name, tensor] : reader_.all().tensors) {

@@ -54,7 +54,7 @@ Engine::Statistics Engine::statistics() const { return core_->statistics(); }
 
 namespace {
 
-// How long requests that nobody waits for are gathered. A round costs about 10 us of this rank and of all others.
+// Time for which requests that nobody waits for are gathered. A round costs about 10 us of this rank and of all others.
 constexpr auto kLinger = std::chrono::microseconds(100);
 
 }  // namespace
@@ -263,7 +263,7 @@ void EngineCore::serve() {
   }
 }
 
-/// Whether names have waited for so long that the other ranks should be asked who lacks them.
+/// Returns whether names have waited for so long that the other ranks should be asked which of them lack these.
 bool EngineCore::due() {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);

@@ -46,7 +46,7 @@ struct EngineOptions {
   std::chrono::milliseconds stall_after = std::chrono::seconds(60);
   /// Names that wait for longer fail with Timeout. Unset: the communicator's timeout.
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// How long the other ranks may take to notice that this one ends.
+  /// Time that the other ranks may take to notice that this one ends.
   std::chrono::milliseconds shutdown_timeout = std::chrono::seconds(30);
   /// Called on every rank's engine thread: be quick, do not throw, do not call the engine. Unset: rank 0 logs a
   /// warning.
@@ -73,8 +73,8 @@ class Engine {
   /// Asks for several at once: all or none are accepted, and they become visible together.
   std::vector<Handle> submit(std::vector<Request> requests);
 
-  /// This rank has no more data: it serves the others with neutral elements until all ranks have joined. What it asked
-  /// for before is still carried out. Until then it may not submit.
+  /// This rank has no more data: it serves the others with neutral elements until all ranks have joined. Operations
+  /// requested before are still carried out. Until then it may not submit.
   Handle join_async();
   /// The same, and waits. Returns the rank that joined last, the same on all ranks.
   int join();
@@ -90,7 +90,7 @@ class Engine {
   void shutdown();
   /// The same without waiting.
   void begin_shutdown();
-  /// Whether it has ended, here: `shutdown` and the destructor do not wait any more.
+  /// Returns whether it has ended on this rank: `shutdown` and the destructor do not wait any more.
   bool ended() const noexcept;
 
   /// Counts since the engine was made, for tests and logs.

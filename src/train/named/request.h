@@ -43,8 +43,8 @@ inline constexpr int kKindCount = 8;
 std::string_view name_of(Kind kind) noexcept;
 
 /// Gives memory for an output of this shape, on the input's device; its size is known only once all ranks have come.
-/// What the input's stream has by then may still use that memory. Called on the engine's thread: it must not call the
-/// engine. What it throws ends the communicator, since the other ranks count on this one.
+/// Work queued on the input's stream by then may still use that memory. Called on the engine's thread: it must not call
+/// the engine. An exception from it ends the communicator, since the other ranks count on this one.
 using OutputAllocator = std::function<void*(std::span<const std::int64_t> shape)>;
 
 /// A GPU's memory comes after what its stream has when the operation is asked for.
@@ -104,7 +104,7 @@ inline constexpr std::size_t kLongestName = 4096;
 inline constexpr std::size_t kMostDimensions = 64;
 inline constexpr std::size_t kMostSplits = std::size_t{1} << 20;
 
-/// For base/records.h. Of bytes from a peer: Corrupt if they are no signature.
+/// For base/records.h. Bytes from a peer that are no signature are Corrupt.
 void visit_fields(auto& m, auto& a, const Signature*) {
   constexpr std::string_view kNone = "a description of an operation that does not exist";
   a(codec::below(m.kind, kKindCount, kNone), codec::below(m.dtype, kDTypeCount, kNone),
@@ -127,7 +127,7 @@ struct Outcome {
 
 class Wakeup;
 
-/// Shared by Handles and the engine, which ends it once. Who waits for it urges the engine.
+/// Shared by Handles and the engine, which ends it once. A waiting thread urges the engine.
 class State final : public comm::UnfinishedWork {
  public:
   /// `name`: for messages.
@@ -180,7 +180,7 @@ class Handle {
   }
   /// Calls `callback` on the engine's thread once it is done, or at once. It must not throw, block or call the engine.
   void on_done(std::function<void()> callback) { state_->on_done(std::move(callback)); }
-  /// The error of an operation that is done; null if it succeeded. Who asks is taken to have heard of it.
+  /// The error of an operation that is done; null if it succeeded. Counts as reported once asked for.
   const Error* failure() const noexcept {
     const auto& error = state_->outcome();
     if (!error) return nullptr;

@@ -73,7 +73,7 @@ MessageRoundAnnouncer::MessageRoundAnnouncer(Communicator comm, std::shared_ptr<
 
 MessageRoundAnnouncer::~MessageRoundAnnouncer() {
   // Without `close` the communicator has ended, or has to: receives that nobody will send for would wait for a year.
-  // Who waits for the engine has been told why.
+  // Threads that wait for the engine have been told why.
   for (const auto& peer : peers_) {
     if (!peer->receive.done()) comm_.abort("the engine of named operations has ended");
   }

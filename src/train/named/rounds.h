@@ -1,4 +1,4 @@
-// How a rank that enters a round wakes those that sleep. The interface is small so that a core with a cheaper way can
+// Lets a rank that enters a round wake those that sleep. The interface is small so that a core with a cheaper way can
 // take the place of messages. A RoundAnnouncer belongs to the engine's thread; only `Wakeup` is shared.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Whether what the ranks brought under one name is one operation, and which. Pure functions of replicated values: all
-// ranks come to the same answer, and to the same words.
+// Decides whether the ranks' signatures under one name make one operation, and which. Pure functions of replicated
+// values: all ranks come to the same answer, and to the same words.
 #pragma once
 
 #include "train/named/request.h"
@@ -32,7 +32,7 @@ using AgreedPtr = std::shared_ptr<const Agreed>;
 /// The operation, or Mismatch that says who brought what. At least one rank has brought something.
 Result<AgreedPtr> match(const std::string& name, const Brought& brought);
 
-/// Why `operation` cannot be carried out while these ranks have joined; nullopt if it can.
+/// Reason why `operation` cannot be carried out while these ranks have joined; nullopt if it can.
 std::optional<Error> refused_by_joined(const Agreed& operation, const std::vector<bool>& joined);
 
 /// Rows of a reduce_scatter for each of `size` ranks: equal, the first ranks one more where they do not divide.
@@ -102,7 +102,7 @@ class Table {
     Brought brought;
   };
   std::vector<Complete> take_complete(const std::vector<bool>& joined);
-  /// Whether the rank has described the name.
+  /// Returns whether the rank has described the name.
   bool has(int rank, const std::string& name) const;
   bool contains(const std::string& name) const { return index_.count(name) != 0; }
   void erase(const std::string& name);
@@ -119,11 +119,12 @@ class Table {
   std::unordered_map<std::string, std::list<Entry>::iterator> index_;
 };
 
-// Which operations that have become ready together are carried out together. A pure function of replicated values, so
-// all ranks plan alike. Fusing never changes bits: the core folds each element by ascending rank wherever it lies.
+// Decides which operations that have become ready together are carried out together. A pure function of replicated
+// values, so all ranks plan alike. Fusing never changes bits: the core folds each element by ascending rank wherever it
+// lies.
 
-/// Larger tensors of the host gain nothing from being copied together (and the core would not): they go alone. Those of
-/// GPUs are not copied: a batch of any sizes is one operation of NCCL.
+/// Larger tensors of the host gain nothing from being copied together (and the core would not): they go alone. Tensors
+/// on GPUs are not copied: a batch of any sizes is one operation of NCCL.
 inline constexpr std::size_t kFusedTensor = std::size_t{64} << 10;
 
 /// Indices into the operations that were planned; one batch is one call of the communicator.

@@ -58,7 +58,7 @@ def processes_in(net_namespace):
 
 
 def end_all(namespaces, seconds=10):
-    """Kills every process in the namespaces until there is none. What is left after the time is an error."""
+    """Kills every process in the namespaces until there is none. Processes left after the time are an error."""
     limit = time.monotonic() + seconds
     while True:
         left = [pid for namespace in namespaces for pid in processes_in(namespace) if pid != os.getpid()]
