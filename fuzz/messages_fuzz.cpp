@@ -72,7 +72,7 @@ class TransportChannel final : public Channel {
   }
   void take() noexcept override { wire_.headers.pop_front(); }
   bool put(const MessageHeader& header, const std::byte*) override {
-    if (!codec::decode<MessageHeader>(codec::encode(header))) std::abort();  // what is said is what is read
+    if (!codec::decode<MessageHeader>(codec::encode(header))) std::abort();  // round trip
     return wire_.has_room;
   }
   void note_met() override {}

@@ -12,7 +12,7 @@
 
 namespace {
 
-/// As it is after line ends have become one kind: "\r\n" is "\n", and so is "\r\r\n", once its end is.
+/// Text after line ends have become one kind: "\r\n" is "\n", and so is "\r\r\n", once its end is.
 std::string one_kind(std::string_view text) {
   std::string out;
   out.reserve(text.size());

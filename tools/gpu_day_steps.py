@@ -237,7 +237,7 @@ def peer(day, ranks, environment, *words):
 
 
 def harm(day, ranks, environment, what):
-    """How long after the harm each rank that lives on has its error, and which."""
+    """Time from the fault to the error of each rank that lives on, and the error."""
     try:
         text = peer(day, ranks, environment, what)
     except Failed as failed:

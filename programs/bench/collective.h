@@ -59,7 +59,7 @@ struct Shape {
   std::int64_t output = 0;  ///< elements
   /// Elements that go to (come from) each rank, where there are parts.
   std::vector<std::int64_t> input_parts, output_parts;
-  std::int64_t own_part = 0;  ///< where this rank's part begins, in elements: the place of the smaller buffer in place
+  std::int64_t own_part = 0;  ///< first element of this rank's part: the place of the smaller buffer in place
 };
 
 /// `bytes` is cut to whole elements, and to whole parts where all parts are equal. In the _v forms rank r's part is as

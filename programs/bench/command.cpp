@@ -74,7 +74,7 @@ class Report {
     rows_.push_back(row);
   }
 
-  /// How many elements were wrong.
+  /// Prints the end; returns how many elements were wrong.
   std::int64_t finish(const bench::CpuTime& begin, double own) {
     const bench::CpuTime end = bench::cpu_time();
     const double seconds = std::max(1e-3, std::chrono::duration<double>(end.at - begin.at).count());

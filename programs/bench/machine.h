@@ -44,7 +44,7 @@ struct RankGpu {
 void check_gpus();
 /// Throws what `check_gpus` does.
 RankGpu gpu_of(const Communicator& comm);
-/// How many there are of all ranks'. All call it.
+/// Number of different GPUs of all ranks. All ranks call it.
 int different_gpus(Communicator& comm, const RankGpu& own);
 
 // The machine's limits, measured by the benchmark's own ranks: how fast all of them read and write memory at once, and

@@ -66,7 +66,7 @@ void run_on_processes(int ranks, const Emit& emit);
 inline constexpr const char* kAsRank = "--as-rank";
 /// One of them: what rank 0 emits goes to stdout.
 void be_rank(const Plan& plan);
-/// As threads of this process.
+/// Runs the ranks as threads of this process.
 void run_on_threads(int ranks, const Plan& plan, const Emit& emit);
 
 /// Returns whether a launcher has started this process as a rank. Throws InvalidArgument if its variables contradict

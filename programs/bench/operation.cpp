@@ -89,7 +89,7 @@ void encode_integer(std::byte* to, DType dtype, std::int64_t value) {
   }
 }
 
-/// As the type holds it after wrapping around.
+/// Value that the type holds after wrapping around.
 std::int64_t wrapped(DType dtype, std::int64_t value) {
   switch (dtype) {
     case DType::Int8: return static_cast<std::int8_t>(value);

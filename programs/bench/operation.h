@@ -32,7 +32,7 @@ Tile input_tile(DType dtype, ReduceOp op, int rank);
 Tile reduced_tile(DType dtype, ReduceOp op, int ranks);
 
 void fill(void* data, std::int64_t count, DType dtype, const Tile& tile, std::int64_t first = 0);
-/// How many elements differ from what `fill` would write.
+/// Number of elements that differ from those `fill` would write.
 std::int64_t count_wrong(const void* data, std::int64_t count, DType dtype, const Tile& tile, std::int64_t first = 0);
 
 /// Memory of each kind, zeroed and touched; grown when more is wanted, never moved by asking for less.

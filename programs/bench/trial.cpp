@@ -132,7 +132,7 @@ void tell(const Communicator& comm, const json& event) {
   if (std::fflush(stdout) != 0) raise(ErrorCode::Io, "a rank cannot report: {}", errno_text(errno));
 }
 
-/// Which ranks have said so.
+/// Ranks that passed true for `said`.
 std::vector<int> ranks_with(Communicator& comm, bool said) {
   const std::array<std::int64_t, 1> own = {said ? 1 : 0};
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
@@ -212,7 +212,7 @@ void be_trial_rank() {
     comm.barrier().wait();
   }
   const auto begun = Clock::now();
-  // That all have the same weights at the end, it sees itself.
+  // `train` itself checks that all have the same weights at the end.
   const training::Trained trained =
       training::train(comm, {.layers = {784, 256, 10}, .batch = 100, .seconds = kTrainingSeconds});
   const auto who = ranks_with(comm, trained.last_loss >= trained.first_loss);

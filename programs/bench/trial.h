@@ -21,7 +21,7 @@ struct Line {
   std::string what;     ///< the collective, or the host or link: "h1 to h2"
   std::string title;    ///< of a host or link: "speed"; else empty
   std::string found;    ///< in words
-  std::string fix;      ///< what to do; empty where it is in order
+  std::string fix;      ///< empty if it is in order
   double seconds = -1;  ///< that it took; -1: it is a part of another one
 };
 

@@ -69,7 +69,7 @@ Answer ask(const std::vector<std::string>& command, int interrupt) {
   return launch::capture(command, std::chrono::seconds(30), interrupt);
 }
 
-/// That it does not answer says nothing of the job: it is asked again later.
+/// Error for a scheduler that does not answer, which says nothing about the job: it is asked again later.
 tl::unexpected<Error> no_answer(const Answer& said) {
   return said ? fail(ErrorCode::Io, "{}", launch::last_of(said->text)) : tl::unexpected(said.error());
 }

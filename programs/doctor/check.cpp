@@ -24,7 +24,7 @@ constexpr Row kRows[] = {
     {"network-choice", "COHORT_NETWORK", "ranks there have no address to listen at, and do not start"},
     {"interface", "interface name", "Gloo or NCCL do not start in programs that use torch.distributed"},
     {"proxy", "http proxy", "nothing: Cohort's connections do not use it"},
-    // How a host is reached.
+    // Reaching a host.
     {"start", "start", "no rank can be started there"},
     {"ssh-name", "ssh: name", "no rank can be started there"},
     {"ssh-reach", "ssh: reached", "no rank can be started there"},

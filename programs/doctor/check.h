@@ -27,14 +27,14 @@ struct Finding {
   std::vector<std::string> hosts;  ///< where; empty: the command's own environment
   std::string to;                  ///< not empty: it is about the way from `hosts` to this one
   std::string found;
-  std::string effect;  ///< what it does to a job; empty: as the table says
+  std::string effect;  ///< on a job; empty: as the table says
   std::string fix;     ///< a command, mostly
 };
 
 struct Row {
   std::string_view id;
   std::string_view title;   ///< at most 16 characters
-  std::string_view effect;  ///< what it does to a job if it is not in order
+  std::string_view effect;  ///< on a job if it is not in order
 };
 /// In the order in which they are shown.
 std::span<const Row> rows();
@@ -67,7 +67,7 @@ struct Checkup {
   bool several_hosts = false;           ///< the job has more than one
   rendezvous::Environment environment;  ///< of the command
   bool launcher_alive = false;          ///< a launcher's process is among the command's ancestors
-  std::vector<NameFacts> names_here;    ///< where this host is none of them
+  std::vector<NameFacts> names_here;    ///< if this host is none of them
   std::vector<HostState> hosts;
   struct Probe {
     int from = 0;

@@ -225,7 +225,7 @@ TEST_F(Doctor, MoreThreadsThanCores) {
   EXPECT_TRUE(has(only("threads", Level::Warning).fix, "OMP_NUM_THREADS=4"));
 }
 
-// How hosts are reached.
+// Reaching hosts.
 
 TEST_F(Doctor, EveryWayNotToReachAHostIsARow) {
   struct Case {
@@ -524,7 +524,7 @@ TEST_F(Doctor, Folders) {
   only("folder", Level::Failed);
 }
 
-// How it reads.
+// Text of the report.
 
 TEST_F(Doctor, EqualRowsOfManyHostsAreOne) {
   checkup.hosts.clear();

@@ -154,8 +154,8 @@ namespace {
 
 using nlohmann::json;
 
-/// How long to wait for an order, until one says how rarely they come: where stdin is held open by another process,
-/// this one does not stay.
+/// Time to wait for an order, until one says how rarely they come: if stdin is held open by another process, this one
+/// does not stay.
 constexpr std::chrono::seconds kIdleLimit(60);
 constexpr std::chrono::seconds kLongestIdle(3600);
 constexpr std::chrono::milliseconds kProgramLimit(3500);

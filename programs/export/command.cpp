@@ -60,7 +60,7 @@ void export_weights(ExportArguments& arguments) {
              summary.from);
 }
 
-/// How long a command that was told to end still talks to a server.
+/// Time for which a command that was told to end still talks to a server.
 constexpr auto kHurry = std::chrono::seconds(2);
 
 /// Waits for the signals that end a command; true once one has come. A thread waits for them, too, so that a server

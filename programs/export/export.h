@@ -19,7 +19,7 @@ namespace cohort::track {
 struct SinkLine {
   const RecordLine& line;
   bool superseded = false;  ///< the run did its step again
-  std::uint64_t end = 0;    ///< where the line after it begins
+  std::uint64_t end = 0;    ///< offset of the line after it
 };
 
 enum class RunState { Running, Finished, Failed, Killed };

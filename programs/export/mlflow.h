@@ -30,8 +30,8 @@ namespace cohort::track {
 // answers on loopback what MLflow's server would (mlflow_store.py), to this one alone. It ends with the thread that
 // made it. One thread.
 
-// How far a record has got into an MLflow server, in a file beside the record: a sink that was killed goes on there.
-// One process at a time has it (it is locked). One thread.
+// Position up to which a record has been sent to an MLflow server, in a file beside the record: a restarted sink
+// continues there. One process at a time has it (it is locked). One thread.
 
 /// At most so many bytes of it, and whole characters.
 std::string shortened(std::string text, std::size_t most);
@@ -43,7 +43,7 @@ struct MlflowProgress {
   std::string record;  ///< which one: a digest of its first line
   std::string intent;  ///< a tag of the run that is about to be made
   std::string run, experiment;
-  std::uint64_t offset = 0;  ///< what is before it in the record is there
+  std::uint64_t offset = 0;  ///< the record's bytes before it have been sent
   bool ended = false;        ///< the run has its state
   bool artifacts = false;    ///< and its files
 

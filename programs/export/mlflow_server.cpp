@@ -157,7 +157,7 @@ struct MlflowServer::Impl {
   }
 
   MlflowServerOptions options;
-  std::unique_ptr<MlflowStore> store;  // where there is no server
+  std::unique_ptr<MlflowStore> store;  // without a server
   httplib::Client client;
   bool answered = false, away = false;
 };

@@ -216,7 +216,7 @@ void PrometheusFile::publish() { value_or_throw(sys::write_file_atomically(file_
 struct PrometheusPort::Page {
   std::mutex mutex;
   std::string plain, open;
-  std::optional<net::HttpServer> server;  // whose thread reads them
+  std::optional<net::HttpServer> server;  // its thread reads them
 
   net::HttpResponse answer(const net::HttpRequest& request) {
     if (request.path != "/metrics") return {.status = 404, .body = "/metrics is here\n"};

@@ -56,7 +56,7 @@ constexpr std::array kPrograms{
 /// Folder of the process that this command belongs to (--owner-folder); empty: none.
 std::string owner_folder;
 
-/// Why the command ends: on stderr; and for its owner, since there may be no record, in the file `refused`.
+/// Reports why the command ends: on stderr; and for its owner, since there may be no record, in the file `refused`.
 void complain(const std::string& why) {
   std::fprintf(stderr, "cohort: %s\n", why.c_str());
   if (!owner_folder.empty()) (void)sys::write_file_atomically(owner_folder + "/refused", why);

@@ -69,7 +69,7 @@ void write_manual(const CLI::App& app, const std::string& folder);
 void write_manual_of(std::string_view program, const std::string& folder);
 /// A page's head, and what it says first; `name` is "cohort-run".
 std::string manual_head(std::string_view name, std::string_view about, std::string_view usage);
-/// As text of a page, or as part of a name where - has to stay that.
+/// Escapes text of a page, or part of a name in which - has to stay.
 std::string roff(std::string_view text);
 
 /// A private folder (0700) in `parent`, removed with this. Throws Io.

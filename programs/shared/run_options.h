@@ -35,7 +35,7 @@ struct RunOption {
   };
 
   std::string_view names;  ///< as CLI11 takes them: "-n,--np,--nproc"
-  std::string_view type;   ///< what stands for the value in the help
+  std::string_view type;   ///< placeholder of the value in the help
   std::string_view standard;
   std::string_view help;
   void (*set)(launch::JobSpec&, const std::string& value);

@@ -46,7 +46,7 @@ inline constexpr std::size_t kMergeBuffer = std::size_t{1} << 20;
 struct MergeSummary {
   std::uint64_t events = 0;
   int ranks = 0;
-  std::vector<std::string> remarks;  ///< what is less than whole
+  std::vector<std::string> remarks;  ///< on incomplete traces
 };
 
 /// Replaces `output` at once or not at all. Throws Io; InvalidArgument where another program's trace is of no rank of

@@ -14,7 +14,7 @@ namespace cohort::track {
 struct RankFigures {
   std::uint32_t rank = 0;
   std::string host;
-  std::int64_t steps = 0;   ///< whose beginning is known, too: not the first
+  std::int64_t steps = 0;   ///< with a known beginning, so without the first
   double step_seconds = 0;  ///< of all of them
   double seconds = 0;       ///< from the beginning of the first to the end of the last; else of all that it did
   double communication_seconds = 0;  ///< in which operations were under way, in that time

@@ -318,7 +318,7 @@ HostPiece look_at(const fs::path& file) {
 sys::FileBytes read_trace(const HostPiece& piece) { return value_or_throw(sys::read_file(piece.file.string())); }
 
 std::int64_t HostPiece::common_ns(std::int64_t time_ns, std::int64_t zero_ns) const noexcept {
-  // Not measured: it begins where all begin, and says that it is placed so.
+  // If the clock was not measured, the host begins where all begin, and remarks_on says so.
   if (!clock.measured() || !clock.has_base()) return time_ns;
   return std::max<std::int64_t>(clock.common_ns(clock.base_ns() + time_ns) - zero_ns, 0);
 }

@@ -174,7 +174,7 @@ std::vector<std::string> remarks_on(const TraceSet& set);
 
 struct Slice {
   status::TrackId track;
-  TraceEvent event;  ///< what stood at its beginning; `name` is below
+  TraceEvent event;  ///< its begin event; `name` is below
   std::string name;
   std::int64_t begun_ns = 0;
   std::int64_t ended_ns = 0;  ///< of a moment the same

@@ -150,7 +150,7 @@ bool is_within(const fs::path& path, const fs::path& folder) {
   return end == folder.end();
 }
 
-/// As `cohort run` and `cohort submit` call a folder that they make: all in it is the run's.
+/// True for names that `cohort run` and `cohort submit` give folders they make: all in such a folder is the run's.
 bool has_own_name(const std::string& name, std::string_view job_id) {
   constexpr std::string_view kTime = "dddddddd-dddddd-";
   for (std::size_t i = 0; i < kTime.size(); ++i) {

@@ -65,7 +65,7 @@ std::optional<Command> next_record(std::string_view& bytes, std::optional<Error>
 namespace {
 
 constexpr std::string_view kJournalMagic = "cohort ps journal 3\n";
-constexpr std::size_t kVersion = kJournalMagic.size() - 2;  // where its version stands
+constexpr std::size_t kVersion = kJournalMagic.size() - 2;  // position of its version
 constexpr std::size_t kCopied = std::size_t{1} << 20;       // at once
 
 std::string beside(const std::string& path) { return path + ".new"; }
@@ -98,7 +98,7 @@ struct Journal::Next {
   Step step = Step::Image;
   std::uint64_t copied;              // bytes of the old one that it has, or that the image stands for
   std::atomic<std::uint64_t> there;  // bytes of the old one
-  std::atomic<bool> done{false};     // what the thread does
+  std::atomic<bool> done{false};     // the thread's work
   std::optional<Error> failed;
   bool taken = false;
   std::thread thread;

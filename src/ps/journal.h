@@ -22,7 +22,7 @@ class Journal {
  public:
   enum class Before : std::uint8_t {
     GoesOn,
-    SetAside,  ///< what there is is of an earlier job: renamed, once nobody has it
+    SetAside,  ///< an existing file is of an earlier job: renamed, once nobody has it
   };
   /// Opens or makes the file, and has `state`, a new one, carry out each command in it. Less than a record at its end,
   /// which was being written when its writer died, is kept in a file beside it and cut off. `tail`: bytes of commands

@@ -370,7 +370,7 @@ class Job {
     received_ = 0;
     return rpc;
   }
-  /// How many records it gets; whether the image ends with them.
+  /// Number of records received, and whether the image ends with them.
   struct Got {
     std::size_t records = 0;
     bool whole = false;

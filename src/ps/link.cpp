@@ -451,14 +451,14 @@ void Link::drain() {
 void Link::keep_alive() noexcept {
   try {
     Lock lock(mutex_);
-    // A thread that waits for an answer already notices a dead server.
+    // A thread that waits already notices a lost connection.
     if (dead_ ||
         std::any_of(under_way_.begin(), under_way_.end(), [](const RequestPtr& one) { return one->receiving; }))
       return;
     const RequestPtr ping = enqueue(lock, Method::Ping, 0, {}, 0);
     ping->deadline = std::min(ping->deadline, net::deadline_in(kLongSilence));
     receive(lock, ping);
-  } catch (const std::exception& error) {  // what is wrong shows to the next who asks
+  } catch (const std::exception& error) {  // the next call reports the error
     log::debug("ps", "{}: {}", name_, error.what());
   }
 }

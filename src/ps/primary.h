@@ -72,7 +72,7 @@ class Primary {
     std::function<Result<net::RpcPlace>(const Hello& known, std::uint32_t server)> place_of;
     std::function<void()> changed = {};      ///< whether all workers are gone may be something else than before
     std::optional<std::uint32_t> rows = {};  ///< whose, where servers know their numbers
-    Membership* membership = nullptr;        ///< where there may be a backup
+    Membership* membership = nullptr;        ///< set if there may be a backup
     std::uint64_t epoch = 0;                 ///< by the map
   };
 
@@ -174,7 +174,7 @@ class Primary {
   Result<void> note(Command command, const std::string& body);
   void noted(Method method);
   void worked(Method method, const std::optional<Error>& failed);
-  /// Called when the latest change has been made: now, or once it is done elsewhere.
+  /// Calls `then` when the latest change has been made: now, or once it is done elsewhere.
   void afterwards(std::function<void()> then);
   /// Serves the call in its turn: now, or when nothing has to be waited for any more.
   Result<void> in_turn(const ClientPtr& client, const Call& call, std::function<Result<void>(const Call&)> serve);
@@ -203,7 +203,7 @@ class Primary {
 
   // primary_backup.cpp: the copy
   void answer(const ClientPtr& client, std::uint64_t id, std::string body);
-  /// As `RpcServer::answer`.
+  /// Like `RpcServer::answer`.
   void answer(const ClientPtr& client, std::uint64_t id, const std::string& head, std::size_t bytes,
               const std::function<void(char*)>& fill);
   bool may_answer() const;

@@ -179,7 +179,7 @@ void visit_fields(auto& m, auto& a, const Commit*) { a(m.order, m.clock); }
 /// clock.
 struct Quorum {
   std::int64_t clocks = 0;                  ///< that have ended
-  std::vector<std::uint32_t> workers = {};  ///< whose pushes of the last of these count, ascending; empty: all
+  std::vector<std::uint32_t> workers = {};  ///< pushes of these count in the last clock; ascending; empty: all
 };
 void visit_fields(auto& m, auto& a, const Quorum*) {
   a(m.clocks, codec::most(m.workers, kMostWorkers));
@@ -262,7 +262,7 @@ void visit_fields(auto& m, auto& a, const Barrier*) { a(m.number, m.wait_ms); }
 struct Settle {
   std::uint32_t worker = 0;
   std::uint64_t incarnation = 0;
-  std::uint32_t server = 0;  ///< who is asked: a process may serve several
+  std::uint32_t server = 0;  ///< the one asked: a process may serve several
 };
 void visit_fields(auto& m, auto& a, const Settle*) {
   a(m.worker, m.incarnation, codec::below(m.server, kMostServers, "a server beyond 1024"));

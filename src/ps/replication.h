@@ -171,7 +171,7 @@ class Follower {
   std::uint64_t received_ = 0;
   std::uint64_t epoch_ = 0;
   Clock::time_point heard_{};
-  bool disowned_ = false;  // who listens there says that it does not serve the rows to this process
+  bool disowned_ = false;  // the process there says that it does not serve the rows to this one
   std::atomic<std::size_t> bytes_{0};
   std::atomic<bool> workers_gone_{false};
   std::atomic<bool> stopping_{false};

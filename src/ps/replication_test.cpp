@@ -99,7 +99,7 @@ class Simulation {
     bool alive = true;
     Time stopped_until{};
     double speed = 1;  // of its clock
-    // As the primary.
+    // State of a primary.
     bool serves = false;
     std::uint64_t epoch = 0;
     int term = 0;  // counts promotions
@@ -113,7 +113,7 @@ class Simulation {
     bool working = false;                    // another thread carries out a command
     bool restoring = false;                  // rows are taken from files
     std::deque<std::function<void()>> late;  // calls that wait for that
-    // As who has a copy.
+    // State of a holder of a copy.
     bool copies = false;
     State copy;
     std::uint64_t copy_number = 0;

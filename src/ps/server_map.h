@@ -86,8 +86,8 @@ Outcome add(ServerMap& map, std::uint32_t rows, const Holder& primary, const Hol
 /// in its place.
 Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup, std::uint64_t epoch);
 
-/// How many others come before this server when rows need a backup: those on other hosts than the primary first, then
-/// by number from it on. nullopt: it is the primary.
+/// Number of servers that come before this one when rows need a backup: servers on other hosts than the primary first,
+/// then by number from it on. nullopt: it is the primary.
 std::optional<std::uint32_t> turn_of(const ServerMap& map, std::uint32_t rows, std::uint32_t server);
 
 inline constexpr std::uint32_t kShards = 4096;
@@ -128,8 +128,8 @@ inline constexpr const char* kPurpose = "parameter server";
 Result<std::string> own_endpoint();
 /// "HOST:PORT" or "@NAME".
 Result<net::Endpoint> parse_endpoint(const std::string& text);
-/// How the server is reached: with the secret of the file, or the job's, but for Unix names. Without one: a loopback
-/// address by a Unix name made from its port; elsewhere if the network is trusted.
+/// Returns how to reach the server: with the secret of the file, or the job's, but for Unix names. Without one: a
+/// loopback address by a Unix name made from its port; elsewhere if the network is trusted.
 Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& secret_file);
 
 /// A server's place in the map of its job's store: enters it, looks at it again and again, and changes it by

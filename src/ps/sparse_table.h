@@ -149,7 +149,7 @@ class Rows : public Slabs {
 
 /// InvalidArgument, saying which option and why.
 Result<void> check(const TableOptions& options);
-/// As Python has it: "Bounded(4)".
+/// Text as in Python: "Bounded(4)".
 std::string described(const Consistency& consistency);
 
 /// Keys, and the floats of so many rows behind each other.
@@ -163,7 +163,7 @@ struct KeyedRows {
 struct TableShape {
   std::uint32_t end = 0;         ///< places of rows
   std::uint32_t first_free = 0;  ///< of them
-  std::uint32_t hand = 0;        ///< where eviction goes on
+  std::uint32_t hand = 0;        ///< position at which eviction goes on
   std::uint64_t seen = 0;
   TableCounts counts;
 };

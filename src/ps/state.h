@@ -171,7 +171,7 @@ class State {
   /// been written, or if rows are not what a command of Method::Verify says.
   Result<void> replay(const Command& command);
 
-  /// As it is now. Takes no longer than a push.
+  /// A view of the present state. Takes no longer than a push.
   std::shared_ptr<const FrozenState> freeze();
   /// Approximate upper bound of the cost of running the command.
   SparseTable::Effort effort(const Command& command) const;

@@ -29,7 +29,7 @@ inline constexpr std::string_view kValues = "values/";
 
 struct RecordLine {
   struct Field {
-    std::string name;  ///< what is inside an object has its name before it: "parameters/lr"
+    std::string name;  ///< fields of an object have its name before them: "parameters/lr"
     std::variant<bool, std::int64_t, double, std::string> value;
   };
 
@@ -48,11 +48,11 @@ struct RecordLine {
   std::string_view text(std::string_view name) const noexcept;
 };
 
-/// As RecordLine::number; a truth value is no number.
+/// Like RecordLine::number; a truth value is no number.
 std::optional<double> number_of(const RecordLine::Field& field);
-/// As people write it: 0.1, 7, true, a text as it is.
+/// Text as people write it: 0.1, 7, true, a text unchanged.
 std::string text_of(const RecordLine::Field& field);
-/// As records have it: "NaN", "Infinity" and "-Infinity" are texts there.
+/// Text as in records: "NaN", "Infinity" and "-Infinity" are texts there.
 std::string text_of(double number);
 
 struct RecordLines {

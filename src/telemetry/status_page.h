@@ -129,7 +129,7 @@ struct StatusLayout {
 
   std::uint64_t magic;
   std::atomic<std::int32_t> pid;         ///< of the process that writes it; 0: none has come yet
-  std::atomic<std::uint32_t> abilities;  ///< what it can be asked for
+  std::atomic<std::uint32_t> abilities;  ///< requests it supports
   std::atomic<std::int32_t> joining;     ///< the size of a world whose ranks it waits for, or kToBeMember; 0: none now
   std::atomic<std::uint32_t> worlds;     ///< that it has formed so far
   /// In an elastic job: the epoch of members in which the rank has formed its latest world; -1: none yet.
@@ -141,7 +141,7 @@ struct StatusLayout {
   std::atomic<std::uint32_t> words_ready;
   std::atomic<std::uint32_t> words_length;  ///< stored after the words that it counts
   std::int64_t words_ns;                    ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
-  char words[kWordsBytes];                  ///< what ended it: an exception's type, text and trace
+  char words[kWordsBytes];                  ///< cause of its end: an exception's type, text and trace
   CauseStatus cause;
   NotFiniteStatus not_finite;
   char kinds[kKinds][kNameBytes];          ///< names of operations, by the number in LaneStatus::what

@@ -155,7 +155,7 @@ void add_step(std::int64_t step) noexcept {
   if (!on()) return;
   const std::int64_t now = ns_of(Clock::now());
   const std::int64_t before = last_step_ns.exchange(now, std::memory_order_relaxed);
-  // When the first began is not known: it is a moment.
+  // The beginning of the first step is not known: it becomes an instant.
   const Clock::time_point ended{std::chrono::nanoseconds(now)};
   const Clock::time_point begun{std::chrono::nanoseconds(before != 0 ? before : now)};
   add(Event{TimelineKind::Step, "step", begun, ended, 0, static_cast<std::uint64_t>(step), 0, {}});
@@ -197,7 +197,7 @@ Found read(const TimelineLayout& ring, std::uint64_t number, TimelineEntry& entr
 
 void TimelineReader::drain(Until until, const std::function<void(const TimelineEntry&)>& take) {
   const std::uint64_t head = ring_.head.load(std::memory_order_acquire);
-  if (head < next_) return;  // what no writer of ours does
+  if (head < next_) return;  // no writer of Cohort's does this
   if (head - next_ > TimelineLayout::kSlots) {
     const std::uint64_t oldest = head - TimelineLayout::kSlots;
     lost_ += oldest - next_;

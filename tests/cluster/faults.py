@@ -78,7 +78,7 @@ class Ground:
         return {f"{host}:{name}" for host in HOSTS for name in self.box.run(host, "ls", "-A", "/dev/shm").stdout.split()}
 
     def undisturbed(self, launcher, layout):
-        """How long such a job takes, and its digest."""
+        """Time that such a job takes, and its digest."""
         if (launcher, layout) not in self.normal:
             words = words_of(launcher, layout, self.options, [self.options.peer, f"x{ROUNDS}"])
             since = time.monotonic()

@@ -76,7 +76,7 @@ rlim_t address_space() {
 
 void save(const Place& place, const std::string& folder, int number, const Fault* fault = nullptr);
 
-/// When it came.
+/// Writes the time of the fault.
 void note(const Place& at) {
   std::ofstream file(fmt::format("{}/struck.{}", at.folder, at.rank));
   file << std::chrono::steady_clock::now().time_since_epoch().count() << std::endl;

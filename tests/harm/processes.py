@@ -85,7 +85,7 @@ def listeners_of(pid):
 
 
 def send(pids, number=signal.SIGKILL):
-    """Which of them were there to be sent the signal."""
+    """Sends a signal; returns the processes that were there to get it."""
     reached = []
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

@@ -83,10 +83,10 @@ class FolderStore final : public store::Store {
   int made_ = 0;
 };
 
-/// How a child ended.
+/// Ending of a child.
 struct Ending {
   int status = -1;   ///< as waitpid gives it
-  std::string said;  ///< what its body returned or threw
+  std::string said;  ///< result or exception of its body
   bool exited_well() const { return WIFEXITED(status) && WEXITSTATUS(status) == 0; }
   bool killed_by(int signal) const { return WIFSIGNALED(status) && WTERMSIG(status) == signal; }
 };

@@ -119,7 +119,7 @@ TEST(Join, AsRanksOfSeveralHostsWithAndWithoutASecret) {
   }
 }
 
-// How ranks of one world, given what makes them different, end.
+// Endings of one world's ranks, each with words of its own.
 std::vector<std::pair<int, std::string>> endings(const std::vector<std::vector<std::string>>& ranks,
                                                  const Environment& environment = {}) {
   std::vector<Child> children;
@@ -211,7 +211,7 @@ TEST(Join, OverAFileThatIsGoneAfterwards) {
 }
 
 TEST(Join, ByTheVariablesThatTorchrunSets) {
-  // As under torchrun, MASTER_PORT is held by another process's store.
+  // MASTER_PORT is held by another process's store, as under torchrun.
   const auto held = value_or_throw(net::listen_on(net::any_loopback_port()));
   const auto port = value_or_throw(net::local_endpoint(held.get())).tcp.port;
   std::vector<Child> children;

@@ -41,7 +41,7 @@ struct Point : launch::StepCosts {
   std::vector<double> rates;  ///< of all repetitions
 };
 
-/// How the work of a step scales with the number of processes.
+/// Scaling of a step's work with the number of processes.
 enum class Scaling {
   PerRank,  ///< each rank has as much, however many there are: more processes do more of it
   PerStep,  ///< all together have as much: more processes share it
@@ -60,7 +60,7 @@ struct Workload {
 
 nlohmann::ordered_json to_json(const Point& point);
 
-/// How samples are counted.
+/// Counting of samples.
 struct Counting {
   double per_rank = 0;  ///< samples of each rank and step
   double per_step = 0;  ///< or of all together; neither: steps are counted, or runs

@@ -82,7 +82,7 @@ std::string less_wire_text(const Point& point, const Workload& workload) {
                                           : "a larger batch, a faster link or int8 on the wire";
 }
 
-/// Why nobody knows where the time goes.
+/// Reason why the distribution of the time is unknown.
 std::string unseen_text(const Point& point) {
   return point.steps > 0
              ? "where the time goes is not known, since the program waits where it cannot be seen; a row with one "
@@ -127,7 +127,7 @@ std::string start_text(const Point& point, const Workload& workload) {
       seconds_text(point.run), seconds_text(steps));
 }
 
-/// Why a step takes longer on one host with more processes.
+/// Reason why a step takes longer on one host with more processes.
 std::string one_host_text(const Point& fewer, const Point& more, const Workload& workload) {
   if (std::string start = start_text(more, workload); !start.empty()) return start;
   if (more.split == Split::Unknown) return unseen_text(more);

@@ -169,7 +169,7 @@ class CheckpointWriter {
 
 struct CheckpointList {
   std::vector<StoredCheckpoint> sound;                ///< oldest first
-  std::vector<Error> damaged;                         ///< what is wrong with the others
+  std::vector<Error> damaged;                         ///< errors of damaged ones
   std::vector<std::pair<std::int64_t, Error>> newer;  ///< of a newer Cohort: generation, and what to say of it
   /// Checkpoints that could not be read now (permissions, a file system that fails); they may be sound.
   std::vector<std::pair<std::int64_t, Error>> unreadable;
@@ -191,8 +191,8 @@ Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, 
 Result<void> check_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name);
 /// Reads all of them: the first that is not as it was written.
 Result<void> check_checkpoint_files(const StoredCheckpoint& checkpoint);
-/// Which checkpoints are the best: those with the best number of this name among their values. One that has none, or
-/// NaN or an infinity there, is not among them; of equal ones the older is better.
+/// Selects the best checkpoints: those with the best number of this name among their values. A checkpoint without one,
+/// or with NaN or an infinity, is not among them; of equal ones the older is better.
 struct BestBy {
   std::string value;  ///< empty: there are no best ones
   BestMode mode = BestMode::Min;
@@ -221,7 +221,7 @@ std::set<std::int64_t> checkpoints_of_others(const std::string& folder);
 /// By file of the manifest, '1' if it is here and of its size, '?' if this user cannot read it now; empty if a load has
 /// found the checkpoint damaged.
 std::string whole_at_a_glance(const StoredCheckpoint& checkpoint);
-/// As a glance says.
+/// Result of whole_at_a_glance for a checkpoint.
 enum class Glance { Whole, Damaged, Unreadable };
 Glance glance_of(const std::string& files);
 /// The generations of the best of `among`.

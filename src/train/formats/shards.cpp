@@ -89,7 +89,7 @@ std::vector<Run> common_runs(const Shard& from, const Shard& to) {
   const std::int64_t line =
       std::accumulate(extent.begin() + dimension, extent.end(), std::int64_t{1}, std::multiplies<>());
   const auto from_strides = strides_of(from), to_strides = strides_of(to);
-  std::int64_t a = -from.begin, b = -to.begin;  // where the line begins, in the ranges
+  std::int64_t a = -from.begin, b = -to.begin;  // begin of the line in the ranges
   for (std::size_t i = 0; i < dimensions; ++i) {
     a += (start[i] - from.start[i]) * from_strides[i];
     b += (start[i] - to.start[i]) * to_strides[i];

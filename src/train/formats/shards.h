@@ -32,7 +32,7 @@ namespace cohort::formats {
 
 /// All of a tensor.
 Shard whole_shard(std::vector<std::int64_t> sizes);
-/// How it is stored: as its box, or, where it is only a range of that, in one dimension.
+/// Shape in which a shard is stored: its box, or one dimension if it is only a range of the box.
 std::vector<std::int64_t> shape_of(const Shard& shard);
 /// Returns what is wrong with the shard by itself; nullopt: nothing.
 std::optional<std::string> problem_of(const Shard& shard);

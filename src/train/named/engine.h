@@ -59,7 +59,7 @@ class Engine {
  public:
   /// Does not wait for the other ranks. Throws InvalidArgument if `comm` belongs to no world.
   explicit Engine(Communicator comm, EngineOptions options = {});
-  /// As shutdown(). In a forked child nothing is touched.
+  /// Does shutdown(). In a forked child nothing is touched.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

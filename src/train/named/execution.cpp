@@ -38,7 +38,7 @@ void as_integers(const Buffer& data, const Body& body) {
 /// Toward zero, and into the range of T: a conversion of what lies outside has no meaning in C++.
 template <class T>
 T to_integer(double value) noexcept {
-  // As a double the highest may be one too many, which is out of range just as well.
+  // The highest value may be one too many as a double, which is out of range just as well.
   if (value >= static_cast<double>(std::numeric_limits<T>::max())) return std::numeric_limits<T>::max();
   if (value <= static_cast<double>(std::numeric_limits<T>::min())) return std::numeric_limits<T>::min();
   return static_cast<T>(value);

@@ -52,9 +52,9 @@ class GpuStreams {
   std::map<int, comm::cuda::Stream> streams_;
 };
 
-/// How many GPUs this process sees; 0 where there is no driver.
+/// Number of GPUs that this process sees; 0 without a driver.
 int gpu_count() noexcept;
-/// As NCCL numbers its versions, 2.30.7 is 23007; 0 where there is none that can be loaded.
+/// NCCL's version number, 23007 for 2.30.7; 0 if none can be loaded.
 int nccl_version();
 
 }  // namespace cohort::named

@@ -392,7 +392,7 @@ TEST(NamedIntegers, ScalesTowardZeroAndIntoTheRange) {
 
 constexpr auto kLong = std::chrono::seconds(20);
 
-/// How long `wakeup` lingers while `disturb` is called again and again.
+/// Time for which `wakeup` lingers while `disturb` is called again and again.
 template <class Disturb>
 std::chrono::nanoseconds lingers(Wakeup& wakeup, std::chrono::nanoseconds moment, const Disturb& disturb) {
   std::atomic<bool> over{false};

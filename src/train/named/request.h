@@ -143,7 +143,7 @@ class State final : public comm::UnfinishedWork {
 
   /// The engine's, before it ends.
   Outcome result;
-  /// When all ranks had asked for it (unset if they never did), and when it ended: for timelines.
+  /// Times when all ranks had requested it (unset if they never did), and when it ended: for timelines.
   std::chrono::steady_clock::time_point agreed_at = {};
   std::chrono::steady_clock::time_point ended_at = {};
   void end(std::optional<Error> error);
@@ -152,7 +152,7 @@ class State final : public comm::UnfinishedWork {
   void tell_timeline() const noexcept;
 
   const int process_;
-  const std::chrono::steady_clock::time_point asked_at_;  // where there is a timeline
+  const std::chrono::steady_clock::time_point asked_at_;  // if there is a timeline
   const std::shared_ptr<Wakeup> engine_;
   const std::string name_;
   std::mutex mutex_;
@@ -169,7 +169,7 @@ class Handle {
   /// (ranks brought different things), Timeout (some never brought it), Aborted (the engine was shut down), or what
   /// ended the communicator. May be called again, with the same answer.
   void wait() { work().wait(); }
-  /// As `wait`, for at most `limit`; false if it is not done by then.
+  /// Like `wait`, for at most `limit`; false if it is not done by then.
   bool wait_for(std::chrono::nanoseconds limit) { return state_->wait_for(limit) && (wait(), true); }
   bool done() const noexcept { return state_->done(); }
   /// Waits likewise, and leaves the error to whoever asks for it. True if the operation is done.

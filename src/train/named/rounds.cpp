@@ -153,7 +153,7 @@ constexpr std::size_t kWordBits = 64;
 
 // Flags of the first word. It is combined by "and" like the bits, so what any rank says is found in its complement.
 constexpr std::uint64_t kNews = 1;    // names are described
-constexpr std::uint64_t kCensus = 2;  // who lacks what?
+constexpr std::uint64_t kCensus = 2;  // asks for the names that each rank lacks
 constexpr std::uint64_t kEnd = 4;     // a rank shuts down
 
 constexpr std::size_t kMostStalls = 256;
@@ -314,7 +314,7 @@ void EngineCore::enter_descriptions(const Contribution& own) {
   for (int rank = 0; rank < size_; ++rank) {
     auto theirs = value_or_throw(codec::decode<Descriptions>(all[static_cast<std::size_t>(rank)]));
     for (Description& one : theirs.all) {
-      free_slot(one.name);  // what it stood for is no longer what all ranks bring
+      free_slot(one.name);  // its operation is no longer the one that all ranks request
       table_.add(rank, one.name, std::move(one.signature));
     }
     if (!theirs.joins) continue;
