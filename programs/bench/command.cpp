@@ -142,7 +142,7 @@ void run_bench(const BenchOptions& options, int& exit_status) {
           "-np and --threads start ranks, but this process is a rank of a job already -- leave them out, or start the "
           "command outside of the job");
     }
-    // Rank 0 is the only one that is told anything.
+    // Only rank 0 gets events.
     bench::run_in_job(plan, [&](const nlohmann::json& event) {
       if (!report) start_report();
       report->take(event, "ranks of the job");

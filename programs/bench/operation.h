@@ -85,7 +85,7 @@ struct Operation {
 /// Calls it and waits for it. A send_recv is there and back between ranks 0 and 1; a sendrecv goes round the ring.
 void call(Communicator& comm, const Operation& operation);
 
-/// Writes what this rank brings into its input, and what must not remain into its output.
+/// Writes this rank's values into its input, and values that must not remain into its output.
 void write_input(const Communicator& comm, const Operation& operation);
 
 /// Writes zeros into both: they stay zeros however often they are summed.

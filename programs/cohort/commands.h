@@ -1,6 +1,6 @@
 // The sub-commands of `cohort`. To add one: write `void add_NAME(CLI::App& app, int& exit_status)` in a file of its
 // own or of its kind, declare it here, call it in main.cpp. It adds its options and a callback that does the work, sets
-// `exit_status` where it is not 0, and throws cohort::Error for what the user has to be told: main prints it.
+// `exit_status` where it is not 0, and throws cohort::Error for errors that the user has to see: main prints them.
 // Never include torch: the command starts in milliseconds.
 #pragma once
 

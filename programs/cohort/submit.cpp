@@ -258,7 +258,7 @@ Placing placing_of(const SubmitOptions& options, const Scheduler& scheduler) {
   return placing;
 }
 
-/// sbatch is told by one of its own options how many tasks there are, or nodes.
+/// True if one of sbatch's own options gives the number of tasks or nodes.
 bool sbatch_says_how_many(const SubmitOptions& options) {
   static const std::regex theirs("(-n|-N|--ntasks|--ntasks-per-node|--ntasks-per-gpu|--nodes)([= \\d].*)?");
   return std::ranges::any_of(options.sbatch, [](const std::string& each) { return std::regex_match(each, theirs); });

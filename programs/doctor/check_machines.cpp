@@ -71,7 +71,7 @@ void check_gpu_pairs(const HostState& host, std::vector<Finding>& out) {
   }
 }
 
-/// GPUs that no network card is near, where another node has one.
+/// GPUs without a network card near, though another node has one.
 void check_gpu_cards(const HostState& host, std::vector<Finding>& out) {
   const MachineFacts& machine = host.facts->machine;
   std::set<int> with_cards;

@@ -595,7 +595,7 @@ TEST_F(Doctor, FactsComeBackAsTheyWere) {
   EXPECT_FALSE(parse_speed("{\"from\":-1}"));
 }
 
-// The table of rows and its documentation; who measures with whom.
+// The table of rows and its documentation; which hosts measure with each other.
 
 TEST(DoctorRounds, EachPairMeetsOnceAndNobodyTwiceAtATime) {
   for (std::size_t count = 0; count <= 9; ++count) {

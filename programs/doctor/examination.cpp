@@ -40,7 +40,7 @@ namespace {
 
 // A file in the working folder, for the moment in which `cohort doctor` has other hosts look for it. It goes with the
 // SharedFile; and if this process is killed, a small shell that waits for that removes it. One thread; the shell is a
-// child, which whoever owns this process's children reaps.
+// child, which the owner of this process's children reaps.
 
 class SharedFile {
  public:

@@ -160,7 +160,7 @@ constexpr std::chrono::seconds kIdleLimit(60);
 constexpr std::chrono::seconds kLongestIdle(3600);
 constexpr std::chrono::milliseconds kProgramLimit(3500);
 constexpr std::chrono::milliseconds kNameLimit(3000);
-/// Below the examination's limit by what a knock may take.
+/// Below the examination's limit by the time that a probe may take.
 constexpr std::chrono::milliseconds kProbeBegins(2500);
 constexpr std::size_t kLongestOrder = std::size_t{4} << 20;
 

@@ -70,7 +70,7 @@ class MlflowState {
 
 struct MlflowServerOptions {
   MlflowPlace place;
-  /// Waits; true: whoever called wants to stop.
+  /// Waits; true: the caller wants to stop.
   std::function<bool(std::chrono::milliseconds)> wait;
   /// For people: that the server is away, that it is back.
   std::function<void(const std::string&)> say;
@@ -95,9 +95,9 @@ class MlflowServer {
     bool good() const noexcept { return status >= 200 && status < 300; }
   };
 
-  /// `path` below /api/2.0/. A server that does not answer, or is in trouble (5xx, 429), is asked again; what is
-  /// returned is good, or a refusal (4xx). Throws Unavailable where patience, or the caller's wish to go on, has ended,
-  /// and where nobody is let in (401, 403).
+  /// `path` below /api/2.0/. A server that does not answer, or is in trouble (5xx, 429), is asked again; the answer
+  /// returned is good, or a refusal (4xx). Throws Unavailable after the timeout, when the caller wants to stop, and if
+  /// access is denied (401, 403).
   Answer get(const std::string& path);
   /// `done_already`: asked before another try whether one before has arrived after all; nothing more is sent then.
   Answer post(const std::string& path, const std::string& body, const std::function<bool()>& done_already = {});
@@ -163,7 +163,7 @@ class MlflowSink final : public Sink {
   const std::string& key_of(const MetricPoint& point);
   void send_if_due();
   void send();
-  bool send_artifacts();  ///< false: some were refused, which has been told
+  bool send_artifacts();  ///< false: some were refused, which has been reported
   void tell_where() const;
   std::string shown_run() const;
 

@@ -408,7 +408,7 @@ TEST_F(MlflowSinkTest, ARunWhoseArtifactsAreRefusedHasItsState) {
     EXPECT_EQ(summary.unknown, (std::map<std::string, std::uint64_t>{{"validation", 1}}));
     EXPECT_FALSE(summary.without_end);
   }
-  server_.artifact_status = 200;  // whoever tries again brings them
+  server_.artifact_status = 200;  // another export sends them
   export_to(server_.uri());
   EXPECT_EQ(server_.artifacts.size(), 2U);
   EXPECT_EQ(server_.runs.size(), 1U);

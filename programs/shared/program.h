@@ -16,8 +16,8 @@
 
 namespace cohort::app {
 
-/// Adds a sub-command: its options, and a callback that does the work, sets `exit_status` where it is not 0, and throws
-/// cohort::Error for what the user has to be told.
+/// Adds a sub-command: its options, and a callback that does the work, sets `exit_status` if it is not 0, and throws
+/// cohort::Error for errors that the user has to see.
 using AddCommand = void (*)(CLI::App& app, int& exit_status);
 
 /// A command in a program of its own.

@@ -338,7 +338,7 @@ void Client::leave() {
   for (Link& link : impl_->links) link.drain();
   impl_->stop_keeping();
   std::optional<Error> failed;
-  for (Link& link : impl_->links) {  // each is told, whatever becomes of the others
+  for (Link& link : impl_->links) {  // each gets the message, even if others fail
     try {
       link.finish(link.send_change(Method::Leave, [](const Order& order) { return pack(Leave{order}); }));
     } catch (const Error& error) {

@@ -37,8 +37,8 @@
 
 namespace cohort::ps {
 
-/// A worker's way to whoever serves one server's rows now: the process that did, or the one that has taken its place,
-/// for which the other servers are asked. One thread at a time, but for what says otherwise.
+/// A worker's route to the process that serves one server's rows now: the one that did, or the one that has taken its
+/// place, for which the other servers are asked. One thread at a time, except for members that say otherwise.
 class Route {
  public:
   /// To the rows of `hello.server`.
@@ -48,7 +48,7 @@ class Route {
     std::shared_ptr<net::RpcClient> rpc;
     Welcome welcome;
   };
-  /// Until it has been let in or the deadline has passed: Timeout. Or throws what the server has against it.
+  /// Tries until it has been let in; throws Timeout at the deadline, or the server's reason for a refusal.
   Met meet(Hello hello, net::Deadline deadline);
   /// Returns whether another process serves the rows by now; asks the other servers for a moment. Any thread.
   bool has_moved();
@@ -99,14 +99,14 @@ class Link {
   /// Comes as this process of the worker.
   Welcome come(std::uint64_t incarnation, net::Deadline deadline);
 
-  /// Sends what `build` makes: of a change, with its place in the order. Waits for earlier requests where too many
-  /// bytes are under way. `room`: bytes of the answer, about, if it has more than few.
+  /// Sends a request; for a change, the one that `build` makes with its place in the order. Waits for earlier requests
+  /// if too many bytes are under way. `room`: approximate bytes of the answer, if it has more than few.
   RequestPtr send(Method method, std::string body, std::size_t room = 0);
   RequestPtr send_change(Method method, const std::function<std::string(const Order&)>& build);
   /// For `build`, within it: the memory of an earlier request, which the system need not make anew page by page. Or
   /// none.
   std::string spare_body();
-  /// Waits for the answers of all changes that are under way; what they were is for those who `finish` them.
+  /// Waits for the answers of all changes under way; the answers are for the callers of `finish`.
   void drain();
   /// Says a word, so that a connection that has broken is made again, though nobody asks anything.
   void keep_alive() noexcept;

@@ -242,7 +242,7 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
     return Journal(std::move(file), tail);
   }
   rest.remove_prefix(kJournalMagic.size());
-  // Nothing is cut off: whoever looks may save some.
+  // Nothing is cut off: a person may recover some of it.
   const auto damaged = [&](const char* why) {
     return fail(
         ErrorCode::Corrupt,

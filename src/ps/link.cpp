@@ -149,7 +149,7 @@ void Route::share_memory(Met& met, net::RpcPlace place, const Hello& hello, net:
       shared = met.rpc->share_memory(host, deadline);
     }
     if (!shared) none(shared.error().what());
-  } catch (const Error& error) {  // if that was the connection, whoever asks next finds out
+  } catch (const Error& error) {  // if that was the connection, the next request finds out
     none(error.what());
   }
 }
@@ -195,7 +195,7 @@ constexpr std::size_t kMostSpare = 8;
 constexpr std::chrono::milliseconds kLongSilence(
     1000);  // without an answer, after which it is looked who serves the rows
 constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // of an answer
-constexpr std::chrono::milliseconds kSlack(2000);  // a server says whom it waits for before the client gives up
+constexpr std::chrono::milliseconds kSlack(2000);  // a server names the workers it waits for before the client gives up
 
 /// The record is copied before it is looked at; what follows it stays where it is.
 Result<Heard> open_answer(net::RpcAnswer whole) {

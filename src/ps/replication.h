@@ -42,9 +42,9 @@ class Replication {
     Alone,      ///< nobody has a copy
     Copying,    ///< somebody is getting one: it may not take this primary's place; answers wait if it is far behind
     Near,       ///< has nearly all; answers wait for it from now on
-    Joining,    ///< has all that answers have gone out for; the map is being told
+    Joining,    ///< has all commands with answers sent; the map is being changed
     Following,  ///< is the backup
-    Dropping,   ///< is lost; the map is being told, and until then it may take this primary's place
+    Dropping,   ///< is lost; the map is being changed, and until then it may take this primary's place
   };
 
   Phase phase() const noexcept { return phase_; }
@@ -76,11 +76,11 @@ class Replication {
   bool is_behind() const noexcept { return bytes_ > kMostKept; }
   /// True, once: it has every command that an answer has gone out for, and should become the backup.
   bool join();
-  /// The map has been told: it is the backup. False: that is not what is waited for.
+  /// The map has been changed: it is the backup. False: no such change is awaited.
   bool joined(const Holder& other) noexcept;
-  /// It is lost. True, once: the map has to be told (phase Dropping).
+  /// It is lost. True, once: the map has to be changed (phase Dropping).
   bool lose();
-  /// The map has been told. False: that is not what is waited for.
+  /// The map has been changed. False: no such change is awaited.
   bool dropped(const Holder& other);
 
   /// Returns whether an answer made at this position may go out.

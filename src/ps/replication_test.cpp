@@ -185,7 +185,7 @@ class Simulation {
     const auto again = [this, by] { on(by, milliseconds(50), [this, by] { make_change(by); }); };
     if (lost() || cut(by->number, 100)) return again();
     after(delay(), [this, by, again] {
-      if (!by->alive && below(2) == 0) return;  // it died before it was heard, or after
+      if (!by->alive && below(2) == 0) return;  // it died before its message arrived, or after
       const Outcome outcome = by->changes.front().first(map_);
       if (lost() || cut(by->number, 100)) return again();
       on(by, delay(), [this, by, outcome] {
@@ -364,7 +364,7 @@ class Simulation {
     }
   }
 
-  /// A worker asks for it until it has been told that all rows are there.
+  /// A worker asks for it until the answer says that all rows are there.
   void restore() {
     if (restored_) return;
     after(milliseconds(500), [this] { restore(); });

@@ -196,7 +196,7 @@ void State::end_clock(std::uint32_t now) {
 
 void State::withdraw(std::uint32_t number) {
   if (backup_workers() == 0) return drop_staged(number);
-  // It may be in a quorum of which this server has not heard; else its pushes go with the next one.
+  // It may be in a quorum not yet known to this server; else its pushes go with the next one.
   if (!decides()) return;
   Worker& worker = workers_.at(number);
   worker.committed = std::min(worker.committed, settled_);

@@ -471,7 +471,7 @@ bool is_default(int number) noexcept {
   return ::sigaction(number, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL;
 }
 
-// So that a stack overflow can be told of.
+// Makes a report after a stack overflow possible.
 void provide_alternate_stack() noexcept {
   alignas(64) static std::byte memory[kAlternateStack];
   stack_t now = {};

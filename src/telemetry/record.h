@@ -3,9 +3,9 @@
 // Reads run records back. Free functions, no state: any thread may call them.
 // Reads a run record line by line while it is written, or afterwards. Only whole lines are read, so that neither a torn
 // last line nor the next writer's cutting it off is seen. One thread.
-// The values over steps that a line of a record holds, whatever its event: what sinks and pictures show.
-// Appending to a file so that it always ends with something whole. Any thread; whoever shares a file keeps order
-// himself.
+// The values over steps in a line of a record, for any event: the points that sinks and pictures show.
+// Appending to a file so that it always ends with something whole. Any thread; callers that share a file synchronise
+// themselves.
 #pragma once
 
 #include "base/unique_fd.h"

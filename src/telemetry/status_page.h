@@ -199,11 +199,11 @@ class StatusPage {
   /// The first call counts, and returns true. Allocates nothing; may be called by a signal handler, and by a process
   /// that is about to end.
   bool say_last_words(std::string_view words) noexcept;
-  /// More of them, by whoever was first, so that what can be told safely is told before what may fail.
+  /// Adds to the last words, by the caller that was first: so the safe part is written before the part that may fail.
   void add_last_words(std::string_view words) noexcept;
   /// Tells the agent that SIGQUIT makes this process write its stacks to `fd()`, and that it lives on.
   void announce_stacks() noexcept { layout_->abilities.fetch_or(StatusLayout::kTellsStacks); }
-  /// A signal makes this process save and end, until all who said so have withdrawn it.
+  /// A signal makes this process save and end, until all callers that announced it have withdrawn it.
   void announce_saving() noexcept;
   void withdraw_saving() noexcept;
   /// All ranks save and end now, because one of them was asked to by this signal.
@@ -213,7 +213,7 @@ class StatusPage {
   const StatusLayout& layout() const noexcept { return *layout_; }
   /// A signal that has come asks the whole job to end, and not this process alone.
   bool job_ends() const noexcept { return layout_->job_ends.load(std::memory_order_relaxed) != 0; }
-  /// The latest epoch of an elastic job that this process has been told of; 0: the first, or there is none.
+  /// The latest epoch of an elastic job announced to this process; 0: the first, or there is none.
   std::uint64_t announced_epoch() const noexcept { return layout_->epoch.load(std::memory_order_relaxed); }
 
   StatusPage(const StatusPage&) = delete;

@@ -51,7 +51,7 @@ struct TimelineName {
 struct TimelineLayout {
   static constexpr std::uint64_t kMagic = 0x3130454d49544843;  // "CHTIME01"
   static constexpr std::size_t kSlots = std::size_t{1} << 14;
-  static constexpr std::size_t kNames = 2048;  ///< 0 stands for all that found no room
+  static constexpr std::size_t kNames = 2048;  ///< 0 stands for all names that did not fit
 
   std::uint64_t magic;
   std::atomic<std::int32_t> pid;                ///< of the process that writes; 0: none has come yet
@@ -141,7 +141,7 @@ class TimelineReader {
   /// At most as many events as the ring has slots. One that is still being written is waited for until the next call,
   /// once; at the end of the rank for nothing.
   void drain(Until until, const std::function<void(const TimelineEntry&)>& take);
-  /// Bytes of any kind, at most TimelineName::kBytes; empty for one that found no room.
+  /// Bytes of any kind, at most TimelineName::kBytes; empty for a name that did not fit.
   std::string_view name(std::uint16_t place) const noexcept;
   /// Events that were overwritten before they could be taken, or never became whole.
   std::uint64_t lost() const noexcept { return lost_; }

@@ -29,7 +29,7 @@ def stat_of(pid):
 
 
 def alive(pid):
-    """A zombie is not: whoever has to wait for it may be slow."""
+    """False for a zombie: the process that has to wait for it may be slow."""
     return stat_of(pid)[:1] not in ([], ["Z"], ["X"])
 
 

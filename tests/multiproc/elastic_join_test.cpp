@@ -141,7 +141,7 @@ TEST_P(ElasticJoin, WhoWasRemovedIsTold) {
   expect_joined(left, 0, 1);
 }
 
-// A process may be started, and import what it needs, before the others are told of it.
+// A process may be started, and import what it needs, before the others learn of it.
 TEST_P(ElasticJoin, WhoIsNoMemberYetWaitsForAnEpochWithIt) {
   job_.begin(0, {0});
   Child newcomer = start(2);

@@ -153,7 +153,7 @@ TEST(Join, ThroughAChannelOfTheProgramsOwn) {
       EXPECT_EQ(at != std::string::npos, is_first && !with_secret) << output;
       EXPECT_TRUE(at == std::string::npos || output.find(warning, at + 1) == std::string::npos) << output;
     }
-    // A secret that ranks have is in no file; else whoever reads one has it.
+    // A secret that ranks have is in no file; else any reader of the file has it.
     int files = 0;
     for (const auto& file : std::filesystem::directory_iterator(channel)) {
       std::string text;
@@ -516,7 +516,7 @@ TEST(Join, DifferentWorldSizesAreRefusedOnAllRanks) {
   const Folder folder;
   const std::string secret = new_secret(folder);
   const std::string place = tcp_place();
-  // Ranks 0 and 1 were told 3, rank 2 was told 4.
+  // Ranks 0 and 1 have size 3, rank 2 has size 4.
   std::vector<Child> children;
   for (int rank = 0; rank < 3; ++rank)
     children.push_back(worker(as_rank(place, rank, rank == 2 ? 4 : 3, {"secret=" + secret})));

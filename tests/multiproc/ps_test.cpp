@@ -43,7 +43,7 @@ class Job {
     for (int i = 0; i < kServers; ++i) start(i);
     for (int i = 0; i < kServers; ++i) wait_until_served(i);
   }
-  /// `patience`: milliseconds after which a worker that is not heard of is lost.
+  /// `patience`: milliseconds after which a silent worker is lost.
   explicit Job(int patience = 1500) : patience_(std::to_string(patience)) {
     begin();
     for (int i = 0; i < kServers; ++i) {

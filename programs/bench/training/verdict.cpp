@@ -40,7 +40,7 @@ const Point* best_on(const std::vector<Point>& points, int hosts) {
   return best;
 }
 
-/// Bytes per second that the wire brought while something waited for it; 0: not known.
+/// Bytes per second that the wire carried while something waited for it; 0: not known.
 double wire_rate(const Point& point) { return point.busy_wire > 0 ? point.wire_bytes / point.busy_wire : 0; }
 
 /// "7.2 MB over a wire that brings 11.8 MB/s".

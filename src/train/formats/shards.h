@@ -48,7 +48,7 @@ std::vector<Run> common_runs(const Shard& from, const Shard& to);
 
 /// Location of a part of a tensor.
 struct TensorPart {
-  std::string holder;  ///< a file's name; where ranks speak of what they bring, the rank
+  std::string holder;  ///< a file's name; when ranks exchange their parts, the rank
   Shard shard;
   std::uint64_t offset = 0;  ///< of its bytes in the file
 };

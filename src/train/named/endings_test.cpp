@@ -320,7 +320,7 @@ struct Planned {
   ReduceOp op = ReduceOp::Sum;
   int rows = 1;
   int root = 0;
-  int odd_one = -1;  // the rank that brings another type
+  int odd_one = -1;  // the rank with another type
 };
 
 std::vector<Planned> plan_step(std::mt19937& random, int size) {

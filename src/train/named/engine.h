@@ -21,7 +21,7 @@
 
 namespace cohort::named {
 
-/// A name that some ranks wait for and others have not brought.
+/// A name that some ranks wait for and others have not requested.
 struct Stall {
   std::string name;
   std::chrono::milliseconds waited{0};  ///< the longest of any rank
@@ -32,7 +32,7 @@ struct Stall {
 /// Divisor of averages while some ranks have joined.
 enum class JoinedAverage : std::uint8_t {
   AllRanks = 0,  ///< as Horovod: those that joined count, as zeros
-  ActiveRanks,   ///< only those that brought data
+  ActiveRanks,   ///< only those with data
 };
 
 struct EngineOptions {

@@ -1,5 +1,5 @@
-// Carrying out what all ranks have asked for. All ranks do it in the same order and with the same fusion; a rank that
-// has joined brings neutral elements and throws results away.
+// Execution of operations that all ranks have requested. All ranks run them in the same order and with the same fusion;
+// a rank that has joined contributes neutral elements and throws results away.
 
 #include "train/named/execution.h"
 

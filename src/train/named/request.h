@@ -165,14 +165,14 @@ class Handle {
  public:
   explicit Handle(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
 
-  /// Blocks until the operation is done; the engine's timeout makes sure of it. Throws cohort::Error: Mismatch
-  /// (ranks brought different things), Timeout (some never brought it), Aborted (the engine was shut down), or what
-  /// ended the communicator. May be called again, with the same answer.
+  /// Blocks until the operation is done; the engine's timeout makes sure of it. Throws cohort::Error: Mismatch (ranks
+  /// requested different operations), Timeout (some never requested it), Aborted (the engine was shut down), or the
+  /// error that ended the communicator. May be called again, with the same answer.
   void wait() { work().wait(); }
   /// Like `wait`, for at most `limit`; false if it is not done by then.
   bool wait_for(std::chrono::nanoseconds limit) { return state_->wait_for(limit) && (wait(), true); }
   bool done() const noexcept { return state_->done(); }
-  /// Waits likewise, and leaves the error to whoever asks for it. True if the operation is done.
+  /// Waits likewise, but leaves the error for a later call. True if the operation is done.
   bool block(std::optional<std::chrono::nanoseconds> limit) {
     if (limit) return state_->wait_for(*limit);
     state_->wait();

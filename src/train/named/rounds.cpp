@@ -1,4 +1,4 @@
-// One round of negotiation: what ranks bring is combined, and every rank draws the same conclusions from it.
+// One round of negotiation: the ranks' contributions are combined, and every rank draws the same conclusions from them.
 
 #include "train/named/rounds.h"
 #include "base/log.h"
@@ -297,7 +297,7 @@ void EngineCore::free_slot(const std::string& name) {
   if (const auto freed = cache_.erase(name)) demote(*freed);
 }
 
-/// This rank's part of a name that stands in the table; null if it has joined and brought none.
+/// This rank's request for a name in the table; null if it has joined and made none.
 EngineCore::PendingPtr EngineCore::take_described(const std::string& name) {
   const std::lock_guard lock(mutex_);
   const auto found = pending_.find(name);
@@ -320,7 +320,7 @@ void EngineCore::enter_descriptions(const Contribution& own) {
     if (!theirs.joins) continue;
     joined_[static_cast<std::size_t>(rank)] = true;
     last_joined_ = rank;
-    // The others have brought all that they wait for; now this rank's bits are to complete it.
+    // The others have announced all that they wait for; now this rank's bits are to complete it.
     if (rank == rank_) stirred_ = true;
   }
 }
@@ -418,7 +418,7 @@ void EngineCore::take_census(const Contribution& own) {
   }
 }
 
-/// Every rank forgets the name; those that wait for it are told.
+/// Every rank forgets the name; waiting ones get the error.
 void EngineCore::fail_expired(const Stall& stall) {
   PendingPtr own = take_described(stall.name);
   {

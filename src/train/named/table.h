@@ -29,7 +29,7 @@ struct Agreed {
 };
 using AgreedPtr = std::shared_ptr<const Agreed>;
 
-/// The operation, or Mismatch that says who brought what. At least one rank has brought something.
+/// Returns the operation, or Mismatch with the ranks of each signature. At least one rank has one.
 Result<AgreedPtr> match(const std::string& name, const Brought& brought);
 
 /// Reason why `operation` cannot be carried out while these ranks have joined; nullopt if it can.
@@ -50,9 +50,9 @@ class Cache {
   /// With a capacity of 0 nothing is kept.
   explicit Cache(std::size_t capacity) : capacity_(capacity) {}
 
-  /// The slot of what this rank brought under this name before, if it now brings the same.
+  /// The slot of this name if this rank's signature is the same as before.
   std::optional<std::size_t> find(const std::string& name, const Signature& own) const;
-  /// The slot of a name, whatever this rank brings.
+  /// The slot of a name, for any signature of this rank.
   std::optional<std::size_t> slot_of(const std::string& name) const {
     const auto found = index_.find(name);
     return found == index_.end() ? std::nullopt : std::optional(found->second);
@@ -66,7 +66,7 @@ class Cache {
     std::string name;
     std::size_t slot = 0;
   };
-  /// `agreed` has no slot yet. Returns what had to go for it.
+  /// `agreed` has no slot yet. Returns the entry that was evicted for it.
   std::optional<Freed> insert(AgreedPtr agreed, Signature own);
   /// It was used just now.
   void touch(std::size_t slot);
@@ -87,8 +87,8 @@ class Cache {
   std::unordered_map<std::string, std::size_t> index_;
 };
 
-// Names that some ranks have brought and others not yet, of those that have no slot. Every rank holds the same table,
-// since every rank enters the same descriptions in the same order. Pure; belongs to the engine's thread.
+// Names without a slot that some ranks have described and others not yet. Every rank holds the same table, since every
+// rank enters the same descriptions in the same order. Pure; belongs to the engine's thread.
 
 class Table {
  public:
@@ -96,7 +96,7 @@ class Table {
 
   /// A name is described once by a rank; a second time replaces the first.
   void add(int rank, const std::string& name, Signature signature);
-  /// Takes out what all ranks that have not joined have brought, in the order in which the names first came.
+  /// Takes out the names that all ranks that have not joined have described, in the order in which they first came.
   struct Complete {
     std::string name;
     Brought brought;
@@ -112,7 +112,7 @@ class Table {
   struct Entry {
     std::string name;
     Brought brought;
-    std::size_t missing = 0;  // ranks that have not brought it
+    std::size_t missing = 0;  // ranks that have not described it
   };
   const std::size_t size_;
   std::list<Entry> entries_;  // in the order in which the names first came

@@ -172,7 +172,7 @@ class Box:
                     "latency", "50ms")
 
     def cut(self, host):
-        """The cable is out: nobody is told, packets go nowhere."""
+        """Unplugs the cable: no notification, packets are lost."""
         self.check_host(host)
         run("ip", "-n", self.switch, "link", "set", f"p{host[1:]}", "nomaster")
 
