@@ -33,7 +33,7 @@ namespace cohort::track {
 // Position up to which a record has been sent to an MLflow server, in a file beside the record: a restarted sink
 // continues there. One process at a time has it (it is locked). One thread.
 
-/// At most so many bytes of it, and whole characters.
+/// Cuts `text` to at most `most` bytes, and whole characters.
 std::string shortened(std::string text, std::size_t most);
 /// A name that MLflow takes for a metric or a parameter: other characters are '_', and it has at most 250 bytes.
 std::string mlflow_key(std::string_view name);
@@ -47,7 +47,7 @@ struct MlflowProgress {
   bool ended = false;        ///< the run has its state
   bool artifacts = false;    ///< and its files
 
-  /// Nothing of what it was, if `text` is no such file's.
+  /// Reads the file's text; empty if `text` is not of such a file.
   static MlflowProgress read(std::string_view text);
   std::string text() const;
 };

@@ -42,7 +42,7 @@ struct JobOutcome {
 /// The lines come from our own command, but hold what programs wrote: nothing in them is trusted to be there.
 class JobReader {
  public:
-  /// `on_output` gets what ranks print to stdout, line by line; what they print to stderr goes there then, too.
+  /// `on_output` gets the ranks' stdout, line by line; with it, their stderr goes to stderr.
   explicit JobReader(std::function<void(const std::string&)> on_output = {}) : on_output_(std::move(on_output)) {}
   void take(const std::string& line);
   JobOutcome finish() &&;

@@ -80,7 +80,7 @@ struct SharedOptions {
 /// With their variables; a short name in place of a long one leaves the others out. `shared` has to live as long.
 void add_shared_options(CLI::App& command, std::initializer_list<std::string_view> names, SharedOptions& shared);
 
-/// The hosts that they say, for commands that cannot wait for agents which somebody starts by hand.
+/// The hosts that the options give, for commands that cannot wait for agents started by hand.
 launch::Plan hosts_of(const launch::JobSpec& spec);
 
 /// For this process and all that it starts: COHORT_NETWORK. Refuses (InvalidArgument) what is no list of networks, or

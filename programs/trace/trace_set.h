@@ -140,8 +140,8 @@ class HostClock {
   std::vector<Realtime> realtime_;  ///< by time
 };
 
-// The traces of a run, one of each host, with what they say of their clocks; read from the run's folder or named one by
-// one. Texts are read when they are wanted, since they may be large. Plain data; the caller's thread.
+// The traces of a run, one per host, with their clocks; read from the run's folder or named one by one. Their bytes are
+// read when needed, since they may be large. Plain data; the caller's thread.
 
 struct HostPiece {
   std::filesystem::path file;

@@ -41,8 +41,8 @@ std::string to_table(const std::vector<RunSummary>& runs);
 /// "90", "90s", "15m", "12h", "30d", "4w". Throws InvalidArgument.
 std::chrono::seconds parse_age(const std::string& text);
 
-/// Throws InvalidArgument for a run that goes on, and for one whose folder has what a run has not: the folder that its
-/// command was started in, the working directory, another run, files that no run makes.
+/// Throws InvalidArgument for a run that goes on, and for one whose folder is or contains anything else: the folder
+/// that its command was started in, the working directory, another run, files that no run makes.
 void require_removable(const RunSummary& run);
 /// Removes its folder and all in it, so that a kill in the middle leaves nothing that looks like a run. Throws as
 /// require_removable, and Io.

@@ -94,7 +94,7 @@ class Link {
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  /// Asks what the server knows of the worker.
+  /// Asks for the server's state of the worker.
   Welcome ask(net::Deadline deadline);
   /// Comes as this process of the worker.
   Welcome come(std::uint64_t incarnation, net::Deadline deadline);
@@ -114,7 +114,7 @@ class Link {
   void look_around() noexcept;
   /// From now on no request waits longer.
   void hurry(std::chrono::milliseconds timeout);
-  /// Waits for the answer until the request's deadline; throws what the server answered. Once.
+  /// Waits for the answer until the request's deadline; throws the server's error. May be called once.
   Heard finish(const RequestPtr& request);
   /// The time that is left of it, for requests that the server makes wait.
   std::uint32_t patience_ms() const noexcept;
@@ -126,7 +126,7 @@ class Link {
   Welcome greet(net::Deadline deadline, const Hello& hello);
   RequestPtr enqueue(Lock& lock, Method method, std::uint64_t sequence, std::string body, std::size_t room);
   void transmit(Request& request);
-  /// The connection that has this number is lost: makes another one and sends again what has not been answered.
+  /// The connection of this number is lost: makes another one and sends unanswered requests again.
   void recover(Lock& lock, std::uint64_t connection, net::Deadline deadline);
   void go_on_after(std::uint64_t mark);
   void make_room(Lock& lock, std::size_t bytes);
@@ -178,7 +178,7 @@ struct Client::Impl {
   /// Bounds how far a worker runs ahead that only pushes: what servers keep of its clocks is their memory.
   void wait_for_slower();
   std::atomic<std::int64_t> most_ahead{0};  // clocks; 0: no table of this client waits for other workers
-  std::int64_t ended_by_all = 0;            // so many clocks, when it was asked last
+  std::int64_t ended_by_all = 0;            // clocks, when last asked
 
   /// Asks all servers, from `first` on, at once, and hands on what each answers. Throws the first failure once all have
   /// answered.
@@ -195,7 +195,8 @@ struct Client::Impl {
   Concluded await(std::int64_t clock_ended);
   void conclude(std::size_t first_link, std::int64_t next, const Quorum& quorum);
 
-  // Connections that break while nobody asks anything are made again, since servers take who is not connected for lost.
+  // Connections that break while there are no requests are made again, since servers take a disconnected worker for
+  // lost.
   std::mutex mutex;
   std::condition_variable stopping;
   bool stopped = false;
@@ -204,7 +205,7 @@ struct Client::Impl {
 
   ~Impl();
   void keep();
-  /// Throws InvalidArgument once it has left: servers take it for gone, and what they answered would be of that.
+  /// Throws InvalidArgument once it has left: servers take it for gone, and would answer accordingly.
   void demand_here(const char* what) const;
   /// Servers end when all workers have left: connections that they close then are not to be made again.
   void stop_keeping();

@@ -24,10 +24,10 @@ class Journal {
     GoesOn,
     SetAside,  ///< an existing file is of an earlier job: renamed, once nobody has it
   };
-  /// Opens or makes the file, and has `state`, a new one, carry out each command in it. Less than a record at its end,
-  /// which was being written when its writer died, is kept in a file beside it and cut off. `tail`: bytes of commands
-  /// after which it is long. Unavailable if another process has it, Io, Corrupt if it is no journal or damaged (it
-  /// stays as it is), or what the state says.
+  /// Opens or makes the file, and has `state`, a new one, carry out each command in it. An incomplete record at its
+  /// end, left when its writer died, is kept in a file beside it and cut off. `tail`: bytes of commands after which it
+  /// is long. Unavailable if another process has it, Io, Corrupt if it is no journal or damaged (it stays as it is), or
+  /// the state's error.
   static Result<Journal> open(const std::string& path, State& state, std::size_t tail, Before before = Before::GoesOn);
   Journal(Journal&&) noexcept;
   Journal& operator=(Journal&&) noexcept;
@@ -35,7 +35,7 @@ class Journal {
 
   /// Io: nothing of it is in the file.
   Result<void> append(const Command& command);
-  /// `state`: what the commands so far have made. If that cannot be written the journal goes on as it is.
+  /// `state`: the result of the commands so far. If its image cannot be written, the journal goes on as it is.
   void compact_if_long(State& state);
   /// Bytes of the file.
   std::uint64_t size() const noexcept { return file_.size; }

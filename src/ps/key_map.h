@@ -3,8 +3,8 @@
 // From a 64-bit key to a 32-bit number: open addressing with linear probing, so that a look-up touches one cache line.
 // It keeps no keys: an entry has the number and 32 bits of the key's hash, and the owner says which key a number has.
 // Owns its memory; one thread at a time.
-// Gradients by key, where those of a key that comes again are added to the first, in the order in which they come:
-// duplicates of a push at the client, pushes of a clock at the server. Keeps its memory from one use to the next.
+// Sums of gradients by key: gradients of a repeated key are added to the first, in order of arrival: duplicates of a
+// push at the client, pushes of a clock at the server. Keeps its memory from one use to the next.
 // One thread at a time.
 #pragma once
 
@@ -78,7 +78,7 @@ class KeyMap {
       if (entry.tag == tag(hash) && is_key(entry.number)) return entry.number;
     }
   }
-  /// A first guess of `find`, for prefetching what the number stands for.
+  /// A first guess of `find`, for prefetching the entry of the number.
   std::uint32_t guess(std::uint64_t hash) const noexcept {
     return find(hash, [](std::uint32_t) { return true; });
   }

@@ -137,7 +137,7 @@ class Primary {
     std::uint64_t id = 0;
     std::string answer = {};
   };
-  /// An answer that waits until the backup has what it is about.
+  /// An answer that waits until the backup has the commands up to its position.
   struct Held {
     std::uint64_t position = 0;
     ClientPtr client;
@@ -210,7 +210,7 @@ class Primary {
   void answer_held();
   void send_records();
   void verify_now_and_then();
-  /// The connection of who has, or gets, the copy is gone, or it has said nothing for long.
+  /// The process that has, or gets, the copy has lost its connection, or has been silent for too long.
   void lose_backup();
   void look_for_backup(std::chrono::steady_clock::time_point until);
   void look_at_backup();

@@ -32,7 +32,7 @@ void visit_fields(auto& m, auto& a, const Initializer*) {
   a(codec::below(m.kind, 3, "an initializer of an unknown kind"), m.a, m.b);
 }
 void visit_fields(auto& m, auto& a, const Consistency*) {
-  // One number, of what it is depends on the mode: so do messages and snapshots of before backup workers.
+  // One number, whose meaning depends on the mode, as in messages and snapshots from before backup workers.
   std::int64_t number = m.mode == Mode::Sync ? m.backup_workers : m.staleness;
   a(codec::below(m.mode, 3, "an unknown consistency"), number);
   if constexpr (!std::is_const_v<std::remove_reference_t<decltype(m)>>)
@@ -365,7 +365,7 @@ void visit_fields(auto& m, auto& a, const TableCounts*) {
   a(m.rows, m.bytes, m.created, m.evicted, m.dropped, m.steps);
 }
 
-/// The beginning of every answer; what was asked for follows.
+/// The beginning of every answer; the requested record follows.
 struct Answer {
   std::optional<Error> error = {};
   std::int64_t clock = 0;     ///< of what was read: every push of earlier clocks is in it

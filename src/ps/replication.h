@@ -1,5 +1,5 @@
-// Both sides of a copy of a server's rows: what the primary knows of it, and who gets it and may take the primary's
-// place.
+// Both sides of a copy of a server's rows: the primary's bookkeeping, and the process that gets the copy and may take
+// the primary's place.
 #pragma once
 
 #include "ps/server_map.h"
@@ -25,7 +25,7 @@ namespace cohort::ps {
 
 inline constexpr std::chrono::milliseconds kHeartbeat(60);  ///< a fetch is answered within
 inline constexpr std::chrono::milliseconds kLease(250);     ///< for which an answer that a backup has had holds
-/// A backup waits so much longer than the lease: its clock may run faster.
+/// A backup waits longer than the lease by this margin: its clock may run faster.
 inline constexpr std::chrono::milliseconds kLeaseMargin(25);
 /// Time after which a process that says nothing counts as gone, though its connection stands. Busy machines have pauses
 /// of a second.
@@ -64,10 +64,10 @@ class Replication {
   void begin(const Holder& other, std::uint64_t copy, Pieces pieces, Time now);
   /// Returns whether this copy is the one that is wanted.
   bool wants(std::uint64_t life, std::uint64_t copy) const noexcept;
-  /// It has received all records before `received`, and the answer that was sent at `sent`, and asks for more. False:
-  /// those are not records that it can have had.
+  /// It has received all records before `received`, and the answer sent at `sent`, and asks for more. False: it cannot
+  /// have received these.
   bool fetch(std::uint64_t received, Time now, std::optional<Time> sent);
-  /// Whole records for it, about so many bytes of those that it has not received.
+  /// Whole records that it has not received, about `bytes` of them.
   std::string records(std::size_t bytes, std::uint64_t& count);
   bool has_records() const noexcept { return pieces_ || !image_.empty() || !records_.empty(); }
   /// Memory that records take which it has not received.

@@ -26,7 +26,7 @@
 
 namespace cohort::ps {
 
-/// A process: which server's it is, and which of those that have had this number.
+/// A process: its server's number, and which of the processes with this number it is.
 struct Holder {
   std::uint32_t server = 0;
   std::uint64_t life = 0;  ///< 0: nobody

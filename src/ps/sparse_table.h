@@ -1,7 +1,7 @@
 // The rows of a sparse table in one process. A row is one record: header, weights, the optimizer's slots, side by side
 // in slabs; an index leads from a key to its row's number. A row that is erased leaves its place to the next one. No
-// memory is taken for a row but a slab's at a time. `freeze` gives what there is at that moment to be read on any
-// thread: a slab of it is copied before it changes. Owns its memory; one thread at a time.
+// memory is taken for a row but a slab's at a time. `freeze` gives a view of the moment, to be read on any thread: a
+// slab of it is copied before it changes. Owns its memory; one thread at a time.
 #pragma once
 
 #include "base/result.h"
@@ -92,7 +92,7 @@ class Rows : public Slabs {
   std::uint32_t create(std::uint64_t key, std::uint64_t hash);
   void erase(std::uint32_t number);
 
-  /// To be written to: what was read of the row before, by its address, may be of a view.
+  /// A row to be written to: an address read before may belong to a view.
   struct Row {
     RowHeader& header;
     float* floats;
@@ -152,7 +152,7 @@ Result<void> check(const TableOptions& options);
 /// Text as in Python: "Bounded(4)".
 std::string described(const Consistency& consistency);
 
-/// Keys, and the floats of so many rows behind each other.
+/// Keys, and the floats of as many rows, one after the other.
 struct KeyedRows {
   const void* keys = nullptr;
   const void* rows = nullptr;
@@ -219,7 +219,7 @@ class SparseTable {
   std::size_t dim() const noexcept { return dim_; }
   TableCounts counts() const noexcept;
 
-  /// Copies of the rows, or what they begin as. Creates none.
+  /// Copies the rows, or the initial values of absent ones. Creates none.
   void read(const void* keys, std::size_t count, void* out, std::uint32_t now) const;
   /// One step of each; a key may come several times. Throws std::bad_alloc, and then some have been stepped: see
   /// `bytes_with`.
@@ -251,7 +251,7 @@ class SparseTable {
   };
   Effort effort(std::size_t count) const noexcept;
   /// For snapshots.
-  /// In place of what there is of the key. The floats need not be aligned.
+  /// Replaces the key's row. The floats need not be aligned.
   void restore(const RowHeader& header, const void* floats);
   void restore_seen(std::uint64_t key, std::uint32_t count);
 

@@ -62,7 +62,7 @@ class Workers {
 
   /// Returns whether others wait for it.
   bool holds_others(std::uint32_t worker) const noexcept;
-  /// The least number of ended clocks of those that hold others; nullopt: nobody does.
+  /// The least number of ended clocks among workers that hold others; nullopt: none does.
   std::optional<std::int64_t> least() const noexcept;
   std::int64_t most() const noexcept;
   std::uint64_t latest_barrier() const noexcept;
@@ -97,7 +97,7 @@ struct Staged {
   std::optional<double> lr;
   std::size_t count;
   std::shared_ptr<const std::string> payload;
-  std::size_t fresh;     ///< of its keys, at most so many have no row yet
+  std::size_t fresh;     ///< at most this many of its keys have no row yet
   bool counted = false;  ///< whether that has been looked up
 };
 

@@ -12,7 +12,7 @@
 namespace cohort::status {
 
 // Names of functions from a program file's own table of symbols. The dynamic linker knows exported ones only, which of
-// a program are almost none. Pure, over the bytes of the file, whatever they are; any thread.
+// a program are almost none. Pure, over any bytes of a file; any thread.
 struct FunctionSymbol {
   std::string_view name;     ///< as the compiler writes it; points into the file. Empty: there is none
   std::uint64_t offset = 0;  ///< of the address in the function
@@ -32,8 +32,8 @@ void keep_last_words();
 /// SIGQUIT writes this process's stacks to the page's file, and the process lives on. Not where something handles it.
 void tell_stacks_when_asked();
 
-/// stdout of C shows each line at once, although it is the agent's pipe, and first what has been written so far. Not
-/// where the program wants no buffer at all. (std::cout goes with it, unless sync_with_stdio(false) has parted them.)
+/// Makes C's stdout show each line at once, although it is the agent's pipe, after flushing earlier output. Not if the
+/// program wants no buffer at all. (std::cout goes with it, unless sync_with_stdio(false) has parted them.)
 void show_lines_at_once();
 
 /// After a fatal signal, the last words begin with the contents of this file: an interpreter writes its own stack

@@ -24,7 +24,7 @@
 
 namespace cohort::track {
 
-/// Before the names of what a program logged.
+/// Prefix of names that a program logged.
 inline constexpr std::string_view kValues = "values/";
 
 struct RecordLine {
@@ -61,7 +61,7 @@ struct RecordLines {
   bool torn = false;               ///< the last line has no end: its writer was killed while writing
 };
 
-/// Never fails: what is no event is counted.
+/// Never fails: lines that are no events are counted.
 RecordLines parse_record(std::string_view text);
 /// Throws Unavailable if there is no such file, Io if it cannot be read, Corrupt if it has lines but not one event.
 RecordLines read_record(const std::filesystem::path& file);
@@ -71,7 +71,7 @@ RecordLines read_run(const std::filesystem::path& record);
 
 enum class Absent { Error, Later };
 /// "run.jsonl" of a run's folder; a path that is no folder as it is. For the folder of a run whose program has made no
-/// record: throws Unavailable, where the record is not to come later.
+/// record: throws Unavailable, unless the record may come later.
 std::filesystem::path record_of(const std::filesystem::path& run, Absent absent = Absent::Error);
 
 /// The whole lines of a file that grows.
@@ -136,7 +136,7 @@ struct MetricPoint {
 /// Returns whether the schema defines lines of that event; the contents of others are shown nowhere.
 bool is_known_event(std::string_view event) noexcept;
 
-/// Reads lines in their order: what has no step of its own belongs to the last one. One thread.
+/// Reads lines in their order: values without a step of their own belong to the last one. One thread.
 class PointReader {
  public:
   /// Calls `take` for each number of a `metric`, `step`, `epoch` or `communication` line. Names from `communication`
@@ -159,7 +159,7 @@ struct AppendTo {
   std::string_view what;              ///< likewise: "writing to the run record"
 };
 
-/// All of `bytes`. Throws Io, naming the file, where they cannot be written (a full disk); the file then ends as
+/// Appends all of `bytes`. Throws Io, naming the file, if they cannot be written (a full disk); the file then ends as
 /// before.
 void append_all(const AppendTo& to, std::string_view bytes);
 /// "WHAT failed -- FILE -- errno's text -- ..."
@@ -180,7 +180,7 @@ class RunProgress {
   std::optional<double> epoch() const noexcept { return epoch_; }
   /// 0 to 1; nullopt: where it ends is not known.
   std::optional<double> done() const;
-  /// By what was done since the program was started or resumed last; nullopt: not known yet.
+  /// Extrapolated from the progress since the last start or resume of the program; nullopt: not known yet.
   std::optional<double> remaining_seconds() const;
   const std::map<std::string, double, std::less<>>& values() const noexcept { return values_; }
 

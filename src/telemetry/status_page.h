@@ -64,7 +64,7 @@ struct alignas(64) GroupStatus {
   LaneStatus messages;
 };
 
-/// Operations that ranks match by name, and what the program waits for among them.
+/// Operations that ranks match by name, and the one that the program waits for.
 struct alignas(64) NameStatus {
   static constexpr std::size_t kWords = 12;
   std::atomic<std::uint64_t> ended;    ///< operations that are over
@@ -178,7 +178,7 @@ class StatusPage {
   void begin_join(int size) noexcept;
   /// `epoch`: of the members who have formed it; -1: it is none of an elastic job's members.
   void end_join(bool formed, std::int64_t epoch = -1) noexcept;
-  /// This rank has what the job has trained.
+  /// This rank has the job's trained state.
   void note_state() noexcept;
   /// `samples`: of this rank in it; 0: not known.
   void count_step(std::int64_t samples = 0) noexcept;

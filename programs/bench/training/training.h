@@ -30,7 +30,7 @@ using Shares = launch::StepShares;
 /// Origin of `Shares`.
 enum class Split {
   Measured,   ///< the program's waits were measured
-  Estimated,  ///< the program waits where it cannot be seen: what a step takes longer than alone is taken for it
+  Estimated,  ///< the program's waits are not visible: the extra time of a step over one alone counts as waiting
   Unknown,    ///< it counts no steps, or does nothing in Cohort's worlds
 };
 
@@ -82,7 +82,7 @@ void estimate_split(Point& point, const Point& alone, Scaling scaling);
 struct Remedies {
   double batch_factor = 0;                ///< from this many times the batch on; 0: no batch helps
   double link_factor = 0;                 ///< on a link this many times as fast; 0: no link helps
-  std::optional<WireFormat> format = {};  ///< in this one, the mildest that is enough, where it is not there already
+  std::optional<WireFormat> format = {};  ///< in this one, the mildest that is enough, if it is not used already
 };
 Remedies remedies_of(const Point& fewer, const Point& more, const Workload& workload);
 

@@ -130,7 +130,7 @@ struct StoredCheckpoint {
   Manifest manifest;
 };
 
-/// A file of a checkpoint, in the hidden folder where it is being made: written, synced, and what it then has to be.
+/// Writes and syncs a file of a checkpoint, in the hidden folder where it is being made; returns its digest.
 Result<FileDigest> write_checkpoint_file(const std::string& hidden, const std::string& name,
                                          const std::function<Result<void>(const Sink&)>& write);
 
@@ -156,7 +156,7 @@ class CheckpointWriter {
   Result<void> seal(const Manifest& manifest, const std::function<bool(const std::string&)>& is_here);
   /// The rename: from now on the checkpoint exists. Returns once it is on the disk.
   Result<StoredCheckpoint> publish();
-  /// Takes back what was published, for where others could not.
+  /// Takes back the published checkpoint, if other ranks failed.
   void withdraw();
 
  private:
@@ -228,7 +228,8 @@ Glance glance_of(const std::string& files);
 std::set<std::int64_t> best_checkpoints(const std::vector<StoredCheckpoint>& among, const BestBy& best);
 /// Removes the checkpoints older than this generation, whole or not; a failure is only logged.
 void remove_older_checkpoints(const std::string& folder, std::int64_t generation, Spared spared = {});
-/// All but the newest `keep` of those that are whole at a glance, the best of them, and those that cannot be judged.
+/// Removes all but the newest `keep` of the checkpoints that are whole at a glance, the best of them, and those that
+/// cannot be judged.
 void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared = {}, const BestBy& best = {});
 
 }  // namespace cohort::formats

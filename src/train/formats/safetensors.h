@@ -39,7 +39,7 @@ struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;        ///< in the order of their bytes
   std::map<std::string, std::string> metadata;  ///< "__metadata__"
 };
-/// The same of a file of which only the beginning is at hand, with all of the header; as strict.
+/// The same for a file of which only the beginning is at hand, with all of the header; as strict.
 Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> head, std::uint64_t file_bytes,
                                                    const std::string& name);
 /// Bytes up to the end of the header, once its first 8 are at hand. Corrupt as above.

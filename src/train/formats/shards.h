@@ -1,6 +1,6 @@
-// Tensors of which no file holds all: which file has which part (docs/reference/checkpoint-format.md, version 3), and
-// their bytes a part at a time. A checkpoint without shards is one whose tensors have a single part each. Values; one
-// thread per CheckedFile.
+// Tensors that are spread over files: the file of each part (docs/reference/checkpoint-format.md, version 3), and their
+// bytes a part at a time. A checkpoint without shards is one whose tensors have a single part each. Values; one thread
+// per CheckedFile.
 #pragma once
 
 #include "base/files.h"
@@ -64,7 +64,7 @@ using PartedTensors = std::map<std::string, PartedTensor>;
 
 inline constexpr std::string_view kModelPrefix = "model/", kOptimizerPrefix = "optimizer/";
 
-/// Adds a part; says what is wrong with it, or that it does not fit those that are there.
+/// Adds a part; returns what is wrong with it, or that it does not fit the present ones.
 std::optional<std::string> add_part(PartedTensors& tensors, const std::string& name, ElementType type, TensorPart part);
 /// Returns why the parts do not cover every element of the tensor exactly once; nullopt: they do.
 std::optional<std::string> coverage_problem(const std::string& name, const PartedTensor& tensor);
@@ -74,7 +74,7 @@ struct Copy {
   std::uint64_t offset = 0, bytes = 0;
   std::byte* to = nullptr;  ///< nullptr: in another process
 };
-/// Adds what a part of the tensor takes from a file.
+/// Adds the copies that a part of the tensor needs from a file.
 void add_copies(const PartedTensor& tensor, const Shard& wanted, const std::string& file, std::byte* to,
                 std::vector<Copy>& copies);
 

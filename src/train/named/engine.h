@@ -67,8 +67,8 @@ class Engine {
   int rank() const noexcept;
   int size() const noexcept;
 
-  /// Asks for one operation. Throws InvalidArgument (nothing was done) for what has no meaning, for a name that is
-  /// still under way, and after `join`; and the error that ended the engine.
+  /// Asks for one operation. Throws InvalidArgument (nothing was done) for an invalid request, for a name that is still
+  /// under way, and after `join`; and the error that ended the engine.
   Handle submit(Request request);
   /// Asks for several at once: all or none are accepted, and they become visible together.
   std::vector<Handle> submit(std::vector<Request> requests);
@@ -85,7 +85,7 @@ class Engine {
   /// The same without waiting: the outcome's `group`.
   Handle form_group_async(std::span<const int> ranks);
 
-  /// Ends the engine on all ranks: what is outstanding fails with Aborted, on each. Blocks until the others have
+  /// Ends the engine on all ranks: outstanding operations fail with Aborted, on each. Blocks until the others have
   /// noticed, for at most shutdown_timeout, which aborts the communicator. Again: does nothing.
   void shutdown();
   /// The same without waiting.

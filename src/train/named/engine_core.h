@@ -63,7 +63,7 @@ class EngineCore {
     Clock::time_point report_at;
     Stage stage = Stage::New;
     Device device = {};  // as the caller gave it
-    Marks marks = {};    // of a GPU's memory: what it comes after
+    Marks marks = {};    // for GPU memory: the work it comes after
   };
   using PendingPtr = std::shared_ptr<Pending>;
 

@@ -64,8 +64,8 @@ struct Request {
   /// Integers are scaled in double precision, rounded toward zero and to the nearest that the type holds.
   double prescale = 1;
   double postscale = 1;
-  /// all_reduce and reduce_scatter of float32, Sum or Average: what it travels as between hosts. Not fused: blocks are
-  /// of one tensor.
+  /// all_reduce and reduce_scatter of float32, Sum or Average: the format between hosts. Not fused: blocks are of one
+  /// tensor.
   WireFormat wire_format = WireFormat::None;
   /// all_to_all: rows for each rank, adding up to shape[0]. Empty: equal parts.
   std::vector<std::int64_t> splits = {};
@@ -97,7 +97,7 @@ std::string to_string(const Signature& signature);
 /// Device of the request's memory: the host if it has none.
 Device device_of(const Request& request) noexcept;
 
-/// Checks a request against `size` ranks. InvalidArgument with what has no meaning; nothing was done.
+/// Checks a request against `size` ranks. InvalidArgument for an invalid one; nothing was done.
 Result<Signature> signature_of(const Request& request, int size);
 
 inline constexpr std::size_t kLongestName = 4096;
