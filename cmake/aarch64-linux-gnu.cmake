@@ -1,5 +1,5 @@
-# Toolchain file: compiles for 64-bit ARM with Debian's g++-aarch64-linux-gnu, against what `tools/sysroot arm64` has
-# made (build/sysroot/arm64, or COHORT_SYSROOT). What the build runs of it, and ctest, runs under qemu.
+# Toolchain file: compiles for 64-bit ARM with Debian's g++-aarch64-linux-gnu, against the sysroot of `tools/sysroot
+# arm64` (build/sysroot/arm64, or COHORT_SYSROOT). Programs that the build or ctest runs are run under qemu.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(COHORT_SYSROOT ${CMAKE_CURRENT_LIST_DIR}/../build/sysroot/arm64 CACHE PATH "Debian's libraries for arm64")

@@ -56,7 +56,7 @@ function(cohort_component name)
     set(components)
   endif()
   set(used ${components} ${ARG_PUBLIC_LINK} ${ARG_PRIVATE_LINK} fmt::fmt Threads::Threads)
-  # What is compiled in another way is a library of objects, which the component's own takes in.
+  # Sources compiled in another way form a library of objects, which the component's own takes in.
   set(parts)
   foreach(kind cold hot)
     set(sources ${ARG_COLD})

@@ -61,7 +61,7 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cohort)
 install(EXPORT cohort-targets NAMESPACE cohort:: DESTINATION ${package_dir})
 install(DIRECTORY include/cohort DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
-# The torch layer, compiled by whoever links cohort::torch, and the headers that it needs besides Cohort's own.
+# The torch layer, compiled by projects that link cohort::torch, and the headers that it needs besides Cohort's own.
 set(torch_layer_dir ${CMAKE_INSTALL_DATADIR}/cohort/torch)
 install(CODE "set(cohort_source \"${PROJECT_SOURCE_DIR}\")\nset(cohort_torch_layer \"${torch_layer_dir}\")")
 install(SCRIPT ${CMAKE_CURRENT_LIST_DIR}/install_torch_layer.cmake)

@@ -10,7 +10,7 @@ set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXE
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # by dpkg-shlibdeps of dpkg-dev
-# What C++ programs link besides, where the core is static.
+# Packages for linking C++ programs if the core is static.
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "g++, cmake, libfmt-dev, libspdlog-dev, libhwy-dev, libssl-dev, nlohmann-json3-dev, \
 zlib1g-dev, openssh-client, python3")
 set(CPACK_DEBIAN_COMPRESSION_TYPE gzip)

@@ -1,5 +1,5 @@
-// What another host says to `cohort doctor`: must be refused or taken, and what is taken has to be fit for a judgement.
-// And what nvidia-smi prints of GPUs' ways to each other.
+// Facts that another host reports to `cohort doctor` must be refused, or accepted and fit for the checks. Likewise
+// output of nvidia-smi about the links between GPUs.
 #include "doctor/check.h"
 #include "doctor/examination.h"
 #include "doctor/facts.h"

@@ -1,5 +1,5 @@
-// What ssh, srun, shells and sshd's banner said before no agent came: a line of advice comes out, whatever it was, and
-// nothing in it can steer a terminal.
+// Output of ssh, srun, shells and sshd's banner before an agent came: a line of advice comes out, whatever the output
+// was, and nothing in it can steer a terminal.
 #include "launch/start/starter.h"
 
 #include <fuzzer/FuzzedDataProvider.h>

@@ -1,4 +1,4 @@
-// Whatever a stranger says to a listener, in pieces as the first byte tells: never a message, never established.
+// Any input of a stranger to a listener, in pieces as the first byte tells: never a message, never established.
 #include "net/tls.h"
 
 #include <array>

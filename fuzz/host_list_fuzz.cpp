@@ -1,4 +1,5 @@
-// Lists of hosts in every spelling. What parses is bounded, has no empty names, and says the same when written again.
+// Lists of hosts in every spelling. A list that parses is bounded, has no empty names, and parses to the same when
+// written again.
 #include "base/parse.h"
 #include "rendezvous/host_list.h"
 

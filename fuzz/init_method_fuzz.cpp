@@ -1,4 +1,4 @@
-// Addresses and init methods, as users write them. What parses has to be writable and parse to the same again.
+// Addresses and init methods, as users write them. Text that parses has to be writable and parse to the same again.
 #include "net/address.h"
 #include "rendezvous/join_plan.h"
 

@@ -85,7 +85,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         break;
       }
       default: {
-        // As it travels.
+        // Encodes and decodes it, as for sending.
         const auto message = decode(encode(Reports{{a_report(input)}}));
         if (!message) break;
         RankReport report = std::get<Reports>(*message).ranks.at(0);

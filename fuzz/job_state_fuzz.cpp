@@ -1,5 +1,5 @@
-// What schedulers answer `cohort submit`: a job that is over has a status that a shell can give, and 0 only where it
-// says so.
+// Schedulers' answers to `cohort submit`: a job that is over has a status that a shell can give, and 0 only if the
+// answer says so.
 #include "cohort/job_state.h"
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What ranks show each other when they meet.
+// Messages that ranks exchange when they form a world.
 #include "rendezvous/meeting.h"
 
 #include <cstdlib>

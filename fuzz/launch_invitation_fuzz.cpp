@@ -1,5 +1,5 @@
-// What comes over ssh before anybody has proved anything: an agent's announcement among a shell's noise, an invitation.
-// What is accepted is said again in the same words.
+// Input over ssh before either side has authenticated: an agent's announcement among a shell's output, and an
+// invitation. Accepted input encodes to the same text again.
 #include "launch/start/invitation.h"
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// JSON of launchers: TF_CONFIG, SageMaker's resourceconfig.json. What parses gives a task a rank within its world.
+// JSON of launchers: TF_CONFIG, SageMaker's resourceconfig.json. JSON that parses gives a task a rank within its world.
 #include "rendezvous/json_variables.h"
 
 #include <cstdint>

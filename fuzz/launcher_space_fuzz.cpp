@@ -1,4 +1,4 @@
-// What comes from a launcher's meeting place: lines of PMI's protocol, and the offer that rank 0 left there.
+// Input from a launcher's key-value space: lines of PMI's protocol, and the offer that rank 0 left there.
 #include "rendezvous/exchange.h"
 #include "rendezvous/place.h"
 

@@ -1,4 +1,4 @@
-// What a page answers to `cohort watch HOST:PORT`: any bytes are refused or read, and what is read can be drawn.
+// Answers of a page to `cohort watch HOST:PORT`: any bytes are refused or read, and the result can be drawn.
 #include "watch/screen.h"
 
 #include <cstdint>

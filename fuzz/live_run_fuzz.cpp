@@ -1,5 +1,5 @@
-// live.json, as whoever shows a run reads it: any bytes are refused or read, and what was read is written and read back
-// as the same.
+// live.json, as programs that show a run read it: any bytes are refused or read, and what was read is written and read
+// back as the same.
 #include "launch/output/live_run.h"
 
 #include <cstdint>

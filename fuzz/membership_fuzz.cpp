@@ -1,4 +1,4 @@
-// Who takes part in an elastic job, as its store has it.
+// Membership of an elastic job, as its store has it.
 #include "rendezvous/membership.h"
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// What a peer says of sends and receives: headers in any order, met by receives and sends of a rank. Whatever it says,
-// a receive that succeeds has what its sender gave, and nothing is left over when the world ends.
+// A peer's headers of sends and receives, in any order, met by receives and sends of a rank. Whatever the peer says, a
+// receive that succeeds has the sender's data, and nothing is left over when the world ends.
 #include "comm/engine/matcher.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ class TransportChannel final : public Channel {
   }
   void take() noexcept override { wire_.headers.pop_front(); }
   bool put(const MessageHeader& header, const std::byte*) override {
-    if (!codec::decode<MessageHeader>(codec::encode(header))) std::abort();  // what is said is what is read
+    if (!codec::decode<MessageHeader>(codec::encode(header))) std::abort();  // round trip
     return wire_.has_room;
   }
   void note_met() override {}

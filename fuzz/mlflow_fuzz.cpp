@@ -1,5 +1,4 @@
-// What an MLflow sink reads of others: an address that somebody types, names of metrics, and the file that says how far
-// it has got.
+// External input of an MLflow sink: an address that somebody types, names of metrics, and the file with its progress.
 #include "export/mlflow.h"
 #include "shared/destination.h"
 
@@ -13,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   try {
     (void)cohort::track::mlflow_place(text, [](std::string_view) { return std::nullopt; });
-    // What comes from a variable may have a password in it.
+    // A place from a variable may contain a password.
     (void)cohort::track::mlflow_place("", [text](std::string_view) { return std::string(text); });
   } catch (const cohort::Error&) {
   }

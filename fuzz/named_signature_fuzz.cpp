@@ -1,4 +1,4 @@
-// What ranks tell each other of the operations that they ask for by name.
+// Signatures that ranks send each other for operations requested by name.
 #include "train/named/request.h"
 
 #include <cstdlib>

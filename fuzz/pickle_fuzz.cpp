@@ -38,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t siz
   if (!value) return 0;
   visit(*value, 10'000);
   if (size > 10'000) return 0;  // shared containers are written out again and again
-  // What was read can be written, and what was written can be read.
+  // A value that was read can be written, and read again.
   std::size_t budget = visit(*value, 10'000);
   if (budget == 0) return 0;
   const auto again = pickle(*value, PtFloats::Number);

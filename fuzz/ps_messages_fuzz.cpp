@@ -1,5 +1,6 @@
-// What workers and servers of a parameter server say to each other, and changes that reach a server's state in any
-// order: whatever a peer says, records come back as they were read, and the state takes what its check let pass.
+// Messages between workers and servers of a parameter server, and changes that reach a server's state in any order:
+// whatever a peer says, records come back as they were read, and the state accepts every change that its check let
+// pass.
 #include "ps/server_map.h"
 #include "ps/snapshot.h"
 #include "ps/state.h"

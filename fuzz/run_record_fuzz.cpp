@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (record.events.empty()) return 0;  // such pictures are all the same
   const std::string picture = render_svg(figure_of(series_of(record)));
   if (!picture.starts_with("<svg") || !picture.ends_with("</svg>\n")) std::abort();
-  // What the record says must not become markup.
+  // Text of the record must not become markup.
   if (picture.find("<script") != std::string::npos) std::abort();
   return 0;
 }

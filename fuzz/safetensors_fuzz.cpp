@@ -1,5 +1,5 @@
-// What is accepted has to be the same after being written and read again. As the part of a checkpoint with shards it is
-// refused, or each of its tensors can be put together out of it.
+// Accepted files have to be the same after being written and read again. As the part of a checkpoint with shards, a
+// file is refused, or each of its tensors can be put together out of it.
 #include "train/formats/safetensors.h"
 #include "train/formats/shards.h"
 

@@ -1,5 +1,5 @@
-// What the other end of calls in shared memory may have written there: a server takes no call that is not within its
-// blocks, and a client no answer.
+// Shared memory of calls in any state that the other end may leave: a server accepts no call, and a client no answer,
+// outside its blocks.
 #include "net/shared_calls.h"
 
 #include <cstdlib>

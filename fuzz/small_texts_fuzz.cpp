@@ -1,5 +1,5 @@
-// Short texts from many places: ranges of numbers, addresses, whole numbers, a line of /proc. What is taken says the
-// same when it is written again.
+// Short texts from many places: ranges of numbers, addresses, whole numbers, a line of /proc. Accepted text parses to
+// the same when it is written again.
 #include "base/parse.h"
 #include "base/process.h"
 #include "net/address.h"

@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace cohort;
   using Layout = status::StatusLayout;
   if (size < 2) return 0;
-  // Where the bytes go: the page is large, and most of it are words.
+  // Offsets at which the bytes are written: the page is large, and most of it is words.
   constexpr std::size_t kPlaces[] = {0,
                                      offsetof(Layout, words_ready),
                                      offsetof(Layout, words),

@@ -1,4 +1,4 @@
-// What a store's server and client read from each other. What decodes has to encode to the same bytes again.
+// Messages between a store's server and client. A message that decodes has to encode to the same bytes again.
 #include "net/served_store.h"
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// Somebody between two ends that have proved themselves: records are dropped, repeated, exchanged, damaged, or come
-// from an earlier connection of the same secret. What is delivered is a beginning of what was sent, whatever he does.
+// An attacker between two authenticated ends: records are dropped, repeated, exchanged, damaged, or come from an
+// earlier connection of the same secret. The data delivered is always a prefix of the data sent.
 #include "net/tls.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
@@ -55,7 +55,7 @@ std::vector<std::string> records_of(std::string_view bytes) {
   return records;
 }
 
-/// What an earlier connection of the same secret sent.
+/// Records sent by an earlier connection of the same secret.
 const std::vector<std::string>& earlier() {
   static const std::vector<std::string> records = [] {
     Pair pair = meet();

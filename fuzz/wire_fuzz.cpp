@@ -1,4 +1,4 @@
-// What ranks on other hosts say: where they are, what a connection is for, and its frames.
+// Input from ranks on other hosts: their addresses, the purpose of a connection, and its frames.
 #include "comm/transport/mpi/endpoint.h"
 #include "comm/transport/tcp/link.h"
 #include "net/interfaces.h"
@@ -34,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   (void)net::parse_networks(bytes);
   (void)rendezvous::divide_into_hosts(bytes, 4);
 
-  // Where every frame has a tag, nothing is delivered of somebody who does not know the key.
+  // If every frame has a tag, nothing is delivered from a peer that does not know the key.
   for (const tcp::Protection protection : {tcp::Protection::Least, tcp::Protection::Authenticated}) {
     int pair[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) return 0;

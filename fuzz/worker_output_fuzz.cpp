@@ -1,4 +1,4 @@
-// What workers print, in pieces of any size: no byte is lost or made up, escape sequences stay whole, and names of
+// Output of workers, in pieces of any size: no byte is lost or made up, escape sequences stay whole, and names of
 // functions in stacks are made readable.
 #include "launch/health/verdict.h"
 #include "launch/output/text.h"
@@ -12,7 +12,7 @@
 
 namespace {
 
-/// As it is after line ends have become one kind: "\r\n" is "\n", and so is "\r\r\n", once its end is.
+/// Text after line ends have become one kind: "\r\n" is "\n", and so is "\r\r\n", once its end is.
 std::string one_kind(std::string_view text) {
   std::string out;
   out.reserve(text.size());

@@ -55,7 +55,7 @@ bare_system() {
   fi
   if ! [[ -e $root/etc/os-release ]]; then
     tar -C "$root" -xf "$archive"
-    # What a machine of this network needs to know; no more than that.
+    # Only the files that a machine of this network needs.
     cp /etc/resolv.conf /etc/hosts "$root/etc/"
     if [[ $1 == debian-12 ]]; then
       rm -f "$root/etc/apt/sources.list"

@@ -14,10 +14,10 @@ import tempfile
 import time
 
 TOOLS = pathlib.Path(__file__).resolve().parent
-# Those of comm_gpu_tests that ask nothing of the fake libraries.
+# Cases of comm_gpu_tests that do not need the fake libraries.
 TESTS = ("GroupsAndSingles*", "MessagesAreDone*", "ResultsAreLookedAt*", "MixedWorlds*", "AHangingStream*")
 KEPT_LINES = 80  # of a step's output, from its end
-# Of Python's tests, those of 2 ranks with tensors of "cuda".
+# Python's tests with 2 ranks and tensors of "cuda".
 PYTHON_TESTS = ("nn", "torch", "torch_training", "distributed", "checkpoint")
 PATIENCE = 5.0  # seconds, with what was asked to end
 NAMED_WITHIN = 1.0  # seconds from a rank's end to the error that names it (docs/reference/gpu.md)
@@ -28,7 +28,7 @@ class Failed(Exception):
 
 
 def without_repetition(lines):
-    """What ranks log of NCCL, once."""
+    """Removes repeated lines of the ranks' logs about NCCL."""
     return [line for i, line in enumerate(lines) if "cohort info: " not in line or line not in lines[:i]]
 
 
@@ -237,7 +237,7 @@ def peer(day, ranks, environment, *words):
 
 
 def harm(day, ranks, environment, what):
-    """How long after the harm each rank that lives on has its error, and which."""
+    """Time from the fault to the error of each rank that lives on, and the error."""
     try:
         text = peer(day, ranks, environment, what)
     except Failed as failed:
@@ -298,7 +298,7 @@ def training_times(day, ranks, environment):
 
 
 def bench(day, ranks, environment, sums, *words):
-    """What `cohort bench` measures, and what it says."""
+    """Measurements of `cohort bench`, and its log lines."""
     options = ["-np", ranks, "--device", "cuda", "--gpu-sums", sums, "-q"]
     with tempfile.TemporaryDirectory() as folder:
         rows = pathlib.Path(folder) / "rows.json"

@@ -165,7 +165,7 @@ def times():
 
 
 def sums(rank, ranks, device):
-    """Of float32, ten in a row before the host waits."""
+    """Times all_reduce of float32, ten in a row before the host waits."""
     ways = {"cohort": torch.distributed.group.WORLD}
     try:
         ways["nccl"] = torch.distributed.new_group(backend="nccl")

@@ -1,4 +1,4 @@
-"""What the programs of a wheel are linked against: a glibc and a libstdc++ that old systems have (manylinux_2_28).
+"""Libraries that a wheel's programs are linked against: a glibc and a libstdc++ that old systems have (manylinux_2_28).
 
 The compiler is this machine's; `make(target, folder)` makes a folder for its options -B and -L, in which the linker finds
   libc.so.6, ...      stubs of an old glibc with its start-up files, which come with the Python package ziglang
@@ -72,7 +72,7 @@ def _libstdcxx(compiler, folder):
     versions.write_text("".join(f"{version} {{ {'; '.join(listed)}; }};\n" for version, listed in names.items()))
     _output(compiler, "-nostdlib", "-shared", f"-Wl,-soname,{stub.name}", f"-Wl,--version-script,{versions}", source,
             "-o", stub)
-    # What has to be there once in a process, that is in the real library.
+    # Objects that must exist once in a process come from the real library only.
     apart = folder / "libstdc++.a"
     shutil.copyfile(static, apart)
     members = _output("ar", "t", apart).stdout.split()
@@ -84,7 +84,7 @@ SOURCES = (pathlib.Path(__file__), pathlib.Path(__file__).with_name("old_glibc_c
 
 
 def is_made(folder):
-    """Whether `make` has made it, of the sources as they are."""
+    """True if `make` has made it from the present sources."""
     made = folder / ".complete"
     return made.exists() and made.stat().st_mtime > max(source.stat().st_mtime for source in SOURCES)
 

@@ -93,7 +93,7 @@ Shape shape_of(Collective collective, std::size_t bytes, DType dtype, int rank, 
       return shape;
     case Collective::AllToAll:
     case Collective::AllToAllV:
-      // Rank a's part for rank b is the (a + b)-th: each rank brings and receives every size once.
+      // Rank a's part for rank b is the (a + b)-th: each rank sends and receives every size once.
       with_parts(collective == Collective::AllToAllV ? rotated(growing_parts(all, ranks), rank) : equal);
       shape.input = shape.output = static_cast<std::int64_t>(shape.bytes) / element;
       return shape;
@@ -213,7 +213,7 @@ Result<std::vector<Collective>> parse_collectives(const std::vector<std::string>
                                  names);
 }
 
-/// What `--device cuda` puts in place of the host's memory.
+/// Moves the plan's buffers to GPUs for `--device cuda`.
 Result<void> put_on_gpus(const Words& words, Plan& plan) {
   if (words.device != "cpu" && words.device != "cuda")
     return fail(ErrorCode::InvalidArgument, "--device '{}': choose from cpu, cuda", words.device);

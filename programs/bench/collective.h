@@ -1,7 +1,7 @@
-// The operations that `cohort bench` knows: their names, what a rank brings and receives for a size, and by which
-// factors a time becomes a bandwidth. Values and pure functions; any thread.
-// What `cohort bench` shall measure. Plain values, the same on all ranks; and the words of the
-// command, checked and made a plan.
+// The operations that `cohort bench` knows: their names, a rank's input and output for a size, and the factors by which
+// a time becomes a bandwidth. Values and pure functions; any thread.
+// The plan of `cohort bench`. Plain values, the same on all ranks; and the words of the command, checked and made a
+// plan.
 #pragma once
 
 #include "base/result.h"
@@ -51,7 +51,7 @@ struct Traits {
 const std::vector<Traits>& all_traits();
 const Traits& traits_of(Collective collective);
 
-/// What one rank brings and receives.
+/// Sizes of one rank's input and output.
 struct Shape {
   std::size_t bytes = 0;    ///< the size column: the larger of input and output, in a rank that has both
   std::int64_t count = 0;   ///< the count column: elements of one part, or of all where there are no parts
@@ -59,7 +59,7 @@ struct Shape {
   std::int64_t output = 0;  ///< elements
   /// Elements that go to (come from) each rank, where there are parts.
   std::vector<std::int64_t> input_parts, output_parts;
-  std::int64_t own_part = 0;  ///< where this rank's part begins, in elements: the place of the smaller buffer in place
+  std::int64_t own_part = 0;  ///< first element of this rank's part: the place of the smaller buffer in place
 };
 
 /// `bytes` is cut to whole elements, and to whole parts where all parts are equal. In the _v forms rank r's part is as

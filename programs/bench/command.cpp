@@ -74,7 +74,7 @@ class Report {
     rows_.push_back(row);
   }
 
-  /// How many elements were wrong.
+  /// Prints the end; returns how many elements were wrong.
   std::int64_t finish(const bench::CpuTime& begin, double own) {
     const bench::CpuTime end = bench::cpu_time();
     const double seconds = std::max(1e-3, std::chrono::duration<double>(end.at - begin.at).count());
@@ -142,7 +142,7 @@ void run_bench(const BenchOptions& options, int& exit_status) {
           "-np and --threads start ranks, but this process is a rank of a job already -- leave them out, or start the "
           "command outside of the job");
     }
-    // Rank 0 is the only one that is told anything.
+    // Only rank 0 gets events.
     bench::run_in_job(plan, [&](const nlohmann::json& event) {
       if (!report) start_report();
       report->take(event, "ranks of the job");

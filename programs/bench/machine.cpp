@@ -210,7 +210,7 @@ void await(const Line& line, std::uint32_t value) {
   }
 }
 
-/// Of the best batch: what interrupts the others is not the distance.
+/// Time of a round trip in the fastest batch: interruptions of the other batches are no part of the distance.
 double shortest_trip(Page& page) {
   double shortest = 1e12;
   for (std::uint32_t i = 1; i <= kBatch * kBatches;) {

@@ -1,5 +1,5 @@
-// What the machine is, and what else it does while it is measured. Reads /proc; any thread.
-// Which GPU a rank measures. Belongs to the rank's thread.
+// Facts about the machine, and its other load while it is measured. Reads /proc; any thread.
+// The GPU that a rank measures. Belongs to the rank's thread.
 #pragma once
 
 #include "bench/collective.h"
@@ -44,11 +44,11 @@ struct RankGpu {
 void check_gpus();
 /// Throws what `check_gpus` does.
 RankGpu gpu_of(const Communicator& comm);
-/// How many there are of all ranks'. All call it.
+/// Number of different GPUs of all ranks. All ranks call it.
 int different_gpus(Communicator& comm, const RankGpu& own);
 
-// What this machine allows at best, measured by the ranks that are measured: how fast all of them read and write memory
-// at once, and how long a flag takes from one core to another and back. All ranks call together.
+// The machine's limits, measured by the benchmark's own ranks: how fast all of them read and write memory at once, and
+// how long a flag takes from one core to another and back. All ranks call together.
 
 /// Remembers what it has measured. Belongs to the rank's thread.
 class MemoryRoof {

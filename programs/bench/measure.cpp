@@ -162,7 +162,7 @@ class Measurement {
     row.op = traits.reduces ? std::string(to_string(op)) : "none";
     row.root = traits.rooted ? plan_.root : -1;
 
-    // How fast a GPU could be is not measured.
+    // The possible speed of a GPU is not measured.
     const bool on_gpu = memory == MemoryKind::Cuda;
     double rate = 0;
     if (on_gpu) {

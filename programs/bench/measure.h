@@ -1,8 +1,8 @@
-// What was measured, and the events by which ranks report it to whoever prints: JSON objects, one a line. Values; any
-// thread.
+// Measurements, and the events by which ranks report them to the process that prints: JSON objects, one a line. Values;
+// any thread.
 // The measurement: every row of a plan, on every rank of a world together.
-// The ranks of a benchmark: a job of this command's own, threads of it, or the job that it is part of. Whatever
-// happens, no rank outlives the call. For the main thread.
+// The ranks of a benchmark: a job of this command's own, threads of it, or the job that it is part of. No rank outlives
+// the call, not even after an error. For the main thread.
 #pragma once
 
 #include "bench/collective.h"
@@ -45,11 +45,11 @@ struct Row {
   std::optional<Side> out_of_place, in_place;
 };
 
-/// In place if it was measured: what percentiles and per cent of the bound are printed of.
+/// The in-place measurement if there is one: the source of printed percentiles and per cent of the bound.
 const Side& main_side(const Row& row);
 
 nlohmann::json to_json(const Row& row);
-/// Of `to_json`.
+/// Inverse of `to_json`.
 Row row_from(const nlohmann::json& event);
 
 /// `{"event": "world" | "row", ...}` from rank 0.
@@ -66,10 +66,11 @@ void run_on_processes(int ranks, const Emit& emit);
 inline constexpr const char* kAsRank = "--as-rank";
 /// One of them: what rank 0 emits goes to stdout.
 void be_rank(const Plan& plan);
-/// As threads of this process.
+/// Runs the ranks as threads of this process.
 void run_on_threads(int ranks, const Plan& plan, const Emit& emit);
 
-/// Whether a launcher has started this process as a rank. Throws InvalidArgument where it contradicts itself.
+/// Returns whether a launcher has started this process as a rank. Throws InvalidArgument if its variables contradict
+/// each other.
 bool inside_a_job();
 /// Joins that job. `emit` is called in its rank 0 only.
 void run_in_job(const Plan& plan, const Emit& emit);
@@ -84,7 +85,7 @@ class Table {
   void world(const nlohmann::json& world, const std::string& kind, int cores);
   /// With a new heading whenever collective, ranks or memory change.
   void row(const Row& row);
-  /// How the machine was used meanwhile; in cores.
+  /// Use of the machine meanwhile; in cores.
   void footer(double others, double stolen);
 
  private:

@@ -46,7 +46,7 @@ std::uint16_t bfloat16_of(float value) {
   return static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-// Of 0 and of normal numbers above 0; here nothing else comes.
+// Converts 0 and positive normal numbers; nothing else occurs here.
 std::uint16_t float16_of(float value) {
   if (value == 0) return 0;
   int exponent = 0;
@@ -89,7 +89,7 @@ void encode_integer(std::byte* to, DType dtype, std::int64_t value) {
   }
 }
 
-/// As the type holds it after wrapping around.
+/// Value that the type holds after wrapping around.
 std::int64_t wrapped(DType dtype, std::int64_t value) {
   switch (dtype) {
     case DType::Int8: return static_cast<std::int8_t>(value);
@@ -321,7 +321,7 @@ std::size_t bytes_of(const Operation& operation, std::int64_t count) {
   return static_cast<std::size_t>(count) * size_of(operation.dtype);
 }
 
-/// What is in the mirror is in the GPU's buffers then. In place they share bytes, and so does the mirror.
+/// Copies the mirror to the GPU's buffers. In place they share bytes, and so does the mirror.
 void to_gpu(const Operation& operation) {
   if (operation.device.type != DeviceType::CUDA) return;
   auto& gpu = comm::cuda::Gpu::at(operation.device.index);
@@ -333,7 +333,7 @@ void to_gpu(const Operation& operation) {
   copy(operation.buffers.input, operation.mirror.input, operation.shape.input);
 }
 
-/// What came out is in the mirror then.
+/// Copies the output to the mirror.
 void from_gpu(const Operation& operation) {
   if (operation.device.type != DeviceType::CUDA || operation.shape.output == 0) return;
   auto& gpu = comm::cuda::Gpu::at(operation.device.index);

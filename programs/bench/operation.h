@@ -1,8 +1,8 @@
-// What ranks bring and what has to come out, for every type and reduction: small whole numbers that depend on the rank
-// and the place, so that results are exact and a part at a wrong place shows. Pure functions; any thread.
+// Inputs of ranks and expected results, for every type and reduction: small whole numbers that depend on the rank and
+// the place, so that results are exact and a part at a wrong place shows. Pure functions; any thread.
 // The memory that a rank's calls work on, and the state of the caches before each. Belongs to the rank's thread.
 // Buffers live until the Buffers object goes, which has to be before the communicator does.
-// One operation of the plan on one rank: calling it, and comparing what came out with what has to. Belongs to the
+// One operation of the plan on one rank: calling it, and comparing the result with the expected one. Belongs to the
 // rank's thread.
 #pragma once
 
@@ -26,13 +26,13 @@ inline constexpr std::int64_t kPeriod = 251;
 /// One period, encoded.
 using Tile = std::vector<std::byte>;
 
-/// What rank `rank` brings to a reduction by `op` (to an operation that only moves data: any op).
+/// Input of rank `rank` to a reduction by `op` (to an operation that only moves data: any op).
 Tile input_tile(DType dtype, ReduceOp op, int rank);
 /// The reduction over ranks 0 .. ranks - 1 of their input tiles.
 Tile reduced_tile(DType dtype, ReduceOp op, int ranks);
 
 void fill(void* data, std::int64_t count, DType dtype, const Tile& tile, std::int64_t first = 0);
-/// How many elements differ from what `fill` would write.
+/// Number of elements that differ from those `fill` would write.
 std::int64_t count_wrong(const void* data, std::int64_t count, DType dtype, const Tile& tile, std::int64_t first = 0);
 
 /// Memory of each kind, zeroed and touched; grown when more is wanted, never moved by asking for less.
@@ -56,13 +56,13 @@ struct Buffers {
   std::byte* output = nullptr;  ///< in place: inside `input`, or `input` inside it
 };
 
-/// What a rank's buffers are taken from: of an input, or of both in place; and of an output.
+/// Memory for a rank's buffers: `first` for the input, or for both in place; `second` for the output.
 struct Regions {
   Region first, second;
   int gpu = -1;  ///< of MemoryKind::Cuda
 };
 
-/// Where this rank's buffers lie. In place, the smaller one is its part of the larger.
+/// Places this rank's buffers. In place, the smaller one is its part of the larger.
 Buffers place_buffers(Communicator& comm, Regions& regions, MemoryKind kind, Collective collective, const Shape& shape,
                       DType dtype, bool in_place);
 
@@ -85,7 +85,7 @@ struct Operation {
 /// Calls it and waits for it. A send_recv is there and back between ranks 0 and 1; a sendrecv goes round the ring.
 void call(Communicator& comm, const Operation& operation);
 
-/// Writes what this rank brings into its input, and what must not remain into its output.
+/// Writes this rank's values into its input, and values that must not remain into its output.
 void write_input(const Communicator& comm, const Operation& operation);
 
 /// Writes zeros into both: they stay zeros however often they are summed.

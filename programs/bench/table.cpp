@@ -115,7 +115,7 @@ std::vector<std::string> different(const std::vector<Row>& rows, const std::func
   return values;
 }
 
-/// What tells a row's curve apart from the others of its panel.
+/// Label that tells a row's curve apart from the others of its panel.
 std::string curve_name(const Row& row, bool types, bool ops) {
   std::string name = fmt::format("{} rank{}, {} memory", row.ranks, row.ranks == 1 ? "" : "s", row.memory);
   if (types) name += " " + row.type;

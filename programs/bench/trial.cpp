@@ -36,7 +36,7 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr std::string_view kLevels[] = {"ok", "warning", "FAILED"};
-/// Of a minute for all: the doctor takes at most half.
+/// Shares of a minute for all checks: the doctor takes at most half.
 constexpr double kCollectivesSeconds = 18, kTrainingSeconds = 3;
 constexpr std::chrono::seconds kJobLimit(50), kDoctorLimit(60);
 
@@ -132,7 +132,7 @@ void tell(const Communicator& comm, const json& event) {
   if (std::fflush(stdout) != 0) raise(ErrorCode::Io, "a rank cannot report: {}", errno_text(errno));
 }
 
-/// Which ranks have said so.
+/// Ranks that passed true for `said`.
 std::vector<int> ranks_with(Communicator& comm, bool said) {
   const std::array<std::int64_t, 1> own = {said ? 1 : 0};
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
@@ -212,7 +212,7 @@ void be_trial_rank() {
     comm.barrier().wait();
   }
   const auto begun = Clock::now();
-  // That all have the same weights at the end, it sees itself.
+  // `train` itself checks that all have the same weights at the end.
   const training::Trained trained =
       training::train(comm, {.layers = {784, 256, 10}, .batch = 100, .seconds = kTrainingSeconds});
   const auto who = ranks_with(comm, trained.last_loss >= trained.first_loss);
@@ -225,7 +225,7 @@ void be_trial_rank() {
 
 // The command.
 
-/// What is no report is what went wrong.
+/// Runs `cohort doctor --json`; output that is no report is thrown as the error.
 json doctor_report(const std::vector<std::string>& given) {
   std::vector<std::string> command = {value_or_throw(launch::own_command()), "doctor", "--json"};
   command.insert(command.end(), given.begin(), given.end());

@@ -1,6 +1,6 @@
-// `cohort test`: whether hosts can train together, by trying it: what `cohort doctor` finds, and then one job, whose
-// ranks compare the results of collectives with what each computes by itself, and train a small network. What it prints
-// follows from values, so that it can be tested with results that no sound host has.
+// `cohort test`: tests whether hosts can train together: the findings of `cohort doctor`, and then one job, whose ranks
+// compare the results of collectives with those that each computes by itself, and train a small network. Its output is
+// computed from values, so that it can be tested with results that no sound host has.
 #pragma once
 
 #include "launch/step_costs.h"
@@ -15,25 +15,25 @@ namespace cohort::app::trial {
 
 enum class Level { Ok, Warning, Failed };
 
-/// What became of a check.
+/// Result of a check.
 struct Line {
   Level level = Level::Ok;
   std::string what;     ///< the collective, or the host or link: "h1 to h2"
   std::string title;    ///< of a host or link: "speed"; else empty
   std::string found;    ///< in words
-  std::string fix;      ///< what to do; empty where it is in order
+  std::string fix;      ///< empty if it is in order
   double seconds = -1;  ///< that it took; -1: it is a part of another one
 };
 
 std::string to_string(const Line& line);
 
-/// Of the report of `cohort doctor --json`: one for all that is in order, and one for each other finding.
+/// Lines for the report of `cohort doctor --json`: one for everything in order, and one for each other finding.
 std::vector<Line> lines_of_doctor(const nlohmann::json& report, double seconds);
-/// Of what rank 0 says of a check, with the host of each rank; `wrong` has the ranks whose results were.
+/// Line for rank 0's event of a check, with the host of each rank; `wrong` has the ranks with wrong results.
 Line line_of_check(const nlohmann::json& event, const std::vector<std::string>& hosts);
-/// Of hosts that compute clearly slower than the others: warnings.
+/// Warnings for hosts that compute clearly slower than the others.
 std::vector<Line> slow_hosts(const std::vector<launch::RankTimes>& ranks);
-/// The last line, with the host or link that is at fault.
+/// The last line, with the host or link at fault.
 std::string verdict_of(const std::vector<Line>& lines, std::size_t hosts, double seconds);
 
 void add_test(CLI::App& app, int& exit_status);

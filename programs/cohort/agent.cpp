@@ -23,8 +23,9 @@
 namespace cohort::app {
 namespace {
 
-/// From the announcement to the invitation, which is the answer to it. Less than a job waits for its agents unless told
-/// otherwise (30 s): where nothing comes through any more, not even an end, we are gone when it has given us up.
+/// Time from the announcement to the invitation, which is the answer to it. Less than a job's default wait for its
+/// agents (30 s): if nothing comes through any more, not even an end of file, this agent is gone when the job gives it
+/// up.
 constexpr auto kInvitationLimit = std::chrono::seconds(20);
 constexpr std::size_t kLongestInvitation = 8000;
 
@@ -50,7 +51,7 @@ launch::Invitation read_invitation() {
   return invitation;
 }
 
-/// Over a command such as ssh: says who it is, and is told what to do.
+/// Runs behind a command such as ssh: announces itself, and gets its orders.
 void be_invited(launch::AgentOptions& agent) {
   // On a line of its own, whatever was printed before it.
   fmt::print("\n{}\n", launch::to_line(launch::own_announcement()));

@@ -42,7 +42,7 @@ constexpr auto kPythonLimit = std::chrono::seconds(120);
 constexpr auto kProgramLimit = std::chrono::seconds(15);
 constexpr std::string_view kMark = "cohort-check-build ";
 
-/// What a module is installed with, where it is not.
+/// A module, and the command that installs it if it is missing.
 struct Module {
   const char* name;
   const char* install;
@@ -216,7 +216,7 @@ struct BuildMpiOptions {
   std::string check;
 };
 
-/// What a plug-in says of itself, a line each: family, made for, library.
+/// Prints a plug-in's own description, a line each: family, made for, library.
 void print_check(const std::string& path) {
   const mpi::Plugin plugin = value_or_throw(mpi::open_plugin(fs::absolute(path)));
   char library[512] = "";
@@ -260,7 +260,7 @@ fs::path make_folder(const BuildMpiOptions& options) {
   const fs::path folder = fs::absolute(own ? folders.front() : fs::path(options.output));
   const bool is_new = !fs::exists(folder);
   value_or_throw(sys::make_folders(folder.string()));
-  // What lies there is loaded into the user's programs.
+  // Files in this folder are loaded into the user's programs.
   if (own && is_new && ::chmod(folder.c_str(), 0700) != 0)
     raise(ErrorCode::Io, "{}: {}", folder.string(), errno_text(errno));
   return folder;

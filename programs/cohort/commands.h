@@ -1,6 +1,6 @@
 // The sub-commands of `cohort`. To add one: write `void add_NAME(CLI::App& app, int& exit_status)` in a file of its
 // own or of its kind, declare it here, call it in main.cpp. It adds its options and a callback that does the work, sets
-// `exit_status` where it is not 0, and throws cohort::Error for what the user has to be told: main prints it.
+// `exit_status` where it is not 0, and throws cohort::Error for errors that the user has to see: main prints them.
 // Never include torch: the command starts in milliseconds.
 #pragma once
 
@@ -27,7 +27,7 @@ void add_manual(CLI::App& app, int& exit_status);
 
 /// The folder with include/, lib/ and share/ that this command was installed in. Throws Unavailable.
 std::string installed_prefix();
-/// What `cohort check-build` and `cohort env` print.
+/// Output of `cohort check-build` and `cohort env`.
 void print_build();
 void print_environment();
 /// The tables of the pages in docs/reference, in Markdown.
@@ -45,7 +45,7 @@ void run(const std::vector<std::string>& words, int& exit_status);
 /// Likewise `cohort submit`.
 void submit(const std::vector<std::string>& words, int& exit_status);
 
-/// What `cohort run --help` and --help-all show around the options, and how they break lines.
+/// Sets the text around the options in `cohort run --help` and --help-all, and how lines are broken.
 void set_run_help(CLI::App& command);
 
 }  // namespace cohort::app

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kCancelled = 128 + SIGTERM;  ///< whatever the script made of its end
 
-/// Of the text that follows `name` up to a blank: "JobState=RUNNING Reason=...".
+/// Returns the word after `name`, up to a blank: "JobState=RUNNING Reason=...".
 std::string word_behind(const std::string& text, std::string_view name) {
   const auto at = text.find(name);
   if (at == std::string::npos) return {};
@@ -21,7 +21,7 @@ std::string word_behind(const std::string& text, std::string_view name) {
   return text.substr(begin, text.find_first_of(" \t\n|<", begin) - begin);
 }
 
-/// What a shell can give, and no other status becomes 0 by it.
+/// Clamps a status to the range of a shell's, so that no other status becomes 0.
 int shell_status(std::int64_t status) { return static_cast<int>(std::clamp<std::int64_t>(status, 0, 255)); }
 
 /// Slurm's states and "CODE:SIGNAL".

@@ -1,5 +1,4 @@
-// What schedulers answer when they are asked for a job. Pure functions over their commands' texts, which may be
-// anything.
+// Parses schedulers' answers about a job. Pure functions over their commands' texts, which may be anything.
 #pragma once
 
 #include <optional>
@@ -14,13 +13,13 @@ struct JobState {
   std::optional<int> status = {};  ///< of a job that is over, as a shell gives it; nothing: not known
 };
 
-/// Of `scontrol -o show job JOB`.
+/// State from `scontrol -o show job JOB`.
 JobState state_by_scontrol(const std::string& text);
-/// Of `sacct -X -n -P -o State,ExitCode -j JOB`; nothing where it keeps none.
+/// State from `sacct -X -n -P -o State,ExitCode -j JOB`; nothing if there is no accounting.
 std::optional<JobState> state_by_sacct(const std::string& text);
-/// Of `qstat -x -f JOB`: PBS Professional's text, or Torque's XML.
+/// State from `qstat -x -f JOB`: PBS Professional's text, or Torque's XML.
 JobState state_by_qstat(const std::string& text);
-/// Of `flux jobs -n -o "{status} {returncode}" JOB`.
+/// State from `flux jobs -n -o "{status} {returncode}" JOB`.
 JobState state_by_flux(const std::string& text);
 
 }  // namespace cohort::app

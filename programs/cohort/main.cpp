@@ -77,7 +77,7 @@ void print_rows(env::Variable::Use use) {
     fmt::print("  {}={}\n      {}", variable.name, variable.value(), variable.meaning);
     if (!variable.default_value.empty()) fmt::print(" (default: {})", variable.default_value);
     if (const auto value = env::get(variable.name)) {
-      // What is printed here is pasted into reports. A file's name is no secret.
+      // Output here is pasted into reports. A file's name is no secret.
       const bool is_private =
           launch::looks_private(variable.name) && !std::string_view(variable.name).ends_with("_FILE");
       fmt::print("  [now: {}]", is_private ? "set, not shown" : *value);
@@ -118,7 +118,7 @@ namespace {
 // `cohort completion bash`: a script that completes commands, options and their values, made from what the command
 // itself knows of them. zsh takes bash's.
 
-/// Those of programs beside this one first, before the empty ones of the same names.
+/// Cases of the programs beside this one first, before the empty ones of the same names.
 std::string all_cases(const CLI::App& app, std::string_view shell, const std::string& commands) {
   std::string cases;
   std::string_view last;

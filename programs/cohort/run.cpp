@@ -32,8 +32,8 @@
 namespace cohort::app {
 namespace {
 
-// Where the value of each option of `cohort run` comes from: the command line, else its environment variable, else the
-// file of --config, else its default. Reads environment and file; changes nothing. One thread.
+// Sources of each option's value for `cohort run`: the command line, else its environment variable, else the file of
+// --config, else its default. Reads environment and file; changes nothing. One thread.
 
 struct RunSetting {
   std::vector<std::string> values = {};  ///< several only for options that may be repeated
@@ -46,7 +46,7 @@ constexpr const char* kCommandLine = "command line";
 
 bool is_repeatable(const RunOption& option) { return option.kind == RunOption::Kind::Repeatable; }
 
-/// What may be repeated adds up; else what comes last counts.
+/// Values of repeatable options add up; of others the last one counts.
 void put(RunSettings& settings, const RunOption& option, std::vector<std::string> values, const std::string& origin) {
   RunSetting& setting = settings[&option];
   if (!is_repeatable(option)) setting = {};
@@ -203,7 +203,7 @@ void read_file(const std::string& path, RunSettings& settings) {
   }
 }
 
-/// Those that were probably meant for an option, and are no option's.
+/// Remarks on variables that were probably meant for an option, and are no option's.
 std::vector<std::string> remarks_on(const launch::Environment& environment) {
   std::vector<std::string> known, remarks;
   for (const RunOption& option : run_options()) {
@@ -248,7 +248,7 @@ RunSettings read_settings(const Words& words) {
   return settings;
 }
 
-/// What they say, all at once. Throws Error (InvalidArgument) with the option, its value and where it is from.
+/// The job that the settings describe. Throws Error (InvalidArgument) with the option, its value and where it is from.
 launch::JobSpec spec_of(const RunSettings& settings, const std::vector<std::string>& program) {
   launch::JobSpec spec;
   for (const auto& [option, setting] : settings) {
@@ -386,7 +386,7 @@ void merge_trace_of(const std::string& run_folder, bool quiet) {
     fmt::print(stderr, "cohort: {} -- open it in ui.perfetto.dev\n", text);
 }
 
-/// Of --sync.
+/// Copies files to the other hosts, for --sync.
 void sync_hosts(const launch::JobSpec& spec, const launch::Plan& plan) {
   SyncRequest request{.ssh = launch::ssh_command(spec),
                       .hosts = {},

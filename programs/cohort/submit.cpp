@@ -61,7 +61,7 @@ struct SubmitOptions {
   std::vector<std::string> run_options;  ///< for `cohort run`, as words
 };
 
-// What a scheduler is asked, and what it answers.
+// Questions to a scheduler, and its answers.
 
 using Answer = Result<launch::Captured>;
 
@@ -69,7 +69,7 @@ Answer ask(const std::vector<std::string>& command, int interrupt) {
   return launch::capture(command, std::chrono::seconds(30), interrupt);
 }
 
-/// That it does not answer says nothing of the job: it is asked again later.
+/// Error for a scheduler that does not answer, which says nothing about the job: it is asked again later.
 tl::unexpected<Error> no_answer(const Answer& said) {
   return said ? fail(ErrorCode::Io, "{}", launch::last_of(said->text)) : tl::unexpected(said.error());
 }
@@ -218,8 +218,8 @@ std::string command_text(const std::vector<std::string>& words) {
   return text;
 }
 
-/// Of this environment what a job needs, as lines of the script, which is its user's alone: qsub's -V would show all of
-/// it, keys among it, to whoever may ask for the job.
+/// Lines of the script that export the variables a job needs. The script is its user's alone: qsub's -V would show the
+/// whole environment, keys among it, to anybody who may ask for the job.
 std::vector<std::string> exports() {
   std::vector<std::string> lines;
   const launch::Environment environment = launch::Environment::current();
@@ -258,7 +258,7 @@ Placing placing_of(const SubmitOptions& options, const Scheduler& scheduler) {
   return placing;
 }
 
-/// sbatch is told by one of its own options how many tasks there are, or nodes.
+/// True if one of sbatch's own options gives the number of tasks or nodes.
 bool sbatch_says_how_many(const SubmitOptions& options) {
   static const std::regex theirs("(-n|-N|--ntasks|--ntasks-per-node|--ntasks-per-gpu|--nodes)([= \\d].*)?");
   return std::ranges::any_of(options.sbatch, [](const std::string& each) { return std::regex_match(each, theirs); });
@@ -275,7 +275,7 @@ Values values_of(const SubmitOptions& options, const Scheduler& scheduler, const
     return value.empty() ? std::vector<std::string>() : std::vector{value};
   };
   std::vector<std::string> command = {value_or_throw(launch::own_command()), "run", "--run-dir", run_folder};
-  // Of several nodes Slurm says how many run on each; one alone is any host to `cohort run`.
+  // With several nodes Slurm tells how many tasks run on each; one alone is any host to `cohort run`.
   if (scheduler.name == "slurm" && options.nodes == 1 && !sbatch_says_how_many(options))
     command.insert(command.end(), {"-np", std::to_string(placing.tasks)});
   command.insert(command.end(), options.run_options.begin(), options.run_options.end());
@@ -327,7 +327,7 @@ struct Submitted {
 /// Without the cluster.
 std::string shown_job(const Submitted& job) { return slurm_job(job.job).number; }
 
-/// What of the file has not been printed yet. It may be on a network's file system: there it comes late.
+/// Prints the part of the file not printed yet. It may be on a network's file system, where it appears late.
 void print_new(const std::string& path, std::streamoff& at) {
   std::ifstream file(path, std::ios::binary);
   if (!file || !file.seekg(at)) return;
@@ -345,7 +345,7 @@ std::streamoff size_of(const std::string& path) {
   return none ? 0 : static_cast<std::streamoff>(size);
 }
 
-/// What the run's own record says, where the scheduler has forgotten the job.
+/// Exit status in the run's own record, for a job that the scheduler has forgotten.
 std::optional<int> recorded_status(const std::string& folder) {
   const auto record = parse_json_or_discard(sys::read_text(folder + "/job.json").value_or(std::string()));
   if (!record.is_object()) return std::nullopt;
@@ -449,7 +449,7 @@ int submit_here(const SubmitOptions& options, const std::vector<std::string>& pr
                folder);
     return 0;
   }
-  // Whatever is wrong with the options is said before a folder is made.
+  // Errors in the options are reported before a folder is made.
   (void)filled(script, values_of(options, scheduler, "/", program), whose);
   launch::RunFolder folder =
       value_or_throw(launch::make_run_folder({options.run_folder, name_of(program.front()), sys::random_hex(6)}));
@@ -535,7 +535,7 @@ int submit_at_login(const SubmitOptions& options, const std::vector<std::string>
   order += fmt::format("exec {} submit {}", launch::shell_quoted(cohort), command_text(words));
   std::vector<std::string> command = spec.ssh;
   if (::isatty(STDIN_FILENO) != 0) command.emplace_back("-t");  // for Ctrl-C
-  // Whatever the login shell there is.
+  // Works with any login shell there.
   command.insert(command.end(), {"--", options.login, "exec sh -c " + launch::shell_quoted(order)});
   std::vector<char*> arguments;
   for (std::string& word : command) arguments.push_back(word.data());
@@ -599,7 +599,7 @@ void add_submit_options(CLI::App& command, SubmitOptions& options) {
   }
 }
 
-/// What was typed, in the parser's words, but for what says where and how.
+/// The words typed, as parsed, without the options that say where and how to submit.
 std::vector<std::string> words_for_login(const CLI::App& parser) {
   static const std::vector<std::string> kHere = {"login", "chdir", "ssh", "remote-cohort", "sync", "sync-exclude"};
   std::vector<std::string> words;

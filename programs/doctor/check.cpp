@@ -10,7 +10,7 @@ namespace cohort::doctor {
 namespace {
 
 constexpr Row kRows[] = {
-    // What the environment would make of a job.
+    // The environment's effect on a job.
     {"launcher", "launcher", "the program would not know who it is, or would refuse to start"},
     {"batch", "batch script",
      "a program started in it without srun trains alone, on one core, and says so only in a line"},
@@ -24,7 +24,7 @@ constexpr Row kRows[] = {
     {"network-choice", "COHORT_NETWORK", "ranks there have no address to listen at, and do not start"},
     {"interface", "interface name", "Gloo or NCCL do not start in programs that use torch.distributed"},
     {"proxy", "http proxy", "nothing: Cohort's connections do not use it"},
-    // How a host is reached.
+    // Reaching a host.
     {"start", "start", "no rank can be started there"},
     {"ssh-name", "ssh: name", "no rank can be started there"},
     {"ssh-reach", "ssh: reached", "no rank can be started there"},
@@ -54,7 +54,7 @@ constexpr Row kRows[] = {
     {"network", "network", "its address is tried in vain; what takes the first that answers may take the wrong one"},
     {"speed", "speed", "gradients wait for this way: all ranks are as slow as the slowest"},
     {"clock", "clocks", "times of logs and traces cannot be compared; files look older or newer than they are"},
-    // What a host has.
+    // Resources of a host.
     {"cores", "cores", "ranks share cores, and each waits for the slowest"},
     {"quota", "CPU quota", "the kernel stops ranks for a part of each 0.1 s; all others wait meanwhile"},
     {"threads", "threads", "more threads than cores: each operation takes turns"},

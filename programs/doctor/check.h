@@ -1,8 +1,8 @@
-// What `cohort doctor` has to say: findings, and the table of rows that they belong to. Plain data.
-// To add a row: a line in kRows (check.cpp), a section in docs/reference/doctor.md (a test compares), a judgement in
-// one of check_*.cpp, and a test that breaks the very thing.
-// What the facts mean for a job. Pure functions: nothing is looked at but what has been found out, so that each of them
-// is tested with facts made up. A file for each family of rows.
+// Findings of `cohort doctor`, and the table of rows that they belong to. Plain data. To add a row: a line in kRows
+// (check.cpp), a section in docs/reference/doctor.md (a test compares), a check in one of check_*.cpp, and a test that
+// breaks the very thing.
+// Checks: the facts' meaning for a job. Pure functions that look at nothing but the collected facts, so that each of
+// them is tested with facts made up. A file for each family of rows.
 #pragma once
 
 #include "doctor/facts.h"
@@ -27,14 +27,14 @@ struct Finding {
   std::vector<std::string> hosts;  ///< where; empty: the command's own environment
   std::string to;                  ///< not empty: it is about the way from `hosts` to this one
   std::string found;
-  std::string effect;  ///< what it does to a job; empty: as the table says
+  std::string effect;  ///< on a job; empty: as the table says
   std::string fix;     ///< a command, mostly
 };
 
 struct Row {
   std::string_view id;
   std::string_view title;   ///< at most 16 characters
-  std::string_view effect;  ///< what it does to a job if it is not in order
+  std::string_view effect;  ///< on a job if it is not in order
 };
 /// In the order in which they are shown.
 std::span<const Row> rows();
@@ -67,7 +67,7 @@ struct Checkup {
   bool several_hosts = false;           ///< the job has more than one
   rendezvous::Environment environment;  ///< of the command
   bool launcher_alive = false;          ///< a launcher's process is among the command's ancestors
-  std::vector<NameFacts> names_here;    ///< where this host is none of them
+  std::vector<NameFacts> names_here;    ///< if this host is none of them
   std::vector<HostState> hosts;
   struct Probe {
     int from = 0;
@@ -80,7 +80,7 @@ struct Checkup {
 
 std::vector<Finding> judge(const Checkup& checkup);
 
-/// One about one host, or with an empty name about the command's own environment. What is in order needs no `fix`.
+/// One about one host, or with an empty name about the command's own environment. A row in order needs no `fix`.
 void add(std::vector<Finding>& out, std::string row, Level level, const std::string& host, std::string found,
          std::string fix = {}, std::string effect = {});
 

@@ -20,7 +20,7 @@ namespace {
 
 using rendezvous::find;
 
-/// Whether `cohort run`, started here, is one of several; and then one job with them.
+/// Checks whether `cohort run`, started here, is one of several; and then one job with them.
 void check_launchers(const rendezvous::Environment& environment, std::vector<Finding>& out) {
   const auto role = launch::choose_node({}, environment);
   if (!role) {

@@ -51,7 +51,7 @@ void check_memory(const HostState& host, std::vector<Finding>& out) {
       fmt::format("fewer ranks on {}, or end what uses it: ssh {} ps aux --sort -rss", host.name, host.name));
 }
 
-/// That a rank would see: CUDA_VISIBLE_DEVICES leaves some.
+/// GPUs that a rank would see: CUDA_VISIBLE_DEVICES leaves some.
 int visible_gpus(const HostFacts& facts) {
   const auto all = static_cast<int>(facts.machine.gpus.size());
   const auto chosen = facts.environment.find("CUDA_VISIBLE_DEVICES");
@@ -71,7 +71,7 @@ void check_gpu_pairs(const HostState& host, std::vector<Finding>& out) {
   }
 }
 
-/// GPUs that no network card is near, where another node has one.
+/// GPUs without a network card near, though another node has one.
 void check_gpu_cards(const HostState& host, std::vector<Finding>& out) {
   const MachineFacts& machine = host.facts->machine;
   std::set<int> with_cards;

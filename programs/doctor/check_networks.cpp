@@ -14,11 +14,11 @@ namespace cohort::doctor {
 namespace {
 
 constexpr double kClocksApart = 1.0;
-/// Of the fastest way.
+/// Fraction of the fastest path's rate.
 constexpr double kSlow = 0.5;
 /// Below that (bytes per second) it is no network for training, 100 Mbit/s being 12.5e6.
 constexpr double kVerySlow = 30e6;
-/// A way of a few milliseconds is no data centre's.
+/// Latency (ms) that no path within a data centre has.
 constexpr double kFarAway = 5;
 
 const NetworkFacts* network_of(const HostFacts& facts, const std::string& address) {
@@ -28,7 +28,7 @@ const NetworkFacts* network_of(const HostFacts& facts, const std::string& addres
   return nullptr;
 }
 
-/// From whom to whom: there are as many probes as pairs of hosts, times their networks.
+/// Probes by their pair of hosts: there are as many as pairs of hosts, times their networks.
 class ProbesByPair {
  public:
   explicit ProbesByPair(const Checkup& checkup) {
@@ -44,7 +44,7 @@ class ProbesByPair {
   std::map<std::pair<int, int>, std::vector<const ProbeFacts*>> by_pair_;
 };
 
-/// Of the addresses of `to` that were reached, the one that a job takes.
+/// The address that a job takes among the addresses of `to` that were reached.
 const ProbeFacts* best_of(const std::vector<const ProbeFacts*>& probes, const HostState& to) {
   const ProbeFacts* best = nullptr;
   int place = 0;
@@ -149,7 +149,7 @@ void check_dead_ends(const Checkup& checkup, std::vector<Finding>& out) {
     if (state.reached > 0 || state.large > 0 || !works.contains(host)) continue;
     std::string how;
     for (const auto& [result, count] : state.results) how += (how.empty() ? "" : ", ") + result;
-    // What is tried last does no harm; before others it costs time, and leads astray who takes the first.
+    // An address tried last does no harm; before others it costs time, and misleads a program that takes the first.
     const bool first = state.offered == 0;
     add(out, "network", first ? Level::Warning : Level::Ok, there.name,
         fmt::format("{} leads to no other host ({}){}", interface, how,
@@ -240,7 +240,7 @@ void check_networks(const Checkup& checkup, std::vector<Finding>& out) {
         ++untried;
         continue;
       }
-      // Where large packets are lost, that is what is said.
+      // Loss of large packets is reported in place of the closed path.
       if (any(kLargeLost)) continue;
       check_closed(a, b, between, best_of(probes.between(to, from), a) != nullptr, out);
     }

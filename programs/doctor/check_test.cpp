@@ -225,7 +225,7 @@ TEST_F(Doctor, MoreThreadsThanCores) {
   EXPECT_TRUE(has(only("threads", Level::Warning).fix, "OMP_NUM_THREADS=4"));
 }
 
-// How hosts are reached.
+// Reaching hosts.
 
 TEST_F(Doctor, EveryWayNotToReachAHostIsARow) {
   struct Case {
@@ -382,7 +382,7 @@ TEST_F(Doctor, ClocksThatAreApart) {
   EXPECT_TRUE(bad().empty());
 }
 
-// What a host has.
+// Resources of a host.
 
 TEST_F(Doctor, CoresQuotaAndLoad) {
   checkup.hosts[1].slots = 16;
@@ -524,7 +524,7 @@ TEST_F(Doctor, Folders) {
   only("folder", Level::Failed);
 }
 
-// How it reads.
+// Text of the report.
 
 TEST_F(Doctor, EqualRowsOfManyHostsAreOne) {
   checkup.hosts.clear();
@@ -595,7 +595,7 @@ TEST_F(Doctor, FactsComeBackAsTheyWere) {
   EXPECT_FALSE(parse_speed("{\"from\":-1}"));
 }
 
-// The table of rows and its documentation; who measures with whom.
+// The table of rows and its documentation; which hosts measure with each other.
 
 TEST(DoctorRounds, EachPairMeetsOnceAndNobodyTwiceAtATime) {
   for (std::size_t count = 0; count <= 9; ++count) {

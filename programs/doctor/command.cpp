@@ -59,7 +59,7 @@ doctor::ExaminationOptions request_of(const DoctorOptions& options) {
   return request;
 }
 
-/// What would make the steps of the last run on these hosts shorter; empty where that is not known, or nothing would.
+/// Advice that would shorten the steps of the last run on these hosts; empty if unknown, or if nothing would.
 std::string advice_of_last_run(const doctor::Checkup& checkup) {
   const char* const kLast = "runs/latest";
   const auto run = costs_of_run(kLast);

@@ -1,4 +1,4 @@
-// What hosts are asked for, one thing after the other: the time, a file, each other's addresses, and how fast they are.
+// Questions to hosts, one after the other: the time, a file, each other's addresses, and how fast they are.
 
 #include "doctor/examination.h"
 
@@ -40,7 +40,7 @@ namespace {
 
 // A file in the working folder, for the moment in which `cohort doctor` has other hosts look for it. It goes with the
 // SharedFile; and if this process is killed, a small shell that waits for that removes it. One thread; the shell is a
-// child, which whoever owns this process's children reaps.
+// child, which the owner of this process's children reaps.
 
 class SharedFile {
  public:

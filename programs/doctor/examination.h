@@ -1,7 +1,6 @@
-// Examines hosts for `cohort doctor`: places an agent on each in the very way that `cohort run` does, has each start a
-// `cohort doctor-host` as if that were a job's rank, and asks these for what they find, of themselves and of each
-// other. Hosts and pairs are asked side by side, and every wait has a deadline. Nothing is left on any host. One
-// thread.
+// Examines hosts for `cohort doctor`: starts an agent on each just as `cohort run` does, has each start a `cohort
+// doctor-host` like a job's rank, and asks these for facts about themselves and each other. Hosts and pairs are asked
+// side by side, and every wait has a deadline. Nothing is left on any host. One thread.
 // Which pairs of hosts measure at the same time: in each round every host is in one pair at most. Pure.
 // `cohort doctor-host`: the part of `cohort doctor` on a host. Agents start it as they start a job's rank; it reads
 // orders from stdin, a line of JSON each, and answers on stdout. Ends with its stdin. It leaves nothing behind.
@@ -49,7 +48,7 @@ inline constexpr char kAnswerMark[] = "cohort-doctor-host ";
 
 enum class Colour { No, Yes };
 
-/// Equal findings of several hosts are one row. Ends with what it comes to.
+/// Equal findings of several hosts are one row. Ends with a summary.
 std::string to_table(const Checkup& checkup, const std::vector<Finding>& findings, Colour colour);
 std::string to_json_report(const Checkup& checkup, const std::vector<Finding>& findings);
 

@@ -48,9 +48,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(SpeedFacts, from, to, address, t
 
 namespace {
 
-/// What a host says can hardly be longer.
+/// Longest report of a host, in bytes.
 constexpr std::size_t kLongest = std::size_t{4} << 20;
-/// More than so many of anything is no host.
+/// Most elements of one kind in a host's report.
 constexpr std::size_t kMost = 4096;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
 
@@ -60,14 +60,14 @@ std::string dumped(const T& value) {
   return nlohmann::json(value).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
-/// What may have a fraction; all other numbers are whole.
+/// Fields that may have a fraction; all other numbers are whole.
 constexpr std::array<std::string_view, 5> kReals = {"quota", "load", "milliseconds", "there", "back"};
 
-/// Deeper than so much nesting is nothing that a host says.
+/// Deepest nesting of a host's report.
 constexpr int kDeepest = 8;
 
-/// Whether whole numbers are whole, and of 64 bits: nlohmann would convert 4e26 to an int as the language does, by
-/// undefined behaviour.
+/// Returns whether whole numbers are whole, and of 64 bits: nlohmann would convert 4e26 to an int as the language does,
+/// by undefined behaviour.
 bool numbers_are_whole(const nlohmann::json& said, int depth = 0) {
   if (depth > kDeepest) return false;
   // Beyond 2^63 whole numbers are converted to negative ones, and compare equal to them.
@@ -81,7 +81,7 @@ bool numbers_are_whole(const nlohmann::json& said, int depth = 0) {
   return true;
 }
 
-/// Whether all that we know of was understood as it was said: a number too large for its field is not.
+/// Returns whether all known fields were decoded as they were sent: a number too large for its field is not.
 bool was_understood(const nlohmann::json& said, const nlohmann::json& understood) {
   if (said.is_object() && understood.is_object()) {
     return std::all_of(understood.items().begin(), understood.items().end(), [&said](const auto& item) {
@@ -154,13 +154,13 @@ namespace {
 
 using nlohmann::json;
 
-/// How long to wait for an order, until one says how rarely they come: where stdin is held open by another process,
-/// this one does not stay.
+/// Time to wait for an order, until one says how rarely they come: if stdin is held open by another process, this one
+/// does not stay.
 constexpr std::chrono::seconds kIdleLimit(60);
 constexpr std::chrono::seconds kLongestIdle(3600);
 constexpr std::chrono::milliseconds kProgramLimit(3500);
 constexpr std::chrono::milliseconds kNameLimit(3000);
-/// Below the examination's limit by what a knock may take.
+/// Below the examination's limit by the time that a probe may take.
 constexpr std::chrono::milliseconds kProbeBegins(2500);
 constexpr std::size_t kLongestOrder = std::size_t{4} << 20;
 
@@ -213,7 +213,7 @@ HostFacts look_around(const json& order, const ProbeServer& server) {
   return facts;
 }
 
-/// Whether a file that another host has made is seen here; a file system over a network may need a moment.
+/// Returns whether a file that another host has made is seen here; a file system over a network may need a moment.
 bool sees(const std::string& path, const std::string& content) {
   for (int tries = 0; tries < 15; ++tries) {
     std::ifstream file(path);

@@ -1,5 +1,5 @@
-// What `cohort doctor` learns about one host, found out by a process there (probe.h), as values and as JSON. Decoding
-// takes bytes from another host: whatever is no such text is refused. Plain data; any thread.
+// Facts that `cohort doctor` learns about one host, found out by a process there (probe.h), as values and as JSON.
+// Decoding takes bytes from another host: any invalid text is refused. Plain data; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -20,7 +20,7 @@ struct NetworkFacts {
   int offered = -1;  ///< its place among those that a job tries; -1: COHORT_NETWORK leaves it out
 };
 
-/// What a name means on this host.
+/// Addresses that a name has on this host.
 struct NameFacts {
   std::string name;
   std::vector<std::string> addresses;
@@ -42,7 +42,7 @@ struct MachineFacts {
   int processors = 0;  ///< online
   int affinity = 0;    ///< that this process may use
   double quota = 0;    ///< of the control group, in processors; 0: none
-  int cores = 0;       ///< what is left of both; as a job counts them
+  int cores = 0;       ///< left by both; as a job counts them
   int numa_nodes = 0;  ///< 0: not known
   int threads = 0;     ///< of a core; 0: not known
   double load = 0;     ///< of one minute
@@ -56,10 +56,10 @@ struct MachineFacts {
   std::string gpu_driver;
   std::string gpu_error;                  ///< the driver is there, and nvidia-smi fails
   std::vector<int> gpu_nodes;             ///< NUMA nodes of the GPUs; -1: not known
-  std::map<std::string, int> card_nodes;  ///< where there are GPUs: likewise, of network cards, by name
+  std::map<std::string, int> card_nodes;  ///< with GPUs: likewise, of network cards, by name
   std::string gpu_links;                  ///< how GPUs reach each other
   std::string gpu_strangers;              ///< which may not read each other's memory
-  std::string nccl;                       ///< where there are GPUs: its version
+  std::string nccl;                       ///< with GPUs: its version
   std::string nccl_path;
   std::string nccl_error;  ///< why there is none
   bool infiniband = false;
@@ -89,7 +89,7 @@ struct FolderFacts {
 
 struct HostFacts {
   std::string name;  ///< its own
-  int port = 0;      ///< where its peers may knock
+  int port = 0;      ///< for probes of its peers
   std::vector<NetworkFacts> networks;
   std::string network_error;     ///< COHORT_NETWORK fits nothing
   std::vector<NameFacts> names;  ///< the first is its own
@@ -97,14 +97,14 @@ struct HostFacts {
   MachineFacts machine;
   SoftwareFacts software;
   FolderFacts folder;
-  std::map<std::string, std::string> environment;  ///< what a rank would have there, of variables that matter
+  std::map<std::string, std::string> environment;  ///< variables of a rank there, as far as they matter
 };
 
 std::string to_json(const HostFacts& facts);
 /// Fails with Corrupt.
 Result<HostFacts> parse_host_facts(std::string_view text);
 
-/// What became of one address of a peer.
+/// Result of probing one address of a peer.
 struct ProbeFacts {
   int peer = 0;  ///< index of the host
   std::string address;
@@ -117,7 +117,7 @@ inline constexpr std::string_view kReached = "reached";
 inline constexpr std::string_view kRefused = "refused";           ///< nobody listens, or a firewall says so
 inline constexpr std::string_view kNoAnswer = "no answer";        ///< packets are lost
 inline constexpr std::string_view kNoRoute = "no route";          ///< a router, or a firewall, says that it is closed
-inline constexpr std::string_view kSomebodyElse = "another one";  ///< who answers does not know the job's secret
+inline constexpr std::string_view kSomebodyElse = "another one";  ///< the peer does not know the job's secret
 inline constexpr std::string_view kNotTried = "not tried";        ///< there was no time
 inline constexpr std::string_view kLargeLost = "large lost";      ///< small messages pass, 64 KiB do not
 

@@ -21,7 +21,7 @@
 
 namespace cohort::doctor {
 
-// What one host of `cohort doctor` says to another first, and what is behind the second word.
+// First words from one host of `cohort doctor` to another, and the transfer that follows the second.
 
 inline constexpr std::string_view kProbe = "probe";
 inline constexpr std::string_view kTransfer = "transfer";
@@ -156,7 +156,7 @@ std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const n
                               milliseconds limit) {
   std::vector<ProbeFacts> out(addresses.size());
   std::atomic<std::size_t> next{0};
-  // What begins before has a deadline of its own.
+  // Probes begun before then have a deadline of their own.
   const auto last = std::chrono::steady_clock::now() + limit;
   const auto work = [&] {
     for (std::size_t at = next.fetch_add(1); at < addresses.size(); at = next.fetch_add(1)) {
@@ -183,9 +183,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Of each direction.
+/// Sending time in each direction.
 constexpr auto kSending = std::chrono::milliseconds(120);
-/// What is in the buffers at the end of it has to get through as well.
+/// Limit that leaves time for data still in the buffers at its end.
 constexpr auto kLimit = std::chrono::milliseconds(2000);
 constexpr int kPingsOfSpeed = 5;
 constexpr std::size_t kPiece = std::size_t{256} << 10;

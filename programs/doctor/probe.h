@@ -29,14 +29,14 @@ FolderFacts probe_folder(const std::string& path);
 std::vector<NetworkFacts> probe_networks(std::string& error);
 /// All of them at once, each until `limit`.
 std::vector<NameFacts> resolve_names(const std::vector<std::string>& names, std::chrono::milliseconds limit);
-/// Of those that change what a job does; nothing that might be a secret.
+/// Variables that change what a job does, without any that might be a secret.
 std::map<std::string, std::string> variables_that_matter(const launch::Environment& environment);
 
 /// GPUs as the driver lists them, and what nvidia-smi says if it is there.
 void probe_gpus(MachineFacts& facts, const std::string& root, std::chrono::milliseconds limit);
-/// Where there are GPUs: how they reach each other, and which NUMA nodes they and network cards are near.
+/// For hosts with GPUs: how these reach each other, and which NUMA nodes they and network cards are near.
 void probe_gpu_links(MachineFacts& facts, const std::string& root, std::chrono::milliseconds limit);
-/// The NCCL that a rank would load, where there are GPUs.
+/// The NCCL that a rank would load, on hosts with GPUs.
 void probe_nccl(MachineFacts& facts);
 
 struct GpuPair {
@@ -62,11 +62,11 @@ inline std::jthread beside(const std::function<void()>& work) {
   }
 }
 
-// What goes between two hosts that `cohort doctor` looks at: each listens, and knocks at every address of every other.
-// Who does not prove the job's secret gets nothing (net/acceptor.h). Every wait has a deadline. A ProbeServer has
-// threads of its own, which end with the process; the functions block and may be called from any thread.
+// Traffic between two hosts that `cohort doctor` looks at: each listens, and probes every address of every other. Peers
+// that do not prove the job's secret get nothing (net/acceptor.h). Every wait has a deadline. A ProbeServer has threads
+// of its own, which end with the process; the functions block and may be called from any thread.
 
-/// Where the others may knock.
+/// Listens for probes of the other hosts.
 class ProbeServer {
  public:
   /// Listens, and answers until the process ends. `host`: its index.
@@ -83,7 +83,7 @@ struct PeerAddress {
   int port = 0;
 };
 
-/// Knocks at all of them, many at a time, with a deadline for each. Those whose turn has not come after `limit` are
+/// Probes all addresses, many at a time, with a deadline for each. Addresses whose turn has not come after `limit` are
 /// kNotTried.
 std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const net::Secret& secret,
                               std::chrono::milliseconds limit);

@@ -1,4 +1,4 @@
-// What is found on a host, with a fake system where the real one cannot be broken.
+// Tests facts found on a host, with a fake system where the real one cannot be broken.
 #include "doctor/probe.h"
 
 #include <gtest/gtest.h>

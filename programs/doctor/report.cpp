@@ -46,7 +46,7 @@ std::vector<Line> folded(const std::vector<Finding>& findings) {
     else
       same->where.insert(same->where.end(), where.begin(), where.end());
   }
-  // Of many, an example is enough.
+  // One example is enough for many similar lines.
   std::vector<Line> out;
   for (Line& line : lines) {
     const auto alike = [&line](const Line& other) {

@@ -60,7 +60,7 @@ void export_weights(ExportArguments& arguments) {
              summary.from);
 }
 
-/// How long a command that was told to end still talks to a server.
+/// Time for which a command that was told to end still talks to a server.
 constexpr auto kHurry = std::chrono::seconds(2);
 
 /// Waits for the signals that end a command; true once one has come. A thread waits for them, too, so that a server
@@ -110,8 +110,8 @@ bool serves(const std::string& destination) {
   return destination.starts_with(kKind) && track::port_of(std::string_view(destination).substr(kKind.size()));
 }
 
-/// Whoever follows a run takes what its ranks leave. Their scheduler may count by sessions, so a session's own share is
-/// made small, too.
+/// Lowers this process's priority: following a run uses only time that its ranks leave. The scheduler may count by
+/// sessions, so a session's own share is made small, too.
 void give_way() {
   (void)::setpriority(PRIO_PROCESS, 0, 19);
   if (::getsid(0) != ::getpid()) return;

@@ -111,7 +111,7 @@ struct JobState {
   RunState state = RunState::Running;
 };
 
-/// What job.json beside the record says; nullopt: there is none.
+/// State of the job from the job.json beside the record; nullopt: there is none.
 std::optional<JobState> job_state(const std::filesystem::path& record) {
   const auto text = sys::read_file((record.parent_path() / "job.json").string());
   if (!text) return std::nullopt;
@@ -168,7 +168,7 @@ class Export {
     }
   }
 
-  /// Whether there was anything.
+  /// Returns whether there was anything.
   bool drain() {
     bool any = false;
     // A writer may be faster than a sink: what comes meanwhile is for the next time, after a flush.
@@ -209,7 +209,7 @@ class Export {
   RunState state() {
     if (said_) return *said_;
     if (const auto job = job_state(request_.record)) return job->state;
-    // Whoever stops to follow does not know how the run goes on.
+    // An export that stops following does not know how the run goes on.
     summary_.without_end = !request_.wait;
     return summary_.without_end ? RunState::Killed : RunState::Running;
   }

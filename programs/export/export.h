@@ -13,13 +13,13 @@
 
 namespace cohort::track {
 
-// Where the lines of a run record go besides the record: TensorBoard, a CSV file, Prometheus, MLflow. A Sink is fed by
-// one thread of a process of its own, never by the training: the record is the queue, and a sink that is slow blocks
-// nobody else. Methods throw cohort::Error for what waiting does not cure.
+// Destinations for the lines of a run record: TensorBoard, a CSV file, Prometheus, MLflow. A Sink is fed by one thread
+// of a process of its own, never by the training: the record is the queue, and a slow sink blocks nobody else. Methods
+// throw cohort::Error for failures that waiting does not cure.
 struct SinkLine {
   const RecordLine& line;
   bool superseded = false;  ///< the run did its step again
-  std::uint64_t end = 0;    ///< where the line after it begins
+  std::uint64_t end = 0;    ///< offset of the line after it
 };
 
 enum class RunState { Running, Finished, Failed, Killed };
@@ -30,12 +30,12 @@ class Sink {
 
   virtual ~Sink() = default;
   virtual void take(const SinkLine& line) = 0;
-  /// The run went on after `step` while it was followed: what was taken of later steps counts no more. Yes: the sink
-  /// has let go of all that it had, and wants every line again.
+  /// The run went back to `step` while it was followed: lines of later steps count no more. Yes: the sink has dropped
+  /// all that it had, and wants every line again.
   virtual Replay go_back(std::int64_t /*step*/, double /*time*/) { return Replay::No; }
-  /// What was taken shall be where others find it.
+  /// Makes the lines taken so far visible to others.
   virtual void flush() = 0;
-  /// There was nothing new for an interval.
+  /// Called when there was nothing new for an interval.
   virtual void idle() {}
   /// There will be nothing more.
   virtual void finish(RunState state) = 0;
@@ -60,8 +60,8 @@ struct ExportRequest {
   std::filesystem::path record;
   Sink* sink = nullptr;        ///< not owned
   bool may_be_absent = false;  ///< a job that ends without a record is no failure
-  /// Empty: what is there. Else until the run has ended, which is asked after each `interval`; it waits for that long
-  /// and says whether to stop before: what is there by then is still read.
+  /// Empty: only the present lines are read. Else reads until the run has ended, which is checked after each
+  /// `interval`; `wait` waits for that long and says whether to stop early: lines there by then are still read.
   std::function<bool(std::chrono::milliseconds)> wait = {};
   std::chrono::milliseconds interval = std::chrono::milliseconds(250);
 };
@@ -71,14 +71,14 @@ struct ExportSummary {
   std::uint64_t superseded = 0;  ///< of these: of steps that the run did again
   std::uint64_t damaged = 0;     ///< lines that are no events
   std::map<std::string, std::uint64_t> unknown =
-      {};                    ///< events of other names than the schema's: what they hold is not taken
+      {};                    ///< events of other names than the schema's: their contents are ignored
   bool without_end = false;  ///< nothing says how the run ended: it is taken for killed
   RunState state = RunState::Running;
 };
 
-/// Feeds the sink. Where the run is one of `cohort run`, job.json beside the record says when it has ended and how;
-/// else its `end` line does, with nothing after it for two seconds. Throws as RecordFollower and the sink do; Corrupt
-/// if there are lines, but not one event.
+/// Feeds the sink. For a run of `cohort run`, job.json beside the record says when it has ended and how; else its `end`
+/// line does, with nothing after it for two seconds. Throws as RecordFollower and the sink do; Corrupt if there are
+/// lines, but not one event.
 ExportSummary export_record(const ExportRequest& request);
 
 }  // namespace cohort::track

@@ -1,4 +1,4 @@
-// How far a run is, told to Kubeflow's trainer (KEP-2779): where it has put the address of its status server into the
+// Reports a run's progress to Kubeflow's trainer (KEP-2779): if this has put the address of its status server into the
 // environment, progress, remaining time and the latest values are posted there every few seconds. A server that is not
 // there, or refuses, is named once; the run goes on. One thread.
 #pragma once

@@ -23,7 +23,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
-// What MLflow takes at once.
+// MLflow's limits for one request.
 constexpr std::size_t kMostPoints = 1000, kMostPairs = 100, kLongestParameter = 6000, kLongestTag = 5000;
 constexpr std::string_view kIntent = "cohort.export";
 constexpr std::string_view kParameters = "parameters/";
@@ -116,7 +116,7 @@ void MlflowSink::open_run(const RecordLine& line) {
   if (!own_run_) progress.run = options_.server.place.run;
   progress.experiment = experiment_;
   const bool is_known = !progress.run.empty();
-  // Whoever made one, and was killed before it knew, has left its mark on it.
+  // An earlier export that made a run, and was killed before it knew, has left its mark on it.
   if (progress.run.empty() && (progress.intent.empty() || !find_made_run())) make_run(line);
   state_->save();
   if (is_known && own_run_) {

@@ -30,10 +30,10 @@ namespace cohort::track {
 // answers on loopback what MLflow's server would (mlflow_store.py), to this one alone. It ends with the thread that
 // made it. One thread.
 
-// How far a record has got into an MLflow server, in a file beside the record: a sink that was killed goes on there.
-// One process at a time has it (it is locked). One thread.
+// Position up to which a record has been sent to an MLflow server, in a file beside the record: a restarted sink
+// continues there. One process at a time has it (it is locked). One thread.
 
-/// At most so many bytes of it, and whole characters.
+/// Cuts `text` to at most `most` bytes, and whole characters.
 std::string shortened(std::string text, std::size_t most);
 /// A name that MLflow takes for a metric or a parameter: other characters are '_', and it has at most 250 bytes.
 std::string mlflow_key(std::string_view name);
@@ -43,11 +43,11 @@ struct MlflowProgress {
   std::string record;  ///< which one: a digest of its first line
   std::string intent;  ///< a tag of the run that is about to be made
   std::string run, experiment;
-  std::uint64_t offset = 0;  ///< what is before it in the record is there
+  std::uint64_t offset = 0;  ///< the record's bytes before it have been sent
   bool ended = false;        ///< the run has its state
   bool artifacts = false;    ///< and its files
 
-  /// Nothing of what it was, if `text` is no such file's.
+  /// Reads the file's text; empty if `text` is not of such a file.
   static MlflowProgress read(std::string_view text);
   std::string text() const;
 };
@@ -57,7 +57,7 @@ class MlflowState {
   /// mlflow-*.state beside `record`, one for each `to`. Throws Io; Unavailable where another process has it.
   MlflowState(const std::filesystem::path& record, const std::string& to);
 
-  /// Of the same record; otherwise empty but for `to` and `record`.
+  /// Progress for the same record; otherwise empty but for `to` and `record`.
   MlflowProgress progress;
   /// Throws Io.
   void save();
@@ -70,7 +70,7 @@ class MlflowState {
 
 struct MlflowServerOptions {
   MlflowPlace place;
-  /// Waits; true: whoever called wants to stop.
+  /// Waits; true: the caller wants to stop.
   std::function<bool(std::chrono::milliseconds)> wait;
   /// For people: that the server is away, that it is back.
   std::function<void(const std::string&)> say;
@@ -95,9 +95,9 @@ class MlflowServer {
     bool good() const noexcept { return status >= 200 && status < 300; }
   };
 
-  /// `path` below /api/2.0/. A server that does not answer, or is in trouble (5xx, 429), is asked again; what is
-  /// returned is good, or a refusal (4xx). Throws Unavailable where patience, or the caller's wish to go on, has ended,
-  /// and where nobody is let in (401, 403).
+  /// `path` below /api/2.0/. A server that does not answer, or is in trouble (5xx, 429), is asked again; the answer
+  /// returned is good, or a refusal (4xx). Throws Unavailable after the timeout, when the caller wants to stop, and if
+  /// access is denied (401, 403).
   Answer get(const std::string& path);
   /// `done_already`: asked before another try whether one before has arrived after all; nothing more is sent then.
   Answer post(const std::string& path, const std::string& body, const std::function<bool()>& done_already = {});
@@ -136,8 +136,8 @@ struct MlflowSinkOptions {
   std::chrono::milliseconds interval;  ///< at least that long between two batches that are not full
 };
 
-/// Where a run goes back to an earlier step, MLflow keeps what it was told. A run that it was given
-/// (`MlflowPlace::run`) is written into, and its state is left to whose it is.
+/// When a run goes back to an earlier step, MLflow keeps what was sent. A given run (`MlflowPlace::run`) is written
+/// into, and its state is left to its owner.
 class MlflowSink final : public Sink {
  public:
   /// Finds the experiment, or makes it. Throws as MlflowServer.
@@ -163,7 +163,7 @@ class MlflowSink final : public Sink {
   const std::string& key_of(const MetricPoint& point);
   void send_if_due();
   void send();
-  bool send_artifacts();  ///< false: some were refused, which has been told
+  bool send_artifacts();  ///< false: some were refused, which has been reported
   void tell_where() const;
   std::string shown_run() const;
 

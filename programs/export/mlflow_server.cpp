@@ -82,7 +82,7 @@ struct MlflowServer::Impl {
     raise(ErrorCode::Unavailable, "talking to MLflow failed -- {} -- {} -- {}", options.place.shown(), reason, advice);
   }
 
-  /// What a server says that does not let this one in, or sends it elsewhere.
+  /// Throws if the server refuses this client, or redirects it.
   void check_admission(const Answer& answer, const std::string& location) const {
     if (answer.status == 403 && answer.body.find("Invalid Host header") != std::string::npos) {
       fail(
@@ -157,7 +157,7 @@ struct MlflowServer::Impl {
   }
 
   MlflowServerOptions options;
-  std::unique_ptr<MlflowStore> store;  // where there is no server
+  std::unique_ptr<MlflowStore> store;  // without a server
   httplib::Client client;
   bool answered = false, away = false;
 };

@@ -52,8 +52,8 @@ TEST(PythonChild, RunsNoFileOfTheWorkingFolder) {
   EXPECT_EQ(said, "[1]");
 }
 
-/// What MLflow's server does with these requests, as far as the sink may rely on it: points are a set, parameters never
-/// change, a run is found by its tags.
+/// Mimics MLflow's server as far as the sink may rely on it: points are a set, parameters never change, a run is found
+/// by its tags.
 class FakeMlflow {
  public:
   FakeMlflow() {
@@ -408,7 +408,7 @@ TEST_F(MlflowSinkTest, ARunWhoseArtifactsAreRefusedHasItsState) {
     EXPECT_EQ(summary.unknown, (std::map<std::string, std::uint64_t>{{"validation", 1}}));
     EXPECT_FALSE(summary.without_end);
   }
-  server_.artifact_status = 200;  // whoever tries again brings them
+  server_.artifact_status = 200;  // another export sends them
   export_to(server_.uri());
   EXPECT_EQ(server_.artifacts.size(), 2U);
   EXPECT_EQ(server_.runs.size(), 1U);

@@ -25,7 +25,7 @@ std::string number(double value) {
   return fmt::format("{}", value);
 }
 
-/// Of a label's value: both formats have these three.
+/// Escapes a label's value: both formats have these three escapes.
 std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -76,7 +76,7 @@ class Text {
 
 void PrometheusSink::take(const SinkLine& taken) {
   const RecordLine& line = taken.line;
-  // What it cost was paid, also where it was done again.
+  // Communication counts again when a step is repeated: its cost was paid twice.
   if (line.event == "communication") add_communication(line);
   if (line.event == "start") {
     if (started_) ++totals_.restarts;
@@ -216,7 +216,7 @@ void PrometheusFile::publish() { value_or_throw(sys::write_file_atomically(file_
 struct PrometheusPort::Page {
   std::mutex mutex;
   std::string plain, open;
-  std::optional<net::HttpServer> server;  // whose thread reads them
+  std::optional<net::HttpServer> server;  // its thread reads them
 
   net::HttpResponse answer(const net::HttpRequest& request) {
     if (request.path != "/metrics") return {.status = 404, .body = "/metrics is here\n"};

@@ -29,12 +29,12 @@ class PrometheusSink : public Sink {
   void idle() final;
   void finish(RunState state) override;
 
-  /// Where the launcher's warnings are (warnings.jsonl), once there are any.
+  /// Sets the file of the launcher's warnings (warnings.jsonl), which may not exist yet.
   void count_warnings_of(std::filesystem::path file) { warnings_file_ = std::move(file); }
   std::string text(PrometheusFormat format) const;
 
  protected:
-  /// What `text` gives shall be where others find it.
+  /// Makes the result of `text` visible to others.
   virtual void publish() = 0;
 
  private:
@@ -46,7 +46,7 @@ class PrometheusSink : public Sink {
     std::map<std::string, Operation, std::less<>> operations;
   };
   void add_communication(const RecordLine& line);
-  /// Whether there are more than before.
+  /// Returns whether there are more than before.
   bool count_warnings();
 
   PointReader points_;

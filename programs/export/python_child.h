@@ -23,7 +23,7 @@ class PythonChild {
 
   /// To its stdin; false: it has ended.
   bool say(std::string_view text) const;
-  /// What it says next, without its end; what there is of it where it ends.
+  /// The child's next line, without its end; the rest of the output when the child ends.
   std::string line(std::chrono::milliseconds limit);
   bool has_ended() const;
 

@@ -51,7 +51,7 @@ class SinksTest : public ::testing::Test {
   fs::path folder_, file_;
 };
 
-/// What it was told, in words.
+/// Records the calls it gets, in words.
 class Listener final : public Sink {
  public:
   explicit Listener(Replay replay = Replay::No) : replay_(replay) {}

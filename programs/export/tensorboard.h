@@ -34,19 +34,19 @@ class ScalarEvent {
   std::string event_, summary_, value_;
 };
 
-/// A file that only this process writes, and only appends to. What was added reaches it whole, at `flush`; destroyed
-/// without it, what is left is lost.
+/// A file that only this process writes, and only appends to. Added points reach it whole, at `flush`; points not
+/// flushed are lost on destruction.
 class EventFile {
  public:
   /// Makes `folder`, and in it a file of a name of its own that sorts after those that were made before. Throws Io.
   explicit EventFile(const std::filesystem::path& folder);
 
   void add(std::string_view payload);
-  /// What readers take as a restart: points of `step` and later that other files hold count no more.
+  /// Writes a mark that readers take as a restart: points of `step` and later in other files count no more.
   void add_restart(double wall_time, std::int64_t step);
   void flush();
 
-  /// Whether a file of this name is one that EventFile has made.
+  /// Returns whether a file of this name is one that EventFile has made.
   static bool made(std::string_view name) noexcept;
 
  private:

@@ -21,7 +21,7 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr auto kWandbStartTime = std::chrono::minutes(5);  // it imports wandb, and waits for its server
-constexpr auto kWandbEndTime = std::chrono::hours(24);  // it sends what it has: whoever does not want to wait ends this
+constexpr auto kWandbEndTime = std::chrono::hours(24);     // it sends the rest: a user in a hurry ends this
 constexpr std::string_view kWandbParameters = "parameters/";
 
 /// The same for a record wherever it is.

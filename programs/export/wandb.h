@@ -35,7 +35,7 @@ class WandbSink final : public Sink {
   std::function<void(const std::string&)> say_;
   std::optional<PythonChild> client_;  ///< once there is a line
   PointReader points_;
-  std::string lines_;  ///< that it is yet to be told
+  std::string lines_;  ///< not sent to it yet
 };
 
 }  // namespace cohort::track

@@ -52,7 +52,7 @@ class Child {
     pid_ = child->pid;
     pidfd_ = std::move(child->pidfd);
   }
-  /// Whatever happened: `cohort run` takes its job with it.
+  /// Kills the child in any case: `cohort run` takes its job with it.
   ~Child() {
     if (pid_ < 0) return;
     ::kill(pid_, SIGKILL);
@@ -190,12 +190,12 @@ JobOutcome JobReader::finish() && {
 }
 
 JobOutcome run_job(const JobRequest& request) {
-  // For the job's record, which nobody wants. Where this process is killed, `cohort run` removes it.
+  // For the job's record, which nobody wants. If this process is killed, `cohort run` removes it.
   const TemporaryFolder folder(std::filesystem::temp_directory_path(), "cohort-bench-");
   sys::SpawnOptions spawn;
   spawn.path = value_or_throw(launch::own_command());
   spawn.arguments = {"cohort", "run", "--json", "--no-logs", "--run-dir", (folder.path() / "run").string(),
-                     // Whatever ends this process ends the job, and nobody else can remove its folder then.
+                     // The job ends with this process, however that ends, and nobody else can remove its folder then.
                      "--owner", std::to_string(::getpid()), "--owner-folder", folder.path().string(), "--max-restarts",
                      "0", "-np", std::to_string(request.processes), "--timeout",
                      fmt::format("{}", std::chrono::duration<double>(request.timeout).count())};

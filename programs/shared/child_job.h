@@ -17,21 +17,21 @@ namespace cohort::app {
 
 using launch::RankTimes;
 
-/// Of an object with `rank`, `host` and `times`: the event `rank_ended`, or of `trained` in a job.json. What is not
-/// there is 0.
+/// Reads an object with `rank`, `host` and `times`: the event `rank_ended`, or an element of `trained` in a job.json.
+/// Missing values are 0.
 RankTimes times_in(const nlohmann::json& object);
 
-/// What a run's steps cost, by its record.
+/// Costs of a run's steps, by its record.
 struct RunCosts {
   launch::StepCosts costs;
   std::vector<std::string> hosts;
 };
-/// `folder`: the run's. Fails with InvalidArgument where its record does not say it.
+/// `folder`: the run's. Fails with InvalidArgument if its record lacks the costs.
 Result<RunCosts> costs_of_run(const std::string& folder);
-/// Of a job.json's text, which `path` names in errors.
+/// Reads a job.json's text, which `path` names in errors.
 Result<RunCosts> costs_of_record(const std::string& text, const std::string& path);
 
-/// What a job said.
+/// Result of a job, from its events.
 struct JobOutcome {
   int exit_status = -1;  ///< -1: there was no end
   double seconds = 0;
@@ -42,7 +42,7 @@ struct JobOutcome {
 /// The lines come from our own command, but hold what programs wrote: nothing in them is trusted to be there.
 class JobReader {
  public:
-  /// `on_output` gets what ranks print to stdout, line by line; what they print to stderr goes there then, too.
+  /// `on_output` gets the ranks' stdout, line by line; with it, their stderr goes to stderr.
   explicit JobReader(std::function<void(const std::string&)> on_output = {}) : on_output_(std::move(on_output)) {}
   void take(const std::string& line);
   JobOutcome finish() &&;

@@ -15,7 +15,7 @@
 namespace cohort::track {
 namespace {
 
-/// What the environment has for MLflow.
+/// Value of an environment variable for MLflow.
 std::optional<std::string> variable(std::string_view name) { return env::get(name); }
 
 [[noreturn]] void refuse(std::string_view uri, std::string_view why) {
@@ -78,7 +78,7 @@ std::string store_of(std::string_view uri) {
   return uri.empty() ? "" : "file://" + std::filesystem::absolute(uri).lexically_normal().string();
 }
 
-/// Of "https://host:5000/path". `shown` is what an error may show of it.
+/// Reads "https://host:5000/path" into `place`. `shown` is the part that an error may show.
 void read_server(MlflowPlace& place, std::string_view server, std::string_view shown, bool may_have_password) {
   const auto scheme_end = server.find("://");
   const std::string scheme(server.substr(0, std::min(scheme_end, server.size())));

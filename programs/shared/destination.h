@@ -1,4 +1,4 @@
-// Where the record of a run can be taken to, as --track and `cohort export --to` name it. Pure functions, but for the
+// Destinations for the record of a run, as --track and `cohort export --to` name them. Pure functions, but for the
 // environment.
 #pragma once
 
@@ -24,7 +24,7 @@ void check_destination(const std::string& destination, bool token);
 /// "HOST:PORT" or ":PORT", which is one on loopback: a place to serve at; nullopt: a file.
 std::optional<net::Address> port_of(std::string_view where);
 
-/// Where an MLflow sink writes: the server, the experiment, the run, and what lets it in.
+/// Destination of an MLflow sink: the server, the experiment, the run, and the credentials.
 struct MlflowPlace {
   std::string server;  ///< "https://host:5000", without a path
   std::string prefix;  ///< of paths: "/mlflow", or empty
@@ -49,7 +49,7 @@ using Lookup = std::function<std::optional<std::string>(std::string_view name)>;
 /// for what it cannot be, with what to type instead.
 MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable);
 
-/// Where a wandb sink writes. What is empty is as wandb's own variables say (WANDB_PROJECT, ...).
+/// Destination of a wandb sink. Empty fields follow wandb's own variables (WANDB_PROJECT, ...).
 struct WandbPlace {
   std::string project, entity, group, name;
   std::string run;  ///< an id: goes on in it; empty: that of the record

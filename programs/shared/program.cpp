@@ -32,7 +32,8 @@ namespace {
 
 constexpr int kUsageStatus = 2;
 
-/// What a program is asked for its part of a shell's completion, and for its manual pages: with a shell, a folder.
+/// Hidden options that ask a program for its part of a shell's completion (with a shell), and of the manual pages (with
+/// a folder).
 constexpr const char* kCompletion = "--completion";
 constexpr const char* kManual = "--manual";
 
@@ -52,10 +53,10 @@ constexpr std::array kPrograms{
     CommandProgram{"doctor-host", "cohort-doctor", ""},  // which `cohort doctor` starts
 };
 
-/// Of the process that this command belongs to (--owner-folder); empty: none.
+/// Folder of the process that this command belongs to (--owner-folder); empty: none.
 std::string owner_folder;
 
-/// Why the command ends: on stderr; and for its owner, since there may be no record, in the file `refused`.
+/// Reports why the command ends: on stderr; and for its owner, since there may be no record, in the file `refused`.
 void complain(const std::string& why) {
   std::fprintf(stderr, "cohort: %s\n", why.c_str());
   if (!owner_folder.empty()) (void)sys::write_file_atomically(owner_folder + "/refused", why);
@@ -88,7 +89,8 @@ std::string meant_option(const CLI::App& app) {
   return {};
 }
 
-/// Where a daemon has closed them (`cohort run <&- >&-`), a socket would get the number of stdin or stdout otherwise.
+/// Opens stdin, stdout and stderr if a daemon has closed them (`cohort run <&- >&-`): a socket would otherwise get the
+/// number of one.
 void open_standard_descriptors() {
   int fd = -1;
   do {
@@ -251,7 +253,7 @@ int guarded_main(int argc, char** argv, const std::function<int(const std::vecto
 
 namespace {
 
-/// Those that have a help.
+/// Commands that appear in the help.
 std::vector<const CLI::App*> shown_commands(const CLI::App& app) {
   std::vector<const CLI::App*> shown;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
@@ -310,7 +312,7 @@ std::string fish_lines(const CLI::App& command, const std::string& words) {
   return words.empty() ? text : text + within + " -f -a " + fish_quoted(words) + "\n";
 }
 
-/// What a program says when it is asked so.
+/// Output of a program that is asked with the option `asked`.
 std::string said_by(std::string_view program, const char* asked, std::string_view about) {
   const std::string path =
       (std::filesystem::path(value_or_throw(sys::own_executable())).parent_path() / program).string();

@@ -16,8 +16,8 @@
 
 namespace cohort::app {
 
-/// Adds a sub-command: its options, and a callback that does the work, sets `exit_status` where it is not 0, and throws
-/// cohort::Error for what the user has to be told.
+/// Adds a sub-command: its options, and a callback that does the work, sets `exit_status` if it is not 0, and throws
+/// cohort::Error for errors that the user has to see.
 using AddCommand = void (*)(CLI::App& app, int& exit_status);
 
 /// A command in a program of its own.
@@ -35,19 +35,19 @@ int program_main(int argc, char** argv, std::initializer_list<AddCommand> comman
 
 inline constexpr std::string_view kAbout = "Makes a training program run on N processes as if it were one program.";
 
-/// What every `main` does around `body`: descriptors, signals, exit statuses, the text of an error that it throws.
+/// Wraps the `body` of every `main`: descriptors, signals, exit statuses, the text of an error that it throws.
 int guarded_main(int argc, char** argv, const std::function<int(const std::vector<std::string>& words)>& body);
-/// As all commands of `cohort` are: one sub-command, and its errors as they are printed.
+/// Sets `app` up as all commands of `cohort` are: one sub-command, and its errors as they are printed.
 void set_up(CLI::App& app);
 /// Has `parse` parse into `app`, which runs the command; the status of the process.
 int parse_and_run(CLI::App& app, int& exit_status, const std::function<void()>& parse);
 void parse_words(CLI::App& app, std::vector<std::string> words);
 
-/// Becomes the program of `command`, with these words as they are (the first one is `command`). Throws Unavailable,
-/// with how to build it, where it is not beside this one.
+/// Replaces this process by the program of `command`, with these words as they are (the first one is `command`). Throws
+/// Unavailable, with how to build it, if it is not beside this one.
 [[noreturn]] void run_program(const CommandProgram& program, const std::vector<std::string>& words);
 
-/// Whether it is one of the sub-commands, those included that no help shows.
+/// Returns whether it is a sub-command, including those that no help shows.
 bool has_command(const CLI::App& app, std::string_view name);
 
 /// On stderr; the status of a wrong use.
@@ -56,11 +56,11 @@ int fail_usage(const std::string& message, const std::string& command);
 /// The option or command that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
 std::string closest(std::string_view word, const std::vector<std::string>& candidates);
 
-/// What a shell has to know of the commands of `app` to complete their words: parts of a `case` for "bash", and zsh,
-/// lines for "fish". `behind`: what may stand behind a command besides options.
+/// Shell completion data for the commands of `app`: parts of a `case` for "bash", and zsh, lines for "fish". `behind`:
+/// possible words behind a command besides options.
 std::string completion_cases(const CLI::App& app, std::string_view shell,
                              const std::map<std::string, std::string>& behind = {});
-/// The same of a program; empty where it is not there.
+/// The same for another program; empty if it is missing.
 std::string completion_cases_of(std::string_view program, std::string_view shell);
 
 /// Writes cohort-NAME.1, a manual page of each command of `app`, into `folder`. Throws Io.
@@ -69,7 +69,7 @@ void write_manual(const CLI::App& app, const std::string& folder);
 void write_manual_of(std::string_view program, const std::string& folder);
 /// A page's head, and what it says first; `name` is "cohort-run".
 std::string manual_head(std::string_view name, std::string_view about, std::string_view usage);
-/// As text of a page, or as part of a name where - has to stay that.
+/// Escapes text of a page, or part of a name in which - has to stay.
 std::string roff(std::string_view text);
 
 /// A private folder (0700) in `parent`, removed with this. Throws Io.

@@ -64,7 +64,7 @@ std::chrono::milliseconds milliseconds_of(Text text) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-/// Of limits that are looked after once a second.
+/// Parses a limit that is checked once a second, so rounds it up to whole seconds.
 std::chrono::seconds seconds_of(Text text) { return std::chrono::ceil<std::chrono::seconds>(milliseconds_of(text)); }
 
 int number_of(Text text, int least, int most) {
@@ -369,7 +369,7 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.invitation_fd = number_of(v, 3, std::numeric_limits<int>::max()); }, Kind::CommandValue},
 };
 
-/// The topics of the help, each with its first option. What programs give and people do not is in the last.
+/// The topics of the help, each with its first option. The last has options that programs give and people do not.
 constexpr std::pair<std::string_view, std::string_view> kParts[] = {
     {"--np", "Processes and hosts"},
     {"--nnodes", "A launcher on each node, as torchrun is started"},

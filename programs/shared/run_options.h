@@ -1,8 +1,8 @@
-// The one table of the options of `cohort run`: names, type, default, help, and what a value sets. The command line,
-// the environment and files (run.cpp), the help, docs/reference/run.md, `cohort env`, the completion and other
-// commands that start jobs have them from it. Plain data; any thread.
-// What `cohort run` and the commands that start jobs besides it have in common: on which hosts, how they are reached,
-// over which networks. Their options are those of the table. One thread.
+// The one table of the options of `cohort run`: names, type, default, help, and the setting that a value changes. The
+// command line, the environment and files (run.cpp), the help, docs/reference/run.md, `cohort env`, the completion and
+// other commands that start jobs take them from it. Plain data; any thread.
+// Options common to `cohort run` and the other commands that start jobs: the hosts, how they are reached, over which
+// networks. Their options are those of the table. One thread.
 // Lists as people type them: 1,2,4. Pure; any thread.
 #pragma once
 
@@ -35,7 +35,7 @@ struct RunOption {
   };
 
   std::string_view names;  ///< as CLI11 takes them: "-n,--np,--nproc"
-  std::string_view type;   ///< what stands for the value in the help
+  std::string_view type;   ///< placeholder of the value in the help
   std::string_view standard;
   std::string_view help;
   void (*set)(launch::JobSpec&, const std::string& value);
@@ -80,7 +80,7 @@ struct SharedOptions {
 /// With their variables; a short name in place of a long one leaves the others out. `shared` has to live as long.
 void add_shared_options(CLI::App& command, std::initializer_list<std::string_view> names, SharedOptions& shared);
 
-/// The hosts that they say, for commands that cannot wait for agents which somebody starts by hand.
+/// The hosts that the options give, for commands that cannot wait for agents started by hand.
 launch::Plan hosts_of(const launch::JobSpec& spec);
 
 /// For this process and all that it starts: COHORT_NETWORK. Refuses (InvalidArgument) what is no list of networks, or

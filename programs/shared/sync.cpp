@@ -68,7 +68,7 @@ bool is_left_out(const std::string& name, bool at_top) {
          (at_top && name == "runs");
 }
 
-/// What the other hosts need besides the folder.
+/// A Python environment that the other hosts need besides the folder.
 struct VirtualEnvironment {
   std::string folder;       ///< empty: none is active
   std::string interpreter;  ///< outside of it, which it is made over
@@ -92,7 +92,7 @@ VirtualEnvironment active_environment() {
   return found;
 }
 
-/// Of a line "Number of regular files transferred: 1,234".
+/// Parses a line such as "Number of regular files transferred: 1,234".
 double counted(const std::string& text, std::string_view title) {
   const auto at = text.find(title);
   double number = 0;
@@ -189,7 +189,7 @@ bool in_work_tree(fs::path folder) {
 
 std::vector<std::string> files_of(const std::string& folder);
 
-/// Of a repository within: its files by its own rules.
+/// Adds the files of a nested repository, by its own rules.
 void add_nested(const std::string& folder, const std::string& nested, std::vector<std::string>& files) {
   const std::string inner = (fs::path(nested) / "").string();
   for (const std::string& file : files_of(folder + "/" + inner)) files.push_back(inner + file);
@@ -230,7 +230,7 @@ std::vector<std::string> files_of(const std::string& folder) {
     // (What goes while it is looked at is not copied.)
     for (fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied, error), end;
          !error && entry != end; entry.increment(error)) {
-      // Of the entry itself: a link is copied as one, wherever it leads.
+      // Status of the entry itself: a link is copied as one, wherever it leads.
       const fs::file_status status = entry->symlink_status(error);
       const bool is_folder = fs::is_directory(status);
       const std::string file = entry->path().lexically_relative(folder).string();

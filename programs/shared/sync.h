@@ -1,5 +1,5 @@
 // `cohort run --sync`: the working folder and the active virtual environment are copied to other hosts by rsync over
-// ssh, side by side. What is there already and not here stays there. One thread calls; it has others for a while.
+// ssh, side by side. Files that exist only there stay. One thread calls; it has others for a while.
 #pragma once
 
 #include <string>

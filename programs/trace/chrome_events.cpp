@@ -35,7 +35,7 @@ std::optional<double> number_at(const Json& object, const char* key) {
   return number && std::abs(*number) < kLastMicrosecond ? number : std::nullopt;
 }
 
-/// Horovod leaves the list open, and so does whoever is killed while writing one.
+/// Horovod leaves the list open, and so does a program that is killed while writing one.
 Json parse(std::string_view text) {
   Json whole = parse_json_or_discard<Json>(text);
   if (!whole.is_discarded()) return whole;

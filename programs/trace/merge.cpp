@@ -40,7 +40,7 @@ std::int64_t Placed::operator()(std::int64_t realtime_ns) const {
 
 namespace {
 
-/// What a row is called.
+/// Title of a row.
 std::string title_of(const ChromeTrace& trace, const ChromeTrace::Row& row) {
   const auto found = trace.names.find(row);
   return found == trace.names.end() || found->second.empty() ? fmt::format("thread {}", row.second) : found->second;
@@ -52,7 +52,7 @@ using status::TraceTrack;
 using status::TrackEncoder;
 using status::TrackId;
 
-/// Of sequences of packets: above those of ranks, below those of hosts.
+/// Numbers of packet sequences for external traces: above those of ranks, below those of hosts.
 constexpr std::uint64_t kExternalSequences = std::uint64_t{1} << 30;
 
 /// A file that is replaced as a whole, written in large pieces.
@@ -199,7 +199,7 @@ class PerfettoMerge {
       for (const ChromeSlice& slice : slices) {
         end_until(slice.begun_ns);
         append_to(track, slice.begun_ns, track.begin(slice.name));
-        // What should lie within another and does not is cut off.
+        // A slice that should lie within another one and ends later is cut off.
         ends.push_back(ends.empty() ? slice.ended_ns : std::min(slice.ended_ns, ends.back()));
       }
       end_until(INT64_MAX);

@@ -1,9 +1,9 @@
 // Traces in Chrome's JSON, as torch's profiler (Kineto) and Horovod's timeline write them: a list of events, or an
 // object with one. Free functions; any thread.
-// One trace of all ranks: each host's times by the common clock, what other programs recorded of the same time beside
-// them, and how many bytes each rank had under way. For Perfetto, or in Chrome's JSON as torch's profiler writes it.
+// One trace of all ranks: each host's times by the common clock, recordings of other programs of the same time beside
+// them, and the bytes that each rank had under way. For Perfetto, or in Chrome's JSON as torch's profiler writes it.
 // Free functions; the caller's thread.
-// Where another program's times of day lie in the trace of a run. Values; the caller's thread.
+// Conversion of another program's times of day to times in the trace of a run. Values; the caller's thread.
 #pragma once
 
 #include "trace/trace_set.h"
@@ -40,13 +40,13 @@ struct ChromeTrace {
 ChromeTrace read_chrome_trace(const std::filesystem::path& file);
 ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::path& file);
 
-/// What is gathered before it is written.
+/// Bytes gathered before they are written.
 inline constexpr std::size_t kMergeBuffer = std::size_t{1} << 20;
 
 struct MergeSummary {
   std::uint64_t events = 0;
   int ranks = 0;
-  std::vector<std::string> remarks;  ///< what is less than whole
+  std::vector<std::string> remarks;  ///< on incomplete traces
 };
 
 /// Replaces `output` at once or not at all. Throws Io; InvalidArgument where another program's trace is of no rank of

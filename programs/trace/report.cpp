@@ -59,7 +59,7 @@ struct RankEvents {
   Span all{std::numeric_limits<std::int64_t>::max(), 0};
 };
 
-/// Who came last to one collective: he waited least. Needs no clocks.
+/// The rank that came last to a collective: it waited least. Needs no clocks.
 struct Arrivals {
   std::int64_t least_ns = std::numeric_limits<std::int64_t>::max();
   std::int64_t second_ns = std::numeric_limits<std::int64_t>::max();

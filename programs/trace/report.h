@@ -1,5 +1,5 @@
-// What the trace of a run says in numbers: which rank was late, how much of the communication the program had to wait
-// for, what went between hosts, what took longest. Free functions; the caller's thread.
+// Summary of a run's trace in numbers: which rank was late, how much of the communication the program had to wait for,
+// the bytes sent between hosts, the longest operations. Free functions; the caller's thread.
 #pragma once
 
 #include "trace/trace_set.h"
@@ -14,7 +14,7 @@ namespace cohort::track {
 struct RankFigures {
   std::uint32_t rank = 0;
   std::string host;
-  std::int64_t steps = 0;   ///< whose beginning is known, too: not the first
+  std::int64_t steps = 0;   ///< with a known beginning, so without the first
   double step_seconds = 0;  ///< of all of them
   double seconds = 0;       ///< from the beginning of the first to the end of the last; else of all that it did
   double communication_seconds = 0;  ///< in which operations were under way, in that time

@@ -211,7 +211,7 @@ constexpr std::int64_t kWorse = 4;
 constexpr std::int64_t kNegligible = 20'000;
 /// No clock runs so long, nor is so far from another; sums of some such fit.
 constexpr std::int64_t kFarthest = std::int64_t{1} << 61;
-/// Of the time of day.
+/// Limit for times of day.
 constexpr std::int64_t kLatestDay = std::int64_t{1} << 62;
 
 bool sane(std::int64_t ns) { return ns > -kFarthest && ns < kFarthest; }
@@ -318,7 +318,7 @@ HostPiece look_at(const fs::path& file) {
 sys::FileBytes read_trace(const HostPiece& piece) { return value_or_throw(sys::read_file(piece.file.string())); }
 
 std::int64_t HostPiece::common_ns(std::int64_t time_ns, std::int64_t zero_ns) const noexcept {
-  // Not measured: it begins where all begin, and says that it is placed so.
+  // If the clock was not measured, the host begins where all begin, and remarks_on says so.
   if (!clock.measured() || !clock.has_base()) return time_ns;
   return std::max<std::int64_t>(clock.common_ns(clock.base_ns() + time_ns) - zero_ns, 0);
 }
@@ -376,7 +376,7 @@ void each_slice(const TraceSet& set, const HostPiece& piece, const std::function
   const sys::FileBytes bytes = read_trace(piece);
   TraceReader reader(bytes.text());
   std::map<std::uint64_t, std::vector<Slice>> open;
-  // Of a thread what lies within ends first, and so stands first in the trace; each end follows its beginning.
+  // Inner slices of a thread end first, and so come first in the trace; each end follows its beginning.
   while (reader.next()) {
     const auto& event = reader.event();
     if (!event || event->track >= status::kExternalTracks) continue;

@@ -28,9 +28,9 @@ class ProtoReader {
   bool next();
   bool broken() const noexcept { return broken_; }
   std::uint32_t field() const noexcept { return field_; }
-  /// Of a number; of a fixed64 its bits.
+  /// Value of a number; for a fixed64 its bits.
   std::uint64_t number() const noexcept { return number_; }
-  /// Of a text or a message.
+  /// Bytes of a text or a message.
   std::string_view bytes() const noexcept { return bytes_; }
   /// The field as it stands there, with its tag.
   std::string_view raw() const noexcept { return raw_; }
@@ -100,8 +100,9 @@ class TraceReader {
   std::uint64_t damaged_ = 0;
 };
 
-// What a trace says of a host's clock: how its times become times of all hosts. Between two measurements the offset is
-// taken to change evenly, which takes out most of the drift. A plain value; the caller's thread.
+// Clock of a host as its trace records it, and the conversion of its times to times common to all hosts. Between two
+// measurements the offset is assumed to change linearly, which takes out most of the drift. A plain value; the caller's
+// thread.
 
 class HostClock {
  public:
@@ -112,7 +113,7 @@ class HostClock {
 
   /// The trace says how this host's clock relates to that of the others.
   bool measured() const noexcept { return !offsets_.empty(); }
-  /// What is 0 in the trace, by the host's clock; 0 where the trace does not say.
+  /// Time of the host's clock that is 0 in the trace; 0 if the trace does not say.
   std::int64_t base_ns() const noexcept { return base_ns_.value_or(0); }
   bool has_base() const noexcept { return base_ns_.has_value(); }
   /// A time of this host's CLOCK_MONOTONIC, by the clock that is common to all hosts.
@@ -139,8 +140,8 @@ class HostClock {
   std::vector<Realtime> realtime_;  ///< by time
 };
 
-// The traces of a run, one of each host, with what they say of their clocks; read from the run's folder or named one by
-// one. Texts are read when they are wanted, since they may be large. Plain data; the caller's thread.
+// The traces of a run, one per host, with their clocks; read from the run's folder or named one by one. Their bytes are
+// read when needed, since they may be large. Plain data; the caller's thread.
 
 struct HostPiece {
   std::filesystem::path file;
@@ -165,21 +166,22 @@ struct TraceSet {
 /// file, for what is no trace of Cohort's.
 TraceSet open_traces(const std::filesystem::path& run);
 sys::FileBytes read_trace(const HostPiece& piece);
-/// What of them is less than whole, for people.
+/// Remarks for people on traces that are incomplete.
 std::vector<std::string> remarks_on(const TraceSet& set);
 
-// The events of a trace as people think of them: what lasted from when to when, on which rank's track. Times are of the
-// common clock, since the beginning of all. The caller's thread.
+// Slices of a trace: a name with its beginning and end, on a rank's track. Times are of the common clock, since the
+// beginning of all. The caller's thread.
 
 struct Slice {
   status::TrackId track;
-  TraceEvent event;  ///< what stood at its beginning; `name` is below
+  TraceEvent event;  ///< its begin event; `name` is below
   std::string name;
   std::int64_t begun_ns = 0;
   std::int64_t ended_ns = 0;  ///< of a moment the same
 };
 
-/// Of ranks, in the order of their ends. What was not ended, since the trace is torn, is left out.
+/// Passes the slices of ranks to `take`, in the order of their ends. Slices without an end, since the trace is torn,
+/// are left out.
 void each_slice(const TraceSet& set, const HostPiece& piece, const std::function<void(const Slice&)>& take);
 
 }  // namespace cohort::track

@@ -43,11 +43,11 @@ using Json = nlohmann::ordered_json;
 constexpr std::streamoff kTail = std::streamoff{1} << 20;
 /// A launcher writes live.json every 2 s.
 constexpr double kSilence = 15;
-/// Of one on another host: clocks differ, networks and their file systems come back.
+/// The same for a launcher on another host: clocks differ, networks and their file systems come back.
 constexpr double kSilenceElsewhere = 3600;
 /// A run that is being removed.
 constexpr std::string_view kRemoved = ".removed-";
-/// What `cohort` makes in a run's folder, and earlier-N; `checkpoints` as the pages have it.
+/// Names that `cohort` makes in a run's folder, besides earlier-N; `checkpoints` as in the documentation.
 constexpr std::string_view kOwnNames[] = {
     "job.json",      "live.json",  "run.jsonl",   "usage.jsonl", "warnings.jsonl", "logs",           "trace",
     "trace.pftrace", "trace.json", "checkpoints", "curves.svg",  "compare.svg",    "on-warning.log", "page.url",
@@ -137,7 +137,7 @@ std::optional<RunSummary> read_run(const fs::path& folder) {
   run.step = record.progress().step;
   for (const LiveRank& rank : live.ranks) run.step = std::max(run.step, rank.figures.step);
   run.values = record.progress().values;
-  // What people look at first.
+  // Puts the values first that people look at first.
   std::stable_partition(run.values.begin(), run.values.end(), [&](const Logged& one) {
     return one.name == record.progress().loss_name || one.name.find("accuracy") != std::string::npos;
   });
@@ -150,7 +150,7 @@ bool is_within(const fs::path& path, const fs::path& folder) {
   return end == folder.end();
 }
 
-/// As `cohort run` and `cohort submit` call a folder that they make: all in it is the run's.
+/// True for names that `cohort run` and `cohort submit` give folders they make: all in such a folder is the run's.
 bool has_own_name(const std::string& name, std::string_view job_id) {
   constexpr std::string_view kTime = "dddddddd-dddddd-";
   for (std::size_t i = 0; i < kTime.size(); ++i) {
@@ -164,7 +164,7 @@ bool is_earlier(std::string_view name) {
   return name.starts_with("earlier-") && name.find_first_not_of("0123456789", 8) == std::string_view::npos;
 }
 
-/// What is not the run's in its folder; empty: nothing.
+/// Describes files in the run's folder that are not the run's; empty: none.
 std::string others_in(const fs::path& run, std::string_view job_id) {
   std::error_code error;
   std::vector<std::string> others;

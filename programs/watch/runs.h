@@ -1,5 +1,5 @@
-// The runs in a folder (./runs): what `cohort runs` lists and removes. What a run is follows from what `cohort run`
-// leaves in its folder; its state and values from what `cohort watch` reads. Main thread.
+// The runs in a folder (./runs), which `cohort runs` lists and removes. A run is recognised by the files that `cohort
+// run` leaves in its folder; its state and values come from the files that `cohort watch` reads. Main thread.
 #pragma once
 
 #include "watch/view.h"
@@ -28,8 +28,8 @@ struct RunSummary {
   std::uint64_t bytes = 0;     ///< on the disk, of all in its folder
 };
 
-/// Those in `folder`, the one that was started first at first. What is no run is passed over. Throws Unavailable if
-/// there is no such folder.
+/// The runs in `folder`, in the order of their starts. Other entries are passed over. Throws Unavailable if there is no
+/// such folder.
 std::vector<RunSummary> list_runs(const std::filesystem::path& folder);
 /// Throws InvalidArgument for what is no run.
 RunSummary summary_of(const std::filesystem::path& run);
@@ -41,8 +41,8 @@ std::string to_table(const std::vector<RunSummary>& runs);
 /// "90", "90s", "15m", "12h", "30d", "4w". Throws InvalidArgument.
 std::chrono::seconds parse_age(const std::string& text);
 
-/// Throws InvalidArgument for a run that goes on, and for one whose folder has what a run has not: the folder that its
-/// command was started in, the working directory, another run, files that no run makes.
+/// Throws InvalidArgument for a run that goes on, and for one whose folder is or contains anything else: the folder
+/// that its command was started in, the working directory, another run, files that no run makes.
 void require_removable(const RunSummary& run);
 /// Removes its folder and all in it, so that a kill in the middle leaves nothing that looks like a run. Throws as
 /// require_removable, and Io.

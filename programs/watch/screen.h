@@ -1,6 +1,6 @@
-// How a run looks in a terminal: lines of text for a view, a size and what the reader has chosen. Pure; one thread.
-// `cohort watch` in a terminal, or as lines of text where there is none. Belongs to one thread, and has the terminal
-// until it returns: whatever ends it, a signal or an exception, the terminal is as it was.
+// Rendering of a run in a terminal: lines of text for a view, a size and the reader's choices. Pure; one thread.
+// `cohort watch` in a terminal, or as lines of text without one. Belongs to one thread, and has the terminal until it
+// returns: then, even after a signal or an exception, the terminal is as it was.
 #pragma once
 
 #include "watch/source.h"

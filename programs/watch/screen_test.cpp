@@ -193,7 +193,7 @@ TEST(Screen, FourThousandRanksAreDrawnInTime) {
   Look look = a_look();
   look.sort = Sort::Late;
   const std::string text = to_text(view, Rows::Ranks);
-  // What a refresh is made of: read, sort, draw. (100 ms are the aim; a busy machine gets more.)
+  // The parts of a refresh: read, sort, draw. (100 ms are the aim; a busy machine gets more.)
   const auto begin = std::chrono::steady_clock::now();
   const auto read = parse_view(text);
   ASSERT_TRUE(read);

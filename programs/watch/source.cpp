@@ -29,9 +29,9 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kLongestLive = std::uint64_t{256} << 20;
 constexpr std::int64_t kLogBytes = 256 << 10;
 
-/// What a terminal or a page shows as it stands there.
+/// Text of a line as a terminal or a page shows it.
 std::string shown(std::string_view line) {
-  // A progress bar overwrites itself: what stands there last.
+  // A progress bar overwrites itself: its last text counts.
   if (const auto back = line.find_last_of('\r'); back != std::string_view::npos && back + 1 < line.size())
     line.remove_prefix(back + 1);
   return launch::plain(line);
@@ -170,7 +170,7 @@ Result<std::string> RemotePage::get(const std::string& target) const {
                     });
   });
   std::future<httplib::Result> answered = task.get_future();
-  // Those timeouts are of each call of the system, so whoever answers byte by byte is given up from here. And the
+  // The library's timeouts are per system call, so a server that answers byte by byte is given up from here. And the
   // library raises SIGPIPE, which ends with the thread that has it blocked. A stop from before the request began is
   // lost.
   std::thread thread = sys::start_without_signals([&task] { task(); });

@@ -1,7 +1,7 @@
-// Where what is shown comes from: the files of a run, or the page of another machine. One thread.
-// A run as its files show it: live.json, the record, the ranks' logs. Only reads, so nothing that watches a run can
-// harm it. One thread.
-// A run as the page of another machine shows it: what `cohort watch HOST:PORT` asks. One thread.
+// Sources of the data shown: the files of a run, or the page of another machine. One thread.
+// A run as its files show it: live.json, the record, the ranks' logs. Only reads, so that watching a run cannot harm
+// it. One thread.
+// A run as the page of another machine shows it, for `cohort watch HOST:PORT`. One thread.
 #pragma once
 
 #include "launch/messages.h"
@@ -33,13 +33,13 @@ struct LogTail {
 class Source {
  public:
   virtual ~Source() = default;
-  /// Looks again; true if anything has changed. What cannot be read now stays as it was.
+  /// Looks again; true if anything has changed. Data that cannot be read now stays as it was.
   virtual bool poll() = 0;
   virtual const View& view() const = 0;
   virtual LogTail log(int rank, launch::Stream stream, std::size_t lines) = 0;
   /// Seconds since 1970 by the clock of the run's host.
   virtual double now() const = 0;
-  /// Why nothing new comes; empty if it does.
+  /// Reason why nothing new comes; empty if it does.
   virtual std::string trouble() const = 0;
 };
 

@@ -114,7 +114,7 @@ class Viewer {
     Screen screen;
     measure();
     source_.poll();
-    // As the run has it at first sight; `h` changes it.
+    // Initial choice by the run's size; `h` changes it.
     if (source_.view().run.ranks.size() > kManyRanks) look_.shown = Rows::Hosts;
     view_ = source_.view();
     auto next = Clock::now();

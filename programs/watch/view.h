@@ -1,7 +1,7 @@
-// How far a training is, from its run record: step, loss, time left, and two curves that are thinned out as they grow.
+// Progress of a training, from its run record: step, loss, time left, and two curves that are thinned out as they grow.
 // Takes lines in their order; plain values, one thread.
-// What is shown of a run, in the terminal and on the page: what its launcher and its record say, as values and as text
-// (a line of JSON about the training, then live.json). Plain data; what is read was written by another process.
+// The view of a run, in the terminal and on the page: data of its launcher and its record, as values and as text (a
+// line of JSON about the training, then live.json). Plain data; input was written by another process.
 #pragma once
 
 #include "base/result.h"
@@ -39,7 +39,7 @@ class Curve {
   double spacing_ = 0;
 };
 
-/// What was logged under one name, of all ranks together or of rank 0.
+/// Values logged under one name, by all ranks together or by rank 0.
 struct Logged {
   std::string name;
   double last = 0;
@@ -105,7 +105,7 @@ struct View {
 enum class Rows { Ranks, Hosts };
 inline constexpr std::size_t kManyRanks = 64;
 LiveRun by_host(const LiveRun& run);
-/// Those of one host alone; none if there is no such host.
+/// The ranks of one host alone; none if there is no such host.
 LiveRun of_host(const LiveRun& run, std::size_t host);
 /// The host of a rank; empty if none is known.
 std::string host_of(const LiveRun& run, int rank);

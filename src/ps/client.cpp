@@ -288,7 +288,7 @@ std::string Client::snapshot(const std::string& folder, const SnapshotOptions& o
       raise(ErrorCode::Corrupt, "{} has written a snapshot to \"{}\"", impl_->links[i].name(), written.file);
     manifest.files[written.file] = {written.bytes, std::move(written.sha256), std::move(written.crc32)};
   });
-  // What servers had begun that have lost their place meanwhile.
+  // Removes files begun by servers that have lost their place meanwhile.
   for (const std::string& name : value_or_throw(sys::list_folder(writer.hidden()))) {
     std::error_code none;
     if (manifest.files.count(name) == 0) std::filesystem::remove(std::filesystem::path(writer.hidden()) / name, none);
@@ -301,8 +301,8 @@ std::string Client::snapshot(const std::string& folder, const SnapshotOptions& o
 
 namespace {
 
-/// All of it is read before any server takes a row: half of a snapshot is none. What is damaged is passed over, with a
-/// warning; what cannot be judged is not, since an older one would be taken for it.
+/// All of it is read before any server takes a row: half of a snapshot is none. A damaged snapshot is passed over, with
+/// a warning; one that cannot be judged is not, since an older one would be taken for it.
 const formats::StoredCheckpoint& newest_undamaged(const formats::CheckpointList& list) {
   for (const Error& error : list.damaged)
     log::warn("ps", "{}: the snapshot before is taken, if there is one", error.what());
@@ -338,7 +338,7 @@ void Client::leave() {
   for (Link& link : impl_->links) link.drain();
   impl_->stop_keeping();
   std::optional<Error> failed;
-  for (Link& link : impl_->links) {  // each is told, whatever becomes of the others
+  for (Link& link : impl_->links) {  // each gets the message, even if others fail
     try {
       link.finish(link.send_change(Method::Leave, [](const Order& order) { return pack(Leave{order}); }));
     } catch (const Error& error) {

@@ -1,7 +1,7 @@
-// A worker's way to one server: requests under way, sent again in their order when the connection has broken, so that
-// each change is made once. No thread: those that wait move it on. Any thread.
-// What a client and its tables share: the ways to the servers, the clock, a table's numbers there. Private to the
-// client's own files (client*.cpp, requests.*). It lives as long as the client, any table or any request of it; its
+// A worker's link to one server: requests under way, sent again in their order when the connection has broken, so that
+// each change is made once. Has no thread of its own: waiting callers advance it. Any thread.
+// State that a client and its tables share: the links to the servers, the clock, a table's numbers there. Private to
+// the client's own files (client*.cpp, requests.*). It lives as long as the client, any table or any request of it; its
 // thread keeps connections alive meanwhile. Any thread; a table's sum under its mutex.
 // One call on a table as messages: its keys without duplicates, by server, in messages of bounded size; and the answers
 // that a Work waits for. Private to the client's own files. One thread at a time.
@@ -37,8 +37,8 @@
 
 namespace cohort::ps {
 
-/// A worker's way to whoever serves one server's rows now: the process that did, or the one that has taken its place,
-/// for which the other servers are asked. One thread at a time, but for what says otherwise.
+/// A worker's route to the process that serves one server's rows now: the one that did, or the one that has taken its
+/// place, for which the other servers are asked. One thread at a time, except for members that say otherwise.
 class Route {
  public:
   /// To the rows of `hello.server`.
@@ -48,9 +48,9 @@ class Route {
     std::shared_ptr<net::RpcClient> rpc;
     Welcome welcome;
   };
-  /// Until it has been let in or the deadline has passed: Timeout. Or throws what the server has against it.
+  /// Tries until it has been let in; throws Timeout at the deadline, or the server's reason for a refusal.
   Met meet(Hello hello, net::Deadline deadline);
-  /// Whether another process serves the rows by now; asks the other servers for a moment. Any thread.
+  /// Returns whether another process serves the rows by now; asks the other servers for a moment. Any thread.
   bool has_moved();
 
  private:
@@ -75,8 +75,8 @@ class Route {
   Place place_;
 };
 
-/// What the answer said, and what follows it: where it came, maybe in memory that is shared with the server, so to be
-/// read once, and not to be kept.
+/// An answer and the payload behind it. The payload stays where it arrived, maybe in memory shared with the server:
+/// read it once and do not keep it.
 struct Heard {
   Answer answer;
   net::RpcAnswer whole;
@@ -94,19 +94,19 @@ class Link {
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  /// Asks what the server knows of the worker.
+  /// Asks for the server's state of the worker.
   Welcome ask(net::Deadline deadline);
   /// Comes as this process of the worker.
   Welcome come(std::uint64_t incarnation, net::Deadline deadline);
 
-  /// Sends what `build` makes: of a change, with its place in the order. Waits for earlier requests where too many
-  /// bytes are under way. `room`: bytes of the answer, about, if it has more than few.
+  /// Sends a request; for a change, the one that `build` makes with its place in the order. Waits for earlier requests
+  /// if too many bytes are under way. `room`: approximate bytes of the answer, if it has more than few.
   RequestPtr send(Method method, std::string body, std::size_t room = 0);
   RequestPtr send_change(Method method, const std::function<std::string(const Order&)>& build);
   /// For `build`, within it: the memory of an earlier request, which the system need not make anew page by page. Or
   /// none.
   std::string spare_body();
-  /// Waits for the answers of all changes that are under way; what they were is for those who `finish` them.
+  /// Waits for the answers of all changes under way; the answers are for the callers of `finish`.
   void drain();
   /// Says a word, so that a connection that has broken is made again, though nobody asks anything.
   void keep_alive() noexcept;
@@ -114,7 +114,7 @@ class Link {
   void look_around() noexcept;
   /// From now on no request waits longer.
   void hurry(std::chrono::milliseconds timeout);
-  /// Waits for the answer until the request's deadline; throws what the server answered. Once.
+  /// Waits for the answer until the request's deadline; throws the server's error. May be called once.
   Heard finish(const RequestPtr& request);
   /// The time that is left of it, for requests that the server makes wait.
   std::uint32_t patience_ms() const noexcept;
@@ -126,7 +126,7 @@ class Link {
   Welcome greet(net::Deadline deadline, const Hello& hello);
   RequestPtr enqueue(Lock& lock, Method method, std::uint64_t sequence, std::string body, std::size_t room);
   void transmit(Request& request);
-  /// The connection that has this number is lost: makes another one and sends again what has not been answered.
+  /// The connection of this number is lost: makes another one and sends unanswered requests again.
   void recover(Lock& lock, std::uint64_t connection, net::Deadline deadline);
   void go_on_after(std::uint64_t mark);
   void make_room(Lock& lock, std::size_t bytes);
@@ -178,7 +178,7 @@ struct Client::Impl {
   /// Bounds how far a worker runs ahead that only pushes: what servers keep of its clocks is their memory.
   void wait_for_slower();
   std::atomic<std::int64_t> most_ahead{0};  // clocks; 0: no table of this client waits for other workers
-  std::int64_t ended_by_all = 0;            // so many clocks, when it was asked last
+  std::int64_t ended_by_all = 0;            // clocks, when last asked
 
   /// Asks all servers, from `first` on, at once, and hands on what each answers. Throws the first failure once all have
   /// answered.
@@ -195,7 +195,8 @@ struct Client::Impl {
   Concluded await(std::int64_t clock_ended);
   void conclude(std::size_t first_link, std::int64_t next, const Quorum& quorum);
 
-  // Connections that break while nobody asks anything are made again, since servers take who is not connected for lost.
+  // Connections that break while there are no requests are made again, since servers take a disconnected worker for
+  // lost.
   std::mutex mutex;
   std::condition_variable stopping;
   bool stopped = false;
@@ -204,7 +205,7 @@ struct Client::Impl {
 
   ~Impl();
   void keep();
-  /// Throws InvalidArgument once it has left: servers take it for gone, and what they answered would be of that.
+  /// Throws InvalidArgument once it has left: servers take it for gone, and would answer accordingly.
   void demand_here(const char* what) const;
   /// Servers end when all workers have left: connections that they close then are not to be made again.
   void stop_keeping();
@@ -262,11 +263,12 @@ class Requests {
   void pull(std::span<const std::uint64_t> keys, std::span<float> rows);
   /// Duplicates are added.
   void push(std::span<const std::uint64_t> keys, std::span<const float> gradients, std::optional<double> lr);
-  /// Of duplicates the last one.
+  /// The last of duplicate keys counts.
   void assign(std::span<const std::uint64_t> keys, std::span<const float> rows);
   void erase(std::span<const std::uint64_t> keys);
 
-  // Of a variable, whose keys are its pieces: values go from the caller's memory, and there, without a copy between.
+  // For a variable, whose keys are its pieces: values are transferred directly from and to the caller's memory, without
+  // a copy.
   void pull_pieces(std::span<float> values);
   void push_pieces(std::span<const float> gradients, std::optional<double> lr);
   void assign_pieces(std::span<const float> values);
@@ -276,7 +278,7 @@ class Requests {
  private:
   void demand_rate(std::optional<double> lr) const;
   void demand_rows(const char* what, std::size_t keys, std::size_t floats) const;
-  /// What `rows` of the unique keys are: "push", "gradient".
+  /// Throws unless all values are finite. `what` and `noun` name `rows` in the message: "push", "gradient".
   void demand_finite(const char* what, const char* noun, const std::vector<std::uint64_t>& unique,
                      std::span<const float> rows) const;
   std::vector<std::uint64_t> pieces(std::size_t floats) const;

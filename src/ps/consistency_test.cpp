@@ -1,4 +1,4 @@
-// Who waits for whom, and which pushes count. Workers are threads, over real connections.
+// Tests which workers wait for which others, and which pushes count. Workers are threads, over real connections.
 #include "ps/testing.h"
 #include "ps/testing_counters.h"
 
@@ -277,7 +277,8 @@ Keys first_keys(std::size_t count) {
   return keys;
 }
 
-// Whoever comes too late is told, and only what counts is stepped: the bits of one process that has just that.
+// A worker that comes too late is told, and only pushes that count are stepped: the same bits as one process with just
+// these.
 TEST(BackupWorkers, HaveTheBitsOfOneProcessForAnyNumberOfServers) {
   constexpr int kWorkers = 4;
   constexpr std::int64_t kClocks = 25, kDim = 5;

@@ -65,7 +65,7 @@ std::optional<Command> next_record(std::string_view& bytes, std::optional<Error>
 namespace {
 
 constexpr std::string_view kJournalMagic = "cohort ps journal 3\n";
-constexpr std::size_t kVersion = kJournalMagic.size() - 2;  // where its version stands
+constexpr std::size_t kVersion = kJournalMagic.size() - 2;  // position of its version
 constexpr std::size_t kCopied = std::size_t{1} << 20;       // at once
 
 std::string beside(const std::string& path) { return path + ".new"; }
@@ -74,7 +74,7 @@ Error failed(const std::string& path, int why) {
   return Error(ErrorCode::Io, fmt::format("journal {}: {}", path, errno_text(why)));
 }
 
-/// Where it lies, whatever links lead there: what takes its place has to lie there, too.
+/// The file's real path behind any links: its replacement has to be written beside it.
 std::string resolved(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr), &std::free);
   return real ? std::string(real.get()) : path;
@@ -98,7 +98,7 @@ struct Journal::Next {
   Step step = Step::Image;
   std::uint64_t copied;              // bytes of the old one that it has, or that the image stands for
   std::atomic<std::uint64_t> there;  // bytes of the old one
-  std::atomic<bool> done{false};     // what the thread does
+  std::atomic<bool> done{false};     // the thread's work
   std::optional<Error> failed;
   bool taken = false;
   std::thread thread;
@@ -175,7 +175,7 @@ Result<Journal::File> Journal::lock(const std::string& path) {
   }
 }
 
-/// What a job before has left is none of this one's: workers and servers have other clocks and places.
+/// Sets aside the journal of an earlier job, whose workers and servers had other clocks and places.
 Result<void> Journal::set_aside(const File& file, const std::string& path) {
   for (int number = 1;; ++number) {
     const std::string aside = number == 1 ? file.path + ".earlier" : fmt::format("{}.earlier-{}", file.path, number);
@@ -190,7 +190,7 @@ Result<void> Journal::set_aside(const File& file, const std::string& path) {
   }
 }
 
-/// What was being written when the writer died. Kept: whoever looks may make something of it.
+/// Cuts off the record that was being written when the writer died, and keeps it in a file for inspection.
 Result<void> Journal::cut(File& file, std::string_view torn) {
   std::string kept;
   sys::UniqueFd to;
@@ -242,7 +242,7 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
     return Journal(std::move(file), tail);
   }
   rest.remove_prefix(kJournalMagic.size());
-  // Nothing is cut off: whoever looks may save some.
+  // Nothing is cut off: a person may recover some of it.
   const auto damaged = [&](const char* why) {
     return fail(
         ErrorCode::Corrupt,
@@ -279,7 +279,7 @@ Result<void> Journal::File::append(std::string_view first, std::string_view seco
   } while (written < 0 && errno == EINTR);
   if (written != whole) {
     const int why = written < 0 ? errno : ENOSPC;
-    // What there is of it is no record, and must not stand behind the next one.
+    // A partial record must not precede the next one.
     if (written > 0) (void)!::ftruncate(fd.get(), static_cast<off_t>(size));
     return fail_system(why, ErrorCode::Io, "journal {}: {}", path, errno_text(why));
   }
@@ -329,7 +329,7 @@ Result<Journal::File> Journal::begin_next(const std::string& path) {
   return file;
 }
 
-/// What its thread did is done.
+/// Continues after the thread of the next file has finished its part.
 void Journal::go_on_with_next() {
   Next& next = *next_;
   if (next.failed) return give_up(*next.failed);

@@ -22,12 +22,12 @@ class Journal {
  public:
   enum class Before : std::uint8_t {
     GoesOn,
-    SetAside,  ///< what there is is of an earlier job: renamed, once nobody has it
+    SetAside,  ///< an existing file is of an earlier job: renamed, once nobody has it
   };
-  /// Opens or makes the file, and has `state`, a new one, carry out each command in it. Less than a record at its end,
-  /// which was being written when its writer died, is kept in a file beside it and cut off. `tail`: bytes of commands
-  /// after which it is long. Unavailable if another process has it, Io, Corrupt if it is no journal or damaged (it
-  /// stays as it is), or what the state says.
+  /// Opens or makes the file, and has `state`, a new one, carry out each command in it. An incomplete record at its
+  /// end, left when its writer died, is kept in a file beside it and cut off. `tail`: bytes of commands after which it
+  /// is long. Unavailable if another process has it, Io, Corrupt if it is no journal or damaged (it stays as it is), or
+  /// the state's error.
   static Result<Journal> open(const std::string& path, State& state, std::size_t tail, Before before = Before::GoesOn);
   Journal(Journal&&) noexcept;
   Journal& operator=(Journal&&) noexcept;
@@ -35,7 +35,7 @@ class Journal {
 
   /// Io: nothing of it is in the file.
   Result<void> append(const Command& command);
-  /// `state`: what the commands so far have made. If that cannot be written the journal goes on as it is.
+  /// `state`: the result of the commands so far. If its image cannot be written, the journal goes on as it is.
   void compact_if_long(State& state);
   /// Bytes of the file.
   std::uint64_t size() const noexcept { return file_.size; }
@@ -48,7 +48,7 @@ class Journal {
     std::uint64_t image = 0;  ///< of these: what is no change, but stands for those before
     Result<void> append(const Command& command);
     Result<void> append(std::string_view first, std::string_view second);
-    /// Of another file, those bytes.
+    /// Appends those bytes of another file.
     Result<void> append_from(int other, std::uint64_t from, std::uint64_t to);
   };
   struct Next;
@@ -65,7 +65,7 @@ class Journal {
   std::unique_ptr<Next> next_;  ///< that will take its place, and has all that it has
 };
 
-/// What stands before a command's body.
+/// Size of the head before a command's body.
 inline constexpr std::size_t kRecordHead = 32;
 
 /// The head alone: the body follows it as it is.

@@ -312,7 +312,7 @@ TEST(CompactJournal, IsSetAsideOnceNobodyHasIt) {
   EXPECT_GT(std::filesystem::file_size(path + ".earlier"), std::filesystem::file_size(path + ".earlier-2"));
 }
 
-// Who gets a copy of a server's rows, and dies or is stopped in the midst of it: workers do not wait for it.
+// A process that dies or is stopped while it receives a copy of a server's rows: workers do not wait for it.
 
 using std::chrono::seconds;
 using std::chrono::steady_clock;
@@ -370,7 +370,7 @@ class Job {
     received_ = 0;
     return rpc;
   }
-  /// How many records it gets; whether the image ends with them.
+  /// Number of records received, and whether the image ends with them.
   struct Got {
     std::size_t records = 0;
     bool whole = false;

@@ -3,8 +3,8 @@
 // From a 64-bit key to a 32-bit number: open addressing with linear probing, so that a look-up touches one cache line.
 // It keeps no keys: an entry has the number and 32 bits of the key's hash, and the owner says which key a number has.
 // Owns its memory; one thread at a time.
-// Gradients by key, where those of a key that comes again are added to the first, in the order in which they come:
-// duplicates of a push at the client, pushes of a clock at the server. Keeps its memory from one use to the next.
+// Sums of gradients by key: gradients of a repeated key are added to the first, in order of arrival: duplicates of a
+// push at the client, pushes of a clock at the server. Keeps its memory from one use to the next.
 // One thread at a time.
 #pragma once
 
@@ -23,7 +23,7 @@ namespace cohort::ps {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-/// Of memory that begins with one. Only a wish.
+/// Asks the kernel for huge pages, as a hint, for memory that begins at the start of one.
 inline void wish_for_huge_pages(void* memory, std::size_t bytes) noexcept {
   (void)::madvise(memory, bytes, MADV_HUGEPAGE);
 }
@@ -61,9 +61,9 @@ class KeyMap {
 
   std::size_t size() const noexcept { return size_; }
   std::size_t bytes() const noexcept { return entries_.capacity() * sizeof(Entry); }
-  /// What `bytes` will be with so many keys.
+  /// Size that `bytes` will have with this many keys.
   static std::size_t bytes_for(std::size_t keys) noexcept { return entries_for(keys) * sizeof(Entry); }
-  /// Whether all keys are met again when so many more come.
+  /// Returns whether adding this many keys visits all present ones again (the table grows).
   bool grows_with(std::size_t more) const noexcept { return entries_for(size_ + more) > entries_.size(); }
   void prefetch(std::uint64_t hash) const noexcept {
     if (!entries_.empty()) __builtin_prefetch(&entries_[hash & mask()]);
@@ -78,7 +78,7 @@ class KeyMap {
       if (entry.tag == tag(hash) && is_key(entry.number)) return entry.number;
     }
   }
-  /// A first guess of `find`, for prefetching what the number stands for.
+  /// A first guess of `find`, for prefetching the entry of the number.
   std::uint32_t guess(std::uint64_t hash) const noexcept {
     return find(hash, [](std::uint32_t) { return true; });
   }
@@ -101,7 +101,7 @@ class KeyMap {
   void erase(std::uint64_t hash, std::uint32_t number, HashOf&& hash_of) {
     std::size_t hole = hash & mask();
     while (entries_[hole].number != number) hole = (hole + 1) & mask();
-    // What stands behind and would have stood here moves up, so that nothing is marked as deleted.
+    // Later entries that would have been placed here move up, so that nothing needs to be marked as deleted.
     for (std::size_t at = (hole + 1) & mask(); entries_[at].number != kNone; at = (at + 1) & mask()) {
       const std::size_t home = hash_of(entries_[at].number) & mask();
       if (((at - home) & mask()) < ((at - hole) & mask())) continue;

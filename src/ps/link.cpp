@@ -29,7 +29,7 @@ bool refuses(const std::string& endpoint) {
   return !socket && socket.error().kind == net::ConnectFailure::Refused;
 }
 
-/// Where a worker goes: it takes memory from there.
+/// The address a worker connects to; accepts shared memory from there.
 net::RpcPlace sharing_place_of(const std::string& endpoint, const std::string& secret_file) {
   net::RpcPlace place = value_or_throw(place_of(endpoint, secret_file));
   place.secure.descriptors = true;
@@ -71,7 +71,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
     Met met;
     Place elsewhere;
     std::optional<Error> late;
-    // Where nobody listens any more the others are asked at once.
+    // If nobody listens there any more, the other servers are asked at once.
     if (now.epoch == 0 || !refuses(now.endpoint)) {
       try {
         met = greet(sharing_place_of(now.endpoint, secret_file_), hello,
@@ -104,7 +104,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
   }
 }
 
-/// Whose rows nobody else has: one that has ended is not waited for.
+/// Throws if a server whose rows nobody else has is known to have ended: it is not waited for.
 void Route::demand_that_it_runs(const std::string& endpoint) const {
   std::optional<std::string> how;
   try {
@@ -149,7 +149,7 @@ void Route::share_memory(Met& met, net::RpcPlace place, const Hello& hello, net:
       shared = met.rpc->share_memory(host, deadline);
     }
     if (!shared) none(shared.error().what());
-  } catch (const Error& error) {  // if that was the connection, whoever asks next finds out
+  } catch (const Error& error) {  // if that was the connection, the next request finds out
     none(error.what());
   }
 }
@@ -195,7 +195,7 @@ constexpr std::size_t kMostSpare = 8;
 constexpr std::chrono::milliseconds kLongSilence(
     1000);  // without an answer, after which it is looked who serves the rows
 constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // of an answer
-constexpr std::chrono::milliseconds kSlack(2000);  // a server says whom it waits for before the client gives up
+constexpr std::chrono::milliseconds kSlack(2000);  // a server names the workers it waits for before the client gives up
 
 /// The record is copied before it is looked at; what follows it stays where it is.
 Result<Heard> open_answer(net::RpcAnswer whole) {
@@ -419,8 +419,8 @@ void Link::recover(Lock& lock, std::uint64_t connection, net::Deadline deadline)
   }
 }
 
-/// The server has this worker's changes up to `mark`. Those that it refused without noting them leave a gap: numbers go
-/// on behind `mark`, and a change that was sent behind the gap fails.
+/// The server has this worker's changes up to `mark`. Changes that it refused without noting them leave a gap: numbers
+/// go on behind `mark`, and a change that was sent behind the gap fails.
 void Link::go_on_after(std::uint64_t mark) {
   std::uint64_t last = mark;
   for (const RequestPtr& one : under_way_) {
@@ -451,14 +451,14 @@ void Link::drain() {
 void Link::keep_alive() noexcept {
   try {
     Lock lock(mutex_);
-    // Whoever waits already sees it.
+    // A thread that waits already notices a lost connection.
     if (dead_ ||
         std::any_of(under_way_.begin(), under_way_.end(), [](const RequestPtr& one) { return one->receiving; }))
       return;
     const RequestPtr ping = enqueue(lock, Method::Ping, 0, {}, 0);
     ping->deadline = std::min(ping->deadline, net::deadline_in(kLongSilence));
     receive(lock, ping);
-  } catch (const std::exception& error) {  // what is wrong shows to the next who asks
+  } catch (const std::exception& error) {  // the next call reports the error
     log::debug("ps", "{}: {}", name_, error.what());
   }
 }

@@ -22,7 +22,7 @@ struct RowView {
 
 /// Floats per row besides the weights.
 std::size_t slots_of(const Optimizer& optimizer, std::size_t dim) noexcept;
-/// As they are before the first step.
+/// Fills the slots with their values before the first step.
 void begin_slots(const Optimizer& optimizer, float* slots, std::size_t dim) noexcept;
 /// `lr` in place of the optimizer's own.
 void step(const Optimizer& optimizer, const RowView& row, const float* gradient,

@@ -262,7 +262,7 @@ Result<void> Primary::snapshot(const ClientPtr& client, const Call& call) {
   return {};
 }
 
-/// Of what is there now; pushes go on meanwhile.
+/// Writes a snapshot of the present state; pushes go on meanwhile.
 void Primary::answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked) {
   // Not into the file of a primary before, which may still be writing.
   const std::string file = epoch_ > 1 ? fmt::format("ps-{}-{}", epoch_, asked.file.substr(3)) : asked.file;
@@ -414,7 +414,7 @@ void Primary::answer_change(const ClientPtr& client, std::uint64_t id, const Com
   then_ = [this, client, id] { answer(client, id, broken_ ? answer_of(*broken_) : pack(Answer{})); };
 }
 
-/// Whether a change has to wait until memory is free that will be so by itself.
+/// Returns whether a change has to wait for memory that becomes free by itself.
 bool Primary::waits_for_memory(const Command& command, const Result<void>& checked) {
   const std::size_t later = transient();
   if (later == 0) return false;
@@ -422,7 +422,7 @@ bool Primary::waits_for_memory(const Command& command, const Result<void>& check
   return state_.copied() > 0 && state_.effort(command).copied > options_.room();
 }
 
-/// What a change that has been made, now or before, is answered with.
+/// The answer to a change that has been made, now or before.
 std::string Primary::made(const Command& command, std::uint64_t sequence) {
   const auto& refused = state_.workers().at(command.worker).refused;
   if (const auto found = refused.find(sequence); found != refused.end()) return answer_of(found->second);

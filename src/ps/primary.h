@@ -1,10 +1,9 @@
 // A worker is lost, and its last clock may have ended on some servers and not on others: asks the others how many of
 // its clocks have ended there. Each answers for good, since it takes nothing from that process any more. Has a thread,
 // from construction to destruction.
-// Serves one server's rows: calls of its workers, who waits for whom, what becomes of workers that are lost, and the
-// copy of all that at a backup. On the thread of the RpcServer, from construction to destruction. What may take long
-// (files, clocks of many rows) is done on other threads: until then calls wait, but for those of the backup, which
-// would take silence for death.
+// Serves one server's rows: calls of its workers, waits between them, workers that are lost, and the copy of all that
+// at a backup. On the thread of the RpcServer, from construction to destruction. Long work (files, clocks of many rows)
+// is done on other threads: until then calls wait, except for those of the backup, which would take silence for death.
 // Answers of servers as bytes. Pure; any thread.
 #pragma once
 
@@ -33,9 +32,9 @@ namespace cohort::ps {
 
 class Settlement {
  public:
-  /// Where a server's rows are served now; any thread.
+  /// Returns the address that serves a server's rows now; any thread.
   using PlaceOf = std::function<Result<net::RpcPlace>(std::uint32_t server)>;
-  /// `ended`: here. `others`: the servers that are asked.
+  /// `ended`: clocks ended on this server. `others`: the servers that are asked.
   Settlement(const Settle& question, std::int64_t ended, std::vector<std::uint32_t> others, PlaceOf place_of);
   ~Settlement();
   Settlement(const Settlement&) = delete;
@@ -44,7 +43,7 @@ class Settlement {
   const Settle& question() const noexcept { return question_; }
   /// The most of all servers, once all have answered.
   std::optional<std::int64_t> result() const;
-  /// Whom it cannot reach, and why.
+  /// Servers that it cannot reach, and why.
   std::string trouble() const;
 
  private:
@@ -69,11 +68,11 @@ class Primary {
     std::chrono::milliseconds patience{3000};
     std::function<std::size_t()> room;                 ///< bytes that this process may still take
     std::function<void(std::function<void()>)> aside;  ///< does it on a thread of its own
-    /// Where another server's rows are served. Any thread.
+    /// Returns the address that serves another server's rows. Any thread.
     std::function<Result<net::RpcPlace>(const Hello& known, std::uint32_t server)> place_of;
     std::function<void()> changed = {};      ///< whether all workers are gone may be something else than before
     std::optional<std::uint32_t> rows = {};  ///< whose, where servers know their numbers
-    Membership* membership = nullptr;        ///< where there may be a backup
+    Membership* membership = nullptr;        ///< set if there may be a backup
     std::uint64_t epoch = 0;                 ///< by the map
   };
 
@@ -85,18 +84,19 @@ class Primary {
 
   Result<void> hello(const ClientPtr& client, const Call& call, const Hello& greeting);
   Result<void> settle(const ClientPtr& client, const Call& call, const Settle& asked);
-  /// Of a client that has said hello.
+  /// Handles a call of a client that has said hello.
   Result<void> on_call(const ClientPtr& client, const Call& call);
   Result<void> follow(const ClientPtr& client, const Call& call, const Follow& asked);
   Result<void> fetch(const ClientPtr& client, const Call& call, const Fetch& asked);
   void on_gone(const ClientPtr& client);
-  /// What the map says of the rows.
+  /// Takes in what the map says about the rows.
   void told(const Serving& serving) noexcept;
 
   bool has(const ClientPtr& client) const { return sessions_.count(client) > 0; }
   std::uint64_t epoch() const noexcept { return epoch_; }
   std::size_t bytes() const noexcept { return (working_ ? known_bytes_ : state_.bytes()) + transient(); }
-  /// Whether there have been workers and all of them have left or are lost, and who has left has been told so.
+  /// Returns whether there have been workers and all of them have left or are lost, and those that left have been told
+  /// so.
   bool workers_gone() const noexcept {
     return !working_ && held_.empty() && state_.workers().count() > 0 && !state_.workers().least();
   }
@@ -137,7 +137,7 @@ class Primary {
     std::uint64_t id = 0;
     std::string answer = {};
   };
-  /// An answer that waits until the backup has what it is about.
+  /// An answer that waits until the backup has the commands up to its position.
   struct Held {
     std::uint64_t position = 0;
     ClientPtr client;
@@ -174,7 +174,7 @@ class Primary {
   Result<void> note(Command command, const std::string& body);
   void noted(Method method);
   void worked(Method method, const std::optional<Error>& failed);
-  /// When the latest change has been made: now, or once it is done elsewhere.
+  /// Calls `then` when the latest change has been made: now, or once it is done elsewhere.
   void afterwards(std::function<void()> then);
   /// Serves the call in its turn: now, or when nothing has to be waited for any more.
   Result<void> in_turn(const ClientPtr& client, const Call& call, std::function<Result<void>(const Call&)> serve);
@@ -203,14 +203,14 @@ class Primary {
 
   // primary_backup.cpp: the copy
   void answer(const ClientPtr& client, std::uint64_t id, std::string body);
-  /// As `RpcServer::answer`.
+  /// Like `RpcServer::answer`.
   void answer(const ClientPtr& client, std::uint64_t id, const std::string& head, std::size_t bytes,
               const std::function<void(char*)>& fill);
   bool may_answer() const;
   void answer_held();
   void send_records();
   void verify_now_and_then();
-  /// The connection of who has, or gets, the copy is gone, or it has said nothing for long.
+  /// The process that has, or gets, the copy has lost its connection, or has been silent for too long.
   void lose_backup();
   void look_for_backup(std::chrono::steady_clock::time_point until);
   void look_at_backup();

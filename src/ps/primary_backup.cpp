@@ -1,5 +1,5 @@
-// Of a Primary: the copy that another process has, and what waits for it.
-// Of a Primary: workers that are lost.
+// The part of Primary for its backup (a copy of the rows in another process), for answers that wait for the backup, and
+// for workers that are lost.
 
 #include "base/log.h"
 #include "base/thread.h"
@@ -161,7 +161,8 @@ void Primary::lose_backup() {
   }
 }
 
-/// Where nobody listens any more it is dead; else it may only have lost its connection, and comes again.
+/// Decides whether the backup is dead, which it is if nobody listens at its address; else it may only have lost its
+/// connection, and comes again.
 void Primary::look_for_backup(Clock::time_point until) {
   const std::string at = options_.membership->map().endpoint_of(replication_.other());
   options_.membership->later([at, until, self = self_, &rpc = rpc_, other = replication_.other()] {
@@ -247,7 +248,7 @@ void Primary::on_gone(const ClientPtr& client) {
 
 void Primary::be_patient(std::uint32_t number, std::uint64_t incarnation, milliseconds time) {
   patience_timers_[number] = rpc_.after(time, [this, number, incarnation] {
-    // Who has come again meanwhile is among those that wait.
+    // A worker that has come again meanwhile is among those that wait.
     if (must_wait()) return be_patient(number, incarnation, kStillWorking);
     const Worker& worker = state_.workers().at(number);
     if (worker.incarnation != incarnation) return;
@@ -297,7 +298,7 @@ void Primary::lost(const Settle& question, std::int64_t ended) {
   afterwards([this, worker = question.worker] { let_in(worker); });
 }
 
-/// What an earlier process of the worker has done is settled.
+/// Lets the worker's new process in: everything that an earlier one has done is settled.
 void Primary::let_in(std::uint32_t worker) {
   for (const ClientPtr& client : clients_of(worker)) rpc_.close(client);
   std::list<Waiting> come;

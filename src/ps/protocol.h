@@ -1,5 +1,5 @@
-// What clients and servers of a parameter server say to each other: records with bounds (base/records.h), and behind
-// the record keys and rows as they lie in memory. `pack` and `unpack` put the two together. Pure; any thread.
+// Messages between clients and servers of a parameter server: records with bounds (base/records.h), followed by keys
+// and rows as they lie in memory. `pack` and `unpack` put the two together. Pure; any thread.
 #pragma once
 
 #include "base/records.h"
@@ -32,7 +32,7 @@ void visit_fields(auto& m, auto& a, const Initializer*) {
   a(codec::below(m.kind, 3, "an initializer of an unknown kind"), m.a, m.b);
 }
 void visit_fields(auto& m, auto& a, const Consistency*) {
-  // One number, of what it is depends on the mode: so do messages and snapshots of before backup workers.
+  // One number, whose meaning depends on the mode, as in messages and snapshots from before backup workers.
   std::int64_t number = m.mode == Mode::Sync ? m.backup_workers : m.staleness;
   a(codec::below(m.mode, 3, "an unknown consistency"), number);
   if constexpr (!std::is_const_v<std::remove_reference_t<decltype(m)>>)
@@ -65,7 +65,7 @@ enum class Method : std::uint8_t {
   Locate,  ///< of workers too
   Follow,
   Fetch,
-  // What changes the state: each has the number of its order.
+  // Changes of the state: each has the number of its order.
   Start,
   Open,
   Push,
@@ -85,7 +85,7 @@ enum class Method : std::uint8_t {
   Propose,   ///< a change, likewise
   Conclude,  ///< a change
 };
-/// Of workers and servers; the others stand in journals alone.
+/// True for calls of workers and servers; other methods stand in journals alone.
 constexpr bool is_call(Method method) noexcept {
   return (method >= Method::Hello && method <= Method::Leave) ||
          (method >= Method::Await && method <= Method::Conclude);
@@ -125,7 +125,7 @@ struct Welcome {
 };
 void visit_fields(auto& m, auto& a, const Welcome*) { a(m.incarnation, m.mark, m.clock, m.barrier, m.epoch); }
 
-/// Where a change stands in the order of the worker's changes on this server.
+/// Position of a change in the order of the worker's changes on this server.
 struct Order {
   std::uint64_t sequence = 0;      ///< from 1, without gaps
   std::uint64_t acknowledged = 0;  ///< up to here the worker has had the answers
@@ -175,10 +175,11 @@ struct Commit {
 };
 void visit_fields(auto& m, auto& a, const Commit*) { a(m.order, m.clock); }
 
-/// Whose pushes count; with backup workers, as the first server has decided once enough had ended the clock.
+/// The workers whose pushes count; with backup workers, as the first server has decided once enough had ended the
+/// clock.
 struct Quorum {
   std::int64_t clocks = 0;                  ///< that have ended
-  std::vector<std::uint32_t> workers = {};  ///< whose pushes of the last of these count, ascending; empty: all
+  std::vector<std::uint32_t> workers = {};  ///< pushes of these count in the last clock; ascending; empty: all
 };
 void visit_fields(auto& m, auto& a, const Quorum*) {
   a(m.clocks, codec::most(m.workers, kMostWorkers));
@@ -202,7 +203,8 @@ struct Concluded {
 };
 void visit_fields(auto& m, auto& a, const Concluded*) { a(m.quorum, m.clock, m.late); }
 
-/// What a worker tells a server of the first one's decision, before anything of the clock at which it goes on.
+/// Sent by a worker to tell a server the first server's decision, before anything else of the clock at which the worker
+/// goes on.
 struct Conclude {
   Order order;
   std::int64_t clock = 0;  ///< at which it goes on
@@ -260,12 +262,12 @@ void visit_fields(auto& m, auto& a, const Barrier*) { a(m.number, m.wait_ms); }
 struct Settle {
   std::uint32_t worker = 0;
   std::uint64_t incarnation = 0;
-  std::uint32_t server = 0;  ///< who is asked: a process may serve several
+  std::uint32_t server = 0;  ///< the one asked: a process may serve several
 };
 void visit_fields(auto& m, auto& a, const Settle*) {
   a(m.worker, m.incarnation, codec::below(m.server, kMostServers, "a server beyond 1024"));
 }
-/// What a server has of a worker from which it takes nothing any more.
+/// State that a server holds of a worker from which it accepts nothing any more.
 struct Settled {
   std::int64_t committed = 0;
 };
@@ -290,7 +292,7 @@ void visit_fields(auto& m, auto& a, const Written*) {
   a(codec::longest(m.file, 300), m.bytes, m.sha256, codec::longest(m.crc32, std::size_t{8} << 20));
 }
 
-/// Who serves a server's rows now?
+/// Asks which process serves a server's rows now.
 struct Locate {
   std::uint32_t server = 0;
 };
@@ -363,7 +365,7 @@ void visit_fields(auto& m, auto& a, const TableCounts*) {
   a(m.rows, m.bytes, m.created, m.evicted, m.dropped, m.steps);
 }
 
-/// The beginning of every answer; what was asked for follows.
+/// The beginning of every answer; the requested record follows.
 struct Answer {
   std::optional<Error> error = {};
   std::int64_t clock = 0;     ///< of what was read: every push of earlier clocks is in it
@@ -371,7 +373,7 @@ struct Answer {
 };
 void visit_fields(auto& m, auto& a, const Answer*) { a(m.error, m.clock, m.version); }
 
-/// Of a change: every one begins with it.
+/// Returns the order of a change: every change begins with it.
 inline Result<Order> order_of(std::string_view body) {
   codec::Reader in(body);
   const auto text = in.text(std::size_t{1} << 20);

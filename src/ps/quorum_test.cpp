@@ -35,7 +35,7 @@ struct Server {
     const auto done = state.replay(journal.back().command());
     if (!done) ADD_FAILURE() << done.error().what();
   }
-  /// As a server that is started again, or a backup, has it.
+  /// Builds the state as a restarted server or a backup does.
   void begin_anew(bool from_image) {
     State again;
     if (from_image) {
@@ -294,7 +294,7 @@ class Schedule {
       default: break;
     }
   }
-  /// What it has sent may arrive later, or never.
+  /// Messages it has sent may still arrive later, or never.
   void die(std::uint32_t number) {
     Pusher& worker = workers_[number];
     ++lost_;

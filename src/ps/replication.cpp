@@ -301,7 +301,7 @@ void Follower::carry_out(const Batch& batch) {
 bool Follower::is_backup() const {
   const ServerMap map = membership_.map();
   if (map.rows[options_.rows].backup == membership_.self()) return true;
-  // What is known here may be old.
+  // The local copy of the map may be old.
   bool is = false;
   const auto looked = membership_.change(
       [&](ServerMap& now) {

@@ -1,5 +1,5 @@
-// Both sides of a copy of a server's rows: what the primary knows of it, and who gets it and may take the primary's
-// place.
+// Both sides of a copy of a server's rows: the primary's bookkeeping, and the process that gets the copy and may take
+// the primary's place.
 #pragma once
 
 #include "ps/server_map.h"
@@ -25,15 +25,16 @@ namespace cohort::ps {
 
 inline constexpr std::chrono::milliseconds kHeartbeat(60);  ///< a fetch is answered within
 inline constexpr std::chrono::milliseconds kLease(250);     ///< for which an answer that a backup has had holds
-/// A backup waits so much longer than the lease: its clock may run faster.
+/// A backup waits longer than the lease by this margin: its clock may run faster.
 inline constexpr std::chrono::milliseconds kLeaseMargin(25);
-/// Of who says nothing, though its connection stands. Busy machines have pauses of a second.
+/// Time after which a process that says nothing counts as gone, though its connection stands. Busy machines have pauses
+/// of a second.
 inline constexpr std::chrono::milliseconds kSilence(3000);
 
-/// What the primary of some rows knows of the process that has, or is getting, a copy of them: the records that it has
-/// not had yet, and whether answers may go out. An answer that says what the state is, or that it has changed, goes
-/// when a backup has received every command that is in the state; and only while no backup can have taken the primary's
-/// place without its knowing (a lease). Pure bookkeeping; one thread at a time.
+/// Tracks, for the primary of some rows, the process that has or is getting a copy of them: the records it has not
+/// received yet, and whether answers may go out. An answer that reports the state, or that it has changed, goes out
+/// when a backup has received every command in the state, and only while no backup can have taken the primary's place
+/// without its knowing (a lease). Pure bookkeeping; one thread at a time.
 class Replication {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -41,9 +42,9 @@ class Replication {
     Alone,      ///< nobody has a copy
     Copying,    ///< somebody is getting one: it may not take this primary's place; answers wait if it is far behind
     Near,       ///< has nearly all; answers wait for it from now on
-    Joining,    ///< has all that answers have gone out for; the map is being told
+    Joining,    ///< has all commands with answers sent; the map is being changed
     Following,  ///< is the backup
-    Dropping,   ///< is lost; the map is being told, and until then it may take this primary's place
+    Dropping,   ///< is lost; the map is being changed, and until then it may take this primary's place
   };
 
   Phase phase() const noexcept { return phase_; }
@@ -54,37 +55,37 @@ class Replication {
   /// A command that the state is about to have.
   void append(const Command& command);
 
-  /// Whether somebody may begin to get a copy: not while there is a backup, or another process gets one, nor by what
-  /// was said before the latest beginning and comes late.
+  /// Returns whether a process may begin to get a copy: not while there is a backup, or another process gets one, nor
+  /// by a late message from before the latest beginning.
   bool may_begin(const Holder& other, std::uint64_t copy) const noexcept;
   /// Records of the state's image, one after the other, until there are no more.
   using Pieces = std::function<std::optional<std::string>()>;
   /// From these on.
   void begin(const Holder& other, std::uint64_t copy, Pieces pieces, Time now);
-  /// Whether it is this copy that is wanted.
+  /// Returns whether this copy is the one that is wanted.
   bool wants(std::uint64_t life, std::uint64_t copy) const noexcept;
-  /// It has received all records before `received`, and the answer that was sent at `sent`, and asks for more. False:
-  /// those are not records that it can have had.
+  /// It has received all records before `received`, and the answer sent at `sent`, and asks for more. False: it cannot
+  /// have received these.
   bool fetch(std::uint64_t received, Time now, std::optional<Time> sent);
-  /// Whole records for it, about so many bytes of those that it has not received.
+  /// Whole records that it has not received, about `bytes` of them.
   std::string records(std::size_t bytes, std::uint64_t& count);
   bool has_records() const noexcept { return pieces_ || !image_.empty() || !records_.empty(); }
   /// Memory that records take which it has not received.
   std::size_t bytes() const noexcept { return bytes_ + image_bytes_; }
-  /// Whether commands should wait until it has received more.
+  /// Returns whether commands should wait until it has received more.
   bool is_behind() const noexcept { return bytes_ > kMostKept; }
   /// True, once: it has every command that an answer has gone out for, and should become the backup.
   bool join();
-  /// The map has been told: it is the backup. False: that is not what is waited for.
+  /// The map has been changed: it is the backup. False: no such change is awaited.
   bool joined(const Holder& other) noexcept;
-  /// It is lost. True, once: the map has to be told (phase Dropping).
+  /// It is lost. True, once: the map has to be changed (phase Dropping).
   bool lose();
-  /// The map has been told. False: that is not what is waited for.
+  /// The map has been changed. False: no such change is awaited.
   bool dropped(const Holder& other);
 
-  /// Whether an answer may go out that was made at this position.
+  /// Returns whether an answer made at this position may go out.
   bool may_answer(std::uint64_t position, Time now) const noexcept;
-  /// Whether somebody gets, or has, a copy: answers may wait for it, so it is given up when it says nothing.
+  /// Returns whether a process gets, or has, a copy: answers may wait for it, so it is given up when it says nothing.
   bool is_watched() const noexcept { return phase_ != Phase::Alone && phase_ != Phase::Dropping; }
   bool is_silent(Time now) const noexcept { return now - heard_ > kSilence; }
 
@@ -136,7 +137,7 @@ class Follower {
 
   /// Memory that the copy takes, and commands that have not been carried out yet.
   std::size_t bytes() const noexcept { return bytes_ + waiting_bytes_; }
-  /// Whether all workers of the rows have left, as far as the copy knows.
+  /// Returns whether all workers of the rows have left, as far as the copy knows.
   bool workers_gone() const noexcept { return workers_gone_; }
   /// After End::Promoted.
   State take() { return std::move(state_); }
@@ -170,7 +171,7 @@ class Follower {
   std::uint64_t received_ = 0;
   std::uint64_t epoch_ = 0;
   Clock::time_point heard_{};
-  bool disowned_ = false;  // who listens there says that it does not serve the rows to this process
+  bool disowned_ = false;  // the process there says that it does not serve the rows to this one
   std::atomic<std::size_t> bytes_{0};
   std::atomic<bool> workers_gone_{false};
   std::atomic<bool> stopping_{false};

@@ -1,9 +1,9 @@
 // Processes that serve rows and copy them, the job's store and workers, in one thread with a clock of its own: messages
 // that are slow or lost, processes that are killed, stopped and started again, commands that take seconds, snapshots on
-// slow disks, rows that are restored. Whatever happens: each push counts once,
-// what was acknowledged is there, nobody reads less than was acknowledged before, and no process has a say after
-// another one has taken its place. The decisions are those of the real parts (Replication, ServerMap, State); what
-// primary.cpp and a Follower do with sockets and threads is done here with events.
+// slow disks, rows that are restored. Invariants: each push counts once, acknowledged changes are there, nobody reads
+// less than was acknowledged before, and no process has a say after another one has taken its place. The decisions are
+// those of the real parts (Replication, ServerMap, State); the sockets and threads of primary.cpp and a Follower are
+// replaced by events here.
 #include "ps/replication.h"
 #include "ps/journal.h"
 #include "ps/server_map.h"
@@ -46,7 +46,7 @@ class Simulation {
     after(milliseconds(500 + below(8000)), [this] { restore(); });
   }
   ~Simulation() {
-    // What a process waits for holds the process.
+    // Callbacks that a process waits for hold a reference to the process.
     for (const std::weak_ptr<Process>& made : all_) {
       if (const ProcessPtr process = made.lock()) {
         process->fetching.reset();
@@ -91,14 +91,15 @@ class Simulation {
     float value;
     std::string error = {};
   };
-  /// One life of a process. What it has scheduled does nothing any more when it is dead, and waits while it is stopped.
+  /// One life of a process. Events that it has scheduled do nothing any more when it is dead, and wait while it is
+  /// stopped.
   struct Process {
     int number = 0;
     Holder self;
     bool alive = true;
     Time stopped_until{};
     double speed = 1;  // of its clock
-    // As the primary.
+    // State of a primary.
     bool serves = false;
     std::uint64_t epoch = 0;
     int term = 0;  // counts promotions
@@ -112,7 +113,7 @@ class Simulation {
     bool working = false;                    // another thread carries out a command
     bool restoring = false;                  // rows are taken from files
     std::deque<std::function<void()>> late;  // calls that wait for that
-    // As who has a copy.
+    // State of a holder of a copy.
     bool copies = false;
     State copy;
     std::uint64_t copy_number = 0;
@@ -184,7 +185,7 @@ class Simulation {
     const auto again = [this, by] { on(by, milliseconds(50), [this, by] { make_change(by); }); };
     if (lost() || cut(by->number, 100)) return again();
     after(delay(), [this, by, again] {
-      if (!by->alive && below(2) == 0) return;  // it died before it was heard, or after
+      if (!by->alive && below(2) == 0) return;  // it died before its message arrived, or after
       const Outcome outcome = by->changes.front().first(map_);
       if (lost() || cut(by->number, 100)) return again();
       on(by, delay(), [this, by, outcome] {
@@ -337,7 +338,7 @@ class Simulation {
     const auto mine = static_cast<std::uint32_t>(worker);
     const auto verdict = p.state.workers().judge({mine, 1, {sequence, sequence - 1}});
     const auto answer = [this, process, worker, asked, error = verdict ? std::string() : verdict.error().what()] {
-      // What it says against the push holds as little as anything else, if another one has taken its place.
+      // Even a refusal of the push is void if another process has taken its place.
       process->held.push_back({process->replication.position(), {worker, asked, value_of(process->state), error}});
       answer_held(process);
     };
@@ -345,7 +346,7 @@ class Simulation {
     note(process, {1, Method::Push, mine, 1, body}, answer);
   }
 
-  /// What is written, on a disk that may be slow, is what there was when that began.
+  /// The snapshot, on a disk that may be slow, has the state of the moment it began.
   void snapshot() {
     after(milliseconds(300 + below(2000)), [this] { snapshot(); });
     for (const ProcessPtr& process : processes_) {
@@ -363,7 +364,7 @@ class Simulation {
     }
   }
 
-  /// A worker asks for it until it has been told that all rows are there.
+  /// A worker asks for it until the answer says that all rows are there.
   void restore() {
     if (restored_) return;
     after(milliseconds(500), [this] { restore(); });
@@ -546,7 +547,7 @@ class Simulation {
 
   void fetched(const ProcessPtr& process, int connection, const std::string& records, std::uint64_t count) {
     Process& p = *process;
-    // Who asks for the primary's place hears nothing more of it: a Follower does one after the other.
+    // A process that asks for the primary's place hears nothing more from it: a Follower does one after the other.
     if (!p.copies || p.asks_for_place || p.connections * kProcesses + p.number != connection) return;
     p.heard = clock_of(p);
     p.received += count;
@@ -690,7 +691,7 @@ class Simulation {
   void kill(const ProcessPtr& process) {
     if (!map_.formed() || !process->alive || dropping_.count(process) > 0 || process->asks_for_place) return;
     const Serving& serving = map_.rows[0];
-    // Whom the map names as the backup may have given its copy up, and be about to get another one.
+    // The process that the map names as the backup may have given up its copy, and be about to get another one.
     const auto there = [&](const Holder& holder) {
       if (holder.life == 0 || holder == process->self) return false;
       const Process& other = *processes_[holder.server];

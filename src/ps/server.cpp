@@ -66,7 +66,7 @@ class Server::Impl final : RpcServer::Service {
   }
 
   ~Impl() override {
-    // What has threads that post to the server ends before it does.
+    // Objects with threads that post to the server end before it does.
     on_thread([&] {
       stopping_ = true;
       turns_.clear();
@@ -181,8 +181,8 @@ class Server::Impl final : RpcServer::Service {
     return {};
   }
 
-  /// What nobody has a copy of would be lost with this process. So workers begin when the first one is there, or does
-  /// not come.
+  /// Rows without a copy would be lost with this process. So workers begin when the first backup is there, or once it
+  /// fails to come in time.
   bool awaits_first_copy(std::uint32_t rows) const {
     if (!membership_ || steady_clock::now() > served_since_ + kFirstCopy) return false;
     const ServerMap map = membership_->map();
@@ -390,7 +390,7 @@ bool Server::workers_gone() const { return impl_->workers_gone(); }
 namespace {
 
 constexpr milliseconds kLookForWorkers(50);
-// What the process before has left (a child with its files) may be on its way out.
+// Remains of the previous process (a child with its files) may still be on their way out.
 constexpr auto kLeftAfter = std::chrono::seconds(10);
 
 std::unique_ptr<Server> start_again(const ServerOptions& options) {
@@ -432,7 +432,7 @@ std::unique_ptr<Server> Server::of_job(ServerOptions options) {
       options.endpoint = listed->at(static_cast<std::size_t>(number));
     server.reset(new Server(options, env::get(env::kStore).has_value()));
   }
-  // Where neither is there (DMLC_ROLE alone), workers are told by their program.
+  // Without either (DMLC_ROLE alone), the program tells its workers the address.
   if (listed || env::get(env::kStore)) announce_server(server->endpoint());
   return server;
 }

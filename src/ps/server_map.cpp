@@ -64,7 +64,7 @@ Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& s
   if (!trusted) return tl::unexpected(trusted.error());
   const net::Address at = place.endpoints.front().tcp;
   if (!*secret && !*trusted && net::is_loopback_name(at.host) && at.port != 0) {
-    // As ranks meet there: by a name that this user's processes alone are let in at.
+    // As for ranks: a Unix name that accepts processes of this user alone.
     place.endpoints.front().unix_name = fmt::format("cohort-server-{}", at.port);
     return place;
   }

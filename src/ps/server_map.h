@@ -1,9 +1,9 @@
-// Who serves which server's rows: for each the process that does (its primary), the one that has a copy (its backup),
-// and an epoch that counts the changes. The job's store has one such map, changed by compare-and-set alone: so of two
-// processes that would both go on, one does. Values and pure functions; any thread.
-// Which server has a key: key -> mix64 -> one of 4,096 virtual shards -> its owner by a map with a version. And which
-// has a piece of a dense variable. Values and pure functions; any thread.
-// Where servers listen, and with which secret they are reached. Any thread.
+// The processes that serve each server's rows: the primary, the backup with a copy, and an epoch that counts the
+// changes. The job's store has one such map, changed by compare-and-set alone: so of two processes that would both go
+// on, one does. Values and pure functions; any thread.
+// Placement of keys: key -> mix64 -> one of 4,096 virtual shards -> its owner by a map with a version; likewise the
+// pieces of a dense variable. Values and pure functions; any thread.
+// Addresses at which servers listen, and the secret to reach them. Any thread.
 #pragma once
 
 #include "base/records.h"
@@ -26,7 +26,7 @@
 
 namespace cohort::ps {
 
-/// A process: which server's it is, and which of those that have had this number.
+/// A process: its server's number, and which of the processes with this number it is.
 struct Holder {
   std::uint32_t server = 0;
   std::uint64_t life = 0;  ///< 0: nobody
@@ -59,7 +59,7 @@ struct ServerMap {
   std::vector<Serving> rows;  ///< by server; empty: not all have come yet
 
   bool formed() const noexcept { return !rows.empty(); }
-  /// Whether the process is the latest of its number.
+  /// Returns whether the process is the latest of its number.
   bool lives(const Holder& holder) const noexcept;
   const std::string& endpoint_of(const Holder& holder) const noexcept { return members[holder.server].endpoint; }
 };
@@ -69,11 +69,11 @@ void visit_fields(auto& m, auto& a, const ServerMap*) {
   a.demand(m.rows.empty() || m.rows.size() == m.members.size(), "a map of other servers");
 }
 
-/// What a change found: Made, it is in the map now; Already, it was; Refused, the map says something else.
+/// Outcome of a change. Made: it is in the map now; Already: it was there before; Refused: the map says something else.
 enum class Outcome : std::uint8_t { Made, Already, Refused };
 
-/// A process comes. When the last one does, the map is formed. Rows of which neither holder is there any more become
-/// its own, empty: it comes in the place of one of them.
+/// A process joins. When the last one has, the map is formed. Rows of which neither holder is left become its own,
+/// empty: it takes the place of one of them.
 Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member,
               std::uint32_t replicas);
 /// The backup takes the place of the primary.
@@ -82,11 +82,12 @@ Outcome promote(ServerMap& map, std::uint32_t rows, const Holder& backup);
 Outcome drop(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup);
 /// A process that has a copy becomes the backup.
 Outcome add(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup);
-/// Who was the backup in this epoch has no copy any more. If the primary is gone too, the rows begin anew in its place.
+/// The process that was the backup in this epoch has no copy any more. If the primary is gone too, the rows begin anew
+/// in its place.
 Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup, std::uint64_t epoch);
 
-/// How many others come before this server when rows need a backup: those on other hosts than the primary first, then
-/// by number from it on. nullopt: it is the primary.
+/// Number of servers that come before this one when rows need a backup: servers on other hosts than the primary first,
+/// then by number from it on. nullopt: it is the primary.
 std::optional<std::uint32_t> turn_of(const ServerMap& map, std::uint32_t rows, std::uint32_t server);
 
 inline constexpr std::uint32_t kShards = 4096;
@@ -110,8 +111,8 @@ class Placement {
   std::uint64_t version() const noexcept { return version_; }
   std::uint32_t servers() const noexcept { return servers_; }
   std::uint32_t server_of(std::uint64_t key) const noexcept { return owners_[shard_of(key)]; }
-  /// Of a dense variable of so many elements the keys are pieces of `dim` floats: runs of equal length, to within one,
-  /// by "div". No elements: a sparse table.
+  /// For a dense variable of this many elements the keys are pieces of `dim` floats: runs of equal length, to within
+  /// one, by "div". No elements: a sparse table.
   std::uint32_t server_of_row(std::uint64_t key, std::int64_t elements, std::int64_t dim) const noexcept;
 
  private:
@@ -122,13 +123,13 @@ class Placement {
 
 inline constexpr const char* kPurpose = "parameter server";
 
-/// Where a server listens that was not told: where the other processes of its job reach this host, of COHORT_NETWORK's
-/// addresses if that is set; in no job on this host alone. With a port of the system's choice.
+/// Address at which a server without a given endpoint listens: where the other processes of its job reach this host,
+/// one of COHORT_NETWORK's addresses if that is set; outside a job, on this host alone. The system chooses the port.
 Result<std::string> own_endpoint();
 /// "HOST:PORT" or "@NAME".
 Result<net::Endpoint> parse_endpoint(const std::string& text);
-/// How the server is reached: with the secret of the file, or the job's, but for Unix names. Without one: a loopback
-/// address by a Unix name made from its port; elsewhere if the network is trusted.
+/// Returns how to reach the server: with the secret of the file, or the job's, but for Unix names. Without one: a
+/// loopback address by a Unix name made from its port; elsewhere if the network is trusted.
 Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& secret_file);
 
 /// A server's place in the map of its job's store: enters it, looks at it again and again, and changes it by

@@ -86,7 +86,7 @@ Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::
 }
 
 Result<void> read_snapshot(const SnapshotBytes& source, const std::string& name, const SnapshotReader& reader) {
-  constexpr std::size_t kTableHead = std::size_t{1} << 20;  // what a table is takes less
+  constexpr std::size_t kTableHead = std::size_t{1} << 20;  // a table's description takes less
   std::string_view bytes;
   std::size_t there = 0;
   const auto want = [&](std::size_t wanted) -> Result<void> {

@@ -1,5 +1,6 @@
-// A server's part of a snapshot, as a file: of each table what it is, its rows with all that belongs to them, and the
-// counters of keys that are not admitted yet. Another number of servers reads all files, and takes what is its own.
+// A server's part of a snapshot, as a file: each table's description, its rows with all that belongs to them, and the
+// counters of keys that are not admitted yet. With another number of servers, each reads all files, and takes its own
+// rows.
 #pragma once
 
 #include "ps/state.h"
@@ -24,8 +25,8 @@ struct SnapshotReader {
   std::function<bool(const Adopt& table, std::uint64_t key)> is_mine;
   std::function<Result<void>(const std::string& body)> adopt;
 };
-/// The next bytes of a file, at least so many if there are, which stand as long as nothing more is asked for. `taken`
-/// of those before are done with.
+/// Returns the next bytes of a file, at least `wanted` if there are as many; valid until the next call. `taken` of the
+/// bytes before are done with.
 using SnapshotBytes = std::function<Result<std::string_view>(std::size_t taken, std::size_t wanted)>;
 Result<void> read_snapshot(const SnapshotBytes& source, const std::string& name, const SnapshotReader& reader);
 /// All files of a checkpoint, one after the other. Also Unavailable: it has none.

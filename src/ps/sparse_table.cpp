@@ -270,7 +270,7 @@ void SparseTable::drop_counter(std::uint32_t place) {
   seen_.pop_back();
 }
 
-/// Where rows are bounded, so are the counters of keys that may never have one.
+/// Limit on counters of keys that may never get a row: bounded wherever rows are.
 std::size_t SparseTable::most_seen() const noexcept {
   constexpr std::size_t kCountersOfARow = 4;
   const auto rows = static_cast<std::size_t>(options_.eviction.rows);

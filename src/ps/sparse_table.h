@@ -1,7 +1,7 @@
 // The rows of a sparse table in one process. A row is one record: header, weights, the optimizer's slots, side by side
 // in slabs; an index leads from a key to its row's number. A row that is erased leaves its place to the next one. No
-// memory is taken for a row but a slab's at a time. `freeze` gives what there is at that moment to be read on any
-// thread: a slab of it is copied before it changes. Owns its memory; one thread at a time.
+// memory is taken for a row but a slab's at a time. `freeze` gives a view of the moment, to be read on any thread: a
+// slab of it is copied before it changes. Owns its memory; one thread at a time.
 #pragma once
 
 #include "base/result.h"
@@ -64,21 +64,21 @@ class Slabs {
   std::vector<std::shared_ptr<std::byte[]>> slabs_;
 };
 
-/// How many views of something are read, on whatever threads.
+/// Number of views of something that are being read, on any threads.
 using Views = std::shared_ptr<std::atomic<int>>;
 
 class Rows : public Slabs {
  public:
   static constexpr std::uint32_t kNone = KeyMap::kNone;
 
-  /// Of so many floats each.
+  /// Rows of this many floats each.
   explicit Rows(std::size_t floats);
 
-  /// What there is now. As long as `views` counts any, it does not change, whatever happens to the rows.
+  /// The present rows. As long as `views` counts any, the result does not change, whatever happens to the rows.
   Slabs freeze(const Views& views);
-  /// Memory that slabs take which such views alone have now.
+  /// Memory of slabs that only such views hold now.
   std::size_t copied() const noexcept { return is_read() ? copied_ : 0; }
-  /// How many slabs would be copied before they are written to.
+  /// Number of slabs that would be copied before they are written to.
   std::size_t frozen() const noexcept { return is_read() ? frozen_ : 0; }
   std::size_t slab_bytes() const noexcept { return slab_bytes_; }
 
@@ -92,7 +92,7 @@ class Rows : public Slabs {
   std::uint32_t create(std::uint64_t key, std::uint64_t hash);
   void erase(std::uint32_t number);
 
-  /// To be written to: what was read of the row before, by its address, may be of a view.
+  /// A row to be written to: an address read before may belong to a view.
   struct Row {
     RowHeader& header;
     float* floats;
@@ -143,32 +143,32 @@ class Rows : public Slabs {
   KeyMap index_;
 };
 
-// A sparse table in one process: which rows are there, how they begin, are stepped, and go. What it does is a function
-// of the calls that change it, their order and the times that they bring, so a log of them makes the same table again;
+// A sparse table in one process: its rows, their initial values, optimizer steps and eviction. Its state is a function
+// of the calls that change it, their order and the times passed to them, so a log of them makes the same table again;
 // reading changes nothing. Keys and floats of messages need not be aligned. One thread at a time.
 
 /// InvalidArgument, saying which option and why.
 Result<void> check(const TableOptions& options);
-/// As Python has it: "Bounded(4)".
+/// Text as in Python: "Bounded(4)".
 std::string described(const Consistency& consistency);
 
-/// Keys, and the floats of so many rows behind each other.
+/// Keys, and the floats of as many rows, one after the other.
 struct KeyedRows {
   const void* keys = nullptr;
   const void* rows = nullptr;
   std::size_t count = 0;
 };
 
-/// What an image has of a table beside its rows and counters.
+/// The part of a table's image beside its rows and counters.
 struct TableShape {
   std::uint32_t end = 0;         ///< places of rows
   std::uint32_t first_free = 0;  ///< of them
-  std::uint32_t hand = 0;        ///< where eviction goes on
+  std::uint32_t hand = 0;        ///< position at which eviction goes on
   std::uint64_t seen = 0;
   TableCounts counts;
 };
 
-/// Of the counter of a key that is not admitted yet, in a snapshot.
+/// Bytes in a snapshot of the counter of a key that is not admitted yet.
 inline constexpr std::size_t kSeenBytes = sizeof(std::uint64_t) + sizeof(std::uint32_t);
 
 /// A table as it was at a moment, to be read on any thread.
@@ -177,7 +177,7 @@ class FrozenTable {
   const std::string& name() const noexcept { return name_; }
   const TableOptions& options() const noexcept { return options_; }
   const TableShape& shape() const noexcept { return shape_; }
-  /// Of a row.
+  /// Floats per row.
   std::size_t floats() const noexcept { return floats_; }
   /// All rows, and all counters of keys that are not admitted yet.
   void for_each(const std::function<void(const RowHeader&, const float*)>& visit) const;
@@ -219,38 +219,39 @@ class SparseTable {
   std::size_t dim() const noexcept { return dim_; }
   TableCounts counts() const noexcept;
 
-  /// Copies of the rows, or what they begin as. Creates none.
+  /// Copies the rows, or the initial values of absent ones. Creates none.
   void read(const void* keys, std::size_t count, void* out, std::uint32_t now) const;
   /// One step of each; a key may come several times. Throws std::bad_alloc, and then some have been stepped: see
   /// `bytes_with`.
   void step(const KeyedRows& gradients, std::uint32_t now, std::optional<double> lr = std::nullopt);
   /// The weights as given, the slots as they begin.
   void assign(const KeyedRows& weights, std::uint32_t now);
-  /// Those that are there.
+  /// Erases the keys that have rows.
   void erase(const void* keys, std::size_t count);
 
   /// Memory that will be held at most after steps of so many keys without a row.
   std::size_t bytes_with(std::size_t count) const;
-  /// How many of the keys have none.
+  /// Number of the keys that have no row.
   std::size_t fresh(std::size_t count, const void* keys) const;
 
-  /// Of a row.
+  /// Floats per row.
   std::size_t floats() const noexcept { return floats_; }
-  /// As it is now; as long as `views` counts any, that does not change. Takes as long as copying the counters.
+  /// The table as it is now; as long as `views` counts any, the result does not change. Takes as long as copying the
+  /// counters.
   FrozenTable freeze(const Views& views);
-  /// Memory that views alone have.
+  /// Memory held by views alone.
   std::size_t copied() const noexcept {
     return rows_.copied() + (rows_.frozen() + rows_.copied() > 0 ? frozen_seen_ * sizeof(Seen) : 0);
   }
-  /// Of a step or assignment of so many keys: how many floats are worked through or copied, about, and the memory of
-  /// what is copied for views.
+  /// Cost of a step or assignment of this many keys: roughly how many floats are worked through or copied, and the
+  /// memory of the copies made for views.
   struct Effort {
     std::size_t floats = 0;
     std::size_t copied = 0;
   };
   Effort effort(std::size_t count) const noexcept;
   /// For snapshots.
-  /// In place of what there is of the key. The floats need not be aligned.
+  /// Replaces the key's row. The floats need not be aligned.
   void restore(const RowHeader& header, const void* floats);
   void restore_seen(std::uint64_t key, std::uint32_t count);
 
@@ -259,7 +260,7 @@ class SparseTable {
   TableShape shape() const noexcept;
   void load_place(const RowHeader& header, const void* floats) { rows_.load(header, floats); }
   bool end_load(const TableShape& shape);
-  /// Of the rows at these places.
+  /// Digest of the rows at these places.
   std::uint64_t digest(std::uint32_t first, std::uint32_t count) const noexcept;
 
  private:
@@ -290,9 +291,9 @@ class SparseTable {
   TableCounts counts_;
 };
 
-// What a row is before its first step. A function of seed, key and position: the same on every server, at every time,
-// and after the row has gone and come back. (Normal ones go through the C library's log and cos; their last bit may
-// differ from one C library to another.) Pure; any thread.
+// Values of a row before its first step. A function of seed, key and position: the same on every server, at every time,
+// and after the row has been evicted and comes back. (Normal values go through the C library's log and cos; their last
+// bit may differ from one C library to another.) Pure; any thread.
 
 void fill_initial(std::span<float> row, const Initializer& initializer, std::uint64_t seed, std::uint64_t key) noexcept;
 

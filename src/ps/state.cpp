@@ -11,7 +11,7 @@
 namespace cohort::ps {
 namespace {
 
-/// Of a command whose body has been checked.
+/// Unpacks a command whose body has been checked.
 template <class T>
 Packed<T> opened(const Command& command) {
   return *unpack<T>(command.body);
@@ -19,7 +19,7 @@ Packed<T> opened(const Command& command) {
 
 constexpr std::size_t kMostEarlier = 16;  // incarnations; a server asks of one within seconds
 
-/// What two workers say of one table in different ways: "dim 8 and 16; the initializer".
+/// Lists how two workers' options for one table differ: "dim 8 and 16; the initializer".
 std::string differences(const TableOptions& one, const TableOptions& other) {
   constexpr const char* kRules[] = {"Sgd", "Adagrad", "RowAdagrad", "Adam", "AdamW", "Ftrl"};
   std::vector<std::string> found;
@@ -147,7 +147,7 @@ Result<void> State::check_change(const Command& command, std::size_t limit) {
   const bool stays = command.method == Method::Push && table.options().consistency.mode != Mode::Async;
   const std::size_t staged = stays ? change->payload.size() + sizeof(Staged) : 0;
   const std::size_t rows = stays ? count : 0;
-  // What it will take at most: asked exactly only where that would be too much.
+  // An upper bound of the memory comes first; the exact need is computed only if that is too much.
   if (bytes_with(number, count, rows) + staged <= limit) return {};
   count_fresh();
   if (bytes_with(number, table.fresh(count, change->payload.data()), rows) + staged <= limit) return {};

@@ -1,8 +1,8 @@
-// The workers of a parameter server as one server knows them: who is there, which of a worker's changes have been made,
-// how many clocks it has ended. Pure bookkeeping; one thread at a time.
-// What a parameter server has: tables, workers, and pushes whose clock has not ended. It changes by commands alone, and
-// is a function of them, their order and the times that they bring. So a journal of commands is a server's memory, and
-// what it has read is not in it. No I/O; one thread at a time, but for its views.
+// The workers of a parameter server as one server knows them: their presence, the changes made for each, the clocks
+// each has ended. Pure bookkeeping; one thread at a time.
+// State of a parameter server: tables, workers, and pushes whose clock has not ended. It changes by commands alone, and
+// is a function of them, their order and their times. So a journal of commands is a server's memory; reads are not in
+// it. No I/O; one thread at a time, but for its views.
 #pragma once
 
 #include "base/result.h"
@@ -24,7 +24,7 @@
 
 namespace cohort::ps {
 
-/// Of whom and what a change is.
+/// Author and order of a change.
 struct Author {
   std::uint32_t worker = 0;
   std::uint64_t incarnation = 0;
@@ -54,19 +54,19 @@ struct Worker {
 
 class Workers {
  public:
-  /// How many there are is what the first says.
+  /// Number of workers, as the first one says.
   std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(all_.size()); }
   void expect(std::uint32_t workers) { all_.resize(workers); }
   Worker& at(std::uint32_t worker) { return all_[worker]; }
   const Worker& at(std::uint32_t worker) const { return all_[worker]; }
 
-  /// Whether others wait for it.
+  /// Returns whether others wait for it.
   bool holds_others(std::uint32_t worker) const noexcept;
-  /// The least number of ended clocks of those that hold others; nullopt: nobody does.
+  /// The least number of ended clocks among workers that hold others; nullopt: none does.
   std::optional<std::int64_t> least() const noexcept;
   std::int64_t most() const noexcept;
   std::uint64_t latest_barrier() const noexcept;
-  /// Whether all that hold others have come to this barrier.
+  /// Returns whether all workers that hold others have come to this barrier.
   bool past_barrier(std::uint64_t number) const noexcept;
   /// "worker 3 on host b, which is at clock 4", of those that have not ended so many clocks.
   std::string behind(std::int64_t clocks) const;
@@ -97,7 +97,7 @@ struct Staged {
   std::optional<double> lr;
   std::size_t count;
   std::shared_ptr<const std::string> payload;
-  std::size_t fresh;     ///< of its keys, at most so many have no row yet
+  std::size_t fresh;     ///< at most this many of its keys have no row yet
   bool counted = false;  ///< whether that has been looked up
 };
 
@@ -146,58 +146,58 @@ class Image {
 class State {
  public:
   const Workers& workers() const noexcept { return workers_; }
-  /// What the latest worker that has joined said, of the servers too.
+  /// Greeting of the worker that joined last; it lists the servers, too.
   const std::optional<Hello>& introduced() const noexcept { return introduced_; }
   /// Clocks whose pushes have been made in tables of Mode::Sync.
   std::int64_t settled() const noexcept { return settled_; }
-  /// For how many workers no clock waits: the same for all tables.
+  /// Number of workers for which no clock waits: the same for all tables.
   std::int64_t backup_workers() const noexcept;
-  /// At which a worker that comes again begins.
+  /// Clock at which a worker that comes again begins.
   std::int64_t next_clock() const noexcept { return backup_workers() > 0 ? settled_ : workers_.most(); }
   /// With backup workers: whose pushes of the last settled clock counted.
   Concluded concluded(std::uint32_t worker) const;
 
-  /// Whether a worker may come so: InvalidArgument, Mismatch, Aborted.
+  /// Checks whether a worker may join with this greeting: InvalidArgument, Mismatch, Aborted.
   Result<void> may_join(const Hello& hello) const;
-  /// Whether the body of a change is whole, its table known, and memory enough: else why it is refused. `limit`: bytes
-  /// that tables and waiting pushes may take.
+  /// Checks that the body of a change is whole, its table known, and memory enough; else says why it is refused.
+  /// `limit`: bytes that tables and waiting pushes may take.
   Result<void> check(const Command& command, std::size_t limit);
   /// The same for rows of a snapshot, but their memory.
   Result<void> check_adopt(const Command& command) const;
-  /// Of a change that came in its turn: its number counts from now on. Never fails for what `check` let pass.
+  /// Runs a change that came in its turn: its number counts from now on. Never fails for what `check` let pass.
   void run(const Command& command);
 
   /// A command from a journal, or for a copy: as `run`, but that it is looked at first. Corrupt if it could not have
   /// been written, or if rows are not what a command of Method::Verify says.
   Result<void> replay(const Command& command);
 
-  /// As it is now. Takes no longer than a push.
+  /// A view of the present state. Takes no longer than a push.
   std::shared_ptr<const FrozenState> freeze();
-  /// What running the command costs, at most, about.
+  /// Approximate upper bound of the cost of running the command.
   SparseTable::Effort effort(const Command& command) const;
-  /// Whether an image has begun, and not ended.
+  /// True if an image has begun, and not ended.
   bool loading() const noexcept { return loading_; }
-  /// What some rows have to be, for a command of Method::Verify: others each time. nullopt: there are none.
+  /// Expected contents of some rows, for a command of Method::Verify: other rows each time. nullopt: there are none.
   std::optional<Verify> some_rows(std::uint64_t turn) const;
 
   /// The table of this number; nullptr.
   const SparseTable* table(std::uint32_t number) const noexcept;
   std::optional<std::uint32_t> find(std::string_view name) const noexcept;
 
-  /// Whether a worker at this clock may read the table.
+  /// Returns whether a worker at this clock may read the table.
   bool may_read(std::uint32_t table, std::int64_t clock) const noexcept;
-  /// Whom it waits for.
+  /// The workers it waits for, as text.
   std::string awaited(std::uint32_t table, std::int64_t clock) const;
   /// All pushes of earlier clocks are in the table.
   std::int64_t clock_of(std::uint32_t table) const noexcept;
 
-  /// What there is, without what views alone have.
+  /// Memory held, without what views alone hold.
   std::size_t bytes() const noexcept;
   std::size_t copied() const noexcept;
 
-  /// Whether there are pushes of a worker's clocks from this one on that wait for their end.
+  /// Returns whether pushes of a worker's clocks from this one on wait for the clocks' end.
   bool has_staged(std::uint32_t worker, std::int64_t clock) const noexcept;
-  /// How many clocks this incarnation had ended, after a command of Method::Settle.
+  /// Number of clocks this incarnation had ended, after a command of Method::Settle.
   std::int64_t ended(const Settle& asked) const;
 
  private:
@@ -228,7 +228,7 @@ class State {
   /// Makes those staged pushes of a worker that its ended clocks allow, in tables that wait for nobody.
   void make_committed(std::uint32_t worker, std::uint32_t now);
   void settle(std::uint32_t now);
-  /// What is staged of clocks up to `settled_`, as one step of each row.
+  /// Applies pushes staged for clocks up to `settled_`, as one step of each row.
   void step_staged(std::uint32_t now);
 
   // state_quorum.cpp: with backup workers

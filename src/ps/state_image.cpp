@@ -31,7 +31,7 @@ struct Earlier {
   std::int64_t ended = 0;
 };
 void visit_fields(auto& m, auto& a, const Earlier*) { a(m.incarnation, m.ended); }
-/// What it was refused follows in pieces of its own.
+/// A worker; its refused changes follow in pieces of their own.
 struct OfWorker {
   std::uint32_t number = 0;
   Worker worker = {};
@@ -126,7 +126,7 @@ Image::Image(std::shared_ptr<const FrozenState> of) : of_(std::move(of)) {
   begin_table();
 }
 
-/// What the table is, and its counters.
+/// Writes the table's description and its counters.
 void Image::begin_table() {
   place_ = 0;
   if (table_ == of_->tables.size()) return;

@@ -1,5 +1,6 @@
-// Of a State: clocks that end without some of the workers (SyncOptions::backup_workers). The first server decides whose
-// pushes of a clock count: of those that have ended it once only the backup workers have not. Workers tell the others.
+// The part of State for clocks that end without some of the workers (SyncOptions::backup_workers). The first server
+// decides whose pushes of a clock count: those of the workers that have ended it when only the backup workers have not.
+// Workers tell the others.
 //   A worker ends its clock there alone, when all servers have its pushes; so all have those of the quorum.
 //   Before it does anything at a clock it has told all servers who counted in the clocks before. So no server is more
 //   than one clock behind the first one, and the last decision is all that has to be known.
@@ -164,7 +165,7 @@ void State::conclude(std::uint32_t number, const Conclude& told, std::uint32_t n
     end_clock(now);
   }
   workers_.at(number).committed = told.clock;
-  // Of an earlier process of this worker, which can be in no quorum any more.
+  // Pushes of an earlier process of this worker can be in no quorum any more.
   unstage([&](const Staged& one) { return one.worker == number; });
 }
 
@@ -195,7 +196,7 @@ void State::end_clock(std::uint32_t now) {
 
 void State::withdraw(std::uint32_t number) {
   if (backup_workers() == 0) return drop_staged(number);
-  // It may be in a quorum of which this server has not heard; else its pushes go with the next one.
+  // It may be in a quorum not yet known to this server; else its pushes go with the next one.
   if (!decides()) return;
   Worker& worker = workers_.at(number);
   worker.committed = std::min(worker.committed, settled_);

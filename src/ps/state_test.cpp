@@ -90,7 +90,7 @@ struct OnItsWay {
   std::string body;
 };
 
-/// What one server does about the worker: asks one after the other, then decides.
+/// One server's progress with the worker: it asks the other servers one after the other, then decides.
 struct Asking {
   std::vector<std::size_t> others;
   std::int64_t most = 0;

@@ -291,7 +291,8 @@ RC_GTEST_PROP(SparseTable, IsAFunctionOfItsSteps, ()) {
   RC_ASSERT(first.counts().evicted == second.counts().evicted);
 }
 
-// Whatever is stepped, evicted, assigned and erased meanwhile; a second view of another moment too.
+// A view does not change when rows are stepped, evicted, assigned and erased meanwhile; nor does a second view of
+// another moment.
 TEST(SparseTable, AViewIsOfItsMoment) {
   TableOptions options = small(16);
   options.eviction.rows = 30000;

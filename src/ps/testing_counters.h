@@ -1,5 +1,5 @@
-// For tests in one process or several: tables whose rows count what is pushed, where a push of -1 adds 1, and
-// connections of the own process that are broken, as a network would.
+// For tests in one process or several: tables whose rows count pushes (a push of -1 adds 1), and broken connections of
+// the own process, as a network would break them.
 #pragma once
 
 #include <cohort/ps.h>

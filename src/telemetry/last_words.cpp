@@ -211,7 +211,7 @@ void add_frame(TraceText& text, int number, const void* address, Symbols symbols
   text.add("  #").add_number(number).add(" ");
   Dl_info info{};
   link_map* module = nullptr;
-  // What follows a call may belong to the next function already, if the call does not return.
+  // The code after a call may belong to the next function already, if the call does not return.
   const auto place = reinterpret_cast<std::uintptr_t>(address) - 1;
   if (::dladdr1(static_cast<const char*>(address) - 1, &info, reinterpret_cast<void**>(&module), RTLD_DL_LINKMAP) ==
       0) {
@@ -310,7 +310,7 @@ constexpr std::size_t kAlternateStack = 64 << 10;
 
 std::terminate_handler terminate_before = nullptr;
 std::atomic<int> interpreter_fd{-1};
-// Of its own each: an exception's terminate handler ends in SIGABRT, and SIGQUIT may come at any time.
+// A buffer each: an exception's terminate handler ends in SIGABRT, and SIGQUIT may come at any time.
 TraceText of_exception;
 TraceText of_signal;
 TraceText of_stacks;
@@ -371,7 +371,7 @@ void add_exception(TraceText& text, int depth) noexcept {
   } catch (const Error& error) {
     text.add(": ").add(error.what());
     add_context(text, error);
-    // Whatever was made of it on its way, a lost peer is what it comes from.
+    // A lost peer is the cause even if the exception was wrapped in others.
     const bool follows = error.code() == ErrorCode::PeerLost || error.code() == ErrorCode::Aborted;
     if (depth == 0 || follows) StatusPage::own().note_end(error);
     add_cause(text, error, depth);
@@ -397,8 +397,8 @@ void add_exception(TraceText& text, int depth) noexcept {
     StatusPage& page = StatusPage::own();
     if (page.say_last_words(text.add("\n").view())) {
       text.clear();
-      // Where nothing could catch it, nothing has been unwound, and the throw is on the stack. A noexcept function that
-      // it ran into has already given up what lay below.
+      // If nothing could catch the exception, nothing has been unwound, and the throw is on the stack. A noexcept
+      // function that it ran into has already given up the frames below.
       text.add(kThrowStack);
       add_backtrace(text, 1, Symbols::Demangled);
       page.add_last_words(text.view());
@@ -424,7 +424,8 @@ void on_fatal_signal(int number, siginfo_t* info, void* /*context*/) {
     const int fd = interpreter_fd.load();
     if (fd >= 0) text.add_file(fd);
     StatusPage& page = StatusPage::own();
-    // What is certain first: walking a broken stack may end in a second fault, which the kernel does not forgive.
+    // The certain part comes first: walking a broken stack may end in a second fault, which the kernel does not
+    // forgive.
     if (page.say_last_words(text.view())) {
       text.clear();
       text.add(kNativeStack);
@@ -470,7 +471,7 @@ bool is_default(int number) noexcept {
   return ::sigaction(number, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL;
 }
 
-// So that a stack overflow can be told of.
+// Makes a report after a stack overflow possible.
 void provide_alternate_stack() noexcept {
   alignas(64) static std::byte memory[kAlternateStack];
   stack_t now = {};

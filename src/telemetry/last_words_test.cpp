@@ -1,4 +1,4 @@
-// What a process that dies leaves on its page, and what one that is asked writes. Every test dies in a child.
+// Tests last words on the page of a process that dies, and stacks on request. Every test dies in a child.
 #include "telemetry/last_words.h"
 
 #include "base/env.h"

@@ -310,7 +310,7 @@ bool LineReader::fill() {
       if (bytes < 0) raise(ErrorCode::Io, "reading the run record failed -- {} -- {}", path_, errno_text(errno));
       const bool at_end = static_cast<std::size_t>(bytes) < block - got;
       got += static_cast<std::size_t>(bytes);
-      // What is read behind the end a moment later may belong to a writer that has cut off what was read before it.
+      // A later read behind the end may return bytes of a writer that has cut off part of what was read before.
       if (at_end) break;
     }
     buffer_.resize(got);
@@ -394,7 +394,7 @@ namespace {
 
 constexpr std::size_t kMostValues = 64;
 
-/// What people call it among the parameters of a run.
+/// Looks a parameter of the run up by its usual names.
 std::optional<double> parameter(const RecordLine& line, std::initializer_list<const char*> names) {
   for (const char* const name : names) {
     const auto value = line.number(fmt::format("parameters/{}", name));

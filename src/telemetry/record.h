@@ -3,9 +3,9 @@
 // Reads run records back. Free functions, no state: any thread may call them.
 // Reads a run record line by line while it is written, or afterwards. Only whole lines are read, so that neither a torn
 // last line nor the next writer's cutting it off is seen. One thread.
-// The values over steps that a line of a record holds, whatever its event: what sinks and pictures show.
-// Appending to a file so that it always ends with something whole. Any thread; whoever shares a file keeps order
-// himself.
+// The values over steps in a line of a record, for any event: the points that sinks and pictures show.
+// Appending to a file so that it always ends with something whole. Any thread; callers that share a file synchronise
+// themselves.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -24,12 +24,12 @@
 
 namespace cohort::track {
 
-/// Before the names of what a program logged.
+/// Prefix of names that a program logged.
 inline constexpr std::string_view kValues = "values/";
 
 struct RecordLine {
   struct Field {
-    std::string name;  ///< what is inside an object has its name before it: "parameters/lr"
+    std::string name;  ///< fields of an object have its name before them: "parameters/lr"
     std::variant<bool, std::int64_t, double, std::string> value;
   };
 
@@ -48,11 +48,11 @@ struct RecordLine {
   std::string_view text(std::string_view name) const noexcept;
 };
 
-/// As RecordLine::number; a truth value is no number.
+/// Like RecordLine::number; a truth value is no number.
 std::optional<double> number_of(const RecordLine::Field& field);
-/// As people write it: 0.1, 7, true, a text as it is.
+/// Text as people write it: 0.1, 7, true, a text unchanged.
 std::string text_of(const RecordLine::Field& field);
-/// As records have it: "NaN", "Infinity" and "-Infinity" are texts there.
+/// Text as in records: "NaN", "Infinity" and "-Infinity" are texts there.
 std::string text_of(double number);
 
 struct RecordLines {
@@ -61,17 +61,17 @@ struct RecordLines {
   bool torn = false;               ///< the last line has no end: its writer was killed while writing
 };
 
-/// Never fails: what is no event is counted.
+/// Never fails: lines that are no events are counted.
 RecordLines parse_record(std::string_view text);
 /// Throws Unavailable if there is no such file, Io if it cannot be read, Corrupt if it has lines but not one event.
 RecordLines read_record(const std::filesystem::path& file);
 
-/// Of the run; and what its launcher has warned of (warnings.jsonl beside it), each at its time's place.
+/// Reads the run's record, with its launcher's warnings (warnings.jsonl beside it) merged in by time.
 RecordLines read_run(const std::filesystem::path& record);
 
 enum class Absent { Error, Later };
 /// "run.jsonl" of a run's folder; a path that is no folder as it is. For the folder of a run whose program has made no
-/// record: throws Unavailable, where the record is not to come later.
+/// record: throws Unavailable, unless the record may come later.
 std::filesystem::path record_of(const std::filesystem::path& run, Absent absent = Absent::Error);
 
 /// The whole lines of a file that grows.
@@ -82,7 +82,7 @@ class LineReader {
   /// Without its end; valid until the next call. nullopt: there is no whole line more, now. Throws Io, and Corrupt
   /// where the file has become shorter than what was read, or a line is longer than any event.
   std::optional<std::string_view> next();
-  /// Where the next line begins.
+  /// Offset at which the next line begins.
   std::uint64_t offset() const noexcept { return offset_; }
 
  private:
@@ -103,9 +103,10 @@ class RecordFollower {
   /// Reads the next event; false: there is none more, now. Lines that are no events are counted. Throws as LineReader.
   bool next();
   const RecordLine& line() const noexcept { return line_; }
-  /// Whether the step of line() was done again: so said a later `resume` that was there when the follower began.
+  /// Returns whether the step of line() was done again, according to a later `resume` that was there when the follower
+  /// began.
   bool superseded() const noexcept { return superseded_; }
-  /// Where the line after line() begins.
+  /// Offset at which the line after line() begins.
   std::uint64_t offset() const noexcept { return lines_.offset(); }
   std::size_t damaged() const noexcept { return damaged_; }
 
@@ -132,15 +133,15 @@ struct MetricPoint {
   std::optional<int> rank;  ///< of one rank alone
 };
 
-/// Whether a line of that event holds what the schema says; what others hold is shown nowhere.
+/// Returns whether the schema defines lines of that event; the contents of others are shown nowhere.
 bool is_known_event(std::string_view event) noexcept;
 
-/// Reads lines in their order: what has no step of its own belongs to the last one. One thread.
+/// Reads lines in their order: values without a step of their own belong to the last one. One thread.
 class PointReader {
  public:
-  /// Calls `take` for each number of a `metric`, `step`, `epoch` or `communication` line. Of `communication` the names
-  /// begin with that: "communication/exposed_seconds", "communication/all_reduce/waited_seconds". What `take` gets
-  /// points into `line`.
+  /// Calls `take` for each number of a `metric`, `step`, `epoch` or `communication` line. Names from `communication`
+  /// begin with that word: "communication/exposed_seconds", "communication/all_reduce/waited_seconds". The points
+  /// passed to `take` refer into `line`.
   void read(const RecordLine& line, const std::function<void(const MetricPoint&)>& take);
 
  private:
@@ -149,7 +150,7 @@ class PointReader {
   std::string name_;
 };
 
-/// What is gathered before it is appended.
+/// Bytes gathered before they are appended.
 inline constexpr std::size_t kAppendBuffer = std::size_t{1} << 20;
 
 struct AppendTo {
@@ -158,16 +159,16 @@ struct AppendTo {
   std::string_view what;              ///< likewise: "writing to the run record"
 };
 
-/// All of `bytes`. Throws Io, naming the file, where they cannot be written (a full disk); the file then ends as
+/// Appends all of `bytes`. Throws Io, naming the file, if they cannot be written (a full disk); the file then ends as
 /// before.
 void append_all(const AppendTo& to, std::string_view bytes);
 /// "WHAT failed -- FILE -- errno's text -- ..."
 [[noreturn]] void raise_io(const AppendTo& to, int error);
 
-// How far a run is, how long it still takes, and the latest of what it logs; from the lines of its record. Plain
-// values, one thread.
+// Progress of a run, its remaining time, and the latest logged values; from the lines of its record. Plain values, one
+// thread.
 
-/// What of a run its progress follows from; read from lines in their order. Its end is known where the `start` line's
+/// Progress of a run, computed from its record's lines, read in order. Its end is known if the `start` line's
 /// parameters have epochs or steps (epochs, num_epochs, max_epochs; steps, max_steps, total_steps, num_steps).
 class RunProgress {
  public:
@@ -179,7 +180,7 @@ class RunProgress {
   std::optional<double> epoch() const noexcept { return epoch_; }
   /// 0 to 1; nullopt: where it ends is not known.
   std::optional<double> done() const;
-  /// By what was done since the program was started or resumed last; nullopt: not known yet.
+  /// Extrapolated from the progress since the last start or resume of the program; nullopt: not known yet.
   std::optional<double> remaining_seconds() const;
   const std::map<std::string, double, std::less<>>& values() const noexcept { return values_; }
 

@@ -1,10 +1,10 @@
-// What a rank says about itself to the agent that started it: which operation it is in, how far its training is, and,
-// if it dies of an exception, its last words. The agent makes the page (a memory file that both map) and reads it; it
-// outlives the rank, so that it tells what a killed rank was doing. Without an agent the page is private memory, so
-// that writers need not ask. Writing is a few plain stores; each word has one writer at a time, and readers take what
-// they find: a snapshot may mix two moments. Any thread may write through StatusPage; a lane belongs to whoever waits.
-// What programs call of Cohort's goes by its own name, not by those of the operations that it consists of: on the
-// status page, and in their errors.
+// A rank's status for the agent that started it: the operation it is in, how far its training is, and, if it dies of an
+// exception, its last words. The agent makes the page (a memory file that both map) and reads it; the page outlives the
+// rank, so that it tells what a killed rank was doing. Without an agent the page is private memory, so that writers
+// need not ask. Writing is a few plain stores; each word has one writer at a time, and readers take what they find: a
+// snapshot may mix two moments. Any thread may write through StatusPage; a lane belongs to the thread that waits.
+// Calls of Cohort's that a program makes appear under their own names, not under those of the operations they consist
+// of: on the status page, and in errors.
 #pragma once
 
 #include "base/memory.h"
@@ -64,7 +64,7 @@ struct alignas(64) GroupStatus {
   LaneStatus messages;
 };
 
-/// Operations that ranks match by name, and what the program waits for among them.
+/// Operations that ranks match by name, and the one that the program waits for.
 struct alignas(64) NameStatus {
   static constexpr std::size_t kWords = 12;
   std::atomic<std::uint64_t> ended;    ///< operations that are over
@@ -73,7 +73,7 @@ struct alignas(64) NameStatus {
   std::array<std::atomic<std::uint64_t>, kWords> name;
 };
 
-/// What the program is in that consists of operations of Cohort's own.
+/// The call of the program that is in progress and consists of several of Cohort's operations.
 struct CallStatus {
   static constexpr std::size_t kWords = 6;
   std::atomic<std::uint32_t> depth;  ///< calls that have begun and not ended
@@ -81,8 +81,8 @@ struct CallStatus {
       name;  ///< of the last one: "CheckpointFolder::save", filled with zeros
 };
 
-/// What the rank's collectives have taken so far, where it measures that (COHORT_TIMES; `exposed_ns` it always does).
-/// Several threads may add.
+/// Times of the rank's collectives so far, if it measures them (COHORT_TIMES; `exposed_ns` always). Several threads may
+/// add.
 struct TimesStatus {
   std::atomic<std::uint64_t> operations;
   std::atomic<std::uint64_t> bytes;       ///< of this rank's payload
@@ -95,7 +95,7 @@ struct TimesStatus {
   std::atomic<std::int64_t> step;         ///< and how many steps had been taken
 };
 
-/// Why the rank fails, for programs: what people read is in its last words.
+/// The reason why the rank fails, for programs; the text for people is in its last words.
 struct CauseStatus {
   enum State : std::uint32_t { None, Writing, OfWorld, OfProcess };
   std::atomic<std::uint32_t> state;
@@ -129,19 +129,19 @@ struct StatusLayout {
 
   std::uint64_t magic;
   std::atomic<std::int32_t> pid;         ///< of the process that writes it; 0: none has come yet
-  std::atomic<std::uint32_t> abilities;  ///< what it can be asked for
+  std::atomic<std::uint32_t> abilities;  ///< requests it supports
   std::atomic<std::int32_t> joining;     ///< the size of a world whose ranks it waits for, or kToBeMember; 0: none now
   std::atomic<std::uint32_t> worlds;     ///< that it has formed so far
-  /// Of an elastic job: the epoch of members in which it has formed its latest world; -1: none yet.
+  /// In an elastic job: the epoch of members in which the rank has formed its latest world; -1: none yet.
   std::atomic<std::int64_t> formed_epoch{-1};
-  /// It has what an elastic job has trained, so that others can have it from this rank. Once so, it stays so.
+  /// Set once the rank holds the elastic job's trained state, so that others can get it from this rank. Stays set.
   std::atomic<std::uint32_t> has_state;
   std::atomic<std::int64_t> step;     ///< optimizer steps so far
   std::atomic<std::int64_t> samples;  ///< of this rank in these, where who counts steps knows them
   std::atomic<std::uint32_t> words_ready;
   std::atomic<std::uint32_t> words_length;  ///< stored after the words that it counts
   std::int64_t words_ns;                    ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
-  char words[kWordsBytes];                  ///< what ended it: an exception's type, text and trace
+  char words[kWordsBytes];                  ///< cause of its end: an exception's type, text and trace
   CauseStatus cause;
   NotFiniteStatus not_finite;
   char kinds[kKinds][kNameBytes];          ///< names of operations, by the number in LaneStatus::what
@@ -170,7 +170,7 @@ class StatusPage {
  public:
   static StatusPage& own() noexcept;
 
-  /// Room for a communicator, until `close`. Where all are taken, and for id 0, several share one that nobody reads.
+  /// Room for a communicator, until `close`. If all are taken, and for id 0, several share one that nobody reads.
   GroupStatus& open(std::uint64_t id, int rank, int size, bool background = false) noexcept;
   void close(GroupStatus& group) noexcept;
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
@@ -178,7 +178,7 @@ class StatusPage {
   void begin_join(int size) noexcept;
   /// `epoch`: of the members who have formed it; -1: it is none of an elastic job's members.
   void end_join(bool formed, std::int64_t epoch = -1) noexcept;
-  /// This rank has what the job has trained.
+  /// This rank has the job's trained state.
   void note_state() noexcept;
   /// `samples`: of this rank in it; 0: not known.
   void count_step(std::int64_t samples = 0) noexcept;
@@ -199,21 +199,21 @@ class StatusPage {
   /// The first call counts, and returns true. Allocates nothing; may be called by a signal handler, and by a process
   /// that is about to end.
   bool say_last_words(std::string_view words) noexcept;
-  /// More of them, by whoever was first, so that what can be told safely is told before what may fail.
+  /// Adds to the last words, by the caller that was first: so the safe part is written before the part that may fail.
   void add_last_words(std::string_view words) noexcept;
   /// Tells the agent that SIGQUIT makes this process write its stacks to `fd()`, and that it lives on.
   void announce_stacks() noexcept { layout_->abilities.fetch_or(StatusLayout::kTellsStacks); }
-  /// A signal makes this process save and end, until all who said so have withdrawn it.
+  /// A signal makes this process save and end, until all callers that announced it have withdrawn it.
   void announce_saving() noexcept;
   void withdraw_saving() noexcept;
   /// All ranks save and end now, because one of them was asked to by this signal.
   void note_preemption(int signal) noexcept { layout_->preempted_by.store(signal, std::memory_order_relaxed); }
-  /// The agent's file, to write stacks to; -1 if there is no agent. Whoever asks for stacks sets its position.
+  /// The agent's file, to write stacks to; -1 if there is no agent. The process that asks for stacks sets its position.
   int fd() const noexcept { return fd_; }
   const StatusLayout& layout() const noexcept { return *layout_; }
   /// A signal that has come asks the whole job to end, and not this process alone.
   bool job_ends() const noexcept { return layout_->job_ends.load(std::memory_order_relaxed) != 0; }
-  /// The latest epoch of an elastic job that this process has been told of; 0: the first, or there is none.
+  /// The latest epoch of an elastic job announced to this process; 0: the first, or there is none.
   std::uint64_t announced_epoch() const noexcept { return layout_->epoch.load(std::memory_order_relaxed); }
 
   StatusPage(const StatusPage&) = delete;

@@ -72,7 +72,7 @@ void write(const Words& words) noexcept {
   slot.stamp.store(stamp | std::min<std::uint64_t>(words.wire_us, 0xffffffff) << 32, kRelease);
 }
 
-// As the status page: one process writes, the first that comes; what it forks or starts does not.
+// As with the status page, one process writes, the first that comes; its forks and children do not.
 TimelineLayout* take_ring() noexcept {
   const auto fd = env::number(env::kTimelineFd);
   if (!fd || *fd <= 2) return nullptr;
@@ -155,7 +155,7 @@ void add_step(std::int64_t step) noexcept {
   if (!on()) return;
   const std::int64_t now = ns_of(Clock::now());
   const std::int64_t before = last_step_ns.exchange(now, std::memory_order_relaxed);
-  // When the first began is not known: it is a moment.
+  // The beginning of the first step is not known: it becomes an instant.
   const Clock::time_point ended{std::chrono::nanoseconds(now)};
   const Clock::time_point begun{std::chrono::nanoseconds(before != 0 ? before : now)};
   add(Event{TimelineKind::Step, "step", begun, ended, 0, static_cast<std::uint64_t>(step), 0, {}});
@@ -179,7 +179,7 @@ Found read(const TimelineLayout& ring, std::uint64_t number, TimelineEntry& entr
   entry.bytes = slot.bytes.load(kAcquire);
   entry.waited_ns = slot.waited_ns.load(kAcquire);
   entry.wire_bytes = slot.wire_bytes.load(kAcquire);
-  // Whoever has taken the slot again had counted first.
+  // A writer that reuses the slot increases `head` first.
   if (ring.head.load(kAcquire) > number + TimelineLayout::kSlots) return Found::Overwritten;
   if (!whole) return Found::Unwritten;
   const auto kind = static_cast<std::uint8_t>(what);
@@ -197,7 +197,7 @@ Found read(const TimelineLayout& ring, std::uint64_t number, TimelineEntry& entr
 
 void TimelineReader::drain(Until until, const std::function<void(const TimelineEntry&)>& take) {
   const std::uint64_t head = ring_.head.load(std::memory_order_acquire);
-  if (head < next_) return;  // what no writer of ours does
+  if (head < next_) return;  // no writer of Cohort's does this
   if (head - next_ > TimelineLayout::kSlots) {
     const std::uint64_t oldest = head - TimelineLayout::kSlots;
     lost_ += oldest - next_;

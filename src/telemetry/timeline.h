@@ -1,10 +1,11 @@
-// What happens in a rank, event by event, for its agent: operations, steps, buckets, checkpoints, waits and the
-// program's own spans, in a ring of fixed slots. The agent makes the ring (a memory file that both map), drains it all
-// the time (TimelineReader), and still has it when the rank was killed. Writers never wait: where the agent lags,
-// the oldest events are overwritten, and the reader counts them. Without a ring, which is without `cohort run --trace`,
-// an event costs one load. Any thread may write.
-// The agent's end of a timeline: takes out what its rank has written since the last time, in order. The ring is another
-// process's to write, so nothing in it is believed: numbers are checked, and texts are bounded. One thread.
+// Events in a rank, for its agent: operations, steps, buckets, checkpoints, waits and the program's own spans, in a
+// ring of fixed slots. The agent makes the ring (a memory file that both map), drains it all the time (TimelineReader),
+// and still has it when the rank was killed. Writers never wait: when the agent lags, the oldest events are
+// overwritten, and the reader counts them. Without a ring, that is without `cohort run --trace`, an event costs one
+// load. Any thread may write.
+// TimelineReader is the agent's end of a timeline: it takes out the events that the rank has written since the last
+// time, in order. The ring is another process's to write, so nothing in it is trusted: numbers are checked, and texts
+// are bounded. One thread.
 #pragma once
 
 #include "base/memory.h"
@@ -50,7 +51,7 @@ struct TimelineName {
 struct TimelineLayout {
   static constexpr std::uint64_t kMagic = 0x3130454d49544843;  // "CHTIME01"
   static constexpr std::size_t kSlots = std::size_t{1} << 14;
-  static constexpr std::size_t kNames = 2048;  ///< 0 stands for all that found no room
+  static constexpr std::size_t kNames = 2048;  ///< 0 stands for all names that did not fit
 
   std::uint64_t magic;
   std::atomic<std::int32_t> pid;                ///< of the process that writes; 0: none has come yet
@@ -82,13 +83,13 @@ extern std::atomic<int> state;
 bool look() noexcept;
 }  // namespace detail
 
-/// Whether somebody takes events.
+/// Returns whether events are recorded.
 inline bool on() noexcept {
   const int state = detail::state.load(std::memory_order_relaxed);
   return state != detail::kOff && (state == detail::kOn || detail::look());
 }
 
-// Where nobody takes them, these do nothing.
+// These do nothing if there is no ring.
 void add(const Event& event) noexcept;
 void add(const CollectiveEvent& event) noexcept;
 /// This thread's number, the lane of its spans.
@@ -133,14 +134,14 @@ struct TimelineEntry {
 
 class TimelineReader {
  public:
-  /// Of `create_timeline`; lives as long as this.
+  /// `ring`: made by `create_timeline`; must outlive the reader.
   explicit TimelineReader(const TimelineLayout& ring) noexcept : ring_(ring) {}
 
   enum class Until { Now, End };
   /// At most as many events as the ring has slots. One that is still being written is waited for until the next call,
   /// once; at the end of the rank for nothing.
   void drain(Until until, const std::function<void(const TimelineEntry&)>& take);
-  /// Bytes of any kind, at most TimelineName::kBytes; empty for one that found no room.
+  /// Bytes of any kind, at most TimelineName::kBytes; empty for a name that did not fit.
   std::string_view name(std::uint16_t place) const noexcept;
   /// Events that were overwritten before they could be taken, or never became whole.
   std::uint64_t lost() const noexcept { return lost_; }

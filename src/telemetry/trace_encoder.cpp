@@ -84,7 +84,7 @@ std::string valid_text(std::string_view text) {
 
 namespace {
 
-/// The same collective has the same flow on all ranks; 0: it cannot be told.
+/// The same collective has the same flow on all ranks; 0: unknown.
 std::uint64_t flow_of(std::uint32_t group, std::uint64_t sequence) noexcept {
   if (group == 0 || sequence == 0) return 0;
   std::uint64_t mixed = (std::uint64_t{group} << 32) + sequence * 0x9e3779b97f4a7c15ULL;
@@ -243,7 +243,7 @@ void RankTrace::append(std::string& trace, const TimelineEntry& entry, std::stri
   bool free = true;
   Track& to = place(trace, entry, free);
   TrackEncoder& encoder = to.encoder;
-  // What is too much for the lanes is a moment.
+  // An event for which no lane is free becomes an instant.
   const bool slice = free && (entry.ended_ns > entry.begun_ns || entry.kind == TimelineKind::Span);
   if (name.empty()) name = "(no room for its name)";
   std::string event = slice ? encoder.begin(name) : encoder.instant(name);

@@ -69,10 +69,10 @@ class ProtoWriter {
 
 /// One whole packet with these fields.
 void append_packet(std::string& trace, std::string_view fields);
-/// What may stand in a protobuf string: bytes that are no UTF-8 become '?'.
+/// Makes a text valid for a protobuf string: bytes that are not UTF-8 become '?'.
 std::string valid_text(std::string_view text);
 
-/// Which kind of track this is. The numbers are part of track uuids.
+/// Kind of a track. The numbers are part of track uuids.
 enum class TraceTrack : std::uint8_t { Process, Steps, Buckets, Checkpoints, Operations, Named, Thread, InFlight };
 
 /// A uuid says which rank's track of which kind it is, so readers need no other description.
@@ -128,10 +128,10 @@ class TrackEncoder {
   bool begun_ = false;
 };
 
-/// Of a process, which tracks have for parent. `pid` tells processes apart in Perfetto.
+/// Appends a process, the parent of tracks. `pid` tells processes apart in Perfetto.
 void append_process(std::string& trace, std::uint64_t uuid, std::uint64_t pid, std::string_view name);
 
-/// What one rank has written, as packets.
+/// One rank's events, as packets.
 class RankTrace {
  public:
   struct Options {
@@ -145,7 +145,7 @@ class RankTrace {
 
   /// Packets of this event; `name` is of the reader.
   void append(std::string& trace, const TimelineEntry& entry, std::string_view name);
-  /// Where the ring was full.
+  /// Appends a mark where events were lost because the ring was full.
   void append_lost(std::string& trace, std::int64_t at_ns, std::uint64_t events);
 
  private:
@@ -162,7 +162,7 @@ class RankTrace {
   std::map<std::uint32_t, std::uint16_t> threads_;  ///< lanes of them, by number
 };
 
-/// What is known of a host's clock, as events of a track of its own.
+/// A host's clock, as events of a track of its own.
 struct HostTrace {
   int index = 0;
   std::string name;
@@ -172,7 +172,7 @@ struct HostTrace {
   /// The host's clock is `offset_ns` ahead of the supervisor's, give or take the uncertainty.
   void append_offset(std::string& trace, std::int64_t base_ns, std::int64_t host_ns, std::int64_t offset_ns,
                      std::int64_t uncertainty_ns) const;
-  /// What this host's clocks say at one moment. `base_ns`: as RankTrace has it.
+  /// Appends readings of this host's clocks at one moment. `base_ns`: as in RankTrace.
   void append_clocks(std::string& trace, std::int64_t base_ns, std::int64_t monotonic_ns,
                      std::int64_t realtime_ns) const;
 

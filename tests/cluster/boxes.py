@@ -117,7 +117,7 @@ class Box:
         return {pid: (host, line) for host in self.hosts for pid, line in self.processes(host, pattern).items()}
 
     def new_processes(self, ignored="^$"):
-        """Those that were not there when the box came up."""
+        """Processes that were not there when the box came up."""
         return {pid: what for pid, what in self.all_processes().items()
                 if pid not in self.before and not re.search(ignored, what[1])}
 

@@ -1,4 +1,4 @@
-"""What tests of `cohort doctor` over hosts of a box share: the box, which stays as it was, and ways to break it."""
+"""Base of tests of `cohort doctor` over hosts of a box: the box, which stays as it was, and ways to break it."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import tempfile
 import boxes
 
 COHORT = os.environ.get("COHORT_COMMAND", "")
-# Of a command; the doctor's own limit is below 30 s, and the machine may be busy.
+# Limit for a command; the doctor's own is below 30 s, and the machine may be busy.
 PATIENCE = 90
 
 

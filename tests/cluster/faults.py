@@ -78,7 +78,7 @@ class Ground:
         return {f"{host}:{name}" for host in HOSTS for name in self.box.run(host, "ls", "-A", "/dev/shm").stdout.split()}
 
     def undisturbed(self, launcher, layout):
-        """How long such a job takes, and its digest."""
+        """Time that such a job takes, and its digest."""
         if (launcher, layout) not in self.normal:
             words = words_of(launcher, layout, self.options, [self.options.peer, f"x{ROUNDS}"])
             since = time.monotonic()
@@ -137,7 +137,7 @@ class Job:
                       if pid not in self.before or harm == "slurmd")
 
     def all_have_begun(self):
-        """Whether every rank has been there for a moment: who started it has been told so by then."""
+        """True if every rank has been there for a moment: its starter has been told so by then."""
         begun = sum(processes.age_of(pid) > BEGUN for host in HOSTS
                     for pid in self.box.processes(host, f"^{re.escape(self.ground.options.peer)} "))
         return begun >= self.plan.ranks
@@ -203,7 +203,7 @@ class Job:
     # --- what remains ---
 
     def left(self):
-        # What Slurm, Open MPI and ssh's daemon do about a cable that is out is not ours.
+        # The reaction of Slurm, Open MPI and ssh's daemon to an unplugged cable is not tested here.
         theirs = r"^sshd|^/usr/sbin/|slurmstepd|^srun|^salloc|^mpirun|orted"
         return {pid: what for pid, what in self.box.new_processes(theirs).items() if pid not in self.before}
 
@@ -293,7 +293,7 @@ class Job:
             wait = max(wait, 30)
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(wait), False
-        # What was hit may be nothing that such a job has to notice.
+        # The fault may have hit something that such a job does not have to notice.
         noticed = not plan.shell or plan.harms[0] not in ("rank", "slurmd")
         if not endless and plan.launcher in OURS and noticed:
             self.problems.append(f"it goes on after {wait:.0f} s")

@@ -1,4 +1,4 @@
-"""What the random jobs of faults.py are: how each is started, where, and what happens to it when. Pure."""
+"""Plans of the random jobs of faults.py: how each is started, where, and the faults it gets when. Pure."""
 
 import collections
 import random
@@ -42,12 +42,12 @@ NAMED = ("cut", "hang", "down")
 
 
 def possible(harms, launchers):
-    """Of the harms, those that a job of one of the launchers can come to."""
+    """Names of the faults that a job of one of the launchers can get."""
     return [name for name in HARMS if name in harms and set(HARMS[name].launchers) & set(launchers)]
 
 
 class Plan:
-    """What job `number` of a seed is. A pure function of the two and of the harms and launchers to choose from."""
+    """Plan of job `number` of a seed. A pure function of the two and of the faults and launchers to choose from."""
 
     def __init__(self, seed, number, harms, launchers=ALL):
         draw = random.Random(f"{seed} {number}")

@@ -1,4 +1,4 @@
-"""What tests of `cohort run` over hosts of a box share: the box, jobs that are ended, and a look at what they leave."""
+"""Base of tests of `cohort run` over hosts of a box: the box, jobs that are ended, and checks of their remains."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ class Launch(boxes.InBox):
 
     @staticmethod
     def end(job):
-        """Whatever became of it."""
+        """Ends the job in any case."""
         with contextlib.suppress(ProcessLookupError):
             job.kill()
         job.wait()

@@ -44,7 +44,7 @@ class Articles(PythonCase):
         return done.stdout + done.stderr
 
     def batch(self, script):
-        """What a batch script wrote. `sbatch --wait` looks seldom: after 20, 30, 42 seconds."""
+        """Output of a batch script. `sbatch --wait` looks seldom: after 20, 30, 42 seconds."""
         out = self.folder / f"{script}.out"
         job = self.on_h1("sbatch", "--parsable", "-o", out, script).strip()
         limit = time.monotonic() + 120
@@ -64,7 +64,7 @@ class Articles(PythonCase):
         return said
 
     def weights(self, said, times=1):
-        """What all four ranks have learnt: the same, to the bit, as each other, and in each of so many trainings."""
+        """Weights learnt by all four ranks: the same, to the bit, on each, and in each of `times` trainings."""
         found = re.findall(r"rank (\d) of (\d), local (\d): loss (\S+), weights ([\d.]+)", said)
         self.assertEqual(sorted(line[:3] for line in found),
                          sorted([("0", "4", "0"), ("1", "4", "1"), ("2", "4", "0"), ("3", "4", "1")] * times), said)

@@ -163,7 +163,7 @@ class TestWayToAHost(Cluster):
         self.assertTrue(report["hosts"][0]["examined"])
 
     def test_an_agent_that_cannot_come_back(self):
-        # It is told of no address that leads here.
+        # It gets no address that leads here.
         self.broken("h2", "ip route add unreachable 10.77.0.1/32; ip -6 route add unreachable fd77::1/128; "
                           "ip rule add pref 5 ipproto tcp sport 22 lookup 77; ip route add 10.77.0.0/24 dev eth0 table 77; "
                           "ip rule add pref 6 ipproto tcp sport 22 lookup local",

@@ -52,7 +52,7 @@ class TestBetweenHosts(Cluster):
         self.assertIn("fd77::2 (eth0): no route", found["found"])
 
     def test_a_port_that_is_refused(self):
-        # What h3 has as h2's address is an address of its own, where nobody listens.
+        # On h3, h2's address is one of h3's own, where nobody listens.
         self.broken("h3", "ip addr add 10.77.0.2/32 dev lo; ip -6 addr add fd77::2/128 dev lo nodad",
                     "ip addr del 10.77.0.2/32 dev lo; ip -6 addr del fd77::2/128 dev lo")
         report = self.report("-H", "h1,h2,h3")

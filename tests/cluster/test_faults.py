@@ -1,4 +1,4 @@
-"""What the harness of faults itself promises: that it sees what it says it checks. Needs no box."""
+"""Tests that the fault harness detects the problems it checks for. Needs no box."""
 
 import contextlib
 import io

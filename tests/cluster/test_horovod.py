@@ -133,7 +133,7 @@ class Horovod(Launch):
         return self.box.run("h1", "env", *self.environment, path, *more, *words, cwd=self.folder, timeout=timeout)
 
     def lines(self, done, layout=None):
-        """What the ranks printed of themselves, by rank; all have to have the same weights."""
+        """Output of the ranks about themselves, by rank; all have to have the same weights."""
         said = done.stdout + done.stderr
         # mpirun may join two lines.
         found = re.findall(r"rank (\S+) local (\S+) cross (\S+) on (\S+) "

@@ -11,7 +11,7 @@ from launch_case import COHORT, PATIENCE, Launch, wait_until
 
 WORKER = os.environ.get("COHORT_JOIN_WORKER", "")
 PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
-#: What somebody who comes from torchrun has: the numbers by its variables, and a sum over all.
+#: A program written for torchrun: the numbers by its variables, and a sum over all.
 SUM = """
 import array, os, cohort
 cohort.init()
@@ -20,7 +20,7 @@ numbers = array.array("d", [world.rank() + 1.0])
 world.all_reduce(numbers)
 print(os.environ["RANK"], os.environ["LOCAL_RANK"], world.local_rank(), world.cross_rank(), numbers[0], flush=True)
 """
-#: What a rank waits in, and something that it has started in a session of its own.
+#: A rank that waits, and a process that it has started in a session of its own.
 STAYS = "echo up; (setsid sleep 1000 &); sleep 1000"
 SAYS = "echo $RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $WORLD_SIZE $(hostname)"
 #: A task on each of two nodes.
@@ -72,7 +72,7 @@ class Nodes(Launch):
         self.assertNotIn("cohort warning", err)
 
     def launcher_of(self, host):
-        """Of node 1: the command, which is the guard, and its agent."""
+        """Processes of node 1: the command, which is the guard, and its agent."""
         return self.guard_and_agent(host, r"^\S*cohort run ")
 
 

@@ -220,7 +220,7 @@ class PythonTraining(PythonCase):
         with self.served("h1", "h2") as (folder, mounted):
             said = refused(0, mounted)
             self.assertIn("this file system takes two names of one file for two files -- choose another one", said)
-            # What was open as it was removed goes when sshfs hears that it is closed, for which nobody waits.
+            # A file that was open when it was removed goes when sshfs hears that it is closed, for which nobody waits.
             wait_until(lambda: not list(folder.iterdir()), "an empty folder", 10)
         with self.served("h1", "h2") as (folder, mounted):
             with self.box.start("h1", *rank(0, folder), as_user=True) as first:

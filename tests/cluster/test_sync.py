@@ -20,7 +20,7 @@ class Sync(Launch):
 
     def setUp(self):
         super().setUp()
-        # What is below it are other files on h2.
+        # Files below it are other ones on h2.
         self.top = pathlib.Path(tempfile.mkdtemp(prefix="cohort-sync-"))
         self.addCleanup(shutil.rmtree, self.top)
         self.act("h2", f"mount -t tmpfs -o size=64m tmpfs {self.top}")

@@ -17,7 +17,7 @@ PYTHON = os.environ.get("COHORT_PACKAGE_PYTHON", sys.executable)  # for which th
 TAMPER = pathlib.Path(__file__).resolve().parent / "tamper.py"
 MARK = b"here lies the mark:"
 
-# What is loaded says so. The mark is far from the pickle's ends and the frame's.
+# The object prints a line when it is loaded. The mark is far from the pickle's ends and the frame's.
 OBJECT = f"""
 import torch
 import cohort.torch as hvd

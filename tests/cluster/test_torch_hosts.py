@@ -7,7 +7,8 @@ import unittest
 
 from python_case import COHORT, EXAMPLES, PACKAGE, PythonCase
 
-# What a program of torch's does over hosts. Words: the init_method, and for tcp:// and file:// this process's rank and world size.
+# A program of torch's over hosts. Words: the init_method, and for tcp:// and file:// this process's rank and world
+# size.
 PROGRAM = """
 import datetime, hashlib, os, sys
 sys.path.insert(0, os.environ["EXAMPLES"])

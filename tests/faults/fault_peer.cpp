@@ -1,5 +1,5 @@
 // A rank that does what training does (reductions whose sums are checked, messages around a ring, saves that appear as
-// a whole) and, if it is told to, comes to harm at a place of choice. tools/fault-harness runs it.
+// a whole) and, on request, injects a fault at a chosen point. tools/fault-harness runs it.
 //
 //   fault_peer FOLDER STEPS [RANK KIND PLACE STEP ARGUMENT]
 //
@@ -76,13 +76,13 @@ rlim_t address_space() {
 
 void save(const Place& place, const std::string& folder, int number, const Fault* fault = nullptr);
 
-/// When it came.
+/// Writes the time of the fault.
 void note(const Place& at) {
   std::ofstream file(fmt::format("{}/struck.{}", at.folder, at.rank));
   file << std::chrono::steady_clock::now().time_since_epoch().count() << std::endl;
 }
 
-/// Where it returns, the rank goes on.
+/// Injects the fault. If it returns, the rank goes on.
 void strike(const Fault& fault, const Place& at) {
   note(at);
   const rlimit no_core{0, 0};
@@ -171,8 +171,8 @@ void train_step(cohort::Communicator& world, int step) {
   if (in != out) std::_Exit(98);
 }
 
-/// What a rank of the user's may leave behind: out of its session, deaf to what is polite, and with nothing in its
-/// environment that says whose it is.
+/// Starts a process as a user's rank may leave it behind: outside the rank's session, ignoring SIGTERM and SIGINT, and
+/// with nothing in its environment that says whose it is.
 void start_grandchild() {
   if (::fork() != 0) return;
   ::setsid();

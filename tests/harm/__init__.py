@@ -1,5 +1,5 @@
-"""What the programs share that let jobs come to harm and look at what becomes of them: processes and their marks, jobs
-that are struck, and series of runs that a seed decides."""
+"""Common parts of the fault-injection programs, which hit jobs and check the consequences: processes and their
+marks, jobs with faults, and series of runs that a seed decides."""
 
 import pathlib
 

@@ -17,7 +17,7 @@ FOREIGN = re.compile(r"(COHORT_(?!BOX$)|HOROVOD_|OMPI_|PMI|SLURM_)|(LOCAL_)?(RAN
 
 
 class Here:
-    """This machine. What jobs leave is found by a mark in their environment."""
+    """This machine. Leftovers of jobs are found by a mark in their environment."""
 
     def __init__(self):
         self.mark = f"{MARK}={uuid.uuid4().hex}"
@@ -38,7 +38,7 @@ class Here:
 
 
 class Job:
-    """What it says goes to files of its folder. It ends with its `with` block, by force if need be."""
+    """A job whose output goes to files of its folder. It ends with its `with` block, by force if need be."""
 
     def __init__(self, words, folder, place=None, name="", environment=None, popen=subprocess.Popen, **options):
         self.place = place or Here()
@@ -68,7 +68,7 @@ class Job:
         return self.said() + self.complaints()
 
     def until(self, ready, deadline, every=0.002):
-        """What `ready` gives once that is something; None if the job is over before, or at the deadline."""
+        """Returns the first true result of `ready`; None if the job ends before, or at the deadline."""
         while not (found := ready()):
             if not self.running() or time.monotonic() > deadline:
                 return None

@@ -1,4 +1,4 @@
-"""What /proc says of processes: whose they are, where they listen. One that has gone meanwhile has nothing to say."""
+"""Facts about processes from /proc: whose they are, where they listen. A process that is gone has none."""
 
 import contextlib
 import os
@@ -24,12 +24,12 @@ def command_of(pid):
 
 
 def stat_of(pid):
-    """What follows the name: state, parent, ...; of one that has gone, nothing."""
+    """Fields of /proc/PID/stat after the name: state, parent, ...; empty if the process is gone."""
     return read(pid, "stat").rpartition(b")")[2].decode().split()
 
 
 def alive(pid):
-    """A zombie is not: whoever has to wait for it may be slow."""
+    """False for a zombie: the process that has to wait for it may be slow."""
     return stat_of(pid)[:1] not in ([], ["Z"], ["X"])
 
 
@@ -85,7 +85,7 @@ def listeners_of(pid):
 
 
 def send(pids, number=signal.SIGKILL):
-    """Which of them were there to be sent the signal."""
+    """Sends a signal; returns the processes that were there to get it."""
     reached = []
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

@@ -152,7 +152,7 @@ class Series:
                 f"{len(self.bad())} not as they should be{': ' if self.bad() else ''}{self.bad() or ''}")
 
     def table(self, by, *columns):
-        """Of the runs by the value of a field; columns: (heading, field, function over its values)."""
+        """Table of the runs by the value of a field; columns: (heading, field, function over its values)."""
         rows = collections.defaultdict(list)
         for result in self.results.values():
             rows[result.get(by, "-")].append(result)

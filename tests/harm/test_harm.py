@@ -1,4 +1,5 @@
-"""What harnesses rely on: that a run with a problem fails the series, that what is left is found, and what a state file does."""
+"""Tests guarantees that harnesses rely on: a run with a problem fails the series, leftovers are found, state files
+work."""
 
 import contextlib
 import io

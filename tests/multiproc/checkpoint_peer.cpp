@@ -52,7 +52,7 @@ void train(Mlp& net, optim::Optimizer& optimizer, int first) {
   }
 }
 
-/// Of several types and shapes; the Python side has the same.
+/// State of several types and shapes; the Python side has the same.
 cohort::RankState own_state() {
   return {{"counts", torch::arange(6, at::kLong).reshape({2, 3})},
           {"flag", torch::tensor(true)},

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What a launcher around the tests may have set would be taken for this test's.
+// Variables of a launcher around the tests would be taken for this test's.
 bool of_a_launcher(const std::string& name) {
   constexpr const char* kPrefixes[] = {"COHORT_",       "OMPI_",    "PMI_",       "PMIX_",      "SLURM_",
                                        "TORCHELASTIC_", "RANK",     "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",

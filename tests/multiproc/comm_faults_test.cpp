@@ -193,8 +193,8 @@ TEST(Stopped, RankIsNamedWhenTheDeadlinePasses) {
       ::raise(SIGSTOP);
     }
     comm.all_reduce(std::span(values), {.op = ReduceOp::Max, .timeout = 500ms}).wait();
-    // Of other hosts all that rank 2 needs may have come before they gave it up. Then its result is right, and the
-    // next operation tells it.
+    // If rank 2 is on another host, all data it needs may have come before they gave up. Then its result is right, and
+    // the next operation reports the failure.
     if (std::ranges::any_of(values, [](double value) { return value != 3; })) return "wrong";
     comm.all_reduce(std::span(values)).wait();
     return "done";

@@ -19,7 +19,7 @@
 
 namespace {
 
-/// Where this process stops in the midst of reading a peer's memory; null: nowhere.
+/// Function that stops this process in the midst of reading a peer's memory; null: it does not stop.
 std::atomic<void (*)()> stop_here{nullptr};
 
 void stop_once() {
@@ -28,7 +28,7 @@ void stop_once() {
 
 }  // namespace
 
-/// What the library calls for memory that is not mapped.
+/// Replaces the system call that the library uses for memory that is not mapped.
 extern "C" ssize_t process_vm_readv(pid_t pid, const iovec* local, unsigned long locals, const iovec* remote,
                                     unsigned long remotes, unsigned long flags) noexcept {
   if (local[0].iov_len > 1000) stop_once();
@@ -157,7 +157,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, InTheMidst,
 
 // --- a rank that comes late ---
 
-/// Of the process that is rank 1: whom it waits for when it stops, and what it may not write until then.
+/// State of the process that is rank 1: the world whose ranks it waits for when it stops, and the pages it may not
+/// write until then.
 struct Late {
   const Processes* world = nullptr;
   std::byte* pages = nullptr;
@@ -191,8 +192,8 @@ void lock_pages_of(void* memory, std::size_t bytes) {
 
 class LateReader : public ::testing::TestWithParam<Midst> {};
 
-// The others have their memory back once they have given up, and use it again. What a late rank then reads there is not
-// what they brought.
+// The others have their memory back once they have given up, and use it again. The values that a late rank then reads
+// there are not their inputs.
 TEST_P(LateReader, FailsWhereTheOthersHaveGivenUp) {
   const ForcedPlan forced(GetParam().way.plan);
   Processes world(kMidstSize);

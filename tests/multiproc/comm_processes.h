@@ -83,15 +83,15 @@ class FolderStore final : public store::Store {
   int made_ = 0;
 };
 
-/// How a child ended.
+/// Ending of a child.
 struct Ending {
   int status = -1;   ///< as waitpid gives it
-  std::string said;  ///< what its body returned or threw
+  std::string said;  ///< result or exception of its body
   bool exited_well() const { return WIFEXITED(status) && WEXITSTATUS(status) == 0; }
   bool killed_by(int signal) const { return WIFSIGNALED(status) && WTERMSIG(status) == signal; }
 };
 
-/// What a rank does; what it returns is its `said`. An exception ends it with status 1.
+/// The work of a rank; its return value becomes `said`. An exception ends the rank with status 1.
 using Body = std::function<std::string(Communicator)>;
 
 class Processes {

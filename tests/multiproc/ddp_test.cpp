@@ -176,7 +176,7 @@ TEST(DdpProcesses, ARankThatDiesInTrainingIsNamedByBackward) {
   }
 }
 
-/// What two workers return that two servers serve.
+/// Results of two workers' `work` with two servers.
 std::vector<std::string> on_servers(const std::function<std::string(ps::Client&)>& work) {
   constexpr int kServers = 2, kWorkers = 2;
   const std::string name = "@cohort-ddp-test-" + std::to_string(::getpid()) + "-";

@@ -47,7 +47,7 @@ class Job {
   }
 
   Child start(int worker, std::map<std::string, std::string> environment = {}) {
-    // What the process was started as is of no account.
+    // The rank and size that the process was started with do not matter.
     environment.insert({{"RANK", "0"},
                         {"WORLD_SIZE", "1"},
                         {"COHORT_ELASTIC", "1"},
@@ -141,7 +141,7 @@ TEST_P(ElasticJoin, WhoWasRemovedIsTold) {
   expect_joined(left, 0, 1);
 }
 
-// A process may be started, and import what it needs, before the others are told of it.
+// A process may be started, and import what it needs, before the others learn of it.
 TEST_P(ElasticJoin, WhoIsNoMemberYetWaitsForAnEpochWithIt) {
   job_.begin(0, {0});
   Child newcomer = start(2);

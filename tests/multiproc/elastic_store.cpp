@@ -1,12 +1,11 @@
-// What a supervisor of an elastic job keeps: the job's store, its secret and a status page for each worker. Prints
-// "PORT SECRET_FD PAGE_FD..." (descriptors of its own, to be opened through /proc), then does what lines on stdin say,
+// Stands in for the supervisor of an elastic job: the job's store, its secret and a status page for each worker. Prints
+// "PORT SECRET_FD PAGE_FD..." (descriptors of its own, to be opened through /proc), then carries out lines from stdin,
 // until they end, and answers each with "done":
 //   begin EPOCH WORKER:HOST_NUMBER,... CAUSE    writes the membership, and that the job is in this epoch
 //   record EPOCH WORKER:HOST_NUMBER,... CAUSE   writes the membership alone
 //   tell EPOCH                                  writes the epoch into the status pages
 //   page WORKER                                 prints, before "done", the epoch of the world that the worker has
-//   formed
-//                                               last (-1: none), and 1 if it has the job's state, else 0
+//                                               formed last (-1: none), and 1 if it has the job's state, else 0
 #include "base/memory.h"
 #include "base/result.h"
 #include "net/secret.h"

@@ -141,7 +141,7 @@ TEST(GpuProcesses, WhoDoesNotWaitDoesNotLeaveBeforeTheOthersAreDone) {
   for (const int rank : {0, 1}) EXPECT_EQ(world.collect(rank).said, "");
 }
 
-/// What three ranks that share a GPU say of a small sum, with this for FAKE_CUDA_IPC.
+/// Output of three ranks that share a GPU about a small sum, with this value for FAKE_CUDA_IPC.
 std::vector<std::string> sum_at_peers(const char* ipc) {
   Processes world(3);
   ::setenv("FAKE_CUDA_IPC", ipc, 1);
@@ -264,7 +264,7 @@ TEST(GpuProcesses, ARankWhoseStreamHangsHearsOfADeathWithinASecond) {
   }
 }
 
-/// What rank 0 logs where rank 1 has something else, and all go by staging.
+/// Log of rank 0 when rank 1 has another value for the variable, and all use staging.
 std::string said_where(const char* variable, const char* value, const AllReduceOptions& options = {}) {
   Processes world(2);
   for (int rank = 0; rank < 2; ++rank) {

@@ -119,7 +119,7 @@ TEST(Join, AsRanksOfSeveralHostsWithAndWithoutASecret) {
   }
 }
 
-// How ranks of one world, given what makes them different, end.
+// Endings of one world's ranks, each with words of its own.
 std::vector<std::pair<int, std::string>> endings(const std::vector<std::vector<std::string>>& ranks,
                                                  const Environment& environment = {}) {
   std::vector<Child> children;
@@ -153,7 +153,7 @@ TEST(Join, ThroughAChannelOfTheProgramsOwn) {
       EXPECT_EQ(at != std::string::npos, is_first && !with_secret) << output;
       EXPECT_TRUE(at == std::string::npos || output.find(warning, at + 1) == std::string::npos) << output;
     }
-    // A secret that ranks have is in no file; else whoever reads one has it.
+    // A secret that ranks have is in no file; else any reader of the file has it.
     int files = 0;
     for (const auto& file : std::filesystem::directory_iterator(channel)) {
       std::string text;
@@ -211,7 +211,7 @@ TEST(Join, OverAFileThatIsGoneAfterwards) {
 }
 
 TEST(Join, ByTheVariablesThatTorchrunSets) {
-  // As under torchrun, MASTER_PORT is held by another process's store.
+  // MASTER_PORT is held by another process's store, as under torchrun.
   const auto held = value_or_throw(net::listen_on(net::any_loopback_port()));
   const auto port = value_or_throw(net::local_endpoint(held.get())).tcp.port;
   std::vector<Child> children;
@@ -391,7 +391,7 @@ TEST(Join, TasksOfSlurmOnSeveralNodesNeedAPlace) {
     EXPECT_CONTAINS(lost.output(), "Unavailable: ");
     EXPECT_CONTAINS(lost.output(), "srun --mpi=pmi2");
     EXPECT_CONTAINS(lost.output(), "COHORT_INIT");
-    // What it says to do works: rank and size are the launcher's.
+    // The advice in its error works: rank and size are the launcher's.
     task["COHORT_INIT"] = "file://" + folder.file("meeting");
     children.push_back(worker({}, task));
   }
@@ -516,7 +516,7 @@ TEST(Join, DifferentWorldSizesAreRefusedOnAllRanks) {
   const Folder folder;
   const std::string secret = new_secret(folder);
   const std::string place = tcp_place();
-  // Ranks 0 and 1 were told 3, rank 2 was told 4.
+  // Ranks 0 and 1 have size 3, rank 2 has size 4.
   std::vector<Child> children;
   for (int rank = 0; rank < 3; ++rank)
     children.push_back(worker(as_rank(place, rank, rank == 2 ? 4 : 3, {"secret=" + secret})));

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kTwoGiB = std::size_t{1} << 31;
 
-/// What rank `rank` brings at `i`; different on both sides of any power of two. Sums of two are exact.
+/// Value of rank `rank` at `i`; different on both sides of any power of two. Sums of two are exact.
 template <class T>
 T value_at(std::size_t i, int rank) {
   return static_cast<T>((i * 31 + (i >> 20) * 7 + (i >> 31) * 3 + static_cast<std::size_t>(rank) * 5) & 255);
@@ -107,7 +107,7 @@ TEST_P(BeyondTwoGiB, AllToAllV) {
     const Large<std::uint8_t> output(comm, GetParam(), total(from));
     input.fill(comm.rank());
     comm.all_to_all_v(input.values(), to, output.values(), from).wait();
-    // Of rank 0's input, rank 0 gets the beginning and rank 1 what lies behind 5; of rank 1's likewise, behind 7.
+    // Rank 0's input is split at 5: the beginning goes to rank 0, the rest to rank 1; rank 1's likewise at 7.
     const std::string of_zero = output.check(0, static_cast<std::size_t>(from[0]), [&](std::size_t i) {
       return value_at<std::uint8_t>(zero ? i : i + 5, 0);
     });

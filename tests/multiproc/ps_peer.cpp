@@ -10,7 +10,7 @@
 // the longest push took, and how many to each server ended meanwhile; one that floods pushes more than is under way at
 // once besides. COHORT_TEST_SAVES=FOLDER: worker 0, or who watches, takes snapshots there all the time, and says how
 // many came about. COHORT_TEST_SLOW_FSYNC=SECONDS: so long the disk takes for a snapshot's file.
-// COHORT_TEST_PATIENCE=MILLISECONDS: after which a worker that is not heard of is lost (1500).
+// COHORT_TEST_PATIENCE=MILLISECONDS: after which a silent worker is lost (1500).
 #include "ps/testing_counters.h"
 
 #include <cohort/error.h>

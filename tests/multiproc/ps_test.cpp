@@ -43,7 +43,7 @@ class Job {
     for (int i = 0; i < kServers; ++i) start(i);
     for (int i = 0; i < kServers; ++i) wait_until_served(i);
   }
-  /// `patience`: milliseconds after which a worker that is not heard of is lost.
+  /// `patience`: milliseconds after which a silent worker is lost.
   explicit Job(int patience = 1500) : patience_(std::to_string(patience)) {
     begin();
     for (int i = 0; i < kServers; ++i) {
@@ -117,7 +117,7 @@ class Job {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
-  /// What servers that are there have said.
+  /// Output of the servers that are running.
   std::string said() {
     std::string all;
     for (int i = 0; i < kServers; ++i) {
@@ -167,7 +167,7 @@ void pause(std::mt19937& random, int below) {
   std::this_thread::sleep_for(std::chrono::microseconds(random() % static_cast<unsigned>(1000 * below)));
 }
 
-/// What a worker has said last of its clocks: how many have ended, and how many of these counted.
+/// A worker's latest line about its clocks: how many have ended, and how many of these counted.
 std::pair<int, int> last_told(const Child& worker) {
   const std::string& said = worker.output();
   int ended = 0, counted = 0;

@@ -84,7 +84,7 @@ TEST(ShardedProcesses, FiftyStepsOfAdamHaveTheBitsOfTheWhole) {
   }
 }
 
-/// Of this process, that no other has: what RLIMIT_DATA counts.
+/// Bytes of this process that no other has: the memory that RLIMIT_DATA counts.
 std::size_t private_bytes() {
   std::ifstream file("/proc/self/status");
   std::string word;

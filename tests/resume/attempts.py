@@ -1,4 +1,4 @@
-"""What the tests of resuming share: attempts of `cohort run` until one of them ends well, each struck at some moment."""
+"""Common part of the tests of resuming: attempts of `cohort run` until one ends well, each hit at some moment."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ LEFT_LIMIT = 15.0  # seconds for all of a killed job to go, on a busy machine
 
 
 class Attempt(job.Job):
-    """One `cohort run`. What is killed and when is the caller's."""
+    """One `cohort run`. The caller decides what is killed, and when."""
 
     def __init__(self, place, cohort, options, program, folder, number):
         self.name = f"attempt {number}"

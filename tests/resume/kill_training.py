@@ -96,7 +96,7 @@ class InBox(job.Here):
 
 
 class Plan:
-    """What run `number` of a seed is."""
+    """Plan of run `number` of a seed."""
 
     def __init__(self, seed, number):
         draw = self.draw = random.Random(f"{seed}/{number}")

@@ -99,7 +99,7 @@ int train(const std::string& folder, const std::string& attempt, std::map<std::s
   }
   save();
   if (comm.rank() == 0) {
-    // How often each sample was used: the sums of 1s are exact to far less than a half.
+    // Uses of each sample: the sums of 1s are exact to far less than a half.
     std::vector<std::int64_t> used;
     for (std::int64_t i = 0; i < numbers["size"]; ++i)
       used.push_back(static_cast<std::int64_t>(std::llround(-net->counters[i].item<double>())));

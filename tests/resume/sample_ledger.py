@@ -41,7 +41,7 @@ def read_lines(path):
 
 
 class Plan:
-    """What run `number` of a seed is."""
+    """Plan of run `number` of a seed."""
 
     def __init__(self, seed, number):
         draw = self.draw = random.Random(f"{seed}/{number}")
@@ -63,7 +63,7 @@ class Plan:
 
 
 class Ledger:
-    """Of one run: what its attempts have written."""
+    """Lines that the attempts of one run have written."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -221,7 +221,7 @@ def harm(ledger, how, draw):
 
 
 def self_test():
-    """What is right passes, and each thing that is wrong is found."""
+    """A correct ledger passes, and each kind of error is found."""
     missed = 0
     wrongs = ("a line is missing", "a sample is missing", "a sample is another", "a range is another", "it went on too late")
     for number in range(60):

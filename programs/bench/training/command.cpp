@@ -29,7 +29,7 @@
 namespace cohort::app::training {
 
 std::string unit_of(const JobOutcome& outcome, const Counting& counting) {
-  // What is in a step, and how many there are with other numbers of processes, is not known by itself.
+  // The samples in a step, and the steps with other numbers of processes, are known only from `counting`.
   return launch::takes_steps(outcome.ranks) && (counting.per_rank > 0 || counting.per_step > 0) ? "samples" : "runs";
 }
 
@@ -152,7 +152,7 @@ std::vector<int> doubling(int most) {
   return numbers;
 }
 
-/// What is measured: so many processes on so many hosts.
+/// A setup to measure: a number of processes on a number of hosts.
 struct Setup {
   int processes = 1;
   int hosts = 1;
@@ -259,7 +259,7 @@ struct Experiment {
   std::string failure;                       ///< what ended it early
 };
 
-/// Of the one setup that was measured.
+/// Shows the plan for the one setup that was measured.
 void show_plan(const Options& options, const Experiment& experiment, const JobRequest& request) {
   Point point = median_of(experiment.measured.front());
   if (point.steps <= 0) {
@@ -392,7 +392,7 @@ void run(const Options& options) {
   show(options, experiment);
 }
 
-/// What `training` and `plan` measure, and where.
+/// Adds a command with the options common to `training` and `plan`: what to measure, and where.
 CLI::App* add_measuring(CLI::App& bench, const std::shared_ptr<Options>& options, const char* name, const char* help) {
   CLI::App* command = bench.add_subcommand(name, help);
   command->add_option("--processes,--np", options->processes, "How many, altogether [1, 2, 4, ... as there are slots]")

@@ -1,9 +1,8 @@
 // The sub-command of `cohort bench`.
-// What was measured of one training: so many processes on so many hosts, and where a step's time went. Values; any
-// thread.
-// From what a job's ranks said at their end to a Point. Pure; any thread.
-// Why more hosts do, or do not, make a training faster, and what would: one sentence, computed from what was measured.
-// Pure; any thread.
+// A measurement of one training: its processes and hosts, and where a step's time went. Values; any thread.
+// Computes a Point from the reports of a job's ranks at their end. Pure; any thread.
+// Verdict on why more hosts do, or do not, make a training faster, and what would: one sentence, computed from the
+// measurements. Pure; any thread.
 // The experiment as a person reads it: a table, bars, and the same as a picture. Pure; any thread.
 #pragma once
 
@@ -28,10 +27,10 @@ void add_training(CLI::App& bench);
 
 using Shares = launch::StepShares;
 
-/// How `Shares` were found.
+/// Origin of `Shares`.
 enum class Split {
   Measured,   ///< the program's waits were measured
-  Estimated,  ///< the program waits where it cannot be seen: what a step takes longer than alone is taken for it
+  Estimated,  ///< the program's waits are not visible: the extra time of a step over one alone counts as waiting
   Unknown,    ///< it counts no steps, or does nothing in Cohort's worlds
 };
 
@@ -42,14 +41,14 @@ struct Point : launch::StepCosts {
   std::vector<double> rates;  ///< of all repetitions
 };
 
-/// How the work of a step goes with the number of processes.
+/// Scaling of a step's work with the number of processes.
 enum class Scaling {
   PerRank,  ///< each rank has as much, however many there are: more processes do more of it
   PerStep,  ///< all together have as much: more processes share it
   Unknown,  ///< the program does not say
 };
 
-/// What the processes do in a step, and in which unit rates are.
+/// The processes' work in a step, and the unit of rates.
 struct Workload {
   std::string unit = "samples";  ///< or "runs"
   Scaling scaling = Scaling::Unknown;
@@ -61,7 +60,7 @@ struct Workload {
 
 nlohmann::ordered_json to_json(const Point& point);
 
-/// How samples are counted.
+/// Counting of samples.
 struct Counting {
   double per_rank = 0;  ///< samples of each rank and step
   double per_step = 0;  ///< or of all together; neither: steps are counted, or runs
@@ -73,17 +72,17 @@ std::string unit_of(const JobOutcome& outcome, const Counting& counting);
 /// The repetition with the median rate, with the rates of all. `points` is not empty.
 Point median_of(std::vector<Point> points);
 
-/// Where none of the program's waits could be seen: what its step takes longer than `alone`'s (with Scaling::PerStep:
-/// than its share of that) is taken for them, divided as the operations' own time.
+/// Estimates the waiting time when none of the program's waits could be seen: the time by which its step exceeds that
+/// of `alone` (with Scaling::PerStep: its share of that), divided as the operations' own time.
 void estimate_split(Point& point, const Point& alone, Scaling scaling);
 
-/// What would make `more` (more hosts) faster than `fewer`, if the parts of a step behave as they were measured:
-/// compute grows with the batch, the rest does not; time on the wire goes with its bytes. Where the work of a step is
-/// not known, nothing follows.
+/// Changes that would make `more` (more hosts) faster than `fewer`, if the parts of a step behave as they were
+/// measured: compute grows with the batch, the rest does not; time on the wire goes with its bytes. If the work of a
+/// step is not known, nothing follows.
 struct Remedies {
   double batch_factor = 0;                ///< from this many times the batch on; 0: no batch helps
   double link_factor = 0;                 ///< on a link this many times as fast; 0: no link helps
-  std::optional<WireFormat> format = {};  ///< in this one, the mildest that is enough, where it is not there already
+  std::optional<WireFormat> format = {};  ///< in this one, the mildest that is enough, if it is not used already
 };
 Remedies remedies_of(const Point& fewer, const Point& more, const Workload& workload);
 
@@ -101,11 +100,11 @@ std::string bars_of(const std::vector<Point>& points, const sys::TextStyle& styl
 /// divided.
 std::string svg_of(const std::vector<Point>& points, const Workload& workload, const std::string& subtitle);
 
-/// What a step's parts are, and what it would take after each change, with the one to make or why there is none.
+/// Text with the parts of a step, its time after each change, and the change to make or why there is none.
 std::string plan_text(const launch::StepCosts& costs, const launch::PlanFacts& facts);
-/// What this machine's codecs take.
+/// Times of this machine's codecs.
 std::vector<launch::FormatCosts> measured_formats();
-/// Seconds of an operation between the hosts of `request`, however small; 0 where there is no wire. Runs a job.
+/// Seconds of an operation between the hosts of `request`, however small; 0 if there is no wire. Runs a job.
 double latency_of(JobRequest request, const launch::StepCosts& costs);
 /// The part of a rank of that job: rank 0 prints it.
 void tell_latency(Communicator& world);

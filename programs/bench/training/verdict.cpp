@@ -40,7 +40,7 @@ const Point* best_on(const std::vector<Point>& points, int hosts) {
   return best;
 }
 
-/// Bytes per second that the wire brought while something waited for it; 0: not known.
+/// Bytes per second that the wire carried while something waited for it; 0: not known.
 double wire_rate(const Point& point) { return point.busy_wire > 0 ? point.wire_bytes / point.busy_wire : 0; }
 
 /// "7.2 MB over a wire that brings 11.8 MB/s".
@@ -82,7 +82,7 @@ std::string less_wire_text(const Point& point, const Workload& workload) {
                                           : "a larger batch, a faster link or int8 on the wire";
 }
 
-/// Why nobody knows where the time goes.
+/// Reason why the distribution of the time is unknown.
 std::string unseen_text(const Point& point) {
   return point.steps > 0
              ? "where the time goes is not known, since the program waits where it cannot be seen; a row with one "
@@ -92,7 +92,7 @@ std::string unseen_text(const Point& point) {
 
 enum class Part { Compute, Waiting, Local, Wire };
 
-/// What takes most of a step besides computing.
+/// The largest part of a step besides computing.
 Part largest_loss(const Shares& shares) {
   if (shares.wire >= shares.waiting && shares.wire >= shares.local) return Part::Wire;
   return shares.waiting >= shares.local ? Part::Waiting : Part::Local;
@@ -111,13 +111,13 @@ std::string waiting_text(const Point& point) {
       seconds_text(point.step.waiting), seconds_text(point.step.step()));
 }
 
-/// What computing a step of `more` would take if its processes did not hinder each other.
+/// Computing time of a step of `more` if its processes did not hinder each other.
 double fair_compute(const Point& fewer, const Point& more, const Workload& workload) {
   const double share = static_cast<double>(fewer.processes) / more.processes;
   return fewer.step.compute * (workload.scaling == Scaling::PerStep ? share : 1);
 }
 
-/// Of whole runs, where the steps are the smaller part: what they wait for is not why the runs are slower. Else empty.
+/// Text for whole runs whose steps are the smaller part: waits within steps do not explain slower runs. Else empty.
 std::string start_text(const Point& point, const Workload& workload) {
   const double steps = point.steps * point.step.step();
   if (workload.unit != "runs" || point.run <= 0 || point.steps <= 0 || steps >= point.run / 2) return {};
@@ -127,7 +127,7 @@ std::string start_text(const Point& point, const Workload& workload) {
       seconds_text(point.run), seconds_text(steps));
 }
 
-/// Why a step takes longer on one host with more processes.
+/// Reason why a step takes longer on one host with more processes.
 std::string one_host_text(const Point& fewer, const Point& more, const Workload& workload) {
   if (std::string start = start_text(more, workload); !start.empty()) return start;
   if (more.split == Split::Unknown) return unseen_text(more);
@@ -175,7 +175,7 @@ std::string comparison_of(const std::vector<Point>& points, const Workload& work
   const Point* more = best_on(points, most_hosts);
   const Point* one = nullptr;
   for (int hosts = 1; hosts < most_hosts && one == nullptr; ++hosts) one = best_on(points, hosts);
-  // What another host brings shows where each has as many processes as before: of such pairs, the fastest without it.
+  // The gain of another host shows between pairs with as many processes on each host: of these, the fastest without it.
   const Point* alike = nullptr;
   for (const Point& with : points) {
     if (one == nullptr || with.hosts != most_hosts) continue;
@@ -282,14 +282,14 @@ double speed_up(const Point& point, const std::vector<Point>& points) {
 
 std::string rate_text(double rate) { return rate < 10 ? fmt::format("{:.3g}", rate) : fmt::format("{:.1f}", rate); }
 
-/// Of a step, in per cent.
+/// Parts of a step, in per cent.
 std::array<double, 4> percentages(const Point& point) {
   const double step = std::max(point.step.step(), 1e-12);
   return {100 * point.step.compute / step, 100 * point.step.waiting / step, 100 * point.step.local / step,
           100 * point.step.wire / step};
 }
 
-/// Of a step, in the order of `percentages`.
+/// A part of a step, in the order of `percentages`.
 struct PartOfStep {
   const char *name, *plain, *block, *colour;
 };

@@ -50,7 +50,7 @@ std::int64_t step_of(std::string_view name) {
   return parse_integer<std::int64_t>(name.substr(name.rfind('-') + 1)).value_or(0);
 }
 
-/// The kernel lets go of the lock when its holder dies. Where a file system has no locks there is none.
+/// The kernel releases the lock when its holder dies. On a file system without locks there is none.
 Result<sys::UniqueFd> lock_folder(const std::string& folder) {
   sys::UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd)
@@ -332,7 +332,7 @@ Result<void> CheckpointWriter::seal(const Manifest& manifest, const std::functio
   if (!json) return tl::unexpected(json.error());
   for (const auto& [name, digest] : manifest_.files) {
     if (!is_here(name)) continue;
-    // Where several processes write, on network file systems, this is what shows that their files have come.
+    // If several processes write, on network file systems, this shows that their files have arrived.
     const std::string path = fmt::format("{}/{}", hidden_, name);
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) {

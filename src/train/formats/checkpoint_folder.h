@@ -30,8 +30,8 @@
 
 namespace cohort::formats {
 
-/// What tells whether a file's bytes are those that were written: SHA-256 by OpenSSL, and zlib's CRC-32 of each block,
-/// which says where they are not. In pieces. Not thread-safe.
+/// Digests that tell whether a file's bytes are those that were written: SHA-256 by OpenSSL, and zlib's CRC-32 of each
+/// block, which says where they are not. Data is added in pieces. Not thread-safe.
 class Sha256 {
  public:
   Sha256();
@@ -130,7 +130,7 @@ struct StoredCheckpoint {
   Manifest manifest;
 };
 
-/// A file of a checkpoint, in the hidden folder where it is being made: written, synced, and what it then has to be.
+/// Writes and syncs a file of a checkpoint, in the hidden folder where it is being made; returns its digest.
 Result<FileDigest> write_checkpoint_file(const std::string& hidden, const std::string& name,
                                          const std::function<Result<void>(const Sink&)>& write);
 
@@ -149,14 +149,14 @@ class CheckpointWriter {
   /// Makes the hidden folder, whose name says the generation and step, and holds something random: a writer that was
   /// stopped for long cannot meddle with the checkpoint of another.
   Result<void> begin(std::int64_t generation, std::int64_t step);
-  /// Of the files; nobody looks there but writers.
+  /// Folder in which the files are written; only writers look there.
   const std::string& hidden() const noexcept { return hidden_; }
   /// Writes the manifest, compares the sizes of those files that are here, and syncs the folder. `is_here` says of
   /// which files that is.
   Result<void> seal(const Manifest& manifest, const std::function<bool(const std::string&)>& is_here);
   /// The rename: from now on the checkpoint exists. Returns once it is on the disk.
   Result<StoredCheckpoint> publish();
-  /// Takes back what was published, for where others could not.
+  /// Takes back the published checkpoint, if other ranks failed.
   void withdraw();
 
  private:
@@ -169,9 +169,9 @@ class CheckpointWriter {
 
 struct CheckpointList {
   std::vector<StoredCheckpoint> sound;                ///< oldest first
-  std::vector<Error> damaged;                         ///< what is wrong with the others
+  std::vector<Error> damaged;                         ///< errors of damaged ones
   std::vector<std::pair<std::int64_t, Error>> newer;  ///< of a newer Cohort: generation, and what to say of it
-  /// Those that could not be read now (permissions, a file system that fails), which says nothing against them.
+  /// Checkpoints that could not be read now (permissions, a file system that fails); they may be sound.
   std::vector<std::pair<std::int64_t, Error>> unreadable;
   std::int64_t newest = 0;  ///< the highest generation of all of them; 0: there are none
 
@@ -191,14 +191,14 @@ Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, 
 Result<void> check_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name);
 /// Reads all of them: the first that is not as it was written.
 Result<void> check_checkpoint_files(const StoredCheckpoint& checkpoint);
-/// Which checkpoints are the best: those with the best number of this name among their values. One that has none, or
-/// NaN or an infinity there, is not among them; of equal ones the older is better.
+/// Selects the best checkpoints: those with the best number of this name among their values. A checkpoint without one,
+/// or with NaN or an infinity, is not among them; of equal ones the older is better.
 struct BestBy {
   std::string value;  ///< empty: there are no best ones
   BestMode mode = BestMode::Min;
   int keep = 0;  ///< so many stay; 0: one
 };
-/// What they are ordered by, the lowest first.
+/// Value that checkpoints are ordered by, the lowest first.
 std::optional<double> standing(const Manifest& manifest, const BestBy& best);
 
 /// Older checkpoints that stay: the newest `count` of a step below this one, the best, and those that cannot be judged.
@@ -208,8 +208,8 @@ struct Spared {
   std::set<std::int64_t> best = {};      ///< by generation
   std::set<std::int64_t> unjudged = {};  ///< likewise
 };
-/// What a load finds damaged is neither kept nor among the best for this process' saves. By the checkpoint's folder;
-/// any thread.
+/// Records whether a load found the checkpoint damaged: a damaged one is neither kept nor among the best for this
+/// process's saves. By the checkpoint's folder; any thread.
 void remember_damage(const std::string& folder, bool is_damaged);
 /// Says that this process's training has saved or loaded in the folder, whose newest generation was then this one. Any
 /// thread.
@@ -221,14 +221,15 @@ std::set<std::int64_t> checkpoints_of_others(const std::string& folder);
 /// By file of the manifest, '1' if it is here and of its size, '?' if this user cannot read it now; empty if a load has
 /// found the checkpoint damaged.
 std::string whole_at_a_glance(const StoredCheckpoint& checkpoint);
-/// As a glance says.
+/// Result of whole_at_a_glance for a checkpoint.
 enum class Glance { Whole, Damaged, Unreadable };
 Glance glance_of(const std::string& files);
 /// The generations of the best of `among`.
 std::set<std::int64_t> best_checkpoints(const std::vector<StoredCheckpoint>& among, const BestBy& best);
 /// Removes the checkpoints older than this generation, whole or not; a failure is only logged.
 void remove_older_checkpoints(const std::string& folder, std::int64_t generation, Spared spared = {});
-/// All but the newest `keep` of those that are whole at a glance, the best of them, and those that cannot be judged.
+/// Removes all but the newest `keep` of the checkpoints that are whole at a glance, the best of them, and those that
+/// cannot be judged.
 void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared = {}, const BestBy& best = {});
 
 }  // namespace cohort::formats

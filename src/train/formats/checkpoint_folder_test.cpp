@@ -273,7 +273,7 @@ TEST(CheckpointFolder, ReadsVersion1AndWritesItAgainAsItWas) {
   EXPECT_EQ(*to_json(stored.manifest), sys::read_file(stored.folder + "/manifest.json")->text());
 }
 
-// What reads and writes JSON does so by recursion.
+// JSON is read and written recursively, so its depth is limited.
 TEST(CheckpointFolder, AManifestThatIsTooDeepIsDamaged) {
   for (const std::size_t depth : {std::size_t{kDeepestJson}, std::size_t{300'000}}) {
     const std::string body = std::string(depth, '[') + std::string(depth, ']');

@@ -14,7 +14,7 @@
 namespace cohort::formats::unpickling {
 namespace {
 
-// What stands on the stack while a pickle is read, and the functions and classes that a pickle may name: the reader's
+// Values on the stack while a pickle is read, and the functions and classes that a pickle may name: the reader's
 // allow-list. Plain data; a Node belongs to the machine that made it. find_global: any thread may call.
 
 enum class Kind : std::uint8_t { Scalar, List, Tuple, Dict, Global, Storage };
@@ -45,7 +45,7 @@ struct Storage {
 
 using Index = std::uint32_t;
 
-/// What the stack holds. Containers refer to other nodes by number, so that cycles do no harm.
+/// A value on the stack. Containers refer to other nodes by number, so that cycles do no harm.
 struct Node {
   Kind kind = Kind::Scalar;
   bool ordered_dict = false;
@@ -55,12 +55,12 @@ struct Node {
   Storage storage;
 };
 
-/// What `module.name` stands for; nullopt for all that is not on the list, which the reader refuses.
+/// Looks `module.name` up in the allow-list; nullopt: not on it, so the reader refuses it.
 std::optional<Global> find_global(std::string_view module, std::string_view name);
 
-// The stack machine that reads one pickle. It makes plain values and nothing else: what it may call is the list in
-// find_global, and each call is done here, not run. Whatever the bytes say, it reads only within them, and its
-// memory is bounded by PtLimits. For one use by one thread; what it was made from has to outlive it.
+// The stack machine that reads one pickle. It makes plain values and nothing else: it may call only the functions
+// listed in find_global, and each call is emulated here, not run. For any bytes, it reads only within them, and its
+// memory is bounded by PtLimits. For one use by one thread; its input has to outlive it.
 
 /// Any failure is kept in `problem_`; the value is good only if there is none.
 class Machine {

@@ -111,7 +111,7 @@ Result<PtValue> parse_pt(std::span<const std::byte> bytes, const std::string& na
     if (text_of(*content) != "little")
       return corrupt_pt(name, "its numbers are not little-endian: save it on another machine");
   }
-  // What is not used is checked, too: a damaged file should not pass because of luck.
+  // Unused entries are checked, too: a damaged file should not pass because of luck.
   std::map<std::string, std::span<const std::byte>, std::less<>> contents;
   for (const ZipEntry& entry : archive->entries()) {
     auto content = archive->read(entry);

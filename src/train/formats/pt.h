@@ -84,8 +84,8 @@ enum class PtFloats : std::uint8_t {
 struct PtWriteOptions {
   PtFloats floats = PtFloats::Number;
   Zip64 zip64 = Zip64::WhereNeeded;
-  /// The bytes of a storage when its turn has come, where its span only says how many: good until the next call. Empty:
-  /// spans are what they say.
+  /// Returns a storage's bytes when they are needed, if its span only gives their number: valid until the next call.
+  /// Empty: spans hold the bytes.
   std::function<Result<std::span<const std::byte>>(std::span<const std::byte>)> load = {};
 };
 

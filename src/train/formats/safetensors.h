@@ -39,15 +39,15 @@ struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;        ///< in the order of their bytes
   std::map<std::string, std::string> metadata;  ///< "__metadata__"
 };
-/// The same of a file of which only the beginning is at hand, with all of the header; as strict.
+/// The same for a file of which only the beginning is at hand, with all of the header; as strict.
 Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> head, std::uint64_t file_bytes,
                                                    const std::string& name);
 /// Bytes up to the end of the header, once its first 8 are at hand. Corrupt as above.
 Result<std::uint64_t> safetensors_head_bytes(std::span<const std::byte> first, std::uint64_t file_bytes,
                                              const std::string& name);
 
-/// What comes before the tensors' bytes in a file, and the order in which they follow, by their places in `tensors`. Of
-/// their bytes none is looked at. Errors as of write_safetensors.
+/// Bytes before the tensors' bytes in a file, and the order in which the tensors follow, as indexes into `tensors`. The
+/// tensors' bytes are not looked at. Errors as of write_safetensors.
 struct SafetensorsLayout {
   std::string head;
   std::vector<std::size_t> order;

@@ -89,7 +89,7 @@ std::vector<Run> common_runs(const Shard& from, const Shard& to) {
   const std::int64_t line =
       std::accumulate(extent.begin() + dimension, extent.end(), std::int64_t{1}, std::multiplies<>());
   const auto from_strides = strides_of(from), to_strides = strides_of(to);
-  std::int64_t a = -from.begin, b = -to.begin;  // where the line begins, in the ranges
+  std::int64_t a = -from.begin, b = -to.begin;  // begin of the line in the ranges
   for (std::size_t i = 0; i < dimensions; ++i) {
     a += (start[i] - from.start[i]) * from_strides[i];
     b += (start[i] - to.start[i]) * to_strides[i];
@@ -235,7 +235,7 @@ bool holds_tensors(const Manifest& manifest, std::string_view file) {
   return manifest.version >= kManifestVersion && file.starts_with(kPartPrefix);
 }
 
-/// What is wrong with the tensors of one file, if anything is.
+/// Adds the tensors of one file; returns the problem with them, if any.
 std::optional<std::string> add_file(PartedTensors& tensors, const std::string& file, const SafetensorsHeader& header) {
   const bool is_part = file.starts_with(kPartPrefix);
   std::size_t shards = 0;

@@ -1,6 +1,6 @@
-// Tensors of which no file holds all: which file has which part (docs/reference/checkpoint-format.md, version 3), and
-// their bytes a part at a time. A checkpoint without shards is one whose tensors have a single part each. Values; one
-// thread per CheckedFile.
+// Tensors that are spread over files: the file of each part (docs/reference/checkpoint-format.md, version 3), and their
+// bytes a part at a time. A checkpoint without shards is one whose tensors have a single part each. Values; one thread
+// per CheckedFile.
 #pragma once
 
 #include "base/files.h"
@@ -32,9 +32,9 @@ namespace cohort::formats {
 
 /// All of a tensor.
 Shard whole_shard(std::vector<std::int64_t> sizes);
-/// How it is stored: as its box, or, where it is only a range of that, in one dimension.
+/// Shape in which a shard is stored: its box, or one dimension if it is only a range of the box.
 std::vector<std::int64_t> shape_of(const Shard& shard);
-/// What is wrong with it by itself; nullopt: nothing.
+/// Returns what is wrong with the shard by itself; nullopt: nothing.
 std::optional<std::string> problem_of(const Shard& shard);
 
 /// Elements that two shards of one tensor have in common and that follow each other in both.
@@ -46,9 +46,9 @@ struct Run {
 /// Both have to be sound, and of tensors of the same sizes.
 std::vector<Run> common_runs(const Shard& from, const Shard& to);
 
-/// Where a part of a tensor is.
+/// Location of a part of a tensor.
 struct TensorPart {
-  std::string holder;  ///< a file's name; where ranks speak of what they bring, the rank
+  std::string holder;  ///< a file's name; when ranks exchange their parts, the rank
   Shard shard;
   std::uint64_t offset = 0;  ///< of its bytes in the file
 };
@@ -64,9 +64,9 @@ using PartedTensors = std::map<std::string, PartedTensor>;
 
 inline constexpr std::string_view kModelPrefix = "model/", kOptimizerPrefix = "optimizer/";
 
-/// Adds a part; says what is wrong with it, or that it does not fit those that are there.
+/// Adds a part; returns what is wrong with it, or that it does not fit the present ones.
 std::optional<std::string> add_part(PartedTensors& tensors, const std::string& name, ElementType type, TensorPart part);
-/// What says that the parts are not every element of the tensor once; nullopt: they are.
+/// Returns why the parts do not cover every element of the tensor exactly once; nullopt: they do.
 std::optional<std::string> coverage_problem(const std::string& name, const PartedTensor& tensor);
 
 /// Bytes of a file, and where they belong.
@@ -74,7 +74,7 @@ struct Copy {
   std::uint64_t offset = 0, bytes = 0;
   std::byte* to = nullptr;  ///< nullptr: in another process
 };
-/// Adds what a part of the tensor takes from a file.
+/// Adds the copies that a part of the tensor needs from a file.
 void add_copies(const PartedTensor& tensor, const Shard& wanted, const std::string& file, std::byte* to,
                 std::vector<Copy>& copies);
 
@@ -86,7 +86,7 @@ bool has_shards(const Manifest& manifest);
 /// Model, optimizer, and parts where there are shards.
 std::vector<std::string> tensor_files(const Manifest& manifest);
 
-/// What the files of a checkpoint hold.
+/// Contents of a checkpoint's files.
 struct CheckpointTensors {
   PartedTensors tensors;
   std::map<std::string, SafetensorsHeader> files;
@@ -119,7 +119,7 @@ class CheckedFile {
   std::optional<std::uint64_t> block_;  // that is in it
 };
 
-/// Of one checkpoint whose files are all here: open files, and tensors out of them.
+/// Reads tensors of one checkpoint whose files are all here, and keeps the files open.
 class TensorReader {
  public:
   TensorReader(const StoredCheckpoint& checkpoint, CheckpointTensors tensors)

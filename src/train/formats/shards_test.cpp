@@ -45,7 +45,7 @@ std::vector<Shard> random_cut(const std::vector<std::int64_t>& sizes) {
   return all;
 }
 
-/// Of the whole tensor, the numbers of its elements.
+/// Numbers of the shard's elements, counted in the whole tensor.
 std::vector<std::int64_t> elements_of(const Shard& shard) {
   std::vector<std::int64_t> numbers;
   const std::int64_t all = *element_count(shard.sizes);
@@ -82,7 +82,7 @@ TEST(Shards, ComeTogetherFromAnyCutIntoAnyOther) {
       }
       RC_ASSERT(found == elements_of(to));
     }
-    // Whatever is taken away or doubled is noticed.
+    // A part that is missing or doubled is detected.
     const auto which = *rc::gen::inRange<std::size_t>(0, saved.size());
     PartedTensor doubled = tensor;
     doubled.parts.push_back({"y", wanted[*rc::gen::inRange<std::size_t>(0, wanted.size())], 0});

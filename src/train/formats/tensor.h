@@ -1,5 +1,5 @@
 // Element types and tensors as files hold them: little-endian, row-major. Plain data; bytes are not owned.
-// Where a writer of a format puts its bytes, front to back: a file, a digest, memory. Not thread-safe.
+// Output of a format's writer, front to back: a file, a digest, memory. Not thread-safe.
 #pragma once
 
 #include "base/result.h"

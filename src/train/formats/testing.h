@@ -1,4 +1,4 @@
-// For tests of this room: bytes, folders, and the pythons that have a torch.
+// For tests of this folder: bytes, folders, and the pythons that have a torch.
 #pragma once
 
 #include "base/files.h"

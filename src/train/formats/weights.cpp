@@ -156,7 +156,7 @@ Result<PtValue> torch_optimizer(const std::vector<NamedTensor>& tensors,
 
 using Fields = std::map<std::string, PtValue, std::less<>>;
 
-/// What is a tensor without dimensions there so that every bit survives.
+/// Converts a number stored as a tensor without dimensions, so that every bit survives; others stay tensors.
 PtValue number_of(const TensorView& tensor) {
   const auto as = [&](auto value) -> PtValue {
     std::memcpy(&value, tensor.bytes.data(), std::min(sizeof value, tensor.bytes.size()));
@@ -242,7 +242,7 @@ Result<PtValue> torch_optimizer(const std::vector<NamedTensor>& tensors,
   }
   std::map<std::int64_t, Fields> states;
   std::vector<Fields> options(members.size());
-  /// Where "group/0/lr" or "state/a.weight/exp_avg" belongs, and the name there.
+  /// Finds the fields that "group/0/lr" or "state/a.weight/exp_avg" belongs to, and its name there.
   const auto place_of = [&](std::string_view whole) -> std::pair<Fields*, std::string> {
     for (std::size_t at = 0; at < options.size() && whole.starts_with("group/"); ++at) {
       const std::string prefix = fmt::format("group/{}/", at);
@@ -267,7 +267,7 @@ Result<PtValue> torch_optimizer(const std::vector<NamedTensor>& tensors,
   for (const auto& [key, value] : metadata) {
     if (const auto [to, field] = place_of(key); to != nullptr) (*to)[field] = value;
   }
-  // What a schedule or the program has added to groups in Python.
+  // Values added to groups in Python, by a schedule or by the program.
   const auto added = parse_json_or_discard(text("group_values"));
   if (!text("group_values").empty() && !added.is_array())  // JSON has no infinity
     return fail(ErrorCode::Corrupt, "{}: not a sound state of an optimizer -- its 'group_values' are no JSON", name);
@@ -351,7 +351,7 @@ class LazyTensors {
     if (addresses_ != MAP_FAILED) ::munmap(addresses_, bytes_);
   }
 
-  /// Those whose names begin so, without that, in the order of a file of them.
+  /// The tensors whose names begin with `prefix`, named without it, in the order of a file of them.
   Result<std::vector<NamedTensor>> views(std::string_view prefix) {
     std::vector<NamedTensor> found;
     for (const auto& [name, tensor] : reader_.all().tensors) {

@@ -1,6 +1,6 @@
-// Named tensors out of whatever file holds them: safetensors or .pt, told apart by content. One thread per object.
-// What `cohort export` does: weights from a checkpoint, a safetensors file or a .pt into a .pt or a safetensors file,
-// without libtorch. One thread per call.
+// Named tensors from a file: safetensors or .pt, told apart by content. One thread per object.
+// Conversion for `cohort export`: weights from a checkpoint, a safetensors file or a .pt into a .pt or a safetensors
+// file, without libtorch. One thread per call.
 #pragma once
 
 #include "base/files.h"

@@ -320,7 +320,7 @@ struct Planned {
   ReduceOp op = ReduceOp::Sum;
   int rows = 1;
   int root = 0;
-  int odd_one = -1;  // the rank that brings another type
+  int odd_one = -1;  // the rank with another type
 };
 
 std::vector<Planned> plan_step(std::mt19937& random, int size) {
@@ -350,7 +350,7 @@ std::vector<std::int32_t> brought_by(int rank, const Planned& one) {
   return values;
 }
 
-/// What everyone gets, where ranks from `first` on have data.
+/// The result on every rank when ranks from `first` on have data.
 std::vector<std::int32_t> expected_of(const Planned& one, int first, int size) {
   if (one.kind == Kind::Broadcast) return brought_by(one.root, one);
   std::vector<std::int32_t> result;

@@ -54,7 +54,7 @@ Engine::Statistics Engine::statistics() const { return core_->statistics(); }
 
 namespace {
 
-// How long requests that nobody waits for are gathered. A round costs about 10 us of this rank and of all others.
+// Time for which requests that nobody waits for are gathered. A round costs about 10 us of this rank and of all others.
 constexpr auto kLinger = std::chrono::microseconds(100);
 
 }  // namespace
@@ -144,7 +144,7 @@ void EngineCore::enqueue(std::span<const PendingPtr> made) {
       }
       look_at_ = std::min(look_at_, pending->report_at);
     }
-    // Who finds it set knows that the thread will look before it sleeps.
+    // If the flag was set already, the thread is going to look before it sleeps.
     rouse = !made.empty() && !stirred_.exchange(true);
   }
   if (rouse) wakeup_->request();
@@ -263,7 +263,7 @@ void EngineCore::serve() {
   }
 }
 
-/// Whether names have waited for so long that the other ranks should be asked who lacks them.
+/// Returns whether names have waited for so long that the other ranks should be asked which of them lack these.
 bool EngineCore::due() {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);

@@ -21,7 +21,7 @@
 
 namespace cohort::named {
 
-/// A name that some ranks wait for and others have not brought.
+/// A name that some ranks wait for and others have not requested.
 struct Stall {
   std::string name;
   std::chrono::milliseconds waited{0};  ///< the longest of any rank
@@ -29,10 +29,10 @@ struct Stall {
   std::vector<int> missing = {};
 };
 
-/// What an average is divided by while some ranks have joined.
+/// Divisor of averages while some ranks have joined.
 enum class JoinedAverage : std::uint8_t {
   AllRanks = 0,  ///< as Horovod: those that joined count, as zeros
-  ActiveRanks,   ///< only those that brought data
+  ActiveRanks,   ///< only those with data
 };
 
 struct EngineOptions {
@@ -46,7 +46,7 @@ struct EngineOptions {
   std::chrono::milliseconds stall_after = std::chrono::seconds(60);
   /// Names that wait for longer fail with Timeout. Unset: the communicator's timeout.
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// How long the other ranks may take to notice that this one ends.
+  /// Time that the other ranks may take to notice that this one ends.
   std::chrono::milliseconds shutdown_timeout = std::chrono::seconds(30);
   /// Called on every rank's engine thread: be quick, do not throw, do not call the engine. Unset: rank 0 logs a
   /// warning.
@@ -59,7 +59,7 @@ class Engine {
  public:
   /// Does not wait for the other ranks. Throws InvalidArgument if `comm` belongs to no world.
   explicit Engine(Communicator comm, EngineOptions options = {});
-  /// As shutdown(). In a forked child nothing is touched.
+  /// Does shutdown(). In a forked child nothing is touched.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -67,14 +67,14 @@ class Engine {
   int rank() const noexcept;
   int size() const noexcept;
 
-  /// Asks for one operation. Throws InvalidArgument (nothing was done) for what has no meaning, for a name that is
-  /// still under way, and after `join`; and the error that ended the engine.
+  /// Asks for one operation. Throws InvalidArgument (nothing was done) for an invalid request, for a name that is still
+  /// under way, and after `join`; and the error that ended the engine.
   Handle submit(Request request);
   /// Asks for several at once: all or none are accepted, and they become visible together.
   std::vector<Handle> submit(std::vector<Request> requests);
 
-  /// This rank has no more data: it serves the others with neutral elements until all ranks have joined. What it asked
-  /// for before is still carried out. Until then it may not submit.
+  /// This rank has no more data: it serves the others with neutral elements until all ranks have joined. Operations
+  /// requested before are still carried out. Until then it may not submit.
   Handle join_async();
   /// The same, and waits. Returns the rank that joined last, the same on all ranks.
   int join();
@@ -85,12 +85,12 @@ class Engine {
   /// The same without waiting: the outcome's `group`.
   Handle form_group_async(std::span<const int> ranks);
 
-  /// Ends the engine on all ranks: what is outstanding fails with Aborted, on each. Blocks until the others have
+  /// Ends the engine on all ranks: outstanding operations fail with Aborted, on each. Blocks until the others have
   /// noticed, for at most shutdown_timeout, which aborts the communicator. Again: does nothing.
   void shutdown();
   /// The same without waiting.
   void begin_shutdown();
-  /// Whether it has ended, here: `shutdown` and the destructor do not wait any more.
+  /// Returns whether it has ended on this rank: `shutdown` and the destructor do not wait any more.
   bool ended() const noexcept;
 
   /// Counts since the engine was made, for tests and logs.

@@ -48,7 +48,7 @@ class EngineCore {
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// What a user asked for and has not got yet.
+  /// An operation that a user has requested and not received yet.
   struct Pending {
     enum class Stage {
       New,        // to be described in the next round
@@ -63,11 +63,11 @@ class EngineCore {
     Clock::time_point report_at;
     Stage stage = Stage::New;
     Device device = {};  // as the caller gave it
-    Marks marks = {};    // of a GPU's memory: what it comes after
+    Marks marks = {};    // for GPU memory: the work it comes after
   };
   using PendingPtr = std::shared_ptr<Pending>;
 
-  /// What a rank brings to a round.
+  /// A rank's contribution to a round.
   struct Contribution {
     std::vector<std::uint64_t> words;  // flags, then bits
     std::vector<PendingPtr> described;
@@ -77,7 +77,7 @@ class EngineCore {
   /// An operation that can be carried out. The same on all ranks but for `own`.
   struct Ready {
     AgreedPtr agreed;
-    std::vector<bool> lacking;  // ranks that joined and bring nothing
+    std::vector<bool> lacking;  // ranks that joined and have no data
     PendingPtr own;             // null if this rank lacks it
   };
 
@@ -152,7 +152,7 @@ class EngineCore {
   Clock::time_point look_at_ = Clock::time_point::max();  // for stalls
   int gpu_ = -1;                                          // that the first operation of a GPU's memory was on
   std::optional<Error> ended_;
-  std::atomic<bool> stirred_{false};  // something to be brought has come since the last contribution
+  std::atomic<bool> stirred_{false};  // something new for the next contribution
   std::atomic<bool> stopping_{false};
   std::atomic<bool> over_{false};  // the thread has nothing more to do
 
@@ -162,7 +162,7 @@ class EngineCore {
   std::vector<bool> joined_;
   int last_joined_ = -1;
   std::uint64_t round_ = 1;
-  std::vector<Stalled> stalled_;  // to be brought
+  std::vector<Stalled> stalled_;  // for the next contribution
   GpuStreams streams_;
   std::vector<std::vector<std::byte>> scratch_;  // of the running batch
   std::atomic<std::uint64_t> rounds_{0}, exchanges_{0}, batches_{0}, rings_{0};

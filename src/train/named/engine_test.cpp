@@ -58,7 +58,7 @@ TEST(NamedEngine, CarriesOutAllKinds) {
       const int rank = engine.rank();
       for (int step = 0; step < 3; ++step) {  // the second time from the cache, the third with other counts
         const int more = step == 2 ? 1 : 0;
-        std::vector<std::int32_t> mine(static_cast<std::size_t>(2 * (rank + more)), rank);  // rank 0 brings nothing
+        std::vector<std::int32_t> mine(static_cast<std::size_t>(2 * (rank + more)), rank);  // rank 0 has no data
         std::vector<double> root_data(5, rank == size - 1 ? 3.5 : 0.0);
         std::vector<float> wide(static_cast<std::size_t>(2 * (size + 1 + more)));
         std::iota(wide.begin(), wide.end(), static_cast<float>(rank));

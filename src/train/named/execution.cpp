@@ -1,5 +1,5 @@
-// Carrying out what all ranks have asked for. All ranks do it in the same order and with the same fusion; a rank that
-// has joined brings neutral elements and throws results away.
+// Execution of operations that all ranks have requested. All ranks run them in the same order and with the same fusion;
+// a rank that has joined contributes neutral elements and throws results away.
 
 #include "train/named/execution.h"
 
@@ -38,7 +38,7 @@ void as_integers(const Buffer& data, const Body& body) {
 /// Toward zero, and into the range of T: a conversion of what lies outside has no meaning in C++.
 template <class T>
 T to_integer(double value) noexcept {
-  // As a double the highest may be one too many, which is out of range just as well.
+  // The highest value may be one too many as a double, which is out of range just as well.
   if (value >= static_cast<double>(std::numeric_limits<T>::max())) return std::numeric_limits<T>::max();
   if (value <= static_cast<double>(std::numeric_limits<T>::min())) return std::numeric_limits<T>::min();
   return static_cast<T>(value);
@@ -199,7 +199,7 @@ void EngineCore::execute(std::vector<Ready> ready) {
     }
     wanted.push_back(std::move(one));
   }
-  // Where averages skip ranks, which ones differs from operation to operation: those go alone.
+  // If averages skip ranks, the skipped ranks differ from operation to operation, so each of those runs alone.
   std::vector<Ready> together;
   std::vector<Ready> alone;
   for (Ready& one : wanted) {
@@ -259,7 +259,7 @@ std::byte* EngineCore::scratch(std::size_t bytes) {
   return scratch_.emplace_back(std::max<std::size_t>(bytes, 1)).data();
 }
 
-/// Where this rank's result goes.
+/// Returns the buffer for this rank's result.
 Buffer EngineCore::place(const Ready& one, std::vector<std::int64_t> shape) {
   Signature result;
   result.dtype = one.agreed->common.dtype;

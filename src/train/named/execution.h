@@ -1,6 +1,6 @@
-// What carrying out an operation needs: factors and averages of integers, which the communicator leaves to its callers
-// (integer types only); what a rank that has joined brings to reductions, elements that change no result (both pure,
-// any thread); and GPUs' streams.
+// Helpers for carrying out an operation: factors and averages of integers, which the communicator leaves to its callers
+// (integer types only); the contribution of a rank that has joined to reductions, elements that change no result (both
+// pure, any thread); and GPUs' streams.
 #pragma once
 
 #include "comm/gpu/driver.h"
@@ -33,8 +33,8 @@ void fill_neutral(Buffer to, ReduceOp op, double prescale = 1);
 // it more. So marks are taken when an operation is asked for, and the communicator is given a stream of the engine's
 // own, which waits for them. Marks: any thread; streams: the engine's.
 
-/// What the streams of a request's memory have so far; none of the host's. `rank`: who asks. Throws Unavailable,
-/// InvalidArgument.
+/// Marks of the work queued so far on the streams of a request's GPU memory; none for host memory. `rank`: the calling
+/// rank, for messages. Throws Unavailable, InvalidArgument.
 using Marks = std::vector<comm::cuda::MarkPtr>;
 Marks marks_of(const Request& request, int rank);
 
@@ -52,9 +52,9 @@ class GpuStreams {
   std::map<int, comm::cuda::Stream> streams_;
 };
 
-/// How many GPUs this process sees; 0 where there is no driver.
+/// Number of GPUs that this process sees; 0 without a driver.
 int gpu_count() noexcept;
-/// As NCCL numbers its versions, 2.30.7 is 23007; 0 where there is none that can be loaded.
+/// NCCL's version number, 23007 for 2.30.7; 0 if none can be loaded.
 int nccl_version();
 
 }  // namespace cohort::named

@@ -82,7 +82,8 @@ void EngineCore::copy_over(const ConstBuffer& from, const Buffer& to) {
   }
 }
 
-/// What the caller's stream has by now may still use memory that its allocator gives out for that stream.
+/// Orders the engine after the caller's stream: work queued there by now may still use memory that the allocator gives
+/// out for that stream.
 void EngineCore::follow_caller(const Pending& own) {
   Gpu& gpu = Gpu::at(own.device.index);
   refuse_capture(gpu, own.device.stream, own.request, rank_);
@@ -157,7 +158,7 @@ void EngineCore::run_on_host(std::span<const Ready> batch) {
   for (std::size_t i = 0; i < batch.size(); ++i) {
     if (!batch[i].own) continue;
     const Request& request = batch[i].own->request;
-    // What the root has brought in its output stays as it is.
+    // The root's data in its output buffer stays as it is.
     if (request.kind == Kind::Broadcast && rank_ == request.root && request.input.data == nullptr) continue;
     const void* from = hosted[i].own->request.output.data;
     Buffer to = request.output;

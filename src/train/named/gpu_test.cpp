@@ -1,4 +1,4 @@
-// Engines on memory of GPUs, of the fake driver, over the fake NCCL: what Python's do not do. What they do:
+// Engines on GPU memory of the fake driver, over the fake NCCL: cases that Python's tests do not cover. Python's:
 // python.torch_on_gpus, python.torch_training_on_gpus.
 #include "comm/testing/gpus.h"
 #include "train/named/engine.h"

@@ -207,7 +207,7 @@ TEST(NamedTable, GivesOutWhatAllHaveBroughtInOrderOfArrival) {
   ASSERT_EQ(complete.size(), 1u);
   EXPECT_EQ(complete[0].name, "b");
   table.add(1, "c", signature(Kind::Barrier, {}));
-  complete = table.take_complete({false, true});  // rank 1 brings no more
+  complete = table.take_complete({false, true});  // rank 1 has no more data
   ASSERT_EQ(complete.size(), 1u);
   EXPECT_EQ(complete[0].name, "a");
   EXPECT_FALSE(complete[0].brought[1]);
@@ -392,7 +392,7 @@ TEST(NamedIntegers, ScalesTowardZeroAndIntoTheRange) {
 
 constexpr auto kLong = std::chrono::seconds(20);
 
-/// How long `wakeup` lingers while `disturb` is called again and again.
+/// Time for which `wakeup` lingers while `disturb` is called again and again.
 template <class Disturb>
 std::chrono::nanoseconds lingers(Wakeup& wakeup, std::chrono::nanoseconds moment, const Disturb& disturb) {
   std::atomic<bool> over{false};

@@ -206,7 +206,7 @@ Result<Signature> signature_of(const Request& request, int size) {
 
 namespace {
 
-/// A thread of the program waits: the engine hurries, and the rank's agent is told for what.
+/// A thread of the program waits: the engine hurries, and the status page names the operation for the rank's agent.
 class Waiting {
  public:
   Waiting(Wakeup& engine, const std::string& name) : engine_(engine) {

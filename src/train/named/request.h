@@ -1,5 +1,5 @@
-// What a user asks an Engine for, and the part of it that ranks compare. Plain values; a Request's buffers belong to
-// the caller, who keeps them alive and leaves them alone until the operation is done. Any thread may use its own.
+// A user's request to an Engine, and the part of it that ranks compare. Plain values; a Request's buffers belong to the
+// caller, who keeps them alive and leaves them alone until the operation is done. Any thread may use its own.
 #pragma once
 
 #include "base/records.h"
@@ -43,8 +43,8 @@ inline constexpr int kKindCount = 8;
 std::string_view name_of(Kind kind) noexcept;
 
 /// Gives memory for an output of this shape, on the input's device; its size is known only once all ranks have come.
-/// What the input's stream has by then may still use that memory. Called on the engine's thread: it must not call the
-/// engine. What it throws ends the communicator, since the other ranks count on this one.
+/// Work queued on the input's stream by then may still use that memory. Called on the engine's thread: it must not call
+/// the engine. An exception from it ends the communicator, since the other ranks count on this one.
 using OutputAllocator = std::function<void*(std::span<const std::int64_t> shape)>;
 
 /// A GPU's memory comes after what its stream has when the operation is asked for.
@@ -53,7 +53,7 @@ struct Request {
   Kind kind = Kind::AllReduce;
   /// Dimensions of `input` (of `output` for broadcast); their product is its count. Empty: a scalar.
   std::vector<std::int64_t> shape = {};
-  /// What this rank brings. Of a broadcast only the root's counts, and may be `output`.
+  /// Input of this rank. A broadcast uses only the root's, which may be `output`.
   ConstBuffer input = {};
   /// all_reduce and broadcast: where the result goes, of the input's count and dtype; it may be the input.
   Buffer output = {};
@@ -64,8 +64,8 @@ struct Request {
   /// Integers are scaled in double precision, rounded toward zero and to the nearest that the type holds.
   double prescale = 1;
   double postscale = 1;
-  /// all_reduce and reduce_scatter of float32, Sum or Average: what it travels as between hosts. Not fused: blocks are
-  /// of one tensor.
+  /// all_reduce and reduce_scatter of float32, Sum or Average: the format between hosts. Not fused: blocks are of one
+  /// tensor.
   WireFormat wire_format = WireFormat::None;
   /// all_to_all: rows for each rank, adding up to shape[0]. Empty: equal parts.
   std::vector<std::int64_t> splits = {};
@@ -73,7 +73,7 @@ struct Request {
   bool needs_all_ranks = false;
 };
 
-/// What ranks must agree on (but for dimension 0 and `splits` where they may differ).
+/// Properties that ranks must agree on (except for dimension 0 and `splits` where they may differ).
 struct Signature {
   Kind kind = Kind::Barrier;
   DType dtype = DType::Float32;
@@ -94,17 +94,17 @@ struct Signature {
 /// "all_reduce(float32[2, 3], sum)": everything that is compared but for the device.
 std::string to_string(const Signature& signature);
 
-/// Where a request has its memory: the host's, if it has none.
+/// Device of the request's memory: the host if it has none.
 Device device_of(const Request& request) noexcept;
 
-/// Checks a request against `size` ranks. InvalidArgument with what has no meaning; nothing was done.
+/// Checks a request against `size` ranks. InvalidArgument for an invalid one; nothing was done.
 Result<Signature> signature_of(const Request& request, int size);
 
 inline constexpr std::size_t kLongestName = 4096;
 inline constexpr std::size_t kMostDimensions = 64;
 inline constexpr std::size_t kMostSplits = std::size_t{1} << 20;
 
-/// For base/records.h. Of bytes from a peer: Corrupt if they are no signature.
+/// For base/records.h. Bytes from a peer that are no signature are Corrupt.
 void visit_fields(auto& m, auto& a, const Signature*) {
   constexpr std::string_view kNone = "a description of an operation that does not exist";
   a(codec::below(m.kind, kKindCount, kNone), codec::below(m.dtype, kDTypeCount, kNone),
@@ -114,7 +114,7 @@ void visit_fields(auto& m, auto& a, const Signature*) {
   a.demand(m.count() >= 0, "a shape that no array has");
 }
 
-/// What came of an operation beyond the buffers it was given. Fields that do not apply are empty.
+/// Result of an operation beyond the buffers it was given. Fields that do not apply are empty.
 struct Outcome {
   void* data = nullptr;                            ///< all_gather, reduce_scatter, all_to_all: the result
   std::shared_ptr<void> owner = {};                ///< keeps `data` if the engine allocated it
@@ -127,7 +127,7 @@ struct Outcome {
 
 class Wakeup;
 
-/// Shared by Handles and the engine, which ends it once. Who waits for it urges the engine.
+/// Shared by Handles and the engine, which ends it once. A waiting thread urges the engine.
 class State final : public comm::UnfinishedWork {
  public:
   /// `name`: for messages.
@@ -143,7 +143,7 @@ class State final : public comm::UnfinishedWork {
 
   /// The engine's, before it ends.
   Outcome result;
-  /// When all ranks had asked for it (unset if they never did), and when it ended: for timelines.
+  /// Times when all ranks had requested it (unset if they never did), and when it ended: for timelines.
   std::chrono::steady_clock::time_point agreed_at = {};
   std::chrono::steady_clock::time_point ended_at = {};
   void end(std::optional<Error> error);
@@ -152,27 +152,27 @@ class State final : public comm::UnfinishedWork {
   void tell_timeline() const noexcept;
 
   const int process_;
-  const std::chrono::steady_clock::time_point asked_at_;  // where there is a timeline
+  const std::chrono::steady_clock::time_point asked_at_;  // if there is a timeline
   const std::shared_ptr<Wakeup> engine_;
   const std::string name_;
   std::mutex mutex_;
   std::condition_variable ended_;
 };
 
-/// What a user holds of an operation that an Engine carries out: it can be waited for, and then gives its Outcome.
-/// Handles are shared by copying; any thread may call, several may wait. A Handle outlives its engine.
+/// Handle of an operation that an Engine carries out: it can be waited for, and then gives its Outcome. Handles are
+/// shared by copying; any thread may call, several may wait. A Handle outlives its engine.
 class Handle {
  public:
   explicit Handle(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
 
-  /// Blocks until the operation is done; the engine's timeout makes sure of it. Throws cohort::Error: Mismatch
-  /// (ranks brought different things), Timeout (some never brought it), Aborted (the engine was shut down), or what
-  /// ended the communicator. May be called again, with the same answer.
+  /// Blocks until the operation is done; the engine's timeout makes sure of it. Throws cohort::Error: Mismatch (ranks
+  /// requested different operations), Timeout (some never requested it), Aborted (the engine was shut down), or the
+  /// error that ended the communicator. May be called again, with the same answer.
   void wait() { work().wait(); }
-  /// As `wait`, for at most `limit`; false if it is not done by then.
+  /// Like `wait`, for at most `limit`; false if it is not done by then.
   bool wait_for(std::chrono::nanoseconds limit) { return state_->wait_for(limit) && (wait(), true); }
   bool done() const noexcept { return state_->done(); }
-  /// Waits likewise, and leaves the error to whoever asks for it. True if the operation is done.
+  /// Waits likewise, but leaves the error for a later call. True if the operation is done.
   bool block(std::optional<std::chrono::nanoseconds> limit) {
     if (limit) return state_->wait_for(*limit);
     state_->wait();
@@ -180,7 +180,7 @@ class Handle {
   }
   /// Calls `callback` on the engine's thread once it is done, or at once. It must not throw, block or call the engine.
   void on_done(std::function<void()> callback) { state_->on_done(std::move(callback)); }
-  /// The error of an operation that is done; null if it succeeded. Who asks is taken to have heard of it.
+  /// The error of an operation that is done; null if it succeeded. Counts as reported once asked for.
   const Error* failure() const noexcept {
     const auto& error = state_->outcome();
     if (!error) return nullptr;
@@ -193,7 +193,7 @@ class Handle {
     wait();
     return state_->result;
   }
-  /// Of an operation that is done: see State.
+  /// Times of an operation that is done: see State.
   std::chrono::steady_clock::time_point agreed_at() const noexcept { return state_->agreed_at; }
   std::chrono::steady_clock::time_point ended_at() const noexcept { return state_->ended_at; }
   /// The same operation as a Work.

@@ -1,4 +1,4 @@
-// One round of negotiation: what ranks bring is combined, and every rank draws the same conclusions from it.
+// One round of negotiation: the ranks' contributions are combined, and every rank draws the same conclusions from them.
 
 #include "train/named/rounds.h"
 #include "base/log.h"
@@ -73,7 +73,7 @@ MessageRoundAnnouncer::MessageRoundAnnouncer(Communicator comm, std::shared_ptr<
 
 MessageRoundAnnouncer::~MessageRoundAnnouncer() {
   // Without `close` the communicator has ended, or has to: receives that nobody will send for would wait for a year.
-  // Who waits for the engine has been told why.
+  // Threads that wait for the engine have been told why.
   for (const auto& peer : peers_) {
     if (!peer->receive.done()) comm_.abort("the engine of named operations has ended");
   }
@@ -153,12 +153,12 @@ constexpr std::size_t kWordBits = 64;
 
 // Flags of the first word. It is combined by "and" like the bits, so what any rank says is found in its complement.
 constexpr std::uint64_t kNews = 1;    // names are described
-constexpr std::uint64_t kCensus = 2;  // who lacks what?
+constexpr std::uint64_t kCensus = 2;  // asks for the names that each rank lacks
 constexpr std::uint64_t kEnd = 4;     // a rank shuts down
 
 constexpr std::size_t kMostStalls = 256;
 
-/// What a rank brings to an exchange of descriptions.
+/// A rank's part in an exchange of descriptions.
 struct Description {
   std::string name;
   Signature signature;
@@ -246,7 +246,7 @@ std::vector<std::uint64_t> EngineCore::combine(const Contribution& own) {
   return all;
 }
 
-/// What each rank sends to all, by rank.
+/// Sends `own` to all ranks; returns the text of each rank, by rank.
 std::vector<std::string> EngineCore::exchange(const std::string& own) {
   AllGatherOptions options;
   options.timeout = operation_timeout();
@@ -297,7 +297,7 @@ void EngineCore::free_slot(const std::string& name) {
   if (const auto freed = cache_.erase(name)) demote(*freed);
 }
 
-/// This rank's part of a name that stands in the table; null if it has joined and brought none.
+/// This rank's request for a name in the table; null if it has joined and made none.
 EngineCore::PendingPtr EngineCore::take_described(const std::string& name) {
   const std::lock_guard lock(mutex_);
   const auto found = pending_.find(name);
@@ -314,13 +314,13 @@ void EngineCore::enter_descriptions(const Contribution& own) {
   for (int rank = 0; rank < size_; ++rank) {
     auto theirs = value_or_throw(codec::decode<Descriptions>(all[static_cast<std::size_t>(rank)]));
     for (Description& one : theirs.all) {
-      free_slot(one.name);  // what it stood for is no longer what all ranks bring
+      free_slot(one.name);  // its operation is no longer the one that all ranks request
       table_.add(rank, one.name, std::move(one.signature));
     }
     if (!theirs.joins) continue;
     joined_[static_cast<std::size_t>(rank)] = true;
     last_joined_ = rank;
-    // The others have brought all that they wait for; now this rank's bits are to complete it.
+    // The others have announced all that they wait for; now this rank's bits are to complete it.
     if (rank == rank_) stirred_ = true;
   }
 }
@@ -418,7 +418,7 @@ void EngineCore::take_census(const Contribution& own) {
   }
 }
 
-/// Every rank forgets the name; those that wait for it are told.
+/// Every rank forgets the name; waiting ones get the error.
 void EngineCore::fail_expired(const Stall& stall) {
   PendingPtr own = take_described(stall.name);
   {

@@ -1,4 +1,4 @@
-// How a rank that enters a round wakes those that sleep. The interface is small so that a core with a cheaper way can
+// Lets a rank that enters a round wake those that sleep. The interface is small so that a core with a cheaper way can
 // take the place of messages. A RoundAnnouncer belongs to the engine's thread; only `Wakeup` is shared.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace cohort::named {
 
-/// What an engine's thread sleeps on: users' requests, peers' announcements and the clock. Any thread may notify.
+/// Wakes an engine's sleeping thread for users' requests, peers' announcements and the clock. Any thread may notify.
 ///
 /// Requests come in bursts. After a round the thread lingers: requests do not wake it then, so that many of them are
 /// found together, unless somebody waits for one.

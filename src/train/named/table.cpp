@@ -41,7 +41,7 @@ std::string list_ranks(std::span<const int> ranks) {
 }
 
 Result<AgreedPtr> match(const std::string& name, const Brought& brought) {
-  // Ranks by what they brought, in the order of the lowest rank of each.
+  // Ranks grouped by signature, in the order of the lowest rank of each group.
   std::vector<std::pair<const Signature*, std::vector<int>>> camps;
   for (std::size_t rank = 0; rank < brought.size(); ++rank) {
     if (!brought[rank]) continue;

@@ -1,5 +1,5 @@
-// Whether what the ranks brought under one name is one operation, and which. Pure functions of replicated values: all
-// ranks come to the same answer, and to the same words.
+// Decides whether the ranks' signatures under one name make one operation, and which. Pure functions of replicated
+// values: all ranks come to the same answer, and to the same words.
 #pragma once
 
 #include "train/named/request.h"
@@ -15,7 +15,7 @@
 
 namespace cohort::named {
 
-/// What one rank brought under a name; nullopt: nothing (it has joined).
+/// Signatures given under one name, by rank; nullopt: none (the rank has joined).
 using Brought = std::vector<std::optional<Signature>>;
 
 /// An operation that all active ranks asked for. The same on all ranks, and never changed.
@@ -29,10 +29,10 @@ struct Agreed {
 };
 using AgreedPtr = std::shared_ptr<const Agreed>;
 
-/// The operation, or Mismatch that says who brought what. At least one rank has brought something.
+/// Returns the operation, or Mismatch with the ranks of each signature. At least one rank has one.
 Result<AgreedPtr> match(const std::string& name, const Brought& brought);
 
-/// Why `operation` cannot be carried out while these ranks have joined; nullopt if it can.
+/// Reason why `operation` cannot be carried out while these ranks have joined; nullopt if it can.
 std::optional<Error> refused_by_joined(const Agreed& operation, const std::vector<bool>& joined);
 
 /// Rows of a reduce_scatter for each of `size` ranks: equal, the first ranks one more where they do not divide.
@@ -50,14 +50,14 @@ class Cache {
   /// With a capacity of 0 nothing is kept.
   explicit Cache(std::size_t capacity) : capacity_(capacity) {}
 
-  /// The slot of what this rank brought under this name before, if it now brings the same.
+  /// The slot of this name if this rank's signature is the same as before.
   std::optional<std::size_t> find(const std::string& name, const Signature& own) const;
-  /// The slot of a name, whatever this rank brings.
+  /// The slot of a name, for any signature of this rank.
   std::optional<std::size_t> slot_of(const std::string& name) const {
     const auto found = index_.find(name);
     return found == index_.end() ? std::nullopt : std::optional(found->second);
   }
-  /// What stands in a slot; null if it is free.
+  /// The operation in a slot; null if the slot is free.
   const AgreedPtr& at(std::size_t slot) const { return slots_[slot].agreed; }
   /// Slots that have been in use so far: all slots are below.
   std::size_t width() const noexcept { return slots_.size(); }
@@ -66,7 +66,7 @@ class Cache {
     std::string name;
     std::size_t slot = 0;
   };
-  /// `agreed` has no slot yet. Returns what had to go for it.
+  /// `agreed` has no slot yet. Returns the entry that was evicted for it.
   std::optional<Freed> insert(AgreedPtr agreed, Signature own);
   /// It was used just now.
   void touch(std::size_t slot);
@@ -87,8 +87,8 @@ class Cache {
   std::unordered_map<std::string, std::size_t> index_;
 };
 
-// Names that some ranks have brought and others not yet, of those that have no slot. Every rank holds the same table,
-// since every rank enters the same descriptions in the same order. Pure; belongs to the engine's thread.
+// Names without a slot that some ranks have described and others not yet. Every rank holds the same table, since every
+// rank enters the same descriptions in the same order. Pure; belongs to the engine's thread.
 
 class Table {
  public:
@@ -96,13 +96,13 @@ class Table {
 
   /// A name is described once by a rank; a second time replaces the first.
   void add(int rank, const std::string& name, Signature signature);
-  /// Takes out what all ranks that have not joined have brought, in the order in which the names first came.
+  /// Takes out the names that all ranks that have not joined have described, in the order in which they first came.
   struct Complete {
     std::string name;
     Brought brought;
   };
   std::vector<Complete> take_complete(const std::vector<bool>& joined);
-  /// Whether the rank has described the name.
+  /// Returns whether the rank has described the name.
   bool has(int rank, const std::string& name) const;
   bool contains(const std::string& name) const { return index_.count(name) != 0; }
   void erase(const std::string& name);
@@ -112,18 +112,19 @@ class Table {
   struct Entry {
     std::string name;
     Brought brought;
-    std::size_t missing = 0;  // ranks that have not brought it
+    std::size_t missing = 0;  // ranks that have not described it
   };
   const std::size_t size_;
   std::list<Entry> entries_;  // in the order in which the names first came
   std::unordered_map<std::string, std::list<Entry>::iterator> index_;
 };
 
-// Which operations that have become ready together are carried out together. A pure function of replicated values, so
-// all ranks plan alike. Fusing never changes bits: the core folds each element by ascending rank wherever it lies.
+// Decides which operations that have become ready together are carried out together. A pure function of replicated
+// values, so all ranks plan alike. Fusing never changes bits: the core folds each element by ascending rank wherever it
+// lies.
 
-/// Larger tensors of the host gain nothing from being copied together (and the core would not): they go alone. Those of
-/// GPUs are not copied: a batch of any sizes is one operation of NCCL.
+/// Larger tensors of the host gain nothing from being copied together (and the core would not): they go alone. Tensors
+/// on GPUs are not copied: a batch of any sizes is one operation of NCCL.
 inline constexpr std::size_t kFusedTensor = std::size_t{64} << 10;
 
 /// Indices into the operations that were planned; one batch is one call of the communicator.

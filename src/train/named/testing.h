@@ -84,7 +84,7 @@ inline void with_engines(int size, const std::function<void(Engine&)>& body, con
     try {
       body(engine);
       engine.submit(barrier("end of the test")).wait();
-    } catch (const Error& error) {  // said here, since the engine's end makes other ranks fail before this one is heard
+    } catch (const Error& error) {  // reported here: the engine's end makes other ranks fail before this one reports
       ADD_FAILURE() << "rank " << engine.rank() << ": " << error.what();
       throw;
     }

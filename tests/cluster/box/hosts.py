@@ -25,7 +25,7 @@ class Box:
         self.switch = f"cb-{name}"
         self._lock = None
 
-    # What it consists of.
+    # Parts of the box.
 
     def facts(self):
         try:
@@ -172,7 +172,7 @@ class Box:
                     "latency", "50ms")
 
     def cut(self, host):
-        """The cable is out: nobody is told, packets go nowhere."""
+        """Unplugs the cable: no notification, packets are lost."""
         self.check_host(host)
         run("ip", "-n", self.switch, "link", "set", f"p{host[1:]}", "nomaster")
 
@@ -213,7 +213,7 @@ def run_in_new_namespaces(space, files, script):
 
 
 def rate_in_mbit(rate):
-    """Of tc's words for a rate, as 100mbit or 1gbit; 0 of others."""
+    """Converts tc's notation for a rate, such as 100mbit or 1gbit, to Mbit/s; 0 for others."""
     number, unit = re.fullmatch(r"([\d.]+)([a-z]*)", rate.lower()).groups()
     return float(number) * {"mbit": 1, "gbit": 1000}.get(unit, 0)
 
@@ -243,7 +243,7 @@ def mounts_below(folder):
 
 
 def all_boxes():
-    """Of every box of which anything is there."""
+    """Returns every box of which anything exists."""
     names = set()
     if ROOT.exists():
         names.update(entry.name for entry in ROOT.iterdir() if entry.is_dir())

@@ -1,4 +1,4 @@
-"""What the box needs of the system: commands that say what failed, files, processes of a namespace."""
+"""Access to the system for the box: commands that say what failed, files, processes of a namespace."""
 
 import os
 import pathlib
@@ -58,7 +58,7 @@ def processes_in(net_namespace):
 
 
 def end_all(namespaces, seconds=10):
-    """Kills every process in the namespaces until there is none. What is left after the time is an error."""
+    """Kills every process in the namespaces until there is none. Processes left after the time are an error."""
     limit = time.monotonic() + seconds
     while True:
         left = [pid for namespace in namespaces for pid in processes_in(namespace) if pid != os.getpid()]
