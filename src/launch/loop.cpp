@@ -21,6 +21,11 @@ void Loop::run() {
   impl_->context.run();
 }
 
+void Loop::step() {
+  const auto guard = asio::make_work_guard(impl_->context);
+  impl_->context.run_one();
+}
+
 void Loop::run_for(std::chrono::steady_clock::duration longest) {
   const auto guard = asio::make_work_guard(impl_->context);
   impl_->context.run_one_for(longest);

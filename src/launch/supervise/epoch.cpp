@@ -25,20 +25,24 @@ constexpr auto kTellTime = std::chrono::milliseconds(700);
 /// For more hosts to fail, once the agent of one cannot be started.
 constexpr auto kOtherHostsTime = std::chrono::milliseconds(1500);
 constexpr std::size_t kMostHostsTold = 8;
+/// Between two looks at the health of what runs.
+constexpr auto kLookEvery = std::chrono::seconds(1);
+/// For agents to answer what ranks do.
+constexpr auto kOverviewTime = std::chrono::milliseconds(100);
 
 }  // namespace
 
-Epoch::Epoch(Loop& loop, const JobSetup& setup, AgentPool& agents, RunOutput& run, EpochBudget& budget, int number,
-             Events events)
+Epoch::Epoch(Loop& loop, const JobSetup& setup, AgentPool& agents, Orders& orders, RunOutput& run, JobPast& past)
     : loop_(loop),
       setup_(setup),
       agents_(agents),
+      orders_(orders),
       run_(run),
-      budget_(budget),
-      events_(std::move(events)),
+      past_(past),
       members_(setup.plan),
-      stopping_(loop, spec_.grace, stopping_events()) {
-  run_.begin_attempt(number);
+      stopping_(spec_.grace) {
+  past_.servers.begin_epoch();
+  run_.begin_attempt(past_.restarts.done());
   limits_.start = Timer(loop_, start_timeout_, [this] { on_start_late(); });
 }
 
@@ -67,27 +71,52 @@ std::string Epoch::why_not_started() const {
 void Epoch::settle(const std::vector<int>& shown) {
   members_ = Members(setup_.plan);
   const Roles& roles = members_.roles();
-  health_.emplace(loop_, members_.hosts(), roles, spec_,
-                  HealthWatch::Events{[this](const std::string& text) { say(text); },
-                                      [this](const Warning& warning) { run_.warn(warning); },
-                                      [this](int process, std::chrono::seconds since) {
-                                        return elastic_ && decide(event::StoppedTooLong{process, since}).taken;
-                                      },
-                                      [this](const std::string& why) { on_stuck(why); }});
+  health_.emplace(members_.hosts(), roles, spec_);
   run_.set_plan(setup_.plan, shown);
-  if (setup_.plan.least > 0)
-    elastic_.emplace(loop_, setup_, agents_, run_, *health_, budget_.elastic.members, elastic_events());
-  if (spec_.keep_logs && goes_elsewhere(setup_.plan))
-    remote_logs_.emplace(state_.log_folder, roles, [this](const std::string& text) { say(text); });
+  if (setup_.plan.least > 0) elastic_.emplace(loop_, setup_, agents_, orders_, run_, *health_, past_.members);
+  if (spec_.keep_logs && goes_elsewhere(setup_.plan)) remote_logs_.emplace(state_.log_folder, roles);
 }
 
-ElasticJob::Events Epoch::elastic_events() {
-  return {[this](const Event& event) { decide(event); }, events_.on_members, events_.on_more, events_.on_one_more};
+void Epoch::look() {
+  while (elastic_) {
+    const std::vector<Event> due = elastic_->take();
+    if (due.empty()) return;
+    for (const Event& event : due) decide(event);
+  }
 }
 
-void Epoch::note_orders() {
+void Epoch::give_orders() {
+  if (stage_ != Stage::Starting) return;
   ordered_ = true;
-  if (elastic_) decide(event::Ordered{});
+  try {
+    if (elastic_) {
+      decide(event::Ordered{});
+      orders_.write_members(elastic_->membership().current());
+    } else if (past_.restarts.done() > 0) {
+      orders_.announce_epoch();
+    }
+  } catch (const Error& error) {
+    return fail_start(fmt::format("the job's store does not take {}: {}",
+                                  elastic_ ? "its members" : "the ranks' next start", error.what()));
+  }
+  orders_.give();
+}
+
+bool Epoch::begins_without(AgentHandle& agent, const std::string& why) {
+  // (Who comes by himself is waited for as long as it takes; and ranks that have been told their number keep it.)
+  if (stage_ != Stage::Starting || !elastic_ || ordered_ || comes_by_itself(setup_.plan.method)) return false;
+  agent.lost = true;
+  const auto plan = orders_.plan_again([](const AgentHandle& member) { return !member.lost; }, membership()->barred());
+  if (!plan) {
+    agent.lost = false;
+    return false;
+  }
+  say(fmt::format("{}; the job begins without {}", why, agent.host.name));
+  agent.all_gone = agent.started = true;
+  AgentPool::kill(agent);
+  orders_.take(*plan);
+  settle(shown_ranks(spec_, setup_.plan));
+  return true;
 }
 
 Membership::Answer Epoch::follow(Membership::Answer answer) {
@@ -119,7 +148,7 @@ void Epoch::carry_out(const action::FailureOver&) { end_.doing_then.clear(); }
 
 void Epoch::carry_out(const action::EndWorkers&) {
   workers_asked_ = true;
-  stopping_.begin({}, SIGTERM, {spec_.grace});
+  ask_to_end({}, SIGTERM, {spec_.grace});
 }
 
 void Epoch::carry_out(const action::EndJob& end) {
@@ -133,8 +162,6 @@ void Epoch::carry_out(const action::EndAsTold& end) {
 
 void Epoch::grow() {
   members_.grow(setup_.plan);
-  health_->grow(members_.hosts());
-  run_.grow(setup_.plan);
   if (remote_logs_) remote_logs_->grow(members_.roles());
 }
 
@@ -156,7 +183,10 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
   }
   if (auto* output = std::get_if<Output>(&message)) {
     if (!members_.roles().has(output->rank)) return;
-    if (remote_logs_ && !agent.host.local) remote_logs_->keep(*output);
+    if (remote_logs_ && !agent.host.local) {
+      remote_logs_->keep(*output);
+      tell_troubles();
+    }
     run_.take(static_cast<std::size_t>(agent.host.index), *output);
   } else if (const auto* started = std::get_if<Started>(&message)) {
     on_started(agent, *started);
@@ -178,7 +208,10 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     run_.take(agent.host.name, *reports);
     if (elastic_) decide(reported_by(*reports));
     health_->take(std::move(*reports), processes_on(setup_.plan, agent.host.index));
-    if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
+    if (stage_ == Stage::Stopping && health_->somebody_saves()) {
+      stopping_.they_save(Clock::now());
+      wait_for_stopping();
+    }
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
     if (!stacks->text.empty())
       say(fmt::format("stacks of {}:\n{}", members_.roles().name_of(stacks->rank), demangled(stacks->text)));
@@ -207,7 +240,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   const std::vector<int> processes = processes_of(setup_.plan, agent.host);
   if (started.pids.size() != processes.size()) return;
   agent.started = true;
-  if (remote_logs_ && !agent.host.local) remote_logs_->open(processes);
+  open_logs(agent, processes);
   for (std::size_t i = 0; i < processes.size(); ++i)
     state_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
   if (&agent == &agent_of(0)) state_.threads = started.threads;  // of rank 0's host
@@ -218,27 +251,35 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   look_for_running();
 }
 
+void Epoch::open_logs(const AgentHandle& agent, const std::vector<int>& processes) {
+  if (!remote_logs_ || agent.host.local) return;
+  remote_logs_->open(processes);
+  tell_troubles();
+}
+
+void Epoch::tell_troubles() {
+  for (const std::string& text : remote_logs_->take_troubles()) say(text);
+}
+
 void Epoch::look_for_running() {
   if (stage_ != Stage::Starting || !agents_.all_started()) return;
   stage_ = Stage::Running;
   limits_.start = Timer();
   started_at_ = Clock::now();
   run_.running();
-  health_->start();
+  look_at_health();
   if (spec_.timeout) {
-    if (!budget_.limit) budget_.limit = Clock::now() + *spec_.timeout;
-    limits_.job = Timer(loop_, *budget_.limit - Clock::now(), [this] {
+    if (!past_.limit) past_.limit = Clock::now() + *spec_.timeout;
+    limits_.job = Timer(loop_, *past_.limit - Clock::now(), [this] {
       if (!end_.stop_status) end_.stop_status = kTimeoutStatus;
       stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*spec_.timeout).count()),
            SIGTERM, grace_after(SIGTERM));
     });
   }
   for (const int signal : std::exchange(early_signals_, {})) pass_on(signal);
-  AgentHandle* const first = &agent_of(0);
-  if (!members_.has_ended(0) && InputReader::worth_reading(0) && !(first->host.local && InputReader::may_be_given(0))) {
-    input_ = std::make_unique<InputReader>(
-        loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
-  }
+  AgentHandle& first = agent_of(0);
+  if (!members_.has_ended(0) && InputReader::worth_reading(0) && !(first.host.local && InputReader::may_be_given(0)))
+    input_ = std::make_unique<InputReader>(loop_, 0, first);
   if (elastic_) follow(elastic_->begin());
   look_for_failure();  // on a host that was faster than another
   ask_next_role();
@@ -260,22 +301,18 @@ void Epoch::on_exited(const Exited& exited) {
   run_.rank_ended(ending);
   if (ending.asked && ending.status.signal == SIGKILL && stage_ == Stage::Running)
     say(fmt::format("{} has not ended within its grace, and was killed", ending.name()));
-  if (settle_fate(ending, exited.rank) == Fate::Again) return;
+  if (starts_again(ending, exited.rank)) return;
   if (ending.role == Role::Server && !ending.asked && members_.running_ranks() > 0) {
-    events_.on_server_ended(ending.rank,
-                            fmt::format("{} after {:.1f} s", sys::to_string(ending.status), ending.after_seconds));
+    orders_.server_ended(ending.rank,
+                         fmt::format("{} after {:.1f} s", sys::to_string(ending.status), ending.after_seconds));
   }
   const bool well = ending.spared || (ending.asked && has_ended_well(ending));
-  members_.end(exited.rank);
-  end_.endings.push_back(std::move(ending));
   if (!exited.status.success() && !well && end_.doing_then.empty()) {
     end_.doing_then = health_->doing_now();
     if (roles.is_rank(exited.rank))
       end_.doing_then[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
   }
-  health_->rank_ended(exited.rank, exited.last);
-  run_.process_ended(exited.rank, exited.status.success() || well, exited.status);
-  if (exited.rank == 0) input_.reset();
+  add_ending(exited.rank, std::move(ending), exited.status.success() || well);
   if (elastic_) decide(ended_by(end_.endings.back()));
   look_for_failure();
   look_for_requeue();
@@ -283,12 +320,20 @@ void Epoch::on_exited(const Exited& exited) {
   ask_next_role();
 }
 
+void Epoch::add_ending(int process, Ending ending, bool well) {
+  members_.end(process);
+  for (const Warning& warning : health_->rank_ended(process, ending.last)) run_.warn(warning);
+  run_.process_ended(process, well, ending.status);
+  end_.endings.push_back(std::move(ending));
+  if (process == 0) input_.reset();
+}
+
 // What ParameterServerStrategy's workers run never ends by itself.
 void Epoch::look_for_chief(const Exited& exited) {
   const bool chief = spec_.tf_config && setup_.plan.servers > 0 && exited.rank == 0;
   if (!chief || !exited.status.success() || stage_ != Stage::Running || members_.running_ranks() == 0) return;
   workers_asked_ = true;
-  stopping_.begin({}, SIGTERM, {spec_.grace});
+  ask_to_end({}, SIGTERM, {spec_.grace});
 }
 
 void Epoch::ask_next_role() {
@@ -297,7 +342,7 @@ void Epoch::ask_next_role() {
   // Where all has gone well it has the last checkpoint to look at.
   const bool evaluates = next == Role::Evaluator && stage_ == Stage::Running;
   asked_ = next;
-  stopping_.begin({}, SIGTERM, {evaluates ? spec_.evaluator_grace : spec_.grace});
+  ask_to_end({}, SIGTERM, {evaluates ? spec_.evaluator_grace : spec_.grace});
 }
 
 // Ranks that save do so together. One that neither ends nor fails then has missed the question, or hangs.
@@ -334,53 +379,35 @@ AgentHandle& Epoch::agent_of(int process) const {
   return **found;
 }
 
-Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
-  const auto before = again_.find(process);
-  if (before != again_.end()) {
-    ending.restarts = before->second.restarts + 1;
-    ending.first_cause =
-        before->second.restarts == 0 ? sys::to_string(before->second.status) : before->second.first_cause;
-  }
+bool Epoch::starts_again(Ending& ending, int process) {
+  past_.servers.recall(process, ending);
   const bool may = ending.role == Role::Server && !ending.asked && !ending.status.success() && ending.before_stop &&
                    (stage_ == Stage::Starting || stage_ == Stage::Running);
-  if (!may) return Fate::Failed;
-  const std::string lost =
-      fmt::format("{} on {} is lost ({})", ending.name(), ending.host, sys::to_string(ending.status));
-  if (budget_.server_restarts < spec_.server_restarts) {
-    say(fmt::format("{}; it is started again ({} of {} times, --server-restarts)", lost, ++budget_.server_restarts,
-                    spec_.server_restarts));
-    agent_of(process).channel->send(
-        StartAgain{process, {fmt::format("{}={}", env::kServerRestart, ending.restarts + 1)}});
-    awaited_.insert(process);
-    health_->rank_ended(process, ending.last);
-    run_.starts_again(process, ending);
-    again_.insert_or_assign(process, std::move(ending));
-    return Fate::Again;
-  }
-  if (lost_servers_ < spec_.lost_servers && members_.running(Role::Server) > 1) {
+  if (!may) return false;
+  const auto decision = past_.servers.after(process, ending, members_.running(Role::Server));
+  if (decision.fate == ServerLosses::Fate::Failed) return false;
+  say(decision.text);
+  const AgentHandle& agent = agent_of(process);
+  if (decision.fate == ServerLosses::Fate::Without) {
     ending.spared = true;
-    say(fmt::format("{}; the job goes on without it ({} of {} that may be, --lost-servers)", lost, ++lost_servers_,
-                    spec_.lost_servers));
-    if (spec_.server_restarts > 0) agent_of(process).channel->send(GoOnWithout{process});
-    return Fate::Without;
+    if (spec_.server_restarts > 0) agent.channel->send(GoOnWithout{process});
+    return false;
   }
-  return Fate::Failed;
+  agent.channel->send(StartAgain{process, {fmt::format("{}={}", env::kServerRestart, ending.restarts + 1)}});
+  health_->rank_ended(process, ending.last);
+  run_.starts_again(process, ending);
+  return true;
 }
 
 void Epoch::end_lost(int process, bool excused) {
   Ending ending = ending_of(process, {});
   ending.status.signal = SIGKILL;
   ending.after_seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
-  members_.end(process);
   ending.spared = excused;
-  health_->rank_ended(process, {});
+  add_ending(process, std::move(ending), false);
   health_->left(process);
-  run_.process_ended(process, false, ending.status);
-  end_.endings.push_back(std::move(ending));
-  if (process == 0) input_.reset();
 }
 
-// Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
 bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
   if (elastic_) {
     if (begins_without(agent, why)) return true;
@@ -395,29 +422,18 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
     if (roles.role_of(process) != Role::Server) return false;
     if (!members_.has_ended(process)) lost.push_back(process);
   }
-  const int count = static_cast<int>(lost.size());
-  if (lost_servers_ + count > spec_.lost_servers || members_.running(Role::Server) <= count) return false;
-  lost_servers_ += count;
+  const auto text =
+      past_.servers.after_host(agent.host.name, why, lost, roles.names_of(lost), members_.running(Role::Server));
+  if (!text) return false;
   agent.all_gone = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
-  if (count == 0) {
-    say(fmt::format("{} is lost ({}), where nothing ran any more", agent.host.name, why));
-  } else {
-    say(fmt::format(
-        "{} on {} {} lost with {} host ({}); the job goes on without ({} of {} that may be, --lost-servers)",
-        roles.names_of(lost), agent.host.name, count == 1 ? "is" : "are", count == 1 ? "its" : "their", why,
-        lost_servers_, spec_.lost_servers));
-  }
+  say(*text);
   for (const int process : lost) {
-    awaited_.erase(process);
     Ending ending = ending_of(process, {});
     ending.status.signal = SIGKILL;
     ending.spared = true;
-    members_.end(process);
-    events_.on_server_ended(ending.rank, "lost with its host");
-    health_->rank_ended(process, {});
-    run_.process_ended(process, ending.spared, ending.status);
-    end_.endings.push_back(std::move(ending));
+    orders_.server_ended(ending.rank, "lost with its host");
+    add_ending(process, std::move(ending), true);
   }
   health_->host_ended(processes_of(setup_.plan, agent.host));
   ask_next_role();
@@ -427,24 +443,25 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
 void Epoch::on_started_again(const StartedAgain& started) {
   if (elastic_) {
     if (!elastic_->membership().awaits(started.rank)) return;
-    if (remote_logs_ && !agent_of(started.rank).host.local) remote_logs_->open({started.rank});
+    open_logs(agent_of(started.rank), {started.rank});
     state_.pids[static_cast<std::size_t>(started.rank)] = started.pid;
     run_.changed();
     return void(decide(event::StartedOne{started.rank, started.pid != 0 ? std::string() : started.why}));
   }
-  if (awaited_.erase(started.rank) == 0) return;
+  auto before = past_.servers.settle(started.rank);
+  if (!before) return;
   const int process = started.rank;
-  Ending& before = again_.at(process);
   if (started.pid != 0) {
     health_->started_again(process);
-    return run_.started_again(process, before, started.pid);
+    return run_.started_again(process, *before, started.pid);
   }
   // It stays what it was: a failure, or, where all are told to end, nothing that anybody needs.
-  before.spared = started.why.empty();
-  if (!before.spared) say(fmt::format("{} on {} cannot be started again: {}", before.name(), before.host, started.why));
+  before->spared = started.why.empty();
+  if (!before->spared)
+    say(fmt::format("{} on {} cannot be started again: {}", before->name(), before->host, started.why));
   members_.end(process);
-  run_.process_ended(process, before.spared, before.status);
-  end_.endings.push_back(before);
+  run_.process_ended(process, before->spared, before->status);
+  end_.endings.push_back(*std::move(before));
   look_for_failure();
   ask_next_role();
 }
@@ -478,18 +495,23 @@ void Epoch::on_stuck(const std::string& why) {
   stop(why, SIGTERM, {spec_.grace});
 }
 
-Stopping::Events Epoch::stopping_events() {
-  Stopping::Events events;
-  events.tell = [this](int signal, Stopping::Grace grace) { tell_agents(signal, grace); };
-  events.give_up = [this] {
-    say("an agent does not answer; ending its processes from here");
-    agent_lost_ = true;
-    finish();
-  };
-  events.running_ranks = [this] { return members_.running_ranks(); };
-  events.running_others = [this] { return members_.running_others(); };
-  events.say = [this](const std::string& text) { say(text); };
-  return events;
+void Epoch::look_at_health() {
+  Health::Findings findings = health_->look();
+  for (const Warning& warning : findings.warnings) run_.warn(warning);
+  for (const auto& stopped : findings.stopped) {
+    if (elastic_ && decide(event::StoppedTooLong{stopped.process, stopped.since}).taken) continue;
+    findings.end = fmt::format("{} has been stopped for {} s", stopped.who, stopped.since.count());
+    break;
+  }
+  if (findings.end) {
+    show_overview();
+    return on_stuck(*findings.end);
+  }
+  if (stage_ == Stage::Running) limits_.health = Timer(loop_, kLookEvery, [this] { look_at_health(); });
+}
+
+void Epoch::show_overview() {
+  for (const std::string& line : health_->overview()) say(line);
 }
 
 void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
@@ -497,18 +519,44 @@ void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
   stage_ = Stage::Stopping;
   limits_ = {};
   if (elastic_) elastic_->stop();
-  if (health_) health_->stop();
+  overview_ = Timer();
   state_.stage = "ending";
   run_.changed();
   input_.reset();
   agents_.start_no_more();
   if (end_.quiet) stopping_.be_quiet();
-  stopping_.begin(reason, signal, grace);
-  if (health_ && health_->somebody_saves()) stopping_.they_save();
+  ask_to_end(reason, signal, grace);
+  if (health_ && health_->somebody_saves()) {
+    stopping_.they_save(Clock::now());
+    wait_for_stopping();
+  }
   check_end();
 }
 
-void Epoch::tell_agents(int signal, Stopping::Grace grace) {
+void Epoch::ask_to_end(const std::string& reason, int signal, Stopping::Grace grace) {
+  tell_agents(stopping_.begin(reason, signal, grace, Clock::now()));
+  wait_for_stopping();
+}
+
+void Epoch::wait_for_stopping() {
+  const auto next = stopping_.next_look();
+  stopping_limit_ = next ? Timer(loop_, *next - Clock::now(), [this] { look_at_stopping(); }) : Timer();
+}
+
+void Epoch::look_at_stopping() {
+  const auto now = Clock::now();
+  const Stopping::Due due = stopping_.look(now);
+  if (due.notice) say(stopping_.notice(members_.running_ranks(), members_.running_others(), now));
+  if (due.give_up) {
+    say("an agent does not answer; ending its processes from here");
+    agent_lost_ = true;
+    return finish();
+  }
+  if (due.order) tell_agents(*due.order);
+  wait_for_stopping();
+}
+
+void Epoch::tell_agents(const Stopping::Order& order) {
   const Role role = members_.running_role();
   asked_ = std::max(asked_, role);
   for (const auto& agent : agents_.members()) {
@@ -517,8 +565,8 @@ void Epoch::tell_agents(int signal, Stopping::Grace grace) {
     } else if (!agent->started) {
       agent->channel->send(Finish{end_.stop_status.value_or(1)});
     } else {
-      agent->channel->send(StopWorkers{signal, static_cast<std::uint32_t>(grace.usual.count()),
-                                       static_cast<std::uint32_t>(grace.saving.count()), role});
+      agent->channel->send(StopWorkers{order.signal, static_cast<std::uint32_t>(order.grace.usual.count()),
+                                       static_cast<std::uint32_t>(order.grace.saving.count()), role});
     }
   }
 }
@@ -594,7 +642,7 @@ void Epoch::on_agent_process_ended(AgentHandle& agent) {
                                           ? fmt::format("the connection to it has ended, {}", agents_.how_ended(agent))
                                           : std::string("its guard was killed"))) {
       return check_end();
-    } else if (agent.channel == nullptr || agent.channel->closed()) {
+    } else if (!AgentPool::is_connected(agent)) {
       lose_agent(fmt::format("the agent of {} was lost", agent.host.name));
       if (stopping_.reason().empty())
         say(fmt::format("the agent of {} ended before the job; ending the job", agent.host.name));
@@ -629,7 +677,12 @@ void Epoch::on_signal(int signal) {
       return;
     case SIGQUIT:
       if (stage_ != Stage::Running) break;
-      if (health_->show_soon()) agents_.broadcast(AskStacks{});
+      if (overview_) return;
+      overview_ = Timer(loop_, kOverviewTime, [this] {
+        overview_ = Timer();
+        show_overview();
+      });
+      agents_.broadcast(AskStacks{});
       return;
     default: break;
   }
@@ -669,7 +722,10 @@ void Epoch::told_by_agent(const AgentHandle& agent, int signal) {
 void Epoch::on_told(int signal, const std::string& reason) {
   if (stage_ == Stage::Ended) return loop_.stop();  // output that nobody takes is given up
   told_to_end_ = true;
-  if (stage_ == Stage::Stopping) return stopping_.hurry();
+  if (stage_ == Stage::Stopping) {
+    tell_agents(stopping_.hurry(Clock::now()));
+    return wait_for_stopping();
+  }
   if (!end_.stop_status) {
     end_.stop_status = 128 + signal;
     told_by_ = signal;
@@ -689,7 +745,7 @@ void Epoch::on_reader_gone() {
 }
 
 void Epoch::on_owner_gone() {
-  end_.quiet = true;
+  end_.quiet = told_to_end_ = true;
   if (!end_.stop_status && stage_ != Stage::Stopping) end_.stop_status = 128 + SIGHUP;
   stop(fmt::format("the process that it belongs to (pid {}) has ended", *spec_.owner_pid), SIGTERM, {spec_.grace});
 }
@@ -697,12 +753,23 @@ void Epoch::on_owner_gone() {
 void Epoch::check_end() {
   if (stage_ == Stage::Ended || !agents_.nothing_runs()) return;
   if (!restart_) {
-    const Verdict verdict = judge(how_it_ended());
-    const bool final = !verdict.breakdown || told_to_end_ || agent_lost_;
-    restart_ = final ? Restarts::Decision() : events_.on_breakdown(*verdict.breakdown);
+    restart_ = after(judge(how_it_ended()));
     if (!restart_->again) agents_.finish();
   }
   if (restart_->again || agents_.all_ended()) finish();
+}
+
+Restarts::Decision Epoch::after(const Verdict& verdict) {
+  if (!verdict.breakdown || told_to_end_ || agent_lost_ || run_.reader_gone()) return {};
+  std::optional<Plan> next = setup_.plan;
+  if (elastic_)
+    next = orders_.plan_again(AgentPool::is_usable, membership()->barred());
+  else if (!agents_.can_go_on())
+    next.reset();
+  if (!next) return {};
+  Restarts::Decision restart = past_.restarts.after(*verdict.breakdown, next->world_size);
+  if (restart.again) next_plan_ = std::move(next);
+  return restart;
 }
 
 JobEnd Epoch::how_it_ended() const {
@@ -719,25 +786,26 @@ JobEnd Epoch::how_it_ended() const {
 void Epoch::finish() {
   stage_ = Stage::Ended;
   stopping_.finish();
+  stopping_limit_ = Timer();
   tell_limit_ = Timer();
   if (elastic_) elastic_->stop();
   input_.reset();
-  const Restarts::Decision restart = restart_.value_or(Restarts::Decision());
   run_.end_lines();
-  if (auto closed = restart.again ? Result<void>() : events_.before_end(); !closed) {
-    // A job whose results are lost has not ended well; a reason that there is already came first.
-    if (end_.stop_status || first_failure(end_.endings)) {
-      say(closed.error().what());
-    } else {
-      end_.stop_status = 1;
-      undelivered_ = closed.error().what();
-    }
+}
+
+int Epoch::report(const Result<void>& closed) {
+  // A job whose results are lost has not ended well; a reason that there is already came first.
+  if (!closed && (end_.stop_status || first_failure(end_.endings))) {
+    say(closed.error().what());
+  } else if (!closed) {
+    end_.stop_status = 1;
+    undelivered_ = closed.error().what();
   }
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);
   end_.stop_status = verdict.status;
-  run_.attempt_ended(end, verdict, restart);
-  events_.on_ended(verdict.status, restart.again);
+  run_.attempt_ended(end, verdict, restart_.value_or(Restarts::Decision()));
+  return verdict.status;
 }
 
 }  // namespace cohort::launch
