@@ -35,7 +35,7 @@ class Epoch {
   void settle(const std::vector<int>& shown);
   /// After each step of the loop: what is due by time happens.
   void look();
-  void on_unfit(const AgentHandle* agent, const std::string& why);
+  void on_unfit(AgentHandle* agent, const std::string& why);
   void on_message(AgentHandle& agent, Message message);
   void on_channel_closed(AgentHandle& agent, const std::optional<Error>& error);
   void on_agent_process_ended(AgentHandle& agent);
@@ -72,40 +72,33 @@ class Epoch {
   enum class Stage { Starting, Running, Stopping, Ended };
 
   void say(const std::string& text) { run_.say(text); }
-  std::string why_not_started() const;
   void on_start_late();
   /// Its agent cannot be had: whether an elastic job begins without the host, before any rank runs.
   bool begins_without(AgentHandle& agent, const std::string& why);
   void on_started(AgentHandle& agent, const Started& started);
-  void open_logs(const AgentHandle& agent, const std::vector<int>& processes);
-  void tell_troubles();
   void look_for_running();
-  Ending ending_of(int process, const ProcessEnd& end) const;
   void on_exited(const Exited& exited);
   /// A server that has failed: true if it is started again. Says in `ending` whether the job goes on without it.
   bool starts_again(Ending& ending, int process);
   bool goes_on_without(AgentHandle& agent, const std::string& why);
   Membership::Answer follow(Membership::Answer answer);
   void carry_out(const action::Drop& drop);
-  void carry_out(const action::Lost& lost);
+  void carry_out(const action::Lost& lost) { end_lost(lost.worker, true); }
   void carry_out(const action::Excuse& excuse);
-  void carry_out(const action::FailureOver& over);
-  void carry_out(const action::EndWorkers& end);
+  void carry_out(const action::FailureOver&) { members_.forget_failure(); }
+  void carry_out(const action::EndWorkers&) { stopping_.ask(Role::Worker, spec_.grace); }
   void carry_out(const action::EndJob& end);
   void carry_out(const action::EndAsTold& end);
-  void carry_out(const action::StartRanks&) { grow(); }
-  void carry_out(const action::StartOne&) { grow(); }
+  void carry_out(const action::StartRanks&) { members_.grow(); }
+  void carry_out(const action::StartOne&) { members_.grow(); }
   template <typename A>
   void carry_out(const A&) {}  // ElasticJob has done it
-  /// `setup.plan` has more ranks.
-  void grow();
   /// A process of which nothing more will be heard.
   void end_lost(int process, bool excused = false);
-  void add_ending(int process, Ending ending, bool well);
+  void end_process(int process, Ending ending, bool well);
   void look_at_health();
   void show_overview();
   void on_started_again(const StartedAgain& started);
-  AgentHandle& agent_of(int process) const;
   void look_for_failure();
   void look_for_requeue();
   void look_for_chief(const Exited& exited);
@@ -122,11 +115,6 @@ class Epoch {
   void pass_on(int signal);
   Stopping::Grace grace_after(int signal) const;
   void stop(const std::string& reason, int signal, Stopping::Grace grace);
-  /// Those of the first role that runs are told to end.
-  void ask_to_end(const std::string& reason, int signal, Stopping::Grace grace);
-  void look_at_stopping();
-  void wait_for_stopping();
-  void tell_agents(const Stopping::Order& order);
   void lose_agent(const std::string& what);
   void on_host_failed(AgentHandle& agent, const std::string& why);
   void fail_start_of_hosts();
@@ -141,17 +129,14 @@ class Epoch {
   AgentPool& agents_;
   Orders& orders_;
   RunOutput& run_;
-  RunState& state_ = run_.state();
   JobPast& past_;
   const Milliseconds start_timeout_ = start_timeout_of(spec_, setup_.plan);
   Stage stage_ = Stage::Starting;
   Members members_;
-  Stopping stopping_;
+  StopOrders stopping_;
   std::unique_ptr<InputReader> input_;
-  std::optional<RemoteLogs> remote_logs_;
-  std::optional<HealthWatch> health_;
   std::optional<ElasticJob> elastic_;
-  JobEnd end_;                                 ///< what is known of it so far; the rest is in `how_it_ended`
+  JobEnd end_;                                 ///< what is known of it so far; the rest `how_it_ended` adds
   std::string lost_agent_;                     ///< where that is why the job ends
   std::string undelivered_;                    ///< why the owner lacks what its ranks have sent
   std::map<int, std::string> failed_hosts_;    ///< by index: why their agents do not come
@@ -162,8 +147,6 @@ class Epoch {
   bool told_to_end_ = false;
   bool told_by_agent_ = false;  ///< and not yet by a signal to this process
   int told_by_ = 0;             ///< the signal that the exit status is of
-  Role asked_ = Role::Worker;   ///< those of this role have been told to end; of workers it is not known
-  bool workers_asked_ = false;  ///< since TensorFlow's chief has ended
   Clock::time_point started_at_ = Clock::now();
   struct Limits {  ///< until the job is stopped
     Timer start, job, cause, other_hosts, health;
@@ -171,7 +154,7 @@ class Epoch {
   } limits_;
   std::vector<int> early_signals_;  ///< that came before ranks ran
   int cause_waits_ = 0;
-  Timer tell_limit_, stopping_limit_, overview_;
+  Timer tell_limit_, overview_;
 };
 
 }  // namespace cohort::launch

@@ -177,6 +177,17 @@ void Orders::take(const Plan& plan) {
   setup_.plan = plan;
 }
 
+bool Orders::plan_without(AgentHandle& agent, const std::set<std::string>& barred) {
+  agent.lost = true;
+  const auto plan = plan_again([](const AgentHandle& member) { return !member.lost; }, barred);
+  agent.lost = plan.has_value();
+  if (!plan) return false;
+  agent.all_gone = agent.started = true;
+  AgentPool::kill(agent);
+  take(*plan);
+  return true;
+}
+
 std::shared_ptr<store::Store> Orders::own_store() const {
   return store::connect_tcp_store("127.0.0.1", store_port(), secret_, net::deadline_in(kStoreTime));
 }

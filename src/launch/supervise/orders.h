@@ -66,6 +66,8 @@ class Orders {
   /// they are too few.
   std::optional<Plan> plan_again(bool (*usable)(const AgentHandle&), const std::set<std::string>& barred) const;
   void take(const Plan& plan);
+  /// An agent cannot be had, before anything was ordered: by a plan for the others. False: they are too few.
+  bool plan_without(AgentHandle& agent, const std::set<std::string>& barred);
 
   /// Of an elastic job, into its store: the record, and then that it counts. Throws cohort::Error.
   void write_members(rendezvous::Membership members);

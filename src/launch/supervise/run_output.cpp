@@ -104,6 +104,16 @@ void RunOutput::grow(const Plan& plan) {
   changed();
 }
 
+void RunOutput::started(const std::vector<int>& processes, const std::vector<std::int32_t>& pids) {
+  for (std::size_t i = 0; i < processes.size(); ++i) state_.pids[static_cast<std::size_t>(processes[i])] = pids[i];
+  changed();
+}
+
+void RunOutput::ending() {
+  state_.stage = "ending";
+  changed();
+}
+
 void RunOutput::running() {
   announcer_.started(state_, folder_.path, start_text());
   log::info("launch", "job {} is not contained: {}", state_.job_id, kNotContained);

@@ -20,6 +20,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -53,8 +54,12 @@ class RunOutput {
   void set_plan(const Plan& plan, const std::vector<int>& shown);
   /// An elastic job has more ranks.
   void grow(const Plan& plan);
+  /// These run, as `pids`.
+  void started(const std::vector<int>& processes, const std::vector<std::int32_t>& pids);
   /// All ranks run.
   void running();
+  /// They are told to end.
+  void ending();
   void take(const std::string& host, const Reports& reports);
   void take(std::size_t source, const Output& output);
   /// Before anything follows from it.

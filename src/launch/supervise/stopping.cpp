@@ -159,4 +159,58 @@ std::string Stopping::notice(int ranks, const std::string& others, Clock::time_p
   return text;
 }
 
+void StopOrders::begin(const std::string& reason, int signal, Stopping::Grace grace, int status) {
+  status_ = status;
+  tell(stopping_.begin(reason, signal, grace, Stopping::Clock::now()));
+  if (members_.somebody_saves()) they_save();
+}
+
+void StopOrders::ask(Role role, Stopping::Milliseconds grace) {
+  if (role == Role::Worker) workers_asked_ = true;
+  asked_ = std::max(asked_, role);
+  tell(stopping_.begin({}, SIGTERM, {grace}, Stopping::Clock::now()));
+}
+
+void StopOrders::they_save() {
+  stopping_.they_save(Stopping::Clock::now());
+  wait();
+}
+
+void StopOrders::hurry() { tell(stopping_.hurry(Stopping::Clock::now())); }
+
+void StopOrders::finish() {
+  stopping_.finish();
+  next_ = Timer();
+}
+
+void StopOrders::wait() {
+  const auto next = stopping_.next_look();
+  next_ = next ? Timer(loop_, *next - Stopping::Clock::now(), [this] { look(); }) : Timer();
+}
+
+void StopOrders::look() {
+  const auto now = Stopping::Clock::now();
+  const Stopping::Due due = stopping_.look(now);
+  if (due.notice) run_.say(stopping_.notice(members_.running_ranks(), members_.running_others(), now));
+  given_up_ = due.give_up;
+  if (due.order) return tell(*due.order);
+  wait();
+}
+
+void StopOrders::tell(const Stopping::Order& order) {
+  const Role role = members_.running_role();
+  asked_ = std::max(asked_, role);
+  for (const auto& agent : agents_.members()) {
+    if (agent->channel == nullptr) {
+      AgentPool::kill(*agent);  // it has nothing to end but itself
+    } else if (!agent->started) {
+      agent->channel->send(Finish{status_});
+    } else {
+      agent->channel->send(StopWorkers{order.signal, static_cast<std::uint32_t>(order.grace.usual.count()),
+                                       static_cast<std::uint32_t>(order.grace.saving.count()), role});
+    }
+  }
+  wait();
+}
+
 }  // namespace cohort::launch

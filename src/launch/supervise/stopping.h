@@ -5,6 +5,8 @@
 #include "base/unique_fd.h"
 #include "launch/loop.h"
 #include "launch/start/agent_pool.h"
+#include "launch/supervise/members.h"
+#include "launch/supervise/run_output.h"
 
 #include <chrono>
 #include <cstdint>
@@ -116,6 +118,47 @@ class Stopping {
   bool announced_ = false;
   bool quiet_ = false;
   std::optional<Clock::time_point> notice_at_, harder_at_, give_up_at_;
+};
+
+/// Has agents end what runs, role after role, as Stopping says.
+class StopOrders {
+ public:
+  /// All outlive this. `grace`: as Stopping has it.
+  StopOrders(Loop& loop, AgentPool& agents, Members& members, RunOutput& run, Stopping::Milliseconds grace)
+      : loop_(loop), agents_(agents), members_(members), run_(run), stopping_(grace) {}
+
+  /// Those of the first role that runs are told to end; agents that run nothing yet: that the job ends with `status`.
+  void begin(const std::string& reason, int signal, Stopping::Grace grace, int status = 1);
+  /// Of the role, though the job is not being ended.
+  void ask(Role role, Stopping::Milliseconds grace);
+  /// A process of this role has been told to end; of ranks only where the job goes on without them.
+  bool asked(Role role) const { return role == Role::Worker ? workers_asked_ : asked_ >= role; }
+  /// Those of roles before this one are not to be asked any more.
+  bool is_next(Role role) const { return role > asked_; }
+  void they_save();
+  void hurry();
+  void be_quiet() { stopping_.be_quiet(); }
+  void finish();
+  /// An agent has not answered in time.
+  bool given_up() const noexcept { return given_up_; }
+  /// Empty while nothing is being stopped.
+  const std::string& reason() const noexcept { return stopping_.reason(); }
+
+ private:
+  void look();
+  void wait();
+  void tell(const Stopping::Order& order);
+
+  Loop& loop_;
+  AgentPool& agents_;
+  Members& members_;
+  RunOutput& run_;
+  Stopping stopping_;
+  int status_ = 1;
+  Role asked_ = Role::Worker;   ///< those of this role have been told to end; of workers it is not known
+  bool workers_asked_ = false;  ///< since TensorFlow's chief has ended, or an elastic job's training
+  bool given_up_ = false;
+  Timer next_;
 };
 
 }  // namespace cohort::launch
