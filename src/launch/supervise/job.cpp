@@ -271,7 +271,8 @@ void Job::on_signal(int signal) {
 }
 
 void Job::on_owner_gone() {
-  if (!over_) return epoch_->on_owner_gone();
+  if (epoch_->ended() && !over_) conclude();
+  if (!epoch_->ended()) return epoch_->on_owner_gone();
   if (!spec_.owner_folder.empty()) remove_private_folder(spec_.owner_folder);
   loop_.stop();
 }

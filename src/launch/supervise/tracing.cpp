@@ -34,7 +34,7 @@ void Tracing::measure_again() {
 }
 
 void Tracing::follow(const AgentHandle& agent, const ClockSync::Next& next) {
-  if (next.ask) agent.channel->send(ClockQuestion{*next.ask});
+  if (next.ask && agent.channel != nullptr) agent.channel->send(ClockQuestion{*next.ask});
   if (next.found) pieces_.keep_offset(host_of(agent), *next.found);
   tell_troubles();
 }
