@@ -112,13 +112,6 @@ std::string Tail::text() const {
   return out.append(rest);
 }
 
-namespace {
-
-/// Our end only: the other end is the worker's, and programs do not expect EAGAIN there.
-void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
-
-}  // namespace
-
 Worker::Worker(Loop& loop, const WorkerPlan& plan, std::size_t tail_lines, Upstream& upstream)
     : loop_(loop), rank_(plan.rank), role_(plan.role), number_(plan.number), upstream_(upstream), tail_(tail_lines) {}
 
@@ -134,6 +127,7 @@ Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_i
     if (!ends) return tl::unexpected(ends.error());
     pipes_[i].fd = std::move(ends->read_end);
     child_ends_[i + 1] = std::move(ends->write_end);
+    // Our end only: the other end is the worker's, and programs do not expect EAGAIN there.
     set_nonblocking(pipes_[i].fd.get());
     if (!logs) continue;
     const std::string name = log_name(role_, number_, static_cast<Stream>(i));
@@ -324,23 +318,17 @@ bool Worker::drain() {
 bool Worker::read_some(Stream stream) {
   Pipe& pipe = pipes_[static_cast<std::size_t>(stream)];
   if (!pipe.fd) return false;
-  std::string bytes(kOutputPiece, '\0');
-  ssize_t got = 0;
-  do {
-    got = ::read(pipe.fd.get(), bytes.data(), bytes.size());
-  } while (got < 0 && errno == EINTR);
-  if (got < 0 && errno == EAGAIN) return false;
-  if (got <= 0) {
+  auto bytes = read_piece(pipe.fd.get(), kOutputPiece);
+  if (!bytes) {
     pipe.watch = Watch();
     pipe.fd.reset();
     pipe.log.reset();
-    return false;
   }
-  bytes.resize(static_cast<std::size_t>(got));
-  if (!write_or_close(pipe.log, bytes))
+  if (!bytes || bytes->empty()) return false;
+  if (!write_or_close(pipe.log, *bytes))
     upstream_.send(Trouble{fmt::format("{} ends here, the job goes on: {}", pipe.log_path, errno_text(errno))});
-  if (stream == Stream::Stderr) tail_.append(bytes);
-  upstream_.send(Output{rank_, stream, std::move(bytes)});
+  if (stream == Stream::Stderr) tail_.append(*bytes);
+  upstream_.send(Output{rank_, stream, *std::move(bytes)});
   return true;
 }
 

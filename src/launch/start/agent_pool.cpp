@@ -123,6 +123,10 @@ bool AgentPool::await_again(AgentHandle& member) {
 void AgentPool::start_local(AgentHandle& member) {
   const int input = member.host.index == 0 ? input_fd_ : -1;
   member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here_.tcp.port}, {}}, secret_, input));
+  watch(member);
+}
+
+void AgentPool::watch(AgentHandle& member) {
   member.ended = Watch(loop_, member.process.process.pidfd.get());
   member.ended.on_readable([this, &member] { on_process_ended(member); });
 }
@@ -150,8 +154,7 @@ Result<void> AgentPool::start_remote(AgentHandle& member) {
   events.on_unfit = [this, &member](std::string why) { note(&member, agent_event::Unfit{std::move(why)}); };
   events.on_complaint = [this, &member](std::string line) { note(&member, agent_event::Complaint{std::move(line)}); };
   member.remote = std::make_unique<RemoteStart>(loop_, member.process, invitation, std::move(events));
-  member.ended = Watch(loop_, member.process.process.pidfd.get());
-  member.ended.on_readable([this, &member] { on_process_ended(member); });
+  watch(member);
   return {};
 }
 

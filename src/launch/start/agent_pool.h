@@ -155,6 +155,8 @@ class AgentPool {
   /// Of those hosts: "a, b".
   std::string names_of(bool (*wanted)(const AgentHandle&)) const;
   void start_local(AgentHandle& member);
+  /// For the end of its process.
+  void watch(AgentHandle& member);
   void start_remote();
   Result<void> start_remote(AgentHandle& member);
   Invitation invitation_for(int index) const;

@@ -71,11 +71,6 @@ std::vector<PlannedHost> discover_hosts(const JobSpec& spec, StartMethod method,
   Loop loop;
   std::vector<PlannedHost> found;
   std::string trouble;
-  const auto slots = [&found] {
-    int sum = 0;
-    for (const PlannedHost& host : found) sum += host.slots;
-    return sum;
-  };
   Discovery discovery(loop, spec, method);
   for (const net::Deadline end = net::deadline_in(limit); !net::passed(end);) {
     loop.run_for(end - std::chrono::steady_clock::now());
@@ -84,11 +79,12 @@ std::vector<PlannedHost> discover_hosts(const JobSpec& spec, StartMethod method,
     if (!news.hosts) continue;
     found = *std::move(news.hosts);
     trouble.clear();
-    if (slots() >= least) return found;
+    if (sum_of_slots(found) >= least) return found;
   }
+  const int slots = sum_of_slots(found);
   raise(ErrorCode::Unavailable,
         "--host-discovery-script {}: its hosts take {} rank{} after {:g} s, and {} are wanted (--start-timeout){}",
-        spec.elastic.script, slots(), slots() == 1 ? "" : "s", std::chrono::duration<double>(limit).count(), least,
+        spec.elastic.script, slots, slots == 1 ? "" : "s", std::chrono::duration<double>(limit).count(), least,
         trouble);
 }
 
