@@ -431,8 +431,9 @@ void run(const std::vector<std::string>& typed, int& exit_status) {
     return;
   }
   if (spec.sync) sync_hosts(spec, plan);
-  const auto on_trace = [&spec](const std::string& run_folder) { merge_trace_of(run_folder, spec.quiet); };
-  exit_status = (plan.node ? launch::run_node : launch::run_job)(spec, std::move(plan), on_trace);
+  const launch::JobResult result = (plan.node ? launch::run_node : launch::run_job)(spec, std::move(plan));
+  if (!result.traced.empty()) merge_trace_of(result.traced, spec.quiet);
+  exit_status = result.status;
 }
 
 }  // namespace cohort::app

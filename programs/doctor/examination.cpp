@@ -111,7 +111,10 @@ class Examination {
   bool ready(std::size_t at) const { return !examined_[at].over && checkup_.hosts[at].facts.has_value(); }
   std::vector<std::size_t> all_ready() const;
   void give_up(std::size_t at, std::string row, std::string why, std::string fix);
+  /// What has happened to agents since it was asked last.
+  void take_events();
   void on_joined(launch::AgentHandle& member);
+  void on_unfit(const launch::AgentHandle* member, const std::string& why);
   void on_message(std::size_t at, launch::Message message);
   void on_line(std::size_t at, const std::string& line);
   void on_process_ended(launch::AgentHandle& member);
@@ -243,9 +246,42 @@ void Examination::give_up(std::size_t at, std::string row, std::string why, std:
 
 bool Examination::wait(milliseconds limit, const std::function<bool()>& done) {
   const Clock::time_point deadline = std::min(Clock::now() + limit, begun_ + options_.whole_limit);
-  while (!done() && signal_ == 0 && Clock::now() < deadline)
+  for (take_events(); !done() && signal_ == 0 && Clock::now() < deadline; take_events())
     loop_.run_for(std::min<Clock::duration>(deadline - Clock::now(), milliseconds(200)));
   return done();
+}
+
+void Examination::take_events() {
+  while (auto event = agents_->next_event()) {
+    launch::AgentHandle* const member = event->agent;
+    if (auto* said = std::get_if<launch::agent_event::Said>(&event->what)) {
+      on_message(static_cast<std::size_t>(member->host.index), std::move(said->message));
+    } else if (std::holds_alternative<launch::agent_event::Joined>(event->what)) {
+      on_joined(*member);
+    } else if (const auto* closed = std::get_if<launch::agent_event::ChannelClosed>(&event->what)) {
+      if (!member->all_gone)
+        give_up(static_cast<std::size_t>(member->host.index), "lost",
+                closed->error ? closed->error->what() : "its agent has ended", "");
+    } else if (std::holds_alternative<launch::agent_event::ProcessEnded>(event->what)) {
+      on_process_ended(*member);
+    } else if (const auto* unfit = std::get_if<launch::agent_event::Unfit>(&event->what)) {
+      on_unfit(member, unfit->why);
+    }
+  }
+}
+
+void Examination::on_unfit(const launch::AgentHandle* member, const std::string& why) {
+  if (member == nullptr) return;  // who it is does not come, and is named for that
+  if (member->remote) {
+    return give_up(static_cast<std::size_t>(member->host.index), "version", why,
+                   "install one version on all hosts, or name it with --remote-cohort");
+  }
+  // The command that starts agents is not there: none can be.
+  for (const auto& each : agents_->members()) {
+    const auto at = static_cast<std::size_t>(each->host.index);
+    if (!each->host.local && !examined_[at].joined)
+      give_up(at, "starter", why, "install it, or choose another way with --starter or --ssh");
+  }
 }
 
 void Examination::on_joined(launch::AgentHandle& member) {
@@ -413,10 +449,10 @@ void Examination::end() {
     }
   }
   const Clock::time_point deadline = Clock::now() + kEndLimit;
-  while (!agents_->all_ended() && Clock::now() < deadline) loop_.run_for(milliseconds(50));
+  for (; !agents_->all_ended() && Clock::now() < deadline; take_events()) loop_.run_for(milliseconds(50));
   agents_->drop_lifelines();
   const Clock::time_point last = Clock::now() + milliseconds(1000);
-  while (!agents_->all_ended() && Clock::now() < last) loop_.run_for(milliseconds(50));
+  for (; !agents_->all_ended() && Clock::now() < last; take_events()) loop_.run_for(milliseconds(50));
 }
 
 Examined Examination::run() {
@@ -437,33 +473,9 @@ Examined Examination::run() {
     hosts.push_back({.name = host.name, .local = host.here, .index = index, .first_rank = index, .ranks = 1});
     if (!options_.hosts.empty()) hosts.back().component = options_.hosts[static_cast<std::size_t>(index)].component;
   }
-  launch::AgentPool::Events events;
-  events.on_joined = [this](launch::AgentHandle& member) { on_joined(member); };
-  events.on_message = [this](const launch::AgentHandle& member, launch::Message message) {
-    on_message(static_cast<std::size_t>(member.host.index), std::move(message));
-  };
-  events.on_channel_closed = [this](const launch::AgentHandle& member, const std::optional<Error>& error) {
-    if (member.all_gone) return;
-    give_up(static_cast<std::size_t>(member.host.index), "lost", error ? error->what() : "its agent has ended", "");
-  };
-  events.on_process_ended = [this](launch::AgentHandle& member) { on_process_ended(member); };
-  events.on_unfit = [this](const launch::AgentHandle* member, const std::string& why) {
-    if (member == nullptr) return;  // who it is does not come, and is named for that
-    if (member->remote) {
-      return give_up(static_cast<std::size_t>(member->host.index), "version", why,
-                     "install one version on all hosts, or name it with --remote-cohort");
-    }
-    // The command that starts agents is not there: none can be.
-    for (const auto& each : agents_->members()) {
-      const auto at = static_cast<std::size_t>(each->host.index);
-      if (!each->host.local && !examined_[at].joined)
-        give_up(at, "starter", why, "install it, or choose another way with --starter or --ssh");
-    }
-  };
-  events.on_complaint = [](launch::AgentHandle&, const std::string&) {};
   const auto clean_up = [&spared] { launch::sweep(spared, std::chrono::seconds(2), {}); };
   try {
-    agents_.emplace(loop_, secret_, options_.spec, plan, -1, std::move(events));
+    agents_.emplace(loop_, secret_, options_.spec, plan, -1);
     agents_->start(hosts);
     get_facts();
     for (const auto& step : {&Examination::compare_clocks, &Examination::compare_folders, &Examination::probe_peers,

@@ -1,5 +1,6 @@
 #include "launch/loop.h"
 
+#include <asio/executor_work_guard.hpp>
 #include <asio/io_context.hpp>
 #include <asio/posix/stream_descriptor.hpp>
 #include <asio/post.hpp>
@@ -10,21 +11,18 @@
 namespace cohort::launch {
 
 struct Loop::Impl {
-  asio::io_context context{1};  // one thread: no locks
+  asio::io_context context{1};                                                               // one thread: no locks
+  asio::executor_work_guard<asio::io_context::executor_type> guard{context.get_executor()};  // only `stop` ends it
 };
 
 Loop::Loop() : impl_(std::make_unique<Impl>()) {}
 Loop::~Loop() = default;
 
-void Loop::run() {
-  const auto guard = asio::make_work_guard(impl_->context);
-  impl_->context.run();
-}
+void Loop::run() { impl_->context.run(); }
 
-void Loop::run_for(std::chrono::steady_clock::duration longest) {
-  const auto guard = asio::make_work_guard(impl_->context);
-  impl_->context.run_one_for(longest);
-}
+void Loop::step() { impl_->context.run_one(); }
+
+void Loop::run_for(std::chrono::steady_clock::duration longest) { impl_->context.run_one_for(longest); }
 
 void Loop::stop() { impl_->context.stop(); }
 bool Loop::stopped() const noexcept { return impl_->context.stopped(); }

@@ -55,6 +55,8 @@ class Loop {
 
   /// Until `stop`. Exceptions of callbacks come out here.
   void run();
+  /// Waits for one thing to handle, and handles it.
+  void step();
   /// Handles what is ready now, or waits for something until `longest` has passed.
   void run_for(std::chrono::steady_clock::duration longest);
   void stop();

@@ -107,6 +107,20 @@ Result<Pipe> make_pipe() {
   return Pipe{sys::UniqueFd(ends[0]), sys::UniqueFd(ends[1])};
 }
 
+void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+std::optional<std::string> read_piece(int fd, std::size_t most) {
+  std::string bytes(most, '\0');
+  ssize_t got = 0;
+  do {
+    got = ::read(fd, bytes.data(), bytes.size());
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && errno == EAGAIN) return std::string();
+  if (got <= 0) return std::nullopt;
+  bytes.resize(static_cast<std::size_t>(got));
+  return bytes;
+}
+
 namespace {
 
 std::vector<pid_t> left_over(std::span<const pid_t> spared) {

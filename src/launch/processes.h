@@ -10,6 +10,7 @@
 #include "base/unique_fd.h"
 
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <span>
@@ -73,6 +74,9 @@ struct Pipe {
 };
 /// For this process alone (CLOEXEC). Fails with Unavailable.
 Result<Pipe> make_pipe();
+void set_nonblocking(int fd);
+/// What is in a non-blocking pipe now, at most so much: empty if there is nothing, nullopt once it has ended.
+std::optional<std::string> read_piece(int fd, std::size_t most);
 
 // Ends everything that descends from this process. Works only for a process that adopts its orphans
 // (sys::become_subreaper): then no descendant can slip away, not by fork, not by setsid, and "no child left" proves

@@ -6,7 +6,9 @@
 #include "base/memory.h"
 #include "base/parse.h"
 #include "base/signals.h"
-#include "launch/agent/agent_impl.h"
+#include "launch/agent/host_workers.h"
+#include "launch/agent/upstream.h"
+#include "launch/plan/rank_environment.h"
 #include "launch/processes.h"
 #include "launch/start/invitation.h"
 #include "launch/version.h"
@@ -24,18 +26,22 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <new>
 #include <optional>
+#include <random>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 namespace cohort::launch {
 namespace {
 
 using std::chrono::milliseconds;
 
-/// For a rank to write its stacks.
-constexpr auto kStacksTime = std::chrono::milliseconds(500);
 /// By hand, an agent may be there before its supervisor; and a crowd at the listener may have cost this one its place.
 constexpr int kTryAgainMs = 200;
 /// Of one try to reach a supervisor that may come later.
@@ -46,7 +52,64 @@ constexpr auto kSilentWait = std::chrono::seconds(3);
 constexpr auto kOnePress = std::chrono::milliseconds(500);
 constexpr std::initializer_list<int> kAgentSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
-}  // namespace
+/// "ranks 4-7, server 1".
+std::string names_of(const std::vector<WorkerPlan>& workers) {
+  Roles roles{0, 0, false};
+  std::vector<int> processes;
+  for (const WorkerPlan& worker : workers) {
+    processes.push_back(worker.rank);
+    if (worker.role == Role::Worker) roles.workers = std::max(roles.workers, worker.rank + 1);
+    if (worker.role == Role::Server) roles.workers = worker.rank - worker.number, roles.servers = worker.number + 1;
+    if (worker.role == Role::Evaluator) roles.evaluator = true;
+  }
+  return roles.names_of(processes);
+}
+
+class Agent {
+ public:
+  /// `saves` says to the guard that ranks save without a supervisor.
+  Agent(const AgentOptions& options, net::Secret secret, std::atomic<bool>& saves);
+  int run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  /// To the supervisor; throws where that cannot be. False: there is nothing more to do.
+  bool come();
+  Result<net::SecureConnection> find_supervisor();
+  std::optional<int> told_while_waiting();
+  void say(const std::string& text) const;
+  /// "node 1", once it is known which.
+  std::string own_name() const;
+  std::chrono::milliseconds pause();
+  void on_message(Message message);
+  void on_closed(std::optional<Error> error);
+  void on_signal();
+  bool told_to_make_room(int signal);
+  bool told_as_launcher(int signal);
+  void start_job(StartJob job);
+  void lease_ports(int count);
+
+  const AgentOptions& options_;
+  int host_index_;
+  net::Secret secret_;
+  const pid_t guard_ = ::getppid();
+  Loop loop_;
+  sys::SignalFd signals_;
+  Watch signal_watch_;
+  net::Deadline deadline_;  ///< for the supervisor to take this agent
+  std::minstd_rand random_{static_cast<unsigned>(::getpid())};
+  Timer again_;  ///< it is tried
+  Upstream upstream_;
+  std::optional<PortLease> port_;  ///< MASTER_PORT, where the supervisor cannot hold it
+  std::vector<PortLease> leases_;  ///< what ranks are told to listen at
+  HostWorkers workers_{loop_, upstream_, options_, secret_};
+  std::atomic<bool>& saves_;  ///< since the supervisor is gone
+  bool passed_on_ = false;    ///< the supervisor knows that somebody told us to end
+  int told_times_ = 0;        ///< a launcher, by a signal that is for the job
+  int exit_status_ = 0;
+  std::optional<Clock::time_point> told_at_;  ///< when it was
+};
 
 Agent::Agent(const AgentOptions& options, net::Secret secret, std::atomic<bool>& saves)
     : options_(options),
@@ -63,7 +126,13 @@ int Agent::run() {
   if (options_.own) exit_status_ = 1;  // until the supervisor says how the job has ended
   if (!come()) return exit_status_;
   signal_watch_.on_readable([this] { on_signal(); });
-  loop_.run();
+  while (!loop_.stopped()) {
+    loop_.step();
+    workers_.look();
+    if (workers_.take_stuck()) exit_status_ = 1;
+    if (workers_.finished() && upstream_.lost()) loop_.stop();
+    if (const auto status = workers_.status_alone(); status && workers_.finished()) exit_status_ = *status;
+  }
   return exit_status_;
 }
 
@@ -92,7 +161,7 @@ Result<net::SecureConnection> Agent::find_supervisor() {
     const net::Deadline piece = options_.patient ? std::min(deadline_, net::deadline_in(kOneTry)) : deadline_;
     return net::reach(options_.supervisor, secret_, control_options(), piece);
   };
-  const bool waits = options_.patient && (channel_ == nullptr || options_.own);
+  const bool waits = options_.patient && (!upstream_.connected() || options_.own);
   const auto worth_another = [waits](const Error& error) {
     return error.code() == ErrorCode::PeerLost ||
            (waits && (error.code() == ErrorCode::Unavailable || error.code() == ErrorCode::Timeout));
@@ -123,7 +192,7 @@ bool Agent::come() {
     loop_.stop();
     return false;
   }
-  if (!connection && channel_ != nullptr) {
+  if (!connection && upstream_.connected()) {
     log::info("launch", "the supervisor is gone: {}", connection.error().what());
     exit_status_ = 1;
     loop_.stop();
@@ -139,9 +208,9 @@ bool Agent::come() {
     raise(connection.error().code(), "the agent of {} does not reach the supervisor: {}", sys::host_name(),
           connection.error().what());
   }
-  channel_ = std::make_unique<Channel>(
+  upstream_.connect(std::make_unique<Channel>(
       loop_, *std::move(connection), [this](Message message) { on_message(std::move(message)); },
-      [this](std::optional<Error> error) { on_closed(std::move(error)); });
+      [this](std::optional<Error> error) { on_closed(std::move(error)); }));
   Hello hello;
   hello.version = kVersion;
   hello.host_index = host_index_;
@@ -150,7 +219,7 @@ bool Agent::come() {
   hello.pid = static_cast<std::int32_t>(::getpid());
   hello.cores = sys::usable_cores();
   if (options_.elsewhere) {
-    channel_->watch_link(options_.host_timeout);
+    upstream_.channel().watch_link(options_.host_timeout);
     if (options_.host_index <= 0 && !port_)
       port_ = value_or_throw(PortLease::take(static_cast<std::uint64_t>(::getpid())));
     if (port_) hello.free_port = port_->port();
@@ -159,82 +228,98 @@ bool Agent::come() {
   hello.ranks = options_.ranks;
   hello.nodes_id = options_.nodes_id;
   hello.devices = options_.devices;
-  channel_->send(hello);
-  if (!options_.unable.empty()) channel_->send(StartFailed{-1, options_.unable});
+  upstream_.send(hello);
+  if (!options_.unable.empty()) upstream_.send(StartFailed{-1, options_.unable});
   return true;
 }
 
 void Agent::on_message(Message message) {
   if (auto* job = std::get_if<StartJob>(&message)) {
-    if ((stage_ == Stage::Waiting || stage_ == Stage::Finished) && options_.unable.empty()) start_job(std::move(*job));
+    if (workers_.idle() && options_.unable.empty()) start_job(std::move(*job));
   } else if (const auto* taken = std::get_if<OutputTaken>(&message)) {
-    unacknowledged_ -= std::min<std::size_t>(unacknowledged_, taken->bytes);
-    if (epoch_->paused && unacknowledged_ < kOutputWindow / 2) {
-      epoch_->paused = false;
-      for (auto& worker : workers_) worker->resume_reading();
-    }
+    upstream_.taken(taken->bytes);
   } else if (const auto* input = std::get_if<Input>(&message)) {
-    if (!workers_.empty()) workers_.front()->give_input(input->bytes);
+    workers_.give_input(input->bytes);
   } else if (const auto* signal = std::get_if<SignalWorkers>(&message)) {
-    pass_on(signal->signal);
+    workers_.pass_on(signal->signal);
   } else if (const auto* order = std::get_if<StopWorkers>(&message)) {
-    stop(*order);
+    workers_.stop(*order);
   } else if (const auto* refused = std::get_if<Refused>(&message)) {
     exit_status_ = 1;
     log::error("launch", "not taken: {}", refused->why);
-    if (stage_ == Stage::Waiting) loop_.stop();
+    if (workers_.waiting()) loop_.stop();
   } else if (const auto* wanted = std::get_if<LeasePorts>(&message)) {
     lease_ports(wanted->count);
   } else if (std::holds_alternative<AskStacks>(message)) {
-    ask_stacks();
+    workers_.ask_stacks();
   } else if (const auto* question = std::get_if<ClockQuestion>(&message)) {
-    channel_->send(ClockAnswer{question->number, Clock::now().time_since_epoch() / std::chrono::nanoseconds(1)});
+    upstream_.send(ClockAnswer{question->number, Clock::now().time_since_epoch() / std::chrono::nanoseconds(1)});
   } else if (auto* again = std::get_if<StartAgain>(&message)) {
-    start_again(std::move(*again));
+    workers_.start_again(std::move(*again));
   } else if (const auto* without = std::get_if<GoOnWithout>(&message)) {
-    go_on_without(without->rank);
+    workers_.go_on_without(without->rank);
   } else if (const auto* more = std::get_if<StartMore>(&message)) {
-    start_more(more->worker);
+    workers_.start_more(more->worker);
   } else if (const auto* members = std::get_if<NewMembership>(&message)) {
-    for (auto& worker : workers_) worker->announce(members->epoch);
+    workers_.announce(members->epoch);
   } else if (const auto* kill = std::get_if<KillWorker>(&message)) {
-    for (auto& worker : workers_) {
-      if (worker->rank() == kill->rank) worker->signal(SIGKILL);
-    }
+    workers_.kill(kill->rank);
   } else if (const auto* finish = std::get_if<Finish>(&message)) {
     if (options_.own) {
       exit_status_ = finish->status;
-      const bool over = stage_ == Stage::Waiting || stage_ == Stage::Finished;
-      if (over && finish->status != 0 && !options_.quiet && options_.unable.empty())
+      if (workers_.idle() && finish->status != 0 && !options_.quiet && options_.unable.empty())
         say(fmt::format("the job has ended with status {}; node 0 ({}) says why", finish->status, options_.place));
     }
-    if (stage_ == Stage::Waiting || stage_ == Stage::Finished)
+    if (workers_.idle())
       loop_.stop();
     else
-      kill_all();
+      workers_.kill_all();
   }
 }
 
+void Agent::start_job(StartJob job) {
+  if (brings_environment(options_)) {
+    std::error_code error;  // where it is gone, the check of the host says so
+    job.folder = std::filesystem::current_path(error).string();
+    if (!std::filesystem::is_directory(job.run_folder, error)) job.run_folder.clear();
+  }
+  if (options_.own) {
+    job.path = options_.own->path;
+    job.arguments = options_.own->arguments;
+    job.environment = options_.own->environment;
+    job.folder = options_.own->folder;
+    job.open_files = options_.own->open_files;
+    job.ignored = options_.own->ignored;
+    job.bind_to_cores = options_.own->bind_to_cores;
+    host_index_ = parse_integer<int>(Environment(job.workers.front().environment).find("GROUP_RANK").value_or(""))
+                      .value_or(host_index_);
+    if (!options_.quiet) {
+      say(fmt::format("{} of {}: {} here; output and logs are at node 0 ({})", own_name(), options_.nodes,
+                      names_of(job.workers), options_.place));
+    }
+  }
+  passed_on_ = false;
+  told_times_ = 0;
+  workers_.start(std::move(job));
+}
+
 void Agent::on_closed(std::optional<Error> error) {
-  if (stage_ == Stage::Finished) return loop_.stop();
-  if (stage_ == Stage::Waiting && error && !net::passed(deadline_)) {
+  if (workers_.finished()) return loop_.stop();
+  if (workers_.waiting() && error && !net::passed(deadline_)) {
     log::info("launch", "not taken so far: {}; trying again", error->what());
     again_ = Timer(loop_, pause(), [this] { (void)come(); });
     return;
   }
   log::info("launch", "the supervisor is gone{}", error ? fmt::format(": {}", error->what()) : "");
-  lost_supervisor_ = true;
+  upstream_.lose();
   exit_status_ = 1;
-  const bool saves = stage_ == Stage::Running && makes_room();
+  saves_ = workers_.running() && workers_.makes_room();
   if (options_.own)
     say(fmt::format("node 0 at {} is lost; {}", options_.place,
-                    saves ? "the ranks here have 10 s to save" : "ending what runs here"));
-  if (stage_ == Stage::Waiting) return loop_.stop();
-  // Nobody takes output any more; reading on keeps the logs complete.
-  unacknowledged_ = 0;
-  epoch_->paused = false;
-  if (saves) return save_alone();
-  kill_all();
+                    saves_ ? "the ranks here have 10 s to save" : "ending what runs here"));
+  if (workers_.waiting()) return loop_.stop();
+  if (saves_) return workers_.save_alone();
+  workers_.kill_all();  // (reading on keeps the logs complete)
 }
 
 void Agent::on_signal() {
@@ -243,7 +328,7 @@ void Agent::on_signal() {
   while (const auto signal = signals_.next()) {
     if (*signal == SIGCHLD) continue;
     if (*signal == SIGUSR1 || *signal == SIGUSR2) {  // a batch system's, to all processes of its step
-      pass_on(*signal);
+      workers_.pass_on(*signal);
       continue;
     }
     if (told_as_launcher(*signal) || told_to_make_room(*signal)) continue;
@@ -252,84 +337,40 @@ void Agent::on_signal() {
     ended = true;
     told = *signal;
   }
-  reap();
+  workers_.reap();
   if (!ended) return;
   // Somebody ends the agent, or its guard is gone: the job must not go on unguarded.
   exit_status_ = 1;
-  if (workers_.empty() || stage_ == Stage::Finished) return loop_.stop();
-  if (stage_ == Stage::Running && !epoch_->stopping) {
-    channel_->send(Ends{::getppid() != guard_ ? fmt::format("the guard of {} was killed", sys::host_name())
+  if (workers_.empty() || workers_.finished()) return loop_.stop();
+  if (workers_.running() && !workers_.stopping()) {
+    upstream_.send(Ends{::getppid() != guard_ ? fmt::format("the guard of {} was killed", sys::host_name())
                                               : fmt::format("the agent of {} was told to end by {}", sys::host_name(),
                                                             sys::signal_name(told))});
   }
-  kill_all();
-}
-
-void Agent::pass_on(int signal) {
-  if (signal != SIGSTOP && signal != SIGTSTP && signal != SIGCONT) {
-    for (auto& worker : workers_) worker->announce_end();
-  }
-  if (signal == SIGUSR1 || signal == SIGUSR2) return kept_signals_.pass_on(signal);
-  for (auto& worker : workers_) worker->signal(signal);
+  workers_.kill_all();
 }
 
 // A batch system tells all processes of a step to end, and kills them a while later: ranks that save are given that
 // time, and those on other hosts have to hear of it. An elastic job may go on without this host.
 bool Agent::told_to_make_room(int signal) {
-  if (signal != SIGTERM || ::getppid() != guard_ || lost_supervisor_) return false;
-  const bool elastic = !options_.own && stage_ == Stage::Running && epoch_->launch->job.elastic;
-  if (!makes_room() && !elastic && !epoch_->passed_on) return false;
+  if (signal != SIGTERM || ::getppid() != guard_ || upstream_.lost()) return false;
+  const bool elastic = !options_.own && workers_.elastic();
+  if (!workers_.makes_room() && !elastic && !passed_on_) return false;
   // The guard passes on what it is told itself: the same twice is one request.
-  if (!std::exchange(epoch_->passed_on, true) && stage_ == Stage::Running) channel_->send(Told{signal});
+  if (!std::exchange(passed_on_, true) && workers_.running()) upstream_.send(Told{signal});
   return true;
 }
 
 // A signal to the launcher of a node is meant for the job, which its supervisor ends on all nodes. Who asks for the
 // third time is not kept waiting.
 bool Agent::told_as_launcher(int signal) {
-  if (!options_.own || ::getppid() != guard_ || lost_supervisor_ || channel_ == nullptr) return false;
+  if (!options_.own || ::getppid() != guard_ || upstream_.lost() || !upstream_.connected()) return false;
   const auto now = Clock::now();
   if (told_at_ && now - *told_at_ < kOnePress) return true;
   told_at_ = now;
-  if (++epoch_->told_times > 2) return false;
-  channel_->send(Told{signal});
+  if (++told_times_ > 2) return false;
+  upstream_.send(Told{signal});
   return true;
-}
-
-bool Agent::runs(Role role) const {
-  return std::ranges::any_of(workers_,
-                             [role](const auto& worker) { return worker->alive() && worker->role() == role; });
-}
-
-// Ranks that were told at the same moment may have saved, and even ended, before it is asked.
-bool Agent::makes_room() const {
-  return std::ranges::any_of(workers_,
-                             [](const auto& worker) { return worker->saves_when_asked() || worker->makes_room(); });
-}
-
-void Agent::forward(Output output) {
-  if (lost_supervisor_) return;
-  unacknowledged_ += output.bytes.size();
-  channel_->send(std::move(output));
-  if (!epoch_->paused && unacknowledged_ >= kOutputWindow) {
-    epoch_->paused = true;
-    for (auto& worker : workers_) worker->pause_reading();
-  }
-}
-
-void Agent::send_reports() {
-  Reports reports;
-  for (const auto& worker : workers_) {
-    if (worker->alive() && !worker->reported) reports.ranks.push_back(worker->report());
-  }
-  reports.gpus = gpus_.use();
-  channel_->send(reports);  // also where none is left to tell of: the agent itself is not stopped
-}
-
-void Agent::report_regularly() {
-  if ((stage_ != Stage::Running && stage_ != Stage::Sweeping) || lost_supervisor_) return;
-  send_reports();
-  reports_ = Timer(loop_, kReportEvery, [this] { report_regularly(); });
 }
 
 void Agent::lease_ports(int count) {
@@ -343,23 +384,8 @@ void Agent::lease_ports(int count) {
     answer.ports.push_back(lease->port());
     leases_.push_back(*std::move(lease));
   }
-  channel_->send(answer);
+  upstream_.send(answer);
 }
-
-void Agent::ask_stacks() {
-  if (stage_ != Stage::Running || stacks_) return;
-  send_reports();
-  std::vector<Worker*> asked;
-  for (const auto& worker : workers_) {
-    if (worker->ask_stacks()) asked.push_back(worker.get());
-  }
-  stacks_ = Timer(loop_, kStacksTime, [this, asked] {
-    for (const Worker* const worker : asked) channel_->send(Stacks{worker->rank(), worker->stacks()});
-    stacks_ = Timer();
-  });
-}
-
-namespace {
 
 using Clock = std::chrono::steady_clock;
 

@@ -112,20 +112,8 @@ std::string Tail::text() const {
   return out.append(rest);
 }
 
-namespace {
-
-/// Our end only: the other end is the worker's, and programs do not expect EAGAIN there.
-void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
-
-}  // namespace
-
-Worker::Worker(Loop& loop, const WorkerPlan& plan, std::size_t tail_lines, Events events)
-    : loop_(loop),
-      rank_(plan.rank),
-      role_(plan.role),
-      number_(plan.number),
-      events_(std::move(events)),
-      tail_(tail_lines) {}
+Worker::Worker(Loop& loop, const WorkerPlan& plan, std::size_t tail_lines, Upstream& upstream)
+    : loop_(loop), rank_(plan.rank), role_(plan.role), number_(plan.number), upstream_(upstream), tail_(tail_lines) {}
 
 Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_input) {
   sys::UniqueFd logs;
@@ -139,6 +127,7 @@ Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_i
     if (!ends) return tl::unexpected(ends.error());
     pipes_[i].fd = std::move(ends->read_end);
     child_ends_[i + 1] = std::move(ends->write_end);
+    // Our end only: the other end is the worker's, and programs do not expect EAGAIN there.
     set_nonblocking(pipes_[i].fd.get());
     if (!logs) continue;
     const std::string name = log_name(role_, number_, static_cast<Stream>(i));
@@ -151,7 +140,7 @@ Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_i
   if (page) {
     status_ = *std::move(page);
   } else {  // the job can do without
-    events_.trouble(fmt::format("what {} does will not be known: {}", name(), page.error().what()));
+    upstream_.send(Trouble{fmt::format("what {} does will not be known: {}", name(), page.error().what())});
   }
   if (with_input) {
     auto ends = make_pipe();
@@ -329,29 +318,23 @@ bool Worker::drain() {
 bool Worker::read_some(Stream stream) {
   Pipe& pipe = pipes_[static_cast<std::size_t>(stream)];
   if (!pipe.fd) return false;
-  std::string bytes(kOutputPiece, '\0');
-  ssize_t got = 0;
-  do {
-    got = ::read(pipe.fd.get(), bytes.data(), bytes.size());
-  } while (got < 0 && errno == EINTR);
-  if (got < 0 && errno == EAGAIN) return false;
-  if (got <= 0) {
+  auto bytes = read_piece(pipe.fd.get(), kOutputPiece);
+  if (!bytes) {
     pipe.watch = Watch();
     pipe.fd.reset();
     pipe.log.reset();
-    return false;
   }
-  bytes.resize(static_cast<std::size_t>(got));
-  if (!write_or_close(pipe.log, bytes))
-    events_.trouble(fmt::format("{} ends here, the job goes on: {}", pipe.log_path, errno_text(errno)));
-  if (stream == Stream::Stderr) tail_.append(bytes);
-  events_.output({rank_, stream, std::move(bytes)});
+  if (!bytes || bytes->empty()) return false;
+  if (!write_or_close(pipe.log, *bytes))
+    upstream_.send(Trouble{fmt::format("{} ends here, the job goes on: {}", pipe.log_path, errno_text(errno))});
+  if (stream == Stream::Stderr) tail_.append(*bytes);
+  upstream_.send(Output{rank_, stream, *std::move(bytes)});
   return true;
 }
 
 void Worker::give_input(std::string_view bytes) {
   if (!input_) {
-    if (!bytes.empty()) events_.input_taken(bytes.size());
+    if (!bytes.empty()) upstream_.send(InputTaken{bytes.size()});
     return;
   }
   if (bytes.empty()) input_ended_ = true;
@@ -364,7 +347,7 @@ void Worker::write_input() {
     const ssize_t put = ::write(input_.get(), unwritten_.data(), unwritten_.size());
     if (put > 0) {
       unwritten_.erase(0, static_cast<std::size_t>(put));
-      events_.input_taken(static_cast<std::size_t>(put));
+      upstream_.send(InputTaken{static_cast<std::size_t>(put)});
     } else if (put < 0 && errno == EAGAIN) {
       input_watch_.on_writable([this] { write_input(); });
       return;
@@ -379,7 +362,7 @@ void Worker::write_input() {
 void Worker::close_input() {
   input_watch_ = Watch();
   input_.reset();
-  if (!unwritten_.empty()) events_.input_taken(std::exchange(unwritten_, {}).size());
+  if (!unwritten_.empty()) upstream_.send(InputTaken{std::exchange(unwritten_, {}).size()});
 }
 
 namespace {
@@ -391,10 +374,6 @@ constexpr auto kLookAgainAfter = std::chrono::milliseconds(100);
 constexpr auto kTellAfter = std::chrono::seconds(3);
 
 }  // namespace
-
-KeptSignals::KeptSignals(Loop& loop, const std::vector<std::unique_ptr<Worker>>& workers,
-                         std::function<void(std::string)> tell)
-    : loop_(loop), workers_(workers), tell_(std::move(tell)) {}
 
 void KeptSignals::pass_on(int signal) {
   for (const auto& worker : workers_) {
@@ -422,11 +401,11 @@ void KeptSignals::look_again() {
     std::vector<int> ranks;
     for (const auto& [signal, rank] : kept_) ranks.push_back(rank);
     const bool one = kept_.size() == 1;
-    tell_(
+    upstream_.send(Trouble{
         fmt::format("rank{} {} {} no handler for {}, which would end {}; it is kept until {} one -- cohort::Preemption "
                     "has one, and lets the program save and end",
                     one ? "" : "s", to_ranges(ranks), one ? "has" : "have", sys::signal_name(kept_.begin()->first),
-                    one ? "it" : "them", one ? "it has" : "they have"));
+                    one ? "it" : "them", one ? "it has" : "they have")});
   }
   again_ = Timer(loop_, kLookAgainAfter, [this] { look_again(); });
 }

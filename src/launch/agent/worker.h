@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "base/process.h"
 #include "base/unique_fd.h"
+#include "launch/agent/upstream.h"
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/processes.h"
@@ -13,7 +14,6 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -54,15 +54,8 @@ inline constexpr int kWorkerTimelineFd = 102;
 
 class Worker {
  public:
-  struct Events {
-    /// Bytes that the rank wrote; already in its log.
-    std::function<void(Output)> output;
-    std::function<void(std::string)> trouble;
-    /// So much input has gone into the rank's pipe, or will never.
-    std::function<void(std::size_t)> input_taken;
-  };
-
-  Worker(Loop& loop, const WorkerPlan& plan, std::size_t tail_lines, Events events);
+  /// What it writes goes to `upstream`, which outlives this; trouble and input that was taken, too.
+  Worker(Loop& loop, const WorkerPlan& plan, std::size_t tail_lines, Upstream& upstream);
 
   enum class Log { New, Continued };  ///< Continued: of the process that was here before
 
@@ -153,7 +146,7 @@ class Worker {
   int rank_;
   Role role_;
   int number_;
-  Events events_;
+  Upstream& upstream_;
   status::StatusLayout* page() const noexcept { return static_cast<status::StatusLayout*>(status_.mapping.data()); }
 
   Tail tail_;
@@ -175,8 +168,9 @@ class Worker {
 /// rank that has no such process, since it is still starting, it is kept until there is one.
 class KeptSignals {
  public:
-  /// `workers` is the agent's; `tell` takes what the user should know.
-  KeptSignals(Loop& loop, const std::vector<std::unique_ptr<Worker>>& workers, std::function<void(std::string)> tell);
+  /// `workers` is the agent's; `upstream` gets what the user should know.
+  KeptSignals(Loop& loop, const std::vector<std::unique_ptr<Worker>>& workers, Upstream& upstream)
+      : loop_(loop), workers_(workers), upstream_(upstream) {}
 
   /// To all workers.
   void pass_on(int signal);
@@ -186,7 +180,7 @@ class KeptSignals {
 
   Loop& loop_;
   const std::vector<std::unique_ptr<Worker>>& workers_;
-  std::function<void(std::string)> tell_;
+  Upstream& upstream_;
   std::set<std::pair<int, int>> kept_;  ///< signal, rank
   std::chrono::steady_clock::time_point since_;
   bool told_ = false;

@@ -79,10 +79,7 @@ class Bystander {
 class WorkerTest : public testing::Test {
  protected:
   void start(const std::string& script) {
-    Worker::Events events;
-    events.output = [this](const Output& output) { said_ += output.bytes; };
-    events.trouble = [](const std::string& text) { FAIL() << text; };
-    worker_.emplace(loop_, WorkerPlan{}, 10, events);
+    worker_.emplace(loop_, WorkerPlan{}, 10, upstream_);
     ASSERT_TRUE(worker_->prepare({}, Worker::Log::New, true));
     auto mapped = sys::map_shared_segment(worker_->status_fd(), status::kStatusBytes);
     ASSERT_TRUE(mapped);
@@ -105,12 +102,17 @@ class WorkerTest : public testing::Test {
     while (said_.find(text) == std::string::npos) {
       if (std::chrono::steady_clock::now() >= end) return false;
       loop_.run_for(100ms);
+      for (const Message& message : upstream_.take_kept()) {
+        if (const auto* output = std::get_if<Output>(&message)) said_ += output->bytes;
+        EXPECT_FALSE(std::holds_alternative<Trouble>(message));
+      }
     }
     said_.erase(0, said_.find(text) + text.size());
     return true;
   }
 
   Loop loop_;
+  Upstream upstream_;
   std::optional<Worker> worker_;
   sys::Mapping page_;
   std::string said_;

@@ -484,10 +484,6 @@ std::vector<std::string> Health::doing_now() const {
 
 namespace {
 
-constexpr auto kLookEvery = std::chrono::seconds(1);
-/// For agents to answer.
-constexpr auto kAnswerTime = std::chrono::milliseconds(100);
-
 HealthLimits limits_of(const JobSpec& spec) {
   HealthLimits limits = spec.health;
   limits.elastic = spec.elastic.least > 0;
@@ -496,18 +492,8 @@ HealthLimits limits_of(const JobSpec& spec) {
 
 }  // namespace
 
-HealthWatch::HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const JobSpec& spec,
-                         Events events)
-    : loop_(loop),
-      roles_(roles),
-      health_(std::move(hosts), roles, limits_of(spec)),
-      steps_(spec.steps),
-      events_(std::move(events)) {}
-
-void HealthWatch::stop() {
-  look_ = Timer();
-  show_ = Timer();
-}
+HealthWatch::HealthWatch(std::vector<std::string> hosts, const Roles& roles, const JobSpec& spec)
+    : roles_(roles), health_(std::move(hosts), roles, limits_of(spec)), steps_(spec.steps) {}
 
 void HealthWatch::take(Reports reports, const std::vector<int>& processes) {
   health_.heard_of_host(processes, Health::Clock::now());
@@ -517,44 +503,27 @@ void HealthWatch::take(Reports reports, const std::vector<int>& processes) {
   }
 }
 
-void HealthWatch::rank_ended(int process, RankReport last) {
+std::vector<Warning> HealthWatch::rank_ended(int process, RankReport last) {
   const auto now = Health::Clock::now();
   last.rank = process;
   health_.ended(process, now, last.worlds);
-  if (!roles_.is_rank(last.rank)) return;
+  if (!roles_.is_rank(last.rank)) return {};
   steps_.report(last, now);
   steps_.ended(last.rank);
-  for (Warning& warning : steps_.judge(now)) events_.warn(std::move(warning));
+  return steps_.judge(now);
 }
 
-bool HealthWatch::show_soon() {
-  if (show_) return false;
-  show_ = Timer(loop_, kAnswerTime, [this] {
-    show_ = Timer();
-    show();
-  });
-  return true;
+Health::Findings HealthWatch::look() {
+  const auto now = Health::Clock::now();
+  Health::Findings findings = health_.judge(now);
+  for (Warning& warning : steps_.judge(now)) findings.warnings.push_back(std::move(warning));
+  return findings;
 }
 
-void HealthWatch::look() {
-  Health::Findings findings = health_.judge(Health::Clock::now());
-  for (Warning& warning : findings.warnings) events_.warn(std::move(warning));
-  for (Warning& warning : steps_.judge(StepWatch::Clock::now())) events_.warn(std::move(warning));
-  for (const auto& stopped : findings.stopped) {
-    if (events_.on_stopped(stopped.process, stopped.since)) continue;
-    findings.end = fmt::format("{} has been stopped for {} s", stopped.who, stopped.since.count());
-    break;
-  }
-  if (findings.end) {
-    show();
-    return events_.on_stuck(*findings.end);
-  }
-  look_ = Timer(loop_, kLookEvery, [this] { look(); });
-}
-
-void HealthWatch::show() {
-  for (const std::string& line : folded(health_.doing_now(), roles_)) events_.say(line);
-  if (const std::string waits = health_.waiting_times(); !waits.empty()) events_.say(waits);
+std::vector<std::string> HealthWatch::overview() const {
+  std::vector<std::string> lines = folded(health_.doing_now(), roles_);
+  if (std::string waits = health_.waiting_times(); !waits.empty()) lines.push_back(std::move(waits));
+  return lines;
 }
 
 }  // namespace cohort::launch

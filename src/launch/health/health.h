@@ -1,6 +1,6 @@
 // Whether a job still goes on: Health judges what the ranks report about themselves. Pure: it takes reports and the
-// time, gives what a person should be told and, where nothing can go on, why the job has to end. HealthWatch has it
-// judge once a second; it belongs to the supervisor and knows neither agents nor the display. One thread.
+// time, gives what a person should be told and, where nothing can go on, why the job has to end. HealthWatch is what
+// the supervisor has of it. One thread.
 //
 // A rank waits if its program waits in a collective or message that needs a peer. Ranks that wait only for ranks that
 // wait, none of which has moved or used its processor for a while, will wait for ever (a deadlock). A rank that others
@@ -9,7 +9,6 @@
 // Processes of other roles are in no world: of them only this, and whether they are stopped, is judged.
 #pragma once
 
-#include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/plan/job_spec.h"
 #include "launch/rank_report.h"
@@ -17,7 +16,6 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -197,28 +195,19 @@ class Health {
   std::vector<std::chrono::seconds> away_told_;  ///< by rank: the interval after which it was named last
 };
 
-/// Looks after a running job once a second: keeps what ranks report, has Health judge it, and tells what follows.
+/// A running job as it is seen once a second: what ranks report goes to Health and StepWatch, and what both find comes
+/// out. Reads the clock, and starts nothing.
 class HealthWatch {
  public:
-  struct Events {
-    /// Something that a person should be told.
-    std::function<void(const std::string&)> say;
-    std::function<void(Warning)> warn;
-    /// A process has been stopped for too long. True: the job goes on without it.
-    std::function<bool(int process, std::chrono::seconds since)> on_stopped;
-    /// The job has to end, and why. Called once, after an overview has been said.
-    std::function<void(const std::string&)> on_stuck;
-  };
   /// `hosts`: of each process.
-  HealthWatch(Loop& loop, std::vector<std::string> hosts, const Roles& roles, const JobSpec& spec, Events events);
+  HealthWatch(std::vector<std::string> hosts, const Roles& roles, const JobSpec& spec);
 
-  /// All ranks run: from now on until `stop`.
-  void start() { look(); }
-  void stop();
+  /// Once a second, while all ranks run.
+  Health::Findings look();
   /// Of the agent of these processes.
   void take(Reports reports, const std::vector<int>& processes);
   /// `last`: what it was doing then.
-  void rank_ended(int process, RankReport last);
+  std::vector<Warning> rank_ended(int process, RankReport last);
   void grow(std::vector<std::string> hosts) {
     roles_.workers = static_cast<int>(hosts.size());
     health_.grow(std::move(hosts), Health::Clock::now());
@@ -226,25 +215,17 @@ class HealthWatch {
   void left(int process) { health_.left(process); }
   void started_again(int process) { health_.began_anew(process, Health::Clock::now()); }
   void host_ended(const std::vector<int>& processes) { health_.host_ended(processes); }
-  /// Says what every rank is doing, once the reports that agents have been asked for now have come. False: that is
-  /// under way already, and nobody need be asked.
-  bool show_soon();
   /// A rank saves and ends when a signal asks it to.
   bool somebody_saves() const { return health_.somebody_saves(); }
   bool somebody_leaves() const { return health_.somebody_leaves(); }
   std::vector<std::string> doing_now() const { return health_.doing_now(); }
+  /// What every rank is doing, and how long they have waited: lines.
+  std::vector<std::string> overview() const;
 
  private:
-  void look();
-  void show();
-
-  Loop& loop_;
   Roles roles_;
   Health health_;
   StepWatch steps_;
-  Events events_;
-  Timer look_;
-  Timer show_;
 };
 
 }  // namespace cohort::launch

@@ -24,10 +24,7 @@ Json begin(std::string_view event) {
 std::string line_of(const Json& event) { return event.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
 void add(Json& out, const Ending& ending) {
-  add_process(out, ending.role, ending.rank);
-  out["host"] = ending.host;
-  out["pid"] = ending.pid;
-  out["status"] = sys::to_string(ending.status);
+  add_ending(out, ending);
   if (ending.status.signal != 0) {
     out["signal"] = sys::signal_name(ending.status.signal);
     out["core_dumped"] = ending.status.core_dumped;
@@ -55,10 +52,7 @@ std::string start_event(const RunState& record, std::string_view run_folder) {
   out["run_folder"] = run_folder;
   if (!record.log_folder.empty()) out["logs"] = record.log_folder;
   out["world_size"] = record.plan.world_size;
-  out["hosts"] = Json::array();
-  for (const PlannedHost& host : record.plan.hosts) {
-    out["hosts"].push_back(host_entry(host));
-  }
+  out["hosts"] = host_entries(record.plan);
   add_pids(out, record.plan.roles(), record.pids);
   out["threads_per_rank"] = record.threads;
   return line_of(out);

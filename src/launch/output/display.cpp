@@ -159,7 +159,7 @@ int terminal_columns() {
 
 }  // namespace
 
-Display::Display(Loop& loop, Events events) : loop_(loop), events_(std::move(events)) {
+Display::Display(Loop& loop) : loop_(loop) {
   watch_ = Watch(loop_, console_.event_fd());
   watch_.on_readable([this] { on_console(); });
 }
@@ -264,7 +264,7 @@ void Display::wait_for_release() {
 void Display::on_console() {
   console_.acknowledge();
   const std::uint64_t written = console_.written();
-  std::vector<std::pair<std::size_t, std::uint64_t>> credits;
+  auto& credits = news_.taken;
   while (!shown_.empty() && credited_ + shown_.front().second <= written) {
     const auto [source, weight] = shown_.front();
     shown_.pop_front();
@@ -274,20 +274,18 @@ void Display::on_console() {
     else
       credits.emplace_back(source, weight);
   }
-  for (const auto& [source, weight] : credits) events_.on_taken(source, weight);
-  if (console_.reader_gone(1)) events_.on_reader_gone();
-  const bool all_out = tell_no_room();
-  if (on_done_ && all_out) done();
+  news_.reader_gone = news_.reader_gone || console_.reader_gone(1);
+  if (all_out() && draining_ == Draining::Begun) done();
 }
 
-bool Display::tell_no_room() {
+bool Display::all_out() {
   // In this order: once it is idle, what did not fit is known.
   const bool idle = console_.idle();
   for (const int fd : {1, 2}) {
     const int error = console_.no_room(fd);
-    if (error != 0 && !std::exchange(no_room_told_[fd == 2], true)) events_.on_no_room(fd, error);
+    if (error != 0 && !std::exchange(no_room_told_[fd == 2], true)) news_.no_room.emplace_back(fd, error);
   }
-  return idle && console_.idle();
+  return idle && news_.no_room.empty();
 }
 
 void Display::show(const std::vector<Text>& texts) {
@@ -301,12 +299,12 @@ void Display::end_lines() {
   if (view_) show(view_->finish());
 }
 
-void Display::drain(milliseconds limit, std::string complaint, std::function<void()> on_done) {
+void Display::drain(milliseconds limit, std::string complaint) {
   limit_ = limit;
   complaint_ = std::move(complaint);
-  on_done_ = std::move(on_done);
+  draining_ = Draining::Begun;
   seen_ = console_.taken();
-  if (tell_no_room()) return done();
+  if (all_out()) return done();
   wait_for_reader();
 }
 
@@ -331,8 +329,7 @@ void Display::give_up() {
 void Display::done() {
   look_ = Timer();
   watch_ = Watch();
-  const auto on_done = std::exchange(on_done_, nullptr);
-  on_done();
+  draining_ = Draining::Done;
 }
 
 }  // namespace cohort::launch

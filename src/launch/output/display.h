@@ -18,7 +18,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -43,7 +42,7 @@ struct ViewOptions {
   std::array<bool, 2> colour = {false, false};
   std::size_t speakers = 0;                       ///< ranks that are fed at all; 0: every one
   std::array<bool, 2> collapse = {false, false};  ///< "[0-3] | text" for a line that ranks 0 to 3 have printed
-  std::function<int()> columns = [] { return 80; };
+  int (*columns)() = [] { return 80; };           ///< of the terminal, now
 };
 
 struct Text {
@@ -171,16 +170,17 @@ class Console {
 
 class Display {
  public:
-  struct Events {
-    /// So many bytes of `source` have gone out, or were dropped because the reader is gone.
-    std::function<void(std::size_t source, std::uint64_t bytes)> on_taken;
-    /// Nobody reads stdout any more. Called whenever something was written, until someone acts upon it.
-    std::function<void()> on_reader_gone;
+  /// What has happened since it was asked last.
+  struct News {
+    /// So many bytes of a source have gone out, or were dropped because the reader is gone.
+    std::vector<std::pair<std::size_t, std::uint64_t>> taken;
+    bool reader_gone = false;  ///< nobody reads stdout any more; each time that something was written
     /// stdout (1) or stderr (2) goes to a file that has no room, and why (errno). Once for each.
-    std::function<void(int fd, int error)> on_no_room;
+    std::vector<std::pair<int, int>> no_room;
   };
-  Display(Loop& loop, Events events);
+  explicit Display(Loop& loop);
 
+  News take() { return std::exchange(news_, {}); }
   /// Before the first `feed`. `ranks`: those that are shown; empty: all, and the other roles. What stdout and stderr
   /// are it finds out itself.
   void set_up(const JobSpec& spec, const Plan& plan, const std::vector<int>& ranks);
@@ -197,16 +197,17 @@ class Display {
   /// The unfinished lines, finished: no more output comes.
   void end_lines();
 
-  /// Calls `on_done` once everything is out, or once the reader has taken no byte for `limit`: then what is left is
-  /// dropped, and `complaint` goes to stderr if that is read.
-  void drain(std::chrono::milliseconds limit, std::string complaint, std::function<void()> on_done);
+  /// Until everything is out, or the reader has taken no byte for `limit`: then what is left is dropped, and
+  /// `complaint` goes to stderr if that is read.
+  void drain(std::chrono::milliseconds limit, std::string complaint);
+  bool drained() const noexcept { return draining_ == Draining::Done; }
 
  private:
   void find_terminal();
   std::string status_line() const;
   void on_console();
-  /// Whether all is out, after saying, once, of what did not fit.
-  bool tell_no_room();
+  /// Whether all is out, and nothing is to be said of what did not fit.
+  bool all_out();
   void show(const std::vector<Text>& texts);
   void wait_for_release();
   void wait_for_reader();
@@ -215,7 +216,7 @@ class Display {
   void done();
 
   Loop& loop_;
-  Events events_;
+  News news_;
   Console console_;
   Watch watch_;
   std::optional<OutputView> view_;
@@ -232,7 +233,7 @@ class Display {
   bool status_shown_ = false;
   bool mid_line_ = false;  ///< the terminal's last line has no end
 
-  std::function<void()> on_done_;
+  enum class Draining { No, Begun, Done } draining_ = Draining::No;
   std::chrono::milliseconds limit_{};
   std::string complaint_;
   std::uint64_t seen_ = 0;  ///< bytes that the reader had taken when it was looked at last

@@ -225,10 +225,7 @@ nlohmann::ordered_json environment_that_matters() {
 
 nlohmann::ordered_json to_json(const Ending& failure) {
   nlohmann::ordered_json out;
-  add_process(out, failure.role, failure.rank);
-  out["host"] = failure.host;
-  out["pid"] = failure.pid;
-  out["status"] = sys::to_string(failure.status);
+  add_ending(out, failure);
   out["after_seconds"] = failure.after_seconds;
   out["last_stderr"] = failure.last_stderr;
   return out;
@@ -260,14 +257,25 @@ void add_process(nlohmann::ordered_json& out, Role role, int number) {
   out[role == Role::Worker ? "rank" : "number"] = number;
 }
 
-nlohmann::ordered_json host_entry(const PlannedHost& host) {
-  nlohmann::ordered_json out = {{"name", host.name}, {"first_rank", host.first_rank}, {"ranks", host.ranks}};
-  if (host.servers > 0) {
-    out["first_server"] = host.first_server;
-    out["servers"] = host.servers;
+void add_ending(nlohmann::ordered_json& out, const Ending& ending) {
+  add_process(out, ending.role, ending.rank);
+  out["host"] = ending.host;
+  out["pid"] = ending.pid;
+  out["status"] = sys::to_string(ending.status);
+}
+
+nlohmann::ordered_json host_entries(const Plan& plan) {
+  auto all = nlohmann::ordered_json::array();
+  for (const PlannedHost& host : plan.hosts) {
+    auto& out = all.emplace_back();
+    out = {{"name", host.name}, {"first_rank", host.first_rank}, {"ranks", host.ranks}};
+    if (host.servers > 0) {
+      out["first_server"] = host.first_server;
+      out["servers"] = host.servers;
+    }
+    if (host.evaluator) out["evaluator"] = true;
   }
-  if (host.evaluator) out["evaluator"] = true;
-  return out;
+  return all;
 }
 
 void add_pids(nlohmann::ordered_json& out, const Roles& roles, const std::vector<int>& pids) {
@@ -306,10 +314,7 @@ nlohmann::ordered_json to_json(const RunState& record) {
     out["git"] = {{"commit", revision->commit}, {"branch", revision->branch}};
   }
   out["world_size"] = record.plan.world_size;
-  out["hosts"] = nlohmann::ordered_json::array();
-  for (const PlannedHost& host : record.plan.hosts) {
-    out["hosts"].push_back(host_entry(host));
-  }
+  out["hosts"] = host_entries(record.plan);
   if (!record.log_folder.empty()) out["logs"] = record.log_folder;
   add_pids(out, record.plan.roles(), record.pids);
   out["threads_per_rank"] = record.threads;

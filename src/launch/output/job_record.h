@@ -90,8 +90,10 @@ nlohmann::ordered_json to_json(const TimesReport& times);
 void add_process(nlohmann::ordered_json& out, Role role, int number);
 /// Numbers of its members, by rank.
 std::vector<int> workers_of(const rendezvous::Membership& membership);
-/// A host of the plan, as files and events have it.
-nlohmann::ordered_json host_entry(const PlannedHost& host);
+/// Who has ended, where, and how.
+void add_ending(nlohmann::ordered_json& out, const Ending& ending);
+/// The hosts of a plan, as files and events have them.
+nlohmann::ordered_json host_entries(const Plan& plan);
 /// "pids" of ranks, by rank; "server_pids" and "evaluator_pid" where there are any.
 void add_pids(nlohmann::ordered_json& out, const Roles& roles, const std::vector<int>& pids);
 

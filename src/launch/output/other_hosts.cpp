@@ -33,37 +33,31 @@ Result<sys::UniqueFd> make(const std::string& path, const std::string& name) {
 
 }  // namespace
 
-void ClockSync::begin() {
-  if (asked_ > 0) return;
+ClockSync::Next ClockSync::begin(std::int64_t now_ns) {
+  if (asked_ > 0) return {};
   best_.reset();
-  ask();
+  return ask(now_ns);
 }
 
-void ClockSync::ask() {
-  ++number_;
+ClockSync::Next ClockSync::ask(std::int64_t now_ns) {
   ++asked_;
-  asked_ns_ = ports_.now();
-  ports_.send(number_);
+  asked_ns_ = now_ns;
+  return {.ask = ++number_};
 }
 
-void ClockSync::answer(std::uint64_t number, std::int64_t there_ns) {
-  const std::int64_t now = ports_.now();
-  if (asked_ == 0 || number != number_ || there_ns < 0) return;
-  const std::int64_t there_and_back = now - asked_ns_;
+ClockSync::Next ClockSync::answer(std::uint64_t number, std::int64_t there_ns, std::int64_t now_ns) {
+  if (asked_ == 0 || number != number_ || there_ns < 0) return {};
+  const std::int64_t there_and_back = now_ns - asked_ns_;
   const std::int64_t half = there_and_back / 2 + there_and_back % 2;
   if (!best_ || half < best_->uncertainty_ns) best_ = {there_ns, there_ns - (asked_ns_ + there_and_back / 2), half};
   const int wanted = best_->uncertainty_ns > kSoon ? kMostQuestions : kQuestions;
-  if (asked_ < wanted) return ask();
-  end();
+  return asked_ < wanted ? ask(now_ns) : end();
 }
 
-void ClockSync::end() {
+ClockSync::Next ClockSync::end() {
   asked_ = 0;
-  if (const auto best = std::exchange(best_, std::nullopt)) ports_.found(*best);
+  return {.found = std::exchange(best_, std::nullopt)};
 }
-
-RemoteLogs::RemoteLogs(std::string folder, const Roles& roles, std::function<void(std::string)> on_trouble)
-    : folder_(std::move(folder)), roles_(roles), on_trouble_(std::move(on_trouble)) {}
 
 std::string log_name(Role role, int number, Stream stream) {
   return file_name(role, number) + (stream == Stream::Stdout ? ".out" : ".err");
@@ -79,7 +73,7 @@ sys::UniqueFd& RemoteLogs::file(int process, Stream stream) {
   if (auto made = make(folder_, name_of(process, stream)))
     place->second = *std::move(made);
   else
-    on_trouble_(fmt::format("log {}/{}", folder_, made.error().what()));
+    troubles_.push_back(fmt::format("log {}/{}", folder_, made.error().what()));
   return place->second;
 }
 
@@ -92,12 +86,9 @@ void RemoteLogs::open(const std::vector<int>& processes) {
 
 void RemoteLogs::keep(const Output& output) {
   if (!write_or_close(file(output.rank, output.stream), output.bytes))
-    on_trouble_(fmt::format("{}/{} ends here, the job goes on: {}", folder_, name_of(output.rank, output.stream),
-                            errno_text(errno)));
+    troubles_.push_back(fmt::format("{}/{} ends here, the job goes on: {}", folder_,
+                                    name_of(output.rank, output.stream), errno_text(errno)));
 }
-
-TracePieces::TracePieces(std::string run_folder, std::function<void(std::string)> on_trouble)
-    : folder_(std::move(run_folder) + "/trace"), on_trouble_(std::move(on_trouble)) {}
 
 std::string TracePieces::path_of(const status::HostTrace& host) const {
   return fmt::format("{}/host-{}.pftrace", folder_, host.index);
@@ -109,7 +100,7 @@ TracePieces::File& TracePieces::file(const status::HostTrace& host) {
   if (!is_new) return file;
   auto made = make(folder_, fmt::format("host-{}.pftrace", host.index));
   if (!made) {
-    on_trouble_(fmt::format("there is no trace of {}: {}", host.name, made.error().what()));
+    troubles_.push_back(fmt::format("there is no trace of {}: {}", host.name, made.error().what()));
     return file;
   }
   file.fd = *std::move(made);
@@ -138,11 +129,11 @@ void TracePieces::keep_offset(const status::HostTrace& host, const ClockOffset& 
 void TracePieces::write(File& file, const status::HostTrace& host, std::string_view bytes) {
   if (file.fd && file.bytes + bytes.size() > kMostBytes) {
     file.fd.reset();
-    on_trouble_(fmt::format("{} ends here, the job goes on: it has {} GiB", path_of(host), kMostBytes >> 30));
+    troubles_.push_back(fmt::format("{} ends here, the job goes on: it has {} GiB", path_of(host), kMostBytes >> 30));
   }
   file.bytes += bytes.size();
   if (!write_or_close(file.fd, bytes))
-    on_trouble_(fmt::format("{} ends here, the job goes on: {}", path_of(host), errno_text(errno)));
+    troubles_.push_back(fmt::format("{} ends here, the job goes on: {}", path_of(host), errno_text(errno)));
 }
 
 namespace {

@@ -11,7 +11,6 @@
 #include "telemetry/trace_encoder.h"
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -29,32 +28,28 @@ struct ClockOffset {
 
 /// How far another host's clock is ahead of this one's, by messages there and back: each tells that the other's moment
 /// lies between two of ours, so the shortest of several says most, and its half is what the answer may be wrong by.
-/// Asks a round of times one after the other. Pure: who sends and who reads the clock is the caller's.
+/// Asks a round of times one after the other. Pure: `now_ns` is this clock.
 class ClockSync {
  public:
-  struct Ports {
-    std::function<std::int64_t()> now;        ///< this clock, in nanoseconds
-    std::function<void(std::uint64_t)> send;  ///< asks for the other's, under this number
-    std::function<void(const ClockOffset&)> found;
-  };
   static constexpr int kQuestions = 16;
   /// Where none of these was answered soon, as on a busy host: until one is.
   static constexpr int kMostQuestions = 160;
   static constexpr std::int64_t kSoon = 50'000;  ///< half of there and back
 
-  explicit ClockSync(Ports ports) : ports_(std::move(ports)) {}
-
+  struct Next {
+    std::optional<std::uint64_t> ask = {};  ///< the other's clock is asked for, under this number
+    std::optional<ClockOffset> found = {};
+  };
   /// Begins a round, if none is under way.
-  void begin();
+  Next begin(std::int64_t now_ns);
   /// The other's answer. What was not asked is ignored.
-  void answer(std::uint64_t number, std::int64_t there_ns);
+  Next answer(std::uint64_t number, std::int64_t there_ns, std::int64_t now_ns);
   /// Nothing more comes: what is known of the round counts.
-  void end();
+  Next end();
 
  private:
-  void ask();
+  Next ask(std::int64_t now_ns);
 
-  Ports ports_;
   std::uint64_t number_ = 0;
   int asked_ = 0;  ///< in this round; 0: none is under way
   std::int64_t asked_ns_ = 0;
@@ -69,11 +64,13 @@ std::string log_name(Role role, int number, Stream stream);
 class RemoteLogs {
  public:
   /// `folder` is made when the first line comes.
-  RemoteLogs(std::string folder, const Roles& roles, std::function<void(std::string)> on_trouble);
+  RemoteLogs(std::string folder, const Roles& roles) : folder_(std::move(folder)), roles_(roles) {}
   void grow(const Roles& roles) { roles_ = roles; }
   /// Files of those that print nothing are there, too.
   void open(const std::vector<int>& processes);
   void keep(const Output& output);
+  /// What could not be written since the last call, for the user.
+  std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }
 
  private:
   sys::UniqueFd& file(int process, Stream stream);
@@ -81,7 +78,7 @@ class RemoteLogs {
 
   std::string folder_;
   Roles roles_;
-  std::function<void(std::string)> on_trouble_;
+  std::vector<std::string> troubles_;
   std::map<std::pair<int, Stream>, sys::UniqueFd> files_;  ///< invalid: given up
 };
 
@@ -92,11 +89,13 @@ class TracePieces {
   /// No host's file gets longer: viewers have their limits, and so have disks.
   static constexpr std::uint64_t kMostBytes = std::uint64_t{2} << 30;
 
-  TracePieces(std::string run_folder, std::function<void(std::string)> on_trouble);
+  explicit TracePieces(const std::string& run_folder) : folder_(run_folder + "/trace") {}
 
   /// `base_ns`: as TracePiece has it.
   void keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view packets);
   void keep_offset(const status::HostTrace& host, const ClockOffset& offset);
+  /// As RemoteLogs'.
+  std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }
 
  private:
   struct File {
@@ -110,7 +109,7 @@ class TracePieces {
   std::string path_of(const status::HostTrace& host) const;
 
   const std::string folder_;
-  const std::function<void(std::string)> on_trouble_;
+  std::vector<std::string> troubles_;
   std::map<int, File> files_;  ///< by the host's index
 };
 

@@ -193,11 +193,12 @@ TEST(RemoteLogs, KeepEveryByteByRankAndStream) {
   const std::string logs = std::string(folder) + "/logs";
   std::vector<std::string> troubles;
   {
-    RemoteLogs keeper(logs, {4, 1, true}, [&troubles](std::string text) { troubles.push_back(std::move(text)); });
+    RemoteLogs keeper(logs, {4, 1, true});
     keeper.open({2, 3, 4, 5});
     keeper.keep({2, Stream::Stdout, "one "});
     keeper.keep({2, Stream::Stdout, std::string("t\0o\n", 4)});
     keeper.keep({2, Stream::Stderr, "why\n"});
+    troubles = keeper.take_troubles();
   }
   EXPECT_EQ(read(logs + "/rank-2.out"), std::string("one t\0o\n", 8));
   EXPECT_EQ(read(logs + "/rank-2.err"), "why\n");
@@ -216,8 +217,7 @@ TEST(RemoteLogs, OneThatCannotBeWrittenIsToldOnceAndTheOthersGoOn) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit small{4, before.rlim_max};
-  std::vector<std::string> troubles;
-  RemoteLogs keeper(folder, {4, 0, false}, [&troubles](std::string text) { troubles.push_back(std::move(text)); });
+  RemoteLogs keeper(folder, {4, 0, false});
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
   for (int i = 0; i < 3; ++i) {
     keeper.keep({0, Stream::Stdout, "x"});
@@ -225,6 +225,7 @@ TEST(RemoteLogs, OneThatCannotBeWrittenIsToldOnceAndTheOthersGoOn) {
     keeper.keep({2, Stream::Stdout, "x"});
   }
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  const std::vector<std::string> troubles = keeper.take_troubles();
   ::signal(SIGXFSZ, SIG_DFL);
   ASSERT_EQ(troubles.size(), 2U);
   EXPECT_NE(troubles[0].find("rank-0.out"), std::string::npos) << troubles[0];
@@ -242,8 +243,9 @@ TEST(RemoteLogs, ALinkInTheirPlaceIsReplacedAndNotFollowed) {
   std::filesystem::create_hard_link(kept, std::string(folder) + "/rank-1.out");
   std::vector<std::string> troubles;
   {
-    RemoteLogs keeper(folder, {4, 0, false}, [&troubles](std::string text) { troubles.push_back(std::move(text)); });
+    RemoteLogs keeper(folder, {4, 0, false});
     for (int rank = 0; rank < 2; ++rank) keeper.keep({rank, Stream::Stdout, "x"});
+    troubles = keeper.take_troubles();
   }
   EXPECT_TRUE(troubles.empty()) << troubles.front();
   EXPECT_EQ(read(kept), "dear");
@@ -267,20 +269,19 @@ ClockOffset measure_over_a_connection(std::int64_t ahead_ns) {
       if (::send(fd, answer, sizeof answer, 0) != sizeof answer) break;
     }
   });
-  std::optional<ClockOffset> found;
-  ClockSync sync({now_ns, [fd = ends[0]](std::uint64_t number) { EXPECT_EQ(::send(fd, &number, 8, 0), 8); },
-                  [&found](const ClockOffset& offset) { found = offset; }});
-  sync.begin();
-  while (!found) {
+  ClockSync sync;
+  ClockSync::Next next = sync.begin(now_ns());
+  while (next.ask) {
+    EXPECT_EQ(::send(ends[0], &*next.ask, 8, 0), 8);
     std::int64_t answer[2];
     if (::recv(ends[0], answer, sizeof answer, 0) != sizeof answer) break;
-    sync.answer(static_cast<std::uint64_t>(answer[0]), answer[1]);
+    next = sync.answer(static_cast<std::uint64_t>(answer[0]), answer[1], now_ns());
   }
   ::shutdown(ends[0], SHUT_RDWR);
   there.join();
   ::close(ends[0]);
   ::close(ends[1]);
-  return found.value_or(ClockOffset{0, INT64_MAX, 0});
+  return next.found.value_or(ClockOffset{0, INT64_MAX, 0});
 }
 
 TEST(ClockSyncTest, AShiftedClockIsFoundWithinTheUncertaintyThatIsStated) {
@@ -298,19 +299,19 @@ TEST(ClockSyncTest, TheWayThatTakesLongerOneWayIsWithinTheUncertainty) {
   for (int trial = 0; trial < 1000; ++trial) {
     std::int64_t here = 10'000'000'000'000;  // no clock says less than 0
     const std::int64_t ahead = std::int64_t{static_cast<std::int32_t>(random())} * 1000;
-    std::optional<ClockOffset> found;
+    ClockSync sync;
+    ClockSync::Next next = sync.begin(here);
     std::uint64_t asked = 0;
-    ClockSync sync({[&] { return here; }, [&](std::uint64_t number) { asked = number; },
-                    [&](const ClockOffset& offset) { found = offset; }});
-    sync.begin();
-    sync.begin();  // one round at a time
-    while (!found) {
+    EXPECT_FALSE(sync.begin(here).ask) << "one round at a time";
+    while (!next.found) {
+      asked = next.ask.value_or(asked);
       here += static_cast<std::int64_t>(random() % 1'000'000);  // there
       const std::int64_t there = here + ahead;
       here += static_cast<std::int64_t>(random() % 1'000);  // back is fast
-      sync.answer(asked + 1, 5);                            // not what was asked
-      sync.answer(asked, there);
+      EXPECT_FALSE(sync.answer(asked + 1, 5, here).found) << "not what was asked";
+      next = sync.answer(asked, there, here);
     }
+    const std::optional<ClockOffset> found = next.found;
     ASSERT_LE(std::llabs(found->offset_ns - ahead), found->uncertainty_ns);
     ASSERT_GE(asked, static_cast<std::uint64_t>(ClockSync::kQuestions));
     ASSERT_LE(asked, static_cast<std::uint64_t>(ClockSync::kMostQuestions));
@@ -321,19 +322,15 @@ TEST(ClockSyncTest, TheWayThatTakesLongerOneWayIsWithinTheUncertainty) {
 }
 
 TEST(ClockSyncTest, ARoundThatIsCutShortCounts) {
-  std::vector<ClockOffset> found;
-  std::int64_t here = 100;
-  ClockSync sync(
-      {[&] { return here; }, [](std::uint64_t) {}, [&](const ClockOffset& offset) { found.push_back(offset); }});
-  sync.end();
-  sync.begin();
-  here += 10;
-  sync.answer(1, 1105);
-  sync.end();
-  sync.end();
-  ASSERT_EQ(found.size(), 1U);
-  EXPECT_EQ(found[0].offset_ns, 1000);
-  EXPECT_EQ(found[0].uncertainty_ns, 5);
+  ClockSync sync;
+  EXPECT_FALSE(sync.end().found);
+  sync.begin(100);
+  sync.answer(1, 1105, 110);
+  const auto found = sync.end().found;
+  ASSERT_TRUE(found);
+  EXPECT_FALSE(sync.end().found);
+  EXPECT_EQ(found->offset_ns, 1000);
+  EXPECT_EQ(found->uncertainty_ns, 5);
 }
 
 }  // namespace

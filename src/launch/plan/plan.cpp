@@ -82,6 +82,11 @@ Result<void> place_servers(Plan& plan, int servers_wanted) {
 
 }  // namespace
 
+int sum_of_slots(const std::vector<PlannedHost>& hosts) {
+  return std::accumulate(hosts.begin(), hosts.end(), 0,
+                         [](int sum, const PlannedHost& host) { return sum + host.slots; });
+}
+
 Result<Plan> make_plan(Plan plan, int processes, const JobSpec& spec) {
   if (processes < 1) return fail(ErrorCode::InvalidArgument, "{} processes: at least 1 is needed", processes);
   if (spec.servers < 0) return fail(ErrorCode::InvalidArgument, "{} servers: at least 0 are wanted", spec.servers);

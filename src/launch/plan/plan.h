@@ -110,6 +110,9 @@ inline constexpr int kMostProcesses = 65536;
 /// What COHORT_SHARES is for `--shares` of this plan's ranks: of numbers for hosts, each host's evenly over its ranks.
 Result<std::string> shares_by_rank(const Plan& plan, const std::string& shares);
 
+/// How many ranks all of them take.
+int sum_of_slots(const std::vector<PlannedHost>& hosts);
+
 /// Fills the hosts in order, each up to its slots. Errors (InvalidArgument): no process asked for, too many for the
 /// slots (the message says how many there are), a host named twice. Of `spec` only which servers there are, and whether
 /// an evaluator: they take no slots. Servers fill `server_hosts` likewise (`spec.servers` 0: as many as there are

@@ -47,16 +47,14 @@ sys::UniqueFd listen(bool elsewhere, std::uint16_t port, StartMethod method) {
 
 }  // namespace
 
-AgentPool::AgentPool(Loop& loop, const net::Secret& secret, const JobSpec& spec, const Plan& plan, int input_fd,
-                     Events events)
+AgentPool::AgentPool(Loop& loop, const net::Secret& secret, const JobSpec& spec, const Plan& plan, int input_fd)
     : loop_(loop),
       secret_(secret),
       spec_(spec),
       method_(plan.method),
       node_(plan.node),
       may_grow_(plan.may_grow || plan.least > 0),
-      input_fd_(input_fd),
-      events_(std::move(events)) {
+      input_fd_(input_fd) {
   std::vector<sys::UniqueFd> listeners;
   listeners.push_back(listen(goes_elsewhere(plan), node_ ? node_->port : spec_.listen, method_));
   here_ = value_or_throw(net::local_endpoint(listeners.front().get()));
@@ -77,6 +75,14 @@ AgentPool::AgentPool(Loop& loop, const net::Secret& secret, const JobSpec& spec,
       on_accepted(*std::move(accepted));
     }
   });
+}
+
+std::optional<AgentEvent> AgentPool::next_event() {
+  if (events_.empty()) return std::nullopt;
+  AgentEvent event = std::move(events_.front());
+  events_.pop_front();
+  if (std::holds_alternative<agent_event::ChannelClosed>(event.what)) event.agent->closed = true;
+  return event;
 }
 
 void AgentPool::start(const std::vector<PlannedHost>& hosts) {
@@ -109,15 +115,18 @@ AgentHandle& AgentPool::add(PlannedHost host) {
 
 bool AgentPool::await_again(AgentHandle& member) {
   if (!acceptor_ || !comes_by_itself(method_) || method_ == StartMethod::Owner || member.host.local) return false;
-  // (It is what has called us.)
-  std::shared_ptr<Channel> closed = std::move(member.channel);
-  member.parting = Timer(loop_, {}, [closed]() mutable { closed.reset(); });
+  member.channel.reset();
+  member.closed = false;
   return true;
 }
 
 void AgentPool::start_local(AgentHandle& member) {
   const int input = member.host.index == 0 ? input_fd_ : -1;
   member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here_.tcp.port}, {}}, secret_, input));
+  watch(member);
+}
+
+void AgentPool::watch(AgentHandle& member) {
   member.ended = Watch(loop_, member.process.process.pidfd.get());
   member.ended.on_readable([this, &member] { on_process_ended(member); });
 }
@@ -128,7 +137,7 @@ void AgentPool::start_remote() {
     if (member.host.local) continue;
     if (auto started = start_remote(member); !started) {
       over_ = true;
-      return events_.on_unfit(&member, started.error().what());
+      return note(&member, agent_event::Unfit{started.error().what()});
     }
     ++starting_;
   }
@@ -142,11 +151,10 @@ Result<void> AgentPool::start_remote(AgentHandle& member) {
   member.process = *std::move(process);
   const Invitation invitation = invitation_for(member.host.index);
   RemoteStart::Events events;
-  events.on_unfit = [this, &member](const std::string& why) { events_.on_unfit(&member, why); };
-  events.on_complaint = [this, &member](std::string line) { events_.on_complaint(member, std::move(line)); };
+  events.on_unfit = [this, &member](std::string why) { note(&member, agent_event::Unfit{std::move(why)}); };
+  events.on_complaint = [this, &member](std::string line) { note(&member, agent_event::Complaint{std::move(line)}); };
   member.remote = std::make_unique<RemoteStart>(loop_, member.process, invitation, std::move(events));
-  member.ended = Watch(loop_, member.process.process.pidfd.get());
-  member.ended.on_readable([this, &member] { on_process_ended(member); });
+  watch(member);
   return {};
 }
 
@@ -184,14 +192,14 @@ void AgentPool::on_process_ended(AgentHandle& member) {
     if (start_again(member)) return;
     if (member.channel == nullptr) --starting_;
   }
-  events_.on_process_ended(member);
+  note(&member, agent_event::ProcessEnded{});
   start_remote();
 }
 
 void AgentPool::on_nonsense(const std::string& peer) {
-  events_.on_unfit(nullptr, fmt::format("what the agent at {} says is not understood: it is of another version of "
-                                        "Cohort; this is {}; install one version everywhere",
-                                        peer, own_announcement().version));
+  note(nullptr, agent_event::Unfit{fmt::format("what the agent at {} says is not understood: it is of another version "
+                                               "of Cohort; this is {}; install one version everywhere",
+                                               peer, own_announcement().version)});
 }
 
 void AgentPool::on_accepted(net::Acceptor::Accepted accepted) {
@@ -218,7 +226,7 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
   there.path = fmt::format("pid {}", hello.pid);
   if (std::string why = difference(own_announcement(), there); !why.empty()) {
     refuse(why);
-    return events_.on_unfit(nullptr, std::move(why));
+    return note(nullptr, agent_event::Unfit{std::move(why)});
   }
   if (std::string why = objection(hello); !why.empty()) return refuse(std::move(why));
   const bool late = hello.nodes > 0 && late_ones_come_;
@@ -246,8 +254,8 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
   }
   member.channel = std::make_unique<Channel>(
       loop_, std::move(connection),
-      [this, &member](Message message) { events_.on_message(member, std::move(message)); },
-      [this, &member](const std::optional<Error>& error) { events_.on_channel_closed(member, error); });
+      [this, &member](Message message) { note(&member, agent_event::Said{std::move(message)}); },
+      [this, &member](std::optional<Error> error) { note(&member, agent_event::ChannelClosed{std::move(error)}); });
   member.free_port = hello.free_port;
   if (!member.host.local) member.channel->watch_link(spec_.host_timeout);
   if (member.remote) {
@@ -255,7 +263,7 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
     if (!member.process_gone) --starting_;
   }
   if (all_joined() && !may_grow_) close_entrance();
-  events_.on_joined(member);
+  note(&member, agent_event::Joined{});
   start_remote();
 }
 
@@ -434,9 +442,9 @@ void AgentPool::end_command(AgentHandle& member, int signal) {
   member.parting = Timer(loop_, kPartingTime, [this, &member, signal] {
     if (member.process_gone) return;
     if (signal == SIGTERM)
-      events_.on_complaint(
-          member, fmt::format("nothing of the job is left there, and its {} has not ended after {} s; ending it",
-                              start_method_name(method_), kPartingTime.count()));
+      note(&member, agent_event::Complaint{
+                        fmt::format("nothing of the job is left there, and its {} has not ended after {} s; ending it",
+                                    start_method_name(method_), kPartingTime.count())});
     ::kill(member.process.process.pid, signal);
     if (signal != SIGKILL) end_command(member, SIGKILL);
   });
@@ -452,24 +460,24 @@ namespace {
 bool has_process(const AgentHandle& member) {
   return (member.host.local || member.remote != nullptr) && !member.process_gone;
 }
-bool can_be_told(const AgentHandle& member) { return member.channel != nullptr && !member.channel->closed(); }
 
 }  // namespace
 
-bool AgentPool::is_usable(const AgentHandle& member) { return can_be_told(member) && !member.lost; }
+bool AgentPool::is_usable(const AgentHandle& member) { return is_connected(member) && !member.lost; }
 
 bool AgentPool::nothing_runs() const {
-  return std::ranges::all_of(
-      members_, [](const auto& member) { return member->all_gone || !(has_process(*member) || can_be_told(*member)); });
+  return std::ranges::all_of(members_, [](const auto& member) {
+    return member->all_gone || !(has_process(*member) || is_connected(*member));
+  });
 }
 
 bool AgentPool::can_go_on() const {
-  return std::ranges::all_of(members_, [](const auto& member) { return member->all_gone && can_be_told(*member); });
+  return std::ranges::all_of(members_, [](const auto& member) { return member->all_gone && is_connected(*member); });
 }
 
 bool AgentPool::all_ended() const {
   return std::ranges::all_of(members_, [](const auto& member) {
-    return !has_process(*member) && (member->all_gone || !can_be_told(*member));
+    return !has_process(*member) && (member->all_gone || !is_connected(*member));
   });
 }
 

@@ -13,10 +13,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 namespace cohort::launch {
@@ -31,6 +33,7 @@ struct AgentHandle {
   Watch ended;                          ///< its process has
   Timer parting;                        ///< until which the command in between has to end
   std::unique_ptr<Channel> channel;
+  bool closed = false;        ///< and that is closed, as its event has said
   bool started = false;       ///< its ranks run; the supervisor sets it
   bool all_gone = false;      ///< its ranks and all below them have ended; the supervisor sets it
   bool process_gone = false;  ///< and so has it, or the guard around it
@@ -38,23 +41,44 @@ struct AgentHandle {
   int starts = 0;             ///< of the command in between
 };
 
+/// What has happened to an agent, or to one that should have come.
+namespace agent_event {
+struct Joined {};  ///< it can be talked to
+struct Said {
+  Message message;
+};
+/// No error: the other end has closed in good order.
+struct ChannelClosed {
+  std::optional<Error> error;
+};
+struct ProcessEnded {};
+/// Why one that came, or did not come, cannot be taken.
+struct Unfit {
+  std::string why;
+};
+/// A line of a remote agent's stderr, or of the command in between.
+struct Complaint {
+  std::string line;
+};
+}  // namespace agent_event
+struct AgentEvent {
+  AgentHandle* agent = nullptr;  ///< nullptr: which one is not known
+  std::variant<agent_event::Joined, agent_event::Said, agent_event::ChannelClosed, agent_event::ProcessEnded,
+               agent_event::Unfit, agent_event::Complaint>
+      what;
+};
+
 class AgentPool {
  public:
-  struct Events {
-    std::function<void(AgentHandle&)> on_joined;  ///< it can be talked to
-    std::function<void(AgentHandle&, Message)> on_message;
-    std::function<void(AgentHandle&, const std::optional<Error>&)> on_channel_closed;
-    std::function<void(AgentHandle&)> on_process_ended;
-    /// Why one that came, or did not come, cannot be taken; nullptr: which one is not known.
-    std::function<void(const AgentHandle*, std::string)> on_unfit;
-    /// A line of a remote agent's stderr, or of the command in between.
-    std::function<void(AgentHandle&, std::string)> on_complaint;
-  };
   /// `spec` outlives this; of `plan` only how it is reached and where its hosts are is of interest. `input_fd`: what
   /// rank 0 has as stdin, where it is on this host; -1: nothing. Throws cohort::Error.
-  AgentPool(Loop& loop, const net::Secret& secret, const JobSpec& spec, const Plan& plan, int input_fd, Events events);
+  AgentPool(Loop& loop, const net::Secret& secret, const JobSpec& spec, const Plan& plan, int input_fd);
   AgentPool(const AgentPool&) = delete;
   AgentPool& operator=(const AgentPool&) = delete;
+
+  /// What has happened, in that order; to be asked after each step of the loop, until there is nothing more.
+  std::optional<AgentEvent> next_event();
+  bool has_events() const noexcept { return !events_.empty(); }
 
   /// Throws where a local one cannot be started; those before it run, until `drop_lifelines`.
   void start(const std::vector<PlannedHost>& hosts);
@@ -77,7 +101,8 @@ class AgentPool {
   void send_exit_status(int status);
   /// Those whose hosts have ranks are told another start of them.
   void begin_again();
-  /// It is connected, and the job does not go on without it.
+  static bool is_connected(const AgentHandle& member) { return member.channel != nullptr && !member.closed; }
+  /// It is, and the job does not go on without it.
   static bool is_usable(const AgentHandle& member);
 
   /// Those that have not come, of such as come by themselves, are not waited for any more, and not let in.
@@ -119,6 +144,10 @@ class AgentPool {
   static net::Address agent_address(const AgentHandle& member);
 
  private:
+  template <class What>
+  void note(AgentHandle* member, What what) {
+    events_.push_back({member, std::move(what)});
+  }
   void on_accepted(net::Acceptor::Accepted accepted);
   void close_entrance();
   /// Of one that has proved the secret.
@@ -126,6 +155,8 @@ class AgentPool {
   /// Of those hosts: "a, b".
   std::string names_of(bool (*wanted)(const AgentHandle&)) const;
   void start_local(AgentHandle& member);
+  /// For the end of its process.
+  void watch(AgentHandle& member);
   void start_remote();
   Result<void> start_remote(AgentHandle& member);
   Invitation invitation_for(int index) const;
@@ -145,7 +176,7 @@ class AgentPool {
   const std::optional<NodeRole> node_;
   const bool may_grow_;
   const int input_fd_;
-  Events events_;
+  std::deque<AgentEvent> events_;
   net::Endpoint here_;  ///< where it listens
   std::optional<net::Acceptor> acceptor_;
   Watch entrance_;

@@ -16,8 +16,7 @@ constexpr std::size_t kMostListed = std::size_t{1} << 20;
 
 }  // namespace
 
-Discovery::Discovery(Loop& loop, const JobSpec& spec, StartMethod method, Events events)
-    : loop_(loop), spec_(spec), method_(method), events_(std::move(events)) {
+Discovery::Discovery(Loop& loop, const JobSpec& spec, StartMethod method) : loop_(loop), spec_(spec), method_(method) {
   next_ = Timer(loop_, {}, [this] { look(); });
 }
 
@@ -53,20 +52,18 @@ void Discovery::look_again() {
 void Discovery::fail(const std::string& why) {
   look_again();
   if (std::exchange(trouble_, why) == why) return;
-  events_.on_trouble(
-      fmt::format("--host-discovery-script {}: {}; the hosts stay as they are", spec_.elastic.script, why));
+  news_.trouble = fmt::format("--host-discovery-script {}: {}; the hosts stay as they are", spec_.elastic.script, why);
 }
 
 void Discovery::on_ended(const sys::ExitStatus& status) {
   script_.reset();
   if (!status.success()) return fail(sys::to_string(status));
   if (text_.size() > kMostListed) return fail("it prints more than 1 MiB");
-  const auto hosts = listed_hosts(spec_, method_, text_);
+  auto hosts = listed_hosts(spec_, method_, text_);
   if (!hosts) return fail(hosts.error().what());
   trouble_.clear();
   look_again();
-  const auto tell = events_.on_hosts;  // which may end this
-  tell(*hosts);
+  news_.hosts = *std::move(hosts);
 }
 
 std::vector<PlannedHost> discover_hosts(const JobSpec& spec, StartMethod method, int least,
@@ -74,27 +71,20 @@ std::vector<PlannedHost> discover_hosts(const JobSpec& spec, StartMethod method,
   Loop loop;
   std::vector<PlannedHost> found;
   std::string trouble;
-  bool enough = false;
-  const auto slots = [&found] {
-    int sum = 0;
-    for (const PlannedHost& host : found) sum += host.slots;
-    return sum;
-  };
-  Discovery::Events events;
-  events.on_hosts = [&](const std::vector<PlannedHost>& hosts) {
-    found = hosts;
+  Discovery discovery(loop, spec, method);
+  for (const net::Deadline end = net::deadline_in(limit); !net::passed(end);) {
+    loop.run_for(end - std::chrono::steady_clock::now());
+    Discovery::News news = discovery.take();
+    if (!news.trouble.empty()) trouble = "; " + news.trouble;
+    if (!news.hosts) continue;
+    found = *std::move(news.hosts);
     trouble.clear();
-    enough = slots() >= least;
-    if (enough) loop.stop();
-  };
-  events.on_trouble = [&trouble](const std::string& why) { trouble = "; " + why; };
-  const Timer late(loop, limit, [&loop] { loop.stop(); });
-  const Discovery discovery(loop, spec, method, std::move(events));
-  loop.run();
-  if (enough) return found;
+    if (sum_of_slots(found) >= least) return found;
+  }
+  const int slots = sum_of_slots(found);
   raise(ErrorCode::Unavailable,
         "--host-discovery-script {}: its hosts take {} rank{} after {:g} s, and {} are wanted (--start-timeout){}",
-        spec.elastic.script, slots(), slots() == 1 ? "" : "s", std::chrono::duration<double>(limit).count(), least,
+        spec.elastic.script, slots, slots == 1 ? "" : "s", std::chrono::duration<double>(limit).count(), least,
         trouble);
 }
 

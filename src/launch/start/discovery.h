@@ -7,22 +7,24 @@
 #include "launch/plan/plan.h"
 #include "launch/start/starter.h"
 
-#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cohort::launch {
 
 class Discovery {
  public:
-  struct Events {
-    std::function<void(const std::vector<PlannedHost>&)> on_hosts;  ///< each time; it may destroy this
-    /// A look that has failed, and why: once, until one is well or fails otherwise.
-    std::function<void(const std::string&)> on_trouble;
+  struct News {
+    std::optional<std::vector<PlannedHost>> hosts = {};  ///< each time that the script has named them
+    std::string trouble = {};  ///< a look that has failed, and why: once, until one is well or fails otherwise
   };
   /// Looks at once, and then each second. `spec` outlives this.
-  Discovery(Loop& loop, const JobSpec& spec, StartMethod method, Events events);
+  Discovery(Loop& loop, const JobSpec& spec, StartMethod method);
+
+  /// What it has found since it was asked last.
+  News take() { return std::exchange(news_, {}); }
 
  private:
   void look();
@@ -33,7 +35,7 @@ class Discovery {
   Loop& loop_;
   const JobSpec& spec_;
   const StartMethod method_;
-  const Events events_;
+  News news_;
   std::optional<SideCommand> script_;
   std::string text_;
   std::string trouble_;  ///< that was told last

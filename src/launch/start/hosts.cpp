@@ -470,8 +470,7 @@ void check_elastic(const JobSpec& spec, const std::string& asks) {
 int first_ranks(const JobSpec& spec, Plan& plan, int processes) {
   const ElasticSpec& elastic = spec.elastic;
   if (!elastic || plan.node) return processes;  // (of nodes, each says how many)
-  int slots = 0;
-  for (const PlannedHost& host : plan.hosts) slots += host.slots;
+  const int slots = sum_of_slots(plan.hosts);
   plan.spares = elastic.spares;
   // Horovod's meaning: with a script -np only says how many have to be there before anything starts.
   if (!elastic.script.empty()) {
@@ -570,7 +569,7 @@ Plan plan_of(const JobSpec& spec) {
     plan.hosts = {{sys::host_name(), kMostProcesses}};
     if (processes == 0) processes = default_processes(Environment::current());
   } else if (processes == 0) {
-    for (const PlannedHost& host : plan.hosts) processes += host.slots;
+    processes = sum_of_slots(plan.hosts);
   }
   processes = first_ranks(spec, plan, processes);
   return value_or_throw(make_plan(std::move(plan), processes, spec));

@@ -27,6 +27,7 @@ namespace {
 
 constexpr std::size_t kMostText = std::size_t{1} << 20;
 constexpr std::size_t kMostInPipe = std::size_t{1} << 20;  // the most that a pipe can be set to
+constexpr std::size_t kPiece = 16384;
 
 Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::string& what) {
   auto pending = sys::spawn(options);
@@ -49,7 +50,7 @@ SideCommand::SideCommand(Loop& loop, Options options) : options_(std::move(optio
     Pipe pipe = value_or_throw(make_pipe());
     output_ = std::move(pipe.read_end);
     theirs = std::move(pipe.write_end);
-    (void)::fcntl(output_.get(), F_SETFL, O_NONBLOCK);
+    set_nonblocking(output_.get());
     if (options_.output != Options::Output::Results) spawn.stderr_fd = theirs.get();
     if (options_.output != Options::Output::Errors) spawn.stdout_fd = theirs.get();
   }
@@ -78,17 +79,12 @@ SideCommand::Options SideCommand::cohort(std::vector<std::string> arguments, int
 
 // No more at once than lies in a pipe: what it has left behind may write for ever.
 void SideCommand::read() {
-  char bytes[16384];
   for (std::size_t all = 0; all <= kMostInPipe;) {
-    const ssize_t got = ::read(output_.get(), bytes, sizeof bytes);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && errno == EAGAIN) return;
-    if (got <= 0) {
-      output_watch_ = Watch();
-      return;
-    }
-    all += static_cast<std::size_t>(got);
-    options_.on_output({bytes, static_cast<std::size_t>(got)});
+    const auto piece = read_piece(output_.get(), kPiece);
+    if (!piece) output_watch_ = Watch();
+    if (!piece || piece->empty()) return;
+    all += piece->size();
+    options_.on_output(*piece);
   }
 }
 
@@ -301,9 +297,7 @@ Result<AgentProcess> start_remote_agent(const JobSpec& spec, StartMethod method,
   options.parent_death_signal = SIGTERM;
   auto process = spawn(options, words.front());
   if (!process) return tl::unexpected(process.error());
-  for (const int fd : {out->read_end.get(), err->read_end.get(), in->write_end.get()}) {
-    ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
-  }
+  for (const int fd : {out->read_end.get(), err->read_end.get(), in->write_end.get()}) set_nonblocking(fd);
   return AgentProcess{*std::move(process), std::move(in->write_end), std::move(out->read_end),
                       std::move(err->read_end)};
 }
@@ -332,19 +326,6 @@ void keep(std::string& text, std::string_view more) {
   if (text.size() > 2 * kMostKept) text.erase(0, text.size() - kMostKept);
 }
 
-/// Of a non-blocking pipe: nullopt once it has ended, empty if there is nothing now.
-std::optional<std::string> read_piece(int fd) {
-  std::string bytes(4096, '\0');
-  ssize_t got = 0;
-  do {
-    got = ::read(fd, bytes.data(), bytes.size());
-  } while (got < 0 && errno == EINTR);
-  if (got < 0 && errno == EAGAIN) return std::string();
-  if (got <= 0) return std::nullopt;
-  bytes.resize(static_cast<std::size_t>(got));
-  return bytes;
-}
-
 }  // namespace
 
 RemoteStart::RemoteStart(Loop& loop, AgentProcess& process, Invitation invitation, Events events)
@@ -365,7 +346,7 @@ void RemoteStart::drain() {
 }
 
 bool RemoteStart::read_out() {
-  const auto piece = read_piece(process_.out.get());
+  const auto piece = read_piece(process_.out.get(), kPiece);
   if (!piece) {
     out_ = Watch();
     process_.out.reset();
@@ -397,7 +378,7 @@ void RemoteStart::take_line(std::string_view line) {
 }
 
 bool RemoteStart::read_err() {
-  const auto piece = read_piece(process_.err.get());
+  const auto piece = read_piece(process_.err.get(), kPiece);
   if (!piece) {
     err_ = Watch();
     process_.err.reset();

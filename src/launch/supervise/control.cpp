@@ -71,8 +71,7 @@ Result<ControlOrder> parse_order(std::string_view line) {
   return fail(ErrorCode::InvalidArgument, "add HOST[:SLOTS], drain HOST or remove HOST is wanted");
 }
 
-ControlSocket::ControlSocket(Loop& loop, const RunFolder& folder, OnOrder on_order)
-    : loop_(loop), folder_(folder), on_order_(std::move(on_order)) {
+ControlSocket::ControlSocket(Loop& loop, const RunFolder& folder) : loop_(loop), folder_(folder) {
   listener_ = sys::UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   ::unlinkat(folder_.fd.get(), kName, 0);  // of a command that was killed
   // Its mode is set before anybody can connect.
@@ -102,15 +101,24 @@ void ControlSocket::read(std::list<Client>::iterator client) {
   if (got > 0) client->line.append(bytes.data(), static_cast<std::size_t>(got));
   const auto end = client->line.find('\n');
   if (got > 0 && end == std::string::npos && client->line.size() <= kLongestOrder) return;
-  if (end != std::string::npos) {
-    // (One line; what follows it is none of it, and is refused with it.)
-    const auto order = parse_order(std::string_view(client->line).substr(0, client->line.size() - 1));
-    const auto done = order ? on_order_(*order) : Result<std::string>(tl::unexpected(order.error()));
-    const std::string answer = done ? "ok " + *done + "\n" : fmt::format("no {}\n", done.error().what());
-    // (A socket's buffer has room for it; who has gone does not want it.)
-    static_cast<void>(!::send(client->connection.get(), answer.data(), answer.size(), MSG_NOSIGNAL));
-  }
-  clients_.erase(client);
+  if (end == std::string::npos) return void(clients_.erase(client));
+  client->watch = Watch();
+  client->limit = Timer();
+  clients_.splice(clients_.begin(), clients_, client);
+  // (One line; what follows it is none of it, and is refused with it.)
+  if (auto order = parse_order(std::string_view(client->line).substr(0, client->line.size() - 1)))
+    client->order = *std::move(order);
+  else
+    answer(tl::unexpected(order.error()));
+}
+
+std::optional<ControlOrder> ControlSocket::next() { return clients_.empty() ? std::nullopt : clients_.front().order; }
+
+void ControlSocket::answer(const Result<std::string>& done) {
+  const std::string text = done ? "ok " + *done + "\n" : fmt::format("no {}\n", done.error().what());
+  // (A socket's buffer has room for it; who has gone does not want it.)
+  static_cast<void>(!::send(clients_.front().connection.get(), text.data(), text.size(), MSG_NOSIGNAL));
+  clients_.pop_front();
 }
 
 Result<std::string> ask_job(const std::string& run_folder, const std::string& order) {

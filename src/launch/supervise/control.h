@@ -9,8 +9,8 @@
 #include "launch/output/run_folder.h"
 
 #include <cstdint>
-#include <functional>
 #include <list>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -27,13 +27,16 @@ Result<ControlOrder> parse_order(std::string_view line);
 
 class ControlSocket {
  public:
-  /// What has been done, or why not.
-  using OnOrder = std::function<Result<std::string>(const ControlOrder&)>;
   /// Throws cohort::Error (Io) where the folder takes no socket. `folder` outlives this.
-  ControlSocket(Loop& loop, const RunFolder& folder, OnOrder on_order);
+  ControlSocket(Loop& loop, const RunFolder& folder);
   ~ControlSocket();
   ControlSocket(const ControlSocket&) = delete;
   ControlSocket& operator=(const ControlSocket&) = delete;
+
+  /// To be asked after each step of the loop. Each order is to be answered before the next is asked for.
+  std::optional<ControlOrder> next();
+  /// What has been done, or why not.
+  void answer(const Result<std::string>& done);
 
  private:
   struct Client {
@@ -41,13 +44,13 @@ class ControlSocket {
     Watch watch;
     Timer limit;
     std::string line;
+    std::optional<ControlOrder> order = {};  ///< that it waits for
   };
   void accept();
   void read(std::list<Client>::iterator client);
 
   Loop& loop_;
   const RunFolder& folder_;
-  const OnOrder on_order_;
   sys::UniqueFd listener_;
   Watch watch_;
   std::list<Client> clients_;

@@ -26,11 +26,7 @@ TEST(ControlOrders, AreAnsweredAndNothingElseIs) {
       value_or_throw(make_run_folder({testing::TempDir() + "/cohort-control-" + std::string(150, 'x'), "", ""}));
   Loop loop;
   int orders = 0;
-  const ControlSocket socket(loop, folder, [&orders](const ControlOrder& order) -> Result<std::string> {
-    ++orders;
-    if (order.host == "h") return std::string("done\twith h");
-    return fail(ErrorCode::Unavailable, "there is no {}", order.host);
-  });
+  ControlSocket socket(loop, folder);
   std::thread([&] {
     EXPECT_EQ(*ask_job(folder.path, "drain h"), "done\twith h");
     EXPECT_STREQ(ask_job(folder.path, "add g").error().what(), "there is no g");
@@ -38,7 +34,16 @@ TEST(ControlOrders, AreAnsweredAndNothingElseIs) {
     EXPECT_FALSE(ask_job(folder.path, "drain h\ndrain h"));
     loop.stop();
   }).detach();
-  loop.run();
+  while (!loop.stopped()) {
+    loop.step();
+    while (const auto order = socket.next()) {
+      ++orders;
+      if (order->host == "h")
+        socket.answer(std::string("done\twith h"));
+      else
+        socket.answer(fail(ErrorCode::Unavailable, "there is no {}", order->host));
+    }
+  }
   EXPECT_EQ(orders, 2);
 }
 

@@ -54,14 +54,14 @@ event::Ended ended_by(const Ending& ending) {
   return {ending.rank, how, sys::to_string(ending.status), ending.last.formed_epoch, ending.last.has_state};
 }
 
-ElasticJob::ElasticJob(Loop& loop, const JobSetup& setup, AgentPool& agents, RunOutput& run, HealthWatch& health,
-                       Membership::Past past, Events events)
+ElasticJob::ElasticJob(Loop& loop, const JobSetup& setup, AgentPool& agents, Orders& orders, RunOutput& run,
+                       HealthWatch& health, Membership::Past past)
     : loop_(loop),
       setup_(setup),
       agents_(agents),
+      orders_(orders),
       run_(run),
       health_(health),
-      events_(std::move(events)),
       membership_(membership_options(setup), setup.plan, std::move(past)) {
   run_.state().members = {{utc_now(), membership_.current()}};
 }
@@ -83,12 +83,15 @@ Membership::Answer ElasticJob::begin() {
   for (const auto& member : agents_.members()) {
     if (member->all_gone && AgentPool::is_usable(*member)) running.usable.push_back(member->host);
   }
-  if (!setup_.spec.elastic.script.empty())
-    discovery_.emplace(
-        loop_, setup_.spec, setup_.plan.method,
-        Discovery::Events{[this](const std::vector<PlannedHost>& hosts) { events_.on_event(event::Listed{hosts}); },
-                          [this](const std::string& trouble) { run_.say(trouble); }});
+  if (!setup_.spec.elastic.script.empty()) discovery_.emplace(loop_, setup_.spec, setup_.plan.method);
   return on(running);
+}
+
+std::vector<Event> ElasticJob::take() {
+  Discovery::News news = discovery_ ? discovery_->take() : Discovery::News();
+  if (!news.trouble.empty()) run_.say(news.trouble);
+  if (news.hosts) due_.emplace_back(event::Listed{*std::move(news.hosts)});
+  return std::exchange(due_, {});
 }
 
 void ElasticJob::stop() {
@@ -121,7 +124,7 @@ void ElasticJob::wait_for_next() {
   const auto wait = std::max(*next - std::chrono::steady_clock::now(), Membership::Time::duration::zero());
   tick_ = Timer(loop_, wait, [this] {
     tick_at_.reset();
-    events_.on_event(event::Tick{});
+    due_.emplace_back(event::Tick{});
   });
 }
 
@@ -129,7 +132,7 @@ void ElasticJob::carry_out(const action::Say& say) { run_.say(say.text); }
 
 void ElasticJob::carry_out(const action::Announce& announce) {
   try {
-    events_.on_members(announce.members);
+    orders_.write_members(announce.members);
   } catch (const Error& error) {
     rest_.emplace_back(
         action::EndJob{1, fmt::format("the job's store does not take its new members: {}", error.what()), SIGTERM});
@@ -146,18 +149,27 @@ void ElasticJob::carry_out(const action::AddAgent& add) {
   try {
     agents_.add(add.host);
   } catch (const Error& error) {
-    events_.on_event(event::AgentFailed{index, fmt::format("{} cannot be had: {}", add.host.name, error.what())});
+    due_.emplace_back(event::AgentFailed{index, fmt::format("{} cannot be had: {}", add.host.name, error.what())});
   }
 }
 
 void ElasticJob::carry_out(const action::StartRanks& start) {
   agent(start.agent).host.slots = start.ranks;
-  events_.on_more(agent(start.agent), start.ranks);
+  orders_.start_more(agent(start.agent), start.ranks);
+  grow();
+  rest_.emplace_back(start);  // who takes part is the epoch's
 }
 
 void ElasticJob::carry_out(const action::StartOne& start) {
-  const int number = events_.on_one_more(agent(start.agent), start.slot);
+  const int number = orders_.start_one_more(agent(start.agent), start.slot);
   if (number != start.worker) raise(ErrorCode::Internal, "worker {} was started as {}", start.worker, number);
+  grow();
+  rest_.emplace_back(start);
+}
+
+void ElasticJob::grow() {
+  health_.grow(hosts_of_processes(setup_.plan));
+  run_.grow(setup_.plan);
 }
 
 void ElasticJob::carry_out(const action::Finish& finish) {

@@ -11,10 +11,10 @@
 #include "launch/start/agent_pool.h"
 #include "launch/start/discovery.h"
 #include "launch/supervise/control.h"
+#include "launch/supervise/orders.h"
 #include "launch/supervise/run_output.h"
 #include "launch/supervise/supervisor.h"
 
-#include <functional>
 #include <optional>
 #include <vector>
 
@@ -22,23 +22,15 @@ namespace cohort::launch {
 
 class ElasticJob {
  public:
-  struct Events {
-    /// Time has passed, or the script has listed the hosts: it is to come back by `on`.
-    std::function<void(const Event&)> on_event;
-    /// The job goes on with these: everybody can read it once this returns. Throws cohort::Error.
-    std::function<void(const rendezvous::Membership&)> on_members;
-    /// So many ranks more are to be started by this agent, which runs none: it is ordered, and the plan has them.
-    std::function<void(AgentHandle&, int ranks)> on_more;
-    /// And one more by an agent that runs some. Returns its number.
-    std::function<int(AgentHandle&, int local_rank)> on_one_more;
-  };
-  /// All outlive this, but `past` and `events`.
-  ElasticJob(Loop& loop, const JobSetup& setup, AgentPool& agents, RunOutput& run, HealthWatch& health,
-             Membership::Past past, Events events);
+  /// All outlive this, but `past`.
+  ElasticJob(Loop& loop, const JobSetup& setup, AgentPool& agents, Orders& orders, RunOutput& run, HealthWatch& health,
+             Membership::Past past);
 
   const Membership& membership() const noexcept { return membership_; }
   /// Carries out what follows from it. The actions in the answer are the epoch's.
   Membership::Answer on(const Event& event);
+  /// That time has passed, or the script has listed the hosts: since it was asked last, for `on`.
+  std::vector<Event> take();
   /// All ranks run: hosts may come and go.
   Membership::Answer begin();
   /// The job is being ended.
@@ -65,14 +57,16 @@ class ElasticJob {
     rest_.emplace_back(action);
   }
   AgentHandle& agent(int index) { return *agents_.members().at(static_cast<std::size_t>(index)); }
+  void grow();
   void wait_for_next();
 
   Loop& loop_;
   const JobSetup& setup_;
   AgentPool& agents_;
+  Orders& orders_;
   RunOutput& run_;
   HealthWatch& health_;
-  const Events events_;
+  std::vector<Event> due_;
   Membership membership_;
   std::vector<Action> rest_;
   std::optional<Discovery> discovery_;

@@ -25,20 +25,63 @@ constexpr auto kTellTime = std::chrono::milliseconds(700);
 /// For more hosts to fail, once the agent of one cannot be started.
 constexpr auto kOtherHostsTime = std::chrono::milliseconds(1500);
 constexpr std::size_t kMostHostsTold = 8;
+/// Between two looks at the health of what runs.
+constexpr auto kLookEvery = std::chrono::seconds(1);
+/// For agents to answer what ranks do.
+constexpr auto kOverviewTime = std::chrono::milliseconds(100);
+
+std::string why_not_started(const AgentPool& agents, const Plan& plan, std::chrono::milliseconds timeout) {
+  const int cores = crowded_cores(plan);
+  return fmt::format(
+      "no sign of running ranks from {} after {:.0f} s{}", agents.missing(),
+      std::chrono::duration<double>(timeout).count(),
+      cores == 0
+          ? std::string()
+          : fmt::format(
+                ": {} processes share the {} core{} here -- start fewer, or give them more time (--start-timeout)",
+                plan.roles().all(), cores, cores == 1 ? "" : "s"));
+}
+
+std::string what_failed(const StartFailed& failed, const Roles& roles, const std::string& host) {
+  return failed.rank >= 0 ? fmt::format("{} on {}: {}", roles.name_of(failed.rank), host, failed.reason)
+                          : fmt::format("{}: {}", host, failed.reason);
+}
+
+/// `failed`: by index, why their agents do not come.
+std::string why_not_had(const std::map<int, std::string>& failed) {
+  if (failed.size() == 1) return failed.begin()->second;
+  std::string text =
+      fmt::format("{} hosts cannot be had (`cohort doctor` with the same hosts looks at all of them)", failed.size());
+  std::size_t told = 0;
+  for (const auto& [index, why] : failed) {
+    if (++told > kMostHostsTold) break;
+    text += "\n  " + why;
+  }
+  if (failed.size() > kMostHostsTold) text += fmt::format("\n  and {} more", failed.size() - kMostHostsTold);
+  return text;
+}
+
+AgentHandle& agent_of(const AgentPool& agents, const Plan& plan, int process) {
+  const auto found = std::ranges::find_if(agents.members(), [&](const auto& member) {
+    const std::vector<int> here = processes_on(plan, member->host.index);
+    return std::ranges::find(here, process) != here.end();
+  });
+  return **found;
+}
 
 }  // namespace
 
-Epoch::Epoch(Loop& loop, const JobSetup& setup, AgentPool& agents, RunOutput& run, EpochBudget& budget, int number,
-             Events events)
+Epoch::Epoch(Loop& loop, const JobSetup& setup, AgentPool& agents, Orders& orders, RunOutput& run, JobPast& past)
     : loop_(loop),
       setup_(setup),
       agents_(agents),
+      orders_(orders),
       run_(run),
-      budget_(budget),
-      events_(std::move(events)),
-      members_(setup.plan),
-      stopping_(loop, spec_.grace, stopping_events()) {
-  run_.begin_attempt(number);
+      past_(past),
+      members_(setup, run),
+      stopping_(loop, agents, members_, run, spec_.grace) {
+  past_.servers.begin_epoch();
+  run_.begin_attempt(past_.restarts.done());
   limits_.start = Timer(loop_, start_timeout_, [this] { on_start_late(); });
 }
 
@@ -48,46 +91,52 @@ void Epoch::on_start_late() {
     AgentHandle& agent = *agents_.members()[i];
     if (agent.channel == nullptr && !agent.lost) goes_on = begins_without(agent, agents_.why_not(agent)) || goes_on;
   }
-  if (!goes_on) return fail_start(why_not_started());
+  if (!goes_on) return fail_start(why_not_started(agents_, setup_.plan, start_timeout_));
   limits_.start = Timer(loop_, start_timeout_, [this] { on_start_late(); });
 }
 
-std::string Epoch::why_not_started() const {
-  const int cores = crowded_cores(setup_.plan);
-  return fmt::format(
-      "no sign of running ranks from {} after {:.0f} s{}", agents_.missing(),
-      std::chrono::duration<double>(start_timeout_).count(),
-      cores == 0
-          ? std::string()
-          : fmt::format(
-                ": {} processes share the {} core{} here -- start fewer, or give them more time (--start-timeout)",
-                members_.roles().all(), cores, cores == 1 ? "" : "s"));
-}
-
 void Epoch::settle(const std::vector<int>& shown) {
-  members_ = Members(setup_.plan);
-  const Roles& roles = members_.roles();
-  health_.emplace(loop_, members_.hosts(), roles, spec_,
-                  HealthWatch::Events{[this](const std::string& text) { say(text); },
-                                      [this](const Warning& warning) { run_.warn(warning); },
-                                      [this](int process, std::chrono::seconds since) {
-                                        return elastic_ && decide(event::StoppedTooLong{process, since}).taken;
-                                      },
-                                      [this](const std::string& why) { on_stuck(why); }});
-  run_.set_plan(setup_.plan, shown);
-  if (setup_.plan.least > 0)
-    elastic_.emplace(loop_, setup_, agents_, run_, *health_, budget_.elastic.members, elastic_events());
-  if (spec_.keep_logs && goes_elsewhere(setup_.plan))
-    remote_logs_.emplace(state_.log_folder, roles, [this](const std::string& text) { say(text); });
+  members_.settle(shown);
+  if (setup_.plan.least > 0) elastic_.emplace(loop_, setup_, agents_, orders_, run_, members_.health(), past_.members);
 }
 
-ElasticJob::Events Epoch::elastic_events() {
-  return {[this](const Event& event) { decide(event); }, events_.on_members, events_.on_more, events_.on_one_more};
+void Epoch::look() {
+  if (stopping_.given_up() && stage_ != Stage::Ended) {
+    say("an agent does not answer; ending its processes from here");
+    agent_lost_ = true;
+    finish();
+  }
+  while (elastic_) {
+    const std::vector<Event> due = elastic_->take();
+    if (due.empty()) return;
+    for (const Event& event : due) decide(event);
+  }
 }
 
-void Epoch::note_orders() {
+void Epoch::give_orders() {
+  if (stage_ != Stage::Starting) return;
   ordered_ = true;
-  if (elastic_) decide(event::Ordered{});
+  try {
+    if (elastic_) {
+      decide(event::Ordered{});
+      orders_.write_members(elastic_->membership().current());
+    } else if (past_.restarts.done() > 0) {
+      orders_.announce_epoch();
+    }
+  } catch (const Error& error) {
+    return fail_start(fmt::format("the job's store does not take {}: {}",
+                                  elastic_ ? "its members" : "the ranks' next start", error.what()));
+  }
+  orders_.give();
+}
+
+bool Epoch::begins_without(AgentHandle& agent, const std::string& why) {
+  // (Who comes by himself is waited for as long as it takes; and ranks that have been told their number keep it.)
+  if (stage_ != Stage::Starting || !elastic_ || ordered_ || comes_by_itself(setup_.plan.method)) return false;
+  if (!orders_.plan_without(agent, membership()->barred())) return false;
+  say(fmt::format("{}; the job begins without {}", why, agent.host.name));
+  settle(shown_ranks(spec_, setup_.plan));
+  return true;
 }
 
 Membership::Answer Epoch::follow(Membership::Answer answer) {
@@ -105,21 +154,11 @@ void Epoch::carry_out(const action::Drop& drop) {
   agent.started = agent.all_gone = agent.lost = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
   for (const int worker : drop.workers) end_lost(worker, !drop.failed);
-  health_->host_ended(processes_on(setup_.plan, drop.agent));
+  members_.health().host_ended(processes_on(setup_.plan, drop.agent));
 }
-
-void Epoch::carry_out(const action::Lost& lost) { end_lost(lost.worker, true); }
 
 void Epoch::carry_out(const action::Excuse& excuse) {
-  const auto found = std::ranges::find(end_.endings, excuse.worker, &Ending::rank);
-  if (found != end_.endings.end()) found->spared = excuse.excused;
-}
-
-void Epoch::carry_out(const action::FailureOver&) { end_.doing_then.clear(); }
-
-void Epoch::carry_out(const action::EndWorkers&) {
-  workers_asked_ = true;
-  stopping_.begin({}, SIGTERM, {spec_.grace});
+  if (Ending* const ending = members_.find(excuse.worker)) ending->spared = excuse.excused;
 }
 
 void Epoch::carry_out(const action::EndJob& end) {
@@ -131,21 +170,12 @@ void Epoch::carry_out(const action::EndAsTold& end) {
   told_by_agent(*agents_.members()[static_cast<std::size_t>(end.agent)], end.signal);
 }
 
-void Epoch::grow() {
-  members_.grow(setup_.plan);
-  health_->grow(members_.hosts());
-  run_.grow(setup_.plan);
-  if (remote_logs_) remote_logs_->grow(members_.roles());
-}
-
-void Epoch::on_unfit(const AgentHandle* agent, const std::string& why) {
-  const auto& all = agents_.members();
-  const auto found = std::ranges::find_if(all, [agent](const auto& member) { return member.get() == agent; });
-  if (found != all.end() && is_newcomer(**found)) return void(decide(event::AgentFailed{agent->host.index, why}));
+void Epoch::on_unfit(AgentHandle* agent, const std::string& why) {
+  if (agent != nullptr && is_newcomer(*agent)) return void(decide(event::AgentFailed{agent->host.index, why}));
   if (stage_ != Stage::Starting) return;
   // Which it is, is not known; or no other one could be started either.
   if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
-  if (found != all.end()) on_host_failed(**found, why);
+  on_host_failed(*agent, why);
 }
 
 void Epoch::on_message(AgentHandle& agent, Message message) {
@@ -156,20 +186,16 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
   }
   if (auto* output = std::get_if<Output>(&message)) {
     if (!members_.roles().has(output->rank)) return;
-    if (remote_logs_ && !agent.host.local) remote_logs_->keep(*output);
-    run_.take(static_cast<std::size_t>(agent.host.index), *output);
+    members_.take(agent, *output);
   } else if (const auto* started = std::get_if<Started>(&message)) {
     on_started(agent, *started);
   } else if (const auto* failed = std::get_if<StartFailed>(&message)) {
-    const std::string where = failed->rank >= 0
-                                  ? fmt::format("{} on {}", members_.roles().name_of(failed->rank), agent.host.name)
-                                  : agent.host.name;
-    if (is_newcomer(agent))
-      return void(decide(event::AgentFailed{agent.host.index, fmt::format("{}: {}", where, failed->reason)}));
+    const std::string why = what_failed(*failed, members_.roles(), agent.host.name);
+    if (is_newcomer(agent)) return void(decide(event::AgentFailed{agent.host.index, why}));
     // (Each of several launchers starts a program of its own, which its reason names.)
     fail_start(setup_.plan.method == StartMethod::Launcher
-                   ? fmt::format("{}: {}", where, failed->reason)
-                   : fmt::format("cannot start {}: {}: {}", program_of(setup_, failed->rank), where, failed->reason));
+                   ? why
+                   : fmt::format("cannot start {}: {}", program_of(setup_, failed->rank), why));
   } else if (const auto* exited = std::get_if<Exited>(&message)) {
     on_exited(*exited);
   } else if (const auto* again = std::get_if<StartedAgain>(&message)) {
@@ -177,8 +203,8 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
   } else if (auto* reports = std::get_if<Reports>(&message)) {
     run_.take(agent.host.name, *reports);
     if (elastic_) decide(reported_by(*reports));
-    health_->take(std::move(*reports), processes_on(setup_.plan, agent.host.index));
-    if (stage_ == Stage::Stopping && health_->somebody_saves()) stopping_.they_save();
+    members_.health().take(std::move(*reports), processes_on(setup_.plan, agent.host.index));
+    if (stage_ == Stage::Stopping && members_.somebody_saves()) stopping_.they_save();
   } else if (const auto* stacks = std::get_if<Stacks>(&message)) {
     if (!stacks->text.empty())
       say(fmt::format("stacks of {}:\n{}", members_.roles().name_of(stacks->rank), demangled(stacks->text)));
@@ -192,7 +218,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     say(fmt::format("{}: {}", agent.host.name, trouble->text));
   } else if (const auto* gone = std::get_if<AllGone>(&message)) {
     agent.all_gone = true;
-    health_->host_ended(processes_on(setup_.plan, agent.host.index));
+    members_.health().host_ended(processes_on(setup_.plan, agent.host.index));
     if (elastic_) decide(event::AgentEmpty{agent.host.index});
     if (!gone->stuck.empty()) {
       say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
@@ -207,14 +233,10 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   const std::vector<int> processes = processes_of(setup_.plan, agent.host);
   if (started.pids.size() != processes.size()) return;
   agent.started = true;
-  if (remote_logs_ && !agent.host.local) remote_logs_->open(processes);
-  for (std::size_t i = 0; i < processes.size(); ++i)
-    state_.pids[static_cast<std::size_t>(processes[i])] = started.pids[i];
-  if (&agent == &agent_of(0)) state_.threads = started.threads;  // of rank 0's host
-  if (is_newcomer(agent)) {
-    run_.changed();
-    return void(decide(event::AgentStarted{agent.host.index}));
-  }
+  members_.started(agent, processes);
+  run_.started(processes, started.pids);
+  if (&agent == &agent_of(agents_, setup_.plan, 0)) run_.state().threads = started.threads;  // of rank 0's host
+  if (is_newcomer(agent)) return void(decide(event::AgentStarted{agent.host.index}));
   look_for_running();
 }
 
@@ -224,86 +246,74 @@ void Epoch::look_for_running() {
   limits_.start = Timer();
   started_at_ = Clock::now();
   run_.running();
-  health_->start();
+  look_at_health();
   if (spec_.timeout) {
-    if (!budget_.limit) budget_.limit = Clock::now() + *spec_.timeout;
-    limits_.job = Timer(loop_, *budget_.limit - Clock::now(), [this] {
+    if (!past_.limit) past_.limit = Clock::now() + *spec_.timeout;
+    limits_.job = Timer(loop_, *past_.limit - Clock::now(), [this] {
       if (!end_.stop_status) end_.stop_status = kTimeoutStatus;
       stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*spec_.timeout).count()),
            SIGTERM, grace_after(SIGTERM));
     });
   }
   for (const int signal : std::exchange(early_signals_, {})) pass_on(signal);
-  AgentHandle* const first = &agent_of(0);
-  if (!members_.has_ended(0) && InputReader::worth_reading(0) && !(first->host.local && InputReader::may_be_given(0))) {
-    input_ = std::make_unique<InputReader>(
-        loop_, 0, [first](std::string bytes) { first->channel->send(Input{std::move(bytes)}); });
-  }
+  AgentHandle& first = agent_of(agents_, setup_.plan, 0);
+  if (!members_.has_ended(0) && InputReader::worth_reading(0) && !(first.host.local && InputReader::may_be_given(0)))
+    input_ = std::make_unique<InputReader>(loop_, 0, first);
   if (elastic_) follow(elastic_->begin());
   look_for_failure();  // on a host that was faster than another
   ask_next_role();
 }
 
-Ending Epoch::ending_of(int process, const ProcessEnd& end) const {
-  const auto index = static_cast<std::size_t>(process);
-  const Roles& roles = members_.roles();
-  return {end, roles.role_of(process), roles.number_of(process), members_.hosts()[index], state_.pids[index]};
-}
-
 void Epoch::on_exited(const Exited& exited) {
   const Roles& roles = members_.roles();
   if (!roles.has(exited.rank) || members_.has_ended(exited.rank)) return;
-  Ending ending = ending_of(exited.rank, exited);
-  ending.asked = ending.role == Role::Worker ? workers_asked_ : asked_ >= ending.role;
+  Ending ending = members_.ending_of(exited.rank, exited);
+  ending.asked = stopping_.asked(ending.role);
   ending.after_seconds = static_cast<double>(exited.after_ns) * 1e-9;
   ending.words = demangled(exited.words);
   run_.rank_ended(ending);
   if (ending.asked && ending.status.signal == SIGKILL && stage_ == Stage::Running)
     say(fmt::format("{} has not ended within its grace, and was killed", ending.name()));
-  if (settle_fate(ending, exited.rank) == Fate::Again) return;
+  if (starts_again(ending, exited.rank)) return;
   if (ending.role == Role::Server && !ending.asked && members_.running_ranks() > 0) {
-    events_.on_server_ended(ending.rank,
-                            fmt::format("{} after {:.1f} s", sys::to_string(ending.status), ending.after_seconds));
+    orders_.server_ended(ending.rank,
+                         fmt::format("{} after {:.1f} s", sys::to_string(ending.status), ending.after_seconds));
   }
   const bool well = ending.spared || (ending.asked && has_ended_well(ending));
-  members_.end(exited.rank);
-  end_.endings.push_back(std::move(ending));
-  if (!exited.status.success() && !well && end_.doing_then.empty()) {
-    end_.doing_then = health_->doing_now();
-    if (roles.is_rank(exited.rank))
-      end_.doing_then[static_cast<std::size_t>(exited.rank)] = doing(exited.last) + at_step(exited.last);
-  }
-  health_->rank_ended(exited.rank, exited.last);
-  run_.process_ended(exited.rank, exited.status.success() || well, exited.status);
-  if (exited.rank == 0) input_.reset();
-  if (elastic_) decide(ended_by(end_.endings.back()));
+  if (!exited.status.success() && !well) members_.note_failure(ending);
+  end_process(exited.rank, std::move(ending), exited.status.success() || well);
+  if (elastic_) decide(ended_by(members_.endings().back()));
   look_for_failure();
   look_for_requeue();
   look_for_chief(exited);
   ask_next_role();
 }
 
+void Epoch::end_process(int process, Ending ending, bool well) {
+  members_.end(process, std::move(ending), well);
+  if (process == 0) input_.reset();
+}
+
 // What ParameterServerStrategy's workers run never ends by itself.
 void Epoch::look_for_chief(const Exited& exited) {
   const bool chief = spec_.tf_config && setup_.plan.servers > 0 && exited.rank == 0;
   if (!chief || !exited.status.success() || stage_ != Stage::Running || members_.running_ranks() == 0) return;
-  workers_asked_ = true;
-  stopping_.begin({}, SIGTERM, {spec_.grace});
+  stopping_.ask(Role::Worker, spec_.grace);
 }
 
 void Epoch::ask_next_role() {
   const Role next = members_.running_role();
-  if (stage_ == Stage::Starting || stage_ == Stage::Ended || next <= asked_ || members_.running(next) == 0) return;
+  if (stage_ == Stage::Starting || stage_ == Stage::Ended || !stopping_.is_next(next) || members_.running(next) == 0)
+    return;
   // Where all has gone well it has the last checkpoint to look at.
   const bool evaluates = next == Role::Evaluator && stage_ == Stage::Running;
-  asked_ = next;
-  stopping_.begin({}, SIGTERM, {evaluates ? spec_.evaluator_grace : spec_.grace});
+  stopping_.ask(next, evaluates ? spec_.evaluator_grace : spec_.grace);
 }
 
 // Ranks that save do so together. One that neither ends nor fails then has missed the question, or hangs.
 void Epoch::look_for_requeue() {
-  const auto saved = std::ranges::find_if(end_.endings, asks_for_requeue);
-  if (saved == end_.endings.end() || limits_.requeue || stage_ != Stage::Running) return;
+  const auto saved = std::ranges::find_if(members_.endings(), asks_for_requeue);
+  if (saved == members_.endings().end() || limits_.requeue || stage_ != Stage::Running) return;
   limits_.requeue = Timer(loop_, spec_.preempt_grace, [this, rank = saved->rank] {
     on_stuck(
         fmt::format("rank {} has saved and ended (exit status {}), and {} {} still running {:g} s later -- do all "
@@ -315,72 +325,44 @@ void Epoch::look_for_requeue() {
 }
 
 void Epoch::look_for_failure() {
-  if (stage_ != Stage::Running || !first_failure(end_.endings)) return;
+  if (stage_ != Stage::Running || !first_failure(members_.endings())) return;
   // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
   // last destructors. Told to end now, it would lose the status that it is about to give.
-  if (follows_another(*first_failure(end_.endings)) && members_.running_ranks() > 0) {
+  if (follows_another(*first_failure(members_.endings())) && members_.running_ranks() > 0) {
     if (!limits_.cause) wait_for_cause();
   } else {
     stop_for_failure();
   }
 }
 
-AgentHandle& Epoch::agent_of(int process) const {
-  const auto& all = agents_.members();
-  const auto found = std::ranges::find_if(all, [&](const auto& member) {
-    const std::vector<int> here = processes_on(setup_.plan, member->host.index);
-    return std::ranges::find(here, process) != here.end();
-  });
-  return **found;
-}
-
-Epoch::Fate Epoch::settle_fate(Ending& ending, int process) {
-  const auto before = again_.find(process);
-  if (before != again_.end()) {
-    ending.restarts = before->second.restarts + 1;
-    ending.first_cause =
-        before->second.restarts == 0 ? sys::to_string(before->second.status) : before->second.first_cause;
-  }
+bool Epoch::starts_again(Ending& ending, int process) {
+  past_.servers.recall(process, ending);
   const bool may = ending.role == Role::Server && !ending.asked && !ending.status.success() && ending.before_stop &&
                    (stage_ == Stage::Starting || stage_ == Stage::Running);
-  if (!may) return Fate::Failed;
-  const std::string lost =
-      fmt::format("{} on {} is lost ({})", ending.name(), ending.host, sys::to_string(ending.status));
-  if (budget_.server_restarts < spec_.server_restarts) {
-    say(fmt::format("{}; it is started again ({} of {} times, --server-restarts)", lost, ++budget_.server_restarts,
-                    spec_.server_restarts));
-    agent_of(process).channel->send(
-        StartAgain{process, {fmt::format("{}={}", env::kServerRestart, ending.restarts + 1)}});
-    awaited_.insert(process);
-    health_->rank_ended(process, ending.last);
-    run_.starts_again(process, ending);
-    again_.insert_or_assign(process, std::move(ending));
-    return Fate::Again;
-  }
-  if (lost_servers_ < spec_.lost_servers && members_.running(Role::Server) > 1) {
+  if (!may) return false;
+  const auto decision = past_.servers.after(process, ending, members_.running(Role::Server));
+  if (decision.fate == ServerLosses::Fate::Failed) return false;
+  say(decision.text);
+  const AgentHandle& agent = agent_of(agents_, setup_.plan, process);
+  if (decision.fate == ServerLosses::Fate::Without) {
     ending.spared = true;
-    say(fmt::format("{}; the job goes on without it ({} of {} that may be, --lost-servers)", lost, ++lost_servers_,
-                    spec_.lost_servers));
-    if (spec_.server_restarts > 0) agent_of(process).channel->send(GoOnWithout{process});
-    return Fate::Without;
+    if (spec_.server_restarts > 0) agent.channel->send(GoOnWithout{process});
+    return false;
   }
-  return Fate::Failed;
+  agent.channel->send(StartAgain{process, {fmt::format("{}={}", env::kServerRestart, ending.restarts + 1)}});
+  members_.health().rank_ended(process, ending.last);
+  run_.starts_again(process, ending);
+  return true;
 }
 
 void Epoch::end_lost(int process, bool excused) {
-  Ending ending = ending_of(process, {});
-  ending.status.signal = SIGKILL;
+  Ending ending = members_.killed(process);
   ending.after_seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
-  members_.end(process);
   ending.spared = excused;
-  health_->rank_ended(process, {});
-  health_->left(process);
-  run_.process_ended(process, false, ending.status);
-  end_.endings.push_back(std::move(ending));
-  if (process == 0) input_.reset();
+  end_process(process, std::move(ending), false);
+  members_.health().left(process);
 }
 
-// Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
 bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
   if (elastic_) {
     if (begins_without(agent, why)) return true;
@@ -395,31 +377,19 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
     if (roles.role_of(process) != Role::Server) return false;
     if (!members_.has_ended(process)) lost.push_back(process);
   }
-  const int count = static_cast<int>(lost.size());
-  if (lost_servers_ + count > spec_.lost_servers || members_.running(Role::Server) <= count) return false;
-  lost_servers_ += count;
+  const auto text =
+      past_.servers.after_host(agent.host.name, why, lost, roles.names_of(lost), members_.running(Role::Server));
+  if (!text) return false;
   agent.all_gone = true;
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
-  if (count == 0) {
-    say(fmt::format("{} is lost ({}), where nothing ran any more", agent.host.name, why));
-  } else {
-    say(fmt::format(
-        "{} on {} {} lost with {} host ({}); the job goes on without ({} of {} that may be, --lost-servers)",
-        roles.names_of(lost), agent.host.name, count == 1 ? "is" : "are", count == 1 ? "its" : "their", why,
-        lost_servers_, spec_.lost_servers));
-  }
+  say(*text);
   for (const int process : lost) {
-    awaited_.erase(process);
-    Ending ending = ending_of(process, {});
-    ending.status.signal = SIGKILL;
+    Ending ending = members_.killed(process);
     ending.spared = true;
-    members_.end(process);
-    events_.on_server_ended(ending.rank, "lost with its host");
-    health_->rank_ended(process, {});
-    run_.process_ended(process, ending.spared, ending.status);
-    end_.endings.push_back(std::move(ending));
+    orders_.server_ended(ending.rank, "lost with its host");
+    end_process(process, std::move(ending), true);
   }
-  health_->host_ended(processes_of(setup_.plan, agent.host));
+  members_.health().host_ended(processes_of(setup_.plan, agent.host));
   ask_next_role();
   return true;
 }
@@ -427,38 +397,37 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
 void Epoch::on_started_again(const StartedAgain& started) {
   if (elastic_) {
     if (!elastic_->membership().awaits(started.rank)) return;
-    if (remote_logs_ && !agent_of(started.rank).host.local) remote_logs_->open({started.rank});
-    state_.pids[static_cast<std::size_t>(started.rank)] = started.pid;
-    run_.changed();
+    members_.started(agent_of(agents_, setup_.plan, started.rank), {started.rank});
+    run_.started({started.rank}, {started.pid});
     return void(decide(event::StartedOne{started.rank, started.pid != 0 ? std::string() : started.why}));
   }
-  if (awaited_.erase(started.rank) == 0) return;
+  auto before = past_.servers.settle(started.rank);
+  if (!before) return;
   const int process = started.rank;
-  Ending& before = again_.at(process);
   if (started.pid != 0) {
-    health_->started_again(process);
-    return run_.started_again(process, before, started.pid);
+    members_.health().started_again(process);
+    return run_.started_again(process, *before, started.pid);
   }
   // It stays what it was: a failure, or, where all are told to end, nothing that anybody needs.
-  before.spared = started.why.empty();
-  if (!before.spared) say(fmt::format("{} on {} cannot be started again: {}", before.name(), before.host, started.why));
-  members_.end(process);
-  run_.process_ended(process, before.spared, before.status);
-  end_.endings.push_back(before);
+  before->spared = started.why.empty();
+  if (!before->spared)
+    say(fmt::format("{} on {} cannot be started again: {}", before->name(), before->host, started.why));
+  const bool well = before->spared;
+  end_process(process, *std::move(before), well);
   look_for_failure();
   ask_next_role();
 }
 
 void Epoch::wait_for_cause() {
   limits_.cause = Timer(loop_, kCauseTime, [this] {
-    const bool more = health_->somebody_leaves() || agents_.somebody_is_silent();
+    const bool more = members_.health().somebody_leaves() || agents_.somebody_is_silent();
     if (more && ++cause_waits_ < kMostCauseWaits) return wait_for_cause();
     stop_for_failure();
   });
 }
 
 void Epoch::stop_for_failure() {
-  const auto first = first_failure(end_.endings);
+  const auto first = first_failure(members_.endings());
   stop(fmt::format("{} failed: {}", first->name(), sys::to_string(first->status)), SIGTERM, {spec_.grace});
   // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: nobody has to wait for that.
   // (Where there may be a restart, its line says what has failed.)
@@ -478,18 +447,23 @@ void Epoch::on_stuck(const std::string& why) {
   stop(why, SIGTERM, {spec_.grace});
 }
 
-Stopping::Events Epoch::stopping_events() {
-  Stopping::Events events;
-  events.tell = [this](int signal, Stopping::Grace grace) { tell_agents(signal, grace); };
-  events.give_up = [this] {
-    say("an agent does not answer; ending its processes from here");
-    agent_lost_ = true;
-    finish();
-  };
-  events.running_ranks = [this] { return members_.running_ranks(); };
-  events.running_others = [this] { return members_.running_others(); };
-  events.say = [this](const std::string& text) { say(text); };
-  return events;
+void Epoch::look_at_health() {
+  Health::Findings findings = members_.health().look();
+  for (const Warning& warning : findings.warnings) run_.warn(warning);
+  for (const auto& stopped : findings.stopped) {
+    if (elastic_ && decide(event::StoppedTooLong{stopped.process, stopped.since}).taken) continue;
+    findings.end = fmt::format("{} has been stopped for {} s", stopped.who, stopped.since.count());
+    break;
+  }
+  if (findings.end) {
+    show_overview();
+    return on_stuck(*findings.end);
+  }
+  if (stage_ == Stage::Running) limits_.health = Timer(loop_, kLookEvery, [this] { look_at_health(); });
+}
+
+void Epoch::show_overview() {
+  for (const std::string& line : members_.health().overview()) say(line);
 }
 
 void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
@@ -497,30 +471,13 @@ void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
   stage_ = Stage::Stopping;
   limits_ = {};
   if (elastic_) elastic_->stop();
-  if (health_) health_->stop();
-  state_.stage = "ending";
-  run_.changed();
+  overview_ = Timer();
+  run_.ending();
   input_.reset();
   agents_.start_no_more();
   if (end_.quiet) stopping_.be_quiet();
-  stopping_.begin(reason, signal, grace);
-  if (health_ && health_->somebody_saves()) stopping_.they_save();
+  stopping_.begin(reason, signal, grace, stop_status());
   check_end();
-}
-
-void Epoch::tell_agents(int signal, Stopping::Grace grace) {
-  const Role role = members_.running_role();
-  asked_ = std::max(asked_, role);
-  for (const auto& agent : agents_.members()) {
-    if (agent->channel == nullptr) {
-      AgentPool::kill(*agent);  // it has nothing to end but itself
-    } else if (!agent->started) {
-      agent->channel->send(Finish{end_.stop_status.value_or(1)});
-    } else {
-      agent->channel->send(StopWorkers{signal, static_cast<std::uint32_t>(grace.usual.count()),
-                                       static_cast<std::uint32_t>(grace.saving.count()), role});
-    }
-  }
 }
 
 void Epoch::fail_start(const std::string& why) {
@@ -545,23 +502,13 @@ void Epoch::on_host_failed(AgentHandle& agent, const std::string& why) {
 
 void Epoch::fail_start_of_hosts() {
   if (stage_ != Stage::Starting) return;
-  if (failed_hosts_.size() == 1) return fail_start(failed_hosts_.begin()->second);
-  std::string text = fmt::format("{} hosts cannot be had (`cohort doctor` with the same hosts looks at all of them)",
-                                 failed_hosts_.size());
-  std::size_t told = 0;
-  for (const auto& [index, why] : failed_hosts_) {
-    if (++told > kMostHostsTold) break;
-    text += "\n  " + why;
-  }
-  if (failed_hosts_.size() > kMostHostsTold)
-    text += fmt::format("\n  and {} more", failed_hosts_.size() - kMostHostsTold);
-  fail_start(text);
+  fail_start(why_not_had(failed_hosts_));
 }
 
 // Unless a rank had failed before, and not because it had lost others.
 void Epoch::lose_agent(const std::string& what) {
   agent_lost_ = true;
-  const auto first = first_failure(end_.endings);
+  const auto first = first_failure(members_.endings());
   if (end_.stop_status || (first && !follows_another(*first))) return;
   end_.stop_status = 1;
   lost_agent_ = what;
@@ -594,7 +541,7 @@ void Epoch::on_agent_process_ended(AgentHandle& agent) {
                                           ? fmt::format("the connection to it has ended, {}", agents_.how_ended(agent))
                                           : std::string("its guard was killed"))) {
       return check_end();
-    } else if (agent.channel == nullptr || agent.channel->closed()) {
+    } else if (!AgentPool::is_connected(agent)) {
       lose_agent(fmt::format("the agent of {} was lost", agent.host.name));
       if (stopping_.reason().empty())
         say(fmt::format("the agent of {} ended before the job; ending the job", agent.host.name));
@@ -629,7 +576,12 @@ void Epoch::on_signal(int signal) {
       return;
     case SIGQUIT:
       if (stage_ != Stage::Running) break;
-      if (health_->show_soon()) agents_.broadcast(AskStacks{});
+      if (overview_) return;
+      overview_ = Timer(loop_, kOverviewTime, [this] {
+        overview_ = Timer();
+        show_overview();
+      });
+      agents_.broadcast(AskStacks{});
       return;
     default: break;
   }
@@ -650,7 +602,7 @@ Result<std::string> Epoch::obey(const ControlOrder& order) {
 
 void Epoch::pass_on(int signal) {
   if (stage_ == Stage::Starting) return early_signals_.push_back(signal);
-  if (stage_ == Stage::Running && health_->somebody_saves())
+  if (stage_ == Stage::Running && members_.health().somebody_saves())
     say(fmt::format("{}: asking the ranks to save and end", sys::signal_name(signal)));
   agents_.broadcast(SignalWorkers{signal});
 }
@@ -689,7 +641,7 @@ void Epoch::on_reader_gone() {
 }
 
 void Epoch::on_owner_gone() {
-  end_.quiet = true;
+  end_.quiet = told_to_end_ = true;
   if (!end_.stop_status && stage_ != Stage::Stopping) end_.stop_status = 128 + SIGHUP;
   stop(fmt::format("the process that it belongs to (pid {}) has ended", *spec_.owner_pid), SIGTERM, {spec_.grace});
 }
@@ -697,17 +649,30 @@ void Epoch::on_owner_gone() {
 void Epoch::check_end() {
   if (stage_ == Stage::Ended || !agents_.nothing_runs()) return;
   if (!restart_) {
-    const Verdict verdict = judge(how_it_ended());
-    const bool final = !verdict.breakdown || told_to_end_ || agent_lost_;
-    restart_ = final ? Restarts::Decision() : events_.on_breakdown(*verdict.breakdown);
+    restart_ = after(judge(how_it_ended()));
     if (!restart_->again) agents_.finish();
   }
   if (restart_->again || agents_.all_ended()) finish();
 }
 
+Restarts::Decision Epoch::after(const Verdict& verdict) {
+  if (!verdict.breakdown || told_to_end_ || agent_lost_ || run_.reader_gone()) return {};
+  std::optional<Plan> next;
+  if (elastic_)
+    next = orders_.plan_again(AgentPool::is_usable, membership()->barred());
+  else if (agents_.can_go_on())
+    next = setup_.plan;
+  if (!next) return {};
+  Restarts::Decision restart = past_.restarts.after(*verdict.breakdown, next->world_size);
+  if (restart.again) next_plan_ = std::move(next);
+  return restart;
+}
+
 JobEnd Epoch::how_it_ended() const {
   JobEnd end = end_;
   end.roles = members_.roles();
+  end.endings = members_.endings();
+  end.doing_then = members_.doing_then();
   end.stop_reason = !undelivered_.empty() ? undelivered_ : lost_agent_.empty() ? stopping_.reason() : lost_agent_;
   end.told_to_end = told_by_ != 0;
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
@@ -722,22 +687,22 @@ void Epoch::finish() {
   tell_limit_ = Timer();
   if (elastic_) elastic_->stop();
   input_.reset();
-  const Restarts::Decision restart = restart_.value_or(Restarts::Decision());
   run_.end_lines();
-  if (auto closed = restart.again ? Result<void>() : events_.before_end(); !closed) {
-    // A job whose results are lost has not ended well; a reason that there is already came first.
-    if (end_.stop_status || first_failure(end_.endings)) {
-      say(closed.error().what());
-    } else {
-      end_.stop_status = 1;
-      undelivered_ = closed.error().what();
-    }
+}
+
+int Epoch::report(const Result<void>& closed) {
+  // A job whose results are lost has not ended well; a reason that there is already came first.
+  if (!closed && (end_.stop_status || first_failure(members_.endings()))) {
+    say(closed.error().what());
+  } else if (!closed) {
+    end_.stop_status = 1;
+    undelivered_ = closed.error().what();
   }
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);
   end_.stop_status = verdict.status;
-  run_.attempt_ended(end, verdict, restart);
-  events_.on_ended(verdict.status, restart.again);
+  run_.attempt_ended(end, verdict, restart_.value_or(Restarts::Decision()));
+  return verdict.status;
 }
 
 }  // namespace cohort::launch

@@ -1,30 +1,36 @@
-// The processes that an epoch has started, and who of them has ended. Plain data. One thread.
+// The processes of an epoch: who takes part, what they report and print, and how they have ended. Decides nothing. One
+// thread.
 #pragma once
 
+#include "launch/health/health.h"
+#include "launch/health/verdict.h"
+#include "launch/output/other_hosts.h"
 #include "launch/plan/plan.h"
 #include "launch/processes.h"
+#include "launch/start/agent_pool.h"
+#include "launch/supervise/run_output.h"
+#include "launch/supervise/supervisor.h"
 
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace cohort::launch {
 
-/// Who takes part in an epoch, by their numbers in its Roles, and who of them has ended.
+/// Who takes part in an epoch, by their numbers in its Roles.
 class Members {
  public:
-  explicit Members(const Plan& plan)
-      : roles_(plan.roles()),
-        hosts_(hosts_of_processes(plan)),
-        ended_(hosts_.size(), false),
-        running_{roles_.workers, roles_.servers, roles_.evaluator ? 1 : 0} {}
+  /// Those of `setup.plan`. All outlive this.
+  Members(const JobSetup& setup, RunOutput& run);
+
+  /// The plan is settled: from now on they are watched. `shown`: the ranks whose output is shown; empty: all.
+  void settle(const std::vector<int>& shown);
+  /// The plan has more ranks, and no other processes.
+  void grow();
 
   const Roles& roles() const noexcept { return roles_; }
-  const std::vector<std::string>& hosts() const noexcept { return hosts_; }
-  /// The plan has more ranks, and no other processes.
-  void grow(const Plan& plan);
-  void end(int process);
   bool has_ended(int process) const { return ended_[static_cast<std::size_t>(process)]; }
   int running(Role role) const { return running_[static_cast<std::size_t>(role)]; }
   int running_ranks() const { return running(Role::Worker); }
@@ -32,12 +38,39 @@ class Members {
   Role running_role() const;
   /// "servers 0-1": who runs that is no rank.
   std::string running_others() const;
+  /// Once settled.
+  HealthWatch& health() { return *health_; }
+  bool somebody_saves() const { return health_ && health_->somebody_saves(); }
+
+  /// What they have printed.
+  void take(const AgentHandle& agent, const Output& output);
+  void started(const AgentHandle& agent, const std::vector<int>& processes);
+
+  Ending ending_of(int process, const ProcessEnd& end) const;
+  /// One of which nothing more will be heard.
+  Ending killed(int process) const;
+  /// `well`: it has not failed.
+  void end(int process, Ending ending, bool well);
+  const std::vector<Ending>& endings() const noexcept { return endings_; }
+  Ending* find(int rank);
+  /// By process: what it was doing when the first failure was seen, since `forget_failure`.
+  const std::vector<std::string>& doing_then() const noexcept { return doing_then_; }
+  void note_failure(const Ending& ending);
+  void forget_failure() { doing_then_.clear(); }
 
  private:
+  void tell_troubles();
+
+  const JobSetup& setup_;
+  RunOutput& run_;
   Roles roles_;
   std::vector<std::string> hosts_;
   std::vector<bool> ended_;
-  std::array<int, 3> running_;  ///< by role
+  std::array<int, 3> running_{};  ///< by role
+  std::optional<HealthWatch> health_;
+  std::optional<RemoteLogs> remote_logs_;
+  std::vector<Ending> endings_;
+  std::vector<std::string> doing_then_;
 };
 
 }  // namespace cohort::launch

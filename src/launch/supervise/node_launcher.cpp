@@ -78,7 +78,7 @@ Place place_in_step(const NodeRole& role, net::Deadline deadline) {
   return place;
 }
 
-int run_agent_of_node(const JobSpec& spec, const Plan& plan, AgentOptions agent, Place place) {
+JobResult run_agent_of_node(const JobSpec& spec, const Plan& plan, AgentOptions agent, Place place) {
   agent.supervisor = std::move(place.supervisor);
   agent.secret = place.secret;
   agent.host_index = plan.node->rank;
@@ -91,7 +91,7 @@ int run_agent_of_node(const JobSpec& spec, const Plan& plan, AgentOptions agent,
   agent.place = place.shown;
   agent.quiet = spec.quiet || spec.json || plan.node->step.has_value();  // srun shows what node 0 says
   agent.lifeline_fd = -1;                                                // stdin may be anything
-  return run_agent(agent);
+  return {run_agent(agent)};
 }
 
 Place place_of(const JobSpec& spec, const Plan& plan) {
@@ -110,7 +110,7 @@ AgentOptions agent_of(const JobSpec& spec, const Plan& plan) {
 }
 
 /// The others need not wait for a node that cannot do its part.
-int tell_why_not(JobSpec spec, const Plan& plan, const std::string& why) {
+JobResult tell_why_not(JobSpec spec, const Plan& plan, const std::string& why) {
   fmt::print(stderr, "cohort: {}\n", why);
   spec.start_timeout = std::min<std::chrono::milliseconds>(start_timeout_of(spec, plan), kTellingTime);
   spec.quiet = true;
@@ -123,12 +123,12 @@ int tell_why_not(JobSpec spec, const Plan& plan, const std::string& why) {
   } catch (const Error& error) {
     log::info("launch", "node 0 is not told: {}", error.what());
   }
-  return kCannotStartStatus;
+  return {kCannotStartStatus};
 }
 
 }  // namespace
 
-int run_node(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace) {
+JobResult run_node(const JobSpec& spec, Plan plan) {
   NodeRole& role = *plan.node;
   std::optional<PortLease> lease;
   if (role.rank == kRankAsTheyCome) lease = settle_rank(role, net::deadline_in(start_timeout_of(spec, plan)));
@@ -150,7 +150,7 @@ int run_node(const JobSpec& spec, Plan plan, const std::function<void(const std:
                             role.least > 0 ? fmt::format("{}:{}", role.least, role.count) : std::to_string(role.count),
                             lease ? "--rdzv-endpoint" : "--node-rank R --master", place.shown);
   }
-  return run_job(spec, std::move(plan), on_trace);
+  return run_job(spec, std::move(plan));
 }
 
 }  // namespace cohort::launch

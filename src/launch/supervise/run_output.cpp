@@ -37,26 +37,16 @@ int crowded_cores(const Plan& plan) {
   return crowded ? cores : 0;
 }
 
-RunOutput::RunOutput(Loop& loop, const JobSetup& setup, const std::string& id, Display::Events events)
+RunOutput::RunOutput(Loop& loop, const JobSetup& setup, const std::string& id)
     : loop_(loop),
       spec_(setup.spec),
       folder_(value_or_throw(make_run_folder({spec_.run_folder, setup.program.name, id.substr(0, 4)}))),
-      display_(loop, {std::move(events.on_taken), std::move(events.on_reader_gone),
-                      [this](int fd, int error) { on_no_room(fd, error); }}),
+      display_(loop),
       announcer_(display_, spec_.json    ? Announcer::Form::Json
                            : spec_.quiet ? Announcer::Form::QuietText
                                          : Announcer::Form::Text),
       live_file_(folder_),
-      warnings_(loop, folder_,
-                {.on_warning = spec_.on_warning,
-                 .job_id = fmt::format("{}-{}", setup.program.name, id),
-                 .show =
-                     [this](const Warning& warning) {
-                       announcer_.warn(warning);
-                       state_.note(warning.text);
-                       changed();
-                     },
-                 .say = [this](const std::string& text) { say(text); }}) {
+      warnings_(loop, *this, spec_.on_warning, fmt::format("{}-{}", setup.program.name, id)) {
   state_.job_id = fmt::format("{}-{}", setup.program.name, id);
   state_.program = setup.program;
   state_.command_line = spec_.command_line;
@@ -75,6 +65,12 @@ RunOutput::RunOutput(Loop& loop, const JobSetup& setup, const std::string& id, D
 void RunOutput::say(const std::string& text) {
   announcer_.say(text);
   state_.note(text);
+  changed();
+}
+
+void RunOutput::show(const Warning& warning) {
+  announcer_.warn(warning);
+  state_.note(warning.text);
   changed();
 }
 
@@ -108,6 +104,16 @@ void RunOutput::grow(const Plan& plan) {
   changed();
 }
 
+void RunOutput::started(const std::vector<int>& processes, const std::vector<std::int32_t>& pids) {
+  for (std::size_t i = 0; i < processes.size(); ++i) state_.pids[static_cast<std::size_t>(processes[i])] = pids[i];
+  changed();
+}
+
+void RunOutput::ending() {
+  state_.stage = "ending";
+  changed();
+}
+
 void RunOutput::running() {
   announcer_.started(state_, folder_.path, start_text());
   log::info("launch", "job {} is not contained: {}", state_.job_id, kNotContained);
@@ -118,7 +124,7 @@ void RunOutput::running() {
   write_record();
   if (trackers_ || spec_.track.empty()) return;
   // They learn from job.json how the job goes on.
-  trackers_.emplace(loop_, spec_.track, folder_.shown, [this](const std::string& text) { say(text); });
+  trackers_.emplace(loop_, *this, spec_.track);
 }
 
 std::string RunOutput::start_text() const {
@@ -327,20 +333,29 @@ std::string RunOutput::advice(const Verdict& verdict) const {
   return text.empty() ? text : fmt::format("{}; `cohort bench plan {}` has more", text, folder_.shown);
 }
 
-void RunOutput::finish(std::function<void()> on_done) {
+Display::News RunOutput::take_news() {
+  Display::News news = display_.take();
+  for (const auto& [fd, error] : news.no_room) on_no_room(fd, error);
+  if (awaits_trackers_ && trackers_->all_ended()) drain();
+  return news;
+}
+
+void RunOutput::finish() {
   page_.reset();
   ::unlinkat(folder_.fd.get(), kPageFile, 0);
-  const auto drain = [this, on_done = std::move(on_done)] {
-    const std::string logs = shown_logs();
-    display_.drain(
-        spec_.output_timeout,
-        fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not shown{}",
-                    std::chrono::duration<double>(spec_.output_timeout).count(),
-                    logs.empty() ? "" : "; the complete logs are in " + logs),
-        on_done);
-  };
   if (!trackers_) return drain();
-  trackers_->finish(kTrackersTime, drain);
+  trackers_->finish(kTrackersTime);
+  awaits_trackers_ = true;
+}
+
+void RunOutput::drain() {
+  awaits_trackers_ = false;
+  const std::string logs = shown_logs();
+  display_.drain(
+      spec_.output_timeout,
+      fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not shown{}",
+                  std::chrono::duration<double>(spec_.output_timeout).count(),
+                  logs.empty() ? "" : "; the complete logs are in " + logs));
 }
 
 std::string RunOutput::logs_below(const std::string& run_folder) const {

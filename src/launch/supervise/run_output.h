@@ -20,7 +20,7 @@
 
 #include <chrono>
 #include <cstddef>
-#include <functional>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -31,8 +31,8 @@ namespace cohort::launch {
 class RunOutput {
  public:
   /// Makes the run's folders. `id` makes the job's name, and its folder's, unlike others. `setup` outlives this. Throws
-  /// cohort::Error. Of `events` what has no room is told here.
-  RunOutput(Loop& loop, const JobSetup& setup, const std::string& id, Display::Events events);
+  /// cohort::Error.
+  RunOutput(Loop& loop, const JobSetup& setup, const std::string& id);
 
   /// What is known; who changes it says `changed`, or one of the words below.
   RunState& state() noexcept { return state_; }
@@ -42,7 +42,11 @@ class RunOutput {
   /// are kept.
   std::string shown_logs() const { return logs_below(folder_.shown); }
   void say(const std::string& text);
+  /// But for those that were told a moment ago.
   void warn(const Warning& warning) { warnings_.tell(warning); }
+  void show(const Warning& warning);
+  /// After each step of the loop: what the display has to say to others.
+  Display::News take_news();
 
   // An epoch, from its beginning to its end. `number`: of restarts before it.
   void begin_attempt(int number);
@@ -50,8 +54,12 @@ class RunOutput {
   void set_plan(const Plan& plan, const std::vector<int>& shown);
   /// An elastic job has more ranks.
   void grow(const Plan& plan);
+  /// These run, as `pids`.
+  void started(const std::vector<int>& processes, const std::vector<std::int32_t>& pids);
   /// All ranks run.
   void running();
+  /// They are told to end.
+  void ending();
   void take(const std::string& host, const Reports& reports);
   void take(std::size_t source, const Output& output);
   /// Before anything follows from it.
@@ -79,8 +87,9 @@ class RunOutput {
   std::vector<pid_t> helpers() const { return trackers_ ? trackers_->pids() : std::vector<pid_t>(); }
   /// No warnings come any more: waits a moment for the commands that are told of them.
   void finish_warnings() { warnings_.finish(); }
-  /// Calls `on_done` once all is out, or nobody takes it.
-  void finish(std::function<void()> on_done);
+  void finish();
+  /// All is out, or nobody takes it.
+  bool finished() const { return display_.drained(); }
 
  private:
   /// As of now.
@@ -89,6 +98,7 @@ class RunOutput {
   void write_usage();
   void write_record();
   void on_no_room(int fd, int error);
+  void drain();
   /// "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."
   std::string start_text() const;
   std::string logs_below(const std::string& run_folder) const;
@@ -113,6 +123,7 @@ class RunOutput {
   Timer usage_;                                      ///< a line for usage.jsonl is due
   Warnings warnings_;
   std::optional<Trackers> trackers_;
+  bool awaits_trackers_ = false;  ///< that is all that is left
   std::optional<SideCommand> page_;
 };
 

@@ -5,8 +5,8 @@
 #include "base/env.h"
 #include "base/result.h"
 #include "launch/output/live_run.h"
-#include "launch/output/text.h"
 #include "launch/processes.h"
+#include "launch/supervise/run_output.h"
 #include "net/address.h"
 
 #include <fcntl.h>
@@ -21,12 +21,6 @@
 
 namespace cohort::launch {
 
-std::function<void(std::string_view)> by_lines(std::function<void(const std::string&)> say) {
-  return [lines = LineSplitter(), say = std::move(say)](std::string_view bytes) mutable {
-    for (const Line& line : lines.feed(bytes)) say(line.text);
-  };
-}
-
 namespace {
 
 constexpr auto kTrackNoticeTime = std::chrono::seconds(2);
@@ -34,9 +28,7 @@ constexpr std::string_view kOwnPrefix = "cohort: ";  // which `say` puts before 
 
 }  // namespace
 
-Trackers::Trackers(Loop& loop, const std::vector<std::string>& destinations, std::string run_folder,
-                   std::function<void(const std::string&)> say)
-    : loop_(loop), run_folder_(std::move(run_folder)), say_(std::move(say)) {
+Trackers::Trackers(Loop& loop, RunOutput& run, const std::vector<std::string>& destinations) : loop_(loop), run_(run) {
   for (const std::string& destination : destinations) {
     trackers_.push_back(std::make_unique<Tracker>());
     trackers_.back()->destination = destination;
@@ -44,16 +36,17 @@ Trackers::Trackers(Loop& loop, const std::vector<std::string>& destinations, std
       start(*trackers_.back());
     } catch (const Error& error) {
       trackers_.pop_back();
-      say_(fmt::format("--track {}: {}", destination, error.what()));
+      run_.say(fmt::format("--track {}: {}", destination, error.what()));
     }
   }
 }
 
 void Trackers::start(Tracker& tracker) {
-  auto command = SideCommand::cohort({"export", run_folder_, "--to", tracker.destination, "--follow"}, SIGTERM);
+  auto command = SideCommand::cohort({"export", run_.folder().shown, "--to", tracker.destination, "--follow"}, SIGTERM);
   command.output = SideCommand::Options::Output::Errors;
-  command.on_output = by_lines(
-      [this](const std::string& line) { say_(line.starts_with(kOwnPrefix) ? line.substr(kOwnPrefix.size()) : line); });
+  command.on_output = by_lines([this](const std::string& line) {
+    run_.say(line.starts_with(kOwnPrefix) ? line.substr(kOwnPrefix.size()) : line);
+  });
   command.on_ended = [this, &tracker](const sys::ExitStatus& status) { on_ended(tracker, status); };
   tracker.command.emplace(loop_, std::move(command));
 }
@@ -68,44 +61,35 @@ std::vector<pid_t> Trackers::pids() const {
 
 void Trackers::on_ended(Tracker& tracker, const sys::ExitStatus& status) {
   if (!status.success())
-    say_(fmt::format("--track {}: ended with {}; {}", tracker.destination, to_string(status), way_out(tracker)));
+    run_.say(fmt::format("--track {}: ended with {}; {}", tracker.destination, to_string(status), way_out(tracker)));
   tracker.command.reset();
-  check_done();
 }
 
 std::string Trackers::way_out(const Tracker& tracker) const {
-  return fmt::format("what is missing there: cohort export {} --to '{}'", run_folder_, tracker.destination);
+  return fmt::format("what is missing there: cohort export {} --to '{}'", run_.folder().shown, tracker.destination);
 }
 
-void Trackers::finish(std::chrono::milliseconds limit, std::function<void()> on_done) {
-  on_done_ = std::move(on_done);
+void Trackers::finish(std::chrono::milliseconds limit) {
   limit_ = Timer(loop_, limit, [this] { on_limit(); });
   notice_ = Timer(loop_, kTrackNoticeTime, [this, limit] {
     for (const auto& tracker : trackers_) {
       if (!tracker->command) continue;
-      say_(fmt::format("waiting for --track {} to catch up, for {:g} s at most (Ctrl-C ends that; {})",
-                       tracker->destination, std::chrono::duration<double>(limit).count(), way_out(*tracker)));
+      run_.say(fmt::format("waiting for --track {} to catch up, for {:g} s at most (Ctrl-C ends that; {})",
+                           tracker->destination, std::chrono::duration<double>(limit).count(), way_out(*tracker)));
     }
   });
-  check_done();
 }
 
 void Trackers::on_limit() {
   for (const auto& tracker : trackers_) {
     if (!tracker->command) continue;
     tracker->command.reset();
-    say_(fmt::format("--track {}: it has not caught up in time; {}", tracker->destination, way_out(*tracker)));
+    run_.say(fmt::format("--track {}: it has not caught up in time; {}", tracker->destination, way_out(*tracker)));
   }
-  check_done();
 }
 
-void Trackers::check_done() {
-  const bool all = std::ranges::all_of(trackers_, [](const auto& one) { return !one->command; });
-  if (!all || !on_done_) return;
-  limit_ = Timer();
-  notice_ = Timer();
-  // Not from within a callback of what this has to do with.
-  done_ = Timer(loop_, {}, [call = std::exchange(on_done_, nullptr)] { call(); });
+bool Trackers::all_ended() const {
+  return std::ranges::all_of(trackers_, [](const auto& one) { return !one->command; });
 }
 
 namespace {
@@ -124,8 +108,13 @@ sys::UniqueFd file_of(const std::string& text) {
 
 }  // namespace
 
-Warnings::Warnings(Loop& loop, const RunFolder& folder, Options options)
-    : loop_(loop), folder_(folder), options_(std::move(options)), file_(folder) {
+Warnings::Warnings(Loop& loop, RunOutput& run, std::string on_warning, std::string job_id)
+    : loop_(loop),
+      run_(run),
+      folder_(run.folder()),
+      on_warning_(std::move(on_warning)),
+      job_id_(std::move(job_id)),
+      file_(folder_) {
   look_at_disk();
 }
 
@@ -133,9 +122,9 @@ void Warnings::tell(const Warning& warning) {
   const double uptime = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   if (!repeats_.lets_through(warning, uptime)) return;
   const std::string line = warning_line(warning, seconds_now());
-  options_.show(warning);
+  run_.show(warning);
   file_.append("warnings.jsonl", line);
-  if (!options_.on_warning.empty()) run_command(warning, line);
+  if (!on_warning_.empty()) run_command(warning, line);
 }
 
 void Warnings::run_command(const Warning& warning, const std::string& line) {
@@ -147,7 +136,7 @@ void Warnings::run_command(const Warning& warning, const std::string& line) {
   environment.set(env::kWarningText, warning.text);
   environment.set(env::kWarningRank, warning.rank ? std::to_string(*warning.rank) : "");
   environment.set(env::kWarningStep, warning.step ? std::to_string(*warning.step) : "");
-  environment.set(env::kJobId, options_.job_id);
+  environment.set(env::kJobId, job_id_);
   environment.set(env::kRunDir, folder_.path);
   waiting_.push_back({environment.assignments(), line});
   start_next();
@@ -162,7 +151,7 @@ void Warnings::start_next() {
                                       O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
     SideCommand::Options command;
     command.spawn.path = "/bin/sh";
-    command.spawn.arguments = {"sh", "-c", options_.on_warning};
+    command.spawn.arguments = {"sh", "-c", on_warning_};
     command.spawn.environment = std::move(call.environment);
     command.spawn.stdin_fd = input.get();
     command.spawn.stdout_fd = command.spawn.stderr_fd = output.get();
@@ -191,7 +180,7 @@ void Warnings::start_next() {
 }
 
 void Warnings::complain(const std::string& why) {
-  if (!std::exchange(complained_, true)) options_.say(fmt::format("the command of --on-warning: {}", why));
+  if (!std::exchange(complained_, true)) run_.say(fmt::format("the command of --on-warning: {}", why));
 }
 
 void Warnings::look_at_disk() {

@@ -7,12 +7,12 @@
 #include "launch/health/health.h"
 #include "launch/loop.h"
 #include "launch/output/run_folder.h"
+#include "launch/output/text.h"
 #include "launch/start/starter.h"
 #include "net/address.h"
 
 #include <chrono>
 #include <deque>
-#include <functional>
 #include <list>
 #include <memory>
 #include <optional>
@@ -22,21 +22,27 @@
 
 namespace cohort::launch {
 
+class RunOutput;
+
 /// What a SideCommand has printed, handed on by lines.
-std::function<void(std::string_view)> by_lines(std::function<void(const std::string&)> say);
+template <class Say>
+auto by_lines(Say say) {
+  return [lines = LineSplitter(), say](std::string_view bytes) mutable {
+    for (const Line& line : lines.feed(bytes)) say(line.text);
+  };
+}
 
 /// Those that take a job's run record elsewhere while it runs (--track): `cohort export --follow`, one for each
 /// destination, in sessions of their own.
 class Trackers {
  public:
-  /// `destinations`: as `cohort export --to` takes them.
-  Trackers(Loop& loop, const std::vector<std::string>& destinations, std::string run_folder,
-           std::function<void(const std::string&)> say);
+  /// `destinations`: as `cohort export --to` takes them. `run` outlives this.
+  Trackers(Loop& loop, RunOutput& run, const std::vector<std::string>& destinations);
 
   std::vector<pid_t> pids() const;
-  /// The job has ended, which job.json says. Calls `on_done` once they have, or `limit` has passed: they are killed
-  /// then.
-  void finish(std::chrono::milliseconds limit, std::function<void()> on_done);
+  /// The job has ended, which job.json says: they have so long, and are killed then.
+  void finish(std::chrono::milliseconds limit);
+  bool all_ended() const;
 
  private:
   struct Tracker {
@@ -47,15 +53,12 @@ class Trackers {
   void start(Tracker& tracker);
   void on_ended(Tracker& tracker, const sys::ExitStatus& status);
   void on_limit();
-  void check_done();
   std::string way_out(const Tracker& tracker) const;
 
   Loop& loop_;
-  const std::string run_folder_;
-  const std::function<void(const std::string&)> say_;
+  RunOutput& run_;
   std::vector<std::unique_ptr<Tracker>> trackers_;
-  std::function<void()> on_done_;
-  Timer limit_, notice_, done_;
+  Timer limit_, notice_;
 };
 
 /// Tells everybody of a warning: who looks at the screen or reads events, warnings.jsonl, and the command of the user
@@ -63,14 +66,8 @@ class Trackers {
 /// for so long, more wait, and of too many the rest is left out.
 class Warnings {
  public:
-  struct Options {
-    std::string on_warning;  ///< empty: no command
-    std::string job_id;
-    std::function<void(const Warning&)> show;
-    std::function<void(const std::string&)> say;
-  };
-  /// `folder` outlives this.
-  Warnings(Loop& loop, const RunFolder& folder, Options options);
+  /// `on_warning`: the command; empty: none. `run` and its folder outlive this.
+  Warnings(Loop& loop, RunOutput& run, std::string on_warning, std::string job_id);
 
   /// Lines for usage.jsonl.
   void record_usage(const std::string& lines) { file_.append("usage.jsonl", lines); }
@@ -94,8 +91,9 @@ class Warnings {
   void complain(const std::string& why);
 
   Loop& loop_;
+  RunOutput& run_;
   const RunFolder& folder_;
-  Options options_;
+  const std::string on_warning_, job_id_;
   Repeats repeats_;
   WarningsFile file_;
   std::deque<Call> waiting_;

@@ -20,7 +20,7 @@
 
 namespace cohort::launch {
 
-Owner::Owner(Loop& loop, int pid, std::function<void()> on_gone) {
+Owner::Owner(Loop& loop, int pid) {
   // A process that has ended leaves its children to another, so that a pid which is in use again is noticed.
   if (::getppid() == pid) process_ = value_or_throw(sys::open_pidfd(pid));
   if (!process_ || ::getppid() != pid) {
@@ -28,11 +28,9 @@ Owner::Owner(Loop& loop, int pid, std::function<void()> on_gone) {
           "the process that the job belongs to (pid {}) has ended or is not the one that started this command", pid);
   }
   watch_ = Watch(loop, process_.get());
-  watch_.on_readable([this, on_gone = std::move(on_gone)] {
-    const auto call = on_gone;  // which ends with the watch
-    gone_ = true;
+  watch_.on_readable([this] {
+    gone_ = news_ = true;
     watch_ = Watch();
-    call();
   });
 }
 
@@ -47,8 +45,7 @@ void remove_private_folder(const std::string& path) {
   std::filesystem::remove_all(path, error);
 }
 
-InputReader::InputReader(Loop& loop, int fd, OnInput on_input)
-    : fd_(fd), on_input_(std::move(on_input)), watch_(loop, fd) {
+InputReader::InputReader(Loop& loop, int fd, AgentHandle& agent) : fd_(fd), agent_(agent), watch_(loop, fd) {
   update();
 }
 
@@ -83,9 +80,8 @@ void InputReader::read_some() {
   bytes.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
   ended_ = bytes.empty();
   under_way_ += bytes.size();
-  // update first: the handler may destroy us.
   update();
-  on_input_(std::move(bytes));
+  agent_.channel->send(Input{std::move(bytes)});
 }
 
 namespace {
@@ -97,61 +93,124 @@ constexpr auto kAgentEndLimit = std::chrono::seconds(15);
 
 }  // namespace
 
-Stopping::Stopping(Loop& loop, Milliseconds grace, Events events)
-    : loop_(loop), grace_(grace), events_(std::move(events)) {}
-
-void Stopping::begin(const std::string& reason, int signal, Grace grace) {
+Stopping::Order Stopping::begin(const std::string& reason, int signal, Grace grace, Clock::time_point now) {
   if (reason_.empty()) reason_ = reason;
   signal_ = signal;
   saving_ = grace.saving;
-  began_ = Clock::now();
+  began_ = now;
   // Most jobs end at once; who has to wait is told what for.
-  if (grace.usual > Milliseconds(0)) notice_ = Timer(loop_, Milliseconds(1000), [this] { announce(); });
+  if (grace.usual > Milliseconds(0)) notice_at_ = now + Milliseconds(1000);
   // Ctrl-C asks kindly, SIGTERM comes before SIGKILL. The agents' own limit is behind ours.
-  escalation_ = Timer();
-  const bool kindly = signal == SIGINT && grace.usual > Milliseconds(0);
-  limit_ = began_ + grace.usual;
-  if (kindly) escalation_ = Timer(loop_, grace.usual, [this, grace] { begin(reason_, SIGTERM, grace); });
-  if (kindly) grace.usual *= 2;
-  give_up_ = Timer(loop_, grace.usual + kAgentEndLimit, [this] { events_.give_up(); });
-  events_.tell(signal, grace);
+  harder_at_.reset();
+  limit_ = now + grace.usual;
+  if (signal == SIGINT && grace.usual > Milliseconds(0)) {
+    harder_at_ = limit_;
+    harder_ = grace;
+    grace.usual *= 2;
+  }
+  give_up_at_ = now + grace.usual + kAgentEndLimit;
+  return {signal, grace};
 }
 
-void Stopping::they_save() {
+void Stopping::they_save(Clock::time_point now) {
   const auto longer = began_ + std::exchange(saving_, Milliseconds(0));
   if (longer <= limit_) return;
   limit_ = longer;
-  give_up_ = Timer(loop_, std::chrono::ceil<Milliseconds>(limit_ - Clock::now()) + kAgentEndLimit,
-                   [this] { events_.give_up(); });
+  give_up_at_ = std::max(limit_, now) + kAgentEndLimit;
 }
 
-void Stopping::hurry() {
+Stopping::Order Stopping::hurry(Clock::time_point now) {
   // INT, then TERM, then KILL; whatever comes while they are ending by TERM is KILL.
-  if (signal_ == SIGINT) return begin(reason_, SIGTERM, {grace_});
-  begin(reason_, SIGKILL, {});
+  return signal_ == SIGINT ? begin(reason_, SIGTERM, {grace_}, now) : begin(reason_, SIGKILL, {}, now);
 }
 
-void Stopping::finish() {
-  notice_ = Timer();
-  escalation_ = Timer();
-  give_up_ = Timer();
+std::optional<Stopping::Clock::time_point> Stopping::next_look() const {
+  std::optional<Clock::time_point> next;
+  for (const auto& at : {notice_at_, harder_at_, give_up_at_}) {
+    if (at && (!next || *at < *next)) next = at;
+  }
+  return next;
 }
 
-void Stopping::announce() {
-  if (quiet_ || signal_ == SIGKILL) return;
-  const double left = std::max(0.0, Seconds(limit_ - Clock::now()).count());
-  const int ranks = events_.running_ranks();
-  const std::string others = ranks == 0 ? events_.running_others() : std::string();
+Stopping::Due Stopping::look(Clock::time_point now) {
+  const auto over = [now](std::optional<Clock::time_point>& at) {
+    if (!at || now < *at) return false;
+    at.reset();
+    return true;
+  };
+  Due due;
+  due.notice = over(notice_at_) && !quiet_ && signal_ != SIGKILL;
+  due.give_up = over(give_up_at_);
+  if (over(harder_at_)) due.order = begin(reason_, SIGTERM, harder_, now);
+  return due;
+}
+
+std::string Stopping::notice(int ranks, const std::string& others, Clock::time_point now) {
+  const double left = std::max(0.0, Seconds(limit_ - now).count());
   const std::string who = ranks > 0         ? fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s")
                           : !others.empty() ? others
                                             : "what the ranks have started is";
-  events_.say(fmt::format(
+  std::string text = fmt::format(
       "{}{} still running, {:.0f} s until {}{}", announced_ || reason_.empty() ? "" : reason_ + "; ", who, left,
-      sys::signal_name(signal_ == SIGINT ? SIGTERM : SIGKILL), ::isatty(0) != 0 ? "; Ctrl-C again: now" : ""));
+      sys::signal_name(signal_ == SIGINT ? SIGTERM : SIGKILL), ::isatty(0) != 0 ? "; Ctrl-C again: now" : "");
   announced_ = true;
   // A line now and then, however long the grace.
-  notice_ =
-      Timer(loop_, Milliseconds(static_cast<std::int64_t>(std::max(2.0, left / 5) * 1000)), [this] { announce(); });
+  notice_at_ = now + Milliseconds(static_cast<std::int64_t>(std::max(2.0, left / 5) * 1000));
+  return text;
+}
+
+void StopOrders::begin(const std::string& reason, int signal, Stopping::Grace grace, int status) {
+  status_ = status;
+  tell(stopping_.begin(reason, signal, grace, Stopping::Clock::now()));
+  if (members_.somebody_saves()) they_save();
+}
+
+void StopOrders::ask(Role role, Stopping::Milliseconds grace) {
+  if (role == Role::Worker) workers_asked_ = true;
+  asked_ = std::max(asked_, role);
+  tell(stopping_.begin({}, SIGTERM, {grace}, Stopping::Clock::now()));
+}
+
+void StopOrders::they_save() {
+  stopping_.they_save(Stopping::Clock::now());
+  wait();
+}
+
+void StopOrders::hurry() { tell(stopping_.hurry(Stopping::Clock::now())); }
+
+void StopOrders::finish() {
+  stopping_.finish();
+  next_ = Timer();
+}
+
+void StopOrders::wait() {
+  const auto next = stopping_.next_look();
+  next_ = next ? Timer(loop_, *next - Stopping::Clock::now(), [this] { look(); }) : Timer();
+}
+
+void StopOrders::look() {
+  const auto now = Stopping::Clock::now();
+  const Stopping::Due due = stopping_.look(now);
+  if (due.notice) run_.say(stopping_.notice(members_.running_ranks(), members_.running_others(), now));
+  given_up_ = due.give_up;
+  if (due.order) return tell(*due.order);
+  wait();
+}
+
+void StopOrders::tell(const Stopping::Order& order) {
+  const Role role = members_.running_role();
+  asked_ = std::max(asked_, role);
+  for (const auto& agent : agents_.members()) {
+    if (agent->channel == nullptr) {
+      AgentPool::kill(*agent);  // it has nothing to end but itself
+    } else if (!agent->started) {
+      agent->channel->send(Finish{status_});
+    } else {
+      agent->channel->send(StopWorkers{order.signal, static_cast<std::uint32_t>(order.grace.usual.count()),
+                                       static_cast<std::uint32_t>(order.grace.saving.count()), role});
+    }
+  }
+  wait();
 }
 
 }  // namespace cohort::launch

@@ -4,11 +4,15 @@
 
 #include "base/unique_fd.h"
 #include "launch/loop.h"
+#include "launch/start/agent_pool.h"
+#include "launch/supervise/members.h"
+#include "launch/supervise/run_output.h"
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 
 namespace cohort::launch {
 
@@ -17,12 +21,14 @@ namespace cohort::launch {
 class Owner {
  public:
   /// Throws cohort::Error (Unavailable) if `pid` is not this process's parent.
-  Owner(Loop& loop, int pid, std::function<void()> on_gone);
+  Owner(Loop& loop, int pid);
 
   bool gone() const noexcept { return gone_; }
+  /// It has gone, and nobody has asked since.
+  bool take_gone() noexcept { return std::exchange(news_, false); }
 
  private:
-  bool gone_ = false;
+  bool gone_ = false, news_ = false;
   sys::UniqueFd process_;
   Watch watch_;
 };
@@ -34,9 +40,8 @@ void remove_private_folder(const std::string& path);
 /// and a rank on another host.
 class InputReader {
  public:
-  /// Hands over what comes in; empty: the end, once.
-  using OnInput = std::function<void(std::string)>;
-  InputReader(Loop& loop, int fd, OnInput on_input);
+  /// Sends what comes in to the agent of rank 0; empty: the end, once.
+  InputReader(Loop& loop, int fd, AgentHandle& agent);
 
   /// So many bytes have gone on to the rank.
   void taken(std::uint64_t bytes);
@@ -55,63 +60,105 @@ class InputReader {
   void update();
 
   int fd_;
-  OnInput on_input_;
+  AgentHandle& agent_;
   Watch watch_;
   std::uint64_t under_way_ = 0;
   bool ended_ = false;
 };
 
 /// First as it was asked for (SIGINT, SIGTERM), then harder, each signal with its time, and a line now and then for
-/// whoever waits. Has the timers and the words; what the signals go to it does not know.
+/// whoever waits. Pure: it says when to look again, and what is due then.
 class Stopping {
  public:
+  using Clock = std::chrono::steady_clock;
   using Milliseconds = std::chrono::milliseconds;
   struct Grace {
     Milliseconds usual{0};
     Milliseconds saving{0};  ///< where ranks save when they are asked, if it is longer
   };
-  struct Events {
-    /// Ranks get `signal`, and SIGKILL after the grace if they still run.
-    std::function<void(int signal, Grace grace)> tell;
-    /// Those that tell them have not answered in time.
-    std::function<void()> give_up;
-    std::function<int()> running_ranks;
-    std::function<std::string()> running_others;  ///< "servers 0-1"; empty: none run
-    std::function<void(const std::string&)> say;
+  /// Ranks get `signal`, and SIGKILL after the grace if they still run.
+  struct Order {
+    int signal = 0;
+    Grace grace = {};
+  };
+  struct Due {
+    std::optional<Order> order = {};
+    bool notice = false;   ///< whoever waits is told
+    bool give_up = false;  ///< those that tell ranks have not answered in time
   };
   /// `grace`: between one signal and the next, harder one.
-  Stopping(Loop& loop, Milliseconds grace, Events events);
+  explicit Stopping(Milliseconds grace) : grace_(grace) {}
 
   /// The first reason counts; a further call makes it harder, or not. `grace` 0: at once.
-  void begin(const std::string& reason, int signal, Grace grace);
+  Order begin(const std::string& reason, int signal, Grace grace, Clock::time_point now);
   /// Some ranks save.
-  void they_save();
+  void they_save(Clock::time_point now);
   /// Told once more: SIGTERM after SIGINT, SIGKILL after SIGTERM.
-  void hurry();
+  Order hurry(Clock::time_point now);
   void be_quiet() { quiet_ = true; }
   /// Nothing is left to be stopped.
-  void finish();
+  void finish() { notice_at_ = harder_at_ = give_up_at_ = std::nullopt; }
+
+  std::optional<Clock::time_point> next_look() const;
+  Due look(Clock::time_point now);
+  /// Of so many ranks; `others`: "servers 0-1", empty: none run.
+  std::string notice(int ranks, const std::string& others, Clock::time_point now);
 
   /// Empty while nothing is being stopped.
   const std::string& reason() const noexcept { return reason_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  void announce();
-
-  Loop& loop_;
   Milliseconds grace_;
-  Events events_;
   std::string reason_;
   int signal_ = 0;  ///< the last one
   Milliseconds saving_{0};
+  Grace harder_;
   Clock::time_point began_;
   Clock::time_point limit_;
   bool announced_ = false;
   bool quiet_ = false;
-  Timer notice_;
-  Timer escalation_;
-  Timer give_up_;
+  std::optional<Clock::time_point> notice_at_, harder_at_, give_up_at_;
+};
+
+/// Has agents end what runs, role after role, as Stopping says.
+class StopOrders {
+ public:
+  /// All outlive this. `grace`: as Stopping has it.
+  StopOrders(Loop& loop, AgentPool& agents, Members& members, RunOutput& run, Stopping::Milliseconds grace)
+      : loop_(loop), agents_(agents), members_(members), run_(run), stopping_(grace) {}
+
+  /// Those of the first role that runs are told to end; agents that run nothing yet: that the job ends with `status`.
+  void begin(const std::string& reason, int signal, Stopping::Grace grace, int status = 1);
+  /// Of the role, though the job is not being ended.
+  void ask(Role role, Stopping::Milliseconds grace);
+  /// A process of this role has been told to end; of ranks only where the job goes on without them.
+  bool asked(Role role) const { return role == Role::Worker ? workers_asked_ : asked_ >= role; }
+  /// Those of roles before this one are not to be asked any more.
+  bool is_next(Role role) const { return role > asked_; }
+  void they_save();
+  void hurry();
+  void be_quiet() { stopping_.be_quiet(); }
+  void finish();
+  /// An agent has not answered in time.
+  bool given_up() const noexcept { return given_up_; }
+  /// Empty while nothing is being stopped.
+  const std::string& reason() const noexcept { return stopping_.reason(); }
+
+ private:
+  void look();
+  void wait();
+  void tell(const Stopping::Order& order);
+
+  Loop& loop_;
+  AgentPool& agents_;
+  Members& members_;
+  RunOutput& run_;
+  Stopping stopping_;
+  int status_ = 1;
+  Role asked_ = Role::Worker;   ///< those of this role have been told to end; of workers it is not known
+  bool workers_asked_ = false;  ///< since TensorFlow's chief has ended, or an elastic job's training
+  bool given_up_ = false;
+  Timer next_;
 };
 
 }  // namespace cohort::launch

@@ -13,7 +13,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,16 +22,20 @@ namespace cohort::launch {
 inline constexpr int kTimeoutStatus = 124;
 inline constexpr int kCannotStartStatus = 127;
 
+struct JobResult {
+  int status = 1;
+  std::string traced = {};  ///< the run's folder, where it has pieces of a trace (--trace)
+};
+
 /// Runs the job to its end. Returns the exit status as a shell gives it: 0; the first failing rank's code, or 128 +
 /// signal; kRequeueStatus once all have ended with it; 124 after `timeout`; 127 if the program could not be started;
 /// 128 + signal if this process was told to end. Throws cohort::Error where nothing was started. Blocks signals and
 /// adopts orphans for this process: call it from a process that does nothing else, before it has a second thread.
-/// `on_trace` gets the run's folder once a job with --trace is over.
-int run_job(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace = {});
+JobResult run_job(const JobSpec& spec, Plan plan);
 
 /// The part of a job that `plan.node` is: of rank 0 the job, once the others can find it; else this node's ranks, to
 /// the job's end, whose exit status it returns. Likewise for the rest.
-int run_node(const JobSpec& spec, Plan plan, const std::function<void(const std::string&)>& on_trace = {});
+JobResult run_node(const JobSpec& spec, Plan plan);
 
 /// What a job consists of: plan, programs, environment, limits; and the orders that agents get.
 struct JobSetup {

@@ -1,0 +1,42 @@
+// What the supervisor does for a trace (--trace): keeps what agents send of their ranks' timelines, and measures their
+// hosts' clocks against its own: when they come, each minute, and when their ranks end. One thread.
+#pragma once
+
+#include "launch/loop.h"
+#include "launch/messages.h"
+#include "launch/output/other_hosts.h"
+#include "launch/start/agent_pool.h"
+#include "launch/supervise/run_output.h"
+
+#include <map>
+#include <string>
+
+namespace cohort::launch {
+
+class Tracing {
+ public:
+  Tracing(Loop& loop, RunOutput& run) : loop_(loop), run_(run), pieces_(run.folder().path) {}
+
+  void on_joined(AgentHandle& agent);
+  /// True: it was for this.
+  bool take(AgentHandle& agent, const Message& message);
+  /// Nothing more comes.
+  void finish();
+
+ private:
+  struct Clock {
+    AgentHandle& agent;
+    ClockSync sync = {};
+  };
+  void measure_again();
+  void follow(const AgentHandle& agent, const ClockSync::Next& next);
+  void tell_troubles();
+
+  Loop& loop_;
+  RunOutput& run_;
+  TracePieces pieces_;
+  std::map<int, Clock> clocks_;  ///< by host, of those that are elsewhere
+  Timer again_;
+};
+
+}  // namespace cohort::launch
