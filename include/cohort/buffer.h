@@ -1,5 +1,5 @@
-// What a collective reads or writes: a pointer, a count, a type and a device. A Buffer does not own its
-// memory; the caller keeps it alive and leaves it alone until the operation's Work is done.
+// Memory that a collective reads or writes: a pointer, a count, a type and a device. A Buffer does not own its memory;
+// the caller keeps it alive and leaves it alone until the operation's Work is done.
 #pragma once
 
 #include <cohort/dtype.h>
@@ -19,12 +19,12 @@ concept Element = requires {
   DTypeOf<std::remove_const_t<T>>::value;
 };
 
-/// Where memory lives.
+/// The device that holds memory.
 struct Device {
   DeviceType type = DeviceType::CPU;
   int index = -1;  ///< of a GPU, as CUDA numbers those that this process sees
-  /// Of a GPU: the CUstream that makes, or uses, what is there; an operation comes after all that it has been given so
-  /// far. Null: the default stream. What is started on any stream once the operation is done comes after it.
+  /// The GPU's CUstream that makes or uses the memory's contents; an operation comes after all work given to it so far.
+  /// Null: the default stream. Work that is started on any stream once the operation is done comes after it.
   void* stream = nullptr;
 };
 

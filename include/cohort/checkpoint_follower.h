@@ -19,7 +19,7 @@ struct CheckpointFollowerOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
-/// One that has a sound manifest. Its files are compared when it is loaded.
+/// A checkpoint with a sound manifest. Its files are compared with it when the checkpoint is loaded.
 struct FollowedCheckpoint {
   std::string folder;  ///< its path, e.g. "run/checkpoints/checkpoint-000007-step-1200"
   std::int64_t generation = 0;
@@ -44,7 +44,7 @@ class CheckpointFollower {
   CheckpointFollower& operator=(CheckpointFollower&&) = delete;
   ~CheckpointFollower();
 
-  /// The newest checkpoint, once it is newer than the one before: who is slower than the training leaves some out.
+  /// The newest checkpoint, once it is newer than the one before: a follower slower than the training leaves some out.
   /// nullopt: training is over, and there is none newer. Throws Timeout, and Io if the folder cannot be read.
   std::optional<FollowedCheckpoint> next();
   /// The same, for `limit` at the longest: `came` is false where neither a checkpoint nor the end came meanwhile.

@@ -1,4 +1,4 @@
-// Where the files of a checkpoint lie, and who writes them. Plain values.
+// Location of a checkpoint's files, and the ranks that write them. Plain values.
 #pragma once
 
 #include <cstdint>

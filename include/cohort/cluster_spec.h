@@ -14,10 +14,10 @@ class ClusterSpec {
  public:
   using Tasks = std::map<int, std::string>;  ///< "HOST:PORT" by index; there may be gaps
 
-  /// Of no jobs.
+  /// Makes a cluster without jobs.
   ClusterSpec() = default;
-  /// From lists of addresses: {{"worker", {"a:2222", "b:2222"}}, {"ps", {"c:2222"}}}. Throws InvalidArgument, naming
-  /// job and index, for what is no HOST:PORT; so does the next one, also for an index below 0.
+  /// Makes a cluster from lists of addresses: {{"worker", {"a:2222", "b:2222"}}, {"ps", {"c:2222"}}}. Throws
+  /// InvalidArgument, naming job and index, for what is no HOST:PORT; so does the next one, also for an index below 0.
   explicit ClusterSpec(const std::map<std::string, std::vector<std::string>>& jobs);
   explicit ClusterSpec(std::map<std::string, Tasks> jobs);
   /// The cluster in the value of TF_CONFIG. Throws InvalidArgument, naming the key. "" and "{}" have no jobs.
@@ -27,7 +27,7 @@ class ClusterSpec {
   /// which may stand outside).
   std::string to_tf_config(std::string_view task_type, int task_index) const;
 
-  /// In alphabetical order.
+  /// Names of the jobs, in alphabetical order.
   std::vector<std::string> jobs() const;
   bool empty() const noexcept { return jobs_.empty(); }
 
@@ -38,7 +38,7 @@ class ClusterSpec {
   const std::string& task_address(std::string_view job, int task_index) const;
   const Tasks& job_tasks(std::string_view job) const;
 
-  /// By job.
+  /// Tasks by job.
   const std::map<std::string, Tasks>& as_dict() const noexcept { return jobs_; }
 
   friend bool operator==(const ClusterSpec&, const ClusterSpec&) = default;

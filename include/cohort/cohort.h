@@ -1,5 +1,5 @@
-// What ranks need: communicators, join, types, errors. Headers of their own: <cohort/torch.h> (libtorch), ps.h,
-// servers.h, track.h, gradients.h, checkpoint_follower.h.
+// The main header: communicators, join, types, errors. Separate headers: <cohort/torch.h> (libtorch), ps.h, servers.h,
+// track.h, gradients.h, checkpoint_follower.h.
 #pragma once
 
 #include <cohort/buffer.h>

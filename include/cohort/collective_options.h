@@ -11,9 +11,9 @@
 
 namespace cohort {
 
-/// How reductions of a GPU's memory are made where NCCL is used. Fast: by NCCL, which folds elements in an order of its
-/// own, so that bits depend on the size and on where ranks are. Exact: with the CPU's bits; NCCL moves what ranks
-/// bring, and the GPUs fold it in order. What NCCL cannot do is exact in any case. The same on all ranks.
+/// Selects how GPU buffers are reduced if NCCL is used. Fast: by NCCL, which folds elements in an order of its own, so
+/// that bits depend on the size and on where ranks are. Exact: with the CPU's bits; NCCL moves the ranks' inputs, and
+/// the GPUs fold them in order. Sums that NCCL cannot do are exact in any case. The same on all ranks.
 enum class GpuSums : std::uint8_t { Fast, Exact };
 
 struct BarrierOptions {
@@ -25,26 +25,26 @@ struct BarrierOptions {
 /// finite, and the same on all ranks.
 struct AllReduceOptions {
   ReduceOp op = ReduceOp::Sum;
-  /// With ReduceOp::Average only: this rank's weight, finite and >= 0, typically its number of samples. The result
-  /// is sum(weight * x) / sum(weight); a rank of weight 0 is skipped, so its NaN does no harm; equal weights
-  /// give the bits of the plain average. All zero: the result is zero. Give it on all ranks or on none.
+  /// This rank's weight, finite and >= 0, typically its number of samples; with ReduceOp::Average only. The result is
+  /// sum(weight * x) / sum(weight); a rank of weight 0 is skipped, and its NaN has no effect; equal weights give the
+  /// bits of the plain average. All zero: the result is zero. Give it on all ranks or on none.
   std::optional<double> weight = {};
   double prescale = 1;
   double postscale = 1;
-  /// What float32 travels as between hosts: with Int8 the network carries a quarter. Each host's sum is rounded to the
-  /// format, the hosts' sums are added in float32, and with more than two hosts the result is rounded once more; all
-  /// ranks get the same bits. NaN and infinities stay what they are. Sum and Average of float32 only; the same on all
-  /// ranks. On one host nothing is rounded.
+  /// Format in which float32 travels between hosts; Int8 cuts network traffic to a quarter. Each host's sum is rounded
+  /// to the format, the hosts' sums are added in float32, and with more than two hosts the result is rounded once more;
+  /// all ranks get the same bits. NaN and infinities stay what they are. Sum and Average of float32 only; the same on
+  /// all ranks. On one host nothing is rounded.
   WireFormat wire_format = WireFormat::None;
   /// Error feedback, with Int8, Int4 and Float8E4M3: as many floats as the sum has elements, zero at first, which the
-  /// caller keeps from step to step for the same sum. What rounding loses of the result on this rank is put there, and
-  /// added to the next one; weights and `postscale` may change meanwhile. On one host they stay as they are.
+  /// caller keeps from step to step for the same sum. The rounding error of the result on this rank is put there, and
+  /// added to the next one; weights and `postscale` may change meanwhile. On one host the floats stay as they are.
   float* residual = nullptr;
-  /// `Work::finite()` then says whether the result is free of NaN and infinities. On one host that costs next to
-  /// nothing: who makes a part of the result checks it meanwhile. Where several ranks differ in this, those that ask
-  /// are told.
+  /// Makes `Work::finite()` say whether the result is free of NaN and infinities. On one host that costs next to
+  /// nothing: each rank checks the part of the result that it makes. If several ranks differ in this, those that ask
+  /// get the answer.
   bool check_finite = false;
-  /// Ranks that give different ones get Mismatch: it tells operations apart that have the same shape and type.
+  /// Ranks that give different ones get Mismatch: it distinguishes operations of the same shape and type.
   std::uint32_t tag = 0;
   std::optional<GpuSums> gpu_sums = {};
   std::optional<std::chrono::milliseconds> timeout = {};
@@ -102,7 +102,7 @@ struct SendOptions {
 };
 using RecvOptions = SendOptions;
 
-/// As the peer of a recv: whichever rank sends first. (Not -1, which a wrong calculation of a neighbour gives.)
+/// Peer of a recv that takes from the rank that sends first. (Not -1, which a wrong calculation of a neighbour gives.)
 inline constexpr int kAnySource = std::numeric_limits<int>::min();
 
 /// Ranks that give `color` no group.

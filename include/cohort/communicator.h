@@ -36,7 +36,7 @@ concept TensorLike = requires(const T& tensor) {
   tensor.scalar_type();
   tensor.sizes();
 };
-/// What Communicator does with tensors; <cohort/torch/tensor.h> has it for at::Tensor.
+/// Implements Communicator's operations on tensors; <cohort/torch/tensor.h> has the one for at::Tensor.
 template <class T>
 struct OnTensors;
 }  // namespace detail
@@ -66,8 +66,8 @@ class Communicator {
 
   int rank() const noexcept;
   int size() const noexcept;
-  /// Among the ranks of this host. In the world of an elastic job that `cohort run` has started it is LOCAL_RANK, which
-  /// a process keeps while others leave and come: it may be local_size() or more, and 0 may be missing.
+  /// Rank among the ranks of this host. In the world of an elastic job that `cohort run` has started it is LOCAL_RANK,
+  /// which a process keeps while others leave and come: it may be local_size() or more, and 0 may be missing.
   int local_rank() const noexcept;
   int local_size() const noexcept;
   int cross_rank() const noexcept;  ///< this host's number among the hosts that have this local rank
@@ -100,7 +100,7 @@ class Communicator {
   Work broadcast(Buffer data, const BroadcastOptions& options = {});
   /// `output` receives size() parts of `input.count` elements, by ascending rank. In place: `input` is part rank().
   Work all_gather(ConstBuffer input, Buffer output, const AllGatherOptions& options = {});
-  /// Rank r brings `counts[r]` elements; `counts` is the same on all ranks. In place as all_gather.
+  /// Rank r contributes `counts[r]` elements; `counts` is the same on all ranks. In place as all_gather.
   Work all_gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                     const AllGatherOptions& options = {});
   /// As all_gather, on the root only: `output` may be empty elsewhere.
@@ -117,7 +117,7 @@ class Communicator {
   /// Rank r's part s goes to rank s, where it becomes part r. Both hold size() parts of the same count.
   Work all_to_all(ConstBuffer input, Buffer output, const AllToAllOptions& options = {});
   /// Parts of any size: `input_counts[s]` elements go to rank s, `output_counts[s]` come from it; parts lie one after
-  /// the other. What one rank sends another has to expect, or all get Mismatch.
+  /// the other. Counts of sender and receiver have to match, or all get Mismatch.
   Work all_to_all_v(ConstBuffer input, std::span<const std::int64_t> input_counts, Buffer output,
                     std::span<const std::int64_t> output_counts, const AllToAllOptions& options = {});
   /// Done once every rank has come to it.
@@ -132,8 +132,8 @@ class Communicator {
   Work reduce_scatter(std::span<const ConstBuffer> inputs, std::span<const Buffer> outputs,
                       const ReduceScatterOptions& options = {});
 
-  // Of tensors: the functions of the same names in <cohort/torch/tensor.h>, which say what they promise. That header,
-  // or <cohort/torch.h>, has to be included.
+  // Overloads for tensors: the functions of the same names in <cohort/torch/tensor.h>, which documents them. Include
+  // that header, or <cohort/torch.h>.
   template <detail::TensorLike T>
   Work all_reduce(const T& tensor, const AllReduceOptions& options = {}) {
     return detail::OnTensors<T>::all_reduce(*this, tensor, options);
@@ -160,11 +160,11 @@ class Communicator {
   /// not. Such a send is over before its receiver can refuse it; then the first later send or recv with that rank that
   /// ends once the refusal has come reports the Mismatch, and is itself carried out.
   Work send(ConstBuffer data, int peer, const SendOptions& options = {});
-  /// From kAnySource it takes the message of whichever rank comes first, and the Work tells whose that was
-  /// (`Work::source`). A message goes to the receive that was started first of those that it fits, specific or not; of
-  /// several messages that are there, a receive takes the one that this rank has seen first. A rank that dies while
-  /// such a receive waits ends it with PeerLost, and so does one that left before there was a connection to it; one
-  /// that was seen to leave the world does once all others have.
+  /// Receives a message. From kAnySource it takes the message of whichever rank comes first, and the Work names that
+  /// rank (`Work::source`). A message goes to the receive that was started first of those that it fits, specific or
+  /// not; of several messages that are there, a receive takes the one that this rank has seen first. A rank that dies
+  /// while such a receive waits ends it with PeerLost, and so does one that left before there was a connection to it;
+  /// one that was seen to leave the world does once all others have.
   Work recv(Buffer data, int peer, const RecvOptions& options = {});
 
   // --- groups ---
@@ -199,7 +199,7 @@ class Communicator {
   /// Ends the world: every rank's pending and further operations throw Aborted with this reason and this rank.
   void abort(std::string_view reason);
 
-  /// What happens on this communicator is told to `observer` (not owned; nullptr for none).
+  /// Reports what happens on this communicator to `observer` (not owned; nullptr for none).
   void set_observer(Observer* observer) noexcept;
 
  private:

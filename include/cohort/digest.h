@@ -1,7 +1,7 @@
-// 128 bits that tell whether ranks hold the same bytes. Poly1305 (Bernstein 2005, RFC 8439; OpenSSL's code) with a key
+// 128 bits that show whether ranks hold the same bytes. Poly1305 (Bernstein 2005, RFC 8439; OpenSSL's code) with a key
 // drawn at random: two different contents of up to 2^40 bytes have the same digest with a probability below 2^-66, a
-// proven bound for any contents that do not depend on the key (8 * (bytes / 16) / 2^106). No protection against whoever
-// knows the key. Pure functions; any thread may call.
+// proven bound for any contents that do not depend on the key (8 * (bytes / 16) / 2^106). No protection against anyone
+// who knows the key. Pure functions; any thread may call.
 #pragma once
 
 #include <cohort/buffer.h>
@@ -15,10 +15,10 @@ namespace cohort {
 using DigestKey = std::array<std::uint8_t, 32>;
 using Digest = std::array<std::uint64_t, 2>;
 
-/// From the operating system's generator.
+/// Makes a key by the operating system's generator.
 DigestKey make_digest_key();
 
-/// Of the bytes as they lie in memory. Throws Internal where OpenSSL has no Poly1305.
+/// Digests the bytes as they lie in memory. Throws Internal where OpenSSL has no Poly1305.
 Digest digest_of(ConstBuffer data, const DigestKey& key);
 
 }  // namespace cohort

@@ -28,8 +28,8 @@ enum class DType : std::uint8_t {
 };
 inline constexpr int kDTypeCount = 15;
 
-/// What float32 travels as between hosts, in sums and averages. The numbers travel in fingerprints: never change one,
-/// only append. Formats with blocks have a scale for each block of elements that follow each other in the sum.
+/// Format in which float32 travels between hosts, in sums and averages. The numbers are part of fingerprints: never
+/// change one, only append. Formats with blocks have a scale for each block of consecutive elements of the sum.
 enum class WireFormat : std::uint8_t {
   None = 0,        ///< as it is, 32 bits
   BFloat16 = 1,    ///< upper half of a float32, 16 bits: 8 binary digits of each value
@@ -39,12 +39,12 @@ enum class WireFormat : std::uint8_t {
 };
 inline constexpr int kWireFormatCount = 5;
 
-/// Reductions. The numbers travel in fingerprints: never change one, only append.
+/// Reductions. The numbers are part of fingerprints: never change one, only append.
 /// Average divides the sum, folded as in all_reduce, once by the number of ranks; with unequal weights it folds each
 /// value times its rank's share of their total. Integers wrap around in Sum and Product; Average of integers divides
 /// the wrapped sum, rounding toward zero.
-/// Min and Max of floating types give NaN where any rank brings NaN.
-/// Of Bool, Sum, Max and BitOr are "or", Product, Min and BitAnd are "and", and BitXor is "exclusive or".
+/// Min and Max of floating types give NaN if any rank's value is NaN.
+/// For Bool, Sum, Max and BitOr are "or", Product, Min and BitAnd are "and", and BitXor is "exclusive or".
 /// Complex numbers are added and averaged by component; Product is (ac - bd, ad + bc), each operation rounded.
 enum class ReduceOp : std::uint8_t {
   Sum = 0,
@@ -69,10 +69,10 @@ constexpr std::size_t size_of(DType dtype) noexcept {
 constexpr bool is_floating(DType dtype) noexcept { return dtype <= DType::BFloat16; }
 constexpr bool is_complex(DType dtype) noexcept { return dtype == DType::Complex64 || dtype == DType::Complex128; }
 
-/// Whether factors and weights go with this type: floating or complex.
+/// True if factors and weights go with this type: floating or complex.
 constexpr bool is_scalable(DType dtype) noexcept { return is_floating(dtype) || is_complex(dtype); }
 
-/// Whether the reduction exists for the type. The bit operations are for integers and Bool, Min and Max for all but
+/// True if the reduction exists for the type. The bit operations are for integers and Bool, Min and Max for all but
 /// complex, Average for all but Bool. False for numbers that name no type or no reduction.
 constexpr bool supports(DType dtype, ReduceOp op) noexcept {
   if (static_cast<std::uint8_t>(dtype) >= kDTypeCount) return false;

@@ -1,6 +1,5 @@
-// Ends training once a value that is watched (a validation loss) gets better no more, on all ranks in the same step:
-// rank 0 decides, and tells the others. One thread per rank. Its state is a text, to be saved among a checkpoint's
-// values.
+// Ends training once a watched value (a validation loss) no longer improves, on all ranks in the same step: rank 0
+// decides, and informs the others. One thread per rank. Its state is a text, to be saved among a checkpoint's values.
 #pragma once
 
 #include <cohort/communicator.h>
@@ -11,7 +10,7 @@
 
 namespace cohort {
 
-/// Which values of a measure are better.
+/// Defines which values of a measure are better.
 enum class BestMode : std::uint8_t {
   Min,  ///< lower ones, of a loss
   Max,  ///< higher ones, of an accuracy
@@ -35,16 +34,16 @@ class EarlyStopping {
   /// Throws InvalidArgument for a patience below 1, a min_delta below 0 or not finite.
   explicit EarlyStopping(EarlyStoppingOptions options = {});
 
-  /// Whether to end: collective, the same answer on all ranks. Rank 0's options, state and `value` count: of a value
-  /// that ranks have their own of, give the mean (all_reduce). NaN and infinite values are no improvement. A broadcast
-  /// of 32 bytes; throws what that throws. `Communicator()` stands for a world of one.
+  /// Returns whether to end. Collective: the same answer on all ranks. Rank 0's options, state and `value` count; for a
+  /// value that differs between ranks, pass the mean (all_reduce). NaN and infinite values are no improvement.
+  /// Broadcasts 32 bytes, and throws what a broadcast throws. `Communicator()` stands for a world of one.
   bool should_stop(Communicator& comm, double value);
 
   /// The best value so far, NaN before there is one; how many came since that are no improvement. The same on all
   /// ranks.
   double best() const noexcept { return now_.best; }
   int waited() const noexcept { return static_cast<int>(now_.waited); }
-  /// Whether the last value was an improvement.
+  /// True if the last value was an improvement.
   bool improved() const noexcept { return now_.improved != 0; }
 
   /// "mode=min best=0.375 waited=1": to go on from, with the same bits.

@@ -35,8 +35,8 @@ namespace cohort::elastic {
 
 class State;
 
-/// Of `step`: the world is another one from here on, on all ranks alike. `run` catches it; a function that does has to
-/// throw it again.
+/// Thrown by `step` when the world has changed, on all ranks alike. `run` catches it; a function that catches it has to
+/// rethrow it.
 class MembershipChanged : public Error {
  public:
   using Error::Error;
@@ -53,7 +53,7 @@ class World {
   int rank() const noexcept { return communicator_.rank(); }
   int size() const noexcept { return communicator_.size(); }
   std::optional<std::uint64_t> epoch() const noexcept { return epoch_; }
-  /// Of the first world that this state has been in, on any rank: what a global batch or learning rate was made for.
+  /// Size of the first world of this state, on any rank: a global batch or learning rate was made for it.
   int first_size() const noexcept { return first_size_; }
 
  private:
@@ -63,7 +63,7 @@ class World {
   int first_size_ = 0;
 };
 
-/// What a part consists of at one moment.
+/// Contents of a part at one moment.
 struct Contents {
   struct Item {
     std::string name;
@@ -91,7 +91,7 @@ class Part {
 /// state of a generator.
 struct Value {
   enum class Scope : std::uint8_t {
-    World,  ///< all ranks are to have the same: who comes or lags behind gets it
+    World,  ///< all ranks are to have the same: a rank that comes or lags behind gets it
     Rank,   ///< each rank has its own: it goes back to that of the last step, and is never sent
   };
   std::function<void(std::string& bytes)> save;  ///< overwrites them, with what `load` takes
@@ -99,7 +99,7 @@ struct Value {
   Scope scope = Scope::World;
 };
 
-/// Where a sampler stands: the ledger has it.
+/// Position of a sampler, as the ledger has it.
 struct SamplePosition {
   std::int64_t epoch = 0;   ///< of the data set
   std::int64_t cursor = 0;  ///< samples of this epoch that steps have used, over all ranks
@@ -112,7 +112,7 @@ class State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  // Before `run`, under names of their own, the same on all ranks. Throw InvalidArgument for a name that is taken.
+  // Adds to the state, before `run`, under a name that all ranks give. Throws InvalidArgument for a name that is taken.
   State& add(const std::string& name, std::shared_ptr<Part> part);
   State& add(const std::string& name, Value value);
   /// A number of the caller's.
@@ -123,8 +123,8 @@ class State {
         Value{[&number](std::string& bytes) { bytes.assign(reinterpret_cast<const char*>(&number), sizeof number); },
               [&number](const std::string& bytes) { bytes.copy(reinterpret_cast<char*>(&number), sizeof number); }});
   }
-  /// Whatever has an `attach(State&, const std::string&, T&, options...)`, as <cohort/torch/elastic.h> has for modules,
-  /// optimizers and samplers.
+  /// Adds anything that has an `attach(State&, const std::string&, T&, options...)`, as <cohort/torch/elastic.h> has
+  /// for modules, optimizers and samplers.
   template <class T, class... More>
   requires(!std::is_arithmetic_v<T> && !std::is_convertible_v<T&, std::shared_ptr<Part>> &&
            !std::is_convertible_v<T&, Value>) State& add(const std::string& name, T& thing, More&&... more) {
@@ -139,12 +139,12 @@ class State {
   /// Called by `step` before anything else.
   void on_step(std::function<void()> callback);
   /// Called by `step` after everything else: for what all ranks do together once a step has ended, such as
-  /// synchronising parameters of which each has its own. Where that changes a part it calls `advance`.
+  /// synchronising parameters of which each has its own. A callback that changes a part calls `advance`.
   void after_step(std::function<void()> callback);
 
   /// The optimizer has taken a step. Call it right after that, and after whatever else a step changes (a rate, an
-  /// average of weights), with no collective in between: what fails later is taken up again from here, and what failed
-  /// before is done again. What changes after it is lost where the members change with this step. Throws
+  /// average of weights), with no collective in between: after a later failure training goes on from here, and after an
+  /// earlier one the step is done again. Later changes are lost if the members change with this step. Throws
   /// MembershipChanged, on all ranks at the same step, where ranks come or leave as planned, and what a collective
   /// throws.
   void step();
@@ -153,10 +153,10 @@ class State {
   void advance();
   /// Steps that have ended since training began, in whatever world.
   std::int64_t steps() const noexcept;
-  /// Of a checkpoint that training goes on from; before `run`.
+  /// Sets the steps of a checkpoint that training resumes from; before `run`.
   void set_steps(std::int64_t steps);
 
-  // What `run` does, for those who form worlds by themselves.
+  // The stages of `run`, for programs that form worlds themselves.
 
   /// Makes all ranks' state that of the last step that any of them has ended. Collective. Throws Mismatch where ranks
   /// that ended the same step differ and no more than half of them agree; Unavailable where nobody has a whole state,
@@ -169,7 +169,7 @@ class State {
     Save,  ///< others have not come for 10 s, or the job is to end: this rank, which has gone furthest, saves its state
     End,   ///< the job is to end
   };
-  /// After `leave`: until the job has members for another world, which `join` waits for after 10 s.
+  /// Waits, after `leave`, until the job has members for another world, which `join` waits for after 10 s.
   Wait await_members();
   /// The training has ended: the rest of the ledger is written.
   void finish();
@@ -185,20 +185,20 @@ class State {
 
 struct Options {
   JoinOptions join = {};
-  /// Where rank 0 writes which samples each step has used, a JSON line for each 64 steps and each change (docs/
-  /// reference/elastic.md). Default: samples-W.jsonl in the run's folder, W the number of the process in its job; none
-  /// without `cohort run`.
+  /// File in which rank 0 records the samples that each step has used, a JSON line for each 64 steps and each change
+  /// (docs/reference/elastic.md). Default: samples-W.jsonl in the run's folder, W the number of the process in its job;
+  /// none without `cohort run`.
   std::optional<std::filesystem::path> ledger = {};
-  /// Saves a checkpoint. Called on all ranks at the same step, with their world, when the job has been told to end
-  /// (SIGTERM, SIGUSR1); `run` returns kRequeueStatus afterwards, and 143 (128 + SIGTERM) if there is no `save`. Also
-  /// called once while a job waits for more members, with a world of one, on the rank that has gone furthest.
+  /// Saves a checkpoint. Called on all ranks at the same step, with their world, when the job is to end (SIGTERM,
+  /// SIGUSR1); `run` returns kRequeueStatus afterwards, and 143 (128 + SIGTERM) if there is no `save`. Also called once
+  /// while a job waits for more members, with a world of one, on the rank that has gone furthest.
   std::function<void(World&)> save = {};
 };
 
 /// Calls `train` with a world, and again with the next one, until it returns in a world of which no rank is lost. It is
 /// called with the state as it stands, also at its end: loops begin where the state says. Returns 0, or kRequeueStatus
-/// where the job has been told to end, or goes on without this process: give it back from main. What `train` throws,
-/// and what is no loss of a rank, is thrown. Where the job is not elastic there is one world.
+/// if the job is to end, or goes on without this process: return it from main. Rethrows exceptions of `train` that are
+/// no loss of a rank. If the job is not elastic there is one world.
 int run(State& state, const std::function<void(World&)>& train, const Options& options = {});
 
 }  // namespace cohort::elastic

@@ -26,7 +26,7 @@ enum class ErrorCode : std::uint8_t {
 /// The name as it stands in messages and logs, e.g. "PeerLost".
 std::string_view to_string(ErrorCode code) noexcept;
 
-/// Where an error happened. Fields that do not apply are -1, 0 or empty.
+/// Origin of an error. Fields that do not apply are -1, 0 or empty.
 struct ErrorContext {
   int rank = -1;               ///< the rank that reports
   std::string host;            ///< its host

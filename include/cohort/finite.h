@@ -1,5 +1,5 @@
-// Where is the first value that is NaN or infinite? For gradients before they are reduced, and for whoever looks for
-// the place where a training went wrong. Reads memory that the caller owns, once, at its speed; any thread may call.
+// Finds the first value that is NaN or infinite: in gradients before they are reduced, or when searching for the place
+// where a training went wrong. Reads memory that the caller owns, once, at its speed; any thread may call.
 #pragma once
 
 #include <cohort/buffer.h>

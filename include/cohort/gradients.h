@@ -1,5 +1,5 @@
-// What data-parallel training of a model is told, and what it tells, whatever the framework: the same for C++ and
-// Python. Values; any thread.
+// Options and statistics of data-parallel training, independent of the framework: the same for C++ and Python. Values;
+// any thread.
 #pragma once
 
 #include <cohort/dtype.h>
@@ -20,14 +20,14 @@ class DistributedSampler;
 
 namespace cohort::nn {
 
-/// What is done about gradients that are NaN or infinite.
+/// Treatment of gradients that are NaN or infinite.
 enum class NonFinite : std::uint8_t {
   Ignore,  ///< they are not checked: they are averaged, and are on all ranks after that
   Raise,   ///< every rank checks its own before they are reduced; backward() throws NonFiniteError on all
 };
 
-/// What of a model's training is divided over the ranks, so that it takes less memory (ZeRO stages 1 to 3). Parameters
-/// are the same to the bit as with None, where the optimizer works on each element alone.
+/// The part of a training's state that is divided over the ranks to save memory (ZeRO stages 1 to 3). Parameters are
+/// the same to the bit as with None, where the optimizer works on each element alone.
 enum class Sharding : std::uint8_t {
   None,        ///< nothing: every rank has all of it
   Optimizer,   ///< the optimizer's state, which `cohort::optim::Sharded` keeps of this rank's part alone
@@ -43,16 +43,16 @@ struct DistributedDataParallelOptions {
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   /// Buffers (running statistics) of all ranks are overwritten with rank 0's before each synchronising forward.
   bool broadcast_buffers = true;
-  /// What gradients of float32 travel as between hosts (AllReduceOptions::wire_format); other types travel as they are.
+  /// Format of float32 gradients between hosts (AllReduceOptions::wire_format); other types travel as they are.
   WireFormat wire_format = WireFormat::None;
-  /// What rounding loses of a step's gradients is added to the next step's (AllReduceOptions::residual). Not set: with
-  /// Int4, whose steps are coarse. Each rank keeps what it has lost, 4 bytes for each element of its part of the host's
-  /// sum: `residuals()` for a checkpoint. In a step in which a rank has no samples nothing is added, and in an elastic
-  /// job a new world begins without. A step that is refused on all ranks, or whose averages are not finite, leaves
-  /// none: nothing of it comes with the next one. A program that skips a step for another reason calls
-  /// `load_residuals({})` on all ranks. Throws InvalidArgument with formats other than Int8, Int4 and Float8E4M3.
+  /// Adds the rounding error of a step's gradients to the next step's (AllReduceOptions::residual). Not set: only with
+  /// Int4, whose steps are coarse. Each rank keeps its own error, 4 bytes for each element of its part of the host's
+  /// sum: `residuals()` for a checkpoint. A step in which a rank has no samples adds nothing, and in an elastic job a
+  /// new world begins without. A step that is refused on all ranks, or whose averages are not finite, leaves no error
+  /// for the next one. A program that skips a step for another reason calls `load_residuals({})` on all ranks. Throws
+  /// InvalidArgument with formats other than Int8, Int4 and Float8E4M3.
   std::optional<bool> error_feedback = {};
-  /// Raise: if any rank brings a gradient that is NaN or infinite, backward() (and `step_without_samples`) throws
+  /// Raise: if any rank has a gradient that is NaN or infinite, backward() (and `step_without_samples`) throws
   /// NonFiniteError on every rank, which names the first one: rank, host, parameter, element, value and step. All
   /// gradients are undefined then, so that an optimizer's step would change nothing, and training can go on with the
   /// next batch. With `wire_format` on several hosts, a value that is infinite as bfloat16 counts, too. A sum of finite
@@ -75,23 +75,23 @@ struct DistributedDataParallelOptions {
   /// once. Not checked: values in a GPU's memory, and those of a type that was changed after wrapping. The same on all
   /// ranks.
   bool check_replicas = true;
-  /// With anything but None, step with a `cohort::optim::Sharded` optimizer: nothing else brings the ranks' parts
-  /// together again. Parameters then lie in memory of the communicator, and which ones there are is fixed; `join` is
-  /// refused. With Gradients and Parameters, gradients are divided as they come, and what `.grad()` holds is gone after
-  /// a backward outside of no_sync. With Parameters, nobody writes to a parameter but the optimizer: every rank of the
-  /// host would see it. What is written in place is refused by the next forward or step, which names it. The same on
-  /// all ranks.
+  /// With anything but None, step with a `cohort::optim::Sharded` optimizer: nothing else gathers the ranks' parts
+  /// again. Parameters then lie in memory of the communicator, and which ones there are is fixed; `join` is refused.
+  /// With Gradients and Parameters, gradients are divided as they come, and the contents of `.grad()` are gone after a
+  /// backward outside of no_sync. With Parameters, nobody writes to a parameter but the optimizer: every rank of the
+  /// host would see it. The next forward or step refuses parameters written in place, and names them. The same on all
+  /// ranks.
   Sharding sharding = Sharding::None;
   /// For debugging, with Sharding::Parameters: the memory of parameters is write-protected but while the optimizer
-  /// steps. Whatever else writes there, by a pointer too, ends its rank with SIGSEGV and its stack, after a line on
-  /// stderr that names rank, parameter and element. Weights are loaded before the module is wrapped, or by
+  /// steps. Any other write to it, by a pointer too, ends its rank with SIGSEGV and its stack, after a line on stderr
+  /// that names rank, parameter and element. Weights are loaded before the module is wrapped, or by
   /// `CheckpointFolder::load_latest(model_shards(module, &optimizer))`, which may write.
   bool protect_parameters = false;
-  /// Is told of each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
+  /// Receives each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
   Observer* observer = nullptr;
 };
 
-/// Of PowerSGD, with torch's names and defaults: gradients that are matrices travel as two thin ones.
+/// Options of PowerSGD, with torch's names and defaults: gradients that are matrices travel as two thin ones.
 struct PowerSGDOptions {
   /// Columns of the thin matrices. 1 to 4 are usual; more keeps more of the gradient.
   std::int64_t matrix_approximation_rank = 1;
@@ -100,7 +100,7 @@ struct PowerSGDOptions {
   /// A gradient of n x m is compressed where (n + m) * rank * min_compression_rate < n * m; of more than two
   /// dimensions, n is the first. Others, and types but float32, are averaged as they are.
   double min_compression_rate = 2;
-  /// What compression loses is added to the next step's gradient: memory of one more gradient.
+  /// Adds the compression error to the next step's gradient; takes the memory of one more gradient.
   bool use_error_feedback = true;
   /// A step begins with the Q of the step before it instead of a random one.
   bool warm_start = true;
@@ -109,7 +109,7 @@ struct PowerSGDOptions {
   std::uint64_t random_seed = 0;  ///< the same on all ranks
 };
 
-/// What the reducer did. Times are of this rank.
+/// Statistics of the reducer. Times are of this rank.
 struct ReducerStats {
   std::int64_t steps = 0;                  ///< synchronised backward passes, with those without samples
   std::int64_t non_finite_steps = 0;       ///< of these, the ones that ended in a NonFiniteError
@@ -123,7 +123,7 @@ struct ReducerStats {
       0;  ///< gradients found outside their bucket and copied in (order rebuilt, .grad replaced)
 };
 
-/// Where a gradient lies; for tests and tools.
+/// Location of a gradient in its bucket; for tests and tools.
 struct BucketSlot {
   int bucket = -1;
   const void* begin = nullptr;  ///< of the bucket's memory

@@ -17,7 +17,7 @@ namespace cohort {
 /// job has removed this process.
 Communicator join(const JoinOptions& options = {});
 
-/// In an elastic job: a group of some members of the epoch whose world this process has joined last under the
+/// Forms, in an elastic job, a group of some members of the epoch whose world this process has joined last under the
 /// group_name `world`. Only they call it; `options` has world_size, this process's rank in the group, a group_name that
 /// is the group's alone, and timeouts. Throws what `join` does, and Aborted when a later epoch begins.
 Communicator join_part(const std::string& world, const JoinOptions& options);

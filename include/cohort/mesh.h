@@ -34,7 +34,7 @@ class Mesh {
   int coordinate(std::string_view axis) const;
   int size(std::string_view axis) const;
   const std::vector<MeshAxis>& axes() const noexcept { return axes_; }
-  /// Of all ranks, as it was given.
+  /// The communicator of all ranks, as it was given.
   Communicator& comm() noexcept { return comm_; }
 
  private:

@@ -1,6 +1,6 @@
-// What happened, told as it happens: components call an Observer, `track/` and tests implement one. Methods are called
-// on the thread where the thing happened, often the progress thread: be quick, do not throw, do not call the
-// communicator. An Observer must outlive what it observes.
+// Reports events as they happen: components call an Observer, `track/` and tests implement one. Methods are called on
+// the thread where the event happened, often the progress thread: be quick, do not throw, do not call the communicator.
+// An Observer must outlive what it observes.
 #pragma once
 
 #include <chrono>

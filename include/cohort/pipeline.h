@@ -1,6 +1,6 @@
-// How a model of several stages is trained by a pipeline of ranks: schedules, what memory and idle time they take, and
-// where to cut a model so that its stages are equally slow. Pure functions over plain values; any thread. What runs
-// them: <cohort/torch/pipeline.h>.
+// Pipeline training of a model of several stages: schedules, the memory and idle time they take, and where to cut a
+// model so that its stages are equally slow. Pure functions over plain values; any thread. They are run by
+// <cohort/torch/pipeline.h>.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace cohort::pipeline {
 
-/// In which order a rank takes the forwards and backwards of its micro-batches. Of p ranks, m micro-batches and v
+/// Order in which a rank runs the forwards and backwards of its micro-batches. With p ranks, m micro-batches and v
 /// chunks, where all stages take the same time, a rank idles for the part of a step that is named its bubble.
 enum class Schedule : std::uint8_t {
   GPipe,        ///< all forwards, then all backwards: bubble (p-1)/(m+p-1), m activations
@@ -39,7 +39,7 @@ void check(const Layout& layout);
 /// How many forwards of one stage and one micro-batch `rank` keeps at once, at most, until their backward has ended.
 int most_activations(const Layout& layout, int rank);
 
-/// Of one micro-batch; any unit.
+/// Costs of a stage for one micro-batch; any unit.
 struct StageCost {
   double forward = 1;
   double input = 1;   ///< backward: the gradient of the stage's input
@@ -51,7 +51,7 @@ struct Expectation {
   double bubble = 0;  ///< the part of it in which a rank idles, on average over ranks
 };
 
-/// What a step takes with stages of these costs (one for each) where messages take no time.
+/// Estimates a step with stages of these costs (one for each) if messages take no time.
 Expectation expect(const Layout& layout, std::span<const StageCost> stages);
 
 /// Cuts layers of these costs into `stages` parts without a gap, none empty, of which the slowest is as fast as can be.

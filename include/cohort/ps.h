@@ -31,8 +31,8 @@ struct ServerOptions {
   /// is written; for what is free again by itself pushes wait. 0: nine tenths of what the host, or the control group,
   /// has left when the server starts.
   std::size_t memory = 0;
-  /// So long after its connection has ended a worker is taken for lost: the others do not wait for it any more, and of
-  /// its pushes those of ended clocks count. Above 0.
+  /// Time after which a worker whose connection has ended counts as lost: the others do not wait for it any more, and
+  /// of its pushes those of ended clocks count. Above 0.
   std::chrono::milliseconds patience = std::chrono::seconds(3);
   /// A file in which every change is noted before it is made. A server that is started again with it goes on where the
   /// one that was killed had been; one that is damaged is refused (Corrupt) and stays as it is. Empty: none.
@@ -40,14 +40,14 @@ struct ServerOptions {
   /// Once there are so many bytes of changes in it, and as many as its rows take there, it is written anew beside, as
   /// the rows and what comes after. The server goes on meanwhile.
   std::size_t journal_tail = std::size_t{64} << 20;
-  /// Whether workers on this host are talked to through shared memory, 4 MiB with each. Where there is none, and with
-  /// false, calls go over the socket.
+  /// Uses shared memory for workers on this host, 4 MiB with each. With false, or if there is none, calls go over the
+  /// socket.
   bool shared_memory = true;
   /// How many other servers of the job have a copy of what this one has, command by command, and go on in its place if
   /// it dies: 0 or 1, the same at all servers. It needs the store of `cohort run`, and for now no journal. nullopt: 1
   /// where the job goes on when a server dies (--server-restarts, --lost-servers) and there is no journal, else 0.
   std::optional<int> replicas = {};
-  /// With replicas: this server's number and how many there are. Nothing: as its role says.
+  /// This server's number and how many there are, with replicas. Nothing: as its role says.
   std::optional<int> number = {};
   std::optional<int> servers = {};
 };
@@ -63,9 +63,9 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  /// Where it listens, with the port that the system chose, as `ClientOptions::servers` has it.
+  /// Address it listens at, with the port that the system chose, in the form of `ClientOptions::servers`.
   const std::string& endpoint() const noexcept;
-  /// Whether there have been workers and all of them have left or are lost.
+  /// True if there have been workers and all of them have left or are lost.
   bool workers_gone() const;
 
  private:
@@ -74,9 +74,9 @@ class Server {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What a server of `cohort run --servers` does: says where it listens, and serves until all workers have left or are
-/// lost. A `journal` that is a folder gets a file of each server. One that `cohort run --server-restarts` has started
-/// again listens where the one before it did; under TF_CONFIG alone it is at its address there. Throws as Server, and
+/// Runs a server of `cohort run --servers`: announces its address, and serves until all workers have left or are lost.
+/// A `journal` that is a folder gets a file of each server. A server that `cohort run --server-restarts` has started
+/// again listens where its predecessor did; under TF_CONFIG alone it is at its address there. Throws as Server, and
 /// InvalidArgument in a process that is no server.
 void serve(const ServerOptions& options = {});
 
@@ -89,18 +89,18 @@ struct ClientOptions {
   int workers = 1;
   /// For all servers to be there.
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(60);
-  /// Of a request, connecting again included. Timeout names the server, or the worker that is waited for.
+  /// Timeout of a request, including connecting again. The error names the server, or the worker that is waited for.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
 };
 
-/// What was read, and how old it is.
+/// Result of a pull: what was read, and how old it is.
 struct Pulled {
   std::int64_t clock = 0;     ///< all pushes of clocks before this one are in it
   std::int64_t behind = 0;    ///< clocks between that and the reader's own
   std::uint64_t version = 0;  ///< steps of rows that the table has had, over all servers asked
 };
 
-/// A request under way. What it reads or writes has to stay until it is done. One thread at a time.
+/// A request under way. The memory that it reads or writes has to stay until it is done. One thread at a time.
 class [[nodiscard]] Work {
  public:
   struct State;
@@ -119,8 +119,8 @@ class [[nodiscard]] Work {
 };
 
 struct PushOptions {
-  /// In place of the optimizer's own, for this step. In Mode::Sync all pushes of a worker to a table in one clock have
-  /// to say the same (InvalidArgument), and the lowest worker's counts for all.
+  /// Replaces the optimizer's own rate, for this step. In Mode::Sync all pushes of a worker to a table in one clock
+  /// have to say the same (InvalidArgument), and the lowest worker's counts for all.
   std::optional<double> lr = {};
 };
 
@@ -146,10 +146,10 @@ class Table {
   /// A step of the optimizer by these gradients; those of a key that stands several times are added first, in the order
   /// in which they stand. Throws NonFinite, naming the key, for what is NaN or infinite: nothing is sent then.
   Work push(std::span<const std::uint64_t> keys, std::span<const float> gradients, const PushOptions& options = {});
-  /// Both. What is read has the push in it in Mode::Async only; in the others pushes take effect with `Client::clock`.
+  /// Both. The rows read include the push in Mode::Async only; in the others pushes take effect with `Client::clock`.
   Work push_pull(std::span<const std::uint64_t> keys, std::span<const float> gradients, std::span<float> rows,
                  const PushOptions& options = {});
-  /// Rows as given, at once whatever the consistency. Of a key that stands several times the last one counts. Throws
+  /// Assigns rows as given, at once whatever the consistency. If a key stands several times the last one counts. Throws
   /// NonFinite as `push`.
   Work assign(std::span<const std::uint64_t> keys, std::span<const float> rows);
   /// Rows that are as if they had never been, at once whatever the consistency.
@@ -174,7 +174,7 @@ struct VariableOptions {
 class Variable {
  public:
   std::int64_t elements() const noexcept;
-  /// As a table's, of all elements.
+  /// Requests as those of a table, for all elements.
   Work pull(std::span<float> values);
   Work push(std::span<const float> gradients, const PushOptions& options = {});
   Work push_pull(std::span<const float> gradients, std::span<float> values, const PushOptions& options = {});
@@ -205,29 +205,29 @@ class Client {
   int worker() const noexcept;
   int workers() const noexcept;
 
-  /// The table of this name, made by whoever comes first. Throws Mismatch, naming both, if it has other options.
+  /// The table of this name, made by its first client. Throws Mismatch, naming both, if it has other options.
   Table table(std::string_view name, const TableOptions& options);
   Variable variable(std::string_view name, const VariableOptions& options);
 
-  /// Ends this worker's clock, on all servers or on none: waits until all servers have its pushes, then tells them that
-  /// they count. Returns the new clock. A worker that is 16 clocks ahead of the slowest (more where a `Bounded` table
-  /// allows it), as one that never pulls, waits for that. If this process dies meanwhile, servers settle among them
-  /// whether it has ended. With backup workers it waits until the clock has ended, by those that count or without this
-  /// worker, and returns the clock at which this one goes on; pushes of other threads wait meanwhile. After Timeout it
-  /// may be called again.
+  /// Ends this worker's clock, on all servers or on none: waits until all servers have its pushes, then makes them
+  /// count. Returns the new clock. A worker that is 16 clocks ahead of the slowest (more where a `Bounded` table allows
+  /// it), as one that never pulls, waits for that. If this process dies meanwhile, servers settle among them whether it
+  /// has ended. With backup workers it waits until the clock has ended, by those that count or without this worker, and
+  /// returns the clock at which this one goes on; pushes of other threads wait meanwhile. After Timeout it may be
+  /// called again.
   std::int64_t clock();
   std::int64_t now() const noexcept;
   /// How many of its clocks had ended without this worker (SyncOptions): what it had pushed for them was dropped.
   std::int64_t late_clocks() const noexcept;
   /// Waits until all workers have come here as often. After Timeout it may be called again, for the same time.
   void barrier();
-  /// What all tables and variables are, in a new checkpoint in the folder, which all servers have to see at the same
-  /// path; returns the checkpoint's own folder. It is there as a whole or not at all. With Mode::Sync it has exactly
-  /// the pushes of clocks before this worker's present one; else, and with backup workers, it is consistent only if no
-  /// worker ends a clock, or pushes to tables of Mode::Async, before it has begun on all servers: between two barriers.
-  /// One worker calls it. Servers go on while they write: rows that change meanwhile take their memory twice, and
-  /// pushes wait where there is none. It has to be written within the client's `timeout`. Throws Io, Unavailable
-  /// (another process is saving there), Timeout.
+  /// Saves all tables and variables in a new checkpoint in the folder, which all servers have to see at the same path;
+  /// returns the checkpoint's own folder. The checkpoint is there as a whole or not at all. With Mode::Sync it has
+  /// exactly the pushes of clocks before this worker's present one; else, and with backup workers, it is consistent
+  /// only if no worker ends a clock, or pushes to tables of Mode::Async, before it is begun on all servers: between two
+  /// barriers. One worker calls it. Servers go on while they write: rows that change meanwhile take their memory
+  /// twice, and pushes wait if there is none. It has to be written within the client's `timeout`. Throws Io,
+  /// Unavailable (another process is saving there), Timeout.
   std::string snapshot(const std::string& folder, const SnapshotOptions& options = {});
   /// Takes all rows of the newest snapshot in the folder whose files are sound, whatever number of servers wrote it,
   /// and makes the tables that are not there. One worker calls it, before any pushes. Clocks stay as they are; returns

@@ -1,5 +1,5 @@
-// What a table of a parameter server is: how long its rows are, how they begin, which optimizer updates them, when a
-// pull may see a push. Plain values; any thread. Servers refuse a table that two clients describe in two ways.
+// Options of a parameter server's table: the length of its rows, their initial values, the optimizer that updates them,
+// when a pull may see a push. Plain values; any thread. Servers refuse a table that two clients describe in two ways.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace cohort::ps {
 
-/// Rules of the optimizer's step, with torch's names, defaults and formulas where torch has them. A push brings
+/// Rules of the optimizer's step, with torch's names, defaults and formulas where torch has them. A push adds
 /// gradients; rows that no push names stay as they are (no momentum, no decay of weights for them).
 namespace optim {
 
@@ -63,7 +63,7 @@ struct Ftrl {
 
 using Optimizer = std::variant<optim::Sgd, optim::Adagrad, optim::RowAdagrad, optim::Adam, optim::AdamW, optim::Ftrl>;
 
-/// What a row is before the first push: a function of the table's seed, the key and the position alone.
+/// Initial values of a row, before its first push: a function of the table's seed, the key and the position alone.
 struct Initializer {
   enum class Kind : std::uint8_t { Constant, Uniform, Normal };
   Kind kind = Kind::Constant;
@@ -84,9 +84,9 @@ enum class Mode : std::uint8_t {
   Async,    ///< each push takes effect when it arrives; a pull waits for nobody
 };
 struct SyncOptions {
-  /// A clock ends as soon as all workers but so many have ended it. The pushes of those that come later are dropped as
-  /// a whole, on all servers (`Client::late_clocks` counts them), and they go on at the clock of the others. What a
-  /// worker has read before pushes that count is exactly the pushes that count of earlier clocks. The same for all
+  /// Ends a clock as soon as all workers but so many have ended it. The pushes of workers that come later are dropped
+  /// as a whole, on all servers (`Client::late_clocks` counts them), and they go on at the clock of the others. A
+  /// worker whose pushes count has read, before them, exactly the counted pushes of earlier clocks. The same for all
   /// tables of a job, which then all are Mode::Sync; less than the number of workers.
   std::int64_t backup_workers = 0;
 };
@@ -100,7 +100,7 @@ struct Consistency {
   static Consistency async() { return {Mode::Async, 0, 0}; }
 };
 
-/// Which rows have to go. Rows that go come back, when they are pushed again, as they first were.
+/// Selects the rows to evict. An evicted row that is pushed again comes back with its initial values.
 struct Eviction {
   enum class Victim : std::uint8_t {
     LeastRecent,    ///< of 64 rows met in turn, the one whose last push was longest ago

@@ -1,6 +1,6 @@
-// What this process is for in its job, as its launcher says: a worker, which is a rank of the world, or one of the
-// processes beside the world: a parameter server, or the evaluator. Said by `cohort run --servers` and `--evaluator`,
-// TF_CONFIG and DMLC_ROLE (docs/roles.md); anything else starts workers. Asked of the environment, once per call; any
+// The role of this process in its job, as its launcher says: a worker, which is a rank of the world, or one of the
+// processes beside the world: a parameter server, or the evaluator. Set by `cohort run --servers` and `--evaluator`,
+// TF_CONFIG and DMLC_ROLE (docs/roles.md); anything else starts workers. Read from the environment, once per call; any
 // thread.
 #pragma once
 
@@ -19,10 +19,10 @@ const char* to_string(Role role) noexcept;
 
 /// Throws InvalidArgument, naming the variables, where they contradict each other; so do the others below.
 Role role();
-/// Of a worker its rank in the world, of a server its number among the servers, from 0; of the evaluator 0.
+/// Rank of a worker in the world, number of a server among the servers (from 0), or 0 for the evaluator.
 int role_number();
-/// The ranks of the world, whatever this process is; 1 without a launcher. Of an evaluator that TF_CONFIG does not tell
-/// of the training: 0.
+/// Number of the world's ranks, whatever this process is; 1 without a launcher. 0 for an evaluator whose TF_CONFIG does
+/// not describe the training.
 int num_workers();
 /// 0 where there are none.
 int num_servers();

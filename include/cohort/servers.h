@@ -1,5 +1,5 @@
-// Where a job's servers listen: each says it, and whoever needs them waits until all have (docs/roles.md). It goes
-// through the store of `cohort run`; under TF_CONFIG alone the cluster says it. Any thread; each call connects anew.
+// Addresses of a job's servers: each server announces its own, and callers wait until all have (docs/roles.md). They go
+// through the store of `cohort run`; under TF_CONFIG alone the cluster gives them. Any thread; each call connects anew.
 #pragma once
 
 #include <chrono>
@@ -13,8 +13,8 @@ namespace cohort {
 /// `cohort run`. Under TF_CONFIG alone nothing is to be done.
 void announce_server(const std::string& address);
 
-/// By number, once all have said so; none where the job has none. Throws Timeout, naming the servers that have not, and
-/// Unavailable, naming one that has ended before it did.
+/// Addresses by number, once all servers have announced theirs; none if the job has none. Throws Timeout, naming the
+/// servers that have not, and Unavailable, naming one that has ended before it did.
 std::vector<std::string> server_addresses(std::chrono::milliseconds timeout = std::chrono::seconds(60));
 
 }  // namespace cohort

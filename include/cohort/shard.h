@@ -1,5 +1,5 @@
-// Which part of a tensor a rank holds, where no rank holds all of it: what layers, optimizers and checkpoints tell each
-// other. A plain value; any thread.
+// The part of a tensor that a rank holds, if no rank holds all of it: how layers, optimizers and checkpoints describe
+// it to each other. A plain value; any thread.
 #pragma once
 
 #include <cstdint>

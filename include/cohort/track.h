@@ -1,7 +1,7 @@
-// What a training run leaves behind for people: its record (JSON lines), a picture of its curves, and a progress bar.
-// Rank 0 owns them; other ranks make none, but Metrics where they have values to log. The methods of RunRecord and
-// Metrics may be called from any thread (as an Observer a RunRecord is called from progress threads, where it only adds
-// up); a Progress belongs to the training loop's thread. Needs no libtorch.
+// Output of a training run for people: its record (JSON lines), a picture of its curves, and a progress bar. Rank 0
+// owns them; other ranks make none, but Metrics where they have values to log. The methods of RunRecord and Metrics may
+// be called from any thread (as an Observer a RunRecord is called from progress threads, where it only adds up); a
+// Progress belongs to the training loop's thread. Needs no libtorch.
 #pragma once
 
 #include <cohort/communicator.h>
@@ -59,7 +59,7 @@ struct RunRecordOptions {
   Fields parameters;    ///< what it was started with: batch size, learning rate, seed, ...
 };
 
-/// Where a run's record belongs, so that `cohort watch`, `cohort plot` and `--track` find it: the run's folder under
+/// Folder for a run's record, in which `cohort watch`, `cohort plot` and `--track` find it: the run's folder under
 /// `cohort run` (COHORT_RUN_DIR), else the working directory.
 std::filesystem::path run_folder();
 
@@ -109,7 +109,7 @@ struct Metric {
   double value;
 };
 
-/// What becomes of the values that all ranks log.
+/// How the values that all ranks log are combined.
 enum class Reduce {
   No,    ///< rank 0's are written; other ranks' are not
   Mean,  ///< each rank counts as much as any other
@@ -146,9 +146,8 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  /// Never throws for what happens to values later: a full disk or a lost rank is told once in the log, the training
-  /// goes on, and what could not be reduced is written as rank 0's. Reduced values: InvalidArgument without a
-  /// communicator.
+  /// Never throws for later failures: a full disk or a lost rank is reported once in the log, the training goes on, and
+  /// what could not be reduced is written as rank 0's. Reduced values: InvalidArgument without a communicator.
   void log(std::int64_t step, std::span<const Metric> values, Reduce reduce = Reduce::No);
   void log(std::int64_t step, std::initializer_list<Metric> values, Reduce reduce = Reduce::No) {
     log(step, std::span(values.begin(), values.size()), reduce);
@@ -165,7 +164,7 @@ class Metrics {
 };
 
 /// Draws the curves of a run record (losses and accuracy over epochs, or over steps where it has no epochs) as a
-/// self-contained SVG picture. Replaces `svg_file` at once or not at all. What a resumed run did again is drawn
+/// self-contained SVG picture. Replaces `svg_file` at once or not at all. Steps that a resumed run did again are drawn
 /// once. Throws Unavailable if there is no such record, Io if a file cannot be read or written, Corrupt if
 /// `record_file` is no run record.
 void plot(const std::filesystem::path& record_file, const std::filesystem::path& svg_file);
@@ -210,7 +209,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// After each step: steps done in all, the latest loss, samples of this step over all ranks.
+  /// Call after each step: steps done in all, the latest loss, samples of this step over all ranks.
   void update(std::int64_t step, double loss, std::int64_t samples);
   /// Leaves the time since the last step out of the speed: it was spent on evaluation or a checkpoint.
   void skip_time();

@@ -40,17 +40,17 @@ class [[nodiscard]] Work {
   void wait();
   /// As `wait()`, but gives up waiting (not the operation) after `limit`; returns false then.
   bool wait_for(std::chrono::nanoseconds limit);
-  /// Of a GPU's memory that NCCL carries out: blocks until all ranks have agreed on the operation and the GPU has been
-  /// given it, and puts what `stream.stream` is given from now on after its result, which the host does not wait for.
-  /// May be called again, for other streams; the destructor does not wait any more. The buffers have to live until the
-  /// operation is done, or until what is in that stream now is. Of all other operations it is `wait()`.
+  /// For GPU buffers handled by NCCL, blocks until all ranks have agreed on the operation and the GPU has been given
+  /// it, and orders all later work in `stream.stream` after its result; the host does not wait for the result. May be
+  /// called again, for other streams; the destructor does not wait any more. The buffers have to live until the
+  /// operation is done, or until the work now in that stream is. For all other operations it is `wait()`.
   /// Throws what `wait()` does if the operation has failed by then. If it fails later (a rank is lost, within a second;
   /// NCCL or the stream hangs until the deadline) the world ends, the stream goes on, and what the operation has left
-  /// in its output is undefined: `wait()`, `error()`, `done()`, and the next operation of this communicator, say so.
-  /// Who uses a result for good asks one of them first.
+  /// in its output is undefined: `wait()`, `error()`, `done()`, and the next operation of this communicator, report it.
+  /// Call one of them before relying on a result.
   void synchronize(const Device& stream);
-  /// Whether the buffers may be freed, the operation not being done: `synchronize()` has put the streams that they were
-  /// given with after it, so that memory which is freed in the order of these streams is not used before it is over.
+  /// True if the buffers may be freed before the operation is done: `synchronize()` has put the streams that they were
+  /// given with after it, so that memory freed in the order of these streams is not used before the operation is over.
   bool is_ordered() const noexcept { return ordered_; }
   /// As `synchronize()`, but gives up waiting (not the operation) after `limit`; returns false then.
   bool synchronize_for(const Device& stream, std::chrono::nanoseconds limit);
@@ -58,12 +58,12 @@ class [[nodiscard]] Work {
   bool done() const noexcept;
   /// The error of a finished operation; empty while it runs and when it succeeded.
   std::optional<Error> error() const;
-  /// Of a successful all_reduce with AllReduceOptions::check_finite: false if the result (of a group, any of them)
-  /// holds a NaN or an infinity, in either part of complex numbers; the same on all ranks that ask, if it is asked
-  /// before the result is changed: over several hosts, and in a world of one, it is read here. Empty for everything
+  /// For a successful all_reduce with AllReduceOptions::check_finite: false if the result (of a group, any of them)
+  /// holds a NaN or an infinity, in either part of complex numbers. The answer is the same on all ranks that ask before
+  /// the result is changed: over several hosts, and in a world of one, the result is read here. Empty for everything
   /// else. Never blocks.
   std::optional<bool> finite() const;
-  /// Of a successful recv from kAnySource: the rank, in its communicator, whose message it took. Empty for everything
+  /// For a successful recv from kAnySource: the rank, in its communicator, whose message it took. Empty for everything
   /// else. Never blocks.
   std::optional<int> source() const;
   /// Calls `callback` once the operation has finished, at once if it has. It must not throw, block, or start

@@ -211,7 +211,7 @@ TEST(Codec, RefusesTextLongerThanAllowed) {
   EXPECT_FALSE(Reader(writer.bytes()).text(3));
 }
 
-// What the codec promises for any values.
+// Properties of the codec for any values.
 
 RC_GTEST_PROP(CodecProperty, ReadsBackWhatWasWritten, (std::uint64_t whole, std::int16_t small, std::string text)) {
   Writer writer;

@@ -82,14 +82,14 @@ inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
 inline constexpr std::string_view kTfIntraOpThreads = "TF_NUM_INTRAOP_THREADS";
 inline constexpr std::string_view kTfInterOpThreads = "TF_NUM_INTEROP_THREADS";
 
-/// What `cohort run` divides a host's cores by: each, unless it is set, is a rank's share. TensorFlow does not read
-/// OpenMP's.
+/// Thread counts by which `cohort run` divides a host's cores: each, unless it is set, is a rank's share. TensorFlow
+/// does not read OpenMP's.
 inline constexpr std::string_view kThreadCounts[] = {kOmpNumThreads, kTfIntraOpThreads, kTfInterOpThreads};
 
 /// Variables that stand for options of `cohort run`. kRunDir begins so, too, and is none.
 inline constexpr std::string_view kRunOptionPrefix = "COHORT_RUN_";
 
-/// What a value may be. A plain text in its place is what a value that is read as text holds, e.g. "path".
+/// Permitted values of a variable. A plain text in its place makes it a Text, and says what it holds, e.g. "path".
 struct Type {
   enum class Kind : std::uint8_t { Text, Flag, Number, Seconds, Choice };
   constexpr Type(const char* text) : shown(text) {}
@@ -107,7 +107,7 @@ struct Variable {
   Type type;
   std::string_view default_value;
   std::string_view meaning;
-  /// Who reads it, or sets it.
+  /// The reader, or setter, of a variable.
   enum class Use {
     Read,         ///< by the library and the command
     SetForRanks,  ///< by `cohort run`
@@ -123,7 +123,7 @@ std::span<const Variable> variables() noexcept;
 
 using Map = std::map<std::string, std::string, std::less<>>;
 
-/// Where values are looked up: among the variables of this process, or in a map, which has to live as long.
+/// Looks values up among the variables of this process, or in a map, which has to outlive it.
 class Source {
  public:
   Source() = default;
@@ -140,18 +140,18 @@ std::optional<std::string> get(std::string_view name, const Source& from = {});
 /// The same, or "".
 std::string text(std::string_view name, const Source& from = {});
 
-// By the type of the variable's row; where it is not set, the row's default. InvalidArgument names variable, value and
-// what is allowed; Unavailable: it is not set and has no default.
+// Values by the type of the variable's row; of one that is not set, the row's default. InvalidArgument names variable,
+// value and what is allowed; Unavailable: it is not set and has no default.
 
 Result<bool> flag(std::string_view name, const Source& from = {});
 Result<int> number(std::string_view name, const Source& from = {});
 Result<std::chrono::milliseconds> seconds(std::string_view name, const Source& from = {});
 
-/// Of whichever type, for other languages: a flag, a number, seconds, a text; nothing where it has no value.
+/// A value of any type, for other languages: a flag, a number, seconds, a text; nothing if the variable has no value.
 using Value = std::variant<std::monostate, bool, std::int64_t, double, std::string>;
 Result<Value> value(std::string_view name, const Source& from = {});
 
-/// Whether all variables of Cohort's own have values that they may have, also those that are not looked at this time.
+/// Checks that all of Cohort's own variables have permitted values, even those that are not read this time.
 Result<void> check(const Source& from = {});
 
 }  // namespace cohort::env

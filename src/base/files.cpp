@@ -53,7 +53,7 @@ std::string_view write_advice(int error_number) {
 
 constexpr std::string_view kReadAdvice = "check the path and that this user may read it";
 
-/// How many bytes of the file came: fewer than there is room for at its end.
+/// How many bytes of the file came: fewer than fit into `bytes` at its end.
 Result<std::size_t> read_into(std::span<std::byte> bytes, int fd, const std::string& path) {
   std::size_t done = 0;
   while (done < bytes.size()) {
@@ -174,7 +174,7 @@ Result<AtomicFile> AtomicFile::create(const std::string& path) {
   }
   struct stat status {};
   if (::stat(target.c_str(), &status) == 0) {
-    // By its owner's will a file may be private: the new content must not be more visible than the old one.
+    // A file may be private by its owner's will: the new content must not be more visible than the old one.
     if (S_ISDIR(status.st_mode)) {
       if (!aside.empty()) ::unlink(aside.c_str());
       return io_error("cannot write", path, EISDIR, "give the path of a file");

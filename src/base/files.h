@@ -46,7 +46,7 @@ struct ReadFileOptions {
 /// A regular file, completely. Unavailable if it does not exist; Io if it shrinks meanwhile or is not a regular file.
 Result<FileBytes> read_file(const std::string& path, const ReadFileOptions& options = {});
 
-/// A file of any kind to its end: also those of /proc, which tell no size and may end with their process (Io).
+/// A file of any kind to its end: also those of /proc, which report no size and may end with their process (Io).
 Result<std::string> read_text(const std::string& path);
 
 /// A file read a part at a time.
@@ -55,7 +55,7 @@ class FileReader {
   static Result<FileReader> open(const std::string& path);
   /// Fills all of `bytes`, from where the last call ended; Io if the file ends before.
   Result<void> read(std::span<std::byte> bytes);
-  /// From here on.
+  /// Continues reading at `offset`.
   Result<void> seek(std::uint64_t offset);
 
  private:
@@ -115,12 +115,12 @@ Result<void> sync_folder(const std::string& path);
 Result<void> rename_path(const std::string& from, const std::string& to);
 /// mkdir -p, new folders synced into their parents.
 Result<void> make_folders(const std::string& path);
-/// Removes a file or a folder with everything in it; links are not followed. What is not there is no error.
+/// Removes a file or a folder with everything in it; links are not followed. A missing path is no error.
 Result<void> remove_tree(const std::string& path);
 /// Names in a folder, sorted, without "." and "..".
 Result<std::vector<std::string>> list_folder(const std::string& path);
 
-/// So many bytes from the kernel's generator, two digits each: for names that nobody else uses. At most 256.
+/// Returns so many bytes from the kernel's generator, two digits each: for names that nobody else uses. At most 256.
 std::string random_hex(std::size_t bytes);
 /// All of it, as write(2) may take less. False, with errno, where that fails.
 bool write_all(int fd, std::string_view text);

@@ -16,7 +16,7 @@ int usable_cores();
 /// them. Here and below `root` has proc and sys.
 std::vector<std::string> control_groups(const std::string& controller, const std::string& root = {});
 
-/// What the control group gives of the cores' time, in cores; 0: there is no limit.
+/// CPU quota of the control group, in cores; 0: there is no limit.
 double quota_cores(const std::string& root = {});
 
 /// Empty where the system does not say.

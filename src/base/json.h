@@ -1,5 +1,5 @@
-// JSON read with limits, and written: nlohmann's parser and writer are compiled once, in json.cpp. Whoever looks into a
-// value includes <nlohmann/json.hpp> in its .cpp file. Pure; any thread.
+// JSON read with limits, and written: nlohmann's parser and writer are compiled once, in json.cpp. Code that looks into
+// a value includes <nlohmann/json.hpp> in its .cpp file. Pure; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -12,7 +12,7 @@
 
 namespace cohort {
 
-/// What reads it, by recursion, can bear so many levels.
+/// Nesting that recursive readers can bear.
 inline constexpr int kDeepestJson = 64;
 
 /// JSON that somebody else has written: the text as one value. Corrupt: "more than 64 levels", "no JSON, from character
@@ -29,7 +29,7 @@ std::string text_in(const Json& json, const char* name);
 template <class Json>
 std::optional<double> number_in(const Json& json, const char* name);
 
-/// On one line, or with `indent` on many. Bytes that are no UTF-8 become U+FFFD, as is right for names and output.
+/// Text on one line, or with `indent` on many. Bytes that are no UTF-8 become U+FFFD, as is right for names and output.
 std::string json_text(const nlohmann::json& value, int indent = -1);
 std::string json_text(const nlohmann::ordered_json& value, int indent = -1);
 

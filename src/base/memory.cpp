@@ -31,7 +31,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-// What is left to everyone else: a host that is filled to its last page kills processes.
+// Memory left to everyone else: a host that is filled to its last page kills processes.
 constexpr std::size_t kReserve = std::size_t{64} << 20;
 
 std::optional<std::size_t> read_number(const std::string& path) {

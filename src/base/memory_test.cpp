@@ -57,7 +57,7 @@ TEST(SharedMemory, MoreThanThereIsIsRefusedBeforeAnyIsTaken) {
   EXPECT_FALSE(create_shared_segment("test", 0));
 }
 
-/// Whether /proc/self/smaps shows this flag for it.
+/// True if /proc/self/smaps shows this flag for the memory.
 bool has_flag(const void* memory, const std::string& flag) {
   std::ifstream maps("/proc/self/smaps");
   std::string line;

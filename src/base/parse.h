@@ -48,10 +48,10 @@ inline std::string_view take_until(std::string_view& text, std::string_view mark
   return taken;
 }
 
-/// Of the character (UTF-8) that it begins with; 0: it begins with none.
+/// Length of the character (UTF-8) that the text begins with; 0: it begins with none.
 std::size_t character_length(std::string_view text) noexcept;
 
-/// FNV-1a (Fowler, Noll, Vo): for names and to tell texts apart, nothing that has to withstand anybody.
+/// FNV-1a (Fowler, Noll, Vo): for names and to distinguish texts, not secure against attackers.
 constexpr std::uint64_t fnv1a(std::string_view text) noexcept {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;

@@ -80,8 +80,8 @@ void reset_signals(const std::array<bool, NSIG>& ignored) {
 /// All from `first` on get CLOEXEC. Async-signal-safe.
 bool close_on_exec_from(int first) {
   if (::syscall(SYS_close_range, static_cast<unsigned>(first), ~0U, 1U << 2 /* CLOEXEC */) == 0) return true;
-  // Before Linux 5.11, or under a filter of system calls that does not know it: those that /proc lists, read without
-  // readdir, which allocates.
+  // Before Linux 5.11, or under a filter of system calls that does not know it: descriptors that /proc lists, read
+  // without readdir, which allocates.
   const int folder = ::open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return false;
   alignas(long) char entries[4096];
@@ -286,7 +286,7 @@ tl::expected<ChildProcess, SpawnFailure> PendingSpawn::confirm() && {
   do {
     got = ::read(report_.get(), &report, sizeof report);
   } while (got < 0 && errno == EINTR);
-  // End of file: exec closed the other end (or the child was killed before; then its status tells).
+  // End of file: exec closed the other end (or the child was killed before; then its status shows it).
   if (got != static_cast<ssize_t>(sizeof report)) return std::move(child_);
   while (::waitpid(child_.pid, nullptr, 0) < 0 && errno == EINTR) {
   }
@@ -517,7 +517,7 @@ bool all_threads_exiting(pid_t pid) {
 
 ProcessId own_process() {
   const pid_t pid = ::getpid();
-  // Of the first thread, which is as old: qemu's user emulation makes up what a process reads of itself as a whole.
+  // The first thread is as old as the process, whose own file qemu's user emulation makes up.
   const UniqueFd file = open_stat(fmt::format("{}/task/{}", folder_of(pid), pid));
   const auto stat = file ? read_stat(file.get()) : std::nullopt;
   return {pid, stat ? stat->start_ticks : 0};

@@ -1,7 +1,7 @@
 // Processes: start one with everything said in its options, learn how it ended, look others up in /proc.
-// A ChildProcess owns the descriptors it holds, not the process: who starts one has to wait for it. `spawn` may be
-// called by a process with several threads; a child with `parent_death_signal` lives no longer than the thread that
-// started it.
+// A ChildProcess owns the descriptors it holds, not the process: its parent has to wait for it. `spawn` may be called
+// by a process with several threads; a child with `parent_death_signal` lives no longer than the thread that started
+// it.
 // Watching a process that is not our child: is it alive, dying or gone? Knows it by pid and start time, so that a
 // reused pid is not mistaken for it. Also which cores this process may use. Not thread-safe.
 #pragma once
@@ -28,19 +28,19 @@ struct ExitStatus {
   bool core_dumped = false;
 
   bool success() const noexcept { return code == 0 && signal == 0; }
-  /// As a shell gives it: the code, or 128 + signal.
+  /// The status as a shell gives it: the code, or 128 + signal.
   int shell_status() const noexcept { return signal != 0 ? 128 + signal : code; }
 };
 
-/// From waitpid's status word.
+/// Reads waitpid's status word.
 ExitStatus exit_status_from_wait(int wait_status) noexcept;
 /// "exit code 3" or "killed by SIGKILL".
 std::string to_string(const ExitStatus& status);
 
-/// Of a child that has ended and has not been reaped, which it is not by this; nullopt where it cannot be told.
+/// Exit status of a child that has ended and is not reaped, neither before nor by this; nullopt if it is not known.
 std::optional<ExitStatus> peek_exit_status(pid_t pid);
 
-/// Which process group a child begins in.
+/// The process group that a child begins in.
 enum class Group {
   Caller,   ///< the caller's
   Own,      ///< leads a group of its own, in the caller's session
@@ -73,7 +73,7 @@ struct ChildProcess {
   UniqueFd pidfd;
 };
 
-/// Why a program did not start.
+/// Cause and step of a program that did not start.
 struct SpawnFailure {
   int error_number = 0;
   std::string step;  ///< e.g. "execve"
@@ -82,7 +82,7 @@ struct SpawnFailure {
 /// "fork: Resource temporarily unavailable (EAGAIN); ...": of a limit that is reached also which, and what counts to
 /// it.
 std::string to_string(const SpawnFailure& failure);
-/// What stands behind EAGAIN where a process or thread was to be made.
+/// Describes the limits behind EAGAIN when a process or thread could not be created.
 std::string limit_of_processes();
 
 /// A started child whose exec has not been confirmed yet, so that many can be started side by side.
@@ -100,14 +100,14 @@ class PendingSpawn {
 /// Forks and executes. Signal mask and dispositions are the default ones in the child, but for what it is to ignore.
 tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options);
 
-/// What /proc/PID/stat says.
+/// Contents of /proc/PID/stat.
 struct ProcessStat {
   char state = '?';
   pid_t parent = 0;
   std::uint64_t cpu_ticks = 0;  ///< of all its threads, user and system
   int threads = 0;
   std::uint64_t memory = 0;       ///< resident, in bytes
-  std::uint64_t start_ticks = 0;  ///< since boot; tells two processes of the same pid apart
+  std::uint64_t start_ticks = 0;  ///< since boot; distinguishes two processes of the same pid
   bool exiting = false;           ///< the kernel has begun to take it down (PF_EXITING)
   int exit_word = 0;              ///< as waitpid gives it; 0 where not known yet
 };
@@ -115,9 +115,9 @@ std::optional<ProcessStat> process_stat(pid_t pid);
 /// Pure part of `process_stat`.
 std::optional<ProcessStat> parse_process_stat(std::string_view text);
 
-/// What a signal would do to a process, as /proc/PID/status has it.
+/// Effect that a signal would have on a process, as /proc/PID/status has it.
 enum class SignalFate {
-  Default,  ///< its default action; or not to be told, as all are blocked (around a fork, whose child gets them then)
+  Default,  ///< its default action; or unknown, as all are blocked (around a fork, whose child gets them then)
   Ignored,
   Taken,  ///< by a handler, or it is blocked until the process asks for it
 };
@@ -129,7 +129,7 @@ std::optional<SignalFate> parse_signal_fate(std::string_view text, int number);
 /// All living descendants (zombies excepted) of a process, nearest first.
 std::vector<pid_t> descendants(pid_t ancestor);
 
-/// Whether `pid` is a process that `ancestor` has started, or one of its descendants has.
+/// True if `pid` was started by `ancestor` or by one of its descendants.
 bool descends_from(pid_t pid, pid_t ancestor);
 
 /// Sends a signal to whatever process has this pid, if that is the one that is meant. `is_meant` is asked while the
@@ -175,7 +175,7 @@ class PeerProcess {
 
  private:
   ProcessId id_;
-  UniqueFd stat_;  // of /proc/PID/stat: it stays this process's, whoever has its pid later
+  UniqueFd stat_;  // of /proc/PID/stat: it stays this process's, even if its pid is reused
 };
 
 /// Cores that this process may run on.

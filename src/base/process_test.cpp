@@ -144,7 +144,7 @@ void expect_only_named_descriptors() {
 
 TEST(Process, OnlyNamedDescriptorsAreInherited) { expect_only_named_descriptors(); }
 
-// As old kernels and containers' filters of system calls do.
+// Simulates old kernels and containers' filters of system calls.
 TEST(Process, OnlyNamedDescriptorsAreInheritedWhereTheKernelHasNoCloseRange) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);

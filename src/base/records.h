@@ -2,7 +2,7 @@
 //   void visit_fields(auto& m, auto& archive, const Record*) { archive(m.a, m.b); }
 // beside the record, where its namespace finds it. Fields: numbers, bool, enums (by `below`), texts, records, and
 // vectors, optionals and variants of them. Decoding checks every length before it takes memory and remembers the first
-// thing that is wrong, so bytes from outside do no harm. Pure; any thread.
+// thing that is wrong, so bytes from outside are safe to decode. Pure; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -22,7 +22,7 @@
 namespace cohort::codec {
 
 // Little-endian bytes for messages between processes. A Reader never reads past its end: every call returns a
-// Result, so that bytes from outside cannot do harm. Not thread-safe; owns nothing.
+// Result, so that bytes from outside are safe to read. Not thread-safe; owns nothing.
 static_assert(std::endian::native == std::endian::little, "messages are little-endian, and so must the host be");
 
 class Writer {
@@ -77,7 +77,7 @@ class Reader {
   std::string_view rest_;
 };
 
-/// What texts and lists may hold where the field does not say so itself; `what` begins the text of an error.
+/// Limits of texts and lists whose fields do not set their own; `what` begins the text of an error.
 struct Limits {
   std::size_t longest_text = 4096;
   std::size_t most_elements = std::size_t{1} << 20;

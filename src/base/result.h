@@ -45,7 +45,7 @@ T value_or_throw(Result<T> result) {
   if constexpr (!std::is_void_v<T>) return *std::move(result);
 }
 
-/// What `f` returns, or the Error that it throws: where code that throws meets code that looks at results.
+/// Returns the result of `f`, or the Error that it throws: for code that checks results and calls code that throws.
 template <class F>
 auto result_of(F&& f) -> Result<decltype(f())> {
   try {

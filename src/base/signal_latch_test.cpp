@@ -1,4 +1,4 @@
-// What a latch promises of a process's signal handlers: the program's own keep working, before, beside and after it.
+// Checks that a latch keeps a process's signal handlers: the program's own work before, beside and after it.
 #include "base/signals.h"
 
 #include <gtest/gtest.h>

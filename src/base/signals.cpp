@@ -50,7 +50,7 @@ Result<SignalFd> SignalFd::create(std::initializer_list<int> signals) {
 
 SignalFd::~SignalFd() {
   if (!fd_) return;
-  // A signal that is still pending was not asked for by anyone who reads any more; it must not kill us now.
+  // A pending signal is no longer wanted by any reader; it must not kill us now.
   while (next()) {
   }
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -67,7 +67,7 @@ namespace {
 
 constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
 
-/// Of one signal. The handler reads `before`, which is written before the handler is there.
+/// State of one signal. The handler reads `before`, which is written before the handler is there.
 struct Slot {
   std::atomic<std::uint32_t> received{0};
   struct sigaction before = {};
@@ -106,7 +106,7 @@ bool may_be_handled(int number) {
 bool install(int number) {
   const std::lock_guard lock(slots_mutex);
   Slot& slot = slots[number];
-  // One that was installed over ours and calls it is not to be called by ours in turn: that would never end.
+  // A handler installed over ours that calls ours must not be called by ours in turn: that would never end.
   if (!slot.installed) {
     if (::sigaction(number, nullptr, &slot.before) != 0) return false;
     struct sigaction action = {};

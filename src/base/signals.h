@@ -22,7 +22,7 @@ namespace cohort::sys {
 /// "SIGKILL"; "SIGRTMIN+3"; "signal 99" for what is none.
 std::string signal_name(int number);
 
-/// Those that this process ignores.
+/// Returns the signals that this process ignores.
 std::vector<int> ignored_signals();
 
 class SignalFd {
@@ -52,8 +52,8 @@ class SignalLatch {
   /// The last latch of a signal puts back what was there before, unless another handler has been installed over it.
   ~SignalLatch();
 
-  /// Its handlers stay when it goes, for the rest of the process: a process that ends because of a signal may be told
-  /// so once more on its way out.
+  /// Its handlers stay when it goes, for the rest of the process: a process that ends because of a signal may be
+  /// signalled once more on its way out.
   void keep_handlers() noexcept { keeps_handlers_ = true; }
 
   /// The first of its signals that has come since it was made; 0: none has.

@@ -1,4 +1,4 @@
-// What a terminal is and how it was before us.
+// Properties of a terminal, and its settings before us.
 #pragma once
 
 #include <termios.h>
@@ -9,7 +9,7 @@ namespace cohort::sys {
 
 /// True if the descriptor is a terminal on which colours are welcome (NO_COLOR unset, TERM not "dumb").
 bool wants_colour(int fd);
-/// Whether the locale of the environment is one of UTF-8.
+/// True if the environment's locale is one of UTF-8.
 bool speaks_unicode();
 /// How a table or bar is drawn.
 struct TextStyle {

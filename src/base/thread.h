@@ -37,10 +37,10 @@ class SignalsBlocked {
 
 /// Starts a thread in which signals are blocked as by SignalsBlocked. Throws std::system_error where there can be none.
 std::thread start_without_signals(std::function<void()> body);
-/// Whether the calling thread was started so: then what it waits for does not hold up the program.
+/// True if the calling thread was started by start_without_signals: then its waits do not hold up the program.
 bool in_service_thread() noexcept;
-/// The calling thread gives way to others, for good: a tenth of their share of the processor (nice 10), and of the disk
-/// what nobody else wants, where its scheduler knows priorities (class idle). What the system refuses is left as it is.
+/// Lowers the calling thread's priority for good: a tenth of others' share of the processor (nice 10), and only idle
+/// time of the disk, if its scheduler knows priorities (class idle). Settings that the system refuses stay as they are.
 void give_way() noexcept;
 
 /// Sleeps while `word` is `seen`, at most `limit`.
@@ -51,7 +51,7 @@ inline void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t see
   ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &relative, nullptr, 0);
 }
 
-/// Wakes all who sleep on `word`, in whatever process.
+/// Wakes all threads that sleep on `word`, in whatever process.
 inline void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

@@ -37,14 +37,14 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-/// As send(2) without SIGPIPE, and `descriptor` along with the first byte, if it is one (from 0 on).
+/// Sends as send(2) without SIGPIPE, and `descriptor` along with the first byte, if it is one (from 0 on).
 ssize_t send_with_fd(int socket, const void* bytes, std::size_t size, int descriptor, int flags = 0) noexcept;
-/// As recv(2). A descriptor that has come along is put into `descriptor` (CLOEXEC); of several, the last.
+/// Receives as recv(2). A descriptor that has come along is put into `descriptor` (CLOEXEC); of several, the last.
 ssize_t receive_with_fd(int socket, void* bytes, std::size_t size, UniqueFd& descriptor, int flags = 0) noexcept;
 
-/// From now on children forked by this process close `fd` at once.
+/// Makes children that this process forks from now on close `fd` at once.
 void close_on_fork(int fd);
-/// To be called before `fd` is closed.
+/// Has to be called before `fd` is closed.
 void forget_on_fork(int fd) noexcept;
 
 }  // namespace cohort::sys

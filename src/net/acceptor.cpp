@@ -193,7 +193,7 @@ void RateLimiter::record_success(const Source& source) {
 
 void RateLimiter::record_failure(const Source& source, Clock::time_point now) {
   // Callers are taken in the order in which they came: a bound on this host's would keep its own ranks waiting behind
-  // them, and who floods from here pays as much for it as we do.
+  // them, and a process that floods from here pays as much for it as we do.
   if (source.loopback()) return;
   refill(now);
   tokens_ = std::max(-1.0, tokens_ - 1);
@@ -245,7 +245,7 @@ std::optional<RateLimiter::Clock::time_point> RateLimiter::paused_until(Clock::t
 
 namespace {
 
-// What an event is about: the upper half says of which kind, the lower which.
+// Meaning of an event: the upper half is the kind, the lower the number within it.
 constexpr std::uint64_t kOfListener = std::uint64_t{1} << 32;
 constexpr std::uint64_t kOfPending = std::uint64_t{2} << 32;
 constexpr std::uint64_t kOfClock = std::uint64_t{3} << 32;
@@ -366,7 +366,7 @@ void Acceptor::advance(Waiting::iterator at) {
     return;
   }
   if (!moved) return refuse(at, moved.error());
-  // Of all addresses that are offered a client tries several, and goes from the others once one has answered.
+  // A client tries several of the addresses that are offered, and goes from the others once one has answered.
   if (pending.connection.at_end()) return refuse(at, Error(ErrorCode::Unavailable, "it went without a word"));
   const bool writes = pending.connection.wants_write();
   if (writes == pending.writes) return;
@@ -416,7 +416,7 @@ void Acceptor::arm() {
   for (const Entrance& each : entrances_) {
     if (each.paused_until) wake = std::min(wake, *each.paused_until);
   }
-  // One that is too early does no harm.
+  // A timer that fires too early is harmless.
   if (wake >= armed_) return;
   armed_ = wake;
   const auto since = std::chrono::nanoseconds(wake.time_since_epoch()).count() + 1;

@@ -1,4 +1,4 @@
-// Who is let in at a listener: connections that have proved the job's secret, and what those cost that have not.
+// Admits connections at a listener that have proved the job's secret, and bounds the cost of those that have not.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -22,7 +22,7 @@ struct sockaddr_storage;
 
 namespace cohort::net {
 
-/// Where a connection comes from: an IPv6 address, an IPv4 one (mapped into IPv6), or, over a Unix socket, nothing.
+/// Origin of a connection: an IPv6 address, an IPv4 one (mapped into IPv6), or, over a Unix socket, nothing.
 struct Source {
   std::array<std::uint8_t, 16> bytes{};
   bool network = false;  ///< all IPv6 addresses that begin with these 64 bits
@@ -33,9 +33,9 @@ struct Source {
   Source network_of() const noexcept;
 };
 
-/// Which of those that wait has to go, in the order in which they came; at least one does. The first that has not said
-/// anything `credible`, else the first: who has the secret is done within moments. Never the one that has just come,
-/// who may not have been heard yet, before another.
+/// Picks the waiting connection to close; `waiting` is in the order in which they came, and not empty. The first that
+/// has not said anything `credible`, else the first: a peer that has the secret is done within moments. Never the
+/// newest, which may not have been read yet, before another.
 template <class Waiting, class Credible>
 auto pick_eviction(Waiting& waiting, Credible credible) {
   const auto newest = std::prev(waiting.end());
@@ -69,23 +69,23 @@ class RateLimiter {
   /// The next connection. Nullopt: there is none, or none should be taken before `paused_until`. Each one that is taken
   /// is to be followed by one of the two below.
   std::optional<PendingConnection> next(Clock::time_point now = Clock::now());
-  /// He has proved himself.
+  /// The peer has proved itself.
   void record_success(const Source& source);
-  /// He has failed, or has taken too long.
+  /// The peer has failed, or has taken too long.
   void record_failure(const Source& source, Clock::time_point now = Clock::now());
 
   /// The listener is not touched any more.
   void close() noexcept { listener_ = -1; }
 
-  /// Until then the listener is not worth watching, although it may be readable.
+  /// Time until which the listener is not worth watching, although it may be readable.
   std::optional<Clock::time_point> paused_until(Clock::time_point now = Clock::now()) const noexcept;
   /// Addresses, or networks of many, that the kernel does not answer at present.
   std::size_t blocked() const noexcept { return blocked_.size(); }
 
  private:
   void refill(Clock::time_point now);
-  /// As what a source is counted. Of an IPv6 network one has as many addresses as he likes; but where this host is in
-  /// it itself, or a peer has come from it, others of the job live there too: then each address for itself.
+  /// Source as which `source` is counted: its IPv6 network, where one host has as many addresses as it likes. If this
+  /// host is in it, or a peer has come from it, others of the job live there too: then each address for itself.
   Source counted(const Source& source) const;
   bool is_blocked(const Source& source) const;
   void block_the_worst(Clock::time_point now);
@@ -142,7 +142,7 @@ class Acceptor {
   void set_most_pending(std::size_t most) noexcept { options_.most_pending = most; }
   /// Does what can be done at once. Call it until it has none.
   std::optional<Accepted> next();
-  /// With a public secret: whether the first message of one that came was a proof.
+  /// Reports, with a public secret, whether the first message of an accepted connection was a proof.
   void judge(const Source& source, bool proof);
 
  private:

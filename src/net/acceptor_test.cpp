@@ -24,7 +24,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = RateLimiter::Clock;
 
-/// A listener at all addresses, and people who knock.
+/// A listener at all addresses, and peers that connect.
 struct House {
   sys::UniqueFd listener = value_or_throw(listen_on({{"0.0.0.0", 0}, {}}));
   std::uint16_t port = value_or_throw(local_endpoint(listener.get())).tcp.port;
@@ -40,7 +40,7 @@ struct House {
   bool somebody_waits() const { return value_or_throw(wait_ready(listener.get(), POLLIN, deadline_in(0ms))); }
 };
 
-/// Of this host, which peers on other hosts would use; empty: it has none.
+/// Address of this host that peers on other hosts would use; empty: it has none.
 std::string outer_address() {
   for (const InterfaceAddress& each : value_or_throw(interface_addresses())) {
     if (!each.loopback && each.length == 4) return each.text;
@@ -135,7 +135,7 @@ TEST(RateLimiter, TheKernelDoesNotAnswerWhoFailsAgainAndAgain) {
   }
   EXPECT_EQ(limiter.blocked(), 1U);
   EXPECT_FALSE(house.knock(outer, 300ms));
-  // Others come in, and what they say is heard.
+  // Others come in, and what they send is read.
   ASSERT_TRUE(house.knock());
   auto incoming = limiter.next(now);
   ASSERT_TRUE(incoming);
@@ -181,7 +181,7 @@ TEST(RateLimiter, WithoutDescriptorsItWaits) {
   const bool taken = limiter.next(now).has_value();
   ::setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_FALSE(taken);
-  EXPECT_TRUE(limiter.paused_until(now));  // whoever watches the listener does not spin
+  EXPECT_TRUE(limiter.paused_until(now));  // a thread that watches the listener does not spin
   EXPECT_TRUE(house.somebody_waits());
   EXPECT_TRUE(limiter.next(now + 200ms));
 }
@@ -285,7 +285,7 @@ TEST(ReplayFilter, WordsCountOnceAndTheOldestAreForgotten) {
   EXPECT_TRUE(heard.first_time(words(1)));
 }
 
-// Who comes through an acceptor, and when it is heard of.
+// Connections that an acceptor admits, and when they are reported.
 
 using namespace std::chrono_literals;
 
@@ -318,7 +318,7 @@ struct Gate {
   std::optional<Acceptor> acceptor;
 };
 
-/// As short as a test wants it, and long enough for a handshake on this machine, which may be an emulated one.
+/// A time as short as a test wants it, and long enough for a handshake on this machine, which may be an emulated one.
 std::chrono::milliseconds short_patience() {
   Acceptor::Options options;
   options.patience = 60s;

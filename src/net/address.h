@@ -1,5 +1,5 @@
-// Plain data and pure functions; nothing here touches the network. Where to listen or to connect: a TCP address or a
-// name in Linux's abstract Unix namespace. And a point in time by which a wait has to end.
+// Addresses to listen at or connect to: TCP, or a name in Linux's abstract Unix namespace; and a point in time by which
+// a wait has to end. Plain data and pure functions; nothing here touches the network.
 #pragma once
 
 #include "base/result.h"
@@ -24,7 +24,7 @@ void visit_fields(auto& m, auto& a, const Address*) { a(m.host, m.port); }
 
 /// "host:port" or "[v6]:port". Fails with InvalidArgument, naming the text.
 Result<Address> parse_address(std::string_view text);
-/// As `parse_address` reads it.
+/// Writes it as `parse_address` reads it.
 std::string to_string(const Address& address);
 
 /// "localhost", 127.0.0.0/8 or ::1, by spelling alone.

@@ -16,13 +16,13 @@ namespace cohort::store {
 
 inline constexpr std::size_t kFrame = 12;  ///< bytes before the body
 
-/// What stands before a body that is `first` and `second`.
+/// The frame before a body that is `first` and `second`.
 std::string frame_of(std::string_view first, std::string_view second = {});
 /// The body of the frame at the front. nullopt if the bytes end before it does (a writer was killed, or is writing);
 /// Corrupt if they are something else.
 Result<std::optional<std::string_view>> unframe(std::string_view bytes, std::size_t longest);
 
-/// Who made the file and for what.
+/// Identifies the file's maker and purpose.
 struct FileHeader {
   std::string nonce;  ///< 16 random bytes
   std::string boot_id;

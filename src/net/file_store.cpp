@@ -28,11 +28,11 @@
 namespace cohort::store {
 namespace {
 
-/// One byte for whoever reads or writes the log, and one for each member for as long as it lives.
+/// One byte for the reader or writer of the log, and one for each member for as long as it lives.
 constexpr off_t kLogLock = off_t{1} << 40;
 constexpr off_t kSlotLocks = kLogLock + 1;
 
-/// Between two looks at what others do, from the first to the last.
+/// Pauses between two looks at what others do, from the first to the last.
 constexpr std::chrono::milliseconds kShortestPause{1};
 constexpr std::chrono::milliseconds kLongestPause{20};
 
@@ -312,8 +312,8 @@ void FileStore::catch_up() {
   }
 }
 
-// Whoever wrote it held the lock, which we have now: it died in the middle. For members only: where locks end at each
-// host, others do not know who writes.
+// The writer of a torn record held the lock, which we have now: it died in the middle. For members only: where locks
+// end at each host, others do not know the writer.
 void FileStore::cut_torn() {
   if (!std::exchange(torn_, false)) return;
   log::info("store", "file store {}: a record torn at byte {} is removed", options_.path, end_);
@@ -453,7 +453,7 @@ bool FileStore::open(net::Deadline deadline) {
               "it was made by {}, and this process (rank {}) was told {} ranks -- give all the same, or another path",
               describe(header_), options_.rank, options_.size));
     }
-    // The first place is its maker's, who may not have taken the lock yet.
+    // The first entry is its maker's, which may not have taken the lock yet.
     if (creator_is_coming) return false;
     if (members_.size() >= static_cast<std::size_t>(header_.size)) {
       std::string members;
@@ -484,7 +484,7 @@ FileStore::Found FileStore::wait_for(std::span<const std::string> keys, std::siz
     if (::fstat(file_.get(), &status) != 0) fail_with(ErrorCode::Io, errno_text(errno));
     const bool late = net::passed(deadline);
     const bool look_for_the_dead = std::chrono::steady_clock::now() >= next_life_check;
-    // The lock is for those who have a reason.
+    // The lock is for members that have a reason.
     if (status.st_size != seen || look_for_the_dead || late) {
       Found found;
       std::size_t there = 0;

@@ -12,7 +12,7 @@ namespace cohort::net {
 class Ghash {
  public:
   using Block = std::array<std::byte, 16>;
-  /// Whether this processor can. Nothing else may be called where it cannot.
+  /// True if this processor can. Nothing else may be called if it cannot.
   static bool available() noexcept;
 
   /// `key` is what the cipher makes of a block of zeros.
@@ -23,7 +23,7 @@ class Ghash {
 
   void begin() noexcept;
   void add(const void* data, std::size_t bytes) noexcept;
-  /// Of all bytes since `begin`, as what is authenticated and not encrypted.
+  /// Hash of all bytes since `begin`, as what is authenticated and not encrypted.
   Block finish() noexcept;
 
  private:

@@ -250,7 +250,7 @@ bool is_numeric(std::string host) {
   return ::inet_pton(AF_INET, host.c_str(), &address) == 1 || ::inet_pton(AF_INET6, host.c_str(), &address) == 1;
 }
 
-/// In small letters; empty: nobody knows it.
+/// The name in small letters; empty: nobody knows it.
 std::string full_host_name() {
   addrinfo hints{};
   hints.ai_flags = AI_CANONNAME;
@@ -261,8 +261,8 @@ std::string full_host_name() {
   return name;
 }
 
-/// Who may be answered. Tokens are compared by a MAC under a key of this process: what is compared has one length, and
-/// takes one time.
+/// Decides which clients are answered. Tokens are compared by a MAC under a key of this process: both sides have one
+/// length, and comparing takes one time.
 class Admission {
  public:
   Admission(HttpClients clients, const Address& at, const std::string& token)
@@ -281,7 +281,7 @@ class Admission {
     value_or_throw(Secret::generate()).append_digits(pass_);
   }
 
-  /// What a request gets before the handler sees it; nullopt: the handler answers.
+  /// Response that a request gets before the handler sees it; nullopt: the handler answers.
   std::optional<HttpResponse> before(const HttpRequest& request) const {
     // A page of somebody else's whose name is made to lead here (DNS rebinding) is not ours.
     if (clients_ == HttpClients::Browsers && !is_our_name(request.host))
@@ -404,7 +404,7 @@ struct HttpServer::Impl {
   void let_in() {
     for (int i = 0; i < 16; ++i) {
       auto accepted = accept_one(listener.get());
-      if (!accepted) listen_again = deadline_in(kWithoutDescriptors);  // those that are there have to end first
+      if (!accepted) listen_again = deadline_in(kWithoutDescriptors);  // connections that are there have to end first
       if (!accepted || !*accepted) return;
       if (connections.size() >= options.most_connections && !make_room()) continue;
       connections.push_back({.fd = std::move(**accepted), .until = deadline_in(options.request_time)});
@@ -459,7 +459,7 @@ struct HttpServer::Impl {
       if (sent < 0) return errno == EAGAIN || errno == EINTR;
       to.sent += static_cast<std::size_t>(sent);
     }
-    // Until the reader has taken it and closes: a close with bytes unread would take the answer back.
+    // Kept until the reader has taken it and closes: a close with bytes unread would take the answer back.
     ::shutdown(to.fd.get(), SHUT_WR);
     to.state = State::Ending;
     to.until = deadline_in(kEndTime);

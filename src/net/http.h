@@ -1,5 +1,5 @@
 // HTTP/1.1, the head of messages and a small server.
-// As much of HTTP/1.1 as pages of our own need: the head of a GET or HEAD request. What a stranger sends is read
+// The part of HTTP/1.1 that pages of our own need: the head of a GET or HEAD request. Text from strangers is read
 // strictly: what two readers could see differently is refused. Pure; any thread.
 #pragma once
 
@@ -36,7 +36,7 @@ struct HttpRefusal {
 
 /// "a%20b" as "a b"; nullopt for an escape that is none.
 std::optional<std::string> percent_decoded(std::string_view text);
-/// Where the head in `bytes` ends, which is behind an empty line; nullopt: it is not all there.
+/// End of the head in `bytes`, which is behind an empty line; nullopt: it is not all there.
 std::optional<std::size_t> head_end(std::string_view bytes) noexcept;
 /// `head`: up to its end.
 tl::expected<HttpRequest, HttpRefusal> parse_request(std::string_view head);
@@ -49,7 +49,7 @@ struct HttpResponse {
   std::string body;
   std::map<std::string, std::string> headers = {};  ///< besides those that all have
 };
-/// With the headers that keep a browser from doing with it what nobody wants. The connection ends after it.
+/// Writes it with headers that keep a browser from doing with it what nobody wants. The connection ends after it.
 std::string to_bytes(const HttpResponse& response);
 
 /// A text of others for a line of ours: without line ends and control characters (those of Unicode, too), and with
@@ -58,16 +58,16 @@ enum class Kept { Beginning, End };
 std::string as_line(std::string_view text, std::size_t longest = 500, Kept kept = Kept::Beginning);
 
 // A small server of pages (HTTP/1.1, GET and HEAD; an answer for each connection). It has a thread of its own, which
-// calls the handler. Whoever may connect is a stranger: how many there are at once, the size of a request and the time
-// of each connection are bounded, which the library that we use elsewhere (cpp-httplib of Debian 12) does not promise;
+// calls the handler. Any client may be a stranger: how many there are at once, the size of a request and the time of
+// each connection are bounded, which the library that we use elsewhere (cpp-httplib of Debian 12) does not promise;
 // nothing but the request's head is read, and nobody without the token is answered.
 
-/// Who asks, which is how they show the token.
+/// Kind of clients, which is how they show the token.
 enum class HttpClients {
-  /// "Authorization: Bearer"; who does not gets 401. Without a token: whoever asks for a name of loopback, else 403.
+  /// "Authorization: Bearer"; others get 401. Without a token: requests for a name of loopback, else 403.
   Machines,
-  /// Likewise, or in a cookie, which the first visit leaves that has the token in its address ("/?token="); who does
-  /// not gets 403. Whatever they show, names that are not this host's get 421.
+  /// Likewise, or in a cookie, which the first visit with the token in its address ("/?token=") leaves; a client that
+  /// does neither gets 403. With or without a token, names that are not this host's get 421.
   Browsers,
 };
 
@@ -97,8 +97,8 @@ class HttpServer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What lets a client in: the file's only line. Throws Io; InvalidArgument where others than its owner and group may
-/// read the file, or the text can be guessed (fewer than 16 characters) or is none of a header's.
+/// Reads the token that lets a client in: the file's only line. Throws Io; InvalidArgument where others than its owner
+/// and group may read the file, or the text can be guessed (fewer than 16 characters) or is none of a header's.
 std::string read_token_file(const std::string& path);
 
 }  // namespace cohort::net

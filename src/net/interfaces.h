@@ -36,16 +36,16 @@ struct NetworkFilter {
 Result<std::vector<NetworkFilter>> parse_networks(std::string_view text);
 bool fits(const InterfaceAddress& address, const NetworkFilter& filter) noexcept;
 
-/// What this host has, without addresses that only mean something on one link.
+/// Addresses of this host, without those that only mean something on one link.
 Result<std::vector<InterfaceAddress>> interface_addresses();
 
-/// In the order in which peers should try them: by filter if there are any (Unavailable if none fits), else networks,
-/// then bridges of containers and virtual machines, then loopback.
+/// Orders them as peers should try them: by filter if there are any (Unavailable if none fits), else networks, then
+/// bridges of containers and virtual machines, then loopback.
 Result<std::vector<InterfaceAddress>> choose(std::vector<InterfaceAddress> all,
                                              const std::vector<NetworkFilter>& filters);
 
-/// What this host tells others to try, numeric: of `interface_addresses` those that COHORT_NETWORK allows, in the order
-/// of `choose`, without loopback. May be empty.
+/// Addresses of this host that others should try, numeric: of `interface_addresses` those that COHORT_NETWORK allows,
+/// in the order of `choose`, without loopback. May be empty.
 Result<std::vector<std::string>> offered_addresses();
 
 /// The address of this host, numeric, from which packets to `peer` go: one that the peer can answer. Sends nothing.

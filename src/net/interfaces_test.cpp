@@ -1,4 +1,4 @@
-// Which addresses are offered, and how COHORT_NETWORK narrows them.
+// The addresses that are offered, and how COHORT_NETWORK narrows them.
 #include "net/interfaces.h"
 #include "net/address.h"
 #include "net/socket.h"

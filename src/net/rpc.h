@@ -31,11 +31,11 @@ class RpcServer {
     std::uint64_t id = 0;
     std::string_view body;
   };
-  /// What it serves. Nothing may be thrown but for want of memory.
+  /// Implemented by the server's owner. Throws nothing except for lack of memory.
   class Service {
    public:
     virtual ~Service() = default;
-    /// To be answered with `answer`, now or later. An error: what came is nonsense, and the client is closed.
+    /// Handles a call, to be answered by `answer`, now or later. An error: the call is nonsense, its client is closed.
     virtual Result<void> on_call(const ClientPtr& client, const Call& call) = 0;
     virtual void on_gone(const ClientPtr& client) = 0;
   };
@@ -47,20 +47,20 @@ class RpcServer {
     SecureOptions secure = {};
     std::size_t half_open_limit = 128;  ///< connections that have not proved the secret and called, at once,
     std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);  ///< and for how long
-    /// With clients on this host that ask for it. `host` tells it from others. Of a TCP server: at a Unix name that it
-    /// has besides.
+    /// Uses shared memory with clients on this host that ask for it. `host` distinguishes it from others. A TCP server
+    /// also listens at a Unix name for that.
     bool shared_memory = false;
     std::string host = {};
   };
 
   /// Throws Unavailable if the place is taken (names the holder). `service` has to outlive it.
   RpcServer(Options options, Service& service);
-  /// Closes all connections; clients get PeerLost. Their going is told until it is over.
+  /// Closes all connections; clients get PeerLost. It reports their going until it is over.
   ~RpcServer();
   RpcServer(const RpcServer&) = delete;
   RpcServer& operator=(const RpcServer&) = delete;
 
-  /// Where it listens, with the port that the system chose.
+  /// Address it listens at, with the port that the system chose.
   const Endpoint& endpoint() const noexcept;
   /// "NAME at PLACE".
   std::string describe() const;
@@ -70,10 +70,10 @@ class RpcServer {
   /// Calls back on its own thread, unless it is destroyed before. Any thread.
   void post(std::function<void()> callback);
 
-  // On its own thread, by the service.
+  // Called by the service, on the server's own thread.
 
   void answer(const ClientPtr& client, std::uint64_t id, std::string_view body);
-  /// With `bytes` behind the head that `fill` writes, at once, to where the client will read them.
+  /// Answers with `bytes` behind the head that `fill` writes, at once, to where the client will read them.
   void answer(const ClientPtr& client, std::uint64_t id, std::string_view head, std::size_t bytes,
               const std::function<void(char*)>& fill);
   static const std::string& peer(const ClientPtr& client) noexcept;
@@ -86,8 +86,7 @@ class RpcServer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What a call was answered with, maybe in memory that is shared with the server: its calls have less room as long as
-/// this is kept.
+/// Reply to a call, maybe in memory that is shared with the server: its calls have less memory as long as this is kept.
 class RpcAnswer {
  public:
   explicit RpcAnswer(std::string text) : text_(std::move(text)) {}
@@ -123,7 +122,7 @@ class RpcClient {
   /// cannot be: calls go on over the connection. Over TCP a server that is on this `host` names the endpoint where it
   /// can be; throws as `call`.
   Result<std::optional<Endpoint>> share_memory(const std::string& host, Deadline deadline);
-  /// Ends the connection: whoever waits gets PeerLost. Not in a forked child.
+  /// Ends the connection: waiting callers get PeerLost. Not in a forked child.
   void close() noexcept;
   /// A call without an answer, as the last one. Not in a forked child, and not when the connection has ended.
   void say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept;
@@ -134,7 +133,7 @@ class RpcClient {
 };
 
 struct RpcPlace {
-  std::vector<Endpoint> endpoints;    ///< of several, numeric ones, all are tried at once; who proves the secret counts
+  std::vector<Endpoint> endpoints;    ///< several, numeric, are all tried at once; one that proves the secret counts
   std::optional<Secret> secret = {};  ///< as the server's
   SecureOptions secure = {};
 };

@@ -35,7 +35,7 @@ std::string framed(std::uint8_t method, std::uint64_t id, std::string_view body)
 
 }  // namespace
 
-// Whoever waits first reads for all: calls are numbered, and one of the waiting threads (the reader) polls the
+// The first thread that waits reads for all: calls are numbered, and one of the waiting threads (the reader) polls the
 // connection and hands the answers out. So there is no thread of our own, and no wait holds another one up. For a call
 // in shared memory each thread waits by itself.
 struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
@@ -43,7 +43,7 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
   struct Pending {
     std::optional<std::string> answer = {};   // of the connection, or copied
     std::optional<SharedCallId> shared = {};  // in shared memory
-    bool queued = false;                      // there, when there is room
+    bool queued = false;                      // there, once it fits
     bool watched = false;                     // a thread waits for it there
     std::uint8_t method = 0;
     std::string body = {};
@@ -94,7 +94,7 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
     if (entry == pending.end()) raise(ErrorCode::Internal, "{} client: call {} is finished twice", name, id);
     Pending& call = entry->second;
     while (true) {
-      // Before the answer is looked at, so that none is missed.
+      // Read before the answer is looked at, so that none is missed.
       const std::uint32_t seen = shared ? shared->answers() : 0;
       if (call.queued) submit_queued(true);
       const auto state = call.shared ? shared->state(*call.shared) : SharedCallsClient::State::Elsewhere;
@@ -151,7 +151,7 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
     return true;
   }
 
-  /// Those that wait for room, in their order. If need be, answers that nobody has asked for yet make room.
+  /// Submits the calls that wait for memory, in their order. If need be, moves answers that nobody has asked for yet.
   void submit_queued(bool make_room) {
     while (!queue.empty()) {
       Pending& next = pending.at(queue.front());
@@ -169,7 +169,7 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
           shared->state(*call.shared) != SharedCallsClient::State::Answered)
         continue;
       const auto answer = shared->answer(*call.shared);
-      if (!answer) return false;  // whoever finishes it says so
+      if (!answer) return false;  // the thread that finishes it says so
       call.answer.emplace(*answer);
       shared->free(*std::exchange(call.shared, std::nullopt));
       return true;
@@ -270,7 +270,7 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
   Calls pending;
   std::optional<Error> dead;
   std::unique_ptr<SharedCallsClient> shared;  // from when on it is there it stays
-  std::deque<std::uint64_t> queue;            // calls for it that have no room yet
+  std::deque<std::uint64_t> queue;            // calls for it that do not fit yet
   std::vector<SharedCallId> abandoned;        // of calls that nobody waits for any more
 };
 
@@ -367,9 +367,9 @@ void rpc_connect(const RpcPlace& place, Deadline deadline,
     if (!failed) return;
     if (!failed->again) throw failed->error;
     log::debug("net", "{}; trying again", failed->error.what());
-    // What somebody said counts for more than that the last attempt had no time to hear it.
+    // An earlier attempt's error counts for more than a timeout of the last one.
     if (!reason || failed->error.code() != ErrorCode::Timeout) reason = failed->error;
-    // Those that were started together should not knock together.
+    // Clients that were started together should not connect together.
     const milliseconds jittered(pause.count() / 2 + static_cast<int>(random() % static_cast<unsigned>(pause.count())));
     if (std::chrono::steady_clock::now() + jittered >= deadline) {
       const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begun;

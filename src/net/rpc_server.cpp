@@ -204,10 +204,10 @@ class RpcServer::Impl {
     accept_when_ready();
   }
 
-  // One line a second is enough for whoever knocks at the listener.
+  // One line a second is enough about clients that the listener refuses.
   void complain(const Error& error) {
     const auto now = std::chrono::steady_clock::now();
-    // Of all addresses that are offered to a client it tries several, and goes from the others once one has answered.
+    // A client tries several of the addresses that are offered to it, and goes from the others once one has answered.
     if (error.code() == ErrorCode::Unavailable || now - last_complaint_ < std::chrono::seconds(1)) {
       log::debug("net", "{} refused a connection: {}", describe(), error.what());
       return;
@@ -362,7 +362,7 @@ class RpcServer::Impl {
   std::set<ClientPtr> clients_;
   std::vector<ClientPtr> sharing_;  // of them
   bool crowded_ = false;
-  bool attentive_ = false;  // looks for calls in shared memory, and is not rung
+  bool attentive_ = false;  // looks for calls in shared memory, and needs no wakeup
   SpinTime attention_;
   std::chrono::steady_clock::time_point served_{};
   std::set<std::weak_ptr<asio::steady_timer>, std::owner_less<>> timers_;

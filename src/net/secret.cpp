@@ -36,7 +36,7 @@ int digit_value(char c) {
   return -1;
 }
 
-// And is no secret: those are longer, or digits.
+// A variable's name is no secret: those are longer, or digits.
 bool names_a_variable(std::string_view text) {
   const auto of_name = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; };
   const auto is_digit = [](char c) { return digit_value(c) >= 0; };
@@ -44,8 +44,8 @@ bool names_a_variable(std::string_view text) {
          !std::all_of(text.begin(), text.end(), is_digit);
 }
 
-// In words, each by itself: in vector registers it would be whole, and whoever saves those (a signal, the dynamic
-// linker when it looks up a function) would leave it on the stack.
+// Copies in words, each by itself: in vector registers it would be whole, and code that saves those (a signal, the
+// dynamic linker when it looks up a function) would leave it on the stack.
 void copy_hidden(std::uint8_t* to, const std::uint8_t* from) noexcept {
   for (std::size_t at = 0; at < Secret::kBytes; at += sizeof(std::uint64_t)) {
     std::uint64_t word = 0;
@@ -326,7 +326,7 @@ void FrameMac::add(const void* data, std::size_t bytes) {
   while (bytes > 0) {
     const std::size_t step = std::min(bytes, kMostAtOnce);
     int length = 0;
-    // What is authenticated and not encrypted: all of it.
+    // All of it is authenticated and not encrypted.
     require(::EVP_EncryptUpdate(context_.get(), nullptr, &length, from, static_cast<int>(step)));
     from += step;
     bytes -= step;

@@ -1,7 +1,7 @@
-// The job's 256-bit secret: whoever has it belongs to the job. It travels in sealed memory files over inherited
-// descriptors and in files of mode 0600, never in arguments or the environment. A Secret owns its 32 bytes, in memory
-// that no core dump shows, and erases them when it dies. Copies are independent; const use from several threads is
-// fine.
+// The job's 256-bit secret: every process that has it belongs to the job. It travels in sealed memory files over
+// inherited descriptors and in files of mode 0600, never in arguments or the environment. A Secret owns its 32 bytes,
+// in memory that no core dump shows, and erases them when it dies. Copies are independent; const use from several
+// threads is fine.
 #pragma once
 
 #include "base/result.h"
@@ -25,12 +25,12 @@ class Secret {
  public:
   static constexpr std::size_t kBytes = 32;
 
-  /// From the kernel's generator. Fails with Io only where getrandom(2) does.
+  /// Makes a secret by the kernel's generator. Fails with Io only where getrandom(2) does.
   static Result<Secret> generate();
   static Secret from_bytes(std::span<const std::uint8_t, kBytes> bytes);
-  /// Of 64 hexadecimal digits; nullopt for anything else.
+  /// Reads 64 hexadecimal digits; nullopt for anything else.
   static std::optional<Secret> from_digits(std::string_view digits);
-  /// Its 64 digits. Give the text room first, and `wipe` it: a text that grows leaves what it held behind.
+  /// Its 64 digits. Reserve space in the text first, and `wipe` it: a text that grows leaves what it held behind.
   void append_digits(std::string& to) const;
 
   /// Reads what `to_sealed_memfd` made, which can be read again. Sets CLOEXEC: what this process starts does not get
@@ -50,7 +50,7 @@ class Secret {
   std::span<const std::uint8_t, kBytes> bytes() const noexcept {
     return std::span<const std::uint8_t, kBytes>(bytes_, kBytes);
   }
-  /// In constant time.
+  /// Compares in constant time.
   bool operator==(const Secret& other) const noexcept;
 
   Secret(const Secret& other);
@@ -93,12 +93,12 @@ using Mac = std::array<std::uint8_t, 32>;
 
 Mac hmac_sha256(std::span<const std::uint8_t> key, std::string_view bytes);
 
-/// In constant time.
+/// Compares in constant time.
 bool same(const Mac& a, const Mac& b) noexcept;
 
-// Proofs for frames that go one way over a connection: GMAC with AES-128 (NIST SP 800-38D) under a key of this
-// direction alone, whose nonce counts the frames. A frame that was changed, repeated, left out or moved has no right
-// tag. Both ends begin and finish the same frames in the same order. Not thread-safe.
+// Proofs for frames of one direction of a connection: GMAC with AES-128 (NIST SP 800-38D) under a key of this direction
+// alone, whose nonce counts the frames. A frame that was changed, repeated, left out or moved has no right tag. Both
+// ends begin and finish the same frames in the same order. Not thread-safe.
 class FrameMac {
  public:
   using Key = std::array<std::uint8_t, 16>;
@@ -115,7 +115,7 @@ class FrameMac {
   void add(const void* data, std::size_t bytes);
   Tag finish();
 
-  /// In constant time.
+  /// Compares in constant time.
   static bool same(const Tag& a, const Tag& b) noexcept;
 
  private:

@@ -30,11 +30,11 @@ constexpr std::size_t kHandshakeLimit = 4096;
 // Sent first where the kernel vouches for the other end; a TLS handshake starts with 0x16 instead.
 constexpr std::string_view kPlainGreeting = "COHORT1\n";
 constexpr char kTlsHandshake = 0x16;
-// Of a ClientHello, behind the headers of record and message and the version.
+// Position in a ClientHello, behind the headers of record and message and the version.
 constexpr std::size_t kHelloRandom = 11;
 constexpr std::string_view kRepeats = "it repeats what another connection began with";
 constexpr std::size_t kRecordHeader = 5;
-// TLS alerts, handshake_failure and decrypt_error: what a peer gets to see that brings no secret, or another one.
+// TLS alerts, handshake_failure and decrypt_error: the reply to a peer without the secret, or with another one.
 constexpr std::string_view kTlsRefusal("\x15\x03\x03\x00\x02\x02\x28", 7);
 constexpr std::string_view kTlsOtherSecret("\x15\x03\x03\x00\x02\x02\x33", 7);
 
@@ -66,12 +66,12 @@ class ByteQueue {
   std::size_t taken_ = 0;
 };
 
-/// Of the rest of a record, as the last two bytes of its header tell.
+/// Length of the rest of a record, from the last two bytes of its header.
 std::size_t record_length(std::string_view header) {
   return static_cast<std::size_t>(static_cast<unsigned char>(header[3])) << 8 | static_cast<unsigned char>(header[4]);
 }
 
-/// Where in a stream of TLS records somebody is.
+/// Position in a stream of TLS records.
 class RecordEdge {
  public:
   void pass(std::string_view bytes) {
@@ -149,7 +149,7 @@ struct SecureConnection::Impl {
     if (established) return {};
     const std::string_view have = incoming.view().substr(0, kPlainGreeting.size());
     if (!have.empty() && have != kPlainGreeting.substr(0, have.size())) {
-      (void)flush();  // our greeting tells the other end what is wrong
+      (void)flush();  // our greeting shows the other end what is wrong
       if (have.front() == 0x16 || have.front() == 0x15) {
         return not_authenticated(fmt::format("it has a secret and this process has none -- {}", kHowToGiveASecret));
       }
@@ -164,7 +164,7 @@ struct SecureConnection::Impl {
     return hello.size() >= kRecordHeader && hello.size() >= kRecordHeader + record_length(hello);
   }
 
-  /// What is no TLS, a replay, or does not know the secret, costs no session of OpenSSL.
+  /// An end that does not speak TLS, a replay, or one that does not know the secret costs no session of OpenSSL.
   Result<void> look_at_hello() {
     if (hello.front() != kTlsHandshake) return not_authenticated("it does not speak TLS");
     if (handshake_bytes >= kHandshakeLimit) return not_authenticated("its handshake is too long");
@@ -192,7 +192,7 @@ struct SecureConnection::Impl {
         return not_authenticated(fmt::format("it brings no secret -- {}", kHowToGiveASecret));
       }
       if (role == Role::Client && handshake_bytes == bytes.size() && bytes.front() == kPlainGreeting.front()) {
-        (void)flush();  // our first word, if it has not gone, tells the other end what is wrong
+        (void)flush();  // our first message, if it has not gone, shows the other end what is wrong
         return not_authenticated(fmt::format("it has no secret and this process has one -- {}", kHowToGiveASecret));
       }
       if (!tls) {
@@ -315,8 +315,8 @@ SecureConnection::SecureConnection(SecureConnection&&) noexcept = default;
 SecureConnection& SecureConnection::operator=(SecureConnection&&) noexcept = default;
 
 SecureConnection::~SecureConnection() {
-  // In a forked child it would be the parent's stream that got our good-bye. Where the other end may have given its
-  // socket away, nobody there would know it from the bytes that are to come.
+  // In a forked child it would be the parent's stream that got our good-bye. If the other end may have given its socket
+  // away, nobody there would know it from the bytes that are to come.
   if (!impl_ || !impl_->tls || !impl_->established || impl_->options.detachable || impl_->process != ::getpid()) return;
   // Good-bye, as far as the socket takes it at once.
   impl_->tls->close();
@@ -478,7 +478,7 @@ void tell_of_no_secret(const Address& server, Deadline deadline) noexcept {
       const bool may_come = !socket && socket.error().kind == ConnectFailure::Refused;
       if (may_come && std::chrono::steady_clock::now() < deadline) continue;
       if (!socket) return;
-      // As who meets without one begins: it is told from all else.
+      // The greeting of an end that meets without a secret: it is distinct from all else.
       (void)::send(socket->get(), kPlainGreeting.data(), kPlainGreeting.size(), MSG_NOSIGNAL);
       (void)wait_ready(socket->get(), POLLIN, deadline);  // its refusal
       return;

@@ -28,7 +28,7 @@ struct SecureOptions {
   std::string purpose = "store";
   /// Longer messages are refused on both ends; memory for one grows with what has arrived, not with what was announced.
   std::size_t longest_message = (std::size_t{64} << 20) + (std::size_t{64} << 10);
-  /// Of a listener's server ends: replayed ClientHellos fail. Has to outlive their handshakes.
+  /// Filter of a listener's server ends: replayed ClientHellos fail. Has to outlive their handshakes.
   ReplayFilter* heard = nullptr;
   /// The socket can be given away: nothing is read beyond the record that ends a message, and TLS's good-bye is not
   /// said.
@@ -37,8 +37,8 @@ struct SecureOptions {
   bool descriptors = false;
 };
 
-/// Of one who has no secret, where one is needed: whoever serves there, or begins to until the deadline, has its user
-/// told so. Nothing is heard.
+/// Called by an end without the secret, where one is needed: the server there, or one that begins until the deadline,
+/// reports that to its user. Nothing is received.
 void tell_of_no_secret(const Address& server, Deadline deadline) noexcept;
 
 class SecureConnection {
@@ -56,8 +56,8 @@ class SecureConnection {
   int fd() const noexcept;
   /// True once the other end has proved itself. Before that not a byte of its messages is parsed.
   bool established() const noexcept;
-  /// What it has said so far was made with the secret and, with `SecureOptions::heard`, not said before. For a server
-  /// that has to close some before they have come to the end of their handshake.
+  /// True if what the other end has said so far was made with the secret and, with `SecureOptions::heard`, not said
+  /// before. For a server that has to close some before they have come to the end of their handshake.
   bool credible() const noexcept;
   /// The other end, for messages.
   const std::string& peer() const noexcept;
@@ -82,15 +82,15 @@ class SecureConnection {
   /// The other end has closed its side in good order and all messages have been taken.
   bool at_end() const noexcept;
 
-  /// What is left when two ends that have proved each other go on in their own way.
+  /// State left when two ends that have proved each other go on in their own way.
   struct Detached {
     sys::UniqueFd socket;
     std::array<std::uint8_t, 32> key{};  ///< of this connection alone (RFC 8446, section 7.5)
     std::unique_ptr<TlsStream> stream;   ///< the encryption, if it is to stay
   };
   enum class Encryption { Ends, Stays };
-  /// With `detachable`, and a secret: once all that both ends have to say in messages is said, and taken. Corrupt if
-  /// there is more. This end is dead then.
+  /// Called with `detachable`, and a secret: once all that both ends have to say in messages is said, and taken.
+  /// Corrupt if there is more. This end is dead then.
   Result<Detached> detach(Encryption encryption);
 
   // Blocking use. Timeout when the deadline passes; the connection is then as good as before.
@@ -107,12 +107,12 @@ class SecureConnection {
   std::unique_ptr<Impl> impl_;
 };
 
-// Finds the one among several addresses where the right peer listens: all are tried at once, and only who proves the
-// secret counts, so that an address which means somebody else here (a docker bridge, a tunnel) does no harm. Blocks
-// until the deadline at most; any thread.
+// Finds the one among several addresses where the right peer listens: all are tried at once, and only a peer that
+// proves the secret counts, so that an address which means somebody else here (a docker bridge, a tunnel) has no
+// effect. Blocks until the deadline at most; any thread.
 
-/// Addresses are numeric. Fails with PeerLost where somebody has answered and closed before it was proved who is there
-/// (a full house: it may be worth another try), else with Unavailable, or Timeout; names what became of each address.
+/// Addresses are numeric. Fails with PeerLost where somebody has answered and closed before it had proved itself (a
+/// full server: it may be worth another try), else with Unavailable, or Timeout; names what became of each address.
 Result<SecureConnection> reach(std::span<const Endpoint> endpoints, const Secret& secret, const SecureOptions& options,
                                Deadline deadline);
 

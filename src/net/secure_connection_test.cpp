@@ -217,7 +217,7 @@ TEST(SecureConnection, SaysSoWhenOnlyOneSideHasASecret) {
     };
     auto client = make(fds[0], Role::Client, !server_has_it);
     auto server = make(fds[1], Role::Server, server_has_it);
-    // Who has none speaks first; the other may hear it before it has spoken itself, and goes at once.
+    // The end without a secret sends first; the other may read it before it has sent anything itself, and goes at once.
     SecureConnection& without = server_has_it ? client : server;
     SecureConnection& with = server_has_it ? server : client;
     ASSERT_TRUE(without.advance());
@@ -313,7 +313,7 @@ TEST(SecureConnection, FirstWordsCountOnceForAListener) {
   const std::size_t hello = 5 + (static_cast<std::size_t>(static_cast<unsigned char>(of_client[3])) << 8 |
                                  static_cast<unsigned char>(of_client[4]));  // its record's length
   ReplayFilter heard;
-  // In one piece and, since the pieces are his choice who repeats them, in several.
+  // Repeated in one piece and, since an attacker may choose the pieces, in several.
   std::size_t times = 0;
   for (const std::size_t piece : {hello, hello, std::size_t{100}}) {
     Pair pair = tcp_pair();
@@ -347,7 +347,7 @@ TEST(SecureConnection, WhatIsLeftOfItIsASocketAndAKeyOfItsOwn) {
     other.join();
     ASSERT_TRUE(server.send("the last", deadline));
     auto theirs = value_or_throw(server.detach(encryption));
-    // What comes right behind the last message is no longer the connection's.
+    // Bytes right behind the last message are no longer the connection's.
     const std::string_view bytes = "bulk";
     if (theirs.stream) {
       ASSERT_EQ(value_or_throw(theirs.stream->write(std::as_bytes(std::span(bytes)))), bytes.size());

@@ -26,8 +26,8 @@ struct StoreServerOptions {
   net::Endpoint endpoint = net::any_loopback_port();
   /// Required for TCP. Without one, on a Unix name, only this user's processes are let in.
   std::optional<net::Secret> secret = {};
-  /// Clients ask for a meeting by name and are told to look again when it is not this one (an earlier world's server
-  /// may still hold the place for a moment).
+  /// Clients ask for a meeting by name and are asked to retry when it is not this one (an earlier world's server may
+  /// still hold the address for a moment).
   std::string meeting = {};
   /// Connections that have not proved the secret yet: how many at once (of more, those are closed that came first and
   /// have said nothing of worth) and for how long.
@@ -44,7 +44,7 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
-  /// Where it listens, with the port that the system chose.
+  /// Address it listens at, with the port that the system chose.
   const net::Endpoint& endpoint() const noexcept;
   /// Soon after; for the process that owns the store, which waits for nothing.
   void set_if_absent(std::string key, std::string value);
@@ -68,8 +68,8 @@ struct StoreClientOptions {
 /// there, or no answer: says which), Unavailable (the name does not resolve), InvalidArgument (authentication failed).
 std::shared_ptr<MeetingStore> connect_store(const StoreClientOptions& options, net::Deadline deadline);
 
-/// The same where one of several numeric addresses leads to the server: all are tried at once, and who proves the
-/// secret counts. `options.endpoint` is not used.
+/// The same where one of several numeric addresses leads to the server: all are tried at once, and the one that proves
+/// the secret counts. `options.endpoint` is not used.
 std::shared_ptr<MeetingStore> connect_store_at_any(std::span<const net::Endpoint> endpoints,
                                                    const StoreClientOptions& options, net::Deadline deadline);
 
@@ -77,8 +77,8 @@ std::shared_ptr<MeetingStore> connect_store_at_any(std::span<const net::Endpoint
 std::shared_ptr<MeetingStore> connect_tcp_store(const std::string& host, std::uint16_t port, const net::Secret& secret,
                                                 net::Deadline deadline);
 
-// What a store's client and server say to each other: the bodies of calls (net/rpc.h), whose methods are operations.
-// Pure functions; bytes from outside are checked in full before anything is done with them.
+// Protocol between a store's client and server: the bodies of calls (net/rpc.h), whose methods are operations. Pure
+// functions; bytes from outside are checked in full before anything is done with them.
 inline constexpr std::uint32_t kProtocolVersion = 1;
 /// Two values and some keys; a list of keys that is longer is refused.
 inline constexpr std::size_t kLongestMessage = 2 * kLongestValue + (std::size_t{1} << 20);

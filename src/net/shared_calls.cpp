@@ -13,11 +13,11 @@ namespace cohort::net {
 // Fields that the other end may write at any time are atomics that are read once.
 struct SharedCall {
   std::atomic<std::uint32_t> state;  // by the server
-  // By the client, before the call is queued.
+  // Written by the client, before the call is queued.
   std::atomic<std::uint32_t> method;
   std::atomic<std::uint32_t> blocks;
   std::atomic<std::uint32_t> body;  // bytes
-  // By the server, before it is answered: where in the call's blocks, and how long.
+  // Written by the server, before it is answered: where in the call's blocks, and how long.
   std::atomic<std::uint32_t> answer_at;
   std::atomic<std::uint32_t> answer;
   std::array<std::uint32_t, 10> unused;
@@ -96,7 +96,7 @@ void SharedCallsServer::tell(std::uint32_t number, std::uint32_t state) noexcept
   under_way_[number] = {};
   control().calls[number].state.store(state, std::memory_order_release);
   control().answers.fetch_add(1);
-  // Whoever counted itself among the sleepers after this sees the new number of answers, and does not sleep.
+  // A thread that counted itself among the sleepers after this sees the new number of answers, and does not sleep.
   if (control().sleepers.load() != 0) sys::futex_wake_all(control().answers);
 }
 
@@ -104,7 +104,7 @@ SharedCallsServer::Answered SharedCallsServer::answer(SharedCallId id, std::stri
                                                       const std::function<void(char*)>& fill) {
   if (!under_way(id)) return Answered::NoSuchCall;
   const std::uint32_t number = id.block(), blocks = under_way_[number].blocks, body = under_way_[number].body;
-  // What follows the head begins with a line, so that rows are copied by whole lines.
+  // The payload behind the head begins with a line, so that rows are copied by whole lines.
   const std::size_t payload_at = aligned(aligned(body) + head.size());
   if (payload_at + bytes > blocks * kSharedBlock) return Answered::TooLong;
   const std::size_t at = payload_at - head.size();
@@ -122,7 +122,7 @@ void SharedCallsServer::answer_elsewhere(SharedCallId id) {
 
 bool SharedCallsServer::go_to_sleep() noexcept {
   control().asleep.store(1);
-  // Whoever begins a call after this sees that we sleep.
+  // A client that begins a call after this sees that we sleep.
   if (control().begun.load() == taken_) return true;
   control().asleep.store(0);
   return false;

@@ -1,9 +1,9 @@
 // Calls through memory that a client and a server on one host share: the layout of the segment, and its two ends. The
-// server makes it; the client lays bodies into blocks, queues calls in their order, and says where the answer may be
-// as long as it likes: an answer stands behind its body. So the server needs no memory for a client that does not take
-// its answers. What the other end writes is copied once, then checked, then used; rows of an answer stay where they
-// are until the client has copied them. Who sleeps is woken: clients on a futex, the server over the socket that the
-// two keep besides, which also says when one of them has gone. One thread at a time, where nothing else is said.
+// server makes it; the client lays bodies into blocks, queues calls in their order, and says where the answer may be as
+// long as it likes: an answer stands behind its body. So the server needs no memory for a client that does not take its
+// answers. Data from the other end is copied once, then checked, then used; rows of an answer stay where they are until
+// the client has copied them. Sleepers are woken: clients on a futex, the server over the socket that the two keep
+// besides, which also says when one of them has gone. One thread at a time, where nothing else is said.
 #pragma once
 
 #include "base/memory.h"
@@ -28,8 +28,8 @@ namespace cohort::net {
 
 struct SharedControl;
 
-/// How long it pays to spin before sleeping: what waits have taken, if that was short. Where cores are busy with other
-/// things waits are long, and who has slept gets a core sooner than who has spun. Any thread.
+/// How long it pays to spin before sleeping: as long as recent waits, if they were short. On busy cores waits are long,
+/// and a thread that has slept gets a core sooner than one that has spun. Any thread.
 class SpinTime {
  public:
   std::chrono::nanoseconds now() const noexcept {
@@ -56,7 +56,7 @@ inline constexpr std::size_t kSharedBytes = (kSharedBlocks + 1) * kSharedBlock;
 class SharedCallId {
  public:
   SharedCallId(std::uint32_t order, std::uint32_t block) noexcept : value_(std::uint64_t{order} << 8 | block) {}
-  /// Of what anybody may have said.
+  /// Made of a value that anybody may have sent.
   explicit SharedCallId(std::uint64_t value) noexcept : value_(value & 0xFF'FFFF'FFFF) {}
   std::uint64_t value() const noexcept { return value_; }
   std::uint32_t block() const noexcept { return static_cast<std::uint32_t>(value_ & 0xFF); }
@@ -70,7 +70,7 @@ class SharedCallsServer {
  public:
   /// Unavailable if there is no memory.
   static Result<SharedCallsServer> make();
-  /// Of memory that a client may have filled with anything; for fuzzing.
+  /// Over memory that a client may have filled with anything; for fuzzing.
   explicit SharedCallsServer(sys::SharedSegment segment);
 
   /// For the client; once.
@@ -81,7 +81,7 @@ class SharedCallsServer {
     std::uint8_t method = 0;
     std::string_view body;  ///< a copy, until the next call is taken
   };
-  /// In the order in which they were begun. Corrupt if the client's part of the memory makes no sense.
+  /// Calls in the order in which they were begun. Corrupt if the client's part of the memory makes no sense.
   Result<std::optional<Call>> next();
   bool any() const noexcept;
 
@@ -92,7 +92,7 @@ class SharedCallsServer {
   /// It comes over the socket.
   void answer_elsewhere(SharedCallId id);
 
-  /// From now on the client rings. False if calls have come meanwhile.
+  /// Lets the client ring from now on. False if calls have come meanwhile.
   bool go_to_sleep() noexcept;
   void wake_up() noexcept;
   /// There are fewer cores than processes that could spin.
@@ -122,18 +122,18 @@ class SharedCallsClient {
   /// Corrupt if it is no memory of a server.
   static Result<std::unique_ptr<SharedCallsClient>> map(const sys::UniqueFd& descriptor);
 
-  /// Whether there may be a call of so many bytes, with an answer of so many.
+  /// True if there may be a call of so many bytes, with an answer of so many.
   static bool fits(std::size_t body, std::size_t room) noexcept { return blocks_for(body, room) <= kSharedBlocks; }
-  /// Nothing if there is no room now.
+  /// Nothing if it does not fit now.
   std::optional<SharedCallId> begin(std::uint8_t method, std::string_view body, std::size_t room);
-  /// After calls were begun: whether the server sleeps and has to be rung. True once.
+  /// True, once, if the server sleeps and has to be woken after calls were begun.
   bool has_to_ring() noexcept;
 
   enum class State { UnderWay, Answered, Elsewhere };
   State state(SharedCallId id) const noexcept;
-  /// Of one that is answered: in the shared memory, until it is freed. Corrupt if it is not where it can be.
+  /// Answer of a call that is answered: in the shared memory, until it is freed. Corrupt if it is not where it can be.
   Result<std::string_view> answer(SharedCallId id) const;
-  /// Of one that is not under way.
+  /// Frees a call that is not under way.
   void free(SharedCallId id) noexcept;
 
   /// Answers so far. Any thread, as `wait`.
@@ -156,7 +156,7 @@ class SharedCallsClient {
   SpinTime spin_;
 };
 
-// What an RpcClient and an RpcServer say to each other over the connection about calls in shared memory.
+// Messages of an RpcClient and an RpcServer over the connection about calls in shared memory.
 
 inline constexpr std::uint8_t kShareMemory = 0xFF;  ///< a call: answered with a segment's descriptor, or why not
 inline constexpr std::uint8_t kRing = 0xFE;         ///< there are calls in shared memory; without an answer
@@ -164,13 +164,13 @@ inline constexpr std::uint8_t kRing = 0xFE;         ///< there are calls in shar
 /// The answer to kShareMemory.
 struct SharedMemory {
   std::optional<Error> refused = {};
-  // Over TCP: at this name in the abstract Unix namespace of this host it would be different.
+  // If refused over TCP: the name in this host's abstract Unix namespace at which it would be different.
   std::string host = {};
   std::string unix_name = {};
 };
 void visit_fields(auto& m, auto& a, const SharedMemory*) { a(m.refused, m.host, codec::longest(m.unix_name, 100)); }
 
-// Calls in shared memory are told from others by the numbers that they have here.
+// Calls in shared memory are distinguished from others by the numbers that they have here.
 
 inline constexpr std::uint64_t kShared = std::uint64_t{1} << 63;
 inline bool is_shared(std::uint64_t id) noexcept { return (id & kShared) != 0; }

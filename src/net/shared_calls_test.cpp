@@ -199,7 +199,7 @@ TEST(RpcShared, CallsOfAllLengths) {
   Served served(true);
   const auto client = connect(served.server.endpoint());
   share(*client);
-  // In shared memory, and where that has no room for the answer, or for the call, over the socket.
+  // Answers go in shared memory, and where the answer or the call does not fit there, over the socket.
   for (const std::size_t bytes : {0U, 10U, 1000U, 5000U, 300'000U, 3'000'000U, 5'000'000U}) {
     for (const std::size_t body : {8U, 100'000U, 2'000'000U, 4'300'000U}) {
       std::string asked = std::to_string(bytes);

@@ -88,8 +88,8 @@ std::string to_string(const Endpoint& endpoint) {
 
 namespace {
 
-// What a thread looks up. It and its caller hold it, whoever is last: the resolver's own time-out (resolv.conf) bounds
-// how long it goes on where nobody waits for it any more.
+// A thread's lookup of a name. The thread and its caller hold it, whoever is last: the resolver's own time-out
+// (resolv.conf) bounds how long it goes on where nobody waits for it any more.
 struct Lookup {
   std::string host, port;
   addrinfo hints{};
@@ -168,7 +168,7 @@ Result<std::vector<SocketAddress>> resolve(const Address& address, Deadline dead
 
 namespace {
 
-// Who holds a port: the socket's inode from /proc/net, its owner from /proc/PID/fd.
+// Finds the process that holds a port: the socket's inode from /proc/net, its owner from /proc/PID/fd.
 
 std::string inode_of_tcp_listener(std::uint16_t port) {
   const std::string wanted = fmt::format(":{:04X}", port);
@@ -481,7 +481,7 @@ Result<bool> is_local_host(const std::string& host, Deadline deadline) {
 }
 
 void watch_link(int fd) {
-  const int on = 1, seconds = 1, probes = 127;  // who is silent too long is judged by `link_silence`, not by the kernel
+  const int on = 1, seconds = 1, probes = 127;  // `link_silence`, not the kernel, limits a peer's silence
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);

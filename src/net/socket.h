@@ -1,4 +1,4 @@
-// Stream sockets: listen, connect, ask who is there. All sockets are CLOEXEC and non-blocking, TCP ones NODELAY.
+// Stream sockets: listen, connect, identify the peer. All sockets are CLOEXEC and non-blocking, TCP ones NODELAY.
 // Functions are free of state and may be called from any thread.
 #pragma once
 
@@ -19,16 +19,16 @@ namespace cohort::net {
 /// Listens. Port 0 lets the system choose one: ask `local_endpoint`. Fails with Unavailable; if the place is taken the
 /// message names the process that holds it, where /proc shows it.
 Result<sys::UniqueFd> listen_on(const Endpoint& endpoint);
-/// Where the socket is bound.
+/// Address to which the socket is bound.
 Result<Endpoint> local_endpoint(int fd);
-/// Where the other end is; IPv4 in its own spelling also where the socket is an IPv6 one.
+/// Address of the other end; IPv4 in its own spelling also where the socket is an IPv6 one.
 Result<Endpoint> peer_endpoint(int fd);
 /// "127.0.0.1:40312", or "pid 4711 (uid 1000)" over a Unix socket. For messages.
 std::string describe_peer(int fd);
 
 /// One pending connection; nullopt if there is none.
 Result<std::optional<sys::UniqueFd>> accept_one(int listener);
-/// And where it comes from, as accept(2) gives it.
+/// Accepts, and gives where the connection comes from, as accept(2) does.
 Result<std::optional<sys::UniqueFd>> accept_one(int listener, sockaddr_storage& from, socklen_t& size);
 
 enum class ConnectFailure { NameUnknown, Refused, NoAnswer, Other };
@@ -46,7 +46,7 @@ struct PeerCredentials {
   pid_t pid = 0;
   uid_t uid = 0;
 };
-/// Of the other end of a Unix socket, as the kernel recorded them.
+/// Credentials of the other end of a Unix socket, as the kernel recorded them.
 Result<PeerCredentials> peer_credentials(int fd);
 
 /// True if all addresses of the name belong to this host. Fails with Unavailable if the name does not resolve.

@@ -45,7 +45,7 @@ class Store {
   virtual bool delete_key(std::string_view key) = 0;
 };
 
-/// Within one process; for worlds of threads and for tests.
+/// Makes a store within one process; for worlds of threads and for tests.
 std::shared_ptr<Store> make_in_process_store();
 /// All keys under "prefix/", so that several users share one store without meeting.
 std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> store);
@@ -69,9 +69,9 @@ class MeetingStore : public Store {
   virtual void withdraw_will(std::string_view key) = 0;
 };
 
-// Values of any length in a store, whose own values have a limit: in pieces, which are there before their number is.
-// Whoever reads a key finds all of it or nothing. Values are written once (those of one piece may be written again);
-// any thread.
+// Values of any length in a store, whose own values have a limit: in pieces, which are there before their number is. A
+// reader of a key finds all of it or nothing. Values are written once (those of one piece may be written again); any
+// thread.
 
 /// Throws what the store throws.
 void set_large(Store& store, std::string_view key, std::string_view value);
@@ -79,10 +79,10 @@ void set_large(Store& store, std::string_view key, std::string_view value);
 std::string get_large(Store& store, std::string_view key, Store::Deadline deadline);
 /// Nullopt if it does not exist now.
 std::optional<std::string> try_get_large(Store& store, std::string_view key, Store::Deadline deadline);
-/// Nobody may read or write it meanwhile. What is not there is deleted already.
+/// Deletes a value; nobody may read or write it meanwhile. A missing value is deleted already.
 void delete_large(Store& store, std::string_view key);
 
-/// Under this key the job says in which of its epochs it is; not there: in the first, 0.
+/// Key under which the job says in which of its epochs it is; not there: in the first, 0.
 inline constexpr std::string_view kEpochKey = "job/epoch";
 
 /// The store of the job that started this process (`cohort run`): COHORT_STORE and the job's secret. Any thread.
@@ -112,7 +112,7 @@ class Table {
   const std::string* find(std::string_view key) const;
   /// The new value of a decimal counter.
   Result<std::int64_t> add(std::string_view key, std::int64_t amount);
-  /// What is there afterwards.
+  /// Returns the value that is there afterwards.
   Result<std::optional<std::string>> compare_and_set(std::string_view key, std::optional<std::string_view> expected,
                                                      std::string_view desired);
   bool erase(std::string_view key);

@@ -1,4 +1,4 @@
-// What every store promises, run over all of them.
+// Guarantees of every store, run over all of them.
 #include "net/address.h"
 #include "net/served_store.h"
 #include "net/store.h"

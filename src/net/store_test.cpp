@@ -1,4 +1,4 @@
-// What the served store does about strangers, the dead and the late.
+// The served store's treatment of strangers, the dead and the late.
 // A file store's log when it was cut, damaged or left behind.
 #include "net/store.h"
 #include "base/testing/sanitized.h"
@@ -136,7 +136,7 @@ TEST(StoreServer, ACrowdThatSaysNothingGivesWayAtOnce) {
   for (int i = 0; i < 40; ++i) silent.push_back(served.knock());
   const auto store = served.connect();
   EXPECT_EQ(store->add("n", 1), 1);
-  // Those that came first are gone, long before their time was over.
+  // The first connections are gone, long before their time was over.
   for (int i = 0; i < 30; ++i) EXPECT_EQ(read_to_end(silent[static_cast<std::size_t>(i)].get()), "");
 }
 
@@ -176,7 +176,7 @@ TEST(StoreServer, ARepeatedHelloKeepsNobodyOut) {
 
 TEST(StoreServer, WhoIsNewDoesNotGoForThoseWhoBeganWell) {
   Served served(seconds(60), 4);
-  // True clients that stop after their ClientHello, as many as there is room for.
+  // True clients that stop after their ClientHello, as many as are admitted.
   std::vector<sys::UniqueFd> begun;
   for (int i = 0; i < 6; ++i) {
     const std::string hello = recorded_hello(served.secret);
@@ -184,7 +184,7 @@ TEST(StoreServer, WhoIsNewDoesNotGoForThoseWhoBeganWell) {
     ASSERT_EQ(::send(begun.back().get(), hello.data(), hello.size(), MSG_NOSIGNAL), static_cast<ssize_t>(hello.size()));
     ASSERT_TRUE(value_or_throw(net::wait_ready(begun.back().get(), POLLIN, deadline_in(seconds(20)))));  // answered
   }
-  // One that has not been heard at all is not closed for them: of those the first goes.
+  // A newcomer that has sent nothing yet is kept: the first of those above is closed.
   const sys::UniqueFd newcomer = served.knock();
   EXPECT_NE(read_to_end(begun[2].get()), "");
   pollfd closed{newcomer.get(), POLLIN, 0};
@@ -230,7 +230,7 @@ TEST(StoreServer, ItsOwnerSetsWhatIsNotThere) {
     std::this_thread::sleep_for(milliseconds(50));
     served.server->set_if_absent("b", "third");
   });
-  EXPECT_EQ(store->get("b", deadline_in(seconds(20))), "third");  // who waits for it is woken
+  EXPECT_EQ(store->get("b", deadline_in(seconds(20))), "third");  // a thread that waits for it is woken
   owner.join();
   EXPECT_EQ(store->get("a", deadline_in(seconds(20))), "first");
 }
@@ -289,7 +289,7 @@ TEST(StoreServer, AnotherMeetingIsNotOurs) {
   });
   EXPECT_EQ(error.code(), ErrorCode::Timeout);
   EXPECT_TRUE(contains(error, "world#1")) << error.what();
-  // When the first gives way to the second, whoever waited gets in.
+  // When the first gives way to the second, a waiting client gets in.
   std::thread change([&] {
     std::this_thread::sleep_for(milliseconds(100));
     first.reset();
@@ -433,7 +433,7 @@ std::atomic<int> refusals = 0;
 }
 
 #if !defined(__SANITIZE_THREAD__)  // which has its own
-/// In place of the system's, for this program.
+/// Replaces the system's, for this program.
 extern "C" int epoll_ctl(int set, int what, int fd, epoll_event* event) noexcept {
   if (what == EPOLL_CTL_ADD && refusals > 0) {
     --refusals;
@@ -536,7 +536,7 @@ TEST(FileStore, RefusesAFileThatWasLeftBehind) {
   const FileRecord member{RecordKind::Member, 0, {}, "rank 0 (pid 4711)"};
   EXPECT_EQ(opening(encode(kHeader)), ErrorCode::Unavailable);
   EXPECT_EQ(opening(encode(kHeader) + encode(member)), ErrorCode::Unavailable);
-  // Torn by its writer, who is dead: the rest still says whose it was.
+  // Torn by its writer, which is dead: the rest still shows whose it was.
   EXPECT_EQ(opening(encode(kHeader) + encode(member) + encode(kRecord).substr(0, 9)), ErrorCode::Unavailable);
 }
 

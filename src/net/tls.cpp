@@ -47,12 +47,12 @@ class TlsEnd {
 
   SSL* ssl() const noexcept { return ssl_.get(); }
   bool server() const noexcept { return server_; }
-  /// After a handshake: whether the peer has proved the key. It is what proves the peer, nothing else. (Of a server
-  /// that has answered, before: whether the client's hello was made with the key, even if replayed.)
+  /// True if the peer has proved the key, after a handshake. It is what proves the peer, nothing else. (On a server
+  /// that has answered, before: true if the client's hello was made with the key, even if replayed.)
   bool proven() const noexcept { return ::SSL_session_reused(ssl_.get()) == 1; }
   /// It is not needed once the handshake is over.
   void forget_key() noexcept;
-  /// Of a handshake that failed, in words of this program.
+  /// Describes why a handshake failed, in words of this program.
   std::string handshake_failure() const;
 
  private:
@@ -86,7 +86,7 @@ std::string openssl_text() {
   return reason == nullptr ? "unknown reason" : reason;
 }
 
-/// Of the function `what`, with that text.
+/// Error of the function `what`, with OpenSSL's text.
 tl::unexpected<Error> openssl_error(std::string_view what) {
   return fail(ErrorCode::Internal, "TLS: {}: {}", what, openssl_text());
 }
@@ -254,7 +254,7 @@ const BIO_METHOD* socket_method() {
   return method;
 }
 
-/// As after send and recv: the caller may look at errno.
+/// Keeps errno as after send and recv: the caller may look at it.
 tl::unexpected<Error> lost(int error) {
   auto failure = fail(ErrorCode::PeerLost, "{}", errno_text(error));
   errno = error;

@@ -51,12 +51,12 @@ class TlsStream {
   static Result<std::unique_ptr<TlsStream>> make(std::unique_ptr<TlsEnd> end, int fd);
   ~TlsStream();
 
-  /// How many of these bytes were taken: 0 if the socket is full. Whoever calls again gives the same bytes again, and
-  /// perhaps more behind them. Reads nothing.
+  /// How many of these bytes were taken: 0 if the socket is full. The next call gives the others again, and perhaps
+  /// more behind them. Reads nothing.
   Result<std::size_t> write(std::span<const std::byte> bytes);
   /// How many bytes came: nullopt if there are none for now, 0 at the end.
   Result<std::optional<std::size_t>> read(std::span<std::byte> to);
-  /// Bytes have come that `read` would give without the socket: no poll tells of them.
+  /// Bytes have come that `read` would give without the socket: no poll reports them.
   bool holds_bytes() const noexcept;
 
  private:
@@ -69,7 +69,7 @@ class TlsStream {
 // pre-shared key alone, made from the job's secret; every session has a fresh X25519 exchange. One thread at a time.
 // (RFC 8446 section 2.2; external PSKs as RFC 9257 asks for: 256 bits from a generator, one per job and purpose.)
 
-/// Of two ends whose secrets are not the same one.
+/// Error if the secrets of two ends are not the same.
 inline constexpr std::string_view kSecretDiffers =
     "the secret differs from this process's -- start all ranks with the same COHORT_SECRET_FILE, or by one `cohort "
     "run`";
@@ -77,7 +77,7 @@ inline constexpr std::string_view kSecretDiffers =
 class TlsSession {
  public:
   /// The name of the key, which a client says in the clear: the service's, then a tag that only the secret gives. It
-  /// proves nothing, since others may have heard it, but who does not know it need not be answered by TLS.
+  /// proves nothing, since others may have seen it, but a client that does not know it need not be answered by TLS.
   static std::string service_name(std::string_view purpose);
   static std::string key_name(const Secret& secret, std::string_view purpose);
 
@@ -87,12 +87,12 @@ class TlsSession {
   Result<void> feed(std::string_view bytes);
   /// True when it is over and the peer has proved the secret; an error says what was wrong with the peer.
   Result<bool> handshake();
-  /// Of a server: the client's hello, once it is proved to be made with the secret.
+  /// On a server: the client's hello, once it is proved to be made with the secret.
   std::optional<ReplayFilter::Words> proven_hello() const;
   /// Appends what has been decrypted; false when the peer has said good-bye.
   Result<bool> read(std::string& plain);
   Result<void> write(std::string_view plain);
-  /// Of this connection alone; both ends get the same for one label.
+  /// Derives a key of this connection alone; both ends get the same for one label.
   Result<std::array<std::uint8_t, 32>> export_key(std::string_view label) const;
   /// Goes on over the socket itself, which belongs to the caller. All that was fed has to be read, and written sent.
   Result<std::unique_ptr<TlsStream>> into_stream(int fd) &&;

@@ -69,7 +69,7 @@ std::string ClusterSpec::to_tf_config(std::string_view task_type, int task_index
   std::string text =
       nlohmann::ordered_json({{"cluster", std::move(cluster)}, {"task", {{"type", task_type}, {"index", task_index}}}})
           .dump();
-  // What cannot be read again is no TF_CONFIG: two chiefs, an unknown type.
+  // Text that cannot be read again is no TF_CONFIG: two chiefs, an unknown type.
   (void)value_or_throw(rendezvous::parse_tf_config(text));
   return text;
 }

@@ -1,6 +1,6 @@
-// Who a process is, as its launcher says in the environment. Pure functions over a map of variables; what launchers set
-// is one table (launchers.cpp), a row for each. Any thread.
-// Launch warnings: what may be a mistake in how a process was started. It is told, not refused. Pure; any thread.
+// Identity of a process, as its launcher gives it in the environment. Pure functions over a map of variables; what
+// launchers set is one table (launchers.cpp), a row for each. Any thread.
+// Launch warnings: possible mistakes in how a process was started. They are reported, not refused. Pure; any thread.
 #pragma once
 
 #include "base/env.h"
@@ -31,7 +31,7 @@ enum class Meeting {
   Launcher,  ///< by a name of `Detected::job` on one host; through the launcher's own meeting place on several
 };
 
-/// What looks like a mistake in how the process was started.
+/// Possible mistakes in how the process was started.
 enum class LaunchWarning {
   None,
   Script,  ///< a batch script or its shell, and none of the job's tasks
@@ -46,7 +46,7 @@ struct Detected {
   /// Only a worker is a rank of a world that the launcher means; others have rank 0 of 1.
   Role role = Role::Worker;
   std::optional<int> number;  ///< among those of its role; of a worker its rank. Not there where nobody says it
-  int workers = 1;            ///< 0: an evaluator that is not told
+  int workers = 1;            ///< 0: an evaluator without that information
   int servers = 0;
   std::optional<int> local_rank;
   std::optional<int> local_size;
@@ -60,28 +60,28 @@ struct Detected {
   bool elastic = false;  ///< of a job whose membership says who it is; the numbers here may be an earlier epoch's
   std::string source;    ///< for messages: "RANK=1, WORLD_SIZE=4 (torchrun)"
   LaunchWarning warning = LaunchWarning::None;
-  std::string note;  ///< what looks like a slip and is none for sure; worth a warning
+  std::string note;  ///< a possible mistake; worth a warning
 };
 
 /// The innermost launcher's word. Fails with InvalidArgument, naming the variables and both values, when they have no
 /// meaning or disagree, and when a world of one would be formed although a launcher meant several.
 Result<Detected> detect(const Environment& environment);
-/// The same for who wants to be a rank: a parameter server is refused.
+/// The same for a process that wants to be a rank: a parameter server is refused.
 Result<Detected> detect_rank(const Environment& environment);
 
-/// What PMIx says by its library and not in the environment: whoever asks it adds it under these names.
+/// Names of the sizes that only PMIx's library gives, not the environment; code that asks the library adds them.
 inline constexpr std::string_view kPmixJobSize = "pmix.job.size";
 inline constexpr std::string_view kPmixLocalSize = "pmix.local.size";
 /// True if the innermost launcher is one of which only PMIx's library knows the sizes (prterun).
 bool needs_pmix_keys(const Environment& environment);
 
-/// What one launcher says about the number of processes.
+/// A launcher's statement about the number of processes.
 struct SizeClaim {
   std::string launcher;
   std::string claim;  ///< "WORLD_SIZE=4"
   int size = 1;
 };
-/// Of all launchers that are recognised, the innermost first.
+/// Statements of all launchers that are recognised, the innermost first.
 std::vector<SizeClaim> size_claims(const Environment& environment);
 
 /// InvalidArgument if `size` is 1 although a launcher meant several. `source` says where the 1 comes from.
@@ -98,8 +98,8 @@ struct GpuClaim {
 };
 GpuClaim gpus_claimed(const Environment& environment);
 
-/// As CUDA reads CUDA_VISIBLE_DEVICES: numbers and names (GPU-..., MIG-...), up to the first entry that is neither:
-/// "-1", "NoDevFiles", "none", nothing.
+/// Counts devices as CUDA reads CUDA_VISIBLE_DEVICES: numbers and names (GPU-..., MIG-...), up to the first entry that
+/// is neither: "-1", "NoDevFiles", "none", nothing.
 int devices_named(std::string_view list);
 
 }  // namespace cohort::rendezvous

@@ -22,7 +22,7 @@ class Superseded : public Error {
   explicit Superseded(std::uint64_t epoch);
 };
 
-/// Of `join`, with code Aborted: this process was a member of the job and is none any more.
+/// Thrown by `join`, with code Aborted: this process was a member of the job and is none any more.
 class Removed : public Error {
  public:
   /// `cause`: of the epoch that goes on without it.
@@ -33,28 +33,28 @@ class Removed : public Error {
   std::string cause_;
 };
 
-/// Of the latest epoch, which is not before `least`. Throws Corrupt, and Unavailable if the job has none.
+/// Membership of the latest epoch, which is not before `least`. Throws Corrupt, and Unavailable if the job has none.
 Membership current_membership(store::Store& store, std::uint64_t least);
 
-/// Whether the worker was in an earlier epoch than this one: who is in none yet may be in a later one.
+/// True if the worker was in an earlier epoch than this one: a worker that is in none yet may be in a later one.
 bool was_member(store::Store& store, std::uint64_t epoch, int worker);
 
-/// The same store, whose waits (and looks, for those who look again and again) end with Superseded when a later epoch
-/// has begun. What is there counts first.
+/// The same store, whose waits (and polls, for callers that repeat them) end with Superseded when a later epoch has
+/// begun. A value that is there counts first.
 std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch);
 
 /// False if no epoch after this one has begun by the deadline.
 bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline);
 
-/// To be called once, by each member that has its communicator: all of them go on with it, or none. Superseded: nobody
-/// does, since a later epoch has begun. Throws Timeout, naming who did not come.
+/// Has to be called once, by each member that has its communicator: all of them go on with it, or none. Superseded:
+/// nobody does, since a later epoch has begun. Throws Timeout, naming the members that did not come.
 void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
               net::Deadline deadline);
 
-// What this process knows of its job since it formed a world of it last. Worlds of one process have names: one may be
+// This process's knowledge of its job since it last formed a world of it. Worlds of one process have names: one may be
 // of an earlier epoch than another.
 
-inline constexpr std::string_view kWorld = "world";  ///< what `join` calls it if it is not told
+inline constexpr std::string_view kWorld = "world";  ///< what `join` calls it by default
 
 /// A `join` of it has ended with Removed.
 bool removed_from_job() noexcept;

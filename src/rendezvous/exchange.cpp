@@ -284,8 +284,8 @@ struct Library {
   }
 };
 
-// Where MPI is in this process, its library is there already, and it has to be the same one. Else the launcher's own,
-// which an MPI that comes later brings, and which may lie where nobody looks (Open MPI 5 of PyPI). It stays loaded.
+// If MPI is in this process, its library is there already, and it has to be the same one. Else the launcher's own,
+// which an MPI that comes later uses, and which may lie where nobody looks (Open MPI 5 of PyPI). It stays loaded.
 void* open_library() {
   constexpr const char* kName = "libpmix.so.2";
   if (void* const there = ::dlopen(kName, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD)) return there;
@@ -351,7 +351,7 @@ class PmixExchange final : public Exchange {
     return {};
   }
 
-  /// Of the job, by the name of its key.
+  /// A number of the job, by the name of its key.
   Result<int> job_number(std::string_view key) const {
     PmixProcess everyone = me_;
     everyone.rank = kEveryone;
@@ -406,7 +406,7 @@ class PmixExchange final : public Exchange {
     return text;
   }
 
-  // With the data of all, so that no later question has to travel.
+  // Fences with the data of all, so that no later question has to travel.
   Result<void> fence(net::Deadline deadline) {
     const auto fence = std::make_shared<Fence>();
     std::strcpy(fence->collect.key, "pmix.collect");

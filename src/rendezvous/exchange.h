@@ -1,5 +1,5 @@
-// A launcher's own way to let its processes meet: the key-value space that it keeps for them (PMI, PMIx), or MUNGE
-// under Slurm. What is shared there reaches this job's processes (MUNGE: this user's) and nobody else, as far as the
+// A launcher's own means to let its processes meet: the key-value space that it keeps for them (PMI, PMIx), or MUNGE
+// under Slurm. Values shared there reach this job's processes (MUNGE: this user's) and nobody else, as far as the
 // launcher's connections are safe. Through it ranks on several hosts get a secret and addresses. PMI and PMIx are
 // opened once per process and left in good order at its end, so that MPI can be used before, beside and after it. Any
 // thread; one share at a time.
@@ -29,15 +29,15 @@ class Exchange {
   virtual std::string_view name() const = 0;
   /// The longest value that `share` takes.
   virtual std::size_t longest_value() const = 0;
-  /// Of the launcher's own count.
+  /// Rank and size in the launcher's own count.
   virtual int rank() const = 0;
   virtual int size() const = 0;
   /// Collective over all processes of the launcher's job: everyone gets what rank 0 gives. Keys are used once. Timeout
   /// if not all come by the deadline; after a failure the exchange is not used again.
   virtual Result<std::string> share(const std::string& key, const std::optional<std::string>& mine,
                                     net::Deadline deadline) = 0;
-  /// In rank 0's process: until all others have what it gave last, or its deadline. Others may still be on their way
-  /// when `share` returns.
+  /// Waits, in rank 0's process, until all others have what it gave last, or its deadline. Others may still be on their
+  /// way when `share` returns.
   virtual void wait_told() {}
 };
 

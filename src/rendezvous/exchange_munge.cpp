@@ -1,7 +1,8 @@
-// Where Slurm has set up no PMI (MpiDefault=none): rank 0 answers at one of a few ports that the job's number gives, on
-// the first host of the step. Both sides show MUNGE credentials of the same user for the same step and round; what rank
-// 0 says is sealed for that user. Calls go over connections as all others do (net/rpc.h), by a secret that is none: who
-// knows the job's number can make it, so it only keeps others' connections apart, and the credential is the proof.
+// Exchange for jobs in which Slurm has set up no PMI (MpiDefault=none): rank 0 answers at one of a few ports that the
+// job's number gives, on the first host of the step. Both sides show MUNGE credentials of the same user for the same
+// step and round; rank 0's answer is sealed for that user. Calls go over connections as all others do (net/rpc.h), by a
+// secret that is none: anyone who knows the job's number can make it, so it only keeps others' connections apart, and
+// the credential is the proof.
 
 #include "base/files.h"
 #include "net/rpc.h"
@@ -186,14 +187,14 @@ Message from_text(std::string_view text) {
   return message;
 }
 
-// What a step's ranks know of each other before they have spoken.
+// Knowledge of a step's ranks about each other before they have spoken.
 struct Step {
   std::string name;
   net::Secret everybodys;
   net::SecureOptions secure = {.purpose = "munge", .longest_message = 16 * 1024};
 };
 
-// Rank 0's end: gives the value to whoever shows a credential of this user's for the step and the key.
+// Rank 0's end: gives the value to clients that show a credential of this user's for the step and the key.
 class Answers final : net::RpcServer::Service {
  public:
   Answers(std::shared_ptr<Munge> munge, Step step, std::string key, std::string value, net::Endpoint endpoint)
@@ -208,7 +209,7 @@ class Answers final : net::RpcServer::Service {
                  .secure = step_.secure},
                 *this) {}
 
-  /// Until so many others have it.
+  /// Waits until so many others have it.
   void wait(std::size_t others, net::Deadline deadline) {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [&] { return told_.size() >= others; });
@@ -281,7 +282,7 @@ class MungeExchange final : public Exchange {
                   "`srun --mpi=pmi2`, or with --distribution=block",
                   hosts_.front());
     }
-    // In the background: who has been told goes on to meet, and who does not come is named there.
+    // Goes on in the background: a rank that has its answer goes on to meet, and one that does not come is named there.
     deadline_ = deadline;
     answers_.reset();
     std::string reasons;
@@ -305,10 +306,10 @@ class MungeExchange final : public Exchange {
   }
 
  private:
-  // One port after the other: somebody else's, who may even have worked out the step's secret, costs time and no more.
+  // One port after the other: another process's, which may even have worked out the step's secret, only costs time.
   Result<std::string> ask(const std::string& key, net::Deadline deadline) const {
     std::string why;
-    seconds patience{3};  // with a stranger at one of the ports, who says nothing
+    seconds patience{3};  // with a stranger at one of the ports that says nothing
     for (auto pause = milliseconds(20);; pause = std::min(pause * 2, milliseconds(500))) {
       for (const std::string& host : hosts_) {
         for (const std::uint16_t port : ports_) {

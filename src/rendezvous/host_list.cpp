@@ -65,7 +65,7 @@ constexpr std::string_view kBlank = " \t\r";
 // Hosts in the order of their first mention, the slots of one added up.
 class Hosts {
  public:
-  /// What is wrong, or nothing.
+  /// Returns what is wrong, or nothing.
   std::string_view add(HostSlots host) {
     if (++mentions_ > kMostMentions) return "more than a million mentions of hosts";
     const auto [entry, is_new] = index_.emplace(host.host, hosts_.size());
@@ -328,7 +328,7 @@ class HostListParser {
     return pattern;
   }
 
-  // From the '[' to its ']'.
+  // Parses from the '[' to its ']'.
   Result<void> parse_group(Pattern& pattern) {
     std::vector<Range> ranges;
     std::size_t size = 0;

@@ -1,8 +1,8 @@
 // Lists of hosts as people and schedulers write them: Slurm's host lists and counts, lists for -H, host files in Open
-// MPI's, MPICH's, Horovod's and DeepSpeed's spelling. Pure functions, strict and total: the whole text has
-// a meaning or the error (InvalidArgument) names the place. Nothing larger than `kMostHosts` is ever built. Any thread.
-// What the parsers of hosts share: which characters a name may have, and errors that name the place in the text. Pure.
-// Used within this folder only. Characters are counted from 1, as editors do.
+// MPI's, MPICH's, Horovod's and DeepSpeed's spelling. Pure functions, strict and total: the whole text has a meaning or
+// the error (InvalidArgument) names the place. Nothing larger than `kMostHosts` is ever built. Any thread.
+// Parts shared by the parsers of hosts: the characters that a name may have, and errors that name the place in the
+// text. Pure. Used within this folder only. Characters are counted from 1, as editors do.
 #pragma once
 
 #include "base/result.h"
@@ -17,7 +17,7 @@ namespace cohort::rendezvous {
 
 /// More hosts than this are a typing error.
 inline constexpr std::size_t kMostHosts = 65536;
-/// On one host.
+/// Most slots on one host.
 inline constexpr int kMostSlots = 65536;
 
 /// A host and how many ranks it takes.
@@ -38,7 +38,7 @@ Result<std::vector<std::string>> parse_slurm_hosts(std::string_view text);
 /// Slurm's counts, one for each host of its list: "3,1(x3)" is 3 1 1 1.
 Result<std::vector<int>> parse_slurm_counts(std::string_view text);
 
-/// What -H and --host take: "a:4,b", "[fe80::1]:4", "n[01-16]:8". A host that is named again adds to its slots (1 where
+/// Parses -H and --host: "a:4,b", "[fe80::1]:4", "n[01-16]:8". A host that is named again adds to its slots (1 where
 /// none are said), as in Open MPI. Hosts stay in the order of their first mention.
 Result<std::vector<HostSlots>> parse_host_slots(std::string_view text);
 
@@ -53,7 +53,7 @@ struct NamedText {
   std::string_view advice;
 };
 
-/// What is wrong with a host name or numeric address (IPv6 without brackets); empty if nothing is.
+/// Describes what is wrong with a host name or numeric address (IPv6 without brackets); empty if nothing is.
 std::string_view fault_of_host(std::string_view host);
 
 }  // namespace cohort::rendezvous

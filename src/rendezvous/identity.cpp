@@ -91,7 +91,7 @@ int take_torch(dl_phdr_info* module, std::size_t, void* path) {
   return 1;
 }
 
-/// What a wheel's torch/version.py says.
+/// The version in a wheel's torch/version.py.
 std::string version_in(const fs::path& file) {
   std::ifstream in(file);
   constexpr std::string_view kName = "__version__ = '";

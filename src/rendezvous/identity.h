@@ -1,8 +1,8 @@
-// Which host a process is on, from facts: ranks with the same `id` can share memory and descriptors. Any thread.
-// What this process runs, as facts that ranks of one job share: the executable by its build id, and the libtorch that
-// is loaded. Two ranks that differ here would train different things and agree on nothing. Any thread.
+// The host that a process is on, from facts: ranks with the same `id` can share memory and descriptors. Any thread.
+// The program that this process runs, as facts that ranks of one job share: the executable by its build id, and the
+// libtorch that is loaded. Two ranks that differ here would train different things and agree on nothing. Any thread.
 // COHORT_PRETEND_HOSTS: one machine plays several hosts, to try out what they do. Any thread.
-// Who this process is within its world. Plain data.
+// Identity of this process within its world. Plain data.
 #pragma once
 
 #include "base/result.h"
@@ -30,7 +30,7 @@ std::string loaded_torch();
 /// The host of each of `size` ranks, as the text divides them; empty if the text is. InvalidArgument names the
 /// variable.
 Result<std::vector<int>> divide_into_hosts(std::string_view text, int size);
-/// By the environment; throws what is wrong with it.
+/// Hosts by the environment; throws what is wrong with it.
 std::vector<int> fake_hosts(int size);
 
 struct Placement {
@@ -41,7 +41,7 @@ struct Placement {
   int cross_rank = 0;  ///< number of this host among the hosts
   int cross_size = 1;
   std::string host;    ///< name for messages
-  std::string source;  ///< who said so, e.g. "RANK, WORLD_SIZE set by cohort run"
+  std::string source;  ///< the variables that said so, e.g. "RANK, WORLD_SIZE set by cohort run"
 };
 
 }  // namespace cohort::rendezvous

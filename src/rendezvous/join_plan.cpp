@@ -154,10 +154,10 @@ using rendezvous::Environment;
 using rendezvous::InitMethod;
 using std::chrono::milliseconds;
 
-// For rank 0 to be there, which should hear that a rank has no secret.
+// Time for rank 0 to appear, to which a rank without a secret reports that.
 constexpr std::chrono::seconds kTellingTime{5};
 
-// For those who have come then to form their world.
+// Time for the ranks that have come to form their world.
 constexpr std::chrono::seconds kAfterHosts{60};
 
 constexpr milliseconds kLookAgain{200};
@@ -167,8 +167,8 @@ constexpr std::string_view kHowToGiveASecret =
     "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if "
     "everybody on that network may join, COHORT_TRUST_NETWORK=1 says so. `cohort run` needs neither";
 
-// Where the ranks of one host meet without a port: a name that only the same place and run give; with a secret, which
-// nobody else can work out and take before them. (Without one another user's rank is to come here, and to be told.)
+// Name at which the ranks of one host meet without a port: only the same address and run give it; with a secret, nobody
+// else can work it out and take it before them. (Without one another user's rank is to come here, and to be refused.)
 std::string unix_name(const JoinPlan& plan, std::string all) {
   if (plan.secret) {
     const net::Mac mac = net::hmac_sha256(plan.secret->bytes(), all);
@@ -183,7 +183,7 @@ std::string unix_name(const JoinPlan& plan, std::string_view kind, const net::Ad
       plan, fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, env::text("TORCHELASTIC_RUN_ID", environment)));
 }
 
-// In a pod a name is known once the pod that has it runs. Elsewhere an unknown one is a mistake, which is told at once.
+// In a pod a name is known once the pod that has it runs. Elsewhere an unknown name is an error at once.
 void wait_for_name(const net::Address& address, const Environment& environment, net::Deadline deadline) {
   if (!env::get("KUBERNETES_SERVICE_HOST", environment)) return;
   while (!net::resolve(address, deadline) && !net::passed(deadline)) std::this_thread::sleep_for(kLookAgain);
@@ -208,7 +208,7 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
     const auto local = net::is_local_host(address.host, deadline);
     if (!local) return tl::unexpected(local.error());
     if (!*local) {
-      // Rank 0 is told, too, where one of ours may serve there. (torchrun's agent has a place of its own.)
+      // Reported to rank 0, too, where a Cohort rank may serve there. (torchrun's agent has a place of its own.)
       if (!env::get("TORCHELASTIC_USE_AGENT_STORE", environment) || kind != "env://")
         net::tell_of_no_secret(address, std::min(deadline, net::deadline_in(kTellingTime)));
       return fail(ErrorCode::Unavailable,
@@ -342,7 +342,7 @@ Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitM
   return {};
 }
 
-// What the program's own channel is, to the rest of a join.
+// Makes the program's own channel an Exchange, for the rest of a join.
 class SharedByTheProgram final : public Exchange {
  public:
   SharedByTheProgram(ShareFunction share, std::string name, int rank, int size)
@@ -427,7 +427,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     return fail(ErrorCode::InvalidArgument, "join: group_name has {} bytes; it takes 1 to 200",
                 options.group_name.size());
   }
-  // Some are read where nothing can be refused any more; from here on none is wrong.
+  // Some variables are read where nothing can be refused any more; from here on none is wrong.
   if (const auto good = env::check(environment); !good) return tl::unexpected(good.error());
   const net::Deadline deadline = net::deadline_in(options.join_timeout);
   plan.timeout = options.timeout == milliseconds(0) ? *env::seconds(env::kTimeout, environment) : options.timeout;
@@ -520,7 +520,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     plan.place = JoinPlan::Place::File;
     plan.path = method->path;
     plan.place_name = "file://" + plan.path;
-    return plan;  // the file's owner and mode say who may come
+    return plan;  // the file's owner and mode decide who may come
   }
   auto secret = find_secret(options, environment,
                             job             ? JoinPlan::Place::Job

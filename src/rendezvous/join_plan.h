@@ -1,6 +1,6 @@
-// What `join` is going to do, from its options and the environment: which rank of how many, and where to meet. Touches
-// nothing but the secret (its file or descriptor), the name service, /proc and the launcher's meeting place.
-// What the ranks of a world have in common since they met through their launcher. Any thread. (`rendezvous_method` is
+// Plan of a `join`, from its options and the environment: which rank of how many, and where to meet. Touches nothing
+// but the secret (its file or descriptor), the name service, /proc and the launcher's meeting place.
+// Properties that the ranks of a world share since they met through their launcher. Any thread. (`rendezvous_method` is
 // in cohort/join_options.h.)
 #pragma once
 
@@ -21,8 +21,8 @@
 
 namespace cohort::rendezvous {
 
-// Where a program says its ranks meet: "env://", "tcp://HOST:PORT" or "file:///PATH", as torch.distributed writes them,
-// or "unix://NAME"; and by which transport. Pure functions.
+// Meeting place that a program gives: "env://", "tcp://HOST:PORT" or "file:///PATH", as torch.distributed writes them,
+// or "unix://NAME"; and the transport. Pure functions.
 struct InitMethod {
   enum class Kind { Env, Tcp, File, Unix };
   Kind kind = Kind::Env;
@@ -36,7 +36,7 @@ struct InitMethod {
 /// Accepts "?rank=R&world_size=N" behind each of them. Fails with InvalidArgument, naming the text and what is wrong.
 Result<InitMethod> parse_init_method(std::string_view text);
 
-/// Which transports there are between hosts.
+/// Transports between hosts.
 enum class TransportKind : std::uint8_t { Tcp, Mpi };
 
 constexpr std::string_view name_of(TransportKind kind) noexcept { return kind == TransportKind::Mpi ? "mpi" : "tcp"; }
@@ -47,14 +47,14 @@ struct JoinPlan {
     Job,       ///< the store of `cohort run`, at `endpoint`
     Rank0,     ///< rank 0 listens at `endpoint`
     File,      ///< `path`
-    Exchange,  ///< rank 0 listens, and tells where through `exchange`
+    Exchange,  ///< rank 0 listens, and gives its address through `exchange`
     Shared,    ///< the same, and `exchange` is the program's own
   };
   int rank = 0;
   int size = 1;
   std::optional<int> local_rank;  ///< as the launcher says
   std::optional<int> local_size;
-  std::string source;   ///< who said which rank this is
+  std::string source;   ///< source that said which rank this is
   std::string program;  ///< as it was given; empty: it was not
   std::string note;     ///< worth a warning
   bool trusts_network = false;
@@ -76,7 +76,7 @@ struct JoinPlan {
 Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const rendezvous::Environment& environment,
                                                JoinPlan::Place place);
 
-/// What takes its place where COHORT_TRUST_NETWORK=1: everybody can work it out.
+/// Replaces the secret if COHORT_TRUST_NETWORK=1: everybody can work it out.
 net::Secret secret_of_trusted_network();
 
 /// The errors of `cohort::join` about its arguments, the environment and the secret.

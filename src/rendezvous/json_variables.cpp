@@ -160,7 +160,7 @@ Result<TfConfig> parse_tf_config(std::string_view text) {
     const auto root = parse_json(text, kTfConfig);
     if (!root.is_object()) bad("", "no object");
     TfConfig config;
-    // The operator's dynamic workers are told of themselves and the servers only.
+    // The operator's dynamic workers know only themselves and the servers.
     const bool sparse = !root.contains("cluster") && root.contains("sparseCluster");
     if (const auto cluster = root.find(sparse ? "sparseCluster" : "cluster"); cluster != root.end()) {
       if (!cluster->is_object()) bad("cluster", "no object from task type to addresses");

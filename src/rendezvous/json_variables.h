@@ -34,7 +34,7 @@ struct TfConfig {
 /// Fails with InvalidArgument, naming the key.
 Result<TfConfig> parse_tf_config(std::string_view text);
 
-/// Which rank a task is.
+/// A task's rank.
 struct TfPlace {
   enum class Role {
     Single,           ///< no cluster, or the only task of it
@@ -46,7 +46,7 @@ struct TfPlace {
   int rank = 0;
   int size = 1;
   int servers = 0;
-  std::vector<net::Address> ranks;  ///< where each is; the first leads. Of an evaluator: of those that it is told of
+  std::vector<net::Address> ranks;  ///< where each is; the first leads. For an evaluator: those in its TF_CONFIG
 };
 
 /// The chief is rank 0, if there is one; then the workers by index. InvalidArgument where a rank's cluster does not say
@@ -76,7 +76,7 @@ Result<SageMakerHosts> parse_sagemaker_hosts(std::string_view hosts, std::string
 /// The hosts that train where only some groups do (`groups`: SM_DISTRIBUTION_INSTANCE_GROUPS, a JSON list; empty: all).
 Result<std::vector<std::string>> training_hosts(const SageMakerHosts& all, std::string_view groups);
 
-/// Where SageMaker's containers have it, also those without the training toolkit, which makes variables of it.
+/// Path of the file in SageMaker's containers, also those without the training toolkit, which makes variables of it.
 inline constexpr const char* kResourceConfigFile = "/opt/ml/input/config/resourceconfig.json";
 
 /// In a container of a training job (TRAINING_JOB_NAME) whose environment does not name the hosts: adds what the

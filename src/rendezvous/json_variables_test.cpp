@@ -216,7 +216,7 @@ TEST(SageMaker, FindsTheFileWhereThereIsNoToolkit) {
   EXPECT_EQ(detected->size, 2);
   EXPECT_EQ(detected->address, (net::Address{"algo-1", 29500}));
 
-  // What the toolkit says counts, and outside such a job nothing is read.
+  // The toolkit's variables take precedence, and outside such a job nothing is read.
   Environment told = {{"TRAINING_JOB_NAME", "digits"}, {"SM_CURRENT_HOST", "a"}, {"SM_HOSTS", R"(["a"])"}};
   const Environment before = told;
   add_resource_config(told, file.path);

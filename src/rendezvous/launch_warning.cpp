@@ -31,8 +31,8 @@ std::string note_of_script(const Environment& environment) {
   return {};
 }
 
-// torchrun or mpirun on each host of a job, which has not been told of the others: each host trains by itself.
-// (`cohort run` makes one job of them, or refuses.)
+// torchrun or mpirun on each host of a job, which does not know the others: each host trains by itself. (`cohort run`
+// makes one job of them, or refuses.)
 std::string note_of_hosts(const Environment& environment, const Detected& detected) {
   if (detected.launcher.empty() || detected.launcher == "cohort run") return {};
   const bool all_here = detected.local_size ? *detected.local_size == detected.size : meets_at_loopback(environment);

@@ -170,7 +170,7 @@ void complete_open_mpi(const Environment& environment, Detected& detected) {
   if (nodes != nullptr && *nodes == "1") detected.nodes = 1;
 }
 
-// srun gives its tasks PMI's variables too. Hydra's tell the local size, which Slurm's do not.
+// srun gives its tasks PMI's variables too. Hydra's give the local size, which Slurm's do not.
 bool is_hydra(const Environment& environment) {
   const std::string* const rank = find(environment, "SLURM_PROCID");
   const std::string* const size = find(environment, "SLURM_STEP_NUM_TASKS");
@@ -236,7 +236,7 @@ void complete_slurm(const Environment& environment, Detected& detected) {
   } else if (nodes && *nodes == 1) {
     detected.local_size = detected.size;
   }
-  // Names are for messages: a spelling that only Slurm's controller understands does no harm.
+  // Names are for messages: a spelling that only Slurm's controller understands is harmless.
   if (const std::string* const text = find(environment, "SLURM_STEP_NODELIST")) {
     auto hosts = parse_slurm_hosts(*text);
     if (hosts && nodes && hosts->size() != static_cast<std::size_t>(*nodes))
@@ -324,7 +324,7 @@ constexpr Launcher kLaunchers[] = {
      .local_size = "JSM_NAMESPACE_LOCAL_SIZE",
      .meeting = Meeting::Launcher,
      .complete = complete_jsm},
-    // Its variables do not tell the sizes; its library adds them under the names of its keys.
+    // Its variables do not give the sizes; its library adds them under the names of its keys.
     {.name = kPmix,
      .markers = {"PMIX_NAMESPACE", "PMIX_RANK"},
      .rank = "PMIX_RANK",
@@ -474,7 +474,7 @@ Result<Detected> read(const Environment& environment, const Launcher& row) {
 
 namespace {
 
-// As the kernel cuts names: 15 bytes.
+// Names as the kernel truncates them: 15 bytes.
 constexpr std::array<std::string_view, 9> kDaemons = {"hydra_pmi_proxy", "pmi_proxy", "mpispawn",   "orted", "prted",
                                                       "prterun",         "mpirun",    "slurmstepd", "jsmd"};
 constexpr int kMostAncestors = 256;

@@ -1,7 +1,7 @@
-// The table of launchers: for each, the variables by which it says who a process is. The only place that knows their
+// The table of launchers: for each, the variables by which it identifies a process. The only place that knows their
 // names. Used by `detect` and by the test of its documentation. Pure; any thread.
 // To add one, add a row to kLaunchers (launchers.cpp), a line to docs/reference/launchers.md and cases to detect_test.
-// The launcher's process on this host, from which all ranks of its job descend: it tells one job from another where the
+// The launcher's process on this host, from which all ranks of its job descend: it distinguishes jobs where the
 // launcher's variables do not (Hydra's). Reads /proc; any thread.
 #pragma once
 
@@ -46,10 +46,10 @@ std::uint16_t port_of(const Environment& environment, std::string_view name);
 
 bool recognised(const Environment& environment, const Launcher& launcher);
 
-/// Whether MASTER_ADDR says that all ranks are on this host.
+/// True if MASTER_ADDR says that all ranks are on this host.
 bool meets_at_loopback(const Environment& environment);
 
-/// What a recognised launcher says. InvalidArgument if its values disagree.
+/// Reads a recognised launcher's variables. InvalidArgument if they disagree.
 Result<Detected> read(const Environment& environment, const Launcher& launcher);
 
 // Rows that describe a cluster instead of numbering its processes (launchers_described.cpp).

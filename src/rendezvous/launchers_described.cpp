@@ -1,4 +1,4 @@
-// Launchers that describe a cluster, from which follows who this process is.
+// Launchers that describe a cluster, from which this process's rank follows.
 
 #include "base/env.h"
 #include "base/parse.h"
@@ -253,7 +253,7 @@ void complete_jax_trainer(const Environment& environment, Detected& detected) {
 }
 
 // The control plane numbers the pods of an Indexed Job; how many there are, and where the first one is, the job's
-// author says. Whoever gives RANK too has said it all.
+// author says. An author that gives RANK too has said it all.
 bool is_indexed_job(const Environment& environment) { return find(environment, env::kRank) == nullptr; }
 
 void complete_indexed_job(const Environment&, Detected& detected) { one_for_each_pod(detected); }

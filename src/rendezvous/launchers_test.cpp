@@ -1,4 +1,4 @@
-// What each launcher sets, and who a process is by it.
+// Variables of each launcher, and the identity of a process by them.
 #include "rendezvous/launchers.h"
 #include "rendezvous/detect.h"
 
@@ -255,7 +255,7 @@ TEST(Launchers, SlurmSaysWhichNodes) {
   EXPECT_EQ(detected->hosts, (Names{"n08", "n09", "n10", "n11"}));
   EXPECT_CONTAINS(detected->job, "SLURM_JOB_ID=17");
   EXPECT_CONTAINS(detected->job, "SLURM_STEP_ID=0");
-  // Where it does not count the tasks of nodes, one node has them all.
+  // Without task counts per node, one node has all tasks.
   const Environment one = {{"SLURM_JOB_ID", "1"},         {"SLURM_STEP_ID", "3"},        {"SLURM_PROCID", "1"},
                            {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_LOCALID", "1"}};
   detected = detect(one);
@@ -287,7 +287,7 @@ TEST(Launchers, ABatchScriptIsNoTask) {
   ASSERT_TRUE(lsf);
   EXPECT_CONTAINS(lsf->note, "LSF job 5 of 4 tasks");
   EXPECT_EQ(lsf->warning, LaunchWarning::Script);
-  // Of two nodes, and nobody has said how many tasks.
+  // A job of two nodes whose number of tasks nobody has said.
   EXPECT_CONTAINS(detect({{"SLURM_JOB_ID", "17"}, {"SLURM_JOB_NUM_NODES", "2"}})->note, "Slurm job 17 of 2 nodes");
 }
 
@@ -410,7 +410,7 @@ TEST(Launchers, OpenMpiNamesItsJob) {
   EXPECT_CONTAINS(detected->job, "1001127937");
   EXPECT_EQ(detected->job.find("PMIX_RANK"), std::string::npos);
   EXPECT_NE(detected->job, detect(with(kOpenMpi, {{"PMIX_NAMESPACE", "1001127938"}}))->job);
-  EXPECT_EQ(detect(kHydra)->job, "");  // Hydra's variables do not tell its jobs apart
+  EXPECT_EQ(detect(kHydra)->job, "");  // Hydra's variables do not distinguish its jobs
 }
 
 TEST(Launchers, TfConfigLeadsToTheChief) {

@@ -84,7 +84,7 @@ TEST(JoinPlan, AWordForTimesThatIsNeitherYesNorNoIsRefused) {
   EXPECT_TRUE(plan_join({}, {{"COHORT_ALONE", "1"}, {"COHORT_TIMES", "yes"}}));
 }
 
-/// Of one rank: what it says comes back.
+/// The exchange of a single rank: what it says comes back.
 struct Mirror final : Exchange {
   std::string_view name() const override { return "mirror"; }
   std::size_t longest_value() const override { return 4096; }
@@ -211,7 +211,7 @@ TEST(Exchange, IsOnlyTheLaunchersOwn) {
   found = find_exchange(said, {{"PMI_FD", number}, {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
   ASSERT_FALSE(found);
   EXPECT_CONTAINS(found.error().what(), "PMI_FD=" + number + " is not the launcher's socket");
-  // Of another rank: an outer launcher's.
+  // The socket is of another rank: an outer launcher's.
   found = find_exchange(said, {{"PMI_FD", "0"}, {"PMI_RANK", "0"}, {"PMI_SIZE", "2"}});
   ASSERT_FALSE(found);
   EXPECT_CONTAINS(found.error().what(), "it set none up");
@@ -221,7 +221,7 @@ TEST(Exchange, IsOnlyTheLaunchersOwn) {
   EXPECT_CONTAINS(found.error().what(), "Horovod's own cannot be used");
 }
 
-// What ranks may not differ in, and what they are told then.
+// Properties in which ranks may not differ, and the errors they get if they do.
 
 std::vector<MemberInfo> two_infos() {
   std::vector<MemberInfo> infos(2);

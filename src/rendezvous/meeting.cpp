@@ -180,7 +180,7 @@ using std::chrono::seconds;
 
 // Rank 0 ends a meeting that is late; the others give its decision this much time to reach them.
 constexpr seconds kGrace{3};
-/// To rank 0, that ranks may not be able to come.
+/// Time after which rank 0 reports that ranks may not be able to come.
 constexpr seconds kTellAfter{5};
 
 std::string info_key(const MeetingOptions& options, int rank) {
@@ -245,7 +245,7 @@ Error missing_error(store::MeetingStore& store, int size, const MeetingOptions& 
                                                options.who_may_come.empty() ? "" : " ", options.who_may_come));
 }
 
-// Leaves a will, then claims the rank; a rank belongs to the first who claims it.
+// Leaves a will, then claims the rank; a rank belongs to the first process that claims it.
 void claim(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   const std::string info = encode(mine);
   const std::string will = encode_decision(tl::unexpected(lost_error(mine, "before the world was formed")));
@@ -268,7 +268,7 @@ void claim(store::MeetingStore& store, const MemberInfo& mine, const MeetingOpti
 // Rank 0: all descriptions, or what ended the meeting before.
 Result<AgreedWorld> collect(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   std::vector<MemberInfo> infos;
-  // Those that cannot come may have said why where nobody has heard it.
+  // A rank that cannot come may have reported why, where nobody has read it.
   const net::Deadline tell_at = net::deadline_in(kTellAfter);
   bool tells = !options.who_may_come.empty() && tell_at < options.deadline;
   const auto wait_for = [&](std::span<const std::string> keys, int rank) {
@@ -295,7 +295,7 @@ Result<AgreedWorld> collect(store::MeetingStore& store, const MemberInfo& mine, 
   return judge(infos, options.backends);
 }
 
-// The store ends with us: those who have come should learn the reason from it first.
+// The store ends with us: ranks that have come should learn the reason from it first.
 void stay_for_bad_news(store::MeetingStore& store, const std::string& bytes, const MemberInfo& mine,
                        const MeetingOptions& options) {
   const auto decision = decode_decision(bytes);
@@ -354,7 +354,7 @@ void leave_meeting(store::MeetingStore& store, const MemberInfo& mine, const Mee
     }
     return;
   }
-  // Whoever dies from here on is seen by the communicator; only those that still need the store matter.
+  // The communicator sees ranks that die from here on; only those that still need the store matter.
   for (int rank = 0; rank < mine.size; ++rank) {
     if (rank == mine.rank) continue;
     const std::string keys[] = {formed_key(options, rank), lost_key(options)};

@@ -1,6 +1,6 @@
-// What ranks tell each other when they meet, and the decision on it. Plain data and pure functions; the texts come from
-// other processes and are checked in full.
-// The meeting of ranks in a store: each claims its rank once and shows its description; rank 0 judges them all and
+// Descriptions that ranks exchange when they meet, and the decision on them. Plain data and pure functions; the texts
+// come from other processes and are checked in full.
+// The meeting of ranks in a store: each claims its rank once and shows its description; rank 0 checks them all and
 // writes one decision, which everyone takes. A rank that dies meanwhile leaves a decision behind (its will). Blocks
 // until the deadline at most.
 #pragma once
@@ -25,7 +25,7 @@ struct MemberInfo {
   std::int32_t launcher_local_rank = -1;  ///< what the launcher said; -1 if nothing
   std::int32_t launcher_local_size = -1;
   std::int64_t pid = 0;
-  std::string nonce;                  ///< tells two processes apart that claim one rank
+  std::string nonce;                  ///< distinguishes two processes that claim one rank
   std::string host_id;                ///< equal on ranks that share memory
   std::string host;                   ///< for messages
   std::string build;                  ///< version, compiler, layout of types: has to be equal
@@ -33,8 +33,8 @@ struct MemberInfo {
   std::string torch;                  ///< version; has to be equal where two ranks have one
   std::string transport = "tcp";      ///< between hosts; has to be equal
   std::string no_transport;           ///< why this rank does not have it; empty: it has
-  std::string source;                 ///< who said that it is this rank
-  std::vector<std::string> backends;  ///< those that are available, best first
+  std::string source;                 ///< source that said that it is this rank
+  std::vector<std::string> backends;  ///< backends that are available, best first
 };
 
 /// This process's build, as `MemberInfo::build`.
@@ -46,14 +46,14 @@ Result<MemberInfo> decode_member_info(std::string_view bytes);
 /// "rank 3 (host a, pid 4711)".
 std::string describe(const MemberInfo& info);
 
-/// Where a rank is, from facts.
+/// Placement of a rank, from facts.
 struct AgreedPlace {
   std::int32_t local_rank = 0;
   std::int32_t local_size = 1;
   std::int32_t cross_rank = 0;
   std::int32_t cross_size = 1;
 };
-/// What all agreed on.
+/// The result that all agreed on.
 struct AgreedWorld {
   std::string backend;
   std::vector<AgreedPlace> entries;  ///< by rank
@@ -85,8 +85,8 @@ struct MeetingOptions {
 /// Throws what `cohort::join` throws.
 AgreedWorld hold_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options);
 
-/// After the communicator has been formed: whoever serves the store stays until all have theirs. Throws PeerLost if
-/// a rank died before, Timeout naming those that did not finish.
+/// Called after the communicator has been formed: the process that serves the store stays until all have theirs. Throws
+/// PeerLost if a rank died before, Timeout naming those that did not finish.
 void leave_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options);
 
 }  // namespace cohort::rendezvous

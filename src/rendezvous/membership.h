@@ -1,4 +1,4 @@
-// Who takes part in an elastic job, and as which rank. The supervisor alone decides it, and writes one record for each
+// Members of an elastic job, and their ranks. The supervisor alone decides on them, and writes one record for each
 // epoch into the job's store. Plain data and pure functions; the bytes come from another process and are checked in
 // full.
 #pragma once
@@ -31,10 +31,10 @@ std::string encode(const Membership& membership);
 /// Corrupt if it is no membership of this version: no members, a worker twice, hosts out of order.
 Result<Membership> decode_membership(std::string_view bytes);
 
-/// Where the job's store has it.
+/// Key of the membership in the job's store.
 std::string membership_key(std::uint64_t epoch);
 
-/// What a worker is in it.
+/// A worker's ranks in the membership.
 struct MemberPlace {
   int rank = 0;
   int local_rank = 0;

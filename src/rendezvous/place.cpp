@@ -105,7 +105,7 @@ std::unique_ptr<store::StoreServer> serve(const net::Secret& secret, const std::
   return std::make_unique<store::StoreServer>(options);
 }
 
-// Rank 0 listens first, then tells: whoever knows an address finds somebody there, or cannot reach it at all.
+// Rank 0 listens first, then announces it: a rank that knows an address finds rank 0 there, or cannot reach it at all.
 std::string make_offer(MeetingPlace& place, const std::string& meeting, std::size_t longest,
                        const std::optional<net::Secret>& own) {
   const net::Secret secret = own ? *own : value_or_throw(net::Secret::generate());
@@ -190,7 +190,7 @@ std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& mee
           store::StoreServerOptions{.endpoint = plan.endpoint, .secret = plan.secret, .meeting = meeting});
     }
   }
-  // The job's store was there before its ranks. Who does not reach it is of an attempt that has ended, or cut off.
+  // The job's store was there before its ranks. A rank that misses it is of an attempt that has ended, or cut off.
   if (plan.place == JoinPlan::Place::Job) deadline = std::min(deadline, net::deadline_in(kJobStoreLimit));
   place->store = store::connect_store(client, deadline);
   return place;

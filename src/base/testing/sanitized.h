@@ -1,4 +1,4 @@
-// Which sanitizers the code is compiled for: for tests that cannot be tried under one of them. Constants.
+// The sanitizers that the code is compiled for: for tests that cannot run under one of them. Constants.
 #pragma once
 
 namespace cohort {
@@ -18,7 +18,7 @@ inline constexpr bool kThreadSanitizer = true;
 #else
 inline constexpr bool kThreadSanitizer = false;
 #endif
-inline constexpr bool kUndefinedBehaviorSanitizer = false;  // g++ does not tell
+inline constexpr bool kUndefinedBehaviorSanitizer = false;  // g++ does not report it
 #endif
 
 }  // namespace cohort

@@ -116,7 +116,7 @@ TEST_P(AnySourceSendRecv, AMessageGoesToTheReceiveThatWasStartedFirst) {
   }
 }
 
-// Whatever another rank sends meanwhile: at once, or second where one of the two is on another host.
+// The first message is received first, whatever another rank sends; second if one of the two is on another host.
 TEST_P(AnySourceSendRecv, WhoHasSentFirstIsNotKeptWaiting) {
   comm::testing::run_world(3, [&](Communicator comm) {
     constexpr int kMany = 200;
@@ -181,7 +181,7 @@ TEST_P(AnySourceSendRecv, WhoHasLeftIsNotWaitedForAnyMore) {
   std::atomic<int> waited{0};
   comm::testing::run_world(4, [&](Communicator comm) {
     int value = comm.rank();
-    for (int peer = 1; peer < comm.size(); ++peer) {  // between hosts: who was never connected cannot be seen leaving
+    for (int peer = 1; peer < comm.size(); ++peer) {  // between hosts: only a connected rank can be seen leaving
       if (comm.rank() == 0) comm.recv(std::span(&value, 1), peer, {.tag = 1}).wait();
       if (comm.rank() == peer) comm.send(std::span(&value, 1), 0, {.tag = 1}).wait();
     }

@@ -118,8 +118,8 @@ void require_alike(int threads, Communicator& across) {
   }
 }
 
-/// The ranks learn where to meet through the world of their processes. What lets them in does not go that way: it is
-/// the job's secret, or the one that processes have since they met through their launcher.
+/// The ranks learn where to meet through the world of their processes. The secret does not go that way: it is the
+/// job's, or the one that processes have since they met through their launcher.
 std::vector<Communicator> form_across(int threads, Communicator across, std::chrono::milliseconds timeout) {
   require_alike(threads, across);
   if (threads < 1) raise(ErrorCode::InvalidArgument, "form_thread_world: a world of {} ranks", threads);
@@ -128,7 +128,7 @@ std::vector<Communicator> form_across(int threads, Communicator across, std::chr
   const std::shared_future<std::string> told = telling.get_future();
   JoinOptions options;
   options.share = [&](const std::string&, const std::optional<std::string>& mine, std::chrono::milliseconds patience) {
-    // Of each process one thread: on that of rank 0 this rank's, else the first that asks.
+    // One thread of each process calls: in rank 0's process that of rank 0, elsewhere the first that asks.
     if (mine || across.rank() != 0) {
       std::call_once(once, [&] {
         try {

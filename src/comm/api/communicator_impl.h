@@ -1,5 +1,5 @@
-// What a backend has to implement, and the table row by which it is found. A backend is a folder under comm/ and one
-// row in `backends()`: no static registration, no conditional compilation in callers.
+// The interface that a backend implements, and the table row by which it is found. A backend is a folder under comm/
+// and one row in `backends()`: no static registration, no conditional compilation in callers.
 #pragma once
 
 #include "comm/api/request.h"
@@ -45,7 +45,7 @@ class CommunicatorImpl {
   virtual Work start(const Request& request) = 0;
   /// The same for several collectives of one kind, as one Work.
   virtual Work start_group(std::vector<Request> requests) = 0;
-  /// Of the host's memory, which collectives read and write in place.
+  /// Allocates host memory, which collectives read and write in place.
   virtual std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) = 0;
   /// One memory for all ranks. Collective. Throws InvalidArgument where they are on several hosts.
   virtual std::shared_ptr<MemoryBlock> allocate_shared(std::size_t bytes) = 0;
@@ -56,9 +56,9 @@ class CommunicatorImpl {
   virtual std::shared_ptr<CommunicatorImpl> group(std::span<const int> ranks, const GroupOptions& options) = 0;
   virtual void abort(std::string_view reason) = 0;
   virtual void set_observer(Observer* observer) noexcept = 0;
-  /// By rank, the number of its host; empty: all are on one.
+  /// Number of each rank's host; empty: all are on one.
   virtual std::vector<int> hosts() const { return {}; }
-  /// That collectives go through, for operations that consist of several.
+  /// The queue of collectives, for operations that consist of several.
   virtual const std::shared_ptr<Queue>& queue() const noexcept = 0;
 };
 
@@ -71,7 +71,7 @@ class OperationLabel {
   virtual std::uint64_t number() const noexcept = 0;  ///< its number
 };
 
-/// What the ranks of a world have when they form it.
+/// Inputs from which the ranks of a world form it.
 struct FormOptions {
   std::shared_ptr<store::Store> store;  ///< shared by exactly the ranks of this world; keys are free to use
   rendezvous::Placement placement;
@@ -107,11 +107,11 @@ const Backend& usual_backend(bool several_hosts) noexcept;
 /// `hosts` as in FormOptions. As `form_thread_world` otherwise.
 std::vector<Communicator> form_on_threads(const Backend& backend, std::vector<int> hosts, int size,
                                           const ThreadWorldOptions& options);
-/// As `run_on_threads`, over a world that has been formed.
+/// Does as `run_on_threads`, over a world that has been formed.
 void run_on_threads_of(std::vector<Communicator> world, const std::function<void(Communicator)>& body);
 
-// What is wrong with the arguments of an operation, as far as one rank can tell. Each function throws InvalidArgument
-// that names the operation, the argument and the rank. Pure; any thread.
+// Checks the arguments of an operation, as far as one rank can tell. Each function throws InvalidArgument that names
+// the operation, the argument and the rank. Pure; any thread.
 
 /// The operation that is checked, and whose it is.
 struct Caller {
@@ -128,7 +128,7 @@ void check_same_type(const Caller& caller, const ConstBuffer& input, const Buffe
 void check_apart(const Caller& caller, const ConstBuffer& input, const Buffer& output, const void* in_place);
 void check_reduction(const Caller& caller, DType dtype, ReduceOp op, double prescale, double postscale);
 void check_weight(const Caller& caller, DType dtype, ReduceOp op, double weight);
-/// What elements travel as between hosts.
+/// Checks the format in which elements travel between hosts.
 void check_wire_format(const Caller& caller, DType dtype, ReduceOp op, WireFormat format, const float* residual);
 void check_timeout(const Caller& caller, const std::optional<std::chrono::milliseconds>& timeout);
 void check_root(const Caller& caller, int root);
@@ -140,7 +140,7 @@ void check_parts(const Caller& caller, std::string_view whole_name, std::int64_t
                  std::int64_t part);
 /// size() counts that make sense. Returns their sum.
 std::int64_t check_counts(const Caller& caller, std::string_view name, std::span<const std::int64_t> counts);
-/// They also add up to `total`.
+/// Checks also that they add up to `total`.
 void check_counts(const Caller& caller, std::string_view name, std::span<const std::int64_t> counts,
                   std::string_view of, std::int64_t total);
 /// This rank's own entry.

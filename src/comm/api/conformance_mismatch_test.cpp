@@ -1,4 +1,4 @@
-// Thousands of generated disagreements: ranks that bring different operations, types, counts, roots, scales, weights,
+// Thousands of generated disagreements: ranks that call different operations, types, counts, roots, scales, weights,
 // lists or groups. All of them are refused on every rank, both sides are named, nothing is delivered, and the world
 // goes on.
 #include "comm/testing/calls.h"
@@ -88,7 +88,7 @@ Call changed(Call call, int size, Random& random) {
   return call;
 }
 
-/// As the message has to name it.
+/// The operation as the message has to name it.
 std::string named(const Call& call, int size) {
   if (call.kind == Kind::Barrier) return "barrier()";
   if (call.kind == Kind::AllToAllV) return fmt::format("all_to_all_v({})", to_string(call.dtype));
@@ -104,7 +104,7 @@ std::string named(const Call& call, int size) {
   return text;
 }
 
-/// What ranks have to agree on. The lists of all_to_all_v differ by right; they are compared cell by cell.
+/// The properties that ranks have to agree on. The lists of all_to_all_v may differ; they are compared cell by cell.
 std::string agreed(const Call& call, int size) {
   return named(call, size) + fmt::format(" {}", fmt::join(call.counts, " "));
 }

@@ -215,8 +215,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Conformance, ::testing::Values(1, 2, 3, 4, 5, 8)
 namespace cohort::comm::testing {
 namespace {
 
-// What reductions have to give where a table or a few words say it, rather than the reference: weights, scales, bools,
-// bits, complex numbers, integers that wrap. Beside the announcement, in place, read through the kernel and staged.
+// Reductions whose results a table or a few words give, rather than the reference: weights, scales, bools, bits,
+// complex numbers, integers that wrap. Beside the announcement, in place, read through the kernel and staged.
 
 constexpr std::array<const char*, 4> kWays = {"", "inline=0", "inline=0,cross=on", "inline=0,cross=off,chunk=4K"};
 
@@ -234,7 +234,7 @@ void on_every_way(const Body& body) {
   }
 }
 
-/// All ranks bring `brought[rank]` everywhere; all elements have to be `expected` afterwards, bit by bit.
+/// All elements of a rank are `brought[rank]`; all elements have to be `expected` afterwards, bit by bit.
 template <class T>
 void expect_all(Communicator& comm, std::size_t count, const std::array<T, 3>& brought, T expected,
                 const AllReduceOptions& options) {
@@ -255,7 +255,7 @@ TEST(Values, OfWeightedAverages) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     const auto own = [&](std::array<double, 3> weights) { return weights[static_cast<std::size_t>(comm.rank())]; };
     const auto average = [&](double weight) { return AllReduceOptions{.op = ReduceOp::Average, .weight = weight}; };
-    // A rank of weight 0 is left out, whatever it brings.
+    // A rank of weight 0 is left out, whatever its input.
     expect_all<float>(comm, count, {4, nan, 8}, 7, average(own({1, 0, 3})));
     expect_all<float>(comm, count, {nan, 5, nan}, 5, average(own({0, 2, 0})));
     expect_all<double>(comm, count, {1, 2, 3}, 0, average(0));
@@ -282,7 +282,7 @@ TEST(Values, OfEqualWeightsAreThePlainAveragesBits) {
   });
 }
 
-// By computing in double what is rounded in float: not the bits, but nothing of the kernels' way either.
+// Computes in double what is rounded in float: not the same bits, but independent of the kernels.
 TEST(Values, OfUnequalWeightsAreNearTheTrueAverage) {
   on_every_way([](Communicator& comm, std::size_t count) {
     const std::array<double, 3> weights = {0.3, 17, 1.25};

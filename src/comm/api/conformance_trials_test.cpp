@@ -26,8 +26,8 @@ TEST(Trials, CoverEveryPairAndEveryCollectiveBySizeAndPlan) {
   int impossible = 0;
   const std::vector<Trial> trials = make_trials(&impossible);
   EXPECT_GE(trials.size(), kCollectives.size() * kPlans.size() * kSizeClasses);
-  // Those that cannot go together: (collective, op) and (collective, scaling) of what does not reduce, (type, op),
-  // (type, scaling), (op, scaling).
+  // Counts pairs that cannot go together: (collective, op) and (collective, scaling) of what does not reduce, (type,
+  // op), (type, scaling), (op, scaling).
   int known = 0;
   for (const Kind kind : kCollectives) {
     if (!is_reduction(kind)) known += kReduceOpCount - 1 + kScalings - 1;
@@ -90,10 +90,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OnThreads, ::testing::Range(1, 9));
 
 using namespace std::chrono_literals;
 
-/// Where a step takes place: everywhere, in each group of the split, or in the listed group.
+/// The communicators on which a step runs: the world, each group of the split, or the listed group.
 enum class Where { World, Split, Listed };
 
-/// The communicators of a program: who is in them, in their order of ranks.
+/// The communicators of a program: their members, in their order of ranks.
 struct Groups {
   std::vector<int> world;
   std::vector<std::vector<int>> of_split;
@@ -108,7 +108,7 @@ struct Groups {
 
 struct Step {
   Where where = Where::World;
-  /// By group: what it does.
+  /// The trial of each group.
   std::vector<Trial> trials;
   std::vector<std::vector<Prepared>> prepared;
 };
@@ -263,7 +263,7 @@ TEST(SameBits, OverAHundredThousandCallsInAnyOrderUnderEveryPlan) {
   }
 }
 
-// A digest that could not tell would prove nothing.
+// A digest that shows no difference would prove nothing.
 TEST(SameBits, AreNotThoseOfAnotherNumberOfRanks) {
   std::uint64_t of_two = 0;
   std::uint64_t of_three = 0;

@@ -37,8 +37,8 @@ using rendezvous::JoinPlan;
 using rendezvous::MeetingPlace;
 
 // A process may join again at the same place under the same name; every time is a meeting of its own. Ranks count
-// alike, because they join alike, and anew in each epoch of a job, so that who was in an earlier one and who has just
-// been started meet. (By rank, since ranks may be threads of one process.)
+// alike, because they join alike, and anew in each epoch of a job, so that members of an earlier epoch and new
+// processes meet. (By rank, since ranks may be threads of one process.)
 std::string next_meeting(const JoinPlan& plan, const std::string& group, int epoch) {
   static std::mutex mutex;
   static std::map<std::tuple<std::string, std::string, int, int>, int> meetings;
@@ -47,7 +47,7 @@ std::string next_meeting(const JoinPlan& plan, const std::string& group, int epo
   const bool comes_again = earlier != meetings.end() && std::get<0>(earlier->first) == plan.place_name &&
                            std::get<1>(earlier->first) == group && std::get<2>(earlier->first) == plan.rank;
   const int started_in = env::number(env::kRestart).value_or(epoch);
-  // Of an elastic job the membership says who takes part.
+  // In an elastic job the membership determines who takes part.
   if (!comes_again && plan.place == JoinPlan::Place::Job && !plan.worker && started_in < epoch) {
     raise(ErrorCode::Unavailable,
           "rank {} cannot join: this process was started in attempt {} of the job, which is in attempt {} now -- it is "
@@ -57,7 +57,7 @@ std::string next_meeting(const JoinPlan& plan, const std::string& group, int epo
   return fmt::format("{}#{}.{}", group, epoch, ++meetings[{plan.place_name, group, plan.rank, epoch}]);
 }
 
-// With what a person needs to know about this process.
+// Adds to errors what a person needs to know about this process.
 std::shared_ptr<MeetingPlace> reach(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline,
                                     const std::string& host) {
   try {
@@ -101,8 +101,8 @@ std::string make_nonce() {
   return {reinterpret_cast<const char*>(random.bytes().data()), 16};
 }
 
-/// What local_rank() says: ranks of a host may leave and others come, but no GPU is to change hands. Not where one host
-/// plays several nodes: these count alike.
+/// Keeps local_rank() when ranks of a host leave and others come: no GPU is to change hands. Not if one host plays
+/// several nodes: these count alike.
 void keep_local_rank(const JoinPlan& plan, rendezvous::Placement& placement) {
   if (plan.kept_local_rank && plan.local_size == placement.local_size) placement.local_rank = *plan.kept_local_rank;
 }
@@ -145,7 +145,7 @@ void compare_with_launcher(const JoinPlan& plan, const rendezvous::Placement& pl
     log::warn("comm", "{}", text);
 }
 
-// What the launcher is to know: where a rank has ended that others wait for here, they wait in vain.
+// Reports the join to the launcher: ranks that wait here for a rank that has ended wait in vain.
 class Joining {
  public:
   explicit Joining(int size) { status::StatusPage::own().begin_join(size); }
@@ -174,7 +174,7 @@ void say_what_was_formed(const JoinPlan& plan, std::string_view layout) {
             launcher.empty() ? "" : ", started by " + launcher);
 }
 
-/// Which host a rank takes itself to be on: one machine may play several.
+/// The host that a rank takes itself to be on: one machine may play several.
 struct Here {
   rendezvous::HostIdentity host = rendezvous::host_identity();
   std::vector<int> fake;
@@ -260,7 +260,7 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
   throw Error(ErrorCode::Timeout, text, context);
 }
 
-/// Who this process is in an epoch; false: nobody yet.
+/// Sets this process's rank in an epoch; false: it has none yet.
 bool become_member(JoinPlan& plan, const rendezvous::Membership& membership, store::Store& store) {
   const auto place = rendezvous::place_of(membership, *plan.worker);
   if (!place) {
@@ -284,7 +284,7 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
     const net::Deadline deadline = net::deadline_in(plan.join_timeout);  // the supervisor has just decided
     const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, host);
     const rendezvous::Membership membership = rendezvous::current_membership(*place->store, least);
-    // Who has just been started says by its page that it is here; the supervisor then begins an epoch with it.
+    // A new process reports by its page that it is here; the supervisor then begins an epoch with it.
     const bool member = become_member(plan, membership, *place->store);
     Joining joining(member ? plan.size : status::StatusLayout::kToBeMember);
     if (!member) {

@@ -19,7 +19,7 @@ std::string mesh_text(const std::vector<MeshAxis>& axes) {
   return "{" + text + "}";
 }
 
-// What makes them no mesh on any rank.
+// Throws if the axes form no mesh; that is the same on all ranks.
 void check_axes(const std::vector<MeshAxis>& axes, int ranks) {
   const auto refuse = [&](const std::string& why) {
     raise(ErrorCode::InvalidArgument, "Mesh {} of {} ranks: {}", mesh_text(axes), ranks, why);

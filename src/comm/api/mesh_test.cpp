@@ -62,7 +62,7 @@ TEST(Mesh, WhatIsNoMeshIsRefusedOnAllRanks) {
     refused({{"", 4}}, "an axis needs a name");
     refused({{"dp", -2}, {"tp", -2}}, "axis 'dp' has -2 ranks");
     refused({{"dp", 1 << 16}, {"tp", 1 << 16}, {"pp", 4}}, "product has to be 4");
-    // Ranks that differ: all are told the same.
+    // Ranks that differ: all get the same error.
     const std::string said = refusal(ErrorCode::Mismatch, [&] {
       Mesh(comm, comm.rank() == 2 ? std::vector<MeshAxis>{{"tp", 4}} : std::vector<MeshAxis>{{"dp", 2}, {"tp", 2}});
     });

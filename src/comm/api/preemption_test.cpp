@@ -1,5 +1,5 @@
-// Preemption of ranks that are threads: one answer on all, at the same call. What
-// processes and the command make of it: tests/e2e/preemption_test.cpp.
+// Preemption of ranks that are threads: one answer on all, at the same call. Processes and the command are tested in
+// tests/e2e/preemption_test.cpp.
 #include "comm/testing/worlds.h"
 
 #include <cohort/error.h>

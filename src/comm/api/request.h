@@ -52,10 +52,10 @@ std::string_view name_of(Kind kind) noexcept;
 
 constexpr bool is_reduction(Kind kind) noexcept { return kind >= Kind::AllReduce && kind <= Kind::ReduceScatterV; }
 
-/// Whether a program may load these bytes as code: pickles travel as uint8, and nothing says which bytes are one.
+/// True if a program may load these bytes as code: pickles travel as uint8, and nothing says which bytes are one.
 constexpr bool may_be_object(DType dtype) noexcept { return dtype == DType::UInt8; }
 
-/// Whose memory an operation is of, as far as ranks have to agree on it.
+/// Kind of an operation's memory, as far as ranks have to agree on it.
 enum class MemoryKind : std::uint8_t {
   Host,
   Device,
@@ -71,10 +71,10 @@ struct Counts {
   std::vector<std::int64_t> output;  ///< all_to_all_v: from each rank
 };
 
-/// What came of a round that is all that ranks do: they agree on an operation, which is then carried out elsewhere.
+/// Result of a round that is all that ranks do: they agree on an operation, which is then carried out elsewhere.
 struct Round {
   bool everyone = false;  ///< no rank has joined
-  /// Of a weighted average, by rank: its weight over the sum of all. Empty: all weights are equal, or there are none.
+  /// Shares in a weighted average, by rank: weight over the sum of all. Empty: all weights equal, or there are none.
   std::vector<double> shares = {};
   /// The ranks whose input counts, ascending (all, but for those of weight 0), and by what each is multiplied, where
   /// weights differ.
@@ -82,9 +82,9 @@ struct Round {
   std::vector<double> fractions = {};
 };
 
-// Borrowed buffers: blocks of a result that a plane has left in the memory of the ranks that brought them, which this
-// rank reads in place. Only for who asks for it (Request::borrowed), takes the blocks from there itself, and sees to it
-// that the others do not write there meanwhile: to the plane they may once the operation is over. Plain values.
+// Borrowed buffers: blocks of a result that a plane has left in the memory of the ranks that provided them, which this
+// rank reads in place. Only for a caller that asks for it (Request::borrowed), takes the blocks from there itself, and
+// ensures that the others do not write there meanwhile: to the plane they may once the operation is over. Plain values.
 struct Borrowed {
   std::size_t at = 0;  ///< bytes from the result's beginning
   const std::byte* data = nullptr;
@@ -125,7 +125,7 @@ struct Request {
   }
 };
 
-/// What a program asks for, of whatever memory.
+/// A program's request, for memory of any device.
 struct DeviceRequest : Request {
   Device device = {};  ///< of both buffers, with the output's stream
   void* input_stream = nullptr;
@@ -160,7 +160,7 @@ inline Slice part_of(std::span<const std::int64_t> counts, int part) noexcept {
   return {begin, begin + counts[static_cast<std::size_t>(part)]};
 }
 
-/// What a rank keeps of a reduce_scatter, in elements of the input.
+/// The part of a reduce_scatter that a rank keeps, in elements of the input.
 inline Slice kept_by(const Request& request, int rank) noexcept {
   if (request.kind == Kind::ReduceScatter) return {rank * request.output_count, (rank + 1) * request.output_count};
   return part_of(request.counts->input, rank);

@@ -1,4 +1,4 @@
-// What a communicator promises beside its results: refusals, deadlines, the same bits, what its observer sees.
+// Guarantees of a communicator beside its results: refusals, deadlines, the same bits, what its observer sees.
 #include "comm/kernels/codecs.h"
 #include "comm/testing/worlds.h"
 
@@ -169,7 +169,7 @@ TEST(Deadline, NamesWhoDidNotComeAndForWhat) {
     EXPECT_TRUE(contains(text, "rank 2 did not come")) << text;
     EXPECT_TRUE(contains(text, "operation 1")) << text;
   }
-  // The one that was given up learns it when it comes; so does everyone who goes on.
+  // The one that was given up learns it when it comes; so does every rank that goes on.
   what_of([&] { world[2].barrier().wait(); }, ErrorCode::Aborted);
   what_of([&] { world[0].barrier().wait(); }, ErrorCode::Timeout);
 }
@@ -195,7 +195,7 @@ TEST(Abort, ReachesThoseWhoWaitInTheMiddleOfSomething) {
   }
 }
 
-// That is how a rank mostly hears of what has happened between two of its operations.
+// A rank mostly learns in this manner what has happened between two of its operations.
 TEST(Aborting, WhatIsStartedAfterwardsIsNamedItself) {
   for (const int size : {2, 4}) {
     std::vector<Communicator> world = comm::testing::form_world(size);
@@ -282,7 +282,7 @@ TEST(Weights, AverageBySamples) {
       comm.all_reduce(std::span(values),
                       {.op = ReduceOp::Average, .weight = weights[static_cast<std::size_t>(comm.rank())]})
           .wait();
-      for (const float value : values) ASSERT_EQ(value, 0.25F * 1 + 0.75F * 3);  // the NaN of weight 0 does no harm
+      for (const float value : values) ASSERT_EQ(value, 0.25F * 1 + 0.75F * 3);  // the NaN of weight 0 has no effect
     }
   });
 }
@@ -435,7 +435,7 @@ TEST(WireFormats, IsTheSameWhateverTheWay) {
   }
 }
 
-// Over many steps the results add up to what was brought, but for what the ranks still have.
+// Over many steps the results add up to the inputs, but for the residuals that the ranks still have.
 TEST(WireFormats, AResidualHasWhatRoundingLoses) {
   for (const int size : {2, 3, 4, 6}) {
     run_world(size, [&](Communicator comm) {
@@ -531,7 +531,7 @@ using comm::testing::what_of;
 
 TEST(Join, ServesTheOthersUntilAllHaveJoined) {
   comm::testing::run_world(3, [](Communicator comm) {
-    // Rank r brings 2 + r rounds; of each round, those still there are averaged.
+    // Rank r takes part in 2 + r rounds; of each round, those still there are averaged.
     Memory memory = comm.allocate(100000 * sizeof(float));
     for (int round = 0; round < 2 + comm.rank(); ++round) {
       const int lowest = std::max(0, round - 1);  // of the active ranks

@@ -29,7 +29,7 @@ using namespace std::chrono_literals;
 using comm::testing::contains;
 using comm::testing::what_of;
 
-/// Bytes that tell which message they are of.
+/// Bytes that identify their message.
 std::vector<std::uint8_t> pattern(std::size_t bytes, unsigned seed) {
   std::vector<std::uint8_t> values(bytes);
   for (std::size_t i = 0; i < bytes; ++i) values[i] = static_cast<std::uint8_t>((i * 2654435761U + seed * 97U) >> 7);
@@ -252,7 +252,7 @@ TEST_P(SendRecv, MismatchIsRefusedOnBothSidesAndTheWorldGoesOn) {
           if (!late_receiver) std::this_thread::sleep_for(3ms);
           Work sent = comm.send(ConstBuffer(floats.data(), clash.sent, DType::Float32), 1, {.tag = 3});
           std::string text;
-          if (clash.sent <= 4) {  // over before it was refused: the next operation with that rank tells
+          if (clash.sent <= 4) {  // over before it was refused: the next operation with that rank reports it
             sent.wait();
             text = what_of([&] { comm.recv(std::span(&token, 1), 1).wait(); }, ErrorCode::Mismatch);
             EXPECT_TRUE(contains(text, "was itself carried out")) << text;
@@ -294,7 +294,7 @@ TEST_P(SendRecv, ASmallSendThatWasRefusedIsToldOfByTheNextOneWhichArrives) {
                                        "], to rank 1, tag 0) reports it, "
                                        "which was itself carried out"))
             << text;
-        comm.send(std::span(small), 1).wait();  // told once
+        comm.send(std::span(small), 1).wait();  // reported once
       } else {
         std::vector<float> room(next.size());
         what_of([&] { comm.recv(std::span(room).first(3), 0).wait(); }, ErrorCode::Mismatch);

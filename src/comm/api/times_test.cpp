@@ -1,4 +1,4 @@
-// What observers, and the status page, are told of where an operation's time went.
+// Times of an operation's phases, as reported to observers and in the status page.
 #include "comm/api/communicator_impl.h"
 #include "comm/testing/worlds.h"
 
@@ -44,7 +44,7 @@ class Events final : public Observer {
   std::vector<CollectiveEvent> events_;
 };
 
-/// What each rank is told of the last operation in `program`, which runs on a thread for each.
+/// Events of the last operation in `program`, by rank; `program` runs on one thread for each rank.
 std::vector<CollectiveEvent> events_of(const char* hosts, int size, const std::function<void(Communicator&)>& program) {
   std::vector<Communicator> world = comm::testing::Worlds(std::string("hosts:") + hosts).form(size);
   std::vector<Events> events(static_cast<std::size_t>(size));
@@ -65,7 +65,7 @@ std::vector<CollectiveEvent> events_of(const char* hosts, int size, const std::f
   return out;
 }
 
-/// Of an all_reduce of `count` floats to which the last rank comes `late`.
+/// Events of an all_reduce of `count` floats to which the last rank comes `late`.
 std::vector<CollectiveEvent> all_reduce_on(const char* hosts, int size, std::size_t count,
                                            std::chrono::milliseconds late) {
   return events_of(hosts, size, [&](Communicator& comm) {
@@ -170,7 +170,7 @@ TEST(Times, AReduceScatterSendsWhatOthersKeep) {
 }
 
 // Ranks on several hosts make their pieces longer as they learn how fast the wire is. Sums stay the same to the bit,
-// whatever the pieces, the order of sizes, and who has learnt what.
+// whatever the pieces, the order of sizes, and what each rank has learnt.
 
 using namespace std::chrono_literals;
 

@@ -1,5 +1,5 @@
-// Whether a result is free of NaN and infinities, as Work::finite() tells it: whichever rank made which part of it, on
-// every path and in every type. Runs over fake hosts too (CMakeLists.txt), where the result is read for it.
+// Work::finite(): whether a result is free of NaN and infinities, whichever rank made which part of it, on every path
+// and in every type. Runs over fake hosts too (CMakeLists.txt), where the result is read for it.
 #include "comm/testing/calls.h"
 #include "comm/testing/worlds.h"
 
@@ -25,7 +25,7 @@ constexpr const char* kWays[] = {"", "inline=0", "inline=0,cross=on", "inline=0,
                                  "inline=0,stores=nt"};
 constexpr std::size_t kCounts[] = {1, 5, 1000, 40000, 300001};
 
-/// Of ones, but for the value that `culprit` brings at `at`.
+/// A buffer of ones, but for the value that `culprit` contributes at `at`.
 struct Case {
   std::size_t count = 0;
   int culprit = -1;
@@ -135,7 +135,7 @@ TEST(CheckFinite, RanksThatHaveJoinedMakeTheirPartToo) {
 
 // --- residuals, which only worlds on several hosts change ---
 
-// Whether it is small enough to go with the descriptions or not.
+// Covers sums that are small enough to go with the descriptions, and larger ones.
 TEST(Residuals, ARefusedSumLeavesThemAsTheyWere) {
   for (const int size : {2, 4}) {
     run_world(size, [](Communicator comm) {

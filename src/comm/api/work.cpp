@@ -118,13 +118,13 @@ void give_up(std::shared_ptr<comm::WorkState>& state, bool by_stream) noexcept {
     if (by_stream && !state->done()) return state.reset();
     state->wait();
     const auto& error = state->outcome();
-    // Of a world that has ended all operations fail; one of them is being told of.
+    // In a world that has ended all operations fail; one of them is already being reported.
     const bool another_is_told = std::uncaught_exceptions() > 0 || std::current_exception() != nullptr;
     const bool ended = error && (error->code() == ErrorCode::PeerLost || error->code() == ErrorCode::Aborted);
     if (error && !state->reported.exchange(true) && !(ended && another_is_told)) {
       log::warn("comm", "an operation failed and nobody waited for it: {}", error->what());
     }
-  } catch (...) {  // a destructor cannot tell anyone
+  } catch (...) {  // a destructor cannot report it
   }
   state.reset();
 }

@@ -1,4 +1,4 @@
-// What stands behind a Work. A backend derives from it to say how its operations are waited for.
+// The state behind a Work. A backend derives from it to say how its operations are waited for.
 // Any thread may call; one at a time waits.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace cohort::comm {
 
-/// Whether a stream has been put after a result.
+/// State of putting a stream after a result.
 enum class Ordering {
   Done,
   NotYet,  ///< nobody has been given the operation so far
@@ -39,13 +39,13 @@ class WorkState {
   virtual Ordering order(const Device& /*stream*/, std::chrono::steady_clock::time_point /*limit*/) {
     return Ordering::Never;
   }
-  /// Whether this is the stream of all its buffers.
+  /// True if this is the stream of all its buffers.
   virtual bool is_given_in(const Device& /*stream*/) const noexcept { return false; }
   virtual bool done() const noexcept = 0;
-  /// Of a finished operation. It does not change any more.
+  /// Outcome of a finished operation. It does not change any more.
   virtual const std::optional<Error>& outcome() const noexcept = 0;
   virtual void on_done(std::function<void()> callback) = 0;
-  /// Of a finished receive from any source: whose message it took.
+  /// Rank whose message a finished receive from any source took.
   virtual std::optional<int> source() const noexcept { return std::nullopt; }
   /// False in a forked child of the process that started it: then nothing of it may be touched.
   virtual bool at_home() const noexcept { return true; }
@@ -54,8 +54,8 @@ class WorkState {
   std::atomic<bool> reported{false};
 };
 
-/// One that ends later, and what it calls then. Belongs to a mutex of whoever ends it, but for `done` and, once it is
-/// done, the outcome.
+/// Work that ends later, and the callbacks it then calls. Protected by its carrier's mutex, but for `done` and, once
+/// it is done, the outcome.
 class UnfinishedWork : public WorkState {
  public:
   bool done() const noexcept final { return done_.load(std::memory_order_acquire); }
@@ -100,9 +100,9 @@ class FailedWork final : public WorkState {
   const std::optional<Error> outcome_;
 };
 
-// What somebody wants to know of the result of an operation, beside the result itself. Shared by the request, on which
-// a backend that has seen all results while they were made notes what it has seen, and by the Work. One thread notes,
-// before the operation is done; any thread may ask after that.
+// Answers whether the result of an operation is finite. Shared by the request, on which a backend that has seen all
+// results while they were made notes the answer, and by the Work. One thread notes, before the operation is done; any
+// thread may ask after that.
 class FiniteCheck {
  public:
   explicit FiniteCheck(ConstBuffer result) noexcept : result_(result) {}
@@ -118,9 +118,9 @@ class FiniteCheck {
     if (!failed && seen_.load(std::memory_order_relaxed) == Seen::Nothing) note(finite());
     keep_.reset();
   }
-  /// By the backend, of the results of all ranks together. Where none does, the result is read once more.
+  /// Called by the backend, on the results of all ranks together. If no backend does, the result is read once more.
   void note(bool finite) noexcept { seen_.store(finite ? Seen::Finite : Seen::NonFinite, std::memory_order_relaxed); }
-  /// Of a finished operation, whose result is still as it was.
+  /// For a finished operation, whose result is still as it was.
   bool finite() const {
     const Seen seen = seen_.load(std::memory_order_relaxed);
     if (seen == Seen::Nothing) return !has_non_finite(result_.data, result_.count, result_.dtype);
@@ -138,16 +138,16 @@ class FiniteCheck {
 
 namespace cohort::comm::times {
 
-// What collectives of this process take, for whoever asks: added up in the rank's status page (COHORT_TIMES), and one
-// by one in its timeline (`cohort run --trace`), both of which its agent reads. What the program waits for them is
-// always added up: two looks at the clock for each wait that does not end at once. Any thread.
+// Times of this process's collectives, for readers: added up in the rank's status page (COHORT_TIMES), and one by one
+// in its timeline (`cohort run --trace`), both of which its agent reads. The program's waits for them are always added
+// up: two looks at the clock for each wait that does not end at once. Any thread.
 
-/// Whether the environment, or the agent, asks for them.
+/// True if the environment, or the agent, asks for them.
 bool wanted() noexcept;
 
 /// An operation has ended.
 void add(const CollectiveEvent& event) noexcept;
-/// What this thread does is not the program's waiting: it is a thread of ours.
+/// Does not count this thread's waits as the program's: it is a thread of ours.
 void leave_out_this_thread() noexcept;
 
 /// The program has waited so long, which is in no Exposed.

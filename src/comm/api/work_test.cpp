@@ -1,4 +1,4 @@
-// What a Work and a Memory promise, whatever the operation: unattended progress, order, slices, lifetimes.
+// Guarantees of Work and Memory, whatever the operation: unattended progress, order, slices, lifetimes.
 #include "comm/testing/worlds.h"
 
 #include <cohort/communicator.h>

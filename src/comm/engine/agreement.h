@@ -1,4 +1,4 @@
-// What ranks bring to an operation, how that is described, and what all of them decide from it.
+// Ranks' contributions to an operation, their description, and the decision that all ranks derive from them.
 #pragma once
 
 #include "comm/api/request.h"
@@ -17,7 +17,7 @@
 
 namespace cohort::comm {
 
-// What a rank says of an operation before it begins. All ranks of a world compare all of them, so all
+// Descriptions of an operation, given by each rank before it begins. All ranks of a world compare all of them, so all
 // come to the same decision. Plain values of one layout, which travel between the ranks of one build.
 
 /// Memory of a rank. Segment 0: not mapped by peers; then the offset is its address in that rank's process.
@@ -26,7 +26,7 @@ struct Location {
   std::uint64_t offset = 0;
 };
 
-/// What a rank brings to an operation; all ranks read all of them before any result is delivered.
+/// A rank's contribution to an operation; all ranks read all of them before any result is delivered.
 struct Descriptor {
   Kind kind = Kind::None;
   DType dtype = DType::Float32;
@@ -55,25 +55,25 @@ static_assert(sizeof(Descriptor) == 80);
 
 // How operations are described in announcements and messages. Pure.
 
-/// What a rank that has joined does in the operation of the others.
+/// The request by which a rank that has joined takes part in the operation of the others.
 Request request_to_serve(const Descriptor& agreed) noexcept;
-/// What all ranks have to bring alike for this request, without where its memory lies.
+/// Describes what all ranks have to provide alike for this request, without the location of its memory.
 Descriptor describe(const Request& request) noexcept;
-/// Of everything that has to agree. Equal fingerprints of different descriptors are as likely as 2^-64.
+/// Fingerprint of everything that has to agree. Equal fingerprints of different descriptors are as likely as 2^-64.
 std::uint64_t fingerprint_of(const Descriptor& descriptor) noexcept;
-/// What makes operations one group: with it in each of them, ranks whose groups differ anywhere differ in the first.
+/// Digest of a group, which each of its operations has: ranks whose groups differ anywhere differ in the first.
 std::uint64_t group_digest(std::span<const Request> requests) noexcept;
-/// True if two ranks may bring these to the same operation. (A rank that has joined goes with everything.)
+/// True if two ranks may describe the same operation by these. (A rank that has joined goes with everything.)
 bool agree(const Descriptor& a, const Descriptor& b) noexcept;
 /// "all_reduce(float32[10], sum)".
 std::string to_string(const Descriptor& descriptor);
-/// Bytes that each rank brings inline, with its descriptor, if the operation is small (the most of any rank).
+/// Bytes that each rank sends inline, with its descriptor, if the operation is small (the most of any rank).
 std::size_t inline_bytes(const Request& request, int ranks) noexcept;
 
-// What all ranks brought to an operation, and the decision on it: the same on all of them, so they all decide alike.
-// Whoever runs operations fills in `brought` by its own means. Pure; belongs to its thread.
+// All ranks' contributions to an operation, and the decision on it: the same on all of them, so they all decide alike.
+// The code that runs operations fills in `brought` by its own means. Pure; belongs to its thread.
 
-/// Why an operation is refused, and the rank that has to do with it.
+/// Reason why an operation is refused, and the rank that has to do with it.
 struct Disagreement {
   std::string why;
   int peer = -1;
@@ -82,25 +82,25 @@ struct Disagreement {
 struct Agreement {
   explicit Agreement(int ranks);
 
-  /// From what all brought to what is done.
+  /// Derives what is done from all ranks' contributions.
   void settle();
-  /// All bring what this rank does, nobody has joined, no weights: `brought` was not filled in.
+  /// All describe what this rank does, nobody has joined, no weights: `brought` was not filled in.
   void settle_on(const Descriptor& own);
-  /// Ranks bring what does not go together, or a rank has joined that is needed. `where`: what messages say of a rank.
+  /// Ranks' descriptions do not go together, or a rank has joined that is needed. `where`: what messages say of a rank.
   std::optional<Disagreement> disagreement(int rank, const std::function<std::string(int)>& where) const;
   const Descriptor& of(int rank) const noexcept { return brought[static_cast<std::size_t>(rank)]; }
-  /// Where all have joined: who came last.
+  /// The rank that joined last, if all have joined.
   int last_joined() const noexcept;
 
   std::vector<Descriptor> brought;  // by rank; not filled in where `uniform`
   std::vector<int> active;          // ranks that have not joined
   Descriptor agreed;                // of the lowest active rank; Joined if there is none
-  int root = 0;                     // of a broadcast: who has the data
+  int root = 0;                     // of a broadcast: the rank that has the data
   bool uniform = false;             // see settle_on
   const std::vector<int> everyone;
 };
 
-/// What a round has told of an operation that is carried out elsewhere.
+/// Makes a Round of the agreement on an operation that is carried out elsewhere.
 Round round_of(const Agreement& agreement);
 
 /// The error of an operation that is refused: Mismatch.
@@ -122,10 +122,10 @@ std::optional<Disagreement> compare_counts(int ranks, int rank, Sent sent, Expec
   return std::nullopt;
 }
 
-// Which ranks a reduction folds, and by what each is multiplied first. Belongs to the thread that runs operations.
+// The ranks that a reduction folds, and the factor of each. Belongs to the thread that runs operations.
 class Contributors {
  public:
-  /// Of the operation that all have agreed on. Does not allocate once it has been used.
+  /// Takes the operation that all have agreed on. Does not allocate once it has been used.
   void set(const Agreement& agreement);
 
   const std::vector<int>& ranks() const noexcept { return ranks_; }  ///< ascending
@@ -133,7 +133,7 @@ class Contributors {
   /// One factor for each of them, or none.
   const std::vector<double>& scales() const noexcept { return scales_; }
   double scale(std::size_t position) const noexcept { return scales_.empty() ? 1 : scales_[position]; }
-  /// Of an average.
+  /// Divisor of an average.
   std::int64_t divisor() const noexcept { return divisor_; }
 
  private:

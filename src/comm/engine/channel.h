@@ -1,5 +1,5 @@
-// What the matcher of sends and receives is written over: who takes part, messages and what two ranks tell each other
-// of them, and the channels that carry both.
+// Interface beneath the matcher of sends and receives: the members of a world, messages and what two ranks report to
+// each other about them, and the channels that carry both.
 #pragma once
 
 #include "base/records.h"
@@ -25,7 +25,7 @@
 
 namespace cohort::comm::messages {
 
-// Who takes part in a world, as far as sends and receives have to know, and how it ends. Any thread.
+// Members of a world, as far as sends and receives have to know, and how it ends. Any thread.
 class Members {
  public:
   virtual ~Members() = default;
@@ -36,22 +36,22 @@ class Members {
   virtual std::string pid_text(int rank) const = 0;
   /// More ranks than cores.
   virtual bool crowded() const noexcept = 0;
-  /// Where this rank says for which message it waits.
+  /// Status in which this rank reports the message that it waits for.
   virtual status::LaneStatus& messages() const noexcept = 0;
 
   virtual bool ended() const noexcept = 0;
   /// Writes down why the world ends, unless it has ended.
   virtual void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) = 0;
-  /// Tells whoever has to be told if the world has ended. Then nobody touches the memory of messages any more.
+  /// Reports the world's end, if it has ended, to all who need it. Then nobody touches the memory of messages any more.
   virtual void tell_if_ended() = 0;
   /// The first cause, as this rank reports it while it was `doing` operation `sequence`.
   virtual Error recorded(const std::string& doing, std::uint64_t sequence) const = 0;
-  /// Why nothing will come from a peer any more; nullopt if something may.
+  /// Reason why nothing will come from a peer any more; nullopt if something may.
   virtual std::optional<std::string> lost(int rank) const = 0;
 };
 
-// What two ranks tell each other of a message. A small one comes with its payload. A larger one is offered, and then
-// its receiver reads the payload, or asks for it, or refuses it. Plain data; both ends are of one build.
+// Headers that two ranks exchange about a message. A small message comes with its payload. A larger one is offered, and
+// then its receiver reads the payload, or asks for it, or refuses it. Plain data; both ends are of one build.
 
 enum class HeaderKind : std::uint8_t {
   None = 0,
@@ -77,7 +77,7 @@ struct MessageHeader {
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(dtype); }
 };
 
-/// Between processes that share no memory: all but the address.
+/// Fields between processes that share no memory: all but the address.
 void visit_fields(auto& m, auto& archive, const MessageHeader*) {
   archive(codec::below(m.kind, kHeaderKinds, "a message header of unknown kind"),
           codec::below(m.dtype, kDTypeCount, "a type that does not exist"),
@@ -137,17 +137,17 @@ class MessageWork final : public PendingWork {
   Clock::time_point met_{};             // when the peer's side had come; taken for observers only
   std::uint64_t offer_ = 0;             // the sender's number of the message, if it was offered
   std::unique_ptr<Transfer> transfer_;  // of its payload
-  std::optional<Error> refusal_;        // with which it ends once the peer has been told
+  std::optional<Error> refusal_;        // with which it ends once the peer has the report
 };
 
-// What the matcher of sends and receives is written over: headers and payloads from rank to rank. A Channel leads to
-// one peer; `Channels` are all of one kind, with the way to sleep until something comes over one of them. Shared memory
-// is one kind (shm/local_communicator.h), a Transport between hosts the other (hosts/hosts_communicator.h). All
-// functions are called under the matcher's mutex, but for those that say otherwise.
+// Interface beneath the matcher of sends and receives: headers and payloads from rank to rank. A Channel leads to one
+// peer; `Channels` are all of one kind, and can sleep until something comes over one of them. Shared memory is one kind
+// (shm/local_communicator.h), a Transport between hosts the other (hosts/hosts_communicator.h). All functions are
+// called under the matcher's mutex, but for those that say otherwise.
 
 using Lock = std::unique_lock<std::mutex>;
 
-/// A header that has come. What it points to is there until it is taken.
+/// A header that has come. The memory it points to is there until it is taken.
 struct Arrival {
   MessageHeader header;
   const std::byte* payload = nullptr;  ///< of Eager
@@ -169,7 +169,7 @@ class Transfer {
 
   bool busy = false;  ///< a thread moves some of it without the mutex: it may not end meanwhile
   const bool
-      asks_sender;  ///< an incoming one: its sender has to be asked for it, and does not wait to be told of the end
+      asks_sender;  ///< an incoming one: its sender has to be asked for it, and does not wait for a report of the end
 };
 
 class Channel {
@@ -179,12 +179,12 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  /// Whether something may go on now. Without the mutex.
+  /// True if something may go on now. Without the mutex.
   virtual bool stirred() const noexcept = 0;
   /// The first header that has come and has not been taken, if there is one.
   virtual bool peek(Arrival& arrival) noexcept = 0;
   virtual void take() noexcept = 0;
-  /// False if there is no room: then again when something stirs. `payload`: of Eager.
+  /// False if it does not fit: then again when something stirs. `payload`: of Eager.
   virtual bool put(const MessageHeader& header, const std::byte* payload = nullptr) = 0;
 
   /// An eager message of the peer has met its receive.
@@ -212,15 +212,15 @@ class Channels {
   virtual std::unique_ptr<Channel> open(int peer) = 0;
   /// Brings in what has come, where somebody has to. True if there was anything.
   virtual bool look() = 0;
-  /// What `sleep` compares with, so that no `wake` after this is missed.
+  /// The value that `sleep` compares with, so that no `wake` after this is missed.
   virtual std::uint32_t bell() noexcept = 0;
-  /// From now on, or no more, peers wake whoever sleeps here.
+  /// Makes peers wake threads that sleep here from now on, or no longer.
   virtual void arm(bool on) noexcept = 0;
   virtual void sleep(std::uint32_t bell, std::chrono::nanoseconds longest) = 0;
   virtual void wake() noexcept = 0;
 
-  /// Somebody has to call `look`: who waits does, and when nobody waits a thread of the communicator. Otherwise peers
-  /// put headers where they are found, and a thread of the matcher looks after them when nobody waits.
+  /// Somebody has to call `look`: waiting threads do, and when nobody waits a thread of the communicator. Otherwise
+  /// peers put headers where they are found, and a thread of the matcher looks after them when nobody waits.
   const bool is_driven;
   std::atomic<int> attended{0};  ///< threads that wait here
   std::atomic<int> asleep{0};    ///< of these

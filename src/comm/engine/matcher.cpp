@@ -31,7 +31,7 @@ namespace {
 // Messages that were sent before anyone receives them lie in the receiver's memory. After so many, sends wait for
 // theirs.
 constexpr std::uint64_t kMostUnmet = 256;
-// From this size on the thread is woken at once: it has more to do than being woken costs.
+// Size from which the thread is woken at once: it has more to do than being woken costs.
 constexpr std::size_t kWorthWaking = std::size_t{256} << 10;
 
 bool is_answer(HeaderKind kind) noexcept {
@@ -130,7 +130,7 @@ bool Matcher::may_be_eager(PeerState& peer_state, std::size_t bytes) const noexc
   return peer_state.eager - peer_state.eager_met < kMostUnmet;
 }
 
-/// Those that nothing else stands before.
+/// Takes the answers that nothing else stands before.
 void Matcher::take_answers(PeerState& peer_state) {
   Arrival arrival;
   while (peer_state.channel->peek(arrival) && is_answer(arrival.header.kind)) take(peer_state, arrival);
@@ -194,7 +194,7 @@ void Matcher::receive(PeerState& peer_state, const WorkPtr& work) {
   drain(peer_state);
 }
 
-/// What has come by now is put aside in turns, so that the first of it can be told.
+/// Takes in turns what has come from each peer by now, so that the first message can be determined.
 void Matcher::receive_any(const WorkPtr& work) {
   open_all();
   for (bool moved = true; moved;) {
@@ -225,13 +225,13 @@ void Matcher::receive_any(const WorkPtr& work) {
 
 // --- headers out ---
 
-/// `ends`: a receive that is over once the peer has been told.
+/// `ends`: a receive that is over once the peer has the answer.
 void Matcher::answer(PeerState& peer_state, const MessageHeader& header, WorkPtr ends) {
   peer_state.outbox.push_back({header, std::move(ends)});
   flush(peer_state);
 }
 
-/// Puts what is to be put while there is room.
+/// Puts headers on the channel while they fit.
 bool Matcher::flush(PeerState& peer_state) {
   bool moved = false;
   while (!peer_state.outbox.empty()) {

@@ -2,9 +2,9 @@
 // takes (channel.h). Messages of a peer are matched by tag, with one tag in order; a receive from any source takes what
 // has come first. Small messages travel with their header and their send is over at once; larger ones are offered. A
 // header is taken out as long as a receive waits or a send wants its answer, and what nobody waits for yet is kept
-// aside, so that no message stands in another's way. Any thread may call; all state is under one mutex, which comes
-// before those of channels. Whoever waits makes everything progress; when nobody does, a thread of its own, which
-// sleeps until a peer rings, and `attend`.
+// aside, so that no message blocks another. Any thread may call; all state is under one mutex, which comes before those
+// of channels. Any waiting thread makes everything progress; when there is none, a thread of its own, which sleeps
+// until a peer wakes it, and `attend`.
 #pragma once
 
 #include "comm/engine/channel.h"
@@ -29,7 +29,7 @@ namespace cohort::comm::messages {
 
 class Matcher final : public Carrier {
  public:
-  /// What the matcher shares with its owner. All of it outlives the matcher.
+  /// State that the matcher shares with its owner. All of it outlives the matcher.
   struct Owner {
     Members& members;
     std::vector<Channels*> kinds;  ///< to all peers; those that are not driven first
@@ -44,7 +44,7 @@ class Matcher final : public Carrier {
 
   /// Starts a checked send or receive, whose timeout is set.
   Work submit(const Request& request);
-  /// Goes on with what has come. For whoever drives a channel, after it has.
+  /// Goes on with what has come. For code that drives a channel, after it has.
   void attend();
   bool idle() const noexcept { return pending_.load() == 0; }
   bool wait_until(PendingWork& work, Clock::time_point limit) override;
@@ -65,12 +65,12 @@ class Matcher final : public Carrier {
     std::uint64_t arrival = 0;  // among those of all peers
     std::vector<std::byte> payload;
   };
-  /// What is to be put on the channel to the peer when there is room.
+  /// A header to be put on the channel to the peer once it fits.
   struct Outgoing {
-    MessageHeader header;  // None: a message; eager or an offer is decided when there is room
+    MessageHeader header;  // None: a message; eager or an offer is decided once it fits
     WorkPtr work;          // of a message; of an answer: the receive that it ends
   };
-  /// What there is between this rank and a peer. A work stands in one of the lists, or among `any_receives_`.
+  /// State between this rank and a peer. A work stands in one of the lists, or among `any_receives_`.
   struct PeerState {
     int peer = 0;
     Channels* kind = nullptr;
@@ -112,7 +112,7 @@ class Matcher final : public Carrier {
   bool move_payloads(PeerState& peer_state, Lock& lock);
   bool progress(Lock& lock);
 
-  // matcher_waiting.cpp: waiting, the thread, and what is told of works that are over
+  // matcher_waiting.cpp: waiting, the thread, and reports of works that are over
   void start_thread();
   void run();
   bool attempt();
@@ -149,7 +149,7 @@ class Matcher final : public Carrier {
   std::vector<std::unique_ptr<PeerState>> peer_states_;  // by peer; made at the first use
   std::vector<PeerState*> opened_;
   std::deque<WorkPtr> any_receives_;  // without a message yet
-  std::vector<WorkPtr> finished_;     // to be told to observers and callbacks
+  std::vector<WorkPtr> finished_;     // to be reported to observers and callbacks
   std::uint64_t submitted_ = 0;
   std::uint64_t arrivals_ = 0;
   Clock::time_point looked_{};
@@ -158,7 +158,7 @@ class Matcher final : public Carrier {
   std::thread thread_;
 
   std::atomic<std::size_t> pending_{0};  // written under the mutex
-  std::atomic<int> tellers_{0};          // threads whose waiting is told in the status page
+  std::atomic<int> tellers_{0};          // threads whose waiting is reported in the status page
   std::atomic<int> spins_;               // before yielding; adapts
 };
 

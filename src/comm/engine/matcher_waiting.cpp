@@ -1,4 +1,4 @@
-// Waiting, the thread that works when nobody waits, and what is told of works that are over.
+// Waiting, the thread that works when nobody waits, and reports of works that are over.
 #include "base/log.h"
 #include "base/thread.h"
 #include "comm/engine/matcher.h"
@@ -132,8 +132,8 @@ bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
   return work.done();
 }
 
-/// For whoever looks at this rank from outside. Of several threads that wait, the last to begin is seen. (The number of
-/// a message is given when it is queued, which one that is waited for has been.)
+/// For observers of this rank from outside. If several threads wait, the last to begin is seen. (The number of a
+/// message is given when it is queued, which one that is waited for has been.)
 void Matcher::tell_waiting(const Message& message) noexcept {
   tellers_.fetch_add(1);
   status::LaneStatus& lane = members_.messages();
@@ -176,7 +176,7 @@ void Matcher::run() {
   while (home_.pending > 0 || !stopping_) {
     const std::uint32_t bell = home_.bell();
     std::chrono::nanoseconds nap = kTick;
-    // While it stops, whoever attends may be the one that stops it, in a callback.
+    // While it stops, the attending thread may be the one that stops it, in a callback.
     const bool attended = home_.attended.load(std::memory_order_relaxed) > 0 && !stopping_;
     arm(home_.pending > 0 && !attended);
     if (armed) {
@@ -242,12 +242,12 @@ void Matcher::stop(bool waits) {
 
 // --- endings ---
 
-/// Whether somebody is told of what is over: an observer, or the rank's timeline.
+/// True if finished works are reported: to an observer, or in the rank's timeline.
 bool Matcher::observed() const noexcept {
   return owner_.observer.load(std::memory_order_acquire) != nullptr || status::timeline::on();
 }
 
-/// Now, for those who are told.
+/// Notes the time, for observers.
 void Matcher::mark_met(MessageWork& work) const noexcept {
   if (observed()) work.met_ = Clock::now();
 }
@@ -274,7 +274,7 @@ void Matcher::complete(const WorkPtr& work, std::optional<Error> error) {
   wake_sleepers();
 }
 
-/// Tells observers and callbacks, without the mutex.
+/// Reports to observers and callbacks, without the mutex.
 void Matcher::settle(Lock& lock) {
   while (!finished_.empty()) {
     const std::vector<WorkPtr> finished = std::exchange(finished_, {});
@@ -390,7 +390,7 @@ std::string Matcher::timed_out(const PeerState& peer_state, const Message& messa
       to_string(message), message.timeout.count(), rank_, members_.host_name(rank_), why);
 }
 
-/// Whom a receive from any source has waited for, and what of theirs did not fit.
+/// Names the ranks that a receive from any source has waited for, and their messages that did not fit.
 std::string Matcher::sources_text() const {
   std::string text = "none of the ranks";
   std::string others;
@@ -405,7 +405,7 @@ std::string Matcher::sources_text() const {
   return text + " sent it" + others;
 }
 
-/// Whether a peer that is lost ends a work of its peer_state. From any source, others may still send where it only
+/// True if the loss of a peer ends a work of its peer_state. From any source, others may still send if the peer only
 /// left.
 bool Matcher::ends_with(const MessageWork& work, std::string_view how) const {
   if (work.message_.peer != kAnySource || how != transport::kLeft) return true;
@@ -413,7 +413,7 @@ bool Matcher::ends_with(const MessageWork& work, std::string_view how) const {
                      [&](const PeerState* other) { return members_.lost(other->peer).has_value(); });
 }
 
-/// From time to time: ends the world if a peer is gone that something waits for, or if a deadline has passed.
+/// Called from time to time: ends the world if a peer is gone that something waits for, or if a deadline has passed.
 void Matcher::look_after(Lock& lock) {
   if (members_.ended()) return fail_all();
   const auto now = Clock::now();
@@ -452,7 +452,7 @@ void Matcher::end_lost(const Message& message, int peer, const std::string& how)
                   pid.empty() ? "" : ", " + pid, how, peer));
 }
 
-/// The world has ended. What a thread moves right now fails when that thread is back.
+/// The world has ended. Data that a thread moves right now fails when that thread is back.
 void Matcher::fail_all() {
   members_.tell_if_ended();
   std::vector<WorkPtr> all(any_receives_.begin(), any_receives_.end());

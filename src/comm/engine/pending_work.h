@@ -1,6 +1,6 @@
-// The Work of an operation that was not over at once, whoever carries it out: the queue of collectives, or one of the
-// places where sends and receives are matched. All of it but `done` belongs to the carrier's mutex; the outcome does
-// not change once it is done. Any thread may call.
+// The Work of an operation that was not over at once, in either carrier: the queue of collectives, or a matcher of
+// sends and receives. All of it but `done` belongs to the carrier's mutex; the outcome does not change once it is done.
+// Any thread may call.
 #pragma once
 
 #include "base/thread.h"
@@ -26,7 +26,7 @@ namespace cohort::comm {
 
 class PendingWork;
 
-/// Who carries operations out, and lets threads wait for them.
+/// Carries operations out, and lets threads wait for them.
 class Carrier {
  public:
   using Clock = std::chrono::steady_clock;
@@ -66,8 +66,8 @@ class PendingWork : public UnfinishedWork {
 
 namespace cohort::comm {
 
-// Tells whether this is a forked child of the process that made the object: a page that the kernel clears in children.
-// Costs one load to ask. Any thread.
+// Detects a forked child of the process that made the object: a page that the kernel clears in children. Costs one load
+// to ask. Any thread.
 class ForkGuard {
  public:
   ForkGuard() noexcept {
@@ -91,8 +91,8 @@ class ForkGuard {
   std::uint32_t* word_ = nullptr;
 };
 
-// Until when the running operation may wait for others, and what is said of those who do not come. Belongs to the
-// thread that runs operations; `limit` from any.
+// Deadline until which the running operation may wait for others, and the error about those who do not come. Belongs to
+// the thread that runs operations; `limit` from any.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
@@ -139,7 +139,7 @@ std::string lost_text(const RunningOperation& operation, int peer, std::string_v
                       std::string_view how);
 
 // How many threads wait for what a communicator does, and until when: with none, ranks that wait for their peers leave
-// the core to whoever computes. Any thread, but for the deadline.
+// the core to threads that compute. Any thread, but for the deadline.
 struct Waiters {
   std::atomic<int> attended{0};        ///< threads that wait for results
   std::atomic<int> awaited{0};         ///< of these, the program's own
@@ -147,7 +147,7 @@ struct Waiters {
   Deadline deadline;                   ///< of the running operation
 };
 
-/// Counts the caller among those who wait, as long as it lives.
+/// Counts the caller among the waiting threads, as long as it lives.
 class WaiterCount {
  public:
   explicit WaiterCount(Waiters& waiters) : waiters_(waiters), of_program_(sys::in_service_thread() ? 0 : 1) {

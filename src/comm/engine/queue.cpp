@@ -53,7 +53,7 @@ namespace {
 constexpr std::size_t kFusedBuffer = std::size_t{64} << 10;
 
 bool fusible(const Request& request) noexcept {
-  // What has a scale for each block of elements would depend on its neighbours.
+  // In a format with a scale for each block, an element would depend on its neighbours.
   return (request.kind == Kind::AllReduce || request.kind == Kind::Broadcast) && request.input == request.output &&
          request.input_bytes() <= kFusedBuffer && request.wire_format <= WireFormat::BFloat16;
 }
@@ -64,8 +64,8 @@ bool alike(const Request& a, const Request& b) noexcept {
          a.postscale == b.postscale;
 }
 
-/// The operation that carries them out, in place in `buffer`, which has room for all their inputs and gets them here.
-/// The counts of all are in its fingerprint, so ranks that group otherwise are refused.
+/// The operation that carries them out, in place in `buffer`, which is large enough for all their inputs and gets them
+/// here. The counts of all are in its fingerprint, so ranks that group otherwise are refused.
 Request fuse(std::span<const Request> requests, std::byte* buffer) {
   Request together = requests.front();
   together.finite_check = nullptr;  // each looks at its own result, which is small
@@ -91,7 +91,7 @@ void unfuse(std::span<const Request> requests, const std::byte* buffer) {
   }
 }
 
-// Who waits for less does not run operations meanwhile.
+// A shorter wait does not run operations meanwhile.
 constexpr auto kWorthRunning = std::chrono::milliseconds(1);
 
 }  // namespace
@@ -226,8 +226,8 @@ bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
   std::unique_lock lock(mutex_);
   const WaiterCount counted(waiters_);
   while (!work.done()) {
-    // What does not take long once all have come is run here while there is time for them to come. The rest is left to
-    // the thread: a caller with a deadline cannot take on what may take longer.
+    // Operations that are quick once all have come are run here while there is time for them to come. The rest is left
+    // to the thread: a caller with a deadline cannot take on what may take longer.
     const bool idle = !running_ && !queue_.empty();
     if (idle && patient) {
       run_front(lock);
@@ -243,7 +243,7 @@ bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
   return true;
 }
 
-/// Of the first, under the mutex.
+/// Asked about the first operation, under the mutex.
 bool Queue::may_be_quick(const QueuedWork& work) const noexcept {
   if (work.composite_) return work.composite_->is_quick() && is_quick({});
   return work.requests_.size() == 1 && is_quick(work.requests_.front());

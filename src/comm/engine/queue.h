@@ -1,7 +1,7 @@
-// The operations of a communicator, in order: whoever waits for one runs what is in front of it, else a thread of the
-// communicator does. A plane derives from it, and says how one operation is carried out and where its thread sleeps.
-// Operations run without the mutex; `running_` makes it one at a time. Whoever carries operations out of other memory
-// than the host's puts Composites into it.
+// The operations of a communicator, in order: a thread that waits for one runs what is in front of it, else a thread of
+// the communicator does. A plane derives from it, and says how one operation is carried out and where its thread
+// sleeps. Operations run without the mutex; `running_` makes it one at a time. Operations on other memory than the
+// host's are put into it as Composites.
 #pragma once
 
 #include "comm/api/request.h"
@@ -31,7 +31,7 @@ namespace cohort::comm {
 class Queue;
 class QueuedWork;
 
-/// What a composite operation does with the other ranks in its turn. Functions throw what has ended the world, and
+/// Lets a composite operation work with the other ranks in its turn. Functions throw what has ended the world, and
 /// Mismatch. Belongs to the thread that runs the operation.
 class Turn {
  public:
@@ -41,7 +41,7 @@ class Turn {
   /// The ranks agree on an operation (Request::round), and do no more. False: not all have come within the turn's time;
   /// then `Composite::run` is not finished, and is called again.
   bool agree(const Request& whole, Round& round, CollectiveEvent* event);
-  /// Carries out an operation of host memory, as a part of this one. What it took is added to `event`, if any.
+  /// Carries out an operation of host memory, as a part of this one. Its costs are added to `event`, if any.
   void carry_out(const Request& part, CollectiveEvent* event);
   /// How many of these, from the first on, travel as one; at least 1. Then those.
   static std::size_t count_together(std::span<const Request> requests) noexcept;
@@ -50,7 +50,7 @@ class Turn {
   void exchange(const void* own, void* all, std::size_t bytes);
   /// Checks on the other ranks, and drives their messages: to be called again and again while something is waited for.
   void attend();
-  /// Of the operation; it may come nearer, since those behind it have deadlines as well.
+  /// Deadline of the operation; it may come nearer, since the operations behind it have deadlines as well.
   Clock::time_point deadline() const noexcept;
 
  private:
@@ -63,9 +63,9 @@ class Turn {
 class Composite {
  public:
   virtual ~Composite() = default;
-  /// In its turn. Not `finished`: ranks have not come, and it is run again.
+  /// Runs it in its turn. Not `finished`: ranks have not come, and it is run again.
   virtual std::optional<Error> run(Turn& turn, bool& finished) noexcept = 0;
-  /// Whether it is over soon once all ranks have come.
+  /// True if it is over soon once all ranks have come.
   virtual bool is_quick() const noexcept = 0;
 };
 
@@ -90,15 +90,15 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   /// Starts a checked request, or those of a group, whose timeouts are set.
   virtual Work submit(const Request& request) = 0;
   Work submit_group(std::vector<Request> requests);
-  /// `whole` has its name and timeout. `now`: it is not left to whoever waits for it.
+  /// `whole` has its name and timeout. `now`: it is not left to its waiter.
   Work submit(std::shared_ptr<Composite> composite, const Request& whole, bool now);
   int join(std::chrono::milliseconds patience);
   /// Any thread.
   virtual void abort(std::string_view reason) = 0;
   /// Ends the threads once nothing is under way.
   virtual void stop();
-  /// What has ended the world, as far as this rank can know by now, for an operation of this name; nullopt: it goes on.
-  /// Any thread.
+  /// The error that has ended the world, as far as this rank can know by now, for an operation of this name; nullopt:
+  /// the world goes on. Any thread.
   std::optional<Error> why_ended(std::string_view doing) {
     return ended() ? std::optional(recorded(std::string(doing))) : std::nullopt;
   }
@@ -110,12 +110,12 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   }
 
   // For what a composite operation has begun and what ends after its turn:
-  /// Runs `body(event)` and tells the observer, where the body returns true. What goes wrong is returned.
+  /// Runs `body(event)` and reports to the observer if the body returns true. Errors are returned.
   template <class Body>
   std::optional<Error> guarded(const Request& request, Clock::time_point called, Body body) noexcept;
-  /// Tells the observer of an operation that ends now.
+  /// Reports an operation to the observer that ends now.
   void tell(CollectiveEvent& event, const Request& request, Clock::time_point called, bool failed) noexcept;
-  /// From now on nothing runs in callers without the queue; in a turn, until as many calls of `release_caller`.
+  /// Lets nothing run in callers without the queue from now on; in a turn, until as many calls of `release_caller`.
   void keep_from_caller();
   void release_caller();
   /// Checks on the other ranks, unless an operation runs, which does, or the caller may run one. Throws what has ended
@@ -123,9 +123,9 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   void attend_if_idle();
   /// The world has, as far as this rank can know by now. Any thread.
   virtual bool ended() noexcept = 0;
-  /// Tells the ranks of this host that so many operations are over that ended after their turn.
+  /// Reports to the ranks of this host how many operations that end after their turn are over.
   virtual void tell_over(std::uint64_t number) noexcept = 0;
-  /// Whether they are over on the other ranks of this host, or these have gone, or the world has ended.
+  /// True if so many are over on the other ranks of this host, or these have gone, or the world has ended.
   virtual bool are_over(std::uint64_t number) const noexcept = 0;
   /// Its thread stays until as many calls of `unkeep`.
   void keep();
@@ -141,7 +141,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   /// `timed`: operations count for COHORT_TIMES.
   explicit Queue(bool timed) noexcept : timed_(timed) {}
 
-  // What a plane does:
+  // Implemented by a plane:
   /// Runs an operation. False if ranks have not come by `limit`: then it has been announced, and is run again.
   virtual bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
                        CollectiveEvent* event) = 0;
@@ -150,30 +150,30 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual std::byte* fusing() = 0;
   /// May run in a caller that waits with a deadline.
   virtual bool is_quick(const Request&) const noexcept { return false; }
-  /// In the world.
+  /// Number of ranks in the world.
   virtual int ranks() const noexcept = 0;
-  /// Under the mutex, before an operation is queued: whether the thread has to be roused for it.
+  /// True if the thread has to be roused for an operation; called under the mutex, before it is queued.
   virtual bool wants_rousing() = 0;
   /// The thread may sleep, and there is something to do.
   virtual void rouse() noexcept = 0;
-  /// Under the mutex: an operation is left to the thread, whose waiter has a deadline.
+  /// Called under the mutex: an operation is left to the thread, whose waiter has a deadline.
   virtual void leave_to_thread() noexcept = 0;
-  /// Whether it leaves what only moves where it is for who asks for that (Request::borrowed).
+  /// True if it leaves data that only moves where it is for callers that ask for that (Request::borrowed).
   virtual bool lends() const noexcept { return false; }
-  /// As Turn::attend.
+  /// Does as Turn::attend.
   virtual void attend() = 0;
-  /// Why the world has ended, for an operation that is told.
+  /// Reason why the world has ended, for an operation that fails with it.
   virtual Error recorded(const std::string& doing) const = 0;
 
-  // What it may use:
+  // Available to a plane:
   Work enqueue(std::shared_ptr<QueuedWork> work, bool now = false);
   Work enqueue(const Request& request, Clock::time_point called, bool announced);
   /// Runs the first operation in the queue. The lock is held on entry and on return, not while it runs. If ranks have
-  /// not come by `limit`, the operation stays in the queue for whoever takes it on next.
+  /// not come by `limit`, the operation stays in the queue for the next thread that takes it on.
   void run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limit = Clock::time_point::max());
   /// When the first operation in the queue was asked for.
   Clock::time_point front_called() const noexcept { return queue_.front()->called_; }
-  /// Under the mutex: nothing is left to do, and nothing comes.
+  /// True if nothing is left to do, and nothing comes; under the mutex.
   bool is_finished() const noexcept { return stopping_ && queue_.empty() && keepers_ == 0; }
 
   Waiters waiters_;

@@ -42,9 +42,9 @@ class QueueCommunicator : public CommunicatorImpl {
   QueueCommunicator(rendezvous::Placement placement, std::chrono::milliseconds timeout, std::shared_ptr<Queue> queue)
       : placement_(std::move(placement)), timeout_(timeout), queue_(std::move(queue)) {}
 
-  /// With its timeout.
+  /// Sets the request's timeout, if it has none.
   Request timed(Request request) const;
-  /// Forms the group of those who bring this color; null where it is kNoColor. `listed`: its ranks, where they were
+  /// Forms the group of the ranks that give this color; null where it is kNoColor. `listed`: its ranks, where they were
   /// given as a list.
   virtual std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
                                                        std::chrono::milliseconds timeout, bool background) = 0;
@@ -54,11 +54,11 @@ class QueueCommunicator : public CommunicatorImpl {
   std::shared_ptr<Queue> queue_;
 };
 
-// How ranks tell each other what they need to form groups: every rank's description, with `color` and `key`, goes to
+// Exchange between ranks of what they need to form groups: every rank's description, with `color` and `key`, goes to
 // all. Backends add what they meet by. A rank that cannot prepare it says why in its description: no rank waits for one
 // that has left, and all throw the same. Pure; any thread.
 
-/// What every backend's description begins with.
+/// The head of every backend's description.
 struct GroupInfoHead {
   static constexpr std::int32_t kPrepared = -1;
   std::int32_t color = 0;

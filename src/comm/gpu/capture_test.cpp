@@ -1,5 +1,5 @@
-// Programs that capture CUDA graphs: what a graph cannot replay is refused before it has done the capture any harm, and
-// what is in flight harms none. Over the fake driver; the ranks of odd tests share a GPU, and so stage.
+// Programs that capture CUDA graphs: what a graph cannot replay is refused before it has affected the capture, and
+// operations in flight affect none. Over the fake driver; the ranks of odd tests share a GPU, and so stage.
 #include "comm/gpu/chunking.h"
 #include "comm/testing/gpus.h"
 #include "comm/testing/worlds.h"
@@ -21,9 +21,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Of all threads, as torch's are.
+/// Begins a capture of all threads, as torch's are.
 void begin_capture(void* stream) { EXPECT_EQ((of_driver<int(void*, int)>("cuStreamBeginCapture_v2")(stream, 0)), 0); }
-/// Whether there is a graph.
+/// Ends the capture; true if there is a graph.
 bool end_capture(void* stream) {
   void* graph = nullptr;
   return of_driver<int(void*, void**)>("cuStreamEndCapture")(stream, &graph) == 0;
@@ -32,7 +32,7 @@ bool end_capture(void* stream) {
 class Captures : public ::testing::TestWithParam<bool> {
  protected:
   void TearDown() override { ::unsetenv("FAKE_NCCL_DELAY"); }
-  /// By NCCL, or staged.
+  /// Floats whose operations go by NCCL, or are staged.
   static Floats floats_of(Communicator& comm, std::vector<float> values) {
     return GetParam() ? floats(comm, std::move(values)) : Floats(comm, std::move(values));
   }
@@ -93,7 +93,7 @@ TEST_P(Captures, WhatIsGivenToOtherStreamsGoesOnBesideThem) {
     void* const stream = new_stream();
     if (comm.rank() == 0) begin_capture(stream);
     const auto begun = std::chrono::steady_clock::now();
-    // What looks at the GPU meanwhile, nobody waiting, does not count as the program's.
+    // Looks at the GPU while nobody waits do not count as the program's.
     while (!before.done() || std::chrono::steady_clock::now() - begun < 50ms) std::this_thread::sleep_for(1ms);
     const Floats more = floats_of(comm, {1});
     comm.all_reduce(more.buffer()).wait();

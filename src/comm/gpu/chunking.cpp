@@ -22,7 +22,7 @@ namespace {
 
 std::atomic<std::size_t> bytes_of_pieces{std::size_t{4} << 20};
 
-/// What of all parts a rank has in a buffer.
+/// The part of a buffer that a rank has.
 enum class Share { Nothing, Own, All };
 
 Share input_of(Kind kind, bool is_root) noexcept {
@@ -99,7 +99,7 @@ Chunking::Chunking(const Request& request, int rank, int size, std::size_t piece
   pieces_ = (all + each - 1) / each;
 }
 
-/// Of a part of so many elements: where its share in a piece begins. Shares differ by one unit at most.
+/// Beginning of a piece's share of a part of so many elements. Shares differ by one unit at most.
 std::int64_t Chunking::begin(std::int64_t part, std::size_t which) const noexcept {
   const auto pieces = static_cast<std::int64_t>(pieces_), number = static_cast<std::int64_t>(which);
   const std::int64_t units = (part + unit_ - 1) / unit_;
@@ -192,7 +192,7 @@ Ring::~Ring() {
 
 bool Ring::pin(const std::shared_ptr<const sys::Mapping>& memory) {
   if (const auto found = peers_.find(memory.get()); found != peers_.end()) return found->second.pinned;
-  // What a peer has freed is kept by nobody else.
+  // Memory that a peer has freed is kept by nobody else.
   std::erase_if(peers_, [this](const auto& entry) {
     const bool freed = entry.second.memory.use_count() == 1;
     if (freed && entry.second.pinned) gpu_.unpin(entry.first->data());
@@ -256,7 +256,7 @@ class InPieces final : public Pieces {
   /// `number`: the piece that it is at.
   void go_through(const Round& agreed, Clock::time_point deadline, Turn& turn, CollectiveEvent* event,
                   std::size_t& number) {
-    // Others than the root bring something if it has joined.
+    // Ranks other than the root contribute if it has joined.
     const bool brings = request_.kind != Kind::Broadcast || rank_ == request_.root || !agreed.everyone;
     const auto wait = [&](MarkPtr& mark) {
       if (mark) gpu_.wait(*mark, deadline, [&] { turn.attend(); });
@@ -264,8 +264,9 @@ class InPieces final : public Pieces {
     };
     const std::size_t pieces = chunking_.pieces();
     bool finite = true;
-    // What only moves goes to the GPU out of the slot of the rank that brought it. That rank has the fourth piece after
-    // it come there once all have come to the second after it; so nobody comes to that before it has read this one.
+    // Data that only moves goes to the GPU out of the slot of the rank that provides it. That rank reuses the slot for
+    // the fourth piece after it once all have come to the second piece after it; and no rank comes to that before it
+    // has read this one.
     const bool borrows = !is_reduction(request_.kind) && agreed.everyone;
     MarkPtr last, before_last;
     InSlot coming = begin(0, brings);
@@ -303,7 +304,7 @@ class InPieces final : public Pieces {
     slot.arrived = gpu_.copy_to_host(copies, after);
     return turn;
   }
-  /// Null: there is nothing to do. `stays`: what this rank has brought is in its place already, where that is the same.
+  /// Null: there is nothing to do. `stays`: this rank's input is in its place already, where that is the same.
   MarkPtr depart(const InSlot& turn, bool stays) {
     std::vector<Transfer> copies;
     const auto* const result = static_cast<const std::byte*>(turn.piece.request.output);
@@ -323,7 +324,7 @@ class InPieces final : public Pieces {
     return copies.empty() ? nullptr : gpu_.copy_to_device(copies, {&marks_.output, 1});
   }
 
-  /// Where the GPU reads it. What it could read only slowly is copied to `room` after all.
+  /// Address at which the GPU reads the block. A block that it could read only slowly is copied to `room` after all.
   const std::byte* taken(const Borrowed& block, std::byte* room) {
     if (!block.memory || ring_->pin(block.memory)) return block.data;
     std::memcpy(room, block.data, block.bytes);

@@ -1,5 +1,5 @@
-// How a collective is cut into pieces, each the same collective of some of every rank's elements: the same on all
-// ranks, by what they have agreed on. Where ranks have parts of their own, each part is cut. An element meets the same
+// Divides a collective into pieces, each the same collective of some of every rank's elements: the same on all ranks,
+// by what they have agreed on. If ranks have parts of their own, each part is divided. An element meets the same
 // elements as in the whole, in the same order, so bits do not depend on it. Pure.
 #pragma once
 
@@ -20,12 +20,12 @@ namespace cohort::comm::cuda {
 
 inline constexpr std::size_t kCacheLine = 64;
 
-/// What is larger goes in pieces of so many bytes.
+/// Size of a piece: larger operations go in pieces of so many bytes.
 std::size_t piece_bytes() noexcept;
 /// For measurements and tests: of what is asked for from now on, the same on all ranks. Any thread.
 void set_piece_bytes(std::size_t bytes) noexcept;
 
-/// Bytes that belong together: by their places in a buffer of the request and in the piece's room.
+/// Bytes that belong together: by their positions in a buffer of the request and in the piece's memory.
 struct ByteRange {
   std::size_t at = 0;
   std::size_t in_room = 0;
@@ -33,7 +33,7 @@ struct ByteRange {
 };
 
 struct Piece {
-  Request request;  ///< of the room's memory
+  Request request;  ///< of the staging memory
   std::vector<ByteRange> input;
   std::vector<ByteRange> output;
 };
@@ -42,7 +42,7 @@ class Chunking {
  public:
   Chunking(const Request& request, int rank, int size, std::size_t piece_bytes);
 
-  /// 1: it is left whole. So are all_to_all_v, of which no rank knows what the others bring, and messages.
+  /// 1: it is left whole. So are all_to_all_v, in which no rank knows the others' parts, and messages.
   std::size_t pieces() const noexcept { return pieces_; }
   /// Bytes that a piece needs at most.
   std::size_t room() const noexcept;
@@ -75,7 +75,7 @@ class Ring {
 
   /// `room` has kSlots times `slot_bytes`.
   Ring(Gpu& gpu, std::shared_ptr<std::byte> room, std::size_t slot_bytes);
-  /// What a copy may still write is never used again.
+  /// Memory that a copy may still write is never used again.
   ~Ring();
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
@@ -103,12 +103,12 @@ class Ring {
 
 /// Waits a moment until a mark has passed, which a stream that hangs keeps from it. True if it has.
 bool settled(Gpu& gpu, const MarkPtr& mark, Staging::Clock::time_point limit) noexcept;
-/// Until when that is.
+/// The end of such a wait.
 Staging::Clock::time_point end_of_patience() noexcept;
 /// Memory that a copy may still use is kept until the process ends.
 void keep_for_good(std::shared_ptr<const void> memory);
 
-// Collectives of a GPU's memory that go by way of host memory in pieces, and those of a world of one, which stay on the
+// Collectives of a GPU's memory that go through host memory in pieces, and those of a world of one, which stay on the
 // GPU. One thread at a time.
 
 class Pieces {
@@ -117,17 +117,17 @@ class Pieces {
   virtual ~Pieces() = default;
   /// Returns when the result is in its place. `agreed`: what came of a round. Throws what ends the world.
   virtual void run(const Round& agreed, Clock::time_point deadline, Turn& turn, CollectiveEvent* event) = 0;
-  /// As Staging::abandon, where `run` has not failed itself.
+  /// Does as Staging::abandon, where `run` has not failed itself.
   virtual void abandon(Clock::time_point limit) noexcept = 0;
 };
 
-/// The operation that `cut` cuts, through `ring`, whose slots have room for a piece.
+/// The operation that `cut` divides, through `ring`, whose slots hold a piece each.
 std::shared_ptr<Pieces> in_pieces(Gpu& gpu, const Request& request, StreamMarks marks, Chunking cut,
                                   std::shared_ptr<Ring> ring, int rank);
 
-/// Whether a world of one has nothing to do but to copy.
+/// True if a world of one only has to copy.
 bool is_copy(const Request& request) noexcept;
-/// Such a copy, which has begun.
+/// Starts such a copy.
 std::shared_ptr<Pieces> copy_alone(Gpu& gpu, const Request& request, StreamMarks marks);
 
 }  // namespace cohort::comm::cuda

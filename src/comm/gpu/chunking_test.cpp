@@ -41,14 +41,14 @@ Request request_of(const Call& call, int size, int rank) {
   const auto kind = call.kind;
   const bool gets = (kind != Kind::Reduce && kind != Kind::Gather && kind != Kind::GatherV) || is_root;
   const bool brings = (kind != Kind::Scatter && kind != Kind::ScatterV) || is_root;
-  // What is not the root's in a broadcast is there all the same.
+  // A broadcast's buffer is on all ranks, not only on the root.
   request.input_count = kind == Kind::Broadcast ? call.count : brings ? elements_in(call, size, rank) : 0;
   request.output_count = gets ? elements_out(call, size, rank) : 0;
   if (!call.counts.empty()) request.counts = std::make_shared<const Counts>(Counts{call.counts, {}});
   return request;
 }
 
-/// Where the pieces' bytes lie in one buffer; none may be missing, or there twice.
+/// Checks where the pieces' bytes lie in one buffer: none may be missing, or there twice.
 void expect_all(std::vector<ByteRange> ranges, std::int64_t count, DType dtype, const std::string& what) {
   std::sort(ranges.begin(), ranges.end(), [](const ByteRange& a, const ByteRange& b) { return a.at < b.at; });
   std::size_t next = 0;
@@ -132,9 +132,9 @@ TEST(Chunking, LeavesWholeWhatRanksKnowAFewCountsOf) {
   EXPECT_EQ(Chunking(request, 0, 2, kPiece).pieces(), 1U);
 }
 
-// Collectives of a GPU's memory in pieces by way of the host's: that copies and sums go on at once, how much of the
-// host's memory they take, that they are one operation to all who look, and what becomes of them when something fails
-// in the midst. With COHORT_NCCL=off, over the fake driver, which tells of each copy as it begins; bits of all
+// Collectives of a GPU's memory in pieces through the host's: that copies and sums go on at once, how much of the
+// host's memory they take, that they are one operation to all observers, and what becomes of them when something fails
+// in the midst. With COHORT_NCCL=off, over the fake driver, which reports each copy as it begins; bits of all
 // operations: comm_tests.trials_in_pieces.
 
 using namespace std::chrono_literals;
@@ -143,7 +143,7 @@ constexpr std::size_t kPieceBytes = 16384;
 constexpr std::size_t kFloats = kPieceBytes / sizeof(float);
 enum Way { kToHost, kToDevice, kWithin };
 
-/// What the driver's copies are: a test may hold one up until another has begun.
+/// The driver's copies: a test may hold one up until another has begun.
 class Copies {
  public:
   static Copies& all() {
@@ -228,7 +228,7 @@ std::vector<float> counted(std::size_t count, float factor) {
   for (std::size_t i = 0; i < count; ++i) values[i] = factor * static_cast<float>(i % 1000);
   return values;
 }
-/// Where the n-th piece of a buffer of so many floats begins.
+/// Address of the n-th piece of a buffer of so many floats.
 const void* piece_at(const Floats& floats, std::size_t count, std::size_t number) {
   Request request;
   request.kind = Kind::AllReduce;
@@ -279,8 +279,7 @@ TEST_F(InPieces, TheHostsMemoryIsThatOfAFewPieces) {
     comm.barrier().wait();
     EXPECT_EQ(pinned() - before, 2 * 4 * kPieceBytes);
     comm.barrier().wait();
-    // Where larger pieces are wanted from now on, they have a room of their own, and that of the others goes, though
-    // their Works are kept.
+    // Larger pieces have memory of their own from now on, and that of the others is freed, though their Works are kept.
     cuda::set_piece_bytes(2 * kPieceBytes);
     comm.all_reduce(values.buffer(), {.op = ReduceOp::Max}).wait();
     comm.barrier().wait();
@@ -397,7 +396,7 @@ TEST_F(InPieces, NothingIsCopiedThatIsInItsPlace) {
     // From the root's GPU, and to the other's.
     EXPECT_EQ(copied([&] { comm.broadcast(values.buffer(), {.root = 1}).wait(); }), std::pair(5, 5));
     EXPECT_EQ(values.values(), counted(count, 2));
-    // What a rank has brought is in its place.
+    // A rank's own part is in place.
     const auto own = static_cast<std::size_t>(comm.rank()) * count;
     const Device device = all.buffer().device;
     const Buffer part(static_cast<float*>(all.data()) + own, static_cast<std::int64_t>(count), DType::Float32, device);
@@ -492,7 +491,7 @@ TEST_F(InPieces, AWorldOfOneCopiesOnTheGpu) {
     EXPECT_EQ(Copies::all().count(kWithin), 2);
     EXPECT_EQ(Copies::all().count(kToHost) + Copies::all().count(kToDevice), 0);
     EXPECT_EQ(out.values(), counted(5 * kFloats, 1));
-    // What is more than a copy.
+    // Operations that are more than a copy.
     comm.all_reduce(in.buffer(), out.buffer(), {.prescale = 2}).wait();
     EXPECT_EQ(out.values(), counted(5 * kFloats, 2));
     comm.all_reduce(in.buffer(), out.buffer(), {.op = ReduceOp::Average, .weight = 0}).wait();

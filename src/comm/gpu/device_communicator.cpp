@@ -16,7 +16,7 @@ namespace cohort::comm {
 
 using namespace cuda;
 
-/// What operations of a GPU's memory share, and how each begins. Lives as long as one of them.
+/// State shared by operations on a GPU's memory, and the beginning of each. Lives as long as one of them.
 class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
  public:
   explicit Gpu(const CommunicatorImpl& host)
@@ -28,19 +28,19 @@ class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
         sums_(std::get<std::string>(value_or_throw(env::value(env::kGpuSums))) == "exact" ? GpuSums::Exact
                                                                                           : GpuSums::Fast) {}
 
-  /// With its timeout, and with what its memory is to the ranks.
+  /// Sets its timeout, and what its memory is to the ranks.
   void complete(DeviceRequest& request) const {
     if (request.timeout.count() == 0) request.timeout = timeout;
     if (request.device.type != DeviceType::CUDA) return;
     const bool fast = request.gpu_sums.value_or(sums_) == GpuSums::Fast && has_sum(request);
     request.memory = fast ? MemoryKind::DeviceFast : MemoryKind::Device;
   }
-  /// By NCCL, if all may go that way; else the copies to the host begin.
+  /// Starts the requests by NCCL, if all may go that way; else the copies to the host begin.
   Work start(std::vector<DeviceRequest> requests, const Rooms::Allocate& allocate);
-  /// Over once everything before it is.
+  /// Makes a Work that is over once everything before it is.
   Work await_all(const Request& name);
-  /// For who waits for a GPU outside of any turn. In the communicator's caller, which runs no operation without the
-  /// queue as long as it lives.
+  /// For threads that wait for a GPU outside of any turn. In the communicator's caller, which runs no operation without
+  /// the queue as long as it lives.
   WhyEnded watch(Kind kind) const;
   Staged stage(const DeviceRequest& request, const Rooms::Allocate& allocate) {
     if (request.device.type != DeviceType::CUDA) return {request, nullptr, nullptr};
@@ -73,7 +73,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
         direct_(std::move(direct)),
         staged_(std::move(staged)) {}
 
-  // As Composite:
+  // Composite's functions:
   std::optional<Error> run(Turn& turn, bool& finished) noexcept override {
     if (may_be_direct_) {
       auto failed = run_direct(turn, finished);
@@ -86,7 +86,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     return may_be_direct_ && gpu_->nccl->ready() && gpu_->in_flight->has_room();
   }
 
-  // As WorkState:
+  // WorkState's functions:
   Ordering order(const Device& stream, Clock::time_point limit) override {
     if (!may_be_direct_) return Ordering::Never;
     if (!wait_for_first(limit == Clock::time_point::max() ? std::nullopt : std::optional(limit)))
@@ -105,7 +105,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   }
 
  private:
-  /// Of all buffers, if it is one.
+  /// The one stream of all buffers, if there is one.
   static std::optional<Device> stream_of(const std::vector<DeviceCall>& direct) {
     if (direct.empty()) return std::nullopt;
     const Device& first = direct.front().request.device;
@@ -121,7 +121,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   void go_on(std::optional<Error> failed) noexcept override {
     if (!is_given_) end(std::move(failed));
   }
-  /// By the one thread that does. Whoever keeps the Work keeps no memory: neither rooms nor what is in callbacks.
+  /// Called by the one thread that ends it. A kept Work keeps no memory: neither for staging nor what is in callbacks.
   void end(std::optional<Error> failed) {
     const auto limit = end_of_patience();  // of all together
     for (const Staged& one : staged_) {
@@ -140,7 +140,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     }
     finish(std::move(failed));
   }
-  /// In the turn.
+  /// Called in the turn.
   void put_in_flight(std::shared_ptr<Flight> given) {
     is_given_ = true;
     {
@@ -161,7 +161,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
       finished = !plane.open(fits_) || turn.agree(whole_, round, event);
       if (!finished) return false;
       try {
-        // What the plane tells is of its last round.
+        // The event is that of the plane's last round.
         if (round.everyone && plane.form(direct_.front().gpu, turn)) {
           if (event != nullptr) event->sequence = 0;
           turn.carry_out(as_round(whole_, round), event);
@@ -187,8 +187,8 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     });
   }
 
-  // As the queue's groups: one operation after the other, where neighbours that are small and alike travel in one
-  // buffer.
+  // Runs as the queue's groups do: one operation after the other, where neighbours that are small and alike travel in
+  // one buffer.
   std::optional<Error> run_staged(Turn& turn) noexcept {
     const auto await_gpu = [&] { gpu_->in_flight->await_room(1, whole_, deadline(), turn); };
     if (staged_.empty()) {
@@ -232,7 +232,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     request.round = &round;
     return request;
   }
-  /// What goes wrong there ends the world: the others wait for this rank.
+  /// A failure there ends the world: the others wait for this rank.
   template <class Way>
   void step(std::span<const Staged> staged, const Way& way) {
     try {
@@ -267,7 +267,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   std::vector<Staged> staged_;            // likewise
   bool is_given_ = false;                 // to the GPU; belongs to the turn
   std::shared_ptr<Flight> flight_;        // under the mutex
-  std::optional<CollectiveEvent> event_;  // what is to be told when it ends
+  std::optional<CollectiveEvent> event_;  // to be reported when it ends
 };
 
 Work DeviceCommunicator::Gpu::start(std::vector<DeviceRequest> requests, const Rooms::Allocate& allocate) {
@@ -311,7 +311,7 @@ WhyEnded DeviceCommunicator::Gpu::watch(Kind kind) const {
     looked = now;
     try {
       kept->attend_if_idle();
-    } catch (const Error&) {  // what has ended the world, which is told below
+    } catch (const Error&) {  // the cause of the world's end, reported below
     } catch (const std::exception& error) {
       return Error(ErrorCode::Internal, error.what());
     }

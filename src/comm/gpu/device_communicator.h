@@ -22,14 +22,14 @@ class DeviceCommunicator {
   /// For what has nothing to do with devices.
   CommunicatorImpl& host() const noexcept { return *host_; }
 
-  /// As those of CommunicatorImpl.
+  /// Functions as those of CommunicatorImpl.
   Work start(const DeviceRequest& request) {
     if (!gpu_ && request.device.type == DeviceType::CPU) return host_->start(request);
     return start_beside_gpu(request);
   }
   Work start_group(std::vector<DeviceRequest> requests);
   int join(const BarrierOptions& options);
-  /// Of the host, or of a GPU. Throws Unavailable, InvalidArgument.
+  /// Allocates memory of the host, or of a GPU. Throws Unavailable, InvalidArgument.
   std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, Device device);
 
  private:

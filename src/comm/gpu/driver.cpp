@@ -128,7 +128,7 @@ Library load() {
     if (void* const found = ::dlsym(handle, name); found != nullptr)
       function = reinterpret_cast<std::decay_t<decltype(function)>>(found);
   };
-  // Since CUDA 11.4; it tells parts of a GPU from each other.
+  // Since CUDA 11.4; it distinguishes parts of a GPU.
   find_if_there(call.cuDeviceGetUuid, "cuDeviceGetUuid_v2");
   find_if_there(call.cuStreamIsCapturing, "cuStreamIsCapturing");
   find_if_there(call.cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
@@ -157,8 +157,8 @@ Address address(const void* memory) noexcept { return reinterpret_cast<Address>(
 
 namespace {
 
-/// While another thread captures, the driver would refuse calls of this one, and end that capture: unless it is told
-/// that they have nothing to do with it.
+/// While another thread captures, the driver would refuse calls of this one, and end that capture: unless they are
+/// declared to have nothing to do with it.
 int exchange_capture_mode(int mode) noexcept {
   const auto exchange = library().call.cuThreadExchangeStreamCaptureMode;
   if (exchange != nullptr) exchange(&mode);

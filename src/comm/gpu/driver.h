@@ -34,7 +34,7 @@ class Mark {
 };
 using MarkPtr = std::shared_ptr<const Mark>;
 
-/// By which another process of the host finds memory of a GPU (CUipcMemHandle).
+/// Handle by which another process of the host finds memory of a GPU (CUipcMemHandle).
 struct IpcHandle {
   char bytes[64] = {};
 };
@@ -47,8 +47,8 @@ struct Transfer {
 
 class Gpu {
  public:
-  /// By CUDA's number among those that this process sees. The same object for the same number, until the process ends.
-  /// Throws Unavailable (there is no driver: how to get it), InvalidArgument (there is no such GPU).
+  /// The GPU of CUDA's number among those that this process sees. The same object for the same number, until the
+  /// process ends. Throws Unavailable (there is no driver: how to get it), InvalidArgument (there is no such GPU).
   static Gpu& at(int index);
   /// How many this process sees; Unavailable where there is no driver.
   static Result<int> count();
@@ -56,7 +56,7 @@ class Gpu {
   static Result<std::string> look();
 
   int index() const noexcept { return index_; }
-  /// Tells it from all others, whoever sees it by which number. Of a part of a GPU (MIG), the part's. Throws Internal.
+  /// Identifies it, whatever number it has for a process. For a part of a GPU (MIG), the part's. Throws Internal.
   std::array<unsigned char, 16> uuid() const;
 
   /// Zeroed by the deadline. Throws Unavailable, Timeout.
@@ -67,38 +67,38 @@ class Gpu {
   void unpin(void* host) noexcept;
 
   MarkPtr mark(Stream stream);
-  /// Before a stream of the program's is marked or put after a mark: throws InvalidArgument if a CUDA graph is being
+  /// Checks a program's stream before it is marked or put after a mark: throws InvalidArgument if a CUDA graph is being
   /// captured from it, which would destroy the graph. `doing`: "all_reduce(float32[2]) failed -- rank 0 (host)".
   void refuse_capture(Stream stream, const std::function<std::string()>& doing) const;
-  /// On streams of the GPU's own, so that both ways go on at once; after `after`.
+  /// Copies on streams of the GPU's own, so that both directions go on at once; after `after`.
   MarkPtr copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after);
   MarkPtr copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after);
   /// Several, after all of these marks; null ones do not count.
   MarkPtr copy_to_host(std::span<const Transfer> copies, std::span<const MarkPtr> after);
   MarkPtr copy_to_device(std::span<const Transfer> copies, std::span<const MarkPtr> after);
-  /// From this GPU's memory into this GPU's, on one of those streams.
+  /// Copies from this GPU's memory into this GPU's, on one of those streams.
   MarkPtr copy_on_gpu(const Transfer& copy, std::span<const MarkPtr> after);
-  /// One that does not wait for the default stream.
+  /// Makes a stream that does not wait for the default stream.
   Stream make_stream();
   void end_stream(Stream stream) noexcept;
-  /// From this GPU's memory into this GPU's, in the stream.
+  /// Copies from this GPU's memory into this GPU's, in the stream.
   void copy_within(void* to, const void* from, std::size_t bytes, Stream stream);
   /// Makes the memory zero, in the stream.
   void zero(void* memory, std::size_t bytes, Stream stream);
-  /// What the stream is given from now on comes after the mark.
+  /// Puts everything that the stream is given from now on after the mark.
   void put_after(Stream stream, const Mark& mark);
 
   /// Not zeroed, so that no stream is waited for. Throws Unavailable.
   void* reserve(std::size_t bytes);
   /// For other processes of the host, which open it as long as it is there: what `reserve` gave. Throws Unavailable.
   IpcHandle share(void* memory) const;
-  /// What another process shares, of this GPU or of one whose memory this one reads. Throws Unavailable.
+  /// Opens memory that another process shares, of this GPU or of one whose memory this one reads. Throws Unavailable.
   void* open_shared(const IpcHandle& handle) const;
   void close_shared(void* memory) noexcept;
   /// Kernels, from PTX, which the driver compiles for this GPU. They stay. Throws Unavailable: what it says of them.
   void* load_kernels(const char* ptx);
   void* find_kernel(void* kernels, const char* name);
-  /// With one argument by value, of which the driver knows the size; threads in blocks of so many.
+  /// Launches with one argument by value, of which the driver knows the size; threads in blocks of so many.
   void launch(void* kernel, unsigned blocks, unsigned per_block, const void* argument, Stream stream);
   /// Multiprocessors.
   unsigned processors() const noexcept { return processors_; }

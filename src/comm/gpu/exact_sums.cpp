@@ -11,7 +11,7 @@ namespace cohort::comm::cuda {
 namespace {
 
 constexpr std::size_t kLine = ExactSums::kAlignment;
-// Up to here every rank is sent everything, and folds it all: one exchange instead of two.
+// Largest input of which every rank is sent everything, and folds it all: one exchange instead of two.
 constexpr std::size_t kSmall = std::size_t{64} << 10;
 constexpr std::size_t kSmallOfAll = std::size_t{1} << 20;
 
@@ -23,7 +23,7 @@ bool is_small(const Request& request, int ranks) noexcept {
   return whole && bytes <= kSmall && bytes * static_cast<std::size_t>(ranks) <= kSmallOfAll;
 }
 
-/// Room for the largest slice of so many bytes.
+/// Scratch memory for the largest slice of so many bytes.
 std::size_t slot_of_slice(std::size_t bytes, int ranks) noexcept {
   return (lines(bytes) / static_cast<std::size_t>(ranks) + 1) * kLine;
 }
@@ -35,7 +35,7 @@ std::int64_t longest_part(const Request& request, int ranks) noexcept {
   return longest;
 }
 
-/// Of so many bytes of an all_reduce or reduce that are exchanged at once.
+/// Scratch memory for so many bytes of an all_reduce or reduce that are exchanged at once.
 std::size_t scratch_of_slices(std::size_t bytes, const ExactWorld& world) noexcept {
   const std::size_t flat = slot_of_slice(bytes, world.size) * static_cast<std::size_t>(world.size);
   if (world.columns == 0) return flat;
@@ -44,12 +44,12 @@ std::size_t scratch_of_slices(std::size_t bytes, const ExactWorld& world) noexce
   return std::max(flat, slot * static_cast<std::size_t>(world.columns) +
                             slot_of_slice(slot, hosts) * static_cast<std::size_t>(hosts));
 }
-/// Of so many bytes of each rank's part.
+/// Scratch memory for so many bytes of each rank's part.
 std::size_t scratch_of_parts(std::size_t bytes, const ExactWorld& world) noexcept {
   const std::size_t slots = static_cast<std::size_t>(world.size) + (world.columns > 0 ? world.on.size() : 0);
   return lines(bytes) * kLine * slots;
 }
-/// Of a whole request.
+/// Scratch memory for a whole request.
 std::size_t scratch_of_one(const Request& request, const ExactWorld& world) noexcept {
   if (request.input_count == 0) return 0;
   if (is_small(request, world.size)) return lines(request.input_bytes() * static_cast<std::size_t>(world.size)) * kLine;
@@ -58,7 +58,7 @@ std::size_t scratch_of_one(const Request& request, const ExactWorld& world) noex
   return scratch_of_parts(static_cast<std::size_t>(longest_part(request, world.size)) * size_of(request.dtype), world);
 }
 
-/// As many elements as may be exchanged at once: `bytes` are too many, or fit.
+/// Number of elements that may be exchanged at once: `bytes` are too many, or fit.
 template <class Scratch>
 std::int64_t most_of(std::size_t bytes, std::size_t element, std::size_t most, const Scratch& scratch) noexcept {
   std::size_t fitting = lines(bytes);
@@ -66,13 +66,13 @@ std::int64_t most_of(std::size_t bytes, std::size_t element, std::size_t most, c
   return static_cast<std::int64_t>(std::min(fitting * kLine, bytes) / element);
 }
 
-/// What a rank keeps of a reduce_scatter, of so many elements of each part from `begin` on.
+/// The elements of a reduce_scatter that a rank keeps, of so many elements of each part from `begin` on.
 Slice stretch_of(const Request& request, int rank, std::int64_t begin, std::int64_t count) noexcept {
   const Slice kept = kept_by(request, rank);
   const std::int64_t first = std::min(kept.begin + begin, kept.end);
   return {first, std::min(first + count, kept.end)};
 }
-/// Where this rank keeps it.
+/// Address at which this rank keeps them.
 std::byte* kept_at(const Request& request, int rank, const Slice& range) noexcept {
   return at(request.output, range.begin - kept_by(request, rank).begin, size_of(request.dtype));
 }
@@ -157,7 +157,7 @@ std::byte* ExactSums::take(std::size_t bytes) {
   return room;
 }
 
-// A small one is not cut. Of a reduce every rank's slice is folded where it is not wanted, which needs room for longer.
+// A small one is not divided. A reduce folds every rank's slice where it is not wanted, which needs memory for longer.
 bool ExactSums::goes_by_columns(const Request& request) const noexcept {
   return world_.columns > 0 && request.kind != Kind::Reduce &&
          round_.contributors.size() == static_cast<std::size_t>(world_.size);
@@ -302,7 +302,7 @@ void ExactSums::fold(const Request& request, const Inputs& inputs, const Rooms& 
     const auto lowest = std::find_if(there.begin(), there.end(), [&](int rank) { return counts(rank); });
     if (lowest == there.end()) continue;
     ExactFold sum = sum_of(request, there, inputs, rooms[static_cast<std::size_t>(*lowest)], count);
-    if (sum.inputs.size() == 1 && sum.scales.empty()) {  // it is what that rank brings
+    if (sum.inputs.size() == 1 && sum.scales.empty()) {  // it is that rank's input
       last.inputs.push_back(sum.inputs.front());
       continue;
     }
@@ -369,7 +369,7 @@ void ExactSums::add_columns(const Request& request) {
   }
 }
 
-// What the ranks of a column keep is summed by the one of each host, and goes to where it is kept.
+// Each host's rank in a column sums, for its host, the parts that the column's ranks keep, and sends the sums there.
 void ExactSums::add_parts_of_columns(const Request& request) {
   const std::size_t element = size_of(request.dtype);
   const std::int64_t longest = longest_part(request, world_.size);

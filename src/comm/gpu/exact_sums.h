@@ -14,7 +14,7 @@
 
 namespace cohort::comm::cuda {
 
-/// Where the ranks are, and this one among them.
+/// Placement of the ranks, and of this one among them.
 struct ExactWorld {
   /// `hosts`: by rank, numbered from 0 without gaps; empty: all on one.
   ExactWorld(int own, int ranks, std::vector<int> hosts);
@@ -24,8 +24,8 @@ struct ExactWorld {
   std::vector<int> hosts;
   std::vector<std::vector<int>> on;  ///< ranks by host, where there are several
   int local = 0;                     ///< own number on the own host
-  /// Of each host, if all have as many, and more than one: ranks with one number on all hosts are a column, and less
-  /// goes between hosts. Else 0.
+  /// Number of ranks on each host, if it is the same for all and more than one: ranks with one number on all hosts are
+  /// a column, and less goes between hosts. Else 0.
   int columns = 0;
 };
 
@@ -39,7 +39,7 @@ struct ExactFold {
   FoldJob bound() const noexcept;
 };
 
-/// What goes on at once, in one group of NCCL's operations, and what is folded once that is there.
+/// Messages that are exchanged at once, in one group of NCCL's operations, and the folds that follow them.
 struct ExactStep {
   struct Message {
     std::byte* memory;
@@ -60,11 +60,11 @@ struct ExactStep {
 
 class ExactSums {
  public:
-  /// What is received is in scratch memory of at most twice so many bytes, aligned to kAlignment.
+  /// Received data lies in scratch memory of at most twice so many bytes, aligned to kAlignment.
   static constexpr std::size_t kMostAtOnce = std::size_t{64} << 20;
   static constexpr std::size_t kAlignment = 64;
 
-  /// Whether it has this reduction. The same on all ranks.
+  /// True if it has this reduction. The same on all ranks.
   static bool has(const Request& request) noexcept;
   /// Bytes of scratch memory for these requests, the same on all ranks.
   static std::size_t scratch_of(std::span<const Request> requests, const ExactWorld& world,
@@ -75,7 +75,7 @@ class ExactSums {
   /// The steps of all these requests, with so much scratch memory.
   std::vector<ExactStep> plan(std::span<const Request> requests, std::byte* scratch);
   using Inputs = std::vector<const std::byte*>;
-  /// On one host, the one fold of what the ranks bring, all of which this rank reads where it lies.
+  /// The one fold of all ranks' inputs on one host, all of which this rank reads where they lie.
   ExactFold fold_of_all(const Request& request, const Inputs& inputs, std::byte* output, std::int64_t count) const;
 
  private:
@@ -88,18 +88,18 @@ class ExactSums {
   void add_columns(const Request& request);
   void add_parts_of_columns(const Request& request);
   bool goes_by_columns(const Request& request) const noexcept;
-  /// Room in the scratch memory of a step, in which pieces are exchanged; it is used until the next one is over.
+  /// Part of the scratch memory of a step, in which pieces are exchanged; it is used until the next one is over.
   std::byte* take(std::size_t bytes);
   ExactStep& step(std::size_t number);
   void send(ExactStep& in, const std::byte* from, std::size_t bytes, int peer) const;
   void receive(ExactStep& in, std::byte* to, std::size_t bytes, int peer) const;
   bool counts(int rank) const noexcept;
-  /// Of what the ranks bring, by rank; where it was received, there is room for hosts' sums.
+  /// Folds the ranks' inputs, by rank; where they were received, hosts' sums fit, too.
   void fold(const Request& request, const Inputs& inputs, const Rooms& rooms, std::byte* output, std::int64_t count);
   /// The sum of these ranks, of one host among several.
   ExactFold sum_of(const Request& request, const std::vector<int>& ranks, const Inputs& inputs, std::byte* output,
                    std::int64_t count) const;
-  /// Of hosts' sums to the result.
+  /// The sum of hosts' sums, which is the result.
   ExactFold sum_of_hosts(const Request& request, std::byte* output, std::int64_t count) const;
   bool is_scaled(const Request& request) const noexcept { return !round_.fractions.empty() || request.prescale != 1; }
 

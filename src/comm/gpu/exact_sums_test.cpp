@@ -22,7 +22,7 @@ using cuda::ExactStep;
 using cuda::ExactSums;
 using cuda::ExactWorld;
 
-/// What ranks send each other, in order.
+/// Messages between ranks, in order.
 using Letters = std::map<std::pair<int, int>, std::deque<Bytes>>;
 
 struct Rank {
@@ -227,7 +227,7 @@ TEST(ExactSums, HaveTheReferencesBitsInAnyNumberOfSteps) {
   for (int size = 2; size <= 6; ++size) {
     for (const std::vector<int>& hosts : layouts[size - 2]) {
       for (const std::size_t most : {std::size_t{4096}, std::size_t{1} << 16, ExactSums::kMostAtOnce}) {
-        // What is larger than 64 KiB is cut into slices: many steps, some, or one.
+        // Anything larger than 64 KiB is cut into slices: many steps, some, or one.
         const std::int64_t count = 24000;
         if (most == 4096) {
           std::vector<Trial> trials;

@@ -1,4 +1,4 @@
-// What the kernels that fold on a GPU compute with (fold_kernels.cu): numbers in memory as values, and one more of them
+// Arithmetic of the kernels that fold on a GPU (fold_kernels.cu): numbers in memory as values, and one more of them
 // folded into a total. Compiled for GPUs as well, so it includes nothing of the libraries.
 //
 // A Codec says how a vector of 16 bytes becomes kValues values that are computed with, and how one element (Part) does.
@@ -106,7 +106,7 @@ struct Scales<double> {
   static COHORT_DEVICE double of(const FoldArguments& job, int k) { return job.scales[k]; }
 };
 
-/// What is done to the total of a real number; factors of 1 change no bit.
+/// Finishes the total of a real number; factors of 1 change no bit.
 template <class T>
 COHORT_DEVICE T finished(T total, const FoldArguments& job) {
   if (job.divisor != 1) total = total / static_cast<T>(job.divisor);
@@ -162,7 +162,7 @@ struct Floats {
 
 struct BFloat16 {
   static COHORT_DEVICE float widen(Word half) { return bits_of<float>(half << 16); }
-  /// To nearest, ties to even.
+  /// Rounds to nearest, ties to even.
   static COHORT_DEVICE Word narrow(float value) {
     const Word bits = bits_of<Word>(value);
     return value != value ? 0x7FC0u : (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
@@ -188,7 +188,7 @@ struct Float16 {
     const Word magnitude = bits_of<Word>(bits_of<float>((half & 0x7FFFu) << 13) * bits_of<float>(239u << 23));
     return bits_of<float>(sign | magnitude | ((half & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0u));
   }
-  /// To nearest, ties to even. After F. Giesen (public domain), as in fold_halves.cpp.
+  /// Rounds to nearest, ties to even. After F. Giesen (public domain), as in fold_halves.cpp.
   static COHORT_DEVICE Word narrow(float value) {
     const Word bits = bits_of<Word>(value);
     const Word magnitude = bits & 0x7FFFFFFFu;
@@ -300,7 +300,7 @@ template <>
 struct SignedOf<8> {
   using Type = long long;
 };
-/// What a lane is held in, and what is computed with: small ones as int or unsigned.
+/// Types in which a lane is held and computed with: small ones as int or unsigned.
 template <class T, bool kLong = sizeof(T) == 8>
 struct LaneOf {
   using Held = Word;

@@ -1,5 +1,5 @@
-// What the kernels that fold on a GPU are given, and which there are. Included by their source (fold_kernels.cu), which
-// is compiled for GPUs as well, so it includes nothing. Plain data.
+// Arguments of the kernels that fold on a GPU, and the list of these kernels. Included by their source
+// (fold_kernels.cu), which is compiled for GPUs as well, so it includes nothing. Plain data.
 #pragma once
 
 namespace cohort::comm::cuda {

@@ -22,8 +22,8 @@ class FoldLauncher {
   static FoldLauncher& on(Gpu& gpu);
 
   static constexpr std::size_t kMostInputs = 192;
-  /// Of the GPU's memory, in the stream: one output, up to kMostInputs inputs; `stores` and `non_finite` are not looked
-  /// at. Throws Internal.
+  /// Folds the GPU's memory, in the stream: one output, up to kMostInputs inputs; `stores` and `non_finite` are not
+  /// looked at. Throws Internal.
   void fold(const FoldJob& job, Stream stream) const;
   /// Makes the 4 bytes at `flag` 1 where a value is NaN or infinite; else they stay as they are. Throws Internal.
   void look(const ConstBuffer& values, std::uint32_t* flag, Stream stream) const;

@@ -37,7 +37,7 @@ bool DeviceWork::wait_for_first(std::optional<Clock::time_point> limit) {
 bool DeviceWork::wait_until(std::optional<Clock::time_point> limit) {
   if (done()) return true;
   if (!wait_for_first(limit)) return false;
-  // What the GPU does takes no longer, mostly, than waking would.
+  // The GPU mostly takes no longer than waking would.
   for (Pauses pauses(100us, 200us); !done(); pauses.take()) {
     look();
     if (limit && !done() && Clock::now() >= *limit) return done();
@@ -115,7 +115,7 @@ bool InFlight::look() noexcept {
     try {
       const bool over = first->over(first_deadline);
       if (!over && late && late != first) late->over(late_deadline);
-      // NCCL's kernels may go on past a rank that has given up, with what is no data: whoever gives up says so before.
+      // NCCL's kernels may go on past a rank that has given up, without data: a rank that gives up reports it before.
       if (!over || queue_->ended()) return any;
     } catch (const Error& error) {
       fail_all(error);
@@ -129,7 +129,7 @@ bool InFlight::look() noexcept {
   }
 }
 
-/// By whoever looks.
+/// Called by the thread that looks.
 void InFlight::end_first(std::optional<Error> failed) noexcept {
   Entry first;
   {
@@ -142,7 +142,7 @@ void InFlight::end_first(std::optional<Error> failed) noexcept {
   queue_->call_back([&] { first.end(std::move(failed)); });
 }
 
-/// By whoever looks.
+/// Called by the thread that looks.
 void InFlight::fail_all(const Error& error) noexcept {
   queue_->abort(error.what());
   while (true) {

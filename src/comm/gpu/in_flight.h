@@ -1,5 +1,5 @@
 // Works of operations of a GPU's memory, and what a communicator's GPU has been given and has not done: in order,
-// looked at by whoever waits, and by a thread of its own, since an operation also has to end, or fail, while nobody
+// checked by threads that wait, and by a thread of its own, since an operation also has to end, or fail, while nobody
 // waits. That thread checks on the other ranks as long as something is in flight, and stays until the ranks of this
 // host have done what they were given together: so nobody leaves whose memory another still reads.
 #pragma once
@@ -61,10 +61,10 @@ class Flight {
  public:
   using Clock = std::chrono::steady_clock;
   virtual ~Flight() = default;
-  /// Whether the result is there. `deadline`: until when it has to be. Throws Timeout, Internal. Never true once the
-  /// library has been given up: then it cannot be told.
+  /// True if the result is there. `deadline`: until when it has to be. Throws Timeout, Internal. Never true once the
+  /// library has been given up: then it cannot be known.
   virtual bool over(Clock::time_point deadline) = 0;
-  /// What this stream is given from now on comes after the result. Any thread. Throws Internal.
+  /// Puts everything that this stream is given from now on after the result. Any thread. Throws Internal.
   virtual void put_before(const Device& device) const = 0;
   /// The world has ended: what the library does is given up. Any thread.
   virtual void give_up() noexcept = 0;
@@ -76,26 +76,26 @@ class InFlight : public std::enable_shared_from_this<InFlight> {
   struct Entry {
     std::shared_ptr<Flight> flight;
     Clock::time_point deadline;
-    std::function<void(std::optional<Error>)> end;  // tells whom it concerns
+    std::function<void(std::optional<Error>)> end;  // reports to those concerned
   };
   /// The GPU has the next when one is over: the host runs no further ahead.
   static constexpr std::size_t kMost = 64;
 
   explicit InFlight(std::shared_ptr<Queue> queue) : queue_(std::move(queue)) {}
 
-  /// By an operation in its turn, which has waited for room.
+  /// Called by an operation in its turn, once it has waited for a free entry.
   void put(Entry entry);
   bool has_room();
-  /// Until less than `most` operations are in flight. `whole` is what waits for it. Throws what ends the world,
+  /// Waits until less than `most` operations are in flight. `whole` is what waits for it. Throws what ends the world,
   /// Timeout.
   void await_room(std::size_t most, const Request& whole, Clock::time_point deadline, Turn& turn);
-  /// Before the first is given to the GPU. Throws std::system_error.
+  /// Called before the first is given to the GPU. Throws std::system_error.
   void watch_from_now_on();
   /// Ends what is over, in order. False: nothing was, or another thread looks.
   bool look() noexcept;
   /// Nothing is put any more once the queue has stopped, and the thread ends then.
   void leave();
-  /// After that. `in_callback`: the calling thread may be one that the thread waits for.
+  /// Called after that. `in_callback`: the calling thread may be one that the thread waits for.
   void join(bool in_callback);
 
  private:

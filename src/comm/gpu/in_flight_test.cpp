@@ -31,7 +31,7 @@ class InFlight : public ::testing::Test {
   static void cause(const char* what) { ::setenv("FAKE_NCCL_TROUBLE", what, 1); }
 };
 
-/// What a kernel in a stream sees.
+/// Memory that a kernel in a stream sees.
 struct Seen {
   void* memory;
   std::size_t count;
@@ -167,7 +167,7 @@ TEST_F(InFlight, OperationsOfTheHostDoNotWaitForItAndBarriersDo) {
     comm.barrier().wait();
     EXPECT_TRUE(work.done());
     Work last = comm.all_reduce(data.buffer());
-    comm.all_reduce(other.buffer(), {.wire_format = WireFormat::BFloat16}).wait();  // by way of the host
+    comm.all_reduce(other.buffer(), {.wire_format = WireFormat::BFloat16}).wait();  // through the host
     EXPECT_TRUE(last.done());
   });
 }

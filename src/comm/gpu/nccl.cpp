@@ -45,7 +45,7 @@ std::set<fs::path> package_folders() {
   return found;
 }
 
-/// Where to look, in this order, after what is loaded already.
+/// Libraries to look for, in this order, after those that are loaded already.
 std::vector<std::string> places(const std::string& chosen) {
   if (!chosen.empty()) return {chosen};
   std::vector<std::string> all;
@@ -57,7 +57,7 @@ std::vector<std::string> places(const std::string& chosen) {
   return all;
 }
 
-/// Where a function's library lies.
+/// Path of a function's library.
 std::string path_of(const void* function) {
   Dl_info info{};
   return ::dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : kName;

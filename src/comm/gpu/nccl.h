@@ -10,9 +10,9 @@
 
 namespace cohort::comm::cuda {
 
-/// What NCCL's functions return.
+/// Result of NCCL's functions.
 enum class NcclResult : int { Success = 0 };
-/// By which the ranks of a communicator meet.
+/// Identifier by which the ranks of a communicator meet.
 struct NcclId {
   char bytes[128];
 };
@@ -31,10 +31,10 @@ enum class NcclType : int {
   Float64 = 8,
   BFloat16 = 9,
 };
-/// Others are made of a communicator.
+/// NCCL's own operations; others are made of a communicator.
 enum class NcclOp : int { Sum = 0, Product = 1, Max = 2, Min = 3, Average = 4 };
 
-/// How a communicator is made; the fields that 2.18 knows. What is not set is NCCL's own choice.
+/// Options of a communicator; the fields that 2.18 knows. Fields that are not set are NCCL's own choice.
 struct NcclConfig {
   std::size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -75,7 +75,7 @@ struct NcclFunctions {
 struct Nccl {
   /// Versions are numbered as NCCL does: 2.30.7 is 23007.
   static constexpr int kOldest = 21800;
-  /// From here on ranks may share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE says so.
+  /// Version from which ranks may share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE says so.
   static constexpr int kSharesGpus = 23000;
 
   NcclFunctions call;
@@ -89,7 +89,7 @@ struct Nccl {
   static Result<Nccl> load(const std::string& chosen);
   /// "2.30.7".
   static std::string text_of(int version);
-  /// What a result means, with what NCCL says besides. `comm` may be null.
+  /// Describes a result, with NCCL's own text. `comm` may be null.
   std::string said(NcclResult result, NcclComm comm) const;
 };
 

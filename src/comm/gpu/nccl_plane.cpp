@@ -80,7 +80,7 @@ std::optional<NcclResult> NcclPlane::state_of_comm() {
   return asked == NcclResult::Success ? state : asked;
 }
 
-/// What NCCL has been given, in its stream.
+/// Operations that NCCL has been given, in its stream.
 class NcclPlane::Given final : public Flight {
  public:
   Given(std::shared_ptr<NcclPlane> plane, std::span<const DeviceCall> together, std::string what, MarkPtr made,
@@ -153,7 +153,7 @@ void NcclPlane::give_up() noexcept {
   end_comm(false);
 }
 
-/// What is given to NCCL at once.
+/// Operations that NCCL is given at once.
 struct NcclPlane::Step {
   std::vector<Request> operations;  // that are NCCL's own
   std::optional<double> share;      // of a weighted average
@@ -178,7 +178,7 @@ std::shared_ptr<Flight> NcclPlane::give(std::span<const DeviceCall> together, co
     step.operations.push_back(request);
     if (round.shares.empty()) continue;
     step.share = round.shares[static_cast<std::size_t>(placement_.rank)];
-    // A rank of no weight: what it brings is not read.
+    // A rank of no weight: its input is not read.
     if (step.share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
   }
   std::vector<ExactStep> exchanges;
@@ -305,7 +305,7 @@ void NcclPlane::require_in_time(std::span<const DeviceCall> together, std::strin
         what, where());
 }
 
-/// Where somebody asks whether results are finite, a kernel looks, or the host where there are no kernels.
+/// Checks results that are asked to be finite: by a kernel, or on the host where there are no kernels.
 NcclPlane::Look NcclPlane::look_at_results(std::span<const DeviceCall> together) {
   std::vector<const Request*> asked;
   for (const DeviceCall& call : together) {

@@ -29,7 +29,7 @@
 
 namespace cohort::comm::cuda {
 
-// What the ranks of a world tell each other of their GPUs and their NCCL, and whether NCCL serves them: the same answer
+// Exchange between the ranks of a world about their GPUs and their NCCL, and whether NCCL serves them: the same answer
 // on all of them. Plain values of one layout, which travel between the ranks of one build; pure, any thread.
 struct Card {
   std::int32_t usable = 0;  ///< it has NCCL and a GPU
@@ -44,7 +44,7 @@ struct Card {
   char why[256] = {};  ///< where it is not usable
 };
 
-/// Why NCCL does not serve these ranks; nullopt if it does.
+/// Reason why NCCL does not serve these ranks; nullopt if it does.
 std::optional<std::string> obstacle(std::span<const Card> cards);
 
 /// How it went, on each rank, to make its communicator.
@@ -54,32 +54,32 @@ struct Start {
 };
 std::optional<std::string> obstacle(std::span<const Start> starts, std::span<const Card> cards);
 
-/// Copies as much of it as there is room for.
+/// Copies as much of it as fits.
 template <std::size_t N>
 void put_text(char (&to)[N], std::string_view text) noexcept {
   to[text.copy(to, N - 1)] = '\0';
 }
 
-// Which collectives NCCL carries out, and how each is given to it. Pure, but for the calls of NCCL; any thread.
+// Collectives that NCCL carries out, and how each is given to it. Pure, but for the calls of NCCL; any thread.
 
 /// A reduction that NCCL has, but for the order in which elements are folded: not those of types it lacks, nor bit
 /// operations, factors, and weights but those of an all_reduce; nor the minimum of floats, which it does not make NaN
-/// where a rank brings NaN, nor the average of integers, whose rounding it does not promise.
+/// where a rank has NaN, nor the average of integers, whose rounding it does not promise.
 bool has_sum(const Request& request) noexcept;
 /// An operation that moves data, of whatever type.
 bool has_move(Kind kind) noexcept;
 
-/// NCCL's operations that sum what each rank brings times its share of a weighted average.
+/// NCCL's operations that sum each rank's input times its share of a weighted average.
 struct ShareOps {
   double share = 1;
   NcclOp single = NcclOp::Sum;
   NcclOp twice = NcclOp::Sum;
 
-  /// Of a type that has_shares.
+  /// The operation for a type that has_shares.
   NcclOp of(NcclType type) const noexcept { return type == NcclType::Float32 ? single : twice; }
 };
 
-/// Those of a communicator: made before a group of NCCL's operations, and there until NCCL has the group in its stream.
+/// A communicator's ShareOps: made before a group of NCCL's operations, and kept until NCCL has it in its stream.
 class ShareSums {
  public:
   ShareSums(const Nccl& nccl, NcclComm comm, double share) noexcept;
@@ -87,7 +87,7 @@ class ShareSums {
   ShareSums(const ShareSums&) = delete;
   ShareSums& operator=(const ShareSums&) = delete;
 
-  /// Of making them.
+  /// Result of creating the operations.
   NcclResult result() const noexcept { return result_; }
   /// The communicator has gone, and they with it.
   void forget() noexcept { ops_.single = ops_.twice = NcclOp::Sum; }
@@ -106,7 +106,7 @@ struct NcclWorld {
   Stream stream = nullptr;
   int rank = 0;
   int size = 1;
-  /// Of a weighted average. Where this rank's share is 0, its output is zero already, and what it brings.
+  /// Operations of a weighted average. If this rank's share is 0, its input and output are zero already.
   std::optional<ShareOps> shares = std::nullopt;
 };
 
@@ -121,16 +121,16 @@ struct DeviceCall {
 
 /// Gives it to NCCL; between ncclGroupStart and ncclGroupEnd.
 NcclResult launch(const NcclWorld& world, const Request& request);
-/// What is exchanged in the step, likewise.
+/// Launches the step's exchange, likewise.
 NcclResult launch(const NcclWorld& world, const ExactStep& step);
-/// Whether NCCL multiplies elements of this type by a share as precisely as is promised: it would be rounded to halves.
+/// True if NCCL multiplies this type by a share as precisely as is promised; for halves it would round the share.
 bool has_shares(DType dtype) noexcept;
 
 // A communicator's collectives of GPU memory over NCCL, where all its ranks have it: one communicator of NCCL's, made
-// with the first operation that NCCL may carry out, and a stream of its own. What NCCL does not sum as the CPU does is
-// exchanged by it and folded by kernels of ours. `may_take` and `call` in the thread that calls the communicator,
-// `form` and `run` in the one that runs operations; another may look at what is in flight, and any may give up. Where
-// NCCL does not serve, small sums go by PeerBuffers, if all ranks have them, and the rest by staging.
+// with the first operation that NCCL may carry out, and a stream of its own. Sums that NCCL does not do as the CPU does
+// are exchanged by it and folded by kernels of ours. `may_take` and `call` in the thread that calls the communicator,
+// `form` and `run` in the one that runs operations; another may look at what is in flight, and any may give up. If NCCL
+// does not serve, small sums go by PeerBuffers, if all ranks have them, and the rest by staging.
 class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
  public:
   using Clock = std::chrono::steady_clock;
@@ -142,7 +142,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   NcclPlane(const NcclPlane&) = delete;
   NcclPlane& operator=(const NcclPlane&) = delete;
 
-  /// Whether NCCL may be what carries it out. The same on all ranks that ask for the same.
+  /// True if NCCL may carry the request out. The same on all ranks that ask for the same.
   bool may_take(const DeviceRequest& request) const noexcept;
   /// False: the ranks have agreed to stage this. The same on all of them, once what was asked for before is over.
   /// `fits`: it would go by PeerBuffers.
@@ -156,8 +156,8 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   /// The same by staging; the copy of its input begins. Throws Unavailable, Internal.
   Staged stage(const DeviceCall& call);
 
-  /// What NCCL needs before its first operation, once all ranks have agreed on that, or what they have instead. False:
-  /// it has it, or the ranks do without it from now on. Throws what ends the world.
+  /// Sets up NCCL for its first operation, once all ranks have agreed on that, or the substitute. False: NCCL is set
+  /// up, or the ranks do without it from now on. Throws what ends the world.
   bool form(Gpu& gpu, Turn& turn);
   /// Gives the GPU `together`, a group or one operation, which live as long as what is returned: all ranks have agreed
   /// on them in `round`. `fits`: as for `open`. Null: they go by staging, on all ranks. Throws what ends the world.
@@ -182,13 +182,13 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   struct Step;
   /// One group of NCCL's. Returns once it is in the stream.
   void give_step(Step step, std::span<const DeviceCall> together, std::string_view what, Turn& turn);
-  /// What the communicator is given, on the thread for that.
+  /// Gives the step to the communicator, on the thread for that.
   NcclResult call_nccl(const Step& step, const std::optional<ShareOps>& shares);
-  /// Of NCCL's functions, and of its communicator while `calls_` is held.
+  /// Checks results of NCCL's functions, and of its communicator while `calls_` is held.
   void check(NcclResult result, std::string_view what) const;
   /// Throws Timeout if they should be over.
   void require_in_time(std::span<const DeviceCall> together, std::string_view what, Clock::time_point deadline) const;
-  /// What becomes known of results once these marks are passed.
+  /// Checks of results, which are known once these marks are passed.
   struct Look {
     std::vector<MarkPtr> there;
     std::vector<std::shared_ptr<FiniteCheck>> asked = {};

@@ -116,7 +116,7 @@ constexpr auto kEndingBroken = 200ms;  // likewise in a world that has ended: th
 constexpr auto kReturning = 50ms;      // for a call that does not hang to return, before its communicator goes
 constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
 constexpr std::int32_t kNoMemory = -1;  // on a rank that has kernels
-constexpr auto kTelling = 100ms;  // for other hosts to hear that it has, before kernels go on without this rank's data
+constexpr auto kTelling = 100ms;  // for other hosts to learn that it has, before kernels go on without this rank's data
 
 /// Runs what may hang on a thread of its own, and leaves it there if it does.
 template <class Body>
@@ -150,7 +150,7 @@ NcclPlane::~NcclPlane() {
     return;
   }
   end_comm(state_.load(std::memory_order_relaxed) != State::Broken);
-  // Those of a world that has ended: kernels may still use them.
+  // Buffers of a world that has ended are leaked: kernels may still use them.
   if (peers_) static_cast<void>(new std::shared_ptr<PeerBuffers>(std::move(peers_)));
   if (stream_ != nullptr) gpu_->end_stream(stream_);
 }
@@ -205,7 +205,7 @@ bool NcclPlane::form(Gpu& gpu, Turn& turn) {
 }
 
 Start NcclPlane::start(const NcclId& id, Turn& turn) {
-  /// Whoever comes last, the call or who waits for it, ends a communicator that nobody wants.
+  /// Whichever comes last, the call or its waiter, ends a communicator that nobody wants.
   struct Making {
     NcclComm comm = nullptr;
     std::atomic<bool> left{false};
@@ -296,7 +296,7 @@ void NcclPlane::end_comm(bool healthy) noexcept {
     shares_.reset();
   }
   if (comm == nullptr && !(healthy && peers_)) return;
-  // Where something may hang, it may still use the memory.
+  // Anything that may hang may still use the memory.
   const auto reserved = healthy ? std::exchange(reserved_, {}) : std::vector<void*>();
   const auto peers = std::make_shared<std::shared_ptr<PeerBuffers>>(healthy ? std::move(peers_) : nullptr);
   const auto end = comm == nullptr ? nullptr : healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;

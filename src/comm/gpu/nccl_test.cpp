@@ -1,5 +1,5 @@
 // Collectives of GPU memory over NCCL: what goes there and what by staging, that operations come after their streams,
-// and what ranks are told where NCCL fails, hangs or is not on all of them. Over the fake driver and the fake
+// and the ranks' errors where NCCL fails, hangs or is not on all of them. Over the fake driver and the fake
 // NCCL; all operations' results: comm_tests.trials_by_nccl.
 #include "comm/gpu/nccl.h"
 #include "comm/gpu/nccl_plane.h"
@@ -51,10 +51,10 @@ class OnNccl : public ::testing::Test {
     for (const char* name : {"FAKE_NCCL_TROUBLE", "NCCL_MULTI_RANK_GPU_ENABLE"}) ::unsetenv(name);
   }
   static void cause(const char* what) { ::setenv("FAKE_NCCL_TROUBLE", what, 1); }
-  /// By NCCL, each rank's counted, since the test began.
+  /// Operations carried out by NCCL, each rank's counted, since the test began.
   int carried_out() const { return operations() - operations_; }
   int aborted() const { return aborts() - aborts_; }
-  /// By kernels, each rank's counted.
+  /// Operations of kernels, each rank's counted.
   int folded() const { return folds() - folds_; }
   int looked() const { return looks() - looks_; }
   /// It is left to a thread, and takes a moment.
@@ -94,7 +94,7 @@ TEST_F(OnNccl, WeightedAveragesAreNcclsUnlessSharesWouldBeRounded) {
   const auto averaged = [&](double weight_of_1, float expected) {
     run_world(2, [&](Communicator comm) {
       const bool first = comm.rank() == 0;
-      // What a rank of weight 0 brings is not read.
+      // The input of a rank of weight 0 is not read.
       const float own = first ? 1 : weight_of_1 == 0 ? std::numeric_limits<float>::quiet_NaN() : 4;
       const Floats in = floats(comm, {own, own}), out = floats(comm, {7, 7});
       const AllReduceOptions options{.op = ReduceOp::Average, .weight = first ? 1 : weight_of_1};
@@ -496,7 +496,7 @@ TEST_F(OnNccl, AnAbortThatHangsDoesNotHoldUpTheError) {
   EXPECT_TRUE(come_to_abort(2)) << aborted();
 }
 
-// --- what ranks tell each other ---
+// --- what ranks report to each other ---
 
 class Cards : public ::testing::Test {
  protected:

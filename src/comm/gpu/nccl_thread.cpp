@@ -88,7 +88,7 @@ void NcclThread::run(State& state, const Gpu& gpu) noexcept {
       failed = std::current_exception();
     }
     state.failed = std::move(failed);
-    call = nullptr;  // what it holds goes before anybody hears of it
+    call = nullptr;  // what it holds goes before anybody sees that it is over
     state.over.store(true, std::memory_order_release);
   }
 }

@@ -1,5 +1,5 @@
-// The thread that makes a communicator's calls of NCCL. They block where NCCL connects ranks: so whoever runs
-// operations looks after the other ranks meanwhile, and leaves the thread where it is once one of them has died. It is
+// The thread that makes a communicator's calls of NCCL. They block where NCCL connects ranks: so the thread that runs
+// operations checks on the other ranks meanwhile, and leaves the thread where it is once one of them has died. It is
 // one for all calls, since starting one for each, as NCCL does where it is told not to block, takes longer than a small
 // sum. One call at a time, by one thread.
 #pragma once
@@ -27,7 +27,7 @@ class NcclThread {
   /// The call before is over.
   void make(Call call);
   bool over() const noexcept;
-  /// Of the call that is over. Throws Internal, where the GPU has failed.
+  /// Result of the call that is over. Throws Internal if the GPU has failed.
   NcclResult result() const;
 
  private:

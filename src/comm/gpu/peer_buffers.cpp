@@ -23,7 +23,7 @@ namespace {
 constexpr std::size_t kPattern = 4096;  // elements of 4 bytes
 constexpr auto kNever = std::chrono::steady_clock::time_point::max();
 
-/// Tells this process from all others, also from its forked children.
+/// Identifies this process among all others, also its forked children.
 std::array<std::uint32_t, 5> this_process() {
   static const auto random = [] {
     std::random_device source;
@@ -145,7 +145,7 @@ std::shared_ptr<PeerBuffers> PeerBuffers::make(Gpu& gpu, const rendezvous::Place
   const std::shared_ptr<void> at_the_end(nullptr, [&](void*) {
     if (made && thread.over()) on_thread(std::move(made), {});
   });
-  // What goes wrong on this rank is told to all, who come to each exchange.
+  // Errors on this rank are reported to all, who come to each exchange.
   const auto attempt = [&](std::function<void(PeerBuffers&)> body) {
     if (own.why[0] != '\0') return;
     on_thread(made, std::move(body));

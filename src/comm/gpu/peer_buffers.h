@@ -1,7 +1,7 @@
 // Buffers on GPUs that the ranks of one host read in place (CUDA's memory for other processes), for small sums where
-// NCCL does not serve: each rank copies what it brings into a buffer of its own, and once all have, a kernel on each
-// rank's GPU folds all buffers, in the CPU's order. No GPU waits for another rank's, so a rank that dies hangs none.
-// For who asks for it (COHORT_GPU_IPC). Belongs to the thread that runs operations.
+// NCCL does not serve: each rank copies its input into a buffer of its own, and once all have, a kernel on each rank's
+// GPU folds all buffers, in the CPU's order. No GPU waits for another rank's, so a rank that dies hangs none. Used only
+// if requested (COHORT_GPU_IPC). Belongs to the thread that runs operations.
 #pragma once
 
 #include "comm/api/request.h"
@@ -19,11 +19,11 @@ namespace cohort::comm::cuda {
 
 class PeerBuffers {
  public:
-  /// What one operation or group may bring, where each takes up `room_of` its bytes.
+  /// Most bytes of one operation or group, where each buffer takes up `room_of` its bytes.
   static constexpr std::size_t kBytes = std::size_t{1} << 20;
   static constexpr std::size_t room_of(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
 
-  /// Whether these, one operation or a group, go by such buffers: the same on all ranks that ask for the same.
+  /// True if these, one operation or a group, go by such buffers: the same on all ranks that ask for the same.
   static bool fit(std::span<const DeviceRequest> requests) noexcept;
 
   /// All ranks make theirs and open each other's, and kernels try whether they read what the others write. Null, on all
@@ -45,7 +45,7 @@ class PeerBuffers {
   PeerBuffers(Gpu& gpu, const rendezvous::Placement& placement) noexcept
       : gpu_(gpu), own_(static_cast<std::size_t>(placement.rank)), bases_(static_cast<std::size_t>(placement.size)) {}
   struct Offer;
-  // What may hang in the driver:
+  // Functions that may hang in the driver:
   Offer offer();
   void open(std::span<const Offer> offers);
   void write_pattern(const Offer& own);

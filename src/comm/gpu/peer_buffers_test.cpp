@@ -1,5 +1,5 @@
 // Small sums without NCCL, folded on the GPUs out of buffers that all ranks read: which they are, their results, and
-// what ranks are told when one of them brings something else, hangs, or cannot. Over the fake driver; all operations'
+// the ranks' errors when one of them calls something else, hangs, or cannot. Over the fake driver; all operations'
 // bits: comm_tests.trials_at_peers; between processes: tests/multiproc.
 #include "comm/gpu/peer_buffers.h"
 #include "comm/testing/gpus.h"

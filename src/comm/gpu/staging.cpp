@@ -23,7 +23,7 @@ namespace {
 constexpr std::size_t kLeastRoom = 4096;
 
 /// Done once the message is in the GPU's memory. Its copy begins where the message comes, in a thread that is needed
-/// for others; whether it is over, those look who wait, and a thread for all that nobody waits for.
+/// for others; waiting threads check whether it is over, and one thread checks all that nobody waits for.
 class Delivery final : public DeviceWork {
  public:
   Delivery(std::shared_ptr<Staging> staging, Clock::time_point deadline, WhyEnded why_ended)
@@ -47,7 +47,7 @@ class Delivery final : public DeviceWork {
 
  private:
   void go_on(std::optional<Error> failed) noexcept override;
-  /// Whoever keeps the Work keeps no memory.
+  /// A Work that is kept keeps no memory.
   void end(std::optional<Error> failed) noexcept {
     staging_ = nullptr;
     why_ended_ = {};
@@ -157,7 +157,7 @@ Staging::Staging(Gpu& gpu, const Request& device, const StreamMarks& marks, Requ
 Staging::~Staging() { abandon(end_of_patience()); }
 
 void Staging::abandon(Clock::time_point limit) noexcept {
-  // What is under way still uses the room: an operation that failed is left in the midst of it.
+  // Copies under way still use the memory: an operation that failed is left in the midst of them.
   if (!settled(gpu_, arrived_, limit) || !settled(gpu_, departed_, limit)) keep_for_good(room_);
   arrived_ = departed_ = nullptr;
 }

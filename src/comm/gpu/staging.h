@@ -1,5 +1,5 @@
-// Collectives and messages of a GPU's memory by way of host memory: each is one of host memory that the ranks of the
-// host share, with a copy before and after it, or several, in pieces (chunking.h). So the bits are those of the CPU's
+// Collectives and messages of a GPU's memory through host memory: each is one of host memory that the ranks of the host
+// share, with a copy before and after it, or several, in pieces (chunking.h). So the bits are those of the CPU's
 // planes. One thread at a time.
 #pragma once
 
@@ -31,9 +31,9 @@ class Rooms : public std::enable_shared_from_this<Rooms> {
   /// `allocate` gives memory that the communicator's planes read and write in place.
   using Allocate = std::function<std::shared_ptr<MemoryBlock>(std::size_t bytes)>;
 
-  /// At least so many bytes; given back when the last copy goes.
+  /// Memory of at least so many bytes; given back when the last copy goes.
   std::shared_ptr<std::byte> take(Gpu& gpu, std::size_t bytes, const Allocate& allocate);
-  /// What operations go through in pieces of so many bytes, one after the other: the same one for all of them.
+  /// The one ring through which all operations go in pieces of so many bytes, one after the other.
   std::shared_ptr<Ring> ring(Gpu& gpu, std::size_t slot_bytes, const Allocate& allocate);
 
  private:
@@ -43,17 +43,17 @@ class Rooms : public std::enable_shared_from_this<Rooms> {
   std::multimap<std::pair<Gpu*, std::size_t>, std::shared_ptr<Room>> free_;
 };
 
-/// What the streams of a request had when it was asked for.
+/// Marks of what a request's streams had when it was asked for.
 struct StreamMarks {
   MarkPtr input;
   MarkPtr output;
 };
-/// `rank`: who asks. Throws Internal, InvalidArgument (Gpu::refuse_capture).
+/// `rank`: the caller's. Throws Internal, InvalidArgument (Gpu::refuse_capture).
 StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request, const rendezvous::Placement& rank);
 /// "all_reduce(float32[2]) of a GPU's memory".
 std::string text_of(const Request& request);
 
-/// Which rank of how many.
+/// The rank, of how many.
 struct Place {
   int rank = 0;
   int size = 1;
@@ -77,12 +77,12 @@ class Staging {
   void arrive(Clock::time_point deadline, const Attend& attend);
   /// Starts the copy of the output back. Throws Internal.
   void depart();
-  /// Whether the output is there, for whatever stream comes next. Throws Internal.
+  /// True if the output is there, for whatever stream comes next. Throws Internal.
   bool is_there() const { return !departed_ || gpu_.passed(*departed_); }
   /// Waits until it is. Throws Timeout, Internal.
   void finish(Clock::time_point deadline, const Attend& attend);
-  /// Of an operation that has failed: waits until `limit` for what still uses the room and the program's memory. As the
-  /// destructor, which waits for a moment.
+  /// After an operation has failed, waits until `limit` for what still uses the staging memory and the program's
+  /// memory. As the destructor, which waits for a moment.
   void abandon(Clock::time_point limit) noexcept;
 
   std::shared_ptr<std::byte> room() const noexcept { return room_; }

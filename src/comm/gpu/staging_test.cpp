@@ -1,5 +1,5 @@
-// Collectives and messages of a GPU's memory: that they come after what is in the stream, what ranks are told when a
-// GPU fails or hangs, and who is refused. Over the fake driver, and without NCCL, since all ranks have one GPU;
+// Collectives and messages of a GPU's memory: that they come after what is in the stream, the ranks' errors when a GPU
+// fails or hangs, and which calls are refused. Over the fake driver, and without NCCL, since all ranks have one GPU;
 // all operations' bits: comm_tests.trials_on_gpus.
 #include "comm/gpu/chunking.h"
 #include "comm/gpu/driver.h"
@@ -205,7 +205,7 @@ TEST_F(OnGpus, AHangingStreamIsATimeoutThatSaysSo) {
 }
 
 TEST_F(OnGpus, ARankWhoseStreamHangsHearsOfAnAbort) {
-  // What it waits for with its stream: that its input comes, or that its output is free.
+  // The call waits for its stream: its input has to come, or its output has to be free.
   using Call = std::function<Work(Communicator&, const Buffer& hangs, const Buffer& half)>;
   const std::vector<Call> calls = {
       [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.all_reduce(hangs); },
@@ -280,7 +280,7 @@ TEST_F(OnGpus, WhoeverKeepsAWorkKeepsNoRoom) {
         return works;
       };
       const std::vector<Work> first = rounds(3);
-      std::this_thread::sleep_for(50ms);  // who ends an operation lets go of its own
+      std::this_thread::sleep_for(50ms);  // the thread that ends an operation lets go of its own
       comm.barrier().wait();
       const std::size_t rooms = pinned();
       const int marks = events();

@@ -80,7 +80,7 @@ TEST(HostsChunkTuner, ShortSumsShowThatAWireIsFastAndNeverThatItIsSlow) {
   EXPECT_EQ(ahead_of(tuner, 1), 8);
   tuner.learn(128 * kKiB, 100ms);
   EXPECT_EQ(ahead_of(tuner, 1), 8);
-  tuner.learn(kMiB, 1000ms);  // one that is long enough to tell
+  tuner.learn(kMiB, 1000ms);  // one that is long enough to show it
   EXPECT_EQ(ahead_of(tuner, 1), 4);
 }
 

@@ -83,8 +83,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kDriving = 2ms;       // how often a rank drives the transport that waits for those beside it
-constexpr auto kGrace = 1000ms;      // for another host's own report of who is missing
-constexpr auto kShortGrace = 100ms;  // for the report of one of those who are missing
+constexpr auto kGrace = 1000ms;      // for another host's own report of missing ranks
+constexpr auto kShortGrace = 100ms;  // for the report of a missing rank
 
 constexpr std::size_t kFast = 512 * kKiB;      // on the way on a wire of 4 Gbit/s
 constexpr std::size_t kPausesInOnTheWay = 10;  // so often two more trips fit into that time
@@ -151,8 +151,8 @@ Context::Waiting::~Waiting() {
 
 // --- waiting ---
 
-/// Of a wait for ranks on other hosts. One that has ranks beside it may wait for them, and then its host tells first.
-/// Of several who have not come to the operation one may still wait for the other in the last one, and knows better.
+/// Deadline of a wait for ranks on other hosts. A rank may itself wait for ranks of its host, which then reports first.
+/// If several ranks are missing, one may still wait for another in the operation before, and knows better.
 Context::Clock::time_point Context::deadline_of(const std::vector<int>& missing) const noexcept {
   if (layout.on(layout.host_of(missing.front())).size() > 1) return waiters_.deadline.when() + kGrace;
   return waiters_.deadline.when() + (missing.size() > 1 && !over ? kShortGrace : 0ms);
@@ -195,12 +195,12 @@ void Context::attend() {
   world.throw_if_ended();
   for (int rank = 0; rank < layout.size; ++rank) {
     if (rank == layout.rank) continue;
-    // Who leaves in order has done its part.
+    // A rank that leaves in order has done its part.
     if (const auto how = world.lost(rank); how && *how != transport::kLeft) world.end_lost(rank, *how);
   }
 }
 
-/// What ranks that are waited for did not do. A rank may be late because another one of its host is.
+/// Describes what ranks that are waited for did not do. A rank may be late because another one of its host is.
 std::string Context::omission(const std::vector<int>& missing) const {
   const auto described = [&](int rank) {
     const auto& there = layout.on(layout.host_of(rank));
@@ -242,7 +242,7 @@ void Context::send(transport::Outgoing& frame, int peer, std::uint32_t tag, cons
   wire_bytes += bytes;
   const auto begun = Clock::now();
   transport.send(frame);
-  blocked += Clock::now() - begun;  // much of a wire's work may be done by who hands it the bytes
+  blocked += Clock::now() - begun;  // much of a wire's work may be done by the thread that hands it the bytes
 }
 
 void Context::receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room) {

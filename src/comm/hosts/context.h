@@ -1,6 +1,6 @@
-// What the algorithms between hosts are written over: who is where, what all ranks brought, frames, parts on this host
-// and waiting (Context); and what it keeps for large sums, their memory and the length of their pieces. Belongs to the
-// thread that runs operations.
+// Base of the algorithms between hosts (Context): placement, contributions of all ranks, frames, parts on this host and
+// waiting; and what it keeps for large sums, their memory and the length of their pieces. Belongs to the thread that
+// runs operations.
 #pragma once
 
 #include "comm/api/request.h"
@@ -29,14 +29,14 @@
 namespace cohort::comm::hosts {
 
 // How long the pieces of large sums are and how many of them are on the way, as the wire turns out to be. Each rank
-// learns for itself; as all have to cut alike, each says how often it would like pieces doubled, and the least counts.
-// Belongs to an engine and its thread.
+// learns for itself; as all have to divide alike, each says how often it would like pieces doubled, and the least
+// counts. Belongs to an engine and its thread.
 class ChunkTuner {
  public:
   using Duration = std::chrono::steady_clock::duration;
   explicit ChunkTuner(const Layout& layout) noexcept;
 
-  /// Of this rank's stripe, an operation has moved so many bytes each way in this time.
+  /// Learns that an operation has moved so many bytes of this rank's stripe each way in this time.
   void learn(std::size_t bytes, Duration took) noexcept;
   /// How often this rank would like pieces doubled, up to `most`.
   int doublings() const noexcept { return doublings_; }
@@ -44,18 +44,17 @@ class ChunkTuner {
 
   /// Bytes of a piece, on a host with several ranks of all its stripes together.
   std::size_t piece_bytes(int doublings = 0) const noexcept { return least_bytes_ << doublings; }
-  /// Of a sum of so many bytes, what the ranks of a host reduce at once; of a rank that has nobody to meet there, a
-  /// piece.
+  /// Bytes of a sum that the ranks of a host reduce at once; for a rank that has nobody to meet there, a piece.
   std::size_t block_bytes(std::size_t sum_bytes, int doublings) const noexcept;
-  /// How often pieces of a sum of so many bytes are doubled, where all ranks would like it so often. Of several hosts
-  /// with a rank each, what is on its way back waits for whole pieces, so there are a few.
+  /// How often pieces of a sum of so many bytes are doubled, where all ranks would like it so often. With several hosts
+  /// of a rank each, data on its way back waits for whole pieces, so there are a few.
   int doublings_of(std::size_t sum_bytes, int doublings) const noexcept;
-  /// How many pieces a rank may be ahead of what it has received, up to `kMostAhead`. What is sent further ahead than
-  /// the wire needs waits in queues, and acknowledgements of the other direction wait behind it: the two directions of
+  /// How many pieces a rank may be ahead of what it has received, up to `kMostAhead`. Pieces sent further ahead than
+  /// the wire needs wait in queues, and acknowledgements of the other direction wait behind them: the two directions of
   /// a link end up taking turns. With less than it needs the wire runs dry.
   /// All ranks have to be so far ahead alike, or what one sends first keeps a slower one from what it waits for.
   std::int64_t ahead(int doublings, int on_the_way) const noexcept;
-  /// Of a rank by itself: what it would like to have on the way, in pieces that are not doubled.
+  /// Number of pieces, not doubled, that a rank by itself would like to have on the way.
   int on_the_way() const noexcept;
   static constexpr std::int64_t kMostAhead = 24;
 
@@ -72,7 +71,7 @@ class ChunkTuner {
 // Memory of large sums between hosts (stripes.cpp, sums.cpp), kept from operation to operation, so that it is touched
 // once. Belongs to the thread that runs operations.
 
-/// What the ranks of a host reduce and gather at once.
+/// The elements that the ranks of a host reduce and gather at once.
 struct Block {
   std::int64_t begin = 0;  // in elements of the buffer
   std::int64_t count = 0;
@@ -84,14 +83,14 @@ struct Block {
   std::shared_ptr<const Counts> shares;  // by local rank, elements of the block
   std::uint64_t borrowed = 0;            // until those beside this rank have read the result
 };
-/// What goes over the wire at once.
+/// The elements that go over the wire at once.
 struct Piece {
   std::int64_t number = 0;
   std::int64_t block = 0;
   std::int64_t first = 0;  // in elements of the block's slice
   std::int64_t count = 0;
   bool sending = false;
-  std::vector<std::byte> raw_bytes;                      // by host, what they bring to the part that this one folds
+  std::vector<std::byte> raw_bytes;                      // by host, their inputs to the part that this one folds
   std::vector<std::byte> coded_bytes;                    // in a wire format: what is sent, then what comes back
   std::vector<float> wide;                               // by host, as raw_bytes
   std::vector<transport::Outgoing> raw_out, folded_out;  // by host
@@ -99,10 +98,10 @@ struct Piece {
 };
 /// A chunk of what each rank keeps of a reduce_scatter.
 struct Chunk {
-  std::vector<std::byte> packed_bytes;  // what this rank brings to it, as the host sums it
+  std::vector<std::byte> packed_bytes;  // this rank's input to it, as the host sums it
   std::vector<std::byte> sum_bytes;
   std::vector<const std::byte*> sums;    // by host, of what its rank of this stripe keeps
-  std::vector<std::byte> raw_bytes;      // by host, what they bring to what this rank keeps
+  std::vector<std::byte> raw_bytes;      // by host, their inputs to the part that this rank keeps
   std::vector<bool> sends;               // by host
   std::vector<transport::Outgoing> out;  // by host
   std::vector<transport::Incoming> in;
@@ -115,8 +114,8 @@ struct SumMemory {
   std::vector<std::unique_ptr<Chunk>> chunks;
 };
 
-/// Where frames of an operation lie, in the memory of a function: if it is left by an exception, the transport lets go
-/// of them first. Declare it behind them.
+/// Protects frames of an operation in the memory of a function: if it is left by an exception, the transport lets go of
+/// them first. Declare it behind them.
 class FrameGuard {
  public:
   explicit FrameGuard(World& world) noexcept : world_(world), exceptions_(std::uncaught_exceptions()) {}
@@ -140,9 +139,9 @@ inline std::uint32_t tag(Step step, std::int64_t index) noexcept {
   return static_cast<std::uint32_t>(step) << 28 | (static_cast<std::uint32_t>(index) & 0x0FFFFFFF);
 }
 
-// What the algorithms between hosts are written over: who is where, what all ranks brought, frames that are sent and
-// received, parts that the ranks of this host carry out, and waiting for all of these, within deadlines and while peers
-// live. Belongs to the thread that runs operations.
+// Base of the algorithms between hosts: placement, contributions of all ranks, frames that are sent and received, parts
+// that the ranks of this host carry out, and waiting for all of these, within deadlines and while peers live. Belongs
+// to the thread that runs operations.
 class Context {
  public:
   using Clock = std::chrono::steady_clock;
@@ -157,16 +156,16 @@ class Context {
   transport::Transport& transport;
   /// Payloads up to here may go to all hosts at once, inline.
   const std::size_t inline_bytes;
-  /// Of sums, in the next round. Between ranks by themselves on a fast wire it is more, as long as what goes more than
-  /// once takes no longer than the trips of the other way. All ranks know it alike from their last round.
+  /// The limit for sums in the next round, higher between ranks by themselves on a fast wire, if sending data more than
+  /// once takes no longer than the round trips it saves. All ranks know it alike from their last round.
   std::size_t sum_inline_bytes() const noexcept;
   static constexpr std::size_t kMostInline = std::size_t{64} << 10;
   ChunkTuner tuner;
   SumMemory memory;
 
-  // Of the running operation:
+  // State of the running operation:
   std::uint64_t sequence = 0;
-  Agreement agreement;     ///< what all ranks brought
+  Agreement agreement;     ///< all ranks' contributions
   int pieces_doubled = 0;  ///< how often
   int on_the_way = 0;      ///< undoubled pieces
   bool over = false;       ///< all ranks have come to it
@@ -197,7 +196,7 @@ class Context {
   /// Memory aside, of at least so many bytes.
   std::vector<std::byte>& scratch(std::size_t which, std::size_t bytes);
 
-  // What the operation has taken so far:
+  // Costs of the operation so far:
   std::chrono::nanoseconds blocked{0};  ///< sending, on frames and behind those beside this rank
   std::size_t wire_bytes = 0;           ///< sent
 
@@ -207,7 +206,7 @@ class Context {
   static constexpr auto kLeastSpinning = std::chrono::microseconds(2);
   static constexpr auto kYielding = std::chrono::microseconds(2000);  // then it sleeps; a few blocks' time on a wire
   static constexpr auto kTelling = std::chrono::microseconds(300);    // the status page says so of longer waits
-  static constexpr auto kTaken = std::chrono::microseconds(1000);     // who offered the core got it back so late
+  static constexpr auto kTaken = std::chrono::microseconds(1000);     // delay with which an offered core came back
   static constexpr auto kBusy = std::chrono::milliseconds(50);        // for which it sleeps at once then
 
   /// Says in the status page that the program waits for others in this operation, for as long as it lives.
@@ -234,7 +233,7 @@ class Context {
     world.local_world().state(layout.local).away.store(away ? 1 : 0, std::memory_order_relaxed);
   }
   std::string omission(const std::vector<int>& missing) const;
-  /// Of the operation whose round is over: descriptions say only what is brought, and any two ranks may exchange them.
+  /// True if the operation, whose round is over, may move objects; a round's descriptions only say what it moves.
   bool moves_objects() const noexcept { return over && may_be_object(agreement.agreed.dtype); }
 
   status::LaneStatus& lane_;
@@ -273,7 +272,7 @@ void Context::wait(Ready ready, Missing missing) {
   const bool spins = waiters_.attended.load(std::memory_order_relaxed) > 0 && !world.local_world().crowded();
   Waiting waiting(*this);
   const auto since = waiting.since();
-  bool away = false;  // those beside this rank can see that it waits for another host
+  bool away = false;  // the ranks beside this one can see that it waits for another host
   int yields = 0;
   bool slept = false;
   while (!ready()) {
@@ -291,7 +290,7 @@ void Context::wait(Ready ready, Missing missing) {
     } else if (!spins || now - since > spinning_) {
       ++yields;
       ::sched_yield();
-      // Others make more of the core: whoever wakes comes before whoever has yielded.
+      // Others make more of the core: a thread that wakes comes before one that has yielded.
       if (Clock::now() - now > kTaken) busy_until_ = now + kBusy;
     }
     if (now - looked_ >= kLook) {
@@ -301,24 +300,24 @@ void Context::wait(Ready ready, Missing missing) {
       if (!ready()) look_after(missing);
     }
   }
-  // Who is waited for may share the core, and comes when this thread yields: spinning before that is lost time.
+  // The awaited rank may share the core, and comes when this thread yields: spinning before that is lost time.
   if (yields == 0 && !slept) spinning_ = std::min<Clock::duration>(spinning_ * 2, kSpinning);
   if (yields == 1 || yields == 2) spinning_ = std::max<Clock::duration>(spinning_ / 2, kLeastSpinning);
   if (away) note_away(false);
   blocked += Clock::now() - since;
 }
 
-// What an operation between hosts consists of, once its ranks have called it: a round, then sums or moves. The
-// functions run on all ranks, on the thread that runs the operation.
+// Phases of an operation between hosts, once its ranks have called it: a round, then sums or moves. The functions run
+// on all ranks, on the thread that runs the operation.
 
-// Rounds: how all ranks learn what all others bring, and come to one decision before anything is delivered. Small sums
-// travel along. The functions run on all ranks, on the thread that runs the operation.
+// Rounds: how all ranks learn the others' descriptions, and come to one decision before anything is delivered. Small
+// sums travel along. The functions run on all ranks, on the thread that runs the operation.
 
-/// What the last round came to, beside the context's `agreement` and `pieces_doubled`; its memory is kept.
+/// Outcome of the last round, beside the context's `agreement` and `pieces_doubled`; its memory is kept.
 struct Round {
   std::chrono::nanoseconds waited{0};   ///< for others to come to the operation
   bool delivered = false;               ///< the result came with the round
-  bool agreed_here = false;             ///< those of this host bring the same, without weights
+  bool agreed_here = false;             ///< ranks of this host describe the same, without weights
   std::vector<Descriptor> here_brings;  ///< one if they agree, else all of them
   std::vector<std::byte> info;
   std::vector<std::vector<std::byte>> infos;  ///< by host
@@ -328,45 +327,45 @@ struct Round {
 
 /// `request` is null on a rank that has joined.
 void meet_all(Context& context, Round& round, const Request* request, const Descriptor& own);
-/// What the ranks disagree about, as this one sees it.
+/// The ranks' disagreement, as this one sees it.
 std::optional<Disagreement> disagreement(const Context& context);
-/// Of an all_to_all_v: whether what is sent is what is expected.
+/// Compares what ranks send in an all_to_all_v with what is expected.
 std::optional<Disagreement> compare_counts(Context& context, const Request& request);
 /// Throws Mismatch, or what has ended the world.
 void refuse_if(const Context& context, std::optional<Disagreement> found);
 
-// What happens once all ranks agree: sums (below), and operations that only move data. Between hosts each byte goes
-// once to each host that needs it. The functions run on all ranks, on the thread that runs the operation; memory that
-// is needed aside is the context's.
+// Execution, once all ranks agree: sums (below), and operations that only move data. Between hosts each byte goes once
+// to each host that needs it. The functions run on all ranks, on the thread that runs the operation; additional memory
+// is the context's.
 
-/// The operation that all have agreed on. `serving`: this rank has joined, and brings and gets nothing.
+/// The operation that all have agreed on. `serving`: this rank has joined, and has neither input nor output.
 void execute(Context& context, const Request& request, bool serving);
 
 /// `bytes` is by rank.
 void all_gather(Context& context, const void* input, void* output, const std::vector<std::int64_t>& bytes);
 
 // Reductions, once all ranks agree: each element is folded over the ranks of each host by ascending number, then over
-// the hosts by ascending number, whatever the way. Every function runs on all ranks, also on those that have joined.
+// the hosts by ascending number, whatever the method. Every function runs on all ranks, also on those that have joined.
 
 void reduce(Context& context, const Request& request, bool serving);
-/// By stripes, block by block (stripes.cpp). All ranks are contributors.
+/// Reduces by stripes, block by block (stripes.cpp). All ranks are contributors.
 void reduce_striped(Context& context, const Request& request, const Contributors& contributors);
-/// What a host does with what its ranks bring; an average divides once, at the end.
+/// Reduction of the inputs within a host; an average divides once, at the end.
 inline ReduceOp within_host(ReduceOp op) noexcept { return op == ReduceOp::Average ? ReduceOp::Sum : op; }
 /// `to` = `factor` times `from`, rounded as a sum of one rank is.
 void scale_by(double factor, DType dtype, const void* from, void* to, std::int64_t count);
 /// The hosts' sums to the result.
 void fold_hosts(const Request& request, const std::vector<const void*>& partials, void* to, std::int64_t count,
                 std::int64_t divisor);
-/// What a result of 1 is of the hosts' sums. Residuals are in units of the result: weights, which go into the sums
+/// The hosts' sums that a result of 1 stands for. Residuals are in units of the result: weights, which go into the sums
 /// where they differ and the divisor where they do not, may change from step to step.
 float unit_of(const Request& request, std::int64_t divisor) noexcept;
 /// A host's sum as it goes to the other hosts, of which `begin` is the first element.
 void encode_sum(const Request& request, const float* values, std::byte* to, std::int64_t begin, std::size_t count,
                 std::int64_t divisor);
-/// A result, as it goes back to them, and as they will have it. What that loses goes into the residual.
+/// A result, as it goes back to them, and as they will have it. The rounding error goes into the residual.
 void encode_result(const Request& request, float* values, std::byte* to, std::int64_t begin, std::size_t count);
-/// Where the result of an element goes directly; null: it is put together aside.
+/// Address to which the result of an element goes directly; null: it is put together aside.
 std::byte* destination(const Context& context, const Request& request, std::int64_t begin) noexcept;
 /// Takes what this rank is to have of a finished chunk that was put together aside.
 void place(const Context& context, const Request& request, std::int64_t begin, std::int64_t count,

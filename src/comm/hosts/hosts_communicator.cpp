@@ -44,8 +44,8 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
       event->wire = context_.blocked;
       event->wire_bytes = context_.wire_bytes;
     }
-    // A rank that comes late can complete what others have given up, from what they sent before. What they said then
-    // lies behind that on the same connection; whoever reads it holds the mutex until all of it is read.
+    // A rank that comes late can complete what others have given up, from what they sent before. Their report then lies
+    // behind that on the same connection; the thread that reads it holds the mutex until all of it is read.
     const std::lock_guard lock(context_.transport.mutex());
     context_.world.throw_if_ended();
     context_.end();
@@ -59,7 +59,7 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
 
 int Engine::join(std::chrono::milliseconds patience) {
   context_.world.throw_if_ended_before(std::string(name_of(Kind::Joined)), context_.sequence + 1);
-  // Who came in a later round came later; within one, clocks have to tell.
+  // A join in a later round came later; within one round, clocks decide.
   const auto ticket = static_cast<std::int64_t>(context_.sequence + 1);
   const auto clock = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
   while (true) {
@@ -71,7 +71,7 @@ int Engine::join(std::chrono::milliseconds patience) {
     context_.begin(own, Clock::now(), patience);
     meet_all(context_, round_, nullptr, own);
     if (context_.agreement.active.empty()) break;
-    if (disagreement(context_)) continue;  // the active ranks are told; this one brought nothing that could be wrong
+    if (disagreement(context_)) continue;  // the active ranks report it; this one gave nothing that could be wrong
     if (context_.agreement.agreed.round != 0) continue;
     Request served = request_to_serve(context_.agreement.agreed);
     served.timeout = patience;
@@ -85,14 +85,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Who starts an operation mostly waits for it next, and then runs it itself: the thread looks by itself this often
-// whether one has been left to it, for a while after the last; then it sleeps until it is woken.
+// A thread that starts an operation mostly waits for it next, and then runs it itself. The queue's own thread therefore
+// polls this often for operations left to it, for a while after the last; then it sleeps until it is woken.
 constexpr auto kDoze = 1ms;
 constexpr auto kAwake = 20ms;
 constexpr auto kLeft = 200us;   // an operation that nobody has taken on for this long is the thread's
 constexpr auto kAsleep = 50ms;  // between looks at how the world is
 constexpr auto kLeaving = 15s;  // for what was sent to be taken
-constexpr auto kTelling = 1s;   // for others to be told why the world ended
+constexpr auto kTelling = 1s;   // for others to learn why the world ended
 
 }  // namespace
 
@@ -103,7 +103,7 @@ Core::Core(const FormOptions& options, std::unique_ptr<Place> place)
       matcher_({world_, kinds(), *world_.local().core().guard(), observer_, [this] { return shared_from_this(); }}),
       engine_(world_, waiters_, [this] { matcher_.attend(); }) {}
 
-/// Those that need no driving first.
+/// Kinds that need no driving come first.
 std::vector<messages::Channels*> Core::kinds() {
   if (world_.layout().locals == 1) return {&wire_};
   lanes_.emplace(world_.local_world(), world_.layout().here());
@@ -147,7 +147,7 @@ void Core::stop() {
 bool Core::ended() noexcept {
   try {
     world_.transport().progress();   // others may have said so
-  } catch (const std::exception&) {  // whoever drives it tells
+  } catch (const std::exception&) {  // the thread that drives it reports that
     return true;
   }
   return world_.ended();
@@ -205,7 +205,7 @@ void Core::serve() {
 
 namespace {
 
-/// Who forms the world speaks of all hosts; a rank is told of those that have its local rank.
+/// The code that forms the world names all hosts; a rank is given those that have its local rank.
 rendezvous::Placement as_told(const FormOptions& options) {
   const Layout layout(options.hosts, options.placement.rank);
   rendezvous::Placement placement = options.placement;
@@ -236,7 +236,7 @@ std::shared_ptr<MemoryBlock> HostsCommunicator::allocate_shared(std::size_t byte
 
 namespace {
 
-/// What ranks have to know of each other to form groups.
+/// Information about each other that ranks need to form groups.
 struct GroupInfo : GroupInfoHead {
   std::uint32_t info_length = 0;
   transport::tcp::Bytes32 token{};

@@ -25,9 +25,9 @@
 
 namespace cohort::comm::hosts {
 
-// The way of messages between hosts, for the matcher of sends and receives: headers are the Transport's messages, small
-// payloads with them; what was offered and asked for goes as a frame. What the transport hands over is put aside under
-// a mutex of this class, which is the last of the order: the matcher's, the transport's, this. Who may call what:
+// Channels between hosts, for the matcher of sends and receives: headers are the Transport's messages, small payloads
+// with them; offered payloads that are asked for go as a frame. Messages from the transport are put aside under a mutex
+// of this class, which is the last of the order: the matcher's, the transport's, this. For the permitted callers, see
 // engine/channel.h.
 class TransportChannel;
 
@@ -58,9 +58,9 @@ class TransportChannels final : public messages::Channels {
 };
 
 // Runs one collective after the other over ranks on several hosts. Every operation begins with a round (round.cpp), in
-// which all ranks learn what all others bring; disagreement is refused by all of them before any result is delivered.
-// Then data goes by way of the local world inside hosts and of the transport between them (docs/design/hosts.md):
-// context.h. One thread at a time runs operations. After a failure other than Mismatch the world has ended.
+// which all ranks learn the others' descriptions; all refuse disagreement before any result is delivered. Then data
+// goes through the local world inside hosts and the transport between them (docs/design/hosts.md): context.h. One
+// thread at a time runs operations. After a failure other than Mismatch the world has ended.
 class Engine {
  public:
   using Clock = std::chrono::steady_clock;
@@ -72,7 +72,7 @@ class Engine {
   void run(const Request& request, Clock::time_point called, CollectiveEvent* event);
   /// Serves the others' operations until all ranks have joined; `patience` is for each of them.
   int join(std::chrono::milliseconds patience);
-  /// As Turn::attend.
+  /// Does as Turn::attend.
   void attend() { context_.attend(); }
 
  private:
@@ -85,7 +85,7 @@ class Engine {
 class Core final : public Queue {
  public:
   Core(const FormOptions& options, std::unique_ptr<Place> place);
-  /// To be called once it is owned by a shared_ptr.
+  /// Has to be called once it is owned by a shared_ptr.
   void begin();
 
   Work submit(const Request& request) override;
@@ -124,7 +124,7 @@ class Core final : public Queue {
 // The backend of ranks on several hosts. One thread at a time; `abort` from any.
 class HostsCommunicator final : public QueueCommunicator {
  public:
-  /// `place`: of a group, whose members have told each other where they are; else the store tells.
+  /// `place`: of a group, whose members have exchanged their addresses; else the store has them.
   explicit HostsCommunicator(const FormOptions& options, std::unique_ptr<Place> place = nullptr);
 
   std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) override;

@@ -12,8 +12,8 @@
 namespace cohort::comm::hosts {
 namespace {
 
-// What moves between hosts in pieces of one size, so that a piece can be handed on while the next one comes. Frames
-// lie in the caller's memory, before a FrameGuard. For the thread that runs operations.
+// Data that moves between hosts in pieces of one size, so that a piece can be handed on while the next one comes.
+// Frames lie in the caller's memory, before a FrameGuard. For the thread that runs operations.
 
 constexpr std::size_t kPiece = std::size_t{256} << 10;
 
@@ -47,8 +47,8 @@ void wait_for_all(Context& context, std::vector<Frame>& frames) {
 
 // Parts of all ranks to one place, to all of them, and from one place to all.
 
-/// Where the parts of all ranks lie, in bytes: by rank one after the other, and the parts of a host's ranks together,
-/// which is the same where ranks are numbered so.
+/// Location of the parts of all ranks, in bytes: by rank one after the other, and the parts of a host's ranks together,
+/// which is the same if ranks are numbered so.
 struct HostParts {
   HostParts(const Layout& layout, const std::vector<std::int64_t>& of_rank)
       : begin(static_cast<std::size_t>(layout.hosts)), length(begin.size()) {
@@ -62,7 +62,7 @@ struct HostParts {
       begin[host] = layout.contiguous ? offset[static_cast<std::size_t>(layout.leader(static_cast<int>(host)))] : sum;
     }
   }
-  /// Of the ranks here, for an operation among them.
+  /// Counts of the ranks here, for an operation among them.
   std::shared_ptr<const Counts> here(const Layout& layout) const {
     Counts counts;
     for (const int rank : layout.here()) {
@@ -70,7 +70,7 @@ struct HostParts {
     }
     return std::make_shared<const Counts>(std::move(counts));
   }
-  /// From where parts lie by host to where they lie by rank; the same memory if that is the same.
+  /// Moves parts from where they lie by host to where they lie by rank; the same memory if that is the same.
   void unpack(const Layout& layout, const std::byte* by_host, std::byte* by_rank) const {
     if (by_host == by_rank) return;
     each(layout, [&](std::size_t rank, std::size_t host, std::size_t size) {
@@ -97,7 +97,7 @@ struct HostParts {
 
 }  // namespace
 
-// On each host to all its ranks, then the leaders exchange what their hosts have, and hand it on.
+// Gathers on each host to all its ranks, then the leaders exchange their hosts' parts, and hand them on.
 void all_gather(Context& context, const void* input, void* output, const std::vector<std::int64_t>& bytes) {
   const Layout& layout = context.layout;
   const HostParts parts(layout, bytes);
@@ -148,7 +148,7 @@ void all_gather(Context& context, const void* input, void* output, const std::ve
 
 namespace {
 
-// On each host to its leader, or to the root, and from the leaders to the root.
+// Gathers on each host to its leader, or to the root, and from the leaders to the root.
 void gather(Context& context, const Request& request, const std::vector<std::int64_t>& bytes) {
   const Layout& layout = context.layout;
   const HostParts parts(layout, bytes);
@@ -197,7 +197,7 @@ void gather(Context& context, const Request& request, const std::vector<std::int
   if (is_root) parts.unpack(layout, all, out);
 }
 
-// From the root to the leaders of the other hosts, and on each host to its ranks.
+// Scatters from the root to the leaders of the other hosts, and on each host to its ranks.
 void scatter(Context& context, const Request& request, const std::vector<std::int64_t>& bytes) {
   const Layout& layout = context.layout;
   const HostParts parts(layout, bytes);

@@ -1,5 +1,5 @@
-// Rounds: how all ranks learn what all others bring, and come to one decision before anything is delivered. Small sums
-// travel along.
+// Rounds: how all ranks learn the others' descriptions, and come to one decision before anything is delivered. Small
+// sums travel along.
 #include "comm/hosts/context.h"
 
 #include "base/result.h"
@@ -24,31 +24,31 @@ struct InfoHeader {
   std::uint8_t on_the_way = 0;  // likewise
   std::uint64_t payload = 0;
 };
-/// From the leader to its host.
+/// Decision of the leader for its host.
 struct Decision {
   std::uint64_t uniform = 0;
   std::uint64_t doublings = 0;
 };
 
-/// Whether the result can come with the round. Of a reduce_scatter all comes to every host, which needs only a part.
+/// True if the result can come with the round. A reduce_scatter sends all to every host, which needs only a part.
 bool goes_inline(const Context& context, const Request& request) noexcept {
   const Layout& layout = context.layout;
   if (!is_reduction(request.kind) || request.weighted || request.round != nullptr) return false;
   if (may_be_object(request.dtype) && !context.transport.authenticates_all()) return false;
   const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
   const std::size_t share = whole ? 1 : layout.size == layout.hosts ? 8 : 4;  // measured
-  // Whoever keeps a residual encodes the same elements in each step, whatever the wire.
+  // A sum with a residual encodes the same elements in each step, whatever the wire.
   if (whole && request.wire_format == WireFormat::None) return request.input_bytes() <= context.sum_inline_bytes();
   return request.input_bytes() <= context.inline_bytes / share;
 }
 
-/// Whether the sum of a description goes straight to where it is wanted.
+/// True if the sum of a description goes straight to where it is wanted.
 bool folds_in_place(const Context& context, const Request& request) noexcept {
   return context.layout.locals == 1 && destination(context, request, 0) != nullptr;
 }
 
-/// As a large sum is on its way between hosts. Whether this one is delivered is not known yet, so its residual is made
-/// aside.
+/// Rounds as for a large sum on its way between hosts. It is not known yet whether this sum is delivered, so its
+/// residual is made aside.
 void round_partial(const Context& context, Round& round, const Request& request, std::byte* partial) {
   if (request.wire_format == WireFormat::None) return;
   const auto count = static_cast<std::size_t>(request.input_count);
@@ -61,7 +61,7 @@ void round_partial(const Context& context, Round& round, const Request& request,
              unit_of(request, context.layout.size));
 }
 
-/// What this host's leader brings to a small sum: its ranks' inputs, folded; elsewhere null.
+/// The input of this host's leader to a small sum: its ranks' inputs, folded; elsewhere null.
 const std::byte* small_partial(Context& context, Round& round, const Request& request) {
   const Layout& layout = context.layout;
   const std::size_t bytes = request.input_bytes();
@@ -90,7 +90,7 @@ const std::byte* small_partial(Context& context, Round& round, const Request& re
   return partial.data();
 }
 
-/// The ranks of this host learn what the others bring.
+/// The ranks of this host learn the others' descriptions.
 void meet_here(Context& context, Round& round, const Request* request, const Descriptor& own) {
   const Layout& layout = context.layout;
   round.agreed_here = own.kind != Kind::Joined && own.weighted == 0;
@@ -190,7 +190,7 @@ void exchange_infos(Context& context, Round& round, const Request* request, cons
     context.receive(in[h], layout.leader(host), tag(Step::Info, 0), round.infos[h].data(), round.infos[h].size());
     context.send(out[h], layout.leader(host), tag(Step::Info, 0), round.info.data(), round.info.size());
   }
-  // All at once, so that everyone who is missing is named.
+  // All at once, so that every missing rank is named.
   std::size_t next = 0;
   const auto reached = [&](std::size_t h) {
     return static_cast<int>(h) == layout.host || in[h].done.load(std::memory_order_acquire);
@@ -301,7 +301,7 @@ std::optional<Disagreement> compare_counts(Context& context, const Request& requ
 
 void refuse_if(const Context& context, std::optional<Disagreement> found) {
   if (!found) return;
-  // Who brought something else may have ended the world since: that is what counts then.
+  // A rank with a different description may have ended the world since: then that counts.
   context.transport.progress();
   context.world.throw_if_ended();
   throw refusal(context.world.label().doing(), context.layout.rank, context.world.options().placement.host,

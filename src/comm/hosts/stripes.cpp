@@ -45,11 +45,11 @@ struct StripedSum {
     return *context.memory.blocks[static_cast<std::size_t>(block % (kBlocksAhead + 1))];
   }
   Piece& piece_at(std::int64_t piece) const { return *context.memory.pieces[static_cast<std::size_t>(piece % ahead)]; }
-  /// Which part of a piece a host folds: with two hosts both fold all.
+  /// The part of a piece that a host folds: with two hosts both fold all.
   Slice part_of_piece(const Piece& piece, int host) const noexcept {
     return layout.hosts == 2 ? Slice{0, piece.count} : slice_of(piece.count, element, host, layout.hosts, 0, unit);
   }
-  /// What so many elements of a piece take on the wire, or where such a one lies.
+  /// Bytes on the wire of so many elements of a piece, or the position of such an element there.
   std::size_t on_wire(std::int64_t elements) const noexcept {
     const auto number = static_cast<std::size_t>(elements);
     return coded ? encoded_bytes(format, number) : number * element;
@@ -69,13 +69,13 @@ struct StripedSum {
   void deliver_block(std::int64_t number);
 };
 
-/// Until those beside this rank have read its result of a block, its memory is not used again.
+/// Memory of a block is not used again until those beside this rank have read its result.
 void StripedSum::wait_until_returned(Block& block) {
   const std::uint64_t borrowed = std::exchange(block.borrowed, 0);
   if (borrowed > 0) context.with_neighbours([&] { local::wait_until_read(context.local, borrowed); });
 }
 
-/// Until the system has all that was sent of a piece, its memory is not used again.
+/// Memory of a piece is not used again until the system has all that was sent of it.
 void StripedSum::finish_sending(Piece& piece) {
   if (!piece.sending) return;
   for (std::size_t h = 0; h < piece.raw_out.size(); ++h) {
@@ -156,7 +156,7 @@ void StripedSum::fold_piece() {
     const std::byte* const brought = other   ? piece.raw_bytes.data() + h * on_wire(own.count())
                                      : coded ? piece.coded_bytes.data() + on_wire(own.begin)
                                              : at(block.partial, piece.first + own.begin, element);
-    if (coded) {  // this host's own, too: whoever folds an element has the same values
+    if (coded) {  // this host's own, too: every rank that folds an element has the same values
       decode(format, brought, piece.wide.data() + h * count, count);
       partials.push_back(piece.wide.data() + h * count);
     } else {
@@ -167,7 +167,7 @@ void StripedSum::fold_piece() {
   if (layout.hosts == 2) return;
   const std::byte* from = at(result, own.begin, element);
   if (coded) {
-    // What is sent has room where the piece's own part was; theirs comes in where theirs was.
+    // Outgoing bytes go where the piece's own part was; those of the other hosts come in where their parts were.
     std::byte* const bytes = piece.coded_bytes.data() + on_wire(own.begin);
     encode_result(request, reinterpret_cast<float*>(result) + own.begin, bytes, index_of(piece, own.begin), count);
     from = bytes;
@@ -254,7 +254,7 @@ void StripedSum::exchange_block(std::int64_t number) {
   const Block& block = block_at(number);
   while (block.left > 0) {
     begin_pieces();
-    // What has been folded is on its way back while the next is folded.
+    // Folded pieces are on their way back while the next one is folded.
     if (folded < begun && folded - finished <= ahead / 2) {
       fold_piece();
       if (layout.hosts == 2) finish_piece();
@@ -294,10 +294,10 @@ StripedSum::StripedSum(Context& in, const Request& asked, const Contributors& wh
   const std::size_t scaled = block_of(format);
   unit = std::max(local::kLine, scaled * element);
   carries = layout.local < layout.stripes;
-  // Sizes are the same on all hosts. Where ranks of a host have to meet, a block has one piece of each stripe: stripes
-  // that run apart from each other fill the two directions of a link unevenly. Where elements share scales, sizes do
-  // not follow the wire, so that a rank encodes the same elements in each step, of which it has the residual; and
-  // blocks are longer by as much as the wire carries less.
+  // Sizes are the same on all hosts. If ranks of a host have to meet, a block has one piece of each stripe: stripes
+  // that run apart from each other fill the two directions of a link unevenly. If elements share scales, sizes do not
+  // follow the wire, so that a rank encodes the same elements in each step, of which it has the residual; and blocks
+  // are longer by as much as the wire carries less.
   const bool alone = layout.size == layout.hosts;
   const std::size_t fewer = scaled > 1 ? scaled * element / encoded_bytes(format, scaled) + 1 : 1;
   const int doublings = scaled > 1 ? 0 : context.tuner.doublings_of(request.input_bytes(), context.pieces_doubled);
@@ -333,7 +333,7 @@ void StripedSum::run() {
     context.tuner.learn(stripe_bytes / hosts * 2 * (hosts - 1), Context::Clock::now() - since);
   }
   for (const auto& piece_sent : context.memory.pieces) finish_sending(*piece_sent);
-  // Blocks are read by those beside this rank, who may be late, and it may go.
+  // Ranks beside this one read the blocks, and may be late; this one may go.
   for (const auto& block_read : context.memory.blocks) wait_until_returned(*block_read);
 }
 

@@ -1,5 +1,5 @@
 // Reductions, once all ranks agree: each element is folded over the ranks of each host by ascending number, then over
-// the hosts by ascending number, whatever the way. Every function runs on all ranks, also on those that have joined.
+// the hosts by ascending number, whatever the method. Every function runs on all ranks, also on those that have joined.
 #include "base/result.h"
 #include "comm/hosts/context.h"
 #include "comm/kernels/codecs.h"
@@ -72,7 +72,7 @@ void place(const Context& context, const Request& request, std::int64_t begin, s
 
 namespace {
 
-// Through the leaders. Where ranks are left out, or weighted halves: rare, so it is simple.
+// Reduces through the leaders, if ranks are left out, or weighted halves: rare, so it is simple.
 void reduce_gathered(Context& context, const Request& request, const Contributors& contributors, bool serving) {
   const Layout& layout = context.layout;
   const std::size_t element = size_of(request.dtype);
@@ -148,7 +148,7 @@ void reduce_gathered(Context& context, const Request& request, const Contributor
         if (brings[h]) context.wait_for(in[h]);
         if (brings[static_cast<std::size_t>(layout.host)]) context.wait_for(out[h]);
       }
-      // As large sums are rounded on their way, so that the way makes no difference but to residuals, which are left.
+      // Rounded as large sums are on their way, so that the path makes no difference but to residuals, which are left.
       if (request.wire_format != WireFormat::None) {
         for (std::size_t h = 0; h < hosts; ++h)
           round_trip(request.wire_format, reinterpret_cast<float*>(partials.data() + h * bytes),
@@ -190,10 +190,10 @@ struct Parts {
   std::int64_t chunks = 0;
   std::int64_t begun = 0;
   std::int64_t ahead = 0;    // chunks that have begun and are not folded
-  std::int64_t at_once = 0;  // whose memory is in use: few, so that it stays in the cache
+  std::int64_t at_once = 0;  // chunks whose memory is in use: few, so that it stays in the cache
   std::vector<const void*> partials = {};
 
-  /// What a rank keeps of a chunk.
+  /// The part of a chunk that a rank keeps.
   Slice of(std::int64_t chunk, int rank) const noexcept {
     const Slice& all = kept[static_cast<std::size_t>(rank)];
     const std::int64_t begin = std::min(all.begin + chunk * per_chunk, all.end);
@@ -211,7 +211,7 @@ struct Parts {
   void fold_chunk(std::int64_t number);
 };
 
-/// Until the system has all that was sent of a chunk, its memory is not used again.
+/// Memory of a chunk is not used again until the system has all that was sent of it.
 void Parts::finish_sending(Chunk& chunk) {
   for (std::size_t h = 0; h < chunk.sends.size(); ++h) {
     if (chunk.sends[h]) context.wait_for(chunk.out[h]);
@@ -219,7 +219,7 @@ void Parts::finish_sending(Chunk& chunk) {
   chunk.sends.clear();
 }
 
-/// What this host's ranks bring together, for each host's rank of this stripe.
+/// Sums the inputs of this host's ranks, for each host's rank of this stripe.
 void Parts::sum_chunk(Chunk& chunk, std::int64_t number) const {
   const double scale = contributors.scale(static_cast<std::size_t>(layout.rank));
   if (layout.locals == 1 && scale == 1) {
@@ -356,7 +356,7 @@ void Parts::run() {
                       Context::Clock::now() - since);
 }
 
-/// Whether it goes this way, alike on all ranks. Where one host keeps most, all others would send to that one at once.
+/// True if it goes by parts, alike on all ranks. If one host keeps most, all others would send to that one at once.
 bool goes_by_parts(const Context& context, const Request& request) {
   const Layout& layout = context.layout;
   if (request.kind != Kind::ReduceScatter && request.kind != Kind::ReduceScatterV) return false;

@@ -19,12 +19,12 @@ using messages::Transfer;
 namespace {
 
 constexpr std::size_t kEager = std::size_t{16} << 10;
-constexpr std::uint64_t kMetAtOnce = 32;                   // so many are told of in one header (OfChannel)
+constexpr std::uint64_t kMetAtOnce = 32;                   // so many are reported in one header (OfChannel)
 constexpr std::uint64_t kOfPost = std::uint64_t{1} << 63;  // in the operation's number of frames
 
 }  // namespace
 
-/// What has come from a peer. Under the mutex of the channels, but for the counters.
+/// Headers that have come from a peer. Under the mutex of the channels, but for the counters.
 struct TransportChannels::Inbox {
   struct Entry {
     MessageHeader header;
@@ -159,7 +159,7 @@ void TransportChannel::take() noexcept {
   inbox_.size.fetch_sub(1, std::memory_order_relaxed);
 }
 
-/// To a peer that is lost nothing goes: what waits is what tells of it.
+/// Nothing goes to a peer that is lost: the messages that wait report it.
 bool TransportChannel::put(const MessageHeader& header, const std::byte* payload) {
   if (transport_.lost(peer_)) return false;
   std::string text = codec::encode(header);

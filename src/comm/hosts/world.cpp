@@ -272,7 +272,7 @@ void World::tell_if_ended() {
   const local::AbortRecord& abort = local_world().header().abort;
   for (int i = 0; i < 100 && abort.state.load() != local::AbortRecord::kSet; ++i) std::this_thread::sleep_for(1ms);
   if (!transport_) return;
-  // Hosts that this one has not talked to yet are told as well.
+  // Hosts that this one has not talked to yet get the report as well.
   if (layout_.leads() || abort.reporter == layout_.rank) {
     for (int host = 0; host < layout_.hosts; ++host) {
       if (host != layout_.host) transport_->connect(layout_.leader(host));

@@ -1,4 +1,4 @@
-// Which transport a world has between its hosts: TCP, or MPI over it. The only place of hosts/ that knows them by name.
+// Selects a world's transport between its hosts: TCP, or MPI over it. The only place of hosts/ that knows them by name.
 #pragma once
 
 #include "comm/api/communicator_impl.h"
@@ -24,7 +24,7 @@
 
 namespace cohort::comm::hosts {
 
-// Which rank is where: hosts, the ranks on each, and stripes (ranks with one local number, one on each host). Plain
+// Placement of the ranks: hosts, the ranks on each, and stripes (ranks with one local number, one on each host). Plain
 // data, made once; any thread may read.
 struct Layout {
   /// `host_of[r]` is the number of rank r's host; hosts are numbered from 0 without gaps.
@@ -74,8 +74,8 @@ struct Layout {
   bool contiguous = true;  ///< the ranks of each host are numbered one after the other
 };
 
-/// Adds to a rank's description what the others need to know for the world's transport. Where that is MPI, the first
-/// call in a process begins it, collectively. Throws why it is not there.
+/// Adds to a rank's description what the others need to know for the world's transport. If that is MPI, the first call
+/// in a process begins it, collectively. Throws why it is not there.
 void complete_info(transport::tcp::PeerInfo& info, const FormOptions& options);
 
 /// Throws Mismatch where the ranks cannot reach each other by it.
@@ -84,11 +84,11 @@ std::unique_ptr<transport::Transport> make_transport(const FormOptions& options,
                                                      transport::tcp::Listeners listeners,
                                                      transport::TransportEvents& events);
 
-// What the ranks of a world on several hosts share while it lives: where everybody is, the local world of this host,
-// the transport to the others, and why it ended. The first cause is kept in the local world's control memory, so all
-// ranks of a host report the same; it is sent to all connected ranks. Any thread.
+// State that the ranks of a world on several hosts share while it lives: where each rank is, the local world of this
+// host, the transport to the others, and why the world ended. The first cause is kept in the local world's control
+// memory, so all ranks of a host report the same; it is sent to all connected ranks. Any thread.
 
-/// What the rank is about, for the messages of the local world.
+/// Describes the rank's operation, for the messages of the local world.
 class HostsOperationLabel final : public OperationLabel {
  public:
   explicit HostsOperationLabel(std::vector<int> names) : names_(std::move(names)) {}
@@ -104,7 +104,7 @@ class HostsOperationLabel final : public OperationLabel {
   Descriptor what_;
 };
 
-/// Of a group, whose members have told each other all they need, so that no store is asked.
+/// Inputs of a group, whose members have exchanged all they need, so that no store is asked.
 struct Place {
   std::unique_ptr<transport::tcp::Listeners> listeners;
   std::unique_ptr<local::Rendezvous> point;
@@ -130,19 +130,19 @@ class World final : public transport::TransportEvents, public messages::Members 
   local::World& local_world() const noexcept { return local_->core().world(); }
   transport::Transport& transport() noexcept { return *transport_; }
   HostsOperationLabel& label() noexcept { return *label_; }
-  /// Where this rank says what it does.
+  /// Status in which this rank reports what it does.
   status::GroupStatus& status() noexcept { return *status_; }
   status::LaneStatus& messages() const noexcept override { return status_->messages; }
   bool in_child() const noexcept { return local_->core().in_child(); }
   const FormOptions& options() const noexcept { return options_; }
-  /// Where and how this rank may be reached by those of other hosts.
+  /// Addresses and options by which ranks of other hosts may reach this one.
   transport::tcp::Listeners::Options listening() const;
 
   bool ended() const noexcept override { return local_world().ended(); }
   /// Ends the world, unless it has ended.
   void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) override;
   [[noreturn]] void end_and_throw(ErrorCode code, int peer, std::uint64_t sequence, const std::string& text);
-  /// Tells the others if the world has ended and they have not been told.
+  /// Reports to the others that the world has ended, if it has and they do not know.
   void tell_if_ended() override;
   void throw_if_ended() {
     if (ended()) throw_ended();
@@ -153,7 +153,7 @@ class World final : public transport::TransportEvents, public messages::Members 
   Error recorded(const std::string& doing, std::uint64_t sequence) const override {
     return local_world().recorded(doing, sequence);
   }
-  /// Why nothing will come from a rank any more; nullopt if something may.
+  /// Reason why nothing will come from a rank any more; nullopt if something may.
   std::optional<std::string> lost(int rank) const override {
     const bool here = layout_.host_of(rank) == layout_.host;
     return here ? local_world().lost(layout_.local_of(rank)) : transport_->lost(rank);
@@ -161,7 +161,7 @@ class World final : public transport::TransportEvents, public messages::Members 
   /// Ends the world: the peer will not do what is waited for.
   [[noreturn]] void end_lost(int peer, const std::string& how);
 
-  /// Of send and recv.
+  /// Handles messages of send and recv.
   std::function<void(int peer, std::uint32_t tag, std::string_view bytes)> message_handler;
 
   void on_message(int peer, std::uint32_t tag, std::string_view bytes) override;
@@ -184,7 +184,7 @@ class World final : public transport::TransportEvents, public messages::Members 
   std::atomic<bool> told_{false};
 };
 
-/// Through the local world: as `request` on all its ranks.
+/// Runs `request` through the local world, the same on all its ranks.
 void run_local(World& world, const Request& request);
 
 }  // namespace cohort::comm::hosts

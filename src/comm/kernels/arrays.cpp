@@ -55,7 +55,7 @@ using DU = hn::ScalableTag<std::uint32_t>;
 using DF = hn::RebindToFloat<DU>;
 using DH = hn::Rebind<std::uint16_t, DU>;
 
-// In integers: the conversion instructions flush denormals, whatever the mode says.
+// Computed in integers: the conversion instructions flush denormals, whatever the mode says.
 static HWY_INLINE hn::Vec<DU> rounded(hn::Vec<DU> bits) {
   const DU d;
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1u));

@@ -30,7 +30,7 @@ void fence(Stores stores);
 /// Any alignment, any length. The two ranges share no byte.
 void narrow_to_bfloat16(const float* from, std::uint16_t* to, std::size_t count);
 void widen_from_bfloat16(const std::uint16_t* from, float* to, std::size_t count);
-/// What narrowing and widening make of the values, in place.
+/// Rounds the values as narrowing and widening them does, in place.
 void round_to_bfloat16(float* values, std::size_t count);
 
 // The first element whose bits, without the sign, are not below a limit: with the limit of a type that is the first NaN
@@ -44,7 +44,7 @@ constexpr std::uint64_t kInfiniteFloat64 = 0x7FF0000000000000;
 /// The first float32 that rounds to an infinite bfloat16: half a step above the largest finite one, the tie going up.
 constexpr std::uint32_t kInfiniteAsBFloat16 = 0x7F7F8000;
 
-/// Whether one of the elements is NaN or infinite, or a part of one; integers never are.
+/// True if one of the elements is NaN or infinite, or a part of one; integers never are.
 bool has_non_finite(const void* data, std::int64_t count, DType dtype);
 
 /// The position of the first element that reaches the limit, or `count`. Any alignment, any length.

@@ -15,7 +15,7 @@ namespace {
 
 class BFloat16 : public testing::EachTarget {};
 
-// By halving the space of values until the nearest is left: nothing of what the kernel does.
+// Halves the space of values until the nearest is left: independent of the kernel's method.
 std::uint16_t nearest(float value) {
   if (std::isnan(value)) return 0x7FC0;
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);

@@ -26,8 +26,8 @@ constexpr float kNaN = std::bit_cast<float>(std::uint32_t{0x7FC00000});
 
 inline std::uint32_t magnitude(float value) noexcept { return std::bit_cast<std::uint32_t>(value) & ~kSign; }
 
-// What a format is, element by element. `kMost` is the largest code's value, `kMostBeside` that of codes in a block
-// where the largest stands for infinity. Encoding takes an element divided by the scale.
+// Formats, element by element. `kMost` is the largest code's value, `kMostBeside` that of codes in a block where the
+// largest stands for infinity. Encoding takes an element divided by the scale.
 
 struct Int8 {
   static constexpr std::size_t kBlock = 256, kScaleBytes = 4;
@@ -87,7 +87,7 @@ float scale_for(std::uint32_t largest, float most) noexcept {
   std::uint32_t bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(largest) / most);
   constexpr std::uint32_t kStep = Format::kScaleBytes == 2 ? 0x10000 : 1;
   bits = (bits + kStep - 1) & ~(kStep - 1);
-  // What is finite stays so.
+  // Finite values stay finite.
   while (magnitude(std::bit_cast<float>(bits) * most) >= kInfinity) bits -= kStep;
   return std::bit_cast<float>(bits);
 }
@@ -214,7 +214,7 @@ static HWY_INLINE VI codes_of(VF scaled) {
   }
 }
 
-/// Of integers: as they are, with their sign.
+/// Integers as they are, with their sign.
 template <class Format>
 static HWY_INLINE VF values_of(VI code) {
   const DF df;

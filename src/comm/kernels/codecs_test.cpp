@@ -55,7 +55,7 @@ std::vector<float> values_of(std::size_t count, unsigned seed) {
   return values;
 }
 
-/// What an element may be off by: half a step, and of Float8 half of the last of four digits.
+/// Largest error of an element: half a step, and of Float8 half of the last of four digits.
 double bound(WireFormat format, double largest, double value) {
   constexpr double kRounding = 1 + 1e-6;
   if (largest < std::ldexp(1, -100)) return largest;
@@ -149,7 +149,7 @@ TEST_F(Codecs, WhatIsFiniteStaysFinite) {
   }
 }
 
-// Error feedback: what was sent over many steps, and what is left, is what was brought.
+// Error feedback: what was sent over many steps, and what is left, is the input.
 TEST_F(Codecs, AResidualHasWhatWasLost) {
   for (const WireFormat format : kWithBlocks) {
     SCOPED_TRACE(to_string(format));

@@ -22,7 +22,7 @@ namespace {
 
 class Finite : public testing::EachTarget {};
 
-// What the bits of a value say by their definition: an exponent of all ones.
+// Tests the bits of a value by their definition: not finite is an exponent of all ones.
 bool is_finite(std::uint64_t bits, int exponent_bits, int fraction_bits) {
   const std::uint64_t ones = (std::uint64_t{1} << exponent_bits) - 1;
   return ((bits >> fraction_bits) & ones) != ones;

@@ -10,8 +10,8 @@
 namespace cohort::comm {
 
 // Sets the thread's floating-point mode to IEEE defaults (round to nearest, denormals kept) for a scope. Numerical
-// libraries switch denormals off per thread, and the bits of a sum must not depend on who did. One thread's own state.
-// Where the mode is right already, which is nearly always, it is only read: writing costs as much as a small sum.
+// libraries switch denormals off per thread, and the bits of a sum must not depend on which did. One thread's own
+// state. If the mode is right already, which is nearly always, it is only read: writing costs as much as a small sum.
 class FloatEnvironment {
  public:
   FloatEnvironment() noexcept : saved_(read()), changed_((saved_ & kControl) != kDefault) {

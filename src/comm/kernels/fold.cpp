@@ -85,8 +85,8 @@ void for_each_block(const FoldJob& job, std::size_t bytes, void* output, const B
   }
 }
 
-// Through a buffer that stays in the first-level cache: streaming out of the kernels themselves would cost every one of
-// them a second loop and gain nothing over this.
+// Folds through a buffer that stays in the first-level cache: streaming out of the kernels themselves would cost every
+// one of them a second loop and gain nothing over this.
 void fold_non_temporal(const FoldJob& job, FoldKernel kernel) {
   constexpr std::size_t kBlock = 4096;
   alignas(64) std::byte block[kBlock];

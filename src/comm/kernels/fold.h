@@ -33,13 +33,13 @@ struct FoldJob {
   std::int64_t count = 0;               ///< elements
   /// One factor per input (a weight's share, a prescale, or their product), or empty: no factors. Scalable types only.
   std::span<const double> scales = {};
-  /// With Average only: what the sum is divided by. 0: the number of inputs; 1: nothing, as a weighted average wants,
-  /// whose scales add up to 1. At most 2^24, so that it is exact in every type.
+  /// Divisor of the sum, with Average only. 0: the number of inputs; 1: nothing, as a weighted average wants, whose
+  /// scales add up to 1. At most 2^24, so that it is exact in every type.
   std::int64_t divisor = 0;
   /// Factor of the result. Scalable types only.
   double postscale = 1;
-  /// How outputs that are no input are written, up to 64 inputs. What more inputs are read for, or what was read
-  /// itself, is written Cached: its lines are in the caches, or there is little to gain.
+  /// How outputs that are no input are written, up to 64 inputs. Outputs of more inputs, or over an input, are written
+  /// Cached: their lines are in the caches, or there is little to gain.
   Stores stores = Stores::Cached;
   /// Set to true if a result is NaN or infinite, else left as it is; null: nobody asks. Results are looked at while
   /// they are in the first-level cache.
@@ -51,7 +51,7 @@ struct FoldJob {
 /// negative or too large. Otherwise it cannot fail, and it never allocates.
 void fold(const FoldJob& job);
 
-/// What each rank's weight means: ranks of weight 0 are left out, and the rest either have equal weights (the plain
+/// Meaning of each rank's weight: ranks of weight 0 are left out, and the rest either have equal weights (the plain
 /// average; `fractions` is empty) or fractions that add up to 1. Weights are finite and >= 0.
 struct Weighting {
   std::vector<int> members;  ///< positions in `weights` of those that count, ascending

@@ -33,8 +33,8 @@ struct HalfCodec {
   static HWY_INLINE F second(Value value) { return value.b; }
 #endif
   static constexpr bool kScalable = true;
-  // So many instructions per line that the processor does not run far enough ahead by itself: without this, elements in
-  // memory are folded 1.2 times slower. Plain float32 gains nothing.
+  // The many instructions per line keep the processor from running far enough ahead by itself: without this, elements
+  // in memory are folded 1.2 times slower. Plain float32 gains nothing.
   static constexpr std::size_t kPrefetch = 2048 / sizeof(Element);
   using DU = hn::RebindToUnsigned<DF>;
   using U = hn::Vec<DU>;
@@ -96,7 +96,7 @@ struct BFloat16Codec : HalfCodec {
     return pair(hn::BitCast(DF(), hn::ShiftLeft<16>(pairs)),
                 hn::BitCast(DF(), hn::And(pairs, hn::Set(DU(), 0xFFFF0000u))));
   }
-  // In integers: the conversion instructions (VCVTNE2PS2BF16, VCVTNEPS2BF16) flush denormals, whatever the mode says.
+  // Computed in integers: the conversions (VCVTNE2PS2BF16, VCVTNEPS2BF16) flush denormals, whatever the mode says.
   static HWY_INLINE Raw narrow(Value value) {
     const hn::RebindToUnsigned<DF> du;
     const auto rounded = [&](F x) HWY_ATTR {

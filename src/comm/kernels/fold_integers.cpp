@@ -62,7 +62,7 @@ class Divide {
       factor_ = addend_ = kAll;
       return;
     }
-    constexpr int kStep = std::min(kBits, 32);  // since divisors have less than 32 bits, remainders leave room for it
+    constexpr int kStep = std::min(kBits, 32);  // since divisors have less than 32 bits, remainders leave bits for it
     std::uint64_t quotient = 0;
     std::uint64_t remainder = std::uint64_t{1} << log;
     for (int bits = 0; bits < kBits; bits += kStep) {
@@ -119,7 +119,7 @@ class Divide {
     }
     return hn::ShiftRightSame(hn::Add(product, hn::Set(dw, addend_)), kBits + shift_);
   }
-  /// Of the lower halves.
+  /// Products of the lower halves.
   static HWY_INLINE VU multiply_low(VU x, VU y) {
     const hn::Repartition<std::uint32_t, DU> narrow;
     return hn::MulEven(hn::BitCast(narrow, x), hn::BitCast(narrow, y));

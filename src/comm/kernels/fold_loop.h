@@ -24,7 +24,7 @@ HWY_BEFORE_NAMESPACE();
 namespace cohort::comm::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// What is done to a total: divide, then multiply. Dividing by a power of two is multiplying by its inverse, to the bit.
+// Finishes a total: divide, then multiply. Dividing by a power of two is multiplying by its inverse, to the bit.
 template <class Codec>
 class Finish {
   using T = typename Codec::Accumulator;
@@ -144,7 +144,7 @@ class Loop {
       return static_cast<const Element*>(job_.inputs[k]);
     }
   }
-  // Beyond the end it does nothing.
+  // Does nothing beyond the end.
   HWY_INLINE void prefetch(std::size_t i, std::size_t elements) const {
     constexpr std::size_t kLine = 64 / sizeof(Element);
     for (std::size_t k = 0; k < inputs(); ++k) {
@@ -206,7 +206,7 @@ void fold_any(const FoldJob& job) {
   }
 }
 
-// With loops of their own for the numbers of inputs that matter most.
+// Folds with loops of their own for the numbers of inputs that matter most.
 template <class Codec, class Step>
 void fold_few(const FoldJob& job) {
   const Finish<Codec> finish(job);

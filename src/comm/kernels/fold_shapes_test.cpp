@@ -1,5 +1,5 @@
 // Every reduction of every type against the plain reference: counts, numbers of inputs, alignments, factors, stores,
-// and which outputs are inputs. What a target does not do as the reference, to the bit, is a failure; so all give the
+// and which outputs are inputs. Any bit in which a target differs from the reference is a failure; so all give the
 // same.
 #include "comm/kernels/fold.h"
 #include "comm/testing/each_target.h"
@@ -71,12 +71,12 @@ Factors factors_for(DType dtype, ReduceOp op, std::size_t ranks, std::size_t whi
   return factors;
 }
 
-/// Where the results go: elsewhere, over an input, both, or over all inputs.
+/// Location of the results: elsewhere, over an input, both, or over all inputs.
 enum class Outputs { Apart, InPlace, Both, All };
 
 class FoldShapes : public testing::EachTarget {
  protected:
-  /// Whether the first `count` elements come out right, and nothing else is touched. `turn` decides where they lie.
+  /// True if the first `count` elements come out right, and nothing else is touched. `turn` decides where they lie.
   static bool folds(FencedSlots& slots, const Sample& sample, std::int64_t count, std::size_t turn, Outputs where,
                     Stores stores) {
     const std::size_t ranks = sample.inputs.size();

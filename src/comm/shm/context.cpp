@@ -42,7 +42,7 @@ void Waiter::throw_ended_before(const std::string& what) const {
   throw world.recorded(what, sequence + 1);
 }
 
-// What a rank that is waited for did not do.
+// Describes what a rank that is waited for did not do.
 std::string Waiter::omission(int rank) const {
   const Slot* const slots = world.state(rank).slots;
   const std::uint64_t begun = world.state(rank).begun();
@@ -76,7 +76,7 @@ void Waiter::attend() {
   if (now - attended_ < kLook) return;
   attended_ = now;
   for (int rank = 0; rank < world.size(); ++rank) {
-    // Who leaves in order has done its part.
+    // A rank that leaves in order has done its part.
     if (const auto how = world.lost(rank); how && *how != transport::kLeft) end_lost(rank, *how);
   }
 }
@@ -94,7 +94,7 @@ void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {
     end_lost(rank, *how);
   }
   if (missing.empty() || Clock::now() < deadline.when()) return;
-  // Who is kept by another host is not late: those who wait for that host know more, and tell.
+  // A rank kept by another host is not late: ranks that wait for that host know more, and report it.
   const bool kept = std::all_of(missing.begin(), missing.end(),
                                 [&](int rank) { return world.state(rank).away.load(std::memory_order_relaxed) != 0; });
   if (kept && Clock::now() < deadline.when() + kKept) return;
@@ -114,7 +114,7 @@ constexpr auto kPatienceAtStart = std::chrono::milliseconds(20);
 constexpr int kMeasurements = 3;
 // How often the distance of the cores is measured again, in operations that could use it.
 constexpr std::uint64_t kMeasureEvery = 1024;
-// Of a longer buffer little is left in the core's caches when a peer comes to read it.
+// Little of a longer buffer is left in the core's caches when a peer comes to read it.
 constexpr std::size_t kBeyondCaches = std::size_t{1} << 20;
 
 }  // namespace
@@ -158,7 +158,7 @@ Context::Context(World& its_world, Waiters& waiters, const FormOptions& options)
   waiters.attended = 0;
 }
 
-// Whether there is a core for each rank: ranks may be bound to different ones, so all of them say where they may run.
+// Notes whether there is a core for each rank: as ranks may be bound to different ones, each says where it may run.
 void Context::note_cores() {
   RankState& own = state(rank);
   own.cores = sys::allowed_cores();

@@ -1,5 +1,5 @@
-// What the algorithms on one host are written over (Context), and how ranks wait for peers (Waiter). Both belong to the
-// thread that runs operations.
+// Base of the algorithms on one host (Context), and how ranks wait for peers (Waiter). Both belong to the thread that
+// runs operations.
 #pragma once
 
 #include "base/thread.h"
@@ -42,8 +42,8 @@ class Pacer {
   Pacer(bool crowded, const Waiters& waiters, int& spins) noexcept
       : crowded_(crowded), waiters_(waiters), spins_(spins) {}
 
-  /// To be called when what was waited for has come. Ranks may share a core although there are enough of them (other
-  /// programs run too): then the peer comes only when this one yields, and spinning before that is lost time.
+  /// Has to be called when what was waited for has come. Ranks may share a core although there are enough of them
+  /// (other programs run too): then the peer comes only when this one yields, and spinning before that is lost time.
   void arrived() noexcept {
     if (yields_ == 0) spins_ = std::min(spins_ * 2, kMostSpins);
     if (yields_ == 1 || yields_ == 2) spins_ = std::max(spins_ / 2, kLeastSpins);
@@ -57,7 +57,7 @@ class Pacer {
 
   Step next() noexcept {
     ++steps_;
-    // Nobody waits for the result: the core belongs to whoever computes.
+    // Nobody waits for the result: the core belongs to threads that compute.
     if (waiters_.attended.load(std::memory_order_relaxed) == 0 && !waiters_.in_caller.load(std::memory_order_relaxed)) {
       return steps_ <= kUnattendedSpins ? Step::Spin : Step::Sleep;
     }
@@ -84,7 +84,7 @@ class Pacer {
   static constexpr int kLeastSpins = 30;
   static constexpr int kUnattendedSpins = 100;
   static constexpr auto kYielding = std::chrono::microseconds(200);
-  // Whoever yields all the time gets the same share of a core as whoever computes.
+  // A rank that yields all the time gets the same share of a core as one that computes.
   static constexpr auto kYieldingInCrowd = std::chrono::microseconds(50);
   static constexpr auto kLook = std::chrono::milliseconds(20);
 
@@ -151,14 +151,14 @@ class Waiter {
   Deadline& deadline() const noexcept { return waiters_->deadline; }
   [[noreturn]] void end_lost(int rank, const std::string& how);
   [[noreturn]] void end_world(ErrorCode code, int peer, const std::string& text);
-  /// What is under way, for messages: "all_reduce(float32[10], sum)"; of a larger world, its operation.
+  /// Describes what is under way, for messages: "all_reduce(float32[10], sum)"; in a larger world, its operation.
   std::string doing() const;
 
-  /// From now on `waiters` wait, and `meanwhile` is called at least every 2 ms, however long it takes.
+  /// Lets `waiters` wait from now on, and `meanwhile` is called at least every 2 ms, however long it takes.
   void serve(Waiters& waiters, std::function<void()> meanwhile);
-  /// What waiting took since the last call, without spinning.
+  /// Time spent waiting since the last call, without spinning.
   std::chrono::nanoseconds take_waited() noexcept { return std::exchange(waited_, std::chrono::nanoseconds(0)); }
-  /// Where this rank says what it waits for.
+  /// Status in which this rank reports what it waits for.
   status::LaneStatus& lane() const noexcept { return world.collectives(); }
 
  protected:
@@ -227,7 +227,7 @@ bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
 
 template <class Reached>
 bool Waiter::wait_for_all(Reached reached, Clock::time_point limit) {
-  int next = 0;  // those before have reached it
+  int next = 0;  // the ranks before have reached it
   return wait_until(
       [&] {
         while (next < world.size() && reached(next)) ++next;
@@ -275,10 +275,10 @@ bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds pat
   return true;
 }
 
-// What the algorithms on one host are written over: who takes part and what all brought, the ranks' slots, counters and
-// buffers in the control memory, memory of peers, and waiting for them. Its rounds (moves.cpp) fill in what ranks
-// bring; an algorithm is a function over it (algorithms.h), in which all ranks do their part. Belongs to the thread
-// that runs operations.
+// Base of the algorithms on one host: members and their contributions, the ranks' slots, counters and buffers in the
+// control memory, memory of peers, and waiting for them. Its rounds (moves.cpp) fill in the ranks' contributions; an
+// algorithm is a function over it (algorithms.h), in which all ranks do their part. Belongs to the thread that runs
+// operations.
 class Context final : public Waiter {
  public:
   using State = RankState;  // for protocol.h
@@ -295,15 +295,15 @@ class Context final : public Waiter {
   Plan plan;  ///< rank 0's
   Distance distance;
 
-  // Of the running operation:
-  Agreement agreement;        ///< what all ranks brought
-  bool serving = false;       ///< this rank has joined: it does its part, and brings and gets nothing
+  // State of the running operation:
+  Agreement agreement;        ///< all ranks' contributions
+  bool serving = false;       ///< this rank has joined: it does its part, without input and output
   bool is_inline = false;     ///< payloads lie beside the descriptors,
   bool is_tiny = false;       ///< in the descriptor's slot itself
   bool non_finite = false;    ///< a result of this rank was, and somebody asks for it
   Contributors contributors;  ///< of a reduction
   std::uint64_t chunks = 0;   ///< that have been through the buffers so far, of all operations
-  /// By rank, of the operation of a larger world that this one is a part of (algorithms.h); empty: not known.
+  /// Locations by rank, of the operation of a larger world that this one is a part of (algorithms.h); empty: not known.
   std::vector<Location> inputs;
 
   // --- descriptors ---
@@ -337,7 +337,7 @@ class Context final : public Waiter {
 
   // --- buffers in the control memory ---
 
-  /// Room beside a rank's descriptor.
+  /// Memory beside a rank's descriptor.
   std::byte* payload(int which) const noexcept { return layout.payload(world.control(), which, sequence); }
   bool has_room_inline(std::size_t bytes) const noexcept { return bytes <= layout.payload_bytes(); }
   const std::byte* inline_input(int which) const noexcept { return is_tiny ? slot(which).tiny : payload(which); }
@@ -362,12 +362,12 @@ class Context final : public Waiter {
   bool mapped(int which) const noexcept { return brought(which).input_segment != 0; }
   bool inputs_mapped() const noexcept;
   bool outputs_mapped() const noexcept;
-  /// Of registered memory.
+  /// Addresses in registered memory.
   const std::byte* input_of(int which, const Request& request);
   std::byte* output_of(int which, const Request& request);
   std::byte* remote(int which, const Location& location, std::size_t bytes);
-  /// Where [offset, offset + bytes) of a peer's memory can be read: in place, or aside until the next call for the
-  /// peer. Aside there is room for kPullPiece bytes and for a rank's slice of a chunk.
+  /// Address at which [offset, offset + bytes) of a peer's memory can be read: in place, or aside until the next call
+  /// for the peer. Memory aside holds kPullPiece bytes and a rank's slice of a chunk.
   const std::byte* fetch(int which, const Location& location, std::size_t offset, std::size_t bytes);
   /// The same, copied to `to`, however long.
   void pull(int which, const Location& location, std::size_t offset, std::size_t bytes, std::byte* to);
@@ -378,7 +378,7 @@ class Context final : public Waiter {
     if (world.ended_before_reads()) throw_if_ended();
   }
 
-  // Of fold_members (reductions.cpp), kept, so that operations do not allocate:
+  // Arguments of fold_members (reductions.cpp), kept, so that operations do not allocate:
   std::vector<const void*> fold_inputs;
   std::vector<void*> fold_outputs;
 
@@ -390,7 +390,7 @@ class Context final : public Waiter {
   std::size_t aside_bytes_ = 0;   // of a piece
 };
 
-/// Between pieces of this size it is looked whether the world has ended.
+/// Size of a piece, between which this rank checks whether the world has ended.
 inline constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
 }  // namespace cohort::comm::local

@@ -19,11 +19,11 @@
 namespace cohort::comm::local {
 
 // The memory through which two ranks of a host send to each other: for each ordered pair a ring of
-// cells of one cache line, with room for small payloads in or beside them. A ring's cells are written by the sender,
+// cells of one cache line, with space for small payloads in or beside them. A ring's cells are written by the sender,
 // its counters by the receiver (but for `full`). Counters only grow. Plain layout; shm_channels.cpp holds the rules.
 struct alignas(64) Cell {
   static constexpr std::size_t kInline = 40;
-  /// Of all headers but those with a payload.
+  /// Part of all headers but those with a payload.
   struct About {
     std::uint64_t offer;
     std::uint64_t address;
@@ -46,10 +46,10 @@ static_assert(sizeof(Cell) == 64);
 struct alignas(64) ShmRingHead {
   std::atomic<std::uint64_t> taken;      ///< cells that the receiver does not need any more
   std::atomic<std::uint64_t> delivered;  ///< eager messages that have met their receive
-  std::atomic<std::uint32_t> full;       ///< the sender's: it waits for room
+  std::atomic<std::uint32_t> full;       ///< the sender's: it waits for space
 };
 
-/// What a rank's threads sleep on while messages may come.
+/// The word that a rank's threads sleep on while messages may come.
 struct alignas(64) WakeupWord {
   std::atomic<std::uint32_t> bell;
   std::atomic<std::uint32_t> sleepers;
@@ -61,7 +61,7 @@ class ShmRingLayout {
   explicit constexpr ShmRingLayout(std::size_t ranks) noexcept : ranks_(ranks) {}
 
   constexpr std::size_t cells() const noexcept { return ranks_ <= 64 ? 8 : ranks_ <= 256 ? 4 : 2; }
-  /// Room beside a cell: so that a world of 8 takes 4 MB, one of 64 takes 11.
+  /// Space beside a cell: so that a world of 8 takes 4 MB, one of 64 takes 11.
   constexpr std::size_t cell_bytes() const noexcept {
     return ranks_ <= 4 ? 16384 : ranks_ <= 8 ? 8192 : ranks_ <= 16 ? 2048 : ranks_ <= 64 ? 256 : 64;
   }
@@ -93,7 +93,7 @@ class ShmRing {
         cell_bytes_(layout.cell_bytes()) {}
 
   ShmRingHead& head() const noexcept { return *reinterpret_cast<ShmRingHead*>(head_); }
-  /// Where the cell with this number (from 1) stands.
+  /// The cell with this number (from 1).
   Cell& cell(std::uint64_t number) const noexcept {
     return *reinterpret_cast<Cell*>(head_ + sizeof(ShmRingHead) + slot(number) * sizeof(Cell));
   }
@@ -124,7 +124,7 @@ inline constexpr int kMostRanks = 1024;  // so that a chunk has a line for each
 struct alignas(kApart) Slot {
   static constexpr std::size_t kTiny = 48;
   std::atomic<std::uint64_t> sequence;  ///< of what follows; stored last, with release
-  std::uint64_t fingerprint;            ///< of the descriptor, so that one cache line tells that ranks agree
+  std::uint64_t fingerprint;            ///< of the descriptor, so that one cache line shows that ranks agree
   std::byte tiny[kTiny];
   alignas(kApart) Descriptor descriptor;
 };
@@ -145,11 +145,11 @@ struct alignas(kApart) RankState {
   std::atomic<std::uint32_t> reads_peers;            ///< may read all peers' memory (1), or not (2); 0: not known yet
   std::atomic<std::uint32_t> away;                   ///< waits for a rank on another host, in a larger world
   std::atomic<std::uint64_t> over;                   ///< operations that ended there after their turn (Queue)
-  /// By the parity of the sequence: that of the last operation in which this rank has made a result that is not finite,
-  /// and somebody asks for it. Written before what tells that this rank has made its results.
+  /// Sequences of the last operations, by parity, in which this rank has made a result that is not finite and somebody
+  /// asks for it. Written before the counter that says that this rank has made its results.
   std::atomic<std::uint64_t> non_finite[2];
-  /// By the parity of a chunk's number: where it lies in this rank's process, where peers read it there. Written before
-  /// `staged`.
+  /// Addresses of chunks, by the parity of their numbers, in this rank's process, where peers read them there. Written
+  /// before `staged`.
   std::uint64_t borrowed[2];
   std::uint64_t control_address;  ///< of this memory in its process; written before `ready`
   sys::CoreSet cores;             ///< written before `ready`
@@ -159,7 +159,7 @@ struct alignas(kApart) RankState {
   std::uint64_t begun() const noexcept { return std::max(slots[0].sequence.load(), slots[1].sequence.load()); }
 };
 
-/// Why the world ended. Written once, by whoever changes `state` from kNone to kWriting.
+/// Reason why the world ended. Written once, by the caller that changes `state` from kNone to kWriting.
 struct AbortRecord {
   static constexpr std::uint32_t kNone = 0, kWriting = 1, kSet = 2;
   alignas(kLine) std::atomic<std::uint32_t> state;
@@ -170,10 +170,10 @@ struct AbortRecord {
   char text[1024];
 };
 
-/// Of a threshold: at no size.
+/// A threshold that no size reaches.
 inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
-/// What rank 0 has decided for all (plan.h). Written before its `ready`.
+/// Rank 0's decisions for all (plan.h). Written before its `ready`.
 struct Plan {
   std::uint64_t inline_bytes = 0;  ///< payloads of reductions up to this size lie beside the announcement: one wait
   std::uint64_t inline_root_bytes = 0;   ///< the same for reductions of which one rank has the result
@@ -188,7 +188,7 @@ struct Plan {
 struct Header {
   static constexpr std::uint64_t kMagic = 0x35304c4f43484f43;  // "COHCOL05"
   std::uint64_t magic;
-  std::uint64_t id;  ///< of this world, not 0: random, for whoever looks at several
+  std::uint64_t id;  ///< of this world, not 0: random, for readers of several
   std::uint32_t ranks;
   std::uint32_t chunk_bytes;
   Plan plan;
@@ -201,17 +201,17 @@ struct Header {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// Header, rank states, payloads beside the slots, then each rank's staging buffers (two for what it brings, two for
-/// what it has reduced), then the rings of send and recv.
+/// Header, rank states, payloads beside the slots, then each rank's staging buffers (two for its inputs, two for what
+/// it has reduced), then the rings of send and recv.
 class ControlLayout {
  public:
   explicit ControlLayout(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
 
   /// The most that a chunk may have.
   std::size_t chunk_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{256} << 10 : std::size_t{64} << 10; }
-  /// What serves best: what is under way at once stays in the caches of a core, also of one that serves several ranks.
+  /// The best size: what is under way at once stays in the caches of a core, also of one that serves several ranks.
   std::size_t usual_chunk_bytes() const noexcept { return std::min(chunk_bytes(), std::size_t{128} << 10); }
-  /// Room beside a slot, and so the most that `Plan::inline_bytes` may be.
+  /// Space beside a slot, and so the most that `Plan::inline_bytes` may be.
   std::size_t payload_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{64} << 10 : std::size_t{8} << 10; }
   std::size_t bytes() const noexcept { return rings_offset() + ring_layout().bytes(); }
   ShmRingLayout ring_layout() const noexcept { return ShmRingLayout(ranks_); }

@@ -11,11 +11,11 @@ namespace {
 
 enum class Path { Inline, ZeroCopy, ByOutput, Cross, Exchanged, Chunked };
 
-// Two ranks stage all they bring up to here, which saves a wait; beyond it the fewer bytes of half of it count for
-// more.
+// Size up to which two ranks stage their whole inputs, which saves a wait; beyond it the fewer bytes of half of it
+// count for more.
 constexpr std::size_t kMostExchanged = std::size_t{1} << 20;
 
-/// Whether nothing has to be copied to where peers can read it.
+/// True if nothing has to be copied to where peers can read it.
 bool is_in_place(const Context& context) noexcept {
   const Agreement& agreement = context.agreement;
   switch (agreement.agreed.kind) {
@@ -28,7 +28,7 @@ bool is_in_place(const Context& context) noexcept {
   }
 }
 
-/// What one rank reads of another at a time.
+/// Bytes that one rank reads of another at a time.
 std::size_t bytes_at_once(const Context& context, const Request& request) {
   const auto ranks = static_cast<std::size_t>(context.size);
   const std::size_t agreed = static_cast<std::size_t>(context.agreement.agreed.count) * size_of(request.dtype);
@@ -49,7 +49,7 @@ Path choose(const Context& context, const Request& request) {
   const Agreement& agreement = context.agreement;
   const Kind kind = agreement.agreed.kind;
   if (context.is_inline) {
-    // Where a broadcast's data is small but comes from another rank than announced, it did not come inline.
+    // A broadcast whose data is small but comes from another rank than announced did not come inline.
     return kind != Kind::Broadcast || agreement.root == agreement.agreed.root ? Path::Inline : Path::Chunked;
   }
   if (context.plan.zero_copy != 0) {
@@ -108,7 +108,7 @@ void run_alone(Context& context, const Request& request) {
   }
 }
 
-// Of an all_reduce in which this rank has seen what all others have posted. What it has folded itself it knows.
+// Reports on an all_reduce in which this rank has seen what all others have posted. It knows what it has folded itself.
 void report_finite(const Context& context, FiniteCheck& finite_check) noexcept {
   bool finite = !context.non_finite;
   for (int rank = 0; rank < context.size && finite; ++rank) {
@@ -183,7 +183,7 @@ int join(Context& context, std::chrono::milliseconds patience) {
     announce_joined(context, ticket);
     gather(context);
     if (context.agreement.active.empty()) break;
-    if (disagreement(context)) continue;  // the active ranks are told; this one brought nothing that could be wrong
+    if (disagreement(context)) continue;  // the active ranks report it; this one gave nothing that could be wrong
     if (context.agreement.agreed.round != 0) continue;
     const Request served = request_to_serve(context.agreement.agreed);
     choose_inline(context, served);
@@ -195,7 +195,7 @@ int join(Context& context, std::chrono::milliseconds patience) {
 
 namespace {
 
-/// All ranks of the host bring this, each its own memory.
+/// All ranks of the host begin this, each with its own memory.
 void begin_part(Context& context, const Request& part) {
   context.agreement.settle_on(describe(part));
   context.serving = false;
@@ -263,8 +263,8 @@ void hand_out(Context& context, int root, void* data, std::size_t bytes) {
       });
 }
 
-// Registered inputs are read in place, at once: they have been there since all met. Who brings one has it back when the
-// all_gather that ends the block has begun on all ranks.
+// Registered inputs are read in place, at once: they have been there since all met. A rank may change its input again
+// when the all_gather that ends the block has begun on all ranks.
 void reduce_scatter_part(Context& context, const Request& part, std::optional<std::int64_t> begin) {
   begin_part(context, part);
   if (begin && context.plan.zero_copy != 0) {

@@ -24,9 +24,9 @@ namespace {
 // others.
 constexpr auto kPatience = std::chrono::microseconds(100);
 
-// Who starts an operation mostly waits for it next, and then runs it itself; waking the thread for it would cost tens
-// of microseconds on virtual machines, and a core. So for a while after an operation that thread looks by itself, this
-// often, whether one has been left to it; only one that others are queued behind wakes it.
+// A thread that starts an operation mostly waits for it next, and then runs it itself; waking the queue's thread for it
+// would cost tens of microseconds on virtual machines, and a core. So for a while after an operation that thread polls,
+// this often, whether one has been left to it; only one that others are queued behind wakes it.
 constexpr auto kDoze = std::chrono::milliseconds(1);
 constexpr auto kDozeInCrowd = std::chrono::milliseconds(4);
 constexpr auto kAwake = std::chrono::milliseconds(20);
@@ -188,13 +188,13 @@ std::shared_ptr<MemoryBlock> LocalCommunicator::allocate(std::size_t bytes) {
 
 namespace {
 
-/// What is rank 0's, as mapped here.
+/// Memory of rank 0, as mapped here.
 struct SharedBlock final : MemoryBlock {
   std::shared_ptr<const sys::Mapping> mapping;
 };
 
-// In its turn, since that is where peers' segments are mapped: rank 0 tells of its segment, the others map it, and all
-// learn whether all could.
+// Runs in its turn, since that is where peers' segments are mapped: rank 0 announces its segment, the others map it,
+// and all learn whether all could.
 class Sharing final : public Composite {
  public:
   struct Row {

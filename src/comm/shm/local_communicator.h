@@ -23,15 +23,14 @@
 
 namespace cohort::comm::local {
 
-// The way of messages through shared memory, for the matcher of sends and receives: headers in the cells of a ring
-// (control.h), small payloads in or beside them; of what was offered the receiver reads the payload out of the
-// sender's memory through the kernel, or, where it may not, has it sent in fragments through the cells. Owned by the
-// core of a world on one host, or of a larger world that it is part of, whose ranks are meant here. Who may call what:
-// engine/channel.h.
+// Channels through shared memory, for the matcher of sends and receives: headers in the cells of a ring (control.h),
+// small payloads in or beside them; an offered payload is read by the receiver out of the sender's memory through the
+// kernel, or, if it may not, sent in fragments through the cells. Owned by the core of a world on one host, or of a
+// larger world that it is part of, whose ranks are meant here. For the permitted callers, see engine/channel.h.
 class ShmChannels final : public messages::Channels {
  public:
-  /// `here`: the ranks of this host, ascending, as whoever sends calls them. The world is formed, with its plan made,
-  /// and outlives the rings.
+  /// `here`: the ranks of this host, ascending, as senders call them. The world is formed, with its plan made, and
+  /// outlives the rings.
   ShmChannels(const World& world, std::vector<int> here);
 
   bool leads_to(int peer) const noexcept override;
@@ -59,7 +58,7 @@ class ShmChannels final : public messages::Channels {
 // The operations of a world on one host: small ones are carried out by the caller at once, others by the queue, whose
 // thread is started when it is first needed. Lock order: the queue's mutex, then the mesh's.
 
-/// What the communicator, its Works and its threads share.
+/// State shared by the communicator, its Works and its threads.
 class Core final : public Queue {
  public:
   Core(const FormOptions& options, std::unique_ptr<Rendezvous> point);
@@ -75,7 +74,7 @@ class Core final : public Queue {
 
  private:
   // Once all ranks have come, such an operation takes no more than a few times as long as waking a thread for it (20 us
-  // on virtual machines, and the thread then takes a core from whoever computes).
+  // on virtual machines, and the thread then takes a core from threads that compute).
   static constexpr std::size_t kQuickBytes = std::size_t{256} << 10;
 
   bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
@@ -110,7 +109,7 @@ class Core final : public Queue {
 // The backend of ranks on one host: a Communicator over shared memory. One thread at a time; `abort` from any.
 class LocalCommunicator final : public QueueCommunicator {
  public:
-  /// `point`: of a group, whose members have told each other where they are; else the store tells.
+  /// `point`: of a group, whose members have exchanged their addresses; else the store has them.
   explicit LocalCommunicator(const FormOptions& options, std::unique_ptr<Rendezvous> point = nullptr);
 
   std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) override;

@@ -92,7 +92,7 @@ void move_inline(Context& context, const Request& request) {
   for (int source = 0; source < context.size; ++source) {
     const MovedBlock own = block_of(context, request, source, context.rank);
     if (own.bytes == 0) continue;
-    // From the slot also where it is this rank's own: what was brought, not what the caller has made of it since.
+    // Read from the slot also where it is this rank's own: the input as it was given, not as the caller has changed it.
     std::memmove(static_cast<std::byte*>(request.output) + own.to, context.inline_input(source) + own.from, own.bytes);
   }
 }
@@ -164,7 +164,7 @@ void move_chunked(Context& context, const Request& request) {
 
 namespace {
 
-/// Whether this rank's input goes with its descriptor.
+/// True if this rank's input goes with its descriptor.
 bool brings_inline(const Context& context, const Request& request) noexcept {
   if (request.input_count == 0 || !context.is_inline) return false;
   const bool is_root = request.root == context.rank;

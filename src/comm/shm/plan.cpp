@@ -69,8 +69,8 @@ void Distance::measure_reading(std::chrono::microseconds patience) noexcept {
 
 std::optional<std::uint64_t> Distance::reading_pays_from() const noexcept {
   if (cached_ <= 0 || read_begin_ <= 0) return std::nullopt;
-  // What is staged waits for its chunks besides: measured in whole operations, reading is ahead until it takes twice as
-  // long for each byte, and from where beginning it takes half as long as staging.
+  // Staging also waits for its chunks: measured in whole operations, reading is ahead until it takes twice as long for
+  // each byte, and from the size at which beginning it takes half as long as staging.
   const double staged_byte = std::max(cached_ - round_trip_ / 1e3, 0.0) / static_cast<double>(trial_bytes());
   if (read_byte_ > 2 * staged_byte) return kNever;
   const double bytes = read_begin_ / (2 * staged_byte);
@@ -97,7 +97,7 @@ bool Distance::await(std::uint64_t turn) const noexcept {
   const std::atomic<std::uint64_t>& theirs = world_.state(world_.rank() ^ 1).probe.value;
   for (int spins = 0; spins < 10000; ++spins) {
     const std::uint64_t reached = theirs.load(std::memory_order_acquire);
-    // At the end before its time: it has given up, and its answers would seem to take no time.
+    // A peer at the end before its time has given up, and its answers would seem to take no time.
     if (reached >= turn) return reached < turns_ || turn + 1 == turns_;
     sys::cpu_relax();
   }
@@ -243,12 +243,12 @@ Plan make_plan(const World& world, bool cross, const Distance& distance) {
   // cores a second wait is dearer.
   plan.inline_bytes =
       std::min<std::uint64_t>(layout.payload_bytes(), std::uint64_t{world.size() <= 2 ? 8u : 16u} << 10);
-  // One rank folds everything: the others are then done, and may bring the next while it does.
+  // One rank folds everything: the others are then done, and may begin the next while it does.
   plan.inline_root_bytes = layout.payload_bytes();
   const std::uint64_t least_cross = cross ? distance.reading_pays_from().value_or(kLeastReading) : kNever;
   plan.inline_copy_bytes = std::min(least_cross - 1, std::max<std::uint64_t>(plan.inline_bytes, kLeastReading));
   plan.chunk_bytes = layout.usual_chunk_bytes();
-  // What a peer has just written comes slower through the kernel than through staging buffers, so reductions do not.
+  // Reductions do not: data that a peer has just written comes slower through the kernel than by staging buffers.
   plan.cross_reduce_bytes = kNever;
   plan.cross_copy_bytes = least_cross;
   if (const auto forced = env::get(env::kPlan)) value_or_throw(force(plan, *forced, layout, cross));

@@ -1,4 +1,4 @@
-// Which way operations go on this host, and what is measured to decide it.
+// Chooses the path of operations on this host, and measures what decides it.
 #pragma once
 
 #include "comm/kernels/arrays.h"
@@ -46,7 +46,7 @@ class Distance {
   /// The bytes from which a buffer gets to the other core sooner through the kernel than through a staging buffer;
   /// nullopt: not known, kNever: at no size.
   std::optional<std::uint64_t> reading_pays_from() const noexcept;
-  /// What buffers for other cores are to be written with.
+  /// Stores with which buffers for other cores are to be written.
   Stores better() const noexcept {
     return streamed_ > 0 && streamed_ < 0.9 * cached_ ? Stores::NonTemporal : Stores::Cached;
   }
@@ -68,10 +68,10 @@ class Distance {
   std::vector<std::byte> buffer_;
 };
 
-// Which way operations go on this host: rank 0 measures what copies cost, decides, and all follow. Every choice gives
-// the same bits; COHORT_PLAN forces one, COHORT_LOG=plan tells what was chosen and why.
+// Paths of operations on this host: rank 0 measures what copies cost, decides, and all follow. Every choice gives the
+// same bits; COHORT_PLAN forces one, COHORT_LOG=plan reports what was chosen and why.
 
-/// What is read from a peer through the kernel at a time before it is folded: it stays in the second-level cache.
+/// Bytes read from a peer through the kernel at a time before they are folded: they stay in the second-level cache.
 inline constexpr std::size_t kPullPiece = std::size_t{64} << 10;
 
 /// Smaller pieces are always written through the caches.

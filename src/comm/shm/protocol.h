@@ -1,5 +1,5 @@
 // The order of loads and stores by which the ranks of a host share memory without locks: announcements, counters,
-// chunks through two buffers, a lane's ring of cells, and the end of a world. Nothing here has a state of its own.
+// chunks through two buffers, a channel's ring of cells, and the end of a world. Nothing here has a state of its own.
 // Templates over the words' type: ranks have std::atomic in shared memory, protocol_model.cpp has words for which it
 // tries the interleavings, and the values that the memory model lets each load see.
 #pragma once
@@ -37,8 +37,8 @@ bool stands(const Word& word, Number number) noexcept {
 
 // --- chunks ---
 
-/// What an operation puts through the ranks' double buffers. Chunks are counted over all operations: the parity of a
-/// chunk's number says which buffer it has.
+/// An operation's chunks in the ranks' double buffers. Chunks are counted over all operations: the parity of a chunk's
+/// number says which buffer it has.
 struct Chunks {
   std::uint64_t base = 0;   ///< number of the first
   std::uint64_t count = 0;  ///< the same on all ranks
@@ -89,7 +89,7 @@ std::uint64_t run_three_stages(Context&& context, const Chunks& chunks, CopyIn c
     if (step >= 2) copy_out(step - 2, number - 2);
     if (step < chunks.count + 1) context.post(&State::staged, number + 1);
   }
-  // Of use to operations with other steps. Published like the rest: who still waits for the last step may see these.
+  // For operations with other steps. Published like the rest: a rank still waiting for the last step may see these.
   const std::uint64_t next = chunks.base + chunks.count + 2;
   context.skip(&State::staged, next);
   context.skip(&State::reduced, next);
@@ -103,12 +103,12 @@ template <class Head>
 std::uint64_t room_up_to(const Head& head, std::size_t cells) noexcept {
   return head.taken.load(std::memory_order_acquire) + cells;
 }
-/// The sender's, who found no room: says that it waits for some, and has to look once more before it sleeps.
+/// For a sender that found no space: says that it waits for some, and has to check once more before it sleeps.
 template <class Head>
 void ask_for_room(Head& head) noexcept {
   head.full.exchange(1);
 }
-/// The receiver's: it has read the cell. True if the sender waits for room.
+/// For the receiver, which has read the cell. True if the sender waits for space.
 template <class Head>
 bool release(Head& head, std::uint64_t number) noexcept {
   head.taken.store(number, std::memory_order_release);
@@ -117,7 +117,7 @@ bool release(Head& head, std::uint64_t number) noexcept {
 
 // --- the end of a world ---
 
-/// True for the one caller that is to write down why the world ends. Whoever calls has its own memory back afterwards:
+/// True for the one caller that is to write down why the world ends. Every caller has its own memory back afterwards:
 /// peers that read it meanwhile see in `ended_before_reads` that they must not use it.
 template <class Word>
 bool begin_end(Word& state, std::uint32_t none, std::uint32_t writing) noexcept {

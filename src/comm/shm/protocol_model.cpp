@@ -1,7 +1,7 @@
 // Model tests of protocol.h: Relacy runs it on words of its own, tries interleavings of the ranks, lets each load see
 // every value that C++'s memory model allows, and reports data races in the buffers beside. Each model is also run with
-// faults in it, which Relacy has to find: a model that cannot fail shows nothing. What is not modelled: that sleepers
-// are woken in time, since they sleep in short slices (context.h).
+// faults in it, which Relacy has to find: a model that cannot fail shows nothing. Not modelled: that sleepers are woken
+// in time, since they sleep in short slices (context.h).
 #include "comm/shm/protocol.h"
 
 #include <array>
@@ -132,7 +132,7 @@ struct Operations : rl::test_suite<Operations<kRanks>, kRanks> {
       RL_ASSERT(slot.payload.read() == value(rank, sequence, 0));
     }
   }
-  /// Rank 0 lends its memory in every other operation of this kind, as a rank with registered memory does.
+  /// Rank 0's memory is borrowed in every other operation of this kind, as a rank with registered memory does.
   void one_ahead(Context& context, std::uint64_t sequence, std::uint64_t base, bool lends) {
     const bool in_place = lends && context.rank == 0;
     for (int i = 0; i < kChunks && in_place; ++i) {
@@ -185,7 +185,7 @@ struct Operations : rl::test_suite<Operations<kRanks>, kRanks> {
   }
 };
 
-/// A sender and a receiver of a lane with two cells.
+/// A sender and a receiver of a channel with two cells.
 struct Ring : rl::test_suite<Ring, 2> {
   static constexpr std::size_t kCells = 2;
   static constexpr std::uint64_t kMessages = 5;
@@ -252,7 +252,7 @@ struct LateReader : rl::test_suite<LateReader, 3> {
   void after() { RL_ASSERT(firsts($) == 1); }
 };
 
-/// What Relacy says. In memory of its own: Relacy looks after the heap while it writes.
+/// Relacy's output. In memory of its own: Relacy looks after the heap while it writes.
 class Report : public std::streambuf {
  public:
   Report() { setp(text_.data(), text_.data() + text_.size()); }

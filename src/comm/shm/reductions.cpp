@@ -8,7 +8,7 @@ namespace cohort::comm::local {
 
 namespace {
 
-// How the algorithms fold: what each of a reduction's contributors brings, by ascending rank, wherever it lies.
+// How the algorithms fold: the inputs of a reduction's contributors, by ascending rank, wherever they lie.
 
 /// Folds the context's inputs and outputs.
 void fold_collected(Context& context, std::int64_t count, Stores stores = Stores::Cached) {
@@ -27,7 +27,7 @@ void fold_collected(Context& context, std::int64_t count, Stores stores = Stores
   fold(job);
 }
 
-/// What is to be folded: `input_of(rank)` is where a member's elements lie.
+/// Collects the inputs to fold: `input_of(rank)` is where a member's elements lie.
 template <class InputOf>
 void collect_inputs(Context& context, InputOf input_of) {
   context.fold_inputs.clear();
@@ -77,7 +77,7 @@ void fold_from_peers(Context& context, const Request& request, const Slice& slic
   }
 }
 
-// all_reduce and reduce. Of a reduce, whose result only the root gets, what is said of the others falls away.
+// all_reduce and reduce. In a reduce only the root gets the result, so that what is said of the others does not apply.
 
 /// A buffer of so many elements, a chunk's worth at a time.
 struct ChunkedBuffer {
@@ -103,7 +103,7 @@ struct ChunkedBuffer {
 void reduce_inline(Context& context, const Request& request) {
   if (context.serving || !context.gets_result(context.rank)) return;
   fold_members(context, request.input_count, request.output, [&](int member) -> const void* {
-    // Of a reduce nobody but this rank needs what it brings.
+    // In a reduce only this rank needs its own input.
     return context.is_rooted() && member == context.rank ? request.input : context.inline_input(member);
   });
 }
@@ -115,7 +115,7 @@ void fold_in_place(Context& context, const Request& request, Stores stores) {
   const Slice slice =
       slice_of(request.input_count, element, context.rank, context.size, context.agreement.agreed.output_offset);
   collect_inputs(context, [&](int member) {
-    // What is nobody else's to read lies in the output, where all_reduce_by_output has copied it.
+    // Memory that no other rank can read has been copied to the output by all_reduce_by_output.
     const bool readable = member == context.rank || context.mapped(member);
     return at(readable ? context.input_of(member, request) : context.output_of(member, request), slice.begin, element);
   });
@@ -187,7 +187,7 @@ void reduce_exchanged(Context& context, const Request& request) {
   run_one_ahead(context, chunks, copy_in, fold_both);
 }
 
-// Every rank folds its slice of each chunk. What is registered, or can be read through the kernel, is not copied in.
+// Every rank folds its slice of each chunk. Registered memory, or memory readable through the kernel, is not copied in.
 void reduce_chunked(Context& context, const Request& request, bool cross) {
   const ChunkedBuffer buffer(context, request);
   const std::size_t element = buffer.element;
@@ -197,7 +197,7 @@ void reduce_chunked(Context& context, const Request& request, bool cross) {
   const auto share = [&](const Slice& chunk, int rank) {
     return slice_of(chunk.count(), element, rank, context.size, 0);
   };
-  // What the others need of a chunk: all but the own slice.
+  // The part of a chunk that the others need: all but the own slice.
   const auto copy_in = [&](std::uint64_t number_of, std::uint64_t number) {
     if (context.serving || context.mapped(own_rank) || cross) return;
     const Slice chunk = buffer.of(number_of);

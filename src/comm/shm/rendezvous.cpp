@@ -93,7 +93,7 @@ void Mesh::flush_locked(std::size_t peer) noexcept {
     const ssize_t sent = sys::send_with_fd(peers_[peer].socket.get(), &next.message, sizeof next.message,
                                            next.fd ? next.fd->get() : -1, MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
-    // No room, or too many descriptors under way: later. Any other failure means that the peer is gone, which is
+    // No space, or too many descriptors under way: later. Any other failure means that the peer is gone, which is
     // found out and named where it is waited for.
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS || errno == ENOBUFS)) return;
     if (sent < 0) {
@@ -352,7 +352,7 @@ class Gathering {
       if (errno != EPIPE && errno != ECONNRESET) throw_system("send");
       lost_while_meeting(rank);
     }
-    // The answer proves that this is the rank and tells its process's start time.
+    // The answer proves that this is the rank and gives its process's start time.
     await(socket.get(), fmt::format("rank {}", rank));
     Hello answer;
     const ssize_t got = ::recv(socket.get(), &answer, sizeof answer, 0);
@@ -393,7 +393,7 @@ class Gathering {
   }
 
   void admit(int rank, sys::UniqueFd socket, pid_t pid, const Hello& hello) {
-    // In another PID namespace the kernel's number is 0 or differs from the peer's own: then only the socket can tell.
+    // In another PID namespace the kernel's number is 0 or differs from the peer's own: then only the socket can show.
     sys::ProcessId process;
     if (pid == hello.pid && pid != self_.pid) process = {pid, hello.start_time};
     peers_[static_cast<std::size_t>(rank)] = Peer{std::move(socket), process, pid == self_.pid};

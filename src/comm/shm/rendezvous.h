@@ -22,7 +22,7 @@
 
 namespace cohort::comm::local {
 
-// The sockets between the ranks of a host, used for nothing but passing memory: each rank tells its peers about its
+// The sockets between the ranks of a host, used for nothing but passing memory: each rank informs its peers about its
 // segments (with the descriptor to map them) and about those it has freed. One stream of messages per pair of ranks.
 // Sending may happen on any thread (a Memory may die anywhere); receiving only on the thread that runs operations.
 
@@ -40,15 +40,15 @@ class Mesh {
 
   // --- any thread ---
 
-  /// Makes a segment, registers it and tells the peers. Unavailable if there is not enough memory.
+  /// Makes a segment, registers it and informs the peers. Unavailable if there is not enough memory.
   Result<std::shared_ptr<sys::Mapping>> create_segment(std::size_t bytes, std::uint32_t& id);
-  /// Tells the peers that they need not keep the segment mapped.
+  /// Informs the peers that they need not keep the segment mapped.
   void free_segment(std::uint32_t id) noexcept;
-  /// Where [data, data + bytes) lies, if it is all in one of this rank's own segments.
+  /// Location of [data, data + bytes), if it is all in one of this rank's own segments.
   std::optional<Location> locate(const void* data, std::size_t bytes) const;
-  /// Sends what the sockets had no room for. Cheap when there is nothing.
+  /// Sends messages that the sockets have not taken. Cheap when there is nothing.
   void flush() noexcept;
-  /// Tells peers nothing any more: the communicator is gone, or this is a forked child.
+  /// Sends peers nothing any more: the communicator is gone, or this is a forked child.
   void close() noexcept;
 
   /// Messages made for each peer so far.
@@ -60,7 +60,7 @@ class Mesh {
   Result<void> receive(int rank, std::uint64_t announcements);
   /// The address of a peer's memory, mapped if it is not yet. nullopt: not announced yet, call again.
   Result<std::optional<void*>> address(int rank, const Location& location, std::size_t bytes);
-  /// The whole of a segment that has been mapped. Whoever keeps it keeps it mapped, also when the peer has freed it.
+  /// The whole of a segment that has been mapped. The pointer keeps it mapped, also when the peer has freed it.
   std::shared_ptr<const sys::Mapping> mapping(int rank, std::uint32_t segment) const;
   std::uint64_t received(int rank) const noexcept { return incoming_[static_cast<std::size_t>(rank)].received; }
 
@@ -113,7 +113,7 @@ struct Meeting {
   sys::Mapping control;
 };
 
-/// Where peers can meet this rank: made before they know of it. Movable only by its pointer.
+/// A place at which peers can meet this rank: made before they know of it. Movable only by its pointer.
 class Rendezvous {
  public:
   /// `ranks` may come at once. Throws Io.
@@ -121,7 +121,7 @@ class Rendezvous {
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
-  /// What peers need to find it and to prove that they belong here; at most 180 bytes.
+  /// The text by which peers find it and prove that they belong here; at most 180 bytes.
   std::string entry() const;
 
  private:

@@ -52,7 +52,7 @@ class ShmChannel final : public messages::Channel {
   std::unique_ptr<Transfer> send_payload(const Message& message, std::uint64_t offer) override;
   std::unique_ptr<Transfer> receive_payload(const Message& message, const MessageHeader& offer) override;
 
-  /// False if there is no room. Whoever waits for some is rung.
+  /// False if there is no space. A thread that waits for some is woken.
   bool put_fragment(std::uint64_t offer, const std::byte* from, std::size_t bytes);
 
  private:
@@ -68,7 +68,7 @@ class ShmChannel final : public messages::Channel {
   std::atomic<std::uint64_t> next_{1};  // cell of `in`; written under the mutex
   std::uint64_t placed_ = 0;            // cells of `out` written
   std::atomic<std::uint64_t> room_;     // up to this cell `out` is known to be free; written under the mutex
-  std::atomic<bool> blocked_{false};    // something waits for room
+  std::atomic<bool> blocked_{false};    // something waits for space
   std::uint64_t delivered_ = 0;
   std::vector<Arriving*> arriving_;
 };

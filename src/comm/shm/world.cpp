@@ -59,7 +59,7 @@ World::World(const FormOptions& options, std::unique_ptr<Rendezvous> point)
   control_ = std::move(meeting.control);
   mesh_ = std::move(meeting.mesh);
   status_ =
-      &open_status(label_ ? 0 : header().id, rank_, size_, options.background);  // of a part, the larger world tells
+      &open_status(label_ ? 0 : header().id, rank_, size_, options.background);  // of a part, the larger world reports
   for (int rank = 0; rank < size_; ++rank) {
     processes_.push_back(rank == rank_ ? sys::PeerProcess() : sys::PeerProcess(mesh_->peer(rank).process));
   }
@@ -115,7 +115,7 @@ Error World::as_error(const std::string& doing, std::uint64_t sequence) const {
   context.host = host_;
   context.operation = doing;
   context.sequence = sequence;
-  if (abort.state.load() != AbortRecord::kSet) {  // whoever began to write it died
+  if (abort.state.load() != AbortRecord::kSet) {  // its writer died
     return Error(ErrorCode::Aborted,
                  fmt::format("{} failed -- rank {} ({}) -- a rank died while it ended the world", doing, own, host_),
                  std::move(context));

@@ -1,6 +1,6 @@
-// What the ranks of one host share while their communicator lives: the control memory, the sockets that pass memory,
-// who the peers are and whether they live, why the world ended, and reading a peer's memory through the kernel. The
-// context (collectives) and the matcher (send, recv) each run on a thread of their own over one World.
+// State that the ranks of one host share while their communicator lives: the control memory, the sockets that pass
+// memory, who the peers are and whether they live, why the world ended, and reading a peer's memory through the kernel.
+// The context (collectives) and the matcher (send, recv) each run on a thread of their own over one World.
 // `record`, `ring` and the accessors may be called from any thread; `lost` and `read_peer` too.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace cohort::comm::local {
 
 class Rendezvous;
 
-/// Room in this process's status page for a world, with the names of what its ranks do.
+/// Entry in this process's status page for a world, with the names of what its ranks do.
 status::GroupStatus& open_status(std::uint64_t id, int rank, int size, bool background) noexcept;
 
 class World final : public messages::Members {
@@ -30,7 +30,7 @@ class World final : public messages::Members {
   /// Meets the other ranks; see `meet` for what it throws. Afterwards they have mapped the control memory, but may not
   /// have said where they run: `Context` waits for that.
   World(const FormOptions& options, std::unique_ptr<Rendezvous> point);
-  /// Tells the peers that this rank has left.
+  /// Informs the peers that this rank has left.
   ~World() override;
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -52,7 +52,7 @@ class World final : public messages::Members {
   std::string pid_text(int rank) const override;
   /// The same number on all ranks; 0: none.
   std::uint64_t group() const noexcept { return status_->id.load(std::memory_order_relaxed); }
-  /// Where this rank says which collective it is in: as part of a larger world, where nobody reads it.
+  /// Status in which this rank reports its collective; nobody reads it in a part of a larger world.
   status::LaneStatus& collectives() const noexcept { return status_->collectives; }
   status::LaneStatus& messages() const noexcept override { return status_->messages; }
   /// More ranks than cores. Set once, before operations.
@@ -83,21 +83,21 @@ class World final : public messages::Members {
   void tell_if_ended() override {}  // all see it
   /// The first cause, as this rank reports it while it was `doing` operation `sequence`.
   Error recorded(const std::string& doing, std::uint64_t sequence) const override;
-  /// Why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may.
+  /// Reason why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may.
   std::optional<std::string> lost(int rank) const override;
-  /// Whether so many operations have ended after their turn on all ranks that are still here.
+  /// True if so many operations have ended after their turn on all ranks that are still here.
   bool are_over(std::uint64_t number) const noexcept;
 
   // --- waking ---
 
-  /// Wakes those who sleep, after a store that peers wait for. They need not have seen it by then: see context.h.
+  /// Wakes sleeping peers, after a store that they wait for. They need not have seen it by then: see context.h.
   void ring() noexcept {
     if (header().sleepers.load(std::memory_order_relaxed) != 0) wake();
   }
 
   // --- a peer's memory, through the kernel ---
 
-  /// Whether this process may read all peers' memory. Tries it; the peers have to be `ready`.
+  /// True if this process may read all peers' memory. Tries it; the peers have to be `ready`.
   bool try_reading_peers() const noexcept;
   /// Reads from a peer's address space. Unavailable or PeerLost if that fails.
   Result<void> read_peer(int rank, void* to, std::uint64_t address, std::size_t bytes) const;

@@ -43,7 +43,7 @@ constexpr std::string_view to_string(Place place) noexcept {
   return kNames[static_cast<int>(place)];
 }
 
-/// What the tests of this process give to collectives.
+/// The device whose memory the tests of this process give to collectives.
 inline Device tested_device() {
   static const bool cuda = std::getenv("COHORT_TEST_DEVICE") != nullptr;
   return cuda ? Device{DeviceType::CUDA, 0} : Device{};
@@ -205,7 +205,7 @@ inline ReduceScatterOptions reduce_scatter_options(const Call& call, int rank) {
   return options;
 }
 
-/// Starts it with this memory. Where a rank has no input or receives nothing, an empty buffer is passed.
+/// Starts it with this memory. If a rank has no input or receives nothing, an empty buffer is passed.
 inline Work start(Communicator& comm, const Call& call, const void* input, void* output) {
   const int rank = comm.rank();
   const int size = comm.size();

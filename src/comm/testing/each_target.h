@@ -37,7 +37,7 @@ class FencedSlots {
   FencedSlots(const FencedSlots&) = delete;
   FencedSlots& operator=(const FencedSlots&) = delete;
 
-  /// Where `bytes` bytes now lie that end `shift` bytes before the fence; the pattern is in them and around them.
+  /// Places `bytes` bytes that end `shift` bytes before the fence; the pattern is in them and around them.
   std::byte* place(std::size_t slot, std::size_t bytes, std::size_t shift) {
     std::byte* const data = end(slot) - shift - bytes;
     std::memset(data - kGuard, kPattern, kGuard + bytes + shift);
@@ -50,7 +50,7 @@ class FencedSlots {
     if (bytes > 0) std::memcpy(data, value, bytes);
     return data;
   }
-  /// Whether the slot holds these bytes, and around them what was there before.
+  /// True if the slot holds these bytes, and around them what was there before.
   bool holds(std::size_t slot, const std::byte* value) const {
     const Placed& placed = placed_[slot];
     const auto good = [](std::byte one) { return one == std::byte{kPattern}; };

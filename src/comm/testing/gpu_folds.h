@@ -94,7 +94,7 @@ inline std::int64_t different_elements(const Bytes& a, const Bytes& b, std::size
   return count;
 }
 
-/// All types, reductions, scalings, and several counts of inputs and elements. Tells of each fold that is wrong; gives
+/// All types, reductions, scalings, and several counts of inputs and elements. Reports each fold that is wrong; returns
 /// how many there were.
 inline int try_folds(GpuFolds& gpu, const std::function<void(const std::string&)>& tell) {
   int folds = 0;

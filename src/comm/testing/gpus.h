@@ -35,7 +35,7 @@ inline void launch(void* stream, void (*kernel)(void*), void* data) {
   const cuda::InGpu here(cuda::Gpu::at(0));
   EXPECT_EQ((of_driver<int(void*, void (*)(void*), void*)>("cuLaunchHostFunc")(stream, kernel, data)), 0);
 }
-/// What a stream hangs in until the flag, a std::atomic<bool>, is true.
+/// Blocks a stream until the flag, a std::atomic<bool>, is true.
 inline void wait_for_flag(void* flag) {
   while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
@@ -83,7 +83,7 @@ inline Floats floats(Communicator& comm, std::vector<float> values) {
   return {comm, std::move(values), comm.rank() % 4};
 }
 
-/// What an operation throws.
+/// Text of the error that an operation throws.
 template <class Body>
 std::string refused(const Body& body, ErrorCode code) {
   try {

@@ -36,7 +36,7 @@ class OfGroup {
   OfGroup(const OfGroup&) = delete;
   OfGroup& operator=(const OfGroup&) = delete;
 
-  /// Of the ranks of a world or group of `size`.
+  /// Hosts of the ranks of a world or group of `size`.
   static std::vector<int> hosts(int size) {
     return current() != nullptr ? current()->hosts_ : Worlds::chosen().hosts(size);
   }
@@ -49,7 +49,7 @@ class OfGroup {
   std::vector<int> hosts_;
 };
 
-/// `ranks[i]` of a world of `size` brought `inputs[i]`.
+/// `ranks[i]` of a world of `size` has `inputs[i]`.
 inline Bytes reference_by_hosts(DType dtype, ReduceOp op, const std::vector<int>& ranks, int size,
                                 const std::vector<Bytes>& inputs, std::int64_t count, const Factors& factors = {}) {
   const std::vector<int> hosts = OfGroup::hosts(size);
@@ -86,7 +86,7 @@ struct Call {
   std::vector<double> weights = {};  ///< by rank; empty: not weighted
   double prescale = 1;
   double postscale = 1;
-  /// Of the variants that have them: by rank; of all_to_all_v: from each rank to each, row by row.
+  /// Counts of the variants that have them: by rank; of all_to_all_v: from each rank to each, row by row.
   std::vector<std::int64_t> counts = {};
 };
 
@@ -95,7 +95,7 @@ inline bool has_root(Kind kind) {
          kind == Kind::Scatter || kind == Kind::ScatterV;
 }
 
-/// Whether `counts` has one entry for each rank.
+/// True if `counts` has one entry for each rank.
 inline bool has_counts_by_rank(Kind kind) {
   return kind == Kind::ReduceScatterV || kind == Kind::AllGatherV || kind == Kind::GatherV || kind == Kind::ScatterV;
 }
@@ -121,7 +121,7 @@ inline std::int64_t sent(const Call& call, int size, int from, int to) {
   return call.counts[static_cast<std::size_t>(from * size + to)];
 }
 
-/// Elements that rank `rank` brings.
+/// Number of elements of rank `rank`'s input.
 inline std::int64_t elements_in(const Call& call, int size, int rank) {
   switch (call.kind) {
     case Kind::Barrier: return 0;
@@ -224,7 +224,7 @@ inline Bytes naive_reduction(const Call& call, const std::vector<Bytes>& inputs)
   return reference_by_hosts(call.dtype, call.op, members, static_cast<int>(ranks), folded, count, factors);
 }
 
-/// What all ranks' outputs have to hold. Empty where a rank receives nothing.
+/// Expected outputs of all ranks. Empty for a rank that receives nothing.
 inline std::vector<Bytes> naive(const Call& call, const std::vector<Bytes>& inputs) {
   const int size = static_cast<int>(inputs.size());
   const std::size_t element = size_of(call.dtype);

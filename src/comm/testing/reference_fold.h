@@ -51,7 +51,7 @@ struct SmallFloat {
 inline constexpr SmallFloat kHalf{10, 15};
 inline constexpr SmallFloat kBrain{7, 127};
 
-/// What FoldJob has besides elements; the same meanings.
+/// The members of FoldJob besides elements; the same meanings.
 struct Factors {
   std::vector<double> scales;
   std::int64_t divisor = 0;

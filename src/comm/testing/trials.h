@@ -67,7 +67,7 @@ inline bool possible(const Choice& c) {
   return !weighted || (op == ReduceOp::Average);
 }
 
-/// What is still to be covered, and the walk that covers it.
+/// The set that is still to be covered, and the walk that covers it.
 class Covering {
  public:
   Covering() {
@@ -125,7 +125,7 @@ class Covering {
       }
     }
   }
-  /// Of possible completions of `fixed`, the one that covers most.
+  /// Adds, of possible completions of `fixed`, the one that covers most.
   bool add_best(const Choice& fixed, int attempts, std::vector<Choice>& chosen) {
     Choice best{};
     int most = -1;

@@ -37,13 +37,13 @@ class Worlds {
     return worlds;
   }
 
-  /// By rank, the number of its host; empty if all are on one.
+  /// Number of each rank's host; empty if all are on one.
   std::vector<int> hosts(int size) const {
     std::vector<int> all = value_or_throw(rendezvous::divide_into_hosts(hosts_, size));
     if (!all.empty() && all.back() == 0) all.clear();
     return all;
   }
-  /// Of a world of so many ranks: with few of them, what is to be on several hosts is on one.
+  /// Backend of a world of so many ranks: with few of them, what is to be on several hosts is on one.
   const Backend& backend(int size) const {
     for (const Backend& each : backends()) {
       if (each.name != backend_) continue;
@@ -89,7 +89,7 @@ inline std::span<float> floats(Memory& memory) {
   return {static_cast<float*>(memory.data()), memory.bytes() / sizeof(float)};
 }
 
-/// What an observer is told.
+/// Records the events that an observer receives.
 struct Recorder : Observer {
   void on_collective(const CollectiveEvent& event) override {
     const std::lock_guard lock(mutex);

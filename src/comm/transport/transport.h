@@ -33,7 +33,7 @@ struct Outgoing {
   std::atomic<bool> done{false};  ///< the system has all of it
 };
 
-/// Where a frame of a peer is to go. It and the memory belong to the caller, who keeps them until `done`.
+/// Destination of a peer's frame. It and the memory belong to the caller, who keeps them until `done`.
 struct Incoming {
   int peer = -1;
   std::uint64_t operation = 0;
@@ -45,7 +45,7 @@ struct Incoming {
   std::atomic<bool> done{false};
 };
 
-/// What comes without having been posted. Called under the transport's mutex: be quick, do not wait.
+/// Receives what comes without having been posted. Called under the transport's mutex: be quick, do not wait.
 class TransportEvents {
  public:
   virtual ~TransportEvents() = default;
@@ -62,7 +62,7 @@ class Transport {
   virtual ~Transport() = default;
 
   virtual std::recursive_mutex& mutex() noexcept = 0;
-  /// Whether a frame that was changed on its way is refused, also where its sender did not ask for that.
+  /// True if every frame that was changed on its way is refused, also if its sender did not ask for that.
   virtual bool authenticates_all() const noexcept = 0;
   /// Begins to connect, if there is no connection: then it is noticed when the peer goes.
   virtual void connect(int peer) = 0;
@@ -80,7 +80,7 @@ class Transport {
   /// Ends a `sleep` of another thread.
   virtual void wake() noexcept = 0;
 
-  /// Why nothing will come from the peer any more, e.g. "its connection was closed"; nullopt if something may.
+  /// Reason why nothing will come from the peer any more, e.g. "its connection was closed"; nullopt if something may.
   virtual std::optional<std::string> lost(int peer) = 0;
   /// Peers whose frames of operations are posted and have not come, or not taken what was sent; ascending.
   virtual std::vector<int> owing() = 0;
@@ -88,11 +88,11 @@ class Transport {
   virtual void forget(std::uint64_t operation) = 0;
 
   /// Ends all traffic of operations: memory of frames is not touched any more. Peers, also those that connect later,
-  /// are told `bytes`.
+  /// get `bytes`.
   virtual void end(std::string_view bytes) = 0;
   /// True once nothing is queued for peers that can still take it.
   virtual bool flushed() = 0;
-  /// Tells all connected peers that this rank leaves, and closes everything.
+  /// Informs all connected peers that this rank leaves, and closes everything.
   virtual void leave() = 0;
 };
 

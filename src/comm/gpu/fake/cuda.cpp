@@ -1,7 +1,7 @@
-// For tests: a CUDA driver that is none (libcuda.so.1). A GPU's memory is memory of this process that nobody can read
-// or write at the address that programs are given: a copy goes another way. Streams are threads. It delays, fails and
-// hangs on demand. Of graphs it knows that a stream is captured, and what destroys that. FAKE_CUDA_GPUS: fewer GPUs
-// than the four that there are. FAKE_CUDA_KERNELS=0: it takes no kernels. Any thread.
+// For tests: a fake CUDA driver (libcuda.so.1). A GPU's memory is memory of this process that nobody can read or write
+// at the address that programs are given: a copy goes another way. Streams are threads. It delays, fails and hangs on
+// demand. It knows of graphs only that a stream is captured, and what destroys that. FAKE_CUDA_GPUS: fewer GPUs than
+// the four that there are. FAKE_CUDA_KERNELS=0: it takes no kernels. Any thread.
 #include "comm/gpu/fake/kernels.h"
 
 #include <fcntl.h>
@@ -177,7 +177,7 @@ std::byte* behind(Address address, std::size_t bytes) {
   return found->second.behind + offset;
 }
 
-/// As memory of a GPU.
+/// Maps it as memory of a GPU.
 bool map(int from, std::size_t bytes, Address* address, int kept) {
   void* const seen = ::mmap(nullptr, bytes, PROT_NONE, MAP_SHARED, from, 0);
   void* const used = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, from, 0);
@@ -197,7 +197,7 @@ std::atomic<bool> capture_is_whole{true};
 constexpr int kGlobal = 0, kRelaxed = 2;
 thread_local int capture_mode = kGlobal;
 
-/// What destroys a capture.
+/// Invalidates the capture under way if `does`; returns whether there was one.
 bool destroys(bool does) {
   if (!does || captured == nullptr) return false;
   capture_is_whole = false;
@@ -279,7 +279,7 @@ int cuIpcGetMemHandle(IpcHandle* handle, Address address) {
   *handle = {::getpid(), found->second.fd, found->second.bytes, {}};
   return kSuccess;
 }
-// As the real one, it does not open what this process has shared itself. FAKE_CUDA_IPC=0: nor anything else;
+// Like the real one, it does not open what this process has shared itself. FAKE_CUDA_IPC=0: nor anything else;
 // FAKE_CUDA_IPC=other: it opens memory that is not what was shared.
 int cuIpcOpenMemHandle_v2(Address* address, IpcHandle handle, unsigned) {
   if (handle.pid == ::getpid()) return kInvalidContext;
@@ -417,7 +417,7 @@ int cuStreamEndCapture(void* stream, void** graph) {
   return capture_is_whole ? kSuccess : kCaptureInvalidated;
 }
 
-// What programs use to put work of their own into a stream: here, kernels.
+// Programs put work of their own into a stream by this: here, kernels.
 int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
   stream_of(stream).put([function, data] { function(data); });
   return kSuccess;
@@ -463,7 +463,7 @@ int cuLaunchKernel(void* kernel, unsigned blocks, unsigned, unsigned, unsigned p
   return kSuccess;
 }
 
-/// Where a kernel finds what programs know by this address.
+/// Address at which a kernel finds the memory that programs know by this address.
 void* fake_cuda_memory(void* address) { return behind(reinterpret_cast<Address>(address), 1); }
 /// Likewise, of so many bytes; null where they are not all of one GPU's memory.
 void* fake_cuda_bytes(const void* address, std::size_t bytes) {
@@ -482,7 +482,7 @@ int fake_cuda_events() { return events; }
 int fake_cuda_folds() { return folds; }
 /// Likewise, looked for what is not finite.
 int fake_cuda_looks() { return looks; }
-/// Whether memory of the host can be pinned from now on.
+/// Sets whether memory of the host can be pinned from now on.
 void fake_cuda_pins(bool pins) {
   const std::lock_guard lock(driver().mutex);
   driver().pins = pins;

@@ -190,7 +190,7 @@ NcclResult add(void* comm, void* stream, std::function<bool(Comm&)> run, int way
   return NcclResult::Success;
 }
 
-/// What the stream does.
+/// Carries out, in the stream, what was given.
 void carry_out(Comm& comm, const std::vector<Step>& given) {
   ++operations;
   if (troubled("hang", comm.rank) || troubled("abort-hang", comm.rank)) {
@@ -250,7 +250,7 @@ void end(Comm* comm) {
   delete comm;
 }
 
-/// What a rank brings to a sum: its elements, or their products with the operation's factor.
+/// Adds a rank's input to a sum: its elements, or their products with the operation's factor.
 void bring(Comm& comm, const std::byte* from, std::size_t count, NcclType type, std::optional<double> factor) {
   const Element element = element_of(type);
   std::byte* const to = comm.input(comm.own());

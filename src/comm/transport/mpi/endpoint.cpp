@@ -360,7 +360,7 @@ void Runtime::serve(net::Deadline deadline) {
   Outcome outcome = begin(deadline);
   std::unique_lock lock(mutex_);
   if (outcome) endpoint_of_process() = *outcome;
-  // After what has been registered so far, so that it comes before it: the launcher's meeting place is left last, by us
+  // Registered after everything so far, so that it runs before that: the launcher's meeting place is left last, by us
   // and by MPI (MPICH 5 leaves PMI in such a handler of its own).
   if (ours_) ::on_exit([](int status, void* runtime) { static_cast<Runtime*>(runtime)->at_exit(status); }, this);
   outcome_ = std::move(outcome);

@@ -1,5 +1,5 @@
 // MPI in this process: its packets, its one end of MPI, and that this is begun and ended.
-// What goes over MPI between two ranks of a world: packets, each with a head that says whose it is and which it is of
+// Packets that go over MPI between two ranks of a world, each with a head that says whose it is and which it is of
 // those from this sender. Plain layouts and pure functions; heads come from other processes and are checked in full.
 #pragma once
 
@@ -38,7 +38,7 @@ struct Plugin {
 /// The folders in which plug-ins are looked for, the user's own first.
 std::vector<std::filesystem::path> plugin_folders(const rendezvous::Environment& environment);
 
-/// That of this process and its environment: loaded at the first call that succeeds.
+/// The plug-in of this process and its environment: loaded at the first call that succeeds.
 Result<Plugin> plugin_of_process();
 
 /// The plug-ins that may be used, for whichever MPI.
@@ -47,7 +47,7 @@ std::vector<std::filesystem::path> installed_plugins(const rendezvous::Environme
 /// Loads this one and checks its table.
 Result<Plugin> open_plugin(const std::filesystem::path& path);
 
-/// What a plug-in's file is called: "cohort-mpi-FAMILY-VERSION.so".
+/// Beginning of a plug-in's file name: "cohort-mpi-FAMILY-VERSION.so".
 inline constexpr std::string_view kPluginPrefix = "cohort-mpi-";
 
 enum class PacketKind : std::uint32_t {
@@ -100,7 +100,7 @@ class Endpoint {
   const std::string& job() const noexcept { return job_; }
   const std::string& library() const noexcept { return library_; }
 
-  /// What comes for this world is kept for it, also what has come before.
+  /// Keeps packets that come for this world, also those that have come before.
   void enlist(std::uint64_t world);
   void retire(std::uint64_t world);
 
@@ -115,16 +115,16 @@ class Endpoint {
   std::vector<Packet> take(std::uint64_t world);
   void give_back(Packet packet);
 
-  /// Why nothing can be sent to or come from a process any more.
+  /// Reason why nothing can be sent to or come from a process any more.
   std::optional<std::string> failure(int peer);
   /// A world has come to a bad end: MPI is not to be ended in order.
   void note_failure() noexcept { failed_ = true; }
   bool failed() const noexcept { return failed_; }
 
-  /// From here on MPI is called by `meet` only.
+  /// Lets only `meet` call MPI from here on.
   void close() noexcept;
-  /// After `close`, once: waits until all processes of the job have come here. False if they have not by then, or where
-  /// MPI fails.
+  /// Called after `close`, once: waits until all processes of the job have come here. False if they have not by then,
+  /// or where MPI fails.
   bool meet(net::Deadline deadline);
 
  private:
@@ -179,7 +179,7 @@ class Runtime {
 
  private:
   using Outcome = Result<std::shared_ptr<Endpoint>>;
-  /// The way to MPI_Finalize: told to go, not all have come, all are there to call it, it has returned.
+  /// Steps to MPI_Finalize: asked to go, not all have come, all are there to call it, it has returned.
   enum class Ending { None, Wanted, Alone, Met, Over };
 
   void serve(net::Deadline deadline);

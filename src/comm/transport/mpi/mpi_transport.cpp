@@ -283,7 +283,7 @@ bool MpiTransport::progress() {
   const Lock lock(mutex());
   bool any = endpoint_->poll();
   std::vector<Packet> packets = endpoint_->take(world_);
-  // Why a peer ended the world lies on its connection: it is read before what it sent earlier can complete anything.
+  // A peer's reason for ending the world lies on its connection: it is read before earlier packets complete anything.
   if (!packets.empty() || ++looks_ % kLooks == 0) any = tcp_.progress() || any;
   for (Packet& packet : packets) take_in(std::move(packet));
   return pump_all() || any || !packets.empty();
@@ -358,8 +358,7 @@ void MpiTransport::end(std::string_view bytes) {
   tcp_.end(bytes);
 }
 
-// That MPI has taken a packet does not mean that it goes: it may need calls of this process to get out. So the peers
-// are asked.
+// A packet that MPI has taken need not go: it may need calls of this process to get out. So the peers are asked.
 bool MpiTransport::flushed() {
   const Lock lock(mutex());
   bool all = tcp_.flushed();

@@ -48,7 +48,7 @@ class MpiTransport final : public transport::Transport, private transport::Trans
 
  private:
   using Lock = std::lock_guard<std::recursive_mutex>;
-  /// What waits to be made into packets.
+  /// A frame or message that waits to be made into packets.
   struct Item {
     PacketHead head;
     transport::Outgoing* frame = nullptr;  // of Whole and Piece

@@ -1,5 +1,5 @@
 // The transport over an MPI of this process's own, whose requests end in an awkward order or not at all: frames find
-// their place, endings are told, nothing of a caller's is touched afterwards. Real MPIs: tests/e2e and tests/cluster.
+// their place, endings are reported, no memory of callers is touched afterwards. Real MPIs: tests/e2e, tests/cluster.
 #include "comm/transport/mpi/mpi_transport.h"
 
 #include "base/result.h"
@@ -94,7 +94,7 @@ int test(CohortMpiPort* port, CohortMpiEvent* events, int32_t, int32_t* count) {
     std::memcpy(request.to, letter.bytes.data(), letter.bytes.size());
     done.push_back({slot, 0, letter.from, 0, static_cast<int32_t>(letter.bytes.size())});
   }
-  std::reverse(done.begin(), done.end());  // MPI tells them in any order
+  std::reverse(done.begin(), done.end());  // MPI reports them in any order
   for (std::size_t i = 0; i < done.size(); ++i) {
     port->requests[static_cast<std::size_t>(done[i].slot)].kind = Request::Kind::None;
     events[i] = done[i];
@@ -121,7 +121,7 @@ constexpr CohortMpi kPretended = {
     [] { return 1; },
     [](void (*)()) { return 0; },
     [](int32_t slots, CohortMpiPort** made) {
-      // As MPI's, it is there until the process ends.
+      // Like MPI's, it is there until the process ends.
       static std::vector<std::unique_ptr<CohortMpiPort>> ports;
       ports.push_back(std::make_unique<CohortMpiPort>(
           CohortMpiPort{the_job->opened++, std::vector<Request>(static_cast<std::size_t>(slots)), {}}));

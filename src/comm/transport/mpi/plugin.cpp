@@ -73,7 +73,7 @@ fs::path own_folder() {
   return ignored ? fs::path() : path.parent_path();
 }
 
-// What is loaded runs with all of the user's rights.
+// A plug-in that is loaded runs with all of the user's rights.
 bool only_owner_writes(const fs::path& path) {
   struct stat about {};
   if (::stat(path.c_str(), &about) != 0) return false;
@@ -85,7 +85,7 @@ struct Candidate {
   fs::file_time_type made;
 };
 
-/// Those of a folder that others cannot have written, for this family or, if it is empty, for any; newest first.
+/// The plug-ins of a folder that others cannot have written, for this family or, if it is empty, for any; newest first.
 std::vector<Candidate> candidates_in(const fs::path& folder, std::string_view family) {
   std::vector<Candidate> found;
   std::error_code ignored;
@@ -126,7 +126,7 @@ Result<std::string> launcher_family(const rendezvous::Environment& environment) 
       detected->launcher.empty() ? "no launcher" : detected->launcher);
 }
 
-/// Whose MPI it has to be; empty: any. A program that has loaded one keeps to it.
+/// The MPI family that is required; empty: any. A program that has loaded one keeps to it.
 Result<std::string> wanted_family(const rendezvous::Environment& environment) {
   const auto launcher = launcher_family(environment);
   for (const LoadedLibrary& library : loaded_libraries()) {
@@ -141,7 +141,7 @@ Result<std::string> wanted_family(const rendezvous::Environment& environment) {
   return launcher;
 }
 
-/// Whose launcher the plug-in's MPI knows.
+/// Family of the launcher that the plug-in's MPI knows.
 std::string_view family_of(const CohortMpi& mpi) {
   char text[512] = "";
   if (mpi.family != kAbi || mpi.library(text, sizeof text) != 0) return mpi.family;
@@ -229,7 +229,7 @@ Result<Plugin> load_plugin(const rendezvous::Environment& environment) {
       std::vector<Candidate> found = candidates_in(folder, *wanted);
       if (found.empty() && loaded_libraries().empty()) found = candidates_in(folder, kAbi);
       if (found.empty()) continue;
-      // Where the launcher does not say which MPI is meant, a choice between two would be a guess.
+      // If the launcher does not say which MPI is meant, a choice between two would be a guess.
       for (const Candidate& other : found) {
         const std::string name = other.path.filename().string();
         const std::string first = found.front().path.filename().string();

@@ -100,13 +100,13 @@ namespace {
 constexpr std::size_t kLong = std::size_t{16} << 10;  // of a frame: then little is read beyond it
 constexpr std::size_t kPeek = std::size_t{2} << 10;
 constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // then others have their turn
-// Of a frame with a tag: what the system copies next, or has just copied, is still in the core's own cache.
+// Part of a frame with a tag: what the system copies next, or has just copied, is still in the core's own cache.
 constexpr std::size_t kTaggedAtOnce = std::size_t{256} << 10;
 
 constexpr const char* kNoTag = "it sent a frame without the tag that proves it";
 
-/// Whether sending has failed by more than that the peer went: what it still said before is read first, and reading
-/// finds the end by itself.
+/// True if sending has failed for another reason than that the peer went: what the peer sent before that is read first,
+/// and reading finds the end by itself.
 bool is_no_end(int error) noexcept { return error != EPIPE && error != ECONNRESET; }
 
 }  // namespace
@@ -202,12 +202,12 @@ void Link::send_copy(FrameKind kind, std::uint32_t tag, std::string_view bytes) 
   enqueue(kind, tag, 0, bytes.size()).copy = bytes;
 }
 
-/// Whether a frame has a tag. Frames are queued before there is a connection, so this is known only when they go.
+/// True if a frame has a tag. Frames are queued before there is a connection, so this is known only when they go.
 bool Link::needs_tag(FrameKind kind, bool authenticated) const noexcept {
   return !guard_.tls && (guard_.all || kind != FrameKind::Data || authenticated);
 }
 
-/// Before these bytes of a frame go: so that its tag can go right behind the last one.
+/// Called before these bytes of a frame go: so that its tag can go right behind the last one.
 void Link::cover(Item& item, std::size_t end) {
   const std::size_t length = sizeof item.header + item.header.bytes;
   if (item.covered == 0) guard_.sent->begin();
@@ -220,7 +220,7 @@ void Link::cover(Item& item, std::size_t end) {
   }
 }
 
-/// So many bytes of the queue have gone.
+/// Notes that so many bytes of the queue have gone.
 void Link::advance(std::size_t bytes) {
   while (bytes > 0) {
     Item& item = queue_.front();
@@ -321,7 +321,7 @@ void Link::receive(Incoming& frame) {
     return;
   }
   posted_.push_back(&frame);
-  blocked_ = false;  // it may be the one: reading tells
+  blocked_ = false;  // it may be the one: reading shows
 }
 
 bool Link::owes() const noexcept {
@@ -351,7 +351,7 @@ void Link::end() {
       kept.push_back(std::move(item));
     } else if (item.sent > 0 || item.covered > 0) {
       // The peer has its beginning, or its tag has been begun: the rest goes from a copy, so that what follows is
-      // understood. What has gone may be most of a large message, and is not copied.
+      // understood. The part that has gone may be most of a large message, and is not copied.
       item.left_out = std::min(item.sent - std::min(item.sent, sizeof item.header), item.frame->bytes);
       item.copy.assign(reinterpret_cast<const char*>(item.frame->data) + item.left_out,
                        item.frame->bytes - item.left_out);
@@ -495,7 +495,7 @@ bool Link::parse(TransportEvents& events) {
   return false;
 }
 
-/// As readv; encrypted bytes go into the first piece only.
+/// Reads as readv; encrypted bytes go into the first piece only.
 ssize_t Link::receive_some(std::span<iovec> pieces) {
   if (!guard_.tls) return ::readv(fd(), pieces.data(), static_cast<int>(pieces.size()));
   const auto got = guard_.tls->read({static_cast<std::byte*>(pieces[0].iov_base), pieces[0].iov_len});
@@ -532,7 +532,7 @@ bool Link::read(TransportEvents& events) {
     std::size_t room = buffer_.size() - end_;
     if (in_frame_ && to_ != nullptr && got_ < header_.bytes) {
       direct = header_.bytes - got_;
-      // Of the next frame, if it is as long, most is to go where it belongs, too.
+      // The next frame, if it is as long, is to go mostly where it belongs, too.
       if (header_.bytes >= kLong) room = std::min(room, kPeek);
       if (tagged(header_) && direct > kTaggedAtOnce) {
         direct = kTaggedAtOnce;

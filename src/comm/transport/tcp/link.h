@@ -1,6 +1,6 @@
 // A connection between two ranks, and what goes over it: frames, and before them a few messages that say what it is
-// for. Layouts are plain and their functions pure; every length and number that comes from a peer is checked by whoever
-// reads it.
+// for. Layouts are plain and their functions pure; every length and number that comes from a peer is checked by its
+// reader.
 #pragma once
 
 #include "base/result.h"
@@ -41,15 +41,15 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 24);
 inline constexpr std::uint32_t kMark = 0x43480200;  // "CH", version 2
 inline constexpr std::uint32_t kTagged = 0x80;      // behind its bytes comes a FrameMac::Tag of the header and them
-/// Longer frames wait in the socket until they are posted. 64 KiB, and room for what a slice is rounded up by.
+/// Longer frames wait in the socket until they are posted. 64 KiB, and what a slice is rounded up by.
 inline constexpr std::size_t kMostKept = std::size_t{68} << 10;
-/// So do frames longer than this of an operation that this rank is in the midst of: they are posted soon, and putting
-/// them aside costs as much as the wire does.
+/// Limit for frames of an operation that this rank is in the midst of, longer ones of which do so too: they are posted
+/// soon, and putting them aside costs as much as the wire does.
 inline constexpr std::size_t kMostKeptNow = std::size_t{8} << 10;
 inline constexpr std::size_t kMostMessage = std::size_t{64} << 10;
 
 inline bool tagged(const FrameHeader& header) noexcept { return (header.kind & kTagged) != 0; }
-/// Of a header that was checked.
+/// Kind of a header that was checked.
 inline FrameKind kind_of(const FrameHeader& header) noexcept {
   return static_cast<FrameKind>(header.kind & 0xFF & ~kTagged);
 }
@@ -65,24 +65,24 @@ enum class Protection : std::uint8_t {
   Authenticated,  ///< every frame is
   Encrypted,      ///< the whole connection is, and with it authenticated
 };
-/// What makes connections belong to one world: its ranks' own secret, by which they prove themselves. `secret` may be
-/// empty: then the token alone has to be one. Connections of one protection do not pass for another.
+/// Secret by which the ranks of one world prove themselves, so that a connection belongs to one world. `secret` may be
+/// empty: then the token alone has to be secret. Connections of one protection do not pass for another.
 net::Secret world_secret(std::span<const std::uint8_t> secret, std::string_view token,
                          Protection protection = Protection::Authenticated);
-/// Tells worlds apart, and need not be kept secret.
+/// Distinguishes worlds, and need not be kept secret.
 std::uint64_t world_number(const net::Secret& of_world);
-/// Of both ends of a connection between ranks.
+/// Options of both ends of a connection between ranks.
 net::SecureOptions between_ranks();
 
-/// Of the one that opens it.
+/// Message of the end that opens the connection.
 struct Hello {
   std::uint32_t from = 0;
   std::uint32_t to = 0;
   std::uint32_t lane = 0;  ///< which of the pair's connections it is to be
 };
-/// Of the other.
+/// Reply of the other end.
 enum class Decision : std::uint8_t { Welcome, UseMine };
-/// The opener's last word: whoever has given up by now does not say it.
+/// The opener's last message: a rank that has given up by now does not send it.
 inline constexpr std::string_view kConfirmed = "confirmed";
 
 std::string encode(const Hello& hello);
@@ -132,7 +132,7 @@ class Link {
 
   // The transport connects; this is its book about it.
   struct Connecting {
-    /// Of the first attempt; or when the peer was last heard of, which is busy then, but can be reached.
+    /// Beginning of the first attempt; or when the peer was last heard of, which is busy then, but can be reached.
     Clock::time_point since{};
     Clock::time_point next{};  ///< the next attempt
     std::size_t address = 0;   ///< of the next attempt
@@ -170,7 +170,7 @@ class Link {
 
   /// Loses the link if its host has not acknowledged anything for nearly `silence`. A peer that is stopped still does.
   void look_for_silence(Clock::time_point now);
-  /// After `read`: its turn was over, and bytes lie here that no poll tells of.
+  /// True, after `read`, if its turn was over and bytes lie here that no poll reports.
   bool holds_more() const noexcept { return more_ && state_ == State::Up && !blocked_; }
   /// Sends what the socket takes. True if it took anything.
   bool flush();
@@ -179,7 +179,7 @@ class Link {
   bool wants_read() const noexcept { return state_ == State::Up && !blocked_; }
   bool wants_write() const noexcept { return state_ == State::Up && !idle(); }
   bool idle() const noexcept { return queue_.empty() && sealed_ == sealing_.size(); }
-  /// What epoll was told last.
+  /// Events last registered with epoll.
   std::uint32_t watched = 0;
 
  private:
@@ -191,7 +191,7 @@ class Link {
     std::size_t sent = 0;      // of header, bytes and tag
     std::size_t covered = 0;   // by the tag, of header and bytes; never behind `sent` where there is one
     net::FrameMac::Tag tag;
-    /// From there on, in bytes of the frame.
+    /// The frame's bytes from there on.
     const std::byte* data(std::size_t at) const noexcept {
       return frame != nullptr ? frame->data + at : reinterpret_cast<const std::byte*>(copy.data()) + (at - left_out);
     }
@@ -201,7 +201,7 @@ class Link {
     std::size_t length() const noexcept {
       return sizeof(FrameHeader) + header.bytes + (tagged() ? sizeof(net::FrameMac::Tag) : 0);
     }
-    /// What lies in one piece of memory from there on.
+    /// The bytes from there on that lie in one piece of memory.
     std::span<const std::byte> from(std::size_t at) const noexcept;
   };
   struct Kept {

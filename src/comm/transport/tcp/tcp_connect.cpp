@@ -1,5 +1,5 @@
-// How pairs of ranks come to their connection: all addresses of the peer, one shortly after the other; the first that
-// proves itself stays. Of two that open one to each other at once, the lower rank's stays.
+// Connects pairs of ranks: tries all addresses of the peer, one shortly after the other; the first that proves itself
+// stays. If two open one to each other at once, the lower rank's stays.
 #include "base/log.h"
 #include "base/unique_fd.h"
 #include "comm/transport/tcp/tcp_transport.h"
@@ -252,7 +252,7 @@ void TcpTransport::accept_all() {
   }
 }
 
-/// Whether a peer that connects may, or should use the connection that this rank opens.
+/// True if a peer that connects may; false if it should use the connection that this rank opens.
 bool TcpTransport::is_welcome(int peer, int lane) {
   const auto& made = links_[index_of(peer, lane)];
   Link& link = made ? *made : open(peer, lane);
@@ -261,7 +261,7 @@ bool TcpTransport::is_welcome(int peer, int lane) {
   if (book.accepting) return false;
   if (rank_ < peer && book.going > 0) {
     if (any_attempt(peer, lane, [](const Attempt& attempt) { return attempt.greeted(); })) return false;
-    // Whom nothing of this rank has reached yet may not be reachable from here at all.
+    // A peer that nothing of this rank has reached yet may not be reachable from here at all.
     close_attempts(peer, lane);
     book.going = 0;
   }

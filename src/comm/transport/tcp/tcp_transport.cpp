@@ -226,7 +226,7 @@ void TcpTransport::watch(Link& link) {
   if (link.wants_read()) wanted |= EPOLLIN;
   if (link.wants_write()) wanted |= EPOLLOUT;
   if (wanted == link.watched) return;
-  // A link whose bytes have to wait is not watched at all: epoll would tell of its end again and again.
+  // A link whose bytes have to wait is not watched at all: epoll would report its end again and again.
   if (wanted == 0) {
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.fd(), nullptr);
   } else {

@@ -1,7 +1,7 @@
 // The transport over TCP: one connection for each pair of ranks that has something to say (several by option, between
 // which data is divided by its tags), made when it first has. Each connection proves itself (Attempt) before anything
-// of it is looked at. Owns its sockets; has no thread of its own: whoever calls `progress` or `sleep` drives it. Any
-// thread may call.
+// of it is looked at. Owns its sockets; has no thread of its own: callers of `progress` or `sleep` drive it. Any thread
+// may call.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -22,10 +22,10 @@
 
 namespace cohort::transport::tcp {
 
-// A connection of two ranks that is not agreed on yet. Of the one that opens it: connects, proves itself and its peer
-// (net/secure_connection.h), says what the connection is for, hears whether it may, and confirms. Of the other, whose
-// net::Acceptor has done the first half: waits to hear that. Then it gives its socket away. Owns the socket until then.
-// Not thread-safe: the transport's mutex guards it.
+// A connection of two ranks that is not agreed on yet. The end that opens it connects, proves itself and its peer
+// (net/secure_connection.h), says what the connection is for, reads whether it may, and confirms. The other end, whose
+// net::Acceptor has done the first half, waits for that. Then it gives its socket away. Owns the socket until then. Not
+// thread-safe: the transport's mutex guards it.
 class Attempt {
  public:
   using Clock = std::chrono::steady_clock;
@@ -38,7 +38,7 @@ class Attempt {
 
   /// Begins to connect to a numeric address. `secret` is the world's.
   static Attempt open(const net::Secret& secret, const Hello& hello, const net::Address& address);
-  /// Of one that was accepted, and that is welcome.
+  /// Takes over a connection that was accepted, and that is welcome.
   static Attempt accept(net::SecureConnection connection, const Hello& hello);
 
   Attempt(Attempt&&) = default;
@@ -53,7 +53,7 @@ class Attempt {
   int peer() const noexcept { return peer_; }
   int lane() const noexcept { return lane_; }
   bool opens() const noexcept { return opens_; }
-  /// It opens a connection, and its peer may hear of it.
+  /// It opens a connection, and its peer may know of it.
   bool greeted() const noexcept { return opens_ && connection_ != nullptr; }
   bool refused() const noexcept { return refused_; }  ///< nobody listens there
   const std::string& why() const noexcept { return why_; }
@@ -68,7 +68,7 @@ class Attempt {
   Result<net::SecureConnection::Detached> detach(Protection protection);
 
  private:
-  // Who has welcomed a peer waits twice as long as that peer would still confirm: it may be sending already.
+  // A rank that has welcomed a peer waits twice as long as that peer would still confirm: it may be sending already.
   static constexpr auto kSilent = std::chrono::seconds(5);
   static constexpr auto kBusy = std::chrono::seconds(30);
 
@@ -92,7 +92,7 @@ class Attempt {
   Clock::time_point begun_ = Clock::now();
 };
 
-/// Where this rank listens, before anybody knows of it.
+/// Sockets at which this rank listens, before anybody knows of it.
 class Listeners {
  public:
   struct Options {
@@ -101,14 +101,14 @@ class Listeners {
     Protection protection = Protection::Authenticated;
     int lanes = 1;  ///< connections for each peer, if it wants as many
   };
-  /// At the addresses that COHORT_NETWORK allows, on ports of the system's choice. Throws Unavailable.
+  /// Listens at the addresses that COHORT_NETWORK allows, on ports of the system's choice. Throws Unavailable.
   explicit Listeners(const Options& options);
   ~Listeners() { close(); }
   Listeners(Listeners&&) = default;
   Listeners& operator=(Listeners&&) = delete;
   void close() noexcept;
   const PeerInfo& info() const noexcept { return info_; }
-  /// They are the caller's now.
+  /// Gives the sockets to the caller.
   std::vector<sys::UniqueFd> take();
 
  private:
@@ -158,7 +158,7 @@ class TcpTransport final : public Transport {
   static std::size_t index_of(int peer, int lane) noexcept {
     return static_cast<std::size_t>(peer) * kMostLanes + static_cast<std::size_t>(lane);
   }
-  // What an event of epoll is about: the upper half says of which kind, the lower which.
+  // Meaning of an epoll event: the upper half is the kind, the lower the number within it.
   static constexpr std::uint64_t kOfAcceptor = std::uint64_t{1} << 32;
   static constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
   static constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;

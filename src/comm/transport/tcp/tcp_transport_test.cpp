@@ -1,4 +1,4 @@
-// The transport over real sockets: frames find their place, unauthenticated peers do not get in, endings are told.
+// The transport over real sockets: frames find their place, unauthenticated peers do not get in, endings are reported.
 #include "comm/transport/tcp/tcp_transport.h"
 
 #include "base/result.h"
@@ -175,7 +175,7 @@ TEST_P(TcpTransportTest, EndingReachesPeersAlsoInTheMidstOfAFrameAndTouchesNoMem
   EXPECT_FALSE(in.done);
 }
 
-// What had gone is not sent again, and the rest comes from a copy.
+// Bytes that have gone are not sent again, and the rest comes from a copy.
 TEST_P(TcpTransportTest, APeerThatHasNotEndedGetsTheWholeFrameBeforeTheEnd) {
   Ranks ranks(2, GetParam());
   auto data = pattern(40000000, 1);
@@ -206,7 +206,7 @@ TEST_P(TcpTransportTest, APeerWithAnotherSecretIsNoPeer) {
   EXPECT_FALSE(ranks[0].flushed());
 }
 
-/// What rank 0 says to an unauthenticated peer who begins with these words: until it closes the connection, or at
+/// Rank 0's answer to an unauthenticated peer that begins with these words: until it closes the connection, or at
 /// first.
 enum class Until { Closed, Answered };
 std::string answer_to(Ranks& ranks, const std::string& said, Until until = Until::Closed) {
@@ -246,7 +246,7 @@ std::string recorded_hello(const net::Secret& secret) {
   return std::string(bytes, got > 0 ? static_cast<std::size_t>(got) : 0);
 }
 
-/// What rank 0 says to somebody who has the secret and wants this.
+/// Rank 0's decision on a peer that has the secret and wants this.
 std::optional<Decision> decision_on(Ranks& ranks, const Hello& hello, Protection protection) {
   auto peer = connected_to(ranks.infos[0].addresses[0], world_secret({}, "token", protection));
   value_or_throw(peer.queue(encode(hello)));
@@ -264,7 +264,7 @@ TEST_P(TcpTransportTest, StrangersAreTurnedAway) {
   Ranks ranks(2, GetParam());
   const Protection protection = GetParam().protection;
   EXPECT_EQ(answer_to(ranks, std::string(104, 'x')), "");
-  // Of another world, or of another protection: an alert, and nothing that was made with the key.
+  // Hellos of another world, or of another protection, get an alert, and nothing that was made with the key.
   EXPECT_LE(answer_to(ranks, recorded_hello(world_secret({}, "other", protection))).size(), 7U);
   const Protection other = protection == Protection::Least ? Protection::Authenticated : Protection::Least;
   EXPECT_LE(answer_to(ranks, recorded_hello(world_secret({}, "token", other))).size(), 7U);
@@ -294,7 +294,7 @@ TEST_P(TcpTransportTest, WhoIsThereAlreadyIsNotTakenTwice) {
   EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 2; }));
 }
 
-// As one that has given up and comes by another way: the connection must not count as the pair's.
+// A peer that has given up and comes by another way: the connection must not count as the pair's.
 TEST_P(TcpTransportTest, WhoGoesBeforeItHasConfirmedMayComeAgain) {
   Ranks ranks(2, GetParam());
   EXPECT_EQ(decision_on(ranks, {1, 0, 0}, GetParam().protection), Decision::Welcome);
@@ -339,7 +339,7 @@ TEST_P(TcpTransportTest, ACrowdThatRepeatsAPeersFirstWordsKeepsNoPeerOut) {
     crowd.push_back(*std::move(socket));
     ranks[0].progress();
   }
-  crowd.erase(crowd.begin());  // the peer itself, who has gone
+  crowd.erase(crowd.begin());  // the peer itself, which has gone
   ranks[1].message(0, 0, "hello");
   EXPECT_TRUE(
       ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }, 4s));  // unauthenticated peers have 5 s
@@ -378,10 +378,10 @@ TEST_P(TcpTransportTest, PeersThatReachEachOtherInOneDirectionOnlyMeet) {
       [&] { return ranks.heard[0].messages.size() == 1 && ranks.heard[1].messages.size() == 1; }, 4s));
 }
 
-/// Whoever sits on the wire between two ranks: hears all, and may change a byte.
+/// An attacker on the wire between two ranks: reads all, and may change a byte.
 class Wiretap {
  public:
-  /// Everybody is told that rank 1 is to be reached here.
+  /// Gives all ranks this address for rank 1.
   void redirect(std::vector<PeerInfo>& infos) {
     there_ = infos[1].addresses[0];
     listener_ = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
@@ -430,7 +430,7 @@ TEST_P(TcpTransportTest, AnEavesdropperHearsWhatIsNotEncrypted) {
   EXPECT_EQ(tap.heard.find(text) != std::string::npos, GetParam().protection != Protection::Encrypted);
 }
 
-// Whoever listens where a peer should does not know the world's secret.
+// An impostor that listens where a peer should does not know the world's secret.
 TEST_P(TcpTransportTest, AnImpostorThatAnswersForAPeerIsNotBelieved) {
   const sys::UniqueFd listener = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
   Ranks ranks(2, GetParam(), {}, [&](std::vector<PeerInfo>& infos) {
@@ -466,7 +466,7 @@ TEST_P(TcpTransportTest, AnImpostorThatAnswersForAPeerIsNotBelieved) {
   EXPECT_FALSE(ranks[0].flushed());
 }
 
-// Whoever sends while the end of the handshake and what was sent behind it lie in the socket must not fetch both and
+// A rank that sends while the end of the handshake and the data behind it lie in the socket must not fetch both and
 // then wait for more: the peer may have no more to say before it has an answer.
 TEST(Encrypted, SendingDoesNotHideWhatCameWithTheEndOfTheHandshake) {
   Ranks ranks(2, {Protection::Encrypted, 1});
@@ -502,7 +502,7 @@ TEST(Encrypted, AChangedByteEndsTheConnectionAndIsNeverDelivered) {
   }
 }
 
-/// What comes of a frame, posted or kept aside, of which one byte is changed behind its first `behind` bytes.
+/// Outcome of a frame, posted or kept aside, of which one byte is changed behind its first `behind` bytes.
 struct Spoilt {
   bool delivered = false;
   bool changed = false;
@@ -557,7 +557,7 @@ TEST(TcpTransport, AnEndBehindBytesThatHaveToWaitIsNoWorkUntilTheyArePosted) {
   ranks.drive_until([] { return false; }, 50ms);
   ranks[1].message(0, 0, "closed before it is read, which resets the connection");
   ranks.all[0].reset();
-  ranks[1].sleep(50ms);  // whatever came with the end
+  ranks[1].sleep(50ms);  // anything that came with the end
   const auto since = Clock::now();
   ranks[1].sleep(300ms);
   EXPECT_GT(Clock::now() - since, 250ms) << "it was woken all the time";
@@ -567,8 +567,8 @@ TEST(TcpTransport, AnEndBehindBytesThatHaveToWaitIsNoWorkUntilTheyArePosted) {
   EXPECT_TRUE(in.done || ranks[1].lost(0));
 }
 
-// Who is in the midst of an operation reads its frames where they belong. To one that is yet to come the program may
-// come only once it has heard what lies behind.
+// A rank in the midst of an operation reads its frames where they belong. The program may come to a later operation
+// only once it has read what lies behind that operation's frames.
 TEST(TcpTransport, FramesOfTheRunningOperationWaitInTheSocketAndLaterOnesArePutAside) {
   Ranks ranks(2, {Protection::Authenticated, 1});
   const std::vector<std::byte> data = pattern(kMostKeptNow + 1, 7);
@@ -618,7 +618,7 @@ TEST(Authenticated, AChangedByteOfAnyFrameIsRefusedAndNeverDelivered) {
   }
 }
 
-// What the option to do without loses, and what it does not.
+// The option Least gives up integrity of plain frames, not of those that have to be authenticated.
 TEST(Least, AChangedByteIsDeliveredUnlessTheFrameHasToBeAuthenticated) {
   const std::size_t behind = kInBytes + 500;
   const Spoilt plain = spoil_a_frame(Protection::Least, false, 1000, behind, true);

@@ -1,4 +1,4 @@
-// For tests of transports: what they hear, and frames to send and receive. Plain values.
+// For tests of transports: the events they report, and frames to send and receive. Plain values.
 #pragma once
 
 #include "comm/transport/transport.h"
