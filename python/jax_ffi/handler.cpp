@@ -59,7 +59,7 @@ bool dtype_of(xla::Type type, DType& dtype) {
   return false;
 }
 
-/// What cohort/jax/_ffi.py has put into the program.
+/// The attributes that cohort/jax/_ffi.py has put into the program.
 struct Asked {
   std::int64_t kind = 0, engine = 0, op = 0, root = 0;
   double prescale = 1, postscale = 1;
@@ -124,7 +124,7 @@ std::string_view next_name(std::string_view& names) {
   return name;
 }
 
-/// Where the program wants a result.
+/// The memory that XLA provides for one result, and its shape.
 struct Place {
   void* data = nullptr;
   std::vector<std::int64_t> shape;
@@ -145,7 +145,7 @@ struct Running {
 
   std::string_view name(std::size_t i) const { return {group[i].name, group[i].name_bytes}; }
 
-  /// What is wrong with a frame, or nothing.
+  /// Fills in the call from `frame`. Returns the problem with the frame; empty if there is none.
   std::string fill(const xla::CallFrame& frame);
   void* place(std::size_t i, const std::int64_t* shape, std::size_t dimensions);
   void check(const NamedReply& reply);
@@ -280,8 +280,8 @@ xla::Error* execute(xla::CallFrame& frame) {
   return running->problem.empty() ? nullptr : error_of(api, running->code, running->problem);
 }
 
-/// What XLA asks when the handler is registered: which version of the interface it is for. Where that is none that is
-/// known here, the answer makes it refuse the handler.
+/// Answers XLA's query, when the handler is registered, for the version of the interface. For a version unknown here,
+/// the answer makes XLA refuse the handler.
 void answer(const xla::Api& api, xla::Metadata& metadata) {
   const xla::Version& theirs = api.version;
   const bool known =

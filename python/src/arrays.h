@@ -16,7 +16,7 @@ namespace cohort::python {
 /// How the elements are to be used.
 enum class Access { Read, Write };
 
-/// Where they may be: most of what is called reads and writes them itself.
+/// The memory accepted for an array: most operations read and write the elements themselves, so only on the host.
 enum class Where { Host, HostOrGpu };
 
 /// For error messages: "all_reduce: the input ...".

@@ -22,17 +22,17 @@
 
 namespace cohort::python {
 
-/// What an operation works on, kept until it is over, whoever drops what. Needs the GIL.
+/// An operation's arrays, kept alive until it is over, whoever drops their references. Needs the GIL.
 class Held {
  public:
   virtual ~Held() = default;
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
-  /// Of its arrays.
+  /// The GPU of its arrays.
   std::optional<int> gpu() const noexcept { return gpu_; }
-  /// A GPU has no memory to spare for what nobody asks for any more: lets go soon after the operation has ended, though
-  /// Python neither waits for it nor starts another. `on_done` is the operation's. Once; where there can be no thread,
-  /// the next operation lets go.
+  /// Lets go soon after the operation has ended, though Python neither waits for it nor starts another: GPU memory is
+  /// too scarce to keep for forgotten operations. `on_done` is the operation's. Call once; if no thread can be
+  /// started, the next operation lets go.
   static void let_go_at_end(const std::shared_ptr<Held>& self,
                             const std::function<void(std::function<void()>)>& on_done);
   /// Ends the thread that lets go. Without the GIL. It starts anew when it is needed.
@@ -93,13 +93,13 @@ class Operation : public Held, public std::enable_shared_from_this<Operation> {
 struct LeaveOptions {
   /// How long unfinished operations may go on before they are aborted; default: until their own deadlines.
   std::optional<std::chrono::milliseconds> grace = {};
-  /// What the other ranks are told if some had to be aborted.
+  /// The reason that the other ranks are given if some operations had to be aborted.
   std::string reason = {};
   /// This rank has failed: nothing is waited for, and the others are told in any case.
   bool failed = false;
 };
 
-/// What a Member's communicator was given to: it ends with the Member.
+/// Something that a Member's communicator was handed over to: it ends with the Member.
 class Tenant {
  public:
   virtual ~Tenant() = default;
@@ -210,11 +210,11 @@ void bind_formats(pybind11::module_& module);
 void bind_checkpoints(pybind11::module_& module);
 /// Records of runs.
 void bind_track(pybind11::module_& module);
-/// What reduces gradients.
+/// Binds the reduction of gradients.
 void bind_gradients(pybind11::module_& module);
 void bind_slots(pybind11::module_& module);
 void bind_process(pybind11::module_& module);
-/// What an elastic training consists of.
+/// Binds the parts of an elastic training.
 void bind_elastic(pybind11::module_& module);
 /// The parameter server.
 void bind_ps(pybind11::module_& module);

@@ -55,7 +55,7 @@ Bytes bytes_of(sys::FileBytes file) {
 using NamedBytes = std::tuple<std::string, std::string, std::vector<std::int64_t>, Bytes>;
 using Metadata = std::map<std::string, std::string>;
 
-/// What Python gives to be written; keeps its arrays.
+/// Tensors that Python gives to be written; keeps their arrays.
 class Tensors {
  public:
   Tensors() = default;
@@ -146,7 +146,7 @@ ck::ShardName shard_name(const std::string& tensor, const PyShard& shard) {
   return {tensor, {sizes, start, extent, begin, count}};
 }
 
-/// What one rank brings to a save, and the arrays that it is made of.
+/// One rank's contribution to a save, and the arrays that it is made of.
 class PyBundle {
  public:
   PyBundle(std::int64_t step, std::int64_t epoch, const std::string& program, const Sampler& sampler,

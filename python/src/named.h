@@ -19,7 +19,7 @@
 
 namespace cohort::python {
 
-/// What an operation makes in a GPU's memory: a tensor of torch's, since only its allocator knows what is free there.
+/// An operation's result in GPU memory: a tensor of torch's, since only its allocator knows what is free there.
 class GpuResult {
  public:
   /// Of the type, and on the device and stream, of the input. Throws InvalidArgument where there is no torch.
@@ -51,7 +51,7 @@ class NamedOperation : public Held {
   bool wait(std::optional<std::chrono::nanoseconds> limit);
   bool done() const noexcept { return handle_.done(); }
   std::optional<Error> error() const;
-  /// Of a finished operation: throws InvalidArgument before, and its error.
+  /// The outcome of a finished operation. Throws InvalidArgument before the end, and the operation's error.
   const named::Outcome& outcome(const char* what);
   named::Handle& handle() noexcept { return handle_; }
   /// Null: what it makes is the host's, or nothing.
@@ -67,7 +67,7 @@ class NamedOperation : public Held {
   std::weak_ptr<NamedWorld> keeper_;
 };
 
-/// What Python is told at once, on a thread of its own, when operations are done.
+/// Functions of Python that are called at once, on a thread of their own, when operations are done.
 class Callbacks {
  public:
   /// `function(work)` once the operation is done; at once, in the caller, if it is.

@@ -221,7 +221,7 @@ void begin(const NamedGroup& group, const std::shared_ptr<Running>& running) {
   running->handles = engine_of(group.engine)->submit(std::move(requests));
 }
 
-/// Of a world of one: what is brought is the result, and no thread has to be woken for it.
+/// True in a world of one for calls whose input is their result, so that no thread has to be woken.
 bool is_alone(const NamedGroup& group) {
   const auto keeps = [](const NamedCall& call) {
     return (call.kind == NamedKind::AllReduce && call.prescale == 1 && call.postscale == 1) ||

@@ -35,7 +35,7 @@ struct NamedCall {
   std::size_t split_count = 0;
 };
 
-/// What came of an operation that makes its output.
+/// Result of an operation that makes its output.
 struct NamedMade {
   const std::int64_t* shape = nullptr;
   std::size_t dimensions = 0;
@@ -43,7 +43,7 @@ struct NamedMade {
   std::size_t received_count = 0;
 };
 
-/// What came of a group. Valid during `done` alone.
+/// Result of a group. Valid only during `done`.
 struct NamedReply {
   const char* failure = nullptr;    ///< null: all succeeded. Else the text of the first error
   int code = 0;                     ///< the number of its cohort::ErrorCode

@@ -121,7 +121,7 @@ namespace {
 
 constexpr auto kCapsule = "dltensor";
 
-/// What a DLPack tensor of a result keeps alive: no Python, since its consumer may free it anywhere.
+/// The owner of a result's memory behind its DLPack tensor: no Python, since its consumer may free it anywhere.
 struct Exported {
   dlpack::ManagedTensor managed{};
   std::shared_ptr<void> owner;
@@ -181,7 +181,7 @@ py::object to_dlpack(const NamedResult& result, const py::args&, const py::kwarg
   made->managed.manager = made.get();
   made->managed.deleter = [](dlpack::ManagedTensor* tensor) { delete static_cast<Exported*>(tensor->manager); };
   PyObject* const capsule = PyCapsule_New(&made->managed, kCapsule, [](PyObject* unused) {
-    // Who takes the tensor renames the capsule.
+    // A consumer of the tensor renames the capsule.
     if (PyCapsule_IsValid(unused, kCapsule) == 0) return;
     auto* const tensor = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(unused, kCapsule));
     tensor->deleter(tensor);

@@ -133,7 +133,7 @@ void NamedWorld::leave(const LeaveOptions& options) {
   std::optional<py::error_already_set> interrupt;
   bool abort = options.failed;
   try {
-    // What is unfinished at the end of the grace fails with Aborted on all ranks, as after `shutdown`.
+    // Operations unfinished at the end of the grace period fail with Aborted on all ranks, as after `shutdown`.
     if (!options.failed) running_.finish(until);
   } catch (py::error_already_set& raised) {
     interrupt.emplace(raised);

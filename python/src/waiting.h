@@ -46,7 +46,7 @@ bool wait_until(const std::function<bool(std::optional<std::chrono::nanoseconds>
 /// When a limit, however long, is over.
 std::optional<Clock::time_point> end_of(std::optional<std::chrono::nanoseconds> limit);
 
-/// What `body` returns, which does not touch Python.
+/// Returns the result of `body`, which does not touch Python and runs without the GIL.
 template <class Body>
 auto without_gil(const Body& body) {
   const py::gil_scoped_release release;
@@ -123,7 +123,7 @@ class Unfinished {
       try {
         if (!operation->wait(limit)) return false;
       } catch (const Error&) {
-        // Who waits for it, or its destructor's warning, tells of it; here it only has to be over.
+        // The caller that waits for it, or its destructor's warning, reports the error; here it only has to be over.
       }
     }
     return true;

@@ -75,7 +75,7 @@ std::string text_of(const NamedReply& reply) {
 constexpr std::int64_t kPatience = 100'000;  // ns
 constexpr std::size_t kSmall = 4096;         // bytes
 
-/// Where nothing is, there is still an address.
+/// The address of empty tensors.
 alignas(64) char nothing;
 
 }  // namespace

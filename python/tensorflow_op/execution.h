@@ -16,7 +16,7 @@
 
 namespace cohort::tensorflow {
 
-/// What the attributes of a node say.
+/// The attributes of a node.
 struct Asked {
   std::uint64_t engine = 0;
   python::NamedCall call;  // but for its name and arrays

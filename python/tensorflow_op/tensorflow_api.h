@@ -1,6 +1,6 @@
-// What is used of TensorFlow's C interface (tensorflow/c: kernels.h, ops.h, tf_tensor.h, tf_status.h), written down
-// here so that nothing of TensorFlow is needed to build: one library serves every version that has these functions.
-// They are looked up among what the process has loaded.
+// The part of TensorFlow's C interface used here (tensorflow/c: kernels.h, ops.h, tf_tensor.h, tf_status.h), written
+// down so that nothing of TensorFlow is needed to build: one library serves every version that has these functions.
+// They are looked up among the libraries that the process has loaded.
 #pragma once
 
 #include <cstddef>
@@ -100,7 +100,7 @@ struct Api {
 #undef COHORT_DECLARE
 };
 
-/// Of the process. Once it has been found, all pointers are set.
+/// The process's functions. Once found, all pointers are set.
 extern Api tf;
 
 /// The name of a function that this process's TensorFlow lacks; null if all were found.
