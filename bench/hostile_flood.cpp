@@ -94,7 +94,7 @@ Options read(int argc, char** arguments) {
   return options;
 }
 
-/// What one with another secret says first.
+/// The first message of a client with another secret.
 std::string client_hello() {
   const auto secret = cohort::value_or_throw(cohort::net::Secret::generate());
   const auto session = cohort::value_or_throw(cohort::net::TlsSession::make(false, secret, "store"));
@@ -115,7 +115,7 @@ class Flood {
         begun + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.seconds));
     for (auto now = begun; now < end; now = Clock::now()) {
       const auto due = static_cast<std::uint64_t>(std::chrono::duration<double>(now - begun).count() * options_.rate);
-      // Who has been held up does not catch up at once: that would be another flood.
+      // After being held up, it does not catch up at once: that would be another flood.
       if (due > tried_ + 200) skipped_ += due - tried_ - skipped_ > 200 ? due - tried_ - skipped_ - 200 : 0;
       while (tried_ + skipped_ < due) {
         if (options_.hold > 0 && attempts_.size() >= options_.hold) {

@@ -66,7 +66,7 @@ double at(std::vector<double> values, double share) {
   return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
 }
 
-/// What is timed: so many keys, pulled or pushed.
+/// The operation that is timed: so many keys, pulled or pushed.
 class Subject {
  public:
   virtual ~Subject() = default;

@@ -64,14 +64,14 @@ def commands_of(box, per_host, name, build):
 
 
 def bytes_between(hosts, collective, size):
-    """What all hosts together have to send at least; None where that is not known here, or is next to nothing."""
+    """Bytes that all hosts together have to send at least; None if unknown here or next to nothing."""
     if collective not in ("all_reduce", "reduce_scatter") or size < 65536:
         return None
     return (hosts - 1) * size * (2 if collective == "all_reduce" else 1)
 
 
 def bound_us(box, collective, size):
-    """What the links allow; None where they are not limited."""
+    """The time that the links allow; None without limited links."""
     if not box.rate or collective not in ("all_reduce", "reduce_scatter") or size < 65536:
         return None
     hosts = len(box.hosts)

@@ -1,5 +1,4 @@
-// What a peer is asked to measure: `run COLLECTIVE BYTES ITERATIONS STATE MEMORY TYPE CHECK`, one line. Plain values,
-// any thread.
+// A peer's task, one line: `run COLLECTIVE BYTES ITERATIONS STATE MEMORY TYPE CHECK`. Plain values, any thread.
 #pragma once
 
 #include <cstddef>

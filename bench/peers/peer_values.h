@@ -1,4 +1,4 @@
-// What ranks bring and what has to come out: small whole numbers that depend on rank and place, so that every sum is
+// The ranks' inputs and the expected results: small whole numbers that depend on rank and place, so that every sum is
 // exact in every type and a part at the wrong place shows. Pure functions.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a step of data-parallel training costs, and what memory, when its state is divided over the ranks: an MLP of
+// The cost of a data-parallel training step, in time and memory, when its state is divided over the ranks: an MLP of
 // LAYERS square layers with Adam, 100 M parameters by default.
 //
 //   cohort run -np 4 sharded_step none|optimizer|gradients|parameters [LAYERS [WIDTH [STEPS [ROWS]]]]
@@ -31,7 +31,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using cohort::nn::Sharding;
 
-/// Of this process, in bytes: memory that several map counts as a part for each.
+/// The PSS of this process, in bytes: memory that several map counts as a part for each.
 double pss() {
   ::malloc_trim(0);
   std::ifstream file("/proc/self/smaps_rollup");
