@@ -1,4 +1,4 @@
-"""Who clicks on what: a hybrid model, whose embeddings are on parameter servers and the rest on every rank.
+"""Predicts who clicks on what: a hybrid model, whose embeddings are on parameter servers and the rest on every rank.
 
     cohort run -np 2 --servers 2 examples/10-parameter-server/clicks.py
     cohort run -np 2 --servers 2 examples/10-parameter-server/clicks.py --async

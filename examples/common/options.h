@@ -1,4 +1,4 @@
-// What the program can be told on its command line.
+// The program's command-line options.
 #pragma once
 
 #include <cohort/dtype.h>

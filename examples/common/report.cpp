@@ -15,7 +15,7 @@ std::string processes(int number) { return std::to_string(number) + (number == 1
 
 }  // namespace
 
-// What of the images has been used.
+// The share of the images used so far, in epochs.
 double Report::epochs_done() const {
   return static_cast<double>(sampler_->epoch()) +
          static_cast<double>(sampler_->cursor()) / static_cast<double>(sampler_->size());
