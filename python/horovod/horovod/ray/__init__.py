@@ -11,7 +11,7 @@ from horovod._names import getattr_of
 
 
 class _Settings:
-    """What `create_settings` was given: Ray starts the ranks, so that most of it means nothing here."""
+    """The arguments of `create_settings`: Ray starts the ranks, so that most of them mean nothing here."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s

@@ -1,4 +1,4 @@
-"""What programs ask the environment for, with Horovod's names and meanings."""
+"""Variables that programs ask the environment for, with Horovod's names and meanings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RANK_AND_SIZE = (
     ("RANK", "WORLD_SIZE"),
 )
 
-# Of the shell that starts ranks, and its functions.
+# Variables of the shell that starts ranks, and its functions.
 _OWN = re.compile(r"BASH_FUNC_.*|OLDPWD")
 
 
