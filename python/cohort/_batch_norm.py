@@ -107,7 +107,7 @@ class OverRanks(_BatchNorm):
             raise ValueError(f"{type(self).__name__}: at least 2 dimensions are needed, (N, C, ...), not {input.dim()}")
 
 
-# What their forward does is known.
+# Classes whose forward is known.
 _ORDINARY = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm, OverRanks)
 
 

@@ -128,7 +128,7 @@ def _made_by(one: Any) -> list[type]:
 
 
 def _member(makers: Sequence[type], name: str, surely: bool) -> Any:
-    """Of an object of one of these classes; `surely`: of no class that is derived from them."""
+    """Returns a member of an object of one of these classes; `surely`: of no class derived from them."""
     bases = [base for maker in makers for base in maker.__mro__ if base is not object]
     own = [base for base in bases if base.__module__.split(".")[0] in ("cohort", "horovod", "torch")]
     for base in own:
@@ -141,7 +141,7 @@ def _member(makers: Sequence[type], name: str, surely: bool) -> Any:
 
 
 def find(path: str) -> Any:
-    """What a dotted name is; "()" behind a part is what calling it gives. Raises Missing or Untold."""
+    """Returns the object of a dotted name; "()" behind a part is its call's result. Raises Missing or Untold."""
     parts = path.split(".")
     one = _module(parts[0])
     made: Optional[tuple[list[type], bool]] = None  # by the part before

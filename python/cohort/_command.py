@@ -142,7 +142,7 @@ class Job:
         return process is not None and process.poll() is None
 
     def be_silent(self) -> None:
-        """What it says from now on is of no use: the job will be started again."""
+        """Silences its output from now on: the job will be started again."""
         for stream in self._streams:
             stream.is_silent = True
 

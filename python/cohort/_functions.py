@@ -279,7 +279,7 @@ def call_on_ranks(fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str,
 
 
 def _keep_record(folder: pathlib.Path) -> None:
-    """What the function has logged is in the run's folder, which nobody has asked to be kept."""
+    """Moves what the function has logged out of the run's folder, which nobody has asked to be kept."""
     record = folder / "run" / "run.jsonl"
     if not record.exists():
         return
@@ -296,14 +296,14 @@ def _keep_record(folder: pathlib.Path) -> None:
 
 
 def run_folder(folder: pathlib.Path, words: Sequence[str], environment: Mapping[str, str]) -> pathlib.Path:
-    """Where `cohort run` keeps what nobody asked to be kept: in `folder`, which goes; but a record that is tracked stays,
-    since whoever it is sent to may be away."""
+    """Returns the run's folder when nobody asked for one: within `folder`, which is removed; but one that stays for a
+    tracked record, since its receiver may be unreachable."""
     tracked = environment.get("COHORT_RUN_TRACK") or any(word.split("=")[0] == "--track" for word in words)
     return pathlib.Path("runs", folder.name) if tracked else folder / "run"
 
 
 def _search_path(executable: str | None) -> list[str]:
-    """Where the ranks look for modules: where this process does, so that what is known here by name is found there."""
+    """Returns the ranks' search path for modules: this process's, so that they find what is known here by name."""
     here = os.getcwd()
     package = str(pathlib.Path(sys.modules["cohort"].__file__ or "").absolute().parent.parent)
     if executable is not None and executable != sys.executable:
@@ -393,7 +393,7 @@ def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Excepti
 
 
 def _rank_exception(rank: int, size: int, host: str | None, outcome: Outcome, status: int) -> Exception:
-    """What to raise: the rank's own exception, if it could be sent, else RankFailed."""
+    """Returns the exception to raise: the rank's own, if it could be sent, else RankFailed."""
     where = f"rank {rank} of {size}" + (f" (host {host})" if host else "")
     text = outcome["traceback"].rstrip()
     if outcome["where"] == "load":
@@ -435,5 +435,5 @@ def _load(rank: int, outcome: Outcome) -> Any:
 
 
 def first_value(outcomes: Sequence[Outcome]) -> Any:
-    """What rank 0 returned."""
+    """Returns rank 0's result."""
     return _load(0, outcomes[0])

@@ -1,6 +1,6 @@
-"""What this process tells the agent that started it when it dies, or when it is asked for its stacks.
+"""Reports to the agent that started this process: why the process dies, and its stacks when it is asked for them.
 
-Does nothing where no agent started it. The program is not changed: `sys.excepthook` calls the one before, and signals
+Does nothing without such an agent. The program is not changed: `sys.excepthook` calls the one before, and signals
 are handled only where nobody handles them.
 """
 
@@ -56,7 +56,7 @@ def _say(error, trace) -> None:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Of an exception and those that it comes from, the one that tells of a lost peer; else itself, if it is Cohort's."""
+    """Returns the lost peer's error among an exception and its causes; else the exception, if it is Cohort's."""
     from cohort.errors import Aborted, Error, PeerLost
 
     at: BaseException | None = error

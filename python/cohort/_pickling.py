@@ -122,7 +122,7 @@ def dump_call(function: object, args: Iterable[object], kwargs: dict[str, object
 
 
 def load_call(data: bytes) -> Any:
-    """What `dump_call` has made, of this job's driver."""
+    """Loads the result of `dump_call`, made by this job's driver."""
     find_cloudpickle()  # the bytes name it
     return pickle.loads(data)
 

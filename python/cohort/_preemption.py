@@ -83,5 +83,5 @@ class Preemption:
         return self._signal
 
     def received(self) -> int:
-        """Of this process alone, not collective: the first of `signals` that has come since this object was made, or 0."""
+        """The first of `signals` that this process has received since this object was made, or 0. Not collective."""
         return self._signals.received()

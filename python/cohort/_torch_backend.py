@@ -27,7 +27,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _waiting(size: int, wait: Callable[[], Any]) -> Any:
-    """What `wait` returns; the launcher knows meanwhile that this rank waits for the others of `size`."""
+    """Returns the result of `wait`; meanwhile the launcher knows that this rank waits for the others of `size`."""
     from cohort import _core
 
     _core.begin_join(size)
@@ -43,7 +43,7 @@ def _waiting(size: int, wait: Callable[[], Any]) -> Any:
 def _tell_of_rendezvous(registry: ModuleType) -> None:
     """torch's own wait for all ranks, which comes before any backend, is known to the launcher, too."""
     inner = getattr(registry, "rendezvous", None)
-    # Of an elastic job joining tells itself: who is no member yet waits for no ranks.
+    # In an elastic job joining reports it: a process that is no member yet waits for no ranks.
     if inner is None or hasattr(inner, "_of_torch") or not os.environ.get("COHORT_STATUS_FD") or _is_elastic():
         return
 
@@ -105,7 +105,7 @@ def register(registry: ModuleType | None = None) -> bool:
 
 
 def _backend_asked_for() -> str:
-    """What init_process_group was called with, which tells handlers nothing of it; "" where it has not called."""
+    """Returns the backend given to init_process_group, which handlers are not told; "" without such a call."""
     frame = sys._getframe(1)
     for _ in range(8):
         if frame.f_code.co_name == "init_process_group":
@@ -155,7 +155,7 @@ def keep_compiler_out(rules: Any = None) -> bool:
     return True
 
 
-# What is to be done once a module of torch's has been imported.
+# Actions to take once a module of torch's has been imported.
 _AFTER = {_REGISTRY: register, _COMPILERS_RULES: keep_compiler_out}
 
 

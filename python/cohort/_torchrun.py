@@ -1,4 +1,4 @@
-"""Where the ranks that torchrun has started on several hosts meet: torch's store, which its agent keeps at MASTER_PORT.
+"""Meeting point of ranks that torchrun has started on several hosts: torch's store, kept by its agent at MASTER_PORT.
 
 Anybody who reaches that port can read and write it, so the world is as safe as the store; with COHORT_SECRET_FILE no
 secret goes through it.

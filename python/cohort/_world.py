@@ -29,10 +29,10 @@ _lock = threading.RLock()
 _world: Communicator | None = None
 _own = threading.local()  # `world`: of a thread that is a rank
 _running = 0  # calls of run_on_threads
-# What uses the default world in the background, and has to end before it does.
+# Called before the default world ends: they end what uses it in the background.
 before_shutdown: list[Callable[[], None]] = []
 
-# What operations that nobody waited for are given when a process ends in good order.
+# Grace period, when a process ends in good order, for operations that nobody waited for.
 _GRACE_AT_EXIT = 5.0
 
 
@@ -97,7 +97,7 @@ def _refuse_child_that_imports_main() -> None:
 
 
 def _own_program() -> str:
-    """What the ranks of a job have in common: the script, as its content goes, under the same name."""
+    """Identifies what the ranks of a job have in common: the script, by its name and content."""
     if os.environ.get("COHORT_PROGRAM"):
         return ""  # it counts
     main = sys.modules.get("__main__")
@@ -127,7 +127,7 @@ def threads_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def thread_is_rank(world: Communicator) -> Iterator[None]:
-    """Of that world, which is this thread's default world meanwhile."""
+    """Makes this thread a rank of that world, which is its default world meanwhile."""
     _own.world = world
     try:
         yield

@@ -60,14 +60,14 @@ _MODEL = "model.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _RANDOM = "random.safetensors"
 _PART = "rank-{:05}.safetensors"
-# Of names within a part.
+# Prefixes of names within a part.
 _STATE_PREFIX = "state/"
 _RANDOM_PREFIX = "random/"
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Where training stands, apart from tensors."""
+    """A training's position, apart from tensors."""
 
     step: int = 0  # optimizer steps taken
     epoch: int = 0  # epochs begun before this one
@@ -242,7 +242,7 @@ class CheckpointFolder:
     def _bundle(self, comm: Optional[Communicator], module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
                 progress: TrainingProgress, state: Optional[Mapping[str, torch.Tensor]],
                 shards: Optional[Mapping[str, tuple[torch.Tensor, Shard]]]) -> Any:  # fmt: skip
-        """What this rank brings; raises on all ranks if one cannot."""
+        """Returns this rank's contribution; raises on all ranks if one cannot."""
         brought: list[Any] = []
         parts = dict(sorted({**_shards_of(optimizer), **(shards or {})}.items()))
 
@@ -332,10 +332,11 @@ class CheckpointFolder:
     def load_shards(
         self, wanted: Mapping[str, Shard]
     ) -> Optional[tuple[CheckpointInfo, dict[str, torch.Tensor]]]:
-        """Of the newest checkpoint that is whole, this rank's parts of tensors, by the names that `save` has for `shards`, on
-        the CPU: of the box's shape, or 1-D where it is a range. None if there is no checkpoint. Collective; each rank asks
-        for others, however they were cut when they were saved, if they were. Random state and module stay as they are.
-        Raises InvalidArgument on all ranks if a tensor was not saved or has other sizes; else as load_latest.
+        """Loads this rank's parts of tensors from the newest checkpoint that is whole, by the names that `save` has for
+        `shards`, to the CPU: in the box's shape, or 1-D for a range. None if there is no checkpoint. Collective; each
+        rank asks for parts of its own, whether and however the tensors were divided when saved. Random state and module
+        stay as they are. Raises InvalidArgument on all ranks if a tensor was not saved or has other sizes; else as
+        load_latest.
         """
         comm = self._comm
         self._checkpoints.settle(comm)
@@ -395,8 +396,8 @@ class CheckpointFolder:
         return steps
 
     def rank_state(self) -> dict[str, torch.Tensor]:
-        """What the saved rank of this rank's number gave as `state`, in the checkpoint that load_latest has loaded; empty if
-        that world had no such rank. On the CPU. Not collective. Raises InvalidArgument if none has been loaded."""
+        """Returns the `state` saved by the rank of this rank's number, in the checkpoint that load_latest has loaded;
+        empty if that world had no such rank. On the CPU. Not collective. Raises InvalidArgument before a load."""
         if self._loaded is None:
             raise InvalidArgument("rank_state: no checkpoint has been loaded -- load_latest first")
         return self._rank_state
@@ -431,7 +432,7 @@ class CheckpointFolder:
 
 
 def _report(comm: Optional[Communicator], passed_over: Iterable[str], all_damaged: Optional[Exception]) -> None:
-    """What a load has found on its way."""
+    """Reports the checkpoints that a load has passed over; raises if all are damaged."""
     if rank_of(comm) == 0:
         for reason in passed_over:
             _log.warning("passed over: %s", reason)

@@ -55,11 +55,11 @@ class Averages:
         self._sums[len(self._names) + index] += samples
 
     def local(self) -> dict[str, Mean]:
-        """What this rank has seen."""
+        """Means of this rank's values."""
         return self._means(self._sums)
 
     def reduce(self, comm: Communicator | None = None) -> dict[str, Mean]:
-        """What all ranks of `comm` (None: the default world) have seen; collective, waits. This rank's sums stay.
+        """Means over all ranks of `comm` (None: the default world); collective, waits. This rank's sums stay.
 
         Raises Mismatch on every rank if the ranks gave different names, or the same in another order.
         """

@@ -1,4 +1,4 @@
-"""What a training run leaves behind for people: its record, a picture of its curves, and a progress bar.
+"""A training run's results for people: its record, a picture of its curves, and a progress bar.
 
     cohort.track.log(step, loss=loss, lr=lr)                 # rank 0's; on other ranks nothing happens
     cohort.track.log(step, step_ms=ms, reduce="max")         # on all ranks, in the same order
@@ -77,8 +77,8 @@ class RunRecord(_RunRecord):
 
 
 def run_folder() -> str:
-    """Where a run's record belongs, so that `cohort watch`, `cohort plot` and `--track` find it: the run's folder under
-    `cohort run` (COHORT_RUN_DIR), else "", the working directory."""
+    """Returns the folder for a run's record, where `cohort watch`, `cohort plot` and `--track` find it: the run's
+    folder under `cohort run` (COHORT_RUN_DIR), else "", the working directory."""
     return os.environ.get("COHORT_RUN_DIR", "")
 
 

@@ -160,7 +160,7 @@ class CommunicatorBase:
         self._config[name] = value
 
     def get_config(self, name: Optional[str] = None) -> Any:
-        """What set_config was given, allreduce_grad_dtype as torch's type; without a name a dict of all."""
+        """Returns what set_config was given, allreduce_grad_dtype as torch's type; without a name a dict of all."""
         if name is None:
             return dict(self._config)
         self._known(name)
@@ -194,7 +194,7 @@ class CommunicatorBase:
         self._send(_packets.of_arrays(data, "send"), dest, tag)
 
     def recv(self, source: int, tag: int = 0) -> Any:
-        """What rank `source` sends under this tag: an array, or a tuple of arrays."""
+        """Receives what rank `source` sends under this tag: an array, or a tuple of arrays."""
         return Received(self._recv(source, tag), source, "recv").arrays()
 
     def bcast(self, data: Any = None, max_buf_len: Optional[int] = None, root: int = 0) -> Any:
@@ -368,7 +368,7 @@ class CommunicatorBase:
         return None if self.rank == root else Received(received, root, what)
 
     def _bcast_object(self, make: Callable[[], Any], root: int, what: str) -> Any:
-        """What `make` gives on the root: there itself, elsewhere a copy."""
+        """Returns the root's result of `make`: there itself, elsewhere a copy."""
         made = None
 
         def pack() -> bytearray:

@@ -26,7 +26,7 @@ Tensors = Union[Tensor, tuple[Tensor, ...]]
 
 
 def _anchor() -> Tensor:
-    """What makes autograd come to a function that has no input of its own that requires a gradient."""
+    """Returns an input for functions without one that requires a gradient, so that autograd calls their backward."""
     return torch.zeros((), requires_grad=True)
 
 
@@ -116,10 +116,10 @@ class _Recv(torch.autograd.Function):
 
 def recv(communicator: CommunicatorBase, rank: int, delegate_variable: Optional[Tensor] = None, tag: int = 0,
          force_tuple: bool = False) -> Tensors:  # fmt: skip
-    """What `rank` sends: a tensor, or a tuple of them if that was sent or `force_tuple` is set.
+    """Receives what `rank` sends: a tensor, or a tuple of them if that was sent or `force_tuple` is set.
 
-    delegate_variable  of what this rank has sent before: the backward comes to that once it has sent the gradients of
-                       this
+    delegate_variable  result of an earlier send of this rank: the backward comes to that send once this recv has sent
+                       its gradients
     """
     _require_peer(communicator, rank, "recv")
     received = Received(communicator._recv(rank, tag), rank, "functions.recv")

@@ -1,5 +1,6 @@
-"""Who has come to a barrier, exactly: rank 0 of the group hears from each rank, says that it is there itself, and at the
-end whether all have come. Ordinary barriers between hosts hear of a host's ranks together.
+"""Names exactly the ranks that have reached a monitored_barrier: rank 0 of the group receives a message from each rank,
+replies that it is there itself, and at the end whether all have come. Ordinary barriers between hosts learn of a host's
+ranks together.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 
 import cohort
 
-# Of its messages: no program's, so far up.
+# Tag of its messages: so high that no program uses it.
 _TAG = (1 << 31) - 1729
 _MARK = "monitored_barrier: "
 _HERE, _ALL = 1, 2
@@ -84,7 +85,7 @@ def _report(world: Any, ranks: Sequence[int], seconds: float) -> None:
 
 
 def seconds_of(timeout: Any, otherwise: Optional[float]) -> float:
-    """Of a timedelta, seconds, or None. 0: who is not here already is missing."""
+    """Converts a timedelta, seconds, or None. 0: ranks that are not here already are missing."""
     if timeout is None:
         return 1800.0 if otherwise is None else otherwise
     seconds = float(timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout)

@@ -69,7 +69,7 @@ class _Line:
             except Exception:
                 pass
             with self.changed:
-                # What is called now may wait for a later operation of this line (PowerSGD's hook does).
+                # `then` may wait for a later operation of this line (PowerSGD's hook does).
                 self.waited_for = False
                 if self.entries:
                     self._somebody()
@@ -97,7 +97,7 @@ def call_after(line: Hashable, work: Any, then: Callable[[], None]) -> None:
 
 
 def forget(lines: Callable[[Any], bool]) -> None:
-    """Of groups that are gone. What their last operations call may still be running."""
+    """Drops the lines of groups that are gone. Callbacks of their last operations may still be running."""
     with _lock:
         gone = [_lines.pop(line) for line in list(_lines) if lines(line)]
     for line in gone:

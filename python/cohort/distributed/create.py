@@ -76,7 +76,7 @@ def _file_of(store: Any) -> str:
 
 @dataclass
 class _Claim:
-    """What a rank says of itself."""
+    """A rank's description of itself."""
 
     process: str  # tells processes apart: pid, start time, the space that numbers it, and a token
     host: str  # equal where an abstract Unix name is the same

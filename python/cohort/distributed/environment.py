@@ -26,7 +26,7 @@ from cohort import _core
 _INIT = 'init_process_group("cohort")'
 _TEXT_BYTES = 8192
 
-# Of an elastic job's world, as joins call it.
+# Name of an elastic job's world in joins.
 MEMBERS = "torch's members"
 
 _master: dict[str, Any] = {}  # where the store is that `meet` has made

@@ -25,9 +25,9 @@ from cohort.distributed.work import Failed, Work, settle_what_was_let_go
 
 _numbers = itertools.count()
 _ZERO, _UNSET = datetime.timedelta(0), datetime.timedelta(milliseconds=-1)
-# What is unfinished when a group is destroyed may go on for so long.
+# Grace period for unfinished operations when a group is destroyed.
 _GRACE_SECONDS = 30.0
-# The default group and those made from it that have told of a lost rank, a deadline or an abort, by number.
+# Numbers of the default group and those made from it that have reported a lost rank, a deadline or an abort.
 ended: set[int] = set()
 
 
@@ -118,12 +118,12 @@ class ProcessGroup(Operations, dist.ProcessGroup):
     supports_shrinking = False
     supports_time_estimate = False
 
-    # What FSDP2 asks for where the program has called set_allocate_memory_from_process_group_for_comm(True).
+    # Called by FSDP2 after the program has called set_allocate_memory_from_process_group_for_comm(True).
     def supports_tensor_alloc(self, device: Any) -> bool:
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
-        """Of one dimension, in memory that collectives of this group use without copies between a host's ranks."""
+        """Returns a 1-D tensor, in memory that collectives of this group use without copies between a host's ranks."""
         return self._pool.empty(size, dtype)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -133,8 +133,8 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         return self._started
 
     def name_of_part(self, ranks: Sequence[int]) -> str:
-        """Of a group of these ranks that this process makes now. (All of them have made as many of the same ranks; what
-        torch calls it may differ after a failure.)"""
+        """Returns a name for a group of these ranks that this process makes now. (All of them have made as many groups
+        of the same ranks; torch's name may differ after a failure.)"""
         part = hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:32]
         self._parts[part] += 1
         return f"torch {part} {self._parts[part]}"
@@ -151,7 +151,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
     # --- how operations begin ---
 
     def _limit(self, opts: Any) -> Optional[float]:
-        """Of an operation, in seconds; None: the group's own."""
+        """Returns an operation's time limit, in seconds; None: the group's own."""
         timeout = getattr(opts, "timeout", _UNSET)
         return self._timeout if timeout <= _ZERO else timeout.total_seconds()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# What has fewer bytes is copied as fast as it is read in place, and a block is a mapping of every rank.
+# Smaller tensors are copied as fast as they are read in place, and a block is a mapping of every rank.
 _LEAST = 1 << 16
 
 _probe = [object()]

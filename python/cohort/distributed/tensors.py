@@ -11,7 +11,7 @@ import torch
 
 import cohort
 
-# Of the tensors that the backend takes.
+# Device types of the tensors that the backend takes.
 DEVICES = ("cpu", "cuda")
 
 _KNOWN: dict[torch.dtype, bool] = {}

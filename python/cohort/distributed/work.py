@@ -69,8 +69,8 @@ class Work(_distributed_c10d.Work):
         self._waited = False
         self._failure: Optional[BaseException] = None
         self._future: Any = None
-        # What the hook FP16_COMPRESS may have started, which is C++. The future's value is a list of C++'s then, since it takes
-        # no other, and futures that are fulfilled later cannot carry one: it is complete when it is made.
+        # True if the hook FP16_COMPRESS, which is C++, may have started it. The hook takes only a future whose value
+        # is a list of C++'s; futures fulfilled later cannot carry one, so this one is complete when it is made.
         self.is_of_half = self.value_for_cpp = False
 
     def __del__(self) -> None:
@@ -165,7 +165,7 @@ class Work(_distributed_c10d.Work):
         return self._failure if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
-        """What the operation wrote, once it has ended or has been waited for."""
+        """Returns the operation's output, once it has ended or has been waited for."""
         if not self._waited and not self.is_completed():
             raise cohort.InvalidArgument(f"{self._name}: there is no result yet -- call wait() first")
         return self._value()

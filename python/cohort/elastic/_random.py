@@ -66,7 +66,7 @@ _numpy_global, _python_global = _NumpyGlobal(), _PythonGlobal()
 
 
 class GlobalGenerators:
-    """Of what is imported; of GPUs, that of the one that is current where this was made."""
+    """Global generators of imported modules; for GPUs, that of the device that is current where this was made."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

@@ -1,5 +1,5 @@
-"""What a training consists of, as the core's State wants it: parts that optimizer steps change, and values of which a copy
-is kept at each step."""
+"""A training's state, in the form of the core's State: parts that optimizer steps change, and values that are copied at
+each step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _POSITION = struct.Struct("<Qqqq")
 
 
 class State:
-    """What a training consists of. Attributes that are set on it belong to it, too: any objects that can be pickled, the
-    same on all ranks (`state.best = 0.0`); they are read from it, since a new world may bring other ones.
+    """The state of a training. Attributes that are set on it belong to it, too: any objects that can be pickled, the
+    same on all ranks (`state.best = 0.0`). Read them from the State, since a new world may bring other ones.
 
-    rng  each rank's generators go back to where they were at the last step, too, when one is done again: torch's (of the
+    rng  each rank's generators go back to their state of the last step, too, when a step is done again: torch's (of the
          CPU and of the current GPU), Python's `random` and NumPy's global one, as far as they are imported
 
     One thread uses it, the one that calls `run`.
@@ -129,7 +129,7 @@ class State:
         return self._core.steps
 
     def set_steps(self, steps: int) -> None:
-        """Of a checkpoint that training goes on from; before `run`."""
+        """Sets the number of steps when training goes on from a checkpoint; before `run`."""
         self._core.set_steps(steps)
 
     # -------------------------------------------------------------------------------------------- attributes
@@ -156,7 +156,7 @@ class State:
 
     def _get_attributes(self) -> bytes:
         now, (before, copy) = self._attributes, self._kept_attributes
-        # What cannot change in itself is the same as long as it is the same object.
+        # An immutable value is unchanged as long as it is the same object.
         if now.keys() == before.keys() and all(type(v) in _PLAIN and v is before[k] for k, v in now.items()) and copy:
             return copy
         copy = pickle.dumps(now, -1)
@@ -201,7 +201,7 @@ class State:
 
         def step() -> None:
             nonlocal seen
-            # Of two optimizers that train on one batch, the first one's step is the batch's.
+            # With two optimizers that train on one batch, the first one's step is the batch's.
             if sampler._calls_of_step == seen and sampler.global_batch() > 0 and sampler._received != 0:
                 sampler.step()
             seen = sampler._calls_of_step

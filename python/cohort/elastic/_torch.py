@@ -141,7 +141,7 @@ class _Buffers:
 
 
 class _Pickler(pickle.Pickler):
-    """What an optimizer keeps, without the tensors: those become items."""
+    """Pickles an optimizer's state without the tensors: those become items."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, 4)
@@ -198,7 +198,7 @@ class _Rates:
             now = owner[key]
             value = float(now)
             before = self.scaled.get(place)
-            # What has been changed since, by a schedule, is divided by what it had been multiplied with.
+            # A value changed since, by a schedule, is divided by the factor that it had been multiplied with.
             base = before[0] if before is not None and before[1] == value else value / self.factor
             fresh = base * factor
             scaled[place] = base, fresh
