@@ -20,7 +20,7 @@ __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "Stat
 # A program's own mistake fails again and again at the same place: then it is no failure to be survived.
 _MOST_WITHOUT_COMMIT = 3
 
-# What becomes of hosts, as on_hosts_updated is told; 3 is both.
+# Kinds of changes of hosts, as passed to on_hosts_updated; 3 is both.
 _REMOVED, _ADDED = 1, 2
 
 
@@ -150,8 +150,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         while True:
             epoch = _core.joined_epoch()
             try:
-                # Who comes anew has no state, and of those who were there one may have heard of a failure where another
-                # heard of hosts.
+                # New processes have no state; among the others, one may have noticed a failure and another a change of
+                # hosts.
                 if _core.is_elastic():
                     anew = not _core.has_state()
                     lost = _core.lost_training(-1) if anew and basics.rank() == 0 else ""

@@ -52,7 +52,8 @@ class HorovodVersionMismatchError(ImportError):
 
 
 def translated(error: Error) -> Exception:
-    """What a caller of Horovod's API expects instead: ValueError for what has no meaning, else HorovodInternalError."""
+    """Returns the exception for callers of Horovod's API: ValueError for invalid arguments, else
+    HorovodInternalError."""
     if isinstance(error, InvalidArgument):
         return error  # it is a ValueError
     internal = HorovodInternalError(str(error))

@@ -1,4 +1,4 @@
-"""What the frameworks' operations have in common: reductions, names, how an engine is asked and waited for."""
+"""Common parts of the frameworks' operations: reductions, names, how an engine is asked and waited for."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Call(NamedTuple):
     wire_format: Optional[str] = None  # of allreduce and reducescatter, Sum and Average of float32
     step: int = 0  # of Adasum, of an optimizer: the number of the step, which has to be the same on all ranks
 
-    # Of a compiled program of JAX's: the rows of each rank, which the others have to have brought.
+    # In a compiled program of JAX's: the rows of each rank, which the others have to have brought.
     rows: Tuple[Tuple[int, ...], ...] = ()
     # In a graph of TensorFlow's each name is asked for once at a time, however functions call each other.
     once: bool = False
@@ -154,7 +154,7 @@ class Call(NamedTuple):
         return self._replace(names=tuple(f"{name}.{suffix}" for name in self.names), **changes)
 
     def numbers(self) -> Dict[str, int]:
-        """What compiled programs keep of it, as python::NamedCall has it. Not of Adasum, which is Python's to combine."""
+        """Returns its numbers for compiled programs, as in python::NamedCall. Not for Adasum, which Python combines."""
         root = root_in(self.process_set, self.root) if self.kind == "broadcast" else 0
         kind = ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall").index(self.kind)
         return {"engine": self.process_set._key, "kind": kind, "op": ENGINE_OPS[self.op].value, "root": root}
@@ -233,7 +233,8 @@ _NOTE = struct.Struct("=ddq")
 
 
 def note_of(call: Call) -> bytes:
-    """What goes with each tensor of an Adasum, since all ranks are to combine alike: 24 bytes, so elements of any type."""
+    """Returns the note sent with each tensor of an Adasum, to check that all ranks combine alike: 24 bytes, which any
+    element type divides."""
     return _NOTE.pack(call.prescale, call.postscale, call.step)
 
 

@@ -35,10 +35,11 @@ class ProcessSet:
     ranks: Optional[List[int]] = None
     mpi_comm: Any = None
 
-    # What compiled programs know it by: never another set's, and the same after the next `init`.
+    # Its key in compiled programs: never another set's, and the same after the next `init`.
     _key: int
 
-    # Of a set that has been added: its engine (None where this rank is not in it) and the numbers of unnamed operations.
+    # For a set that has been added: its engine (None where this rank is not in it) and the numbers of unnamed
+    # operations.
     _engine: Optional[NamedEngine] = None
     _counters: DefaultDict[str, Iterator[int]]
 

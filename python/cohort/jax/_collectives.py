@@ -38,7 +38,7 @@ def _run(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
 
 
 def _is_none(cotangent: Any) -> bool:
-    """Of integers, which have no gradient: then None goes back."""
+    """True for integers, which have no gradient: then None goes back."""
     return bool(cotangent.dtype == jax.dtypes.float0)
 
 

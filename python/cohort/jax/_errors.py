@@ -1,4 +1,4 @@
-"""What JAX raises as an operation of a compiled program fails: as the error that it stands for."""
+"""Converts errors that JAX raises as an operation of a compiled program fails: to the errors that they stand for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compiled programs and worlds have to know of each other: their ends, and worlds of another size."""
+"""Keeps compiled programs and worlds consistent: their ends, and worlds of another size."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ _METRICS = " (hvd.callbacks.MetricAverageCallback before the others), or give Di
 def install(package: str) -> None:
     """From now on `compile` and `fit` of that Keras's models look for distributed optimizers."""
     for name, make in (("compile", _compile), ("fit", _fit)):
-        # Where it is defined: Keras compares a model's method with that one to see whether it is the model's own.
+        # Replaced in the class that defines it: Keras compares a model's method with that one to see whether it is the
+        # model's own.
         owner = next(one for one in _flavor.module(package).Model.__mro__ if name in vars(one))
         if not getattr(vars(owner)[name], "_cohort", False):
             wrapper = make(vars(owner)[name], package)
@@ -175,7 +176,7 @@ class Training:
         self._learn(allgather_object(self._kinds(), "keras.kinds", self.reduction.settings.process_set))
 
     def _kinds(self) -> List[Dict[str, Any]]:
-        """Of each optimizer: the gradients that are known, by name, and of sparse ones the type of their indices."""
+        """Returns, for each optimizer, the gradients that are known, by name, with the index type of sparse ones."""
         reductions = map(_reduction.of, self.optimizers)
         return [{} if reduction is None else dict(reduction.sparse) for reduction in reductions]
 
@@ -249,7 +250,7 @@ class Training:
     # --- callbacks ---
 
     def callbacks(self, epochs: Tuple[int, int]) -> Tuple[Any, Any]:
-        """What is called before the program's callbacks, and what after them."""
+        """Returns the callbacks that come before the program's, and those that come after them."""
         training, base = self, _flavor.module(self.package).callbacks.Callback
 
         class Before(base):  # type: ignore[misc,valid-type]
@@ -451,7 +452,7 @@ class Training:
 
 
 def _numbers_of(optimizer: Any) -> Dict[str, Any]:
-    """What a step computes with: the learning rate as it is now, and the numbers among its arguments."""
+    """Returns the numbers that a step computes with: the learning rate as it is now, and those among its arguments."""
     inner = _reduction.inner_of(optimizer) or optimizer
     try:
         found = {name: one for name, one in inner.get_config().items() if isinstance(one, (bool, int, float))}
@@ -493,7 +494,7 @@ def _flat(value: Any) -> List[Any]:
 
 
 def _first_leaf(data: Any) -> Any:
-    """Of the inputs of a batch, (x, y, weights) or x alone."""
+    """Returns the first leaf of a batch's inputs, (x, y, weights) or x alone."""
     return _flat(data[0] if isinstance(data, tuple) else data)[0]
 
 

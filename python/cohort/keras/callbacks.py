@@ -35,7 +35,7 @@ class _Callback(_callbacks.Callback):
         """That batch is done."""
 
     def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        """Where any callback has this, Keras calls all of them in the training's own thread."""
+        """Does nothing. If any callback has this method, Keras calls all of them in the training's own thread."""
 
 
 class BroadcastGlobalVariablesCallback(_Callback):

@@ -401,10 +401,10 @@ class Server:
 
 
 def serve(endpoint: str = "", **options: Any) -> None:
-    """What a server of `cohort run --servers` does: says where it listens, for `connect()`, and serves until all workers have
-    left or are lost. `options`: as of Server; a `journal` that is a folder gets a file of each server. A server that
-    `cohort run --server-restarts` has started again listens where the one before it did; under TF_CONFIG alone it is at its
-    address there. Raises InvalidArgument in a process that is no server."""
+    """Runs a server of `cohort run --servers`: publishes its address, for `connect()`, and serves until all workers
+    have left or are lost. `options`: as of Server; a `journal` that is a folder gets a file of each server. A server
+    that `cohort run --server-restarts` has started again listens at the address of the one before it; under TF_CONFIG
+    alone it is at its address there. Raises InvalidArgument in a process that is no server."""
     with Server(endpoint, **options, _of_job=True) as server:
         while not server.workers_gone:
             time.sleep(0.05)

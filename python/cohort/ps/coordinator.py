@@ -57,7 +57,7 @@ def _marks(client: ps.Client) -> ps.Table:
 
 
 class RemoteValue:
-    """What a scheduled function returns, once it has. No argument of other functions."""
+    """The result of a scheduled function, once it has returned. Not an argument for other functions."""
 
     def __init__(self) -> None:
         self._there = threading.Event()
@@ -327,7 +327,8 @@ class ClusterCoordinator:
         error: Optional[BaseException] = None
         try:
             if self._client is not None:
-                # Who comes as this worker fences the lost process, and is let in once the servers have settled its last clock.
+                # Joining as this worker fences the lost process; the servers let it in once they have settled that
+                # one's last clock.
                 ps.connect(worker=worker).leave()
             if call is not None and self._table is not None:
                 took_effect = bool(self._table.pull([call.number])[0, 0])
@@ -400,7 +401,7 @@ def current_client() -> ps.Client:
 
 
 def serve_functions(**options: Any) -> None:
-    """What a worker does beside a ClusterCoordinator: carries out the functions that it gets, one after the other, until the
+    """Runs a worker beside a ClusterCoordinator: carries out the functions that it gets, one after the other, until the
     coordinator closes. `options`: as of `connect`."""
     worker = _core.role_number()
     if _core.role() != "worker" or worker == 0:
@@ -511,7 +512,8 @@ def _failed(error: BaseException) -> tuple[None, Optional[bytes], str]:
 
 
 def _own(store: _core.JobStore, one: Any, datasets: dict[tuple[int, Optional[int]], Any]) -> Any:
-    """What stands for something of each worker's: this worker's, made when it is first asked for."""
+    """Replaces a placeholder of each worker's objects by this worker's, made when first needed; returns others as they
+    are."""
     if not isinstance(one, _PerWorker):
         return one
     key = (one._number, one._iterator)

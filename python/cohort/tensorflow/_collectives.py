@@ -52,7 +52,7 @@ def _names(
     elif name is not None and ignore_name_scope:
         full = f"{kind}.{name}"
     else:
-        # Of the node that will be, so the same on ranks that make the same graph, however often they do.
+        # Names the future node, so the same on ranks that make the same graph, however often they do.
         part = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name or "noname")
         full = f"{kind}.{outermost_graph().unique_name(part)}"
     return [full] if count == 0 else [f"{full}_{i + 1}of{count}" for i in range(count)]
@@ -156,7 +156,7 @@ def _differentiable(call: Call, tensors: Sequence[Tensor], back: Callable[..., L
 
 
 def _grad_name(names: Sequence[str]) -> List[str]:
-    """Of the operation that computes gradients. In a graph there may be several for one that has made results."""
+    """Names of the operation that computes gradients. In a graph there may be several for one that has made results."""
     names = [f"{name}.grad" for name in names]
     return names if tf.executing_eagerly() else [outermost_graph().unique_name(name) for name in names]
 
@@ -310,7 +310,7 @@ def assign_broadcast(variables: Sequence[Any], root_rank: int, names: List[str],
 
 
 def _value_of(variable: Any) -> Any:
-    """What can be made a tensor: Keras 3 keeps the variable itself in `value`."""
+    """Returns what can be made a tensor: Keras 3 keeps the variable itself in `value`."""
     if not hasattr(variable, "assign"):
         raise ValueError(f"broadcast: a variable is needed, not {type(variable).__name__}")
     return variable if isinstance(variable, tf.Variable) or callable(variable.value) else variable.value

@@ -22,7 +22,7 @@ as_it_is = tf.autograph.experimental.do_not_convert
 
 Tensor = Any  # a tf.Tensor, eager or of a graph
 
-# Of these, larger results are handed to TensorFlow where they lie; it takes longer for small ones than a copy.
+# Element types whose larger results TensorFlow takes without a copy; for small ones that takes longer than a copy.
 _HANDED_OVER = frozenset(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
 
 
@@ -37,7 +37,7 @@ def outermost_graph() -> Any:
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
          "bool", "complex64", "complex128")  # fmt: skip
 
-# What keeps the tensors' shapes. The others change dimension 0, and tell how many rows came from each rank.
+# Kinds that keep the tensors' shapes. The others change dimension 0, and report how many rows came from each rank.
 _SAME_SHAPES = frozenset(["allreduce", "broadcast"])
 
 
@@ -118,8 +118,8 @@ def _changing() -> Tensor:
     """An input that is not taken for a constant: of constants alone, operations would be carried out once, as a graph is
     optimised, and never again."""
     if not tf.compat.v1.executing_eagerly_outside_functions():
-        # Of a session nothing is passed in. TensorFlow does not fold its generators of random numbers; nor does it put
-        # them, unlike what else has a state, in the order of the program.
+        # In a session nothing is passed in. TensorFlow does not fold its generators of random numbers; nor does it put
+        # them, unlike other stateful operations, in the order of the program.
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         return tf.raw_ops.RandomUniformInt(shape=tf.zeros([0], tf.int32), minval=zero, maxval=one, seed=1, seed2=1)
     return _passed_in()
@@ -127,13 +127,14 @@ def _changing() -> Tensor:
 
 @functools.lru_cache(maxsize=None)
 def _passed_in() -> Tensor:
-    """What lies outside of functions is an argument of theirs, unless it is so small that they copy it."""
+    """Returns a tensor from outside of functions, which is an argument of theirs, unless it is so small that they copy
+    it."""
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.zeros([1024], tf.int64)
 
 
 def _has_an_order() -> bool:
-    """Whether what is put into the graph that is being made is carried out in that order: so it is within functions."""
+    """True if operations of the graph that is being made are carried out in their order, as within functions."""
     graph = tf.compat.v1.get_default_graph()
     return tf.compat.v1.executing_eagerly_outside_functions() or getattr(graph, "_add_control_dependencies", False)
 

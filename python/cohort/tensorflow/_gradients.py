@@ -101,7 +101,7 @@ def _as_others(gradient: Gradient, dense: int, sparse: int, source: Any) -> Grad
 
 
 def zeros(variable: Any, type_of_indices: Any) -> Gradient:
-    """What a rank without a gradient of it brings."""
+    """Returns the contribution of a rank without a gradient of the variable."""
     shape, kind = tuple(variable.shape), tf.as_dtype(variable.dtype)
     if type_of_indices is not None:
         return tf.IndexedSlices(tf.zeros((0, *shape[1:]), kind), tf.zeros((0,), type_of_indices), tf.constant(shape, type_of_indices))

@@ -27,7 +27,7 @@ __all__ = ["allgather_async", "allreduce_", "allreduce_async", "allreduce_async_
            "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter_async", "reducescatter_async",
            "sparse_allreduce_async"]  # fmt: skip
 
-# What ranks have made of valid tensors is valid; torch 2.x wants to be told.
+# Tensors that ranks have made of valid ones are valid; torch 2.x has to be told.
 UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
 
 Splits = Union[None, Sequence[int], Tensor]

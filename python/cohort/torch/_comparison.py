@@ -79,7 +79,7 @@ ADVICE = (
 
 
 class Comparison:
-    """Of one optimizer's ranks. `step` is called in each step, by all of them."""
+    """Compares one optimizer on its ranks. `step` is called in each step, by all of them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], process_set: ProcessSet,
                  name: str) -> None:  # fmt: skip

@@ -35,8 +35,8 @@ def _wants_gradient(*tensors: Tensor) -> bool:
 
 def _carried_out(function: Any, call: Call, tensors: Sequence[Tensor],
                  compression: Compressors = Compression.none) -> List[Tensor]:  # fmt: skip
-    """What autograd's function makes of tensors that are compressed on their way, or what the call does where no gradient is
-    wanted."""
+    """Returns the results of autograd's function for tensors that are compressed on their way, or of the call itself if
+    no gradient is wanted."""
     call = call._replace(wire_format=getattr(compression, "wire_format", None))
     compressed = [compression.compress(tensor) for tensor in tensors]
     sent = [one for one, _ in compressed]

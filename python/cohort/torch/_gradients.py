@@ -61,7 +61,7 @@ class Reducer:
         self._scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
-        # What is compressed is reduced in the compressor's memory.
+        # Compressed gradients are reduced in the compressor's memory.
         kind = compression if isinstance(compression, type) else type(compression)
         plain = kind.compress is NoneCompressor.compress
         self._wire_format: Optional[str] = getattr(compression, "wire_format", None)
@@ -144,7 +144,7 @@ class Reducer:
         self._passes_left = dict.fromkeys(self._passes_left, passes)
 
     def set_sample_count(self, count: int) -> None:
-        """Of the next step. The counts of all ranks are summed while forward runs."""
+        """Sets this rank's samples in the next step. The counts of all ranks are summed while forward runs."""
         if not self._counts_samples:
             raise ValueError("set_sample_count: this optimizer averages by ranks -- give average_by='samples'")
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
@@ -231,7 +231,7 @@ class Reducer:
     def _start_group(self, group: List[Tensor]) -> None:
         for parameter in group:
             self._started[parameter] = True
-        # What all ranks reduce together has to be alike on all of them.
+        # Gradients that all ranks reduce together have to be alike on all of them: dense.
         gradients = [self._gradient(parameter, densify=True) for parameter in group]
         for gradient in gradients:
             self._weigh(gradient)
@@ -263,7 +263,7 @@ class Reducer:
             sent, gradient = sent.cpu(), gradient.cpu()
         if first_non_finite(sent) is None:
             return
-        # Where compression has made it infinite, it is named as it was.
+        # A value that compression has made infinite is reported as it was before.
         plain = gradient.detach().to_dense() if gradient.layout is not torch.strided else gradient.detach()
         element = first_non_finite(plain)
         if element is None:
@@ -337,7 +337,7 @@ class Reducer:
                 kinds[parameter] = 0 if dense else dims
 
     def _gradient(self, parameter: Tensor, densify: bool = False) -> Tensor:
-        """What is reduced; zeros where backward has not come by, since on other ranks it may have."""
+        """Returns the gradient to reduce; zeros if backward has not reached it, since on other ranks it may have."""
         gradient = parameter.grad
         agreed = self._agreed_kinds().get(parameter, 0)
         kind = 0 if densify or self._sparse_as_dense else agreed
@@ -360,7 +360,7 @@ class Reducer:
         return gradient.to_dense().to_sparse(kind) if kind else gradient.to_dense()  # torch 1.13's zeroed ones have all dimensions
 
     def _output(self, parameter: Tensor, sent: Tensor) -> Optional[Tensor]:
-        """Where the reduction of what is sent goes; None: it is reduced in place."""
+        """Returns the output of the reduction of `sent`; None: it is reduced in place."""
         return None if self._places is None else self._places.output_for(parameter, sent, self._passes_left)
 
     def _put(self, parameter: Tensor, result: Tensor, context: Any, sent: Optional[Tensor]) -> None:

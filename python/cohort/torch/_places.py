@@ -1,13 +1,14 @@
-"""Where gradients lie that programs keep: a place for each large parameter, in memory of the communicator that reduces them.
+"""Memory for gradients that programs keep: a buffer for each large parameter, allocated by the communicator that
+reduces them.
 
 A gradient that autograd makes anew for each step is reduced in place, wherever that is: to write the result elsewhere
 takes longer than the copies that this saves (10 to 20 percent of the reduction, at 2 ranks). One that comes again,
-since it was zeroed or added to, is reduced into its parameter's place once, and from then on there: without copies.
+since it was zeroed or added to, is reduced into its parameter's buffer once, and from then on there: without copies.
 
 Gradients of a GPU stay where they are: NCCL reduces them there.
 
-A place that somebody else still refers to (the gradient of an earlier step, an operation that was given up) is not
-written to. One thread at a time. Tensors over the memory keep it alive, so gradients may outlive all else.
+A buffer that is still referenced (the gradient of an earlier step, an operation that was given up) is not written to.
+One thread at a time. Tensors over the memory keep it alive, so gradients may outlive all else.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Place:
 
 
 def _make_places(engine: NamedEngine, parameters: List[Tensor]) -> List[_Place]:
-    """Of one allocation: each segment costs all ranks a mapping. Raises Unavailable."""
+    """Makes the buffers in one allocation: each segment costs all ranks a mapping. Raises Unavailable."""
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
     offsets = [0]
     for size in sizes:
@@ -77,11 +78,11 @@ class Places:
         self._last: Dict[Tensor, weakref.ref[Tensor]] = {}  # the gradient that was reduced last
 
     def output_for(self, parameter: Tensor, gradient: Tensor, all: Iterable[Tensor]) -> Optional[Tensor]:
-        """Where the reduction of a parameter's gradient is to be written; None: in place.
+        """Returns the output for the reduction of a parameter's gradient; None: in place.
 
-        To be asked once for each reduction.
+        Call it once for each reduction.
 
-        all  the parameters that may come: their places are made together
+        all  the parameters that may come: their buffers are made together
         """
         if type(gradient) is not Tensor or gradient.numel() * gradient.element_size() < _LEAST_BYTES:
             return None

@@ -50,7 +50,7 @@ class ReducedOptimizer(Wrapped):
         return self._reducer.passes
 
     def _before_reading(self) -> None:
-        # Who reads gradients through the groups sees those of all ranks, as far as this rank has any. It does not wait for
+        # Gradients read through the groups are those of all ranks, as far as this rank has any. It does not wait for
         # others that are not needed: one rank alone may ask for a learning rate.
         reducer = self.__dict__.get("_reducer")
         if reducer is not None and reducer.pending() and not self._reading:
