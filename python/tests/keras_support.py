@@ -1,5 +1,6 @@
-"""Where the tests find Keras with each backend: in the folders that tools/setup --for all makes below build/, in this Python, or
-with the interpreters that COHORT_TEST_KERAS names: "tensorflow=/path/to/python torch=/other/python jax=/third/python"."""
+"""Finds Keras with each backend for the tests: in the folders that tools/setup --for all makes below build/, in this
+Python, or with the interpreters that COHORT_TEST_KERAS names: "tensorflow=/path/to/python torch=/other/python
+jax=/third/python"."""
 
 import functools
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 
 BUILD = pathlib.Path(__file__).resolve().parents[2] / "build"
-# Of each: what a program is started with, what has to be there, and where it may be.
+# For each: environment of its programs, modules that have to be there, and folders to look into.
 BACKENDS = {
     "tensorflow": ({"KERAS_BACKEND": "tensorflow"}, ["keras", "tensorflow"], ["tensorflow/2.21"]),
     "torch": ({"KERAS_BACKEND": "torch"}, ["keras", "torch"], ["keras"]),

@@ -1,4 +1,4 @@
-"""What the tests share: array libraries to try, and worlds of processes that a test starts itself."""
+"""Shared by the tests: array libraries to try, and worlds of processes that a test starts itself."""
 
 import array
 import contextlib
@@ -24,7 +24,7 @@ except ImportError:
 
 @contextlib.contextmanager
 def stderr_of_process():
-    """What C++ and Python write to it meanwhile, in a list of lines that is filled at the end."""
+    """Captures what C++ and Python write to stderr meanwhile, in a list of lines that is filled at the end."""
     lines = []
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:

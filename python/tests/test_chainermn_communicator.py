@@ -49,7 +49,7 @@ class Case(Ranks):
 
 
 def arrays_of(rank):
-    """Of every kind, other values and shapes on every rank."""
+    """Yields arrays of every kind, with other values and shapes on every rank."""
     yield "torch", torch.arange(6, dtype=torch.float32).reshape(2, 3) + rank
     yield "torch, another shape on each rank", torch.full((rank + 1, 2), float(rank))
     yield "torch, nothing on rank 0", torch.full((rank,), rank)

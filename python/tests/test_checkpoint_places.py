@@ -1,4 +1,4 @@
-"""What each rank saves alone, in every place, and saves in the background, on the ranks of `cohort run -np N`."""
+"""Saves each rank's own state, in every place, and in the background, on the ranks of `cohort run -np N`."""
 
 import json
 import os

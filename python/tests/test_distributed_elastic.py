@@ -47,7 +47,7 @@ def check_world():
     return seen
 
 def check_groups():
-    # Of one, of all, and of some twice.
+    # Groups of one rank, of all, and of some twice.
     rank, size = dist.get_rank(), dist.get_world_size()
     for ranks in (range(1), range(size), range(size // 2, size), range(size // 2, size)):
         group = dist.new_group(list(ranks))

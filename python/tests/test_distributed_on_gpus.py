@@ -28,7 +28,7 @@ class Case(unittest.TestCase):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def of(self, rank, count=6, dtype=torch.float32):
-        """What a rank brings; sums of it are exact in each type."""
+        """Returns a rank's input; sums of it are exact in each type."""
         return (torch.arange(count) % 5 + rank + 1).to(dtype)
 
     def alike(self, call, by_nccl=True, within=0.0):
@@ -496,7 +496,7 @@ class Training(Case):
             {"hook": default_hooks.allreduce_hook},
             {"hook": default_hooks.fp16_compress_hook},
             {"hook": dist.BuiltinCommHookType.FP16_COMPRESS},
-            # What pretends has no pinned memory for torch 1.13.
+            # The fake has no pinned memory for torch 1.13.
             *([{"static_graph": True}, {"find_unused_parameters": True}] if TORCH >= (2, 0) else []),
         ):
             with self.subTest(**options):

@@ -1,4 +1,4 @@
-"""What torch's profiler shows of the backend "cohort", on all ranks of `cohort run -np N`: events of the names and kinds that
+"""The backend "cohort" in torch's profiler, on all ranks of `cohort run -np N`: events of the names and kinds that
 torch's own tests look for on Gloo."""
 
 import unittest

@@ -204,7 +204,7 @@ train(state)
 print("over", state.steps, taken, digest(net.state_dict().values()), flush=True)
 """
 
-# Where other packages reduce: Horovod's API, initialised before `train` or in it, and torch's DistributedDataParallel.
+# Other packages reduce: Horovod's API, initialised before `train` or in it, and torch's DistributedDataParallel.
 OTHERS = """
 import hashlib, os, signal, sys
 import torch
@@ -333,7 +333,7 @@ class Job:
         return samples
 
     def losses(self):
-        """Of each step, over all ranks that have ended it."""
+        """Returns the loss of each step, over all ranks that have ended it."""
         losses = collections.defaultdict(float)
         for steps in self.lines("step").values():
             for step in steps:
@@ -342,7 +342,7 @@ class Job:
 
 
 def uninterrupted(size, global_batch, epochs):
-    """What TRAINING's model loses, on one rank: by step."""
+    """Returns the losses of TRAINING's model, on one rank: by step."""
     x = torch.randn(size, 8, generator=torch.Generator().manual_seed(1))
     y = x.sum(1, keepdim=True).sin()
     torch.manual_seed(5)

@@ -31,7 +31,7 @@ class Memory:
 
 
 class Tensor(Memory):
-    """What of a torch.Tensor is looked at."""
+    """The part of a torch.Tensor that is looked at."""
 
     dtype, layout = "torch.float32", "torch.strided"
 

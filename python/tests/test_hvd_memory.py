@@ -1,4 +1,4 @@
-"""Where the gradients of hvd.DistributedOptimizer lie, on all ranks of `cohort run -np N`: each rank runs this."""
+"""The memory of gradients of hvd.DistributedOptimizer, on all ranks of `cohort run -np N`: each rank runs this."""
 
 import copy
 import gc
@@ -54,7 +54,7 @@ class Case(unittest.TestCase):
                 model(x).square().sum().backward()
 
     def reduced(self, model, op=None, process_set=None, prescale=1.0, postscale=1.0):
-        """What the plain operation makes of the gradients of a model that no optimizer is told of."""
+        """Returns the plain operation's results for the gradients of a model that no optimizer knows."""
         return [
             hvd.allreduce(
                 parameter.grad,

@@ -1,5 +1,5 @@
-"""What `cohort.torch`'s operations have of their own (handles, in place, sparse tensors), on all ranks of `cohort run -np N`: each
-rank runs this. What they share with those of other frameworks: test_hvd_shared.py."""
+"""Peculiarities of `cohort.torch`'s operations (handles, in place, sparse tensors), on all ranks of `cohort run -np N`:
+each rank runs this. test_hvd_shared.py has what they share with those of other frameworks."""
 
 import random
 import time

@@ -550,7 +550,7 @@ class Training(Case):
         for change in rate, weights:
             self.assertIsNone(train(change, compare_ranks=False))
         self.assertIsNone(train(lambda *_: None))
-        # What is rounding, and what each rank does by itself, are no differences.
+        # Rounding, and changes that each rank makes by itself, are no differences.
         self.assertIsNone(train(lambda _, model: model[0].weight.data.mul_(1 + 1e-6)))
         self.assertIsNone(train(lambda optimizer, _: optimizer.param_groups[0].update(lr=0.5 * (1 + 1e-12))))
 

@@ -184,7 +184,7 @@ print("good")
         )
 
     def test_without_the_library(self):
-        """Where XLA's interface is not known: the same results, and a word about it."""
+        """Without a known interface of XLA's: the same results, and a warning."""
         self.all_good(
             """
 import warnings

@@ -59,7 +59,7 @@ def fail():
 fit(fail)
 """
 
-# What a rank prints as it meets an exception in the middle of its step: the layer fails on one rank alone.
+# The layer fails on one rank alone, which prints so as it meets the exception, in the middle of its step.
 IN_A_LAYER = """
 class Bad(keras.layers.Layer):
     def call(self, x):

@@ -184,7 +184,7 @@ echo sources >"$2/cohort-9.8.7.tar.gz"
 
 
 class Wheels(unittest.TestCase):
-    """What tools/make-wheels keeps of a run that was interrupted."""
+    """Results of an interrupted run that tools/make-wheels keeps."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -305,7 +305,7 @@ int main() {
 
 
 class OldGlibc(unittest.TestCase):
-    """What a wheel brings for a glibc before 2.30 (tools/old_glibc_compat.c), as if this one had it not either."""
+    """A wheel's functions for a glibc before 2.30 (tools/old_glibc_compat.c), as if this one had them not either."""
 
     def test_timed_waits(self):
         text = (pathlib.Path(cohort_build.ROOT) / "tools/old_glibc_compat.c").read_text()

@@ -146,7 +146,7 @@ class Elastic(unittest.TestCase):
             return [job.log(worker) for worker in range(4)]
 
     def grown_from_one(self, script):
-        """What was compiled for one rank reduces when others come."""
+        """Graphs compiled for one rank reduce when others come."""
         self.listed("a")
         with self.job(script, "--min-np", "1") as job:
             job.wait_for_step(0, 0, 0, 1)

@@ -85,7 +85,7 @@ def wait_with_child(path):
 
 
 def averages(rows, column):
-    """Of the column, by steps of 4 rows, and how many steps."""
+    """Returns the averages of the column, by steps of 4 rows, and how many steps."""
     import array
 
     import cohort

@@ -40,7 +40,7 @@ class Case(unittest.TestCase):
 
 class Ports(Case):
     def told(self, *options, **environment):
-        """What each rank was told, by rank; checked to be one cluster."""
+        """Checks that the TF_CONFIGs of all ranks describe one cluster, and returns its workers."""
         done = self.run_job(TELL, *options, **environment)
         self.assertEqual(done.returncode, 0, done.stderr)
         told = dict(json.loads(line) for line in done.stdout.splitlines() if line)

@@ -1,4 +1,4 @@
-"""What `cohort export --to` writes, read by those whom it is for: TensorBoard, both readers of prometheus_client, csv.
+"""Output of `cohort export --to`, read by its consumers: TensorBoard, both readers of prometheus_client, csv.
 
 Tests whose reader is not installed are left out, and say so.
 """
@@ -78,7 +78,7 @@ def float32(value):
 
 
 def wandb_records(folder):
-    """What the newest run that is offline below `folder` has in its file: pieces of LevelDB's log, with wandb's messages."""
+    """Yields the newest offline run's records below `folder`: pieces of LevelDB's log, with wandb's messages."""
     data = max(folder.glob("wandb/offline-run-*/*.wandb"), key=os.path.getmtime).read_bytes()
     at, whole = 7, b""
     while at + 7 <= len(data):

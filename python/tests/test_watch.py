@@ -334,7 +334,7 @@ class Runs(unittest.TestCase):
         table = self.cohort("runs")
         self.assertRegex(table, r"-good-\w+ +finished +2\d\d\d-\d\d-\d\d \d\d:\d\d +0:\d\d +1 +20000 +\S+  valid_loss nan  lr 0\.1\n")
 
-        # What is not to be removed, and nothing beside it either.
+        # Refused arguments, with which nothing else is removed either.
         names = {name: run["name"] for name, run in runs.items()}
         for arguments, said in (
             ([names["going"], names["bad"]], "it goes on"),
