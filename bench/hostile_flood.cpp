@@ -6,7 +6,8 @@
 //                 [--repeat FILE --hold N]
 //
 // garbage: an HTTP request; silent: nothing; half: the beginning of a TLS handshake; secret: a whole ClientHello with
-// another secret's proof; slow: a byte of one every 50 ms. Who is not answered or not closed within a second goes.
+// another secret's proof; slow: a byte of one every 50 ms. A client that is not answered or not closed within a second
+// goes.
 #include "base/parse.h"
 #include "net/socket.h"
 #include "net/tls.h"

@@ -72,7 +72,7 @@ class Subject {
   virtual ~Subject() = default;
   virtual void pull(std::span<const std::uint64_t> keys) = 0;
   virtual void push(std::span<const std::uint64_t> keys) = 0;
-  /// Whatever is under way is over.
+  /// Returns once all operations under way are over.
   virtual void finish() {}
   /// All workers are here.
   virtual void meet() {}

@@ -7,12 +7,12 @@
 A layout is HOSTS x RANKS PER HOST; a rate is in Mbit/s for each host's link, 0 is what the machine gives. All hosts are
 on this machine, so that its cores are shared by all ranks. Each library is started once per layout and sleeps while it
 is not asked. `bound` is what the links allow: of an all_reduce n/R at 2 hosts and 2 (H-1)/H n/R beyond, of a
-reduce_scatter (H-1)/H n/R; its `ahead` is the share of the bound that we reach. Of --ours the first is "Cohort" in the
+reduce_scatter (H-1)/H n/R; its `ahead` is the share of the bound that we reach. The first of --ours is "Cohort" in the
 table and the others are columns: narrower on the wire, encrypted, without tags (plain), and our transport over Open MPI,
 whose plug-in has to be there (`cohort build-mpi`). Results are compared in full, once, but for those of formats that round.
 
 --cpu adds what the processor did for it, in seconds for each GB (10^9 bytes) that the algorithm with the fewest bytes
-sends between hosts: user and system time of all ranks and threads. Who waits spinning or yielding spends it, too.
+sends between hosts: user and system time of all ranks and threads. Waiting by spinning or yielding counts, too.
 """
 import shutil
 

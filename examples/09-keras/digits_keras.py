@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=torch cohort run -np 2 examples/09-keras/digits_keras.py      # or tensorflow, jax
 
-What makes it distributed is marked with (1) to (5).
+The lines that make it distributed are marked with (1) to (5).
 """
 
 import argparse

@@ -112,7 +112,7 @@ def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Whether several elements lie in one place, as those of an expanded tensor: nothing can be copied into it."""
+    """True if several elements share memory, as those of an expanded tensor: nothing can be copied into it."""
     return tensor.layout == torch.strided and any(
         size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride())
     )

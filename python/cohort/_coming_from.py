@@ -3,7 +3,7 @@
     python -m cohort._coming_from horovod|torchrun --cohort COMMAND [--json] [FILE or FOLDER...]
 
 Programs are read and not run. Names are looked up in Cohort's modules (and torch's own), with frameworks made up for
-Horovod's; variables and options are those of the command. What differs: _coming_from_notes.py.
+Horovod's; variables and options are those of the command. _coming_from_notes.py has the differences.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _OfMadeUp(type):
 
 
 class _MadeUp(metaclass=_OfMadeUp):
-    """Whatever a framework would give."""
+    """Stands for any object of a framework."""
 
     def compile(self) -> None: ...
     def fit(self) -> None: ...

@@ -149,8 +149,8 @@ class Job:
     def run(self) -> int:
         """Starts it and shows the output until it has ended. Returns the command's exit status (128 + signal where one killed it).
 
-        What interrupts the wait (a KeyboardInterrupt, an error of sys.stdout) ends the job and is raised again once
-        nothing of it is left; a second KeyboardInterrupt sends the ranks SIGTERM, a third one kills them.
+        An exception during the wait (a KeyboardInterrupt, an error of sys.stdout) ends the job and is raised again
+        once nothing of the job is left; a second KeyboardInterrupt sends the ranks SIGTERM, a third one kills them.
         """
         try:
             # A session of its own: a Ctrl-C at the terminal comes to this process alone, which hands it on once.

@@ -170,7 +170,7 @@ def host_words(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None) -> 
 
 def may_travel(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, options: Sequence[str],
                environment: Mapping[str, str]) -> bool:  # fmt: skip
-    """Whether ranks may be on other hosts: by the arguments, by options, by a file of them, or in a Slurm allocation.
+    """True if ranks may be on other hosts: by the arguments, by options, by a file of them, or in a Slurm allocation.
     `environment`: the one that the command gets."""
     return (
         hosts is not None
@@ -184,8 +184,8 @@ def may_travel(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, opt
 def goes_elsewhere(
     hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, environment: Mapping[str, str]
 ) -> bool:
-    """Whether ranks will probably be on other hosts, whose GPUs are not this one's: hosts are named, or a Slurm allocation
-    has several nodes."""
+    """True if ranks will probably be on other hosts, whose GPUs are not this one's: hosts are named, or a Slurm
+    allocation has several nodes."""
     if hosts is not None or hostfile is not None:
         return True
     if any(environment.get(f"COHORT_RUN_{name}") for name in ("HOSTS", "HOSTFILE", "CONFIG")):

@@ -43,7 +43,7 @@ def take(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def is_empty(taken: Mapping[str, Any]) -> bool:
-    """Whether the optimizer, and what is within it, had no state yet."""
+    """True if the optimizer, and those within it, had no state yet."""
     return not taken["parameters"] and not taken["others"] and all(map(is_empty, taken["within"].values()))
 
 

@@ -86,8 +86,9 @@ def dumps(value: object) -> bytes:
 
 
 def dumps_for_ranks(value: object) -> bytes:
-    """The value as bytes for a rank of the same job, which runs the same program: what that has is sent by its name, so
-    that a class is the same class there. What has no name goes by cloudpickle, where it is installed."""
+    """The value as bytes for a rank of the same job, which runs the same program: the program's own objects are sent
+    by name, so that a class is the same class there. Objects without a name go by cloudpickle, where it is
+    installed."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:

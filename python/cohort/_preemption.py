@@ -51,7 +51,7 @@ class Preemption:
         self._signal = 0  # of the answer
 
     def requested(self, comm: Optional[Communicator] = None) -> bool:
-        """Whether the job is to save and end: collective, the same answer on all ranks, to be asked once per step.
+        """True if the job is to save and end: collective, the same answer on all ranks, to be asked once per step.
 
         comm  default: the default world; where there is none, this process alone decides
 

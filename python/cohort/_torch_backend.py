@@ -134,7 +134,7 @@ def _env_handler(torchs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def autoload() -> None:
-    """For torch's entry points. What fails here must not keep torch from being imported."""
+    """Entry point for torch. A failure here must not keep torch from being imported."""
     try:
         wait_for_torch()
     except Exception as error:

@@ -31,8 +31,8 @@ def meeting(join_timeout: Any) -> tuple[Share, str, int, int]:
 
 
 def _persistent(connect: Callable[[float], Any], rank: int) -> Share:
-    """As `through`, of a rank above 0. Where no agent keeps the store, rank 0 does, and may be closing an earlier one (of a
-    group that is being destroyed): a store that is lost is looked for again until the time is over."""
+    """As `through`, of a rank above 0. Without an agent's store, rank 0 keeps it, and may be closing an earlier one (of
+    a group that is being destroyed): a store that is lost is looked for again until the time is over."""
 
     def share(key: str, mine: Optional[str], seconds: float) -> str:
         deadline = time.monotonic() + seconds

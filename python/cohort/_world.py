@@ -209,7 +209,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether there is a default world. True in a forked child too: there it says who the parent is. Raises InvalidArgument
+    """True if there is a default world; in a forked child too: there it says who the parent is. Raises InvalidArgument
     as `world` does on a thread that is no rank while threads of `run_on_threads` are."""
     own = _world_of_thread()
     world = own if own is not None else _world

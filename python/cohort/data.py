@@ -75,8 +75,8 @@ class DistributedSampler:
     shares         with a batch_size: a number for each rank, (2, 1): its part of every step of batch_size times the ranks'
                    number; "measured": by the speed at which each computes, found out and changed as training goes on, once
                    DistributedDataParallel has been given the sampler (then step() is collective); "even". Default: as
-                   COHORT_SHARES says, where DistributedDataParallel has been given the sampler, else even. What is uneven
-                   wants averages by samples, as DistributedDataParallel with a sampler takes them
+                   COHORT_SHARES says, where DistributedDataParallel has been given the sampler, else even. Uneven
+                   shares need averages by samples, as DistributedDataParallel with a sampler takes them
     comm           takes rank and size from it instead
 
     Iterating begins an epoch: it goes on at the cursor; if that epoch was used up, or drawn to its end without any

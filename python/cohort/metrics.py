@@ -85,9 +85,9 @@ def average(mean: Mapping[str, Any], *, comm: Communicator | None = None) -> dic
 def average(mean: float | Mapping[str, Any], samples: int = 1, comm: Communicator | None = None) -> Any:
     """The mean of one number over all ranks of `comm` (None: the default world), weighted by `samples`; collective.
 
-    Of a dict, which is what an evaluation has found on each rank, the dict of the means over all ranks: of numbers, of which
-    every rank's weighs the same, or of Mean (what Averages.local() gives), which are weighted by their counts and so exact
-    for uneven parts. Raises Mismatch on every rank if the ranks' dicts have different names.
+    Turns a dict, the findings of an evaluation on each rank, into the dict of the means over all ranks: of numbers, of
+    which every rank's weighs the same, or of Mean (as Averages.local() gives), which are weighted by their counts and
+    so exact for uneven parts. Raises Mismatch on every rank if the ranks' dicts have different names.
     """
     if isinstance(mean, Mapping):
         return _average_of(mean, comm if comm is not None else world())

@@ -130,8 +130,8 @@ struct Place {
   std::vector<std::int64_t> shape;
 };
 
-/// One call under way. Whoever comes second of `done` and the caller that made the future ends it. XLA keeps the memory
-/// of operands, results and attributes until the future is completed, the frame itself not.
+/// One call under way. It is ended by the second of `done` and the caller that made the future. XLA keeps the memory of
+/// operands, results and attributes until the future is completed, the frame itself not.
 struct Running {
   const xla::Api* api = nullptr;
   Asked asked;

@@ -97,7 +97,7 @@ void bind_formats(py::module_& module) {
       .def(py::init([](std::size_t size) { return bytes_of(sys::FileBytes(size)); }), py::arg("size"))
       .def("__len__", [](const Bytes& self) { return self.size; })
       .def_buffer([](Bytes& self) {
-        // Whoever asks has a file's copy to himself: it may be written.
+        // Writable: each caller has a copy of the file.
         return py::buffer_info(const_cast<std::byte*>(self.data), 1, py::format_descriptor<std::uint8_t>::format(),
                                static_cast<py::ssize_t>(self.size));
       });
@@ -199,7 +199,7 @@ struct PyPendingSave {
   }
 };
 
-/// The checkpoints of one folder. What saves in the background use of a world ends with that world.
+/// The checkpoints of one folder. Resources of a world that background saves use end with that world.
 class Checkpoints : public Tenant, public std::enable_shared_from_this<Checkpoints> {
  public:
   explicit Checkpoints(ck::FolderOptions options) : options_(std::move(options)), saver_(options_) {}

@@ -53,7 +53,7 @@ class Pieces {
   std::vector<Array> arrays_;
 };
 
-/// Whether memory has changed since it was asked last.
+/// Detects whether memory has changed since the last call.
 class Watch {
  public:
   Watch(std::uintptr_t address, std::size_t bytes) : memory_(reinterpret_cast<const char*>(address)), bytes_(bytes) {}

@@ -101,7 +101,7 @@ std::string rendezvous_method(int rank, int world_size) {
   return "";
 }
 
-/// False where nothing in the environment says which of how many this process is. What is wrong is for `join` to say.
+/// False if nothing in the environment gives this process's rank and the size. `join` reports errors of these.
 bool has_launcher() {
   const auto said = rendezvous::detect(rendezvous::current_environment());
   return !said || !said->launcher.empty() || said->alone || env::get(env::kInit);

@@ -22,7 +22,7 @@ namespace cohort::python {
 /// An operation's result in GPU memory: a tensor of torch's, since only its allocator knows what is free there.
 class GpuResult {
  public:
-  /// Of the type, and on the device and stream, of the input. Throws InvalidArgument where there is no torch.
+  /// Takes the type, device and stream of the input. Throws InvalidArgument without torch.
   GpuResult(const char* operation, const ConstBuffer& input);
   /// named::OutputAllocator: the engine's thread, without the GIL. Throws std::runtime_error.
   void* allocate(std::span<const std::int64_t> shape);

@@ -1,7 +1,7 @@
-// cohort._core.named_calls: engines by number, for callers that are not Python. What is done is told by a thread of
-// its own, since those who are told go on to compute, or ask for more, which the engine's thread must not. What became
-// of the operations is kept for Horovod's timeline while one is written, and fetched by its thread. Any thread may
-// call.
+// cohort._core.named_calls: engines by number, for callers that are not Python. A thread of its own
+// reports finished operations, since the callbacks go on to compute, or ask for more, which the engine's thread must
+// not. Outcomes of the operations are kept for Horovod's timeline while one is written, and fetched by its thread. Any
+// thread may call.
 #include "named_calls.h"
 
 #include "errors.h"

@@ -154,7 +154,7 @@ void NamedWorld::let_go(std::shared_ptr<NamedWorld> world) {
   sweep();
 }
 
-// Those that have nothing more to do end as the others notice, and go once they have ended.
+// Worlds that have nothing more to do end as the others notice, and go once they have ended.
 void NamedWorld::sweep() {
   for (const auto& world : std::exchange(lingering_worlds(), {})) {
     const bool at_home = world->home_ == fork_generation();

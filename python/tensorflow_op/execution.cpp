@@ -57,7 +57,7 @@ std::optional<DType> dtype_of(Type type) noexcept {
   return std::nullopt;
 }
 
-/// By the numbers of cohort::ErrorCode. What TensorFlow calls unavailable it takes for a failure of its own network.
+/// By the number of cohort::ErrorCode. Never Unavailable, which TensorFlow takes for a failure of its own network.
 Code code_of(int code) noexcept {
   constexpr Code kCodes[] = {Code::InvalidArgument, Code::Aborted, Code::DeadlineExceeded, Code::Aborted,
                              Code::FailedPrecondition};
@@ -65,7 +65,7 @@ Code code_of(int code) noexcept {
   return code >= 0 && code < static_cast<int>(std::size(kCodes)) ? kCodes[code] : Code::Aborted;
 }
 
-// cohort/tensorflow/_errors.py looks for it. What has no meaning is a ValueError there, and carries no mark.
+// cohort/tensorflow/_errors.py looks for the mark. Invalid arguments are a ValueError there, and carry no mark.
 std::string text_of(const NamedReply& reply) {
   return (code_of(reply.code) == Code::InvalidArgument ? "" : "HorovodInternalError: ") + std::string(reply.failure);
 }

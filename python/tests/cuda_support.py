@@ -1,7 +1,7 @@
 """Tensors of "cuda" for tests: in a torch without CUDA those that pretend (src/torch/fake), where
 COHORT_FAKE_CUDA_TENSORS names them, else those of a real GPU. To be imported before torch.
 
-Of what pretends memory cannot be read where it lies; operations are those of the CPU, done when they are called."""
+The fake's memory cannot be read where it lies; operations are those of the CPU, done when they are called."""
 
 import contextlib
 import ctypes

@@ -51,7 +51,7 @@ def place_of(backend):
 
 
 def _has(python, folders, modules):
-    """Whether the modules are there, for the same Python as the compiled module's."""
+    """True if the modules are there, for the same Python as the compiled module's."""
     looks = (
         "import sys, importlib.util as u; "
         "sys.exit(sys.implementation.cache_tag != sys.argv[1] or any(u.find_spec(m) is None for m in sys.argv[2:]))"
@@ -75,7 +75,8 @@ def ranks(backend, folder, script, *options, count=2, seconds=400):
 
 
 def finish(words, folder, env, seconds):
-    """Runs a command; its exit status, and what it and its children printed. Whatever is left after `seconds` is killed."""
+    """Runs a command; its exit status, and what it and its children printed. Processes left after `seconds` are
+    killed."""
     process = subprocess.Popen(words, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
     try:

@@ -56,7 +56,7 @@ NAMES = {
     "horovod.ray": ["RayExecutor", "RayExecutor.create_settings", "ElasticRayExecutor"],
     "horovod": ["run", "mxnet", "data"],
 }  # fmt: skip
-# Those that are not here; each says what there is instead.
+# Names that are not here; each has a note of what to use instead.
 NOT_HERE = {
     "horovod.tensorflow.BroadcastGlobalVariablesHook", "horovod.tensorflow.data.compute_service",
     "horovod.tensorflow.data.compute_worker", "horovod.spark.run_elastic", "horovod.spark.keras.KerasEstimator",

@@ -65,7 +65,7 @@ assert "RANK" not in os.environ
         self.assertIn("environment variable RANK expected", output)
 
     def test_a_rank_that_ends_before_it_joins_ends_the_job(self):
-        """Whatever the others wait in: torch's rendezvous, of any backend, or Cohort's."""
+        """The others may wait in torch's rendezvous, of any backend, or Cohort's."""
         for waits in 'dist.init_process_group("cohort")', 'dist.init_process_group("gloo")', "cohort.init()":
             with self.subTest(waits):
                 script = self.script(f"{SMALLEST}\nos.environ['RANK'] == '0' or os._exit(0)\n{waits}\n")

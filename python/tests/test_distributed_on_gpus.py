@@ -238,7 +238,7 @@ class Reductions(Case):
             while any(one() is not None for one in gone[::2]) and time.monotonic() < until:
                 time.sleep(0.001)
             self.assertEqual([one() for one in gone[::2]], [None] * 2)
-            # Whoever keeps a Work may ask it for the result.
+            # A Work that is kept still has its result.
             self.assertEqual([work.wait() and work.result()[0] is one() for work, one in zip(works, gone[1::2])], [True] * 2)
             works.clear()
             self.assertEqual([one() for one in gone], [None] * 4)

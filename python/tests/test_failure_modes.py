@@ -291,8 +291,8 @@ print("ORDERS", first != second, sorted(first) == sorted(second), flush=True)
         self.named(14, "set_epoch is forgotten: the next epoch all the same", job, "ORDERS True True")
 
     def test_f24_an_operation_is_tried_again(self):
-        # There is no parameter server. What changes numbers are collectives: refused ones change nothing, and what is
-        # brought again is counted once.
+        # There is no parameter server. Only collectives change numbers: refused ones change nothing, and values
+        # brought again are counted once.
         job = self.job(
             START
             + """

@@ -238,7 +238,7 @@ class Gpus(unittest.TestCase):
         self.assertEqual(exported.let_go, ["once"])
 
     def test_arrays_go_when_the_gpu_is_done_with_them(self):
-        """Whoever waits, keeps the Work or has dropped it; and without another call of the program."""
+        """With a wait, a kept Work or a dropped one; and without another call of the program."""
         exported = Kept([2.0])
         for one in (Tensor([1.0]), exported):
             self.world.all_reduce(one)

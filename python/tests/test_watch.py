@@ -37,7 +37,7 @@ SECONDS = 60
 # Live latency: what is promised is 1 s; other tests on the same two cores cost the rest.
 LATENCY = 3.0
 
-# Rank 1 is late by 60 ms of each step. Where `when` is given, it has the time of each step.
+# Rank 1 is late by 60 ms of each step. `when`, if given, gets the time of each step.
 TRAINING = """
 import sys, time
 import cohort, cohort.track

@@ -86,7 +86,7 @@ def _not_here(host: str, why: str) -> NoReturn:
 
 
 def _find(order: Order, host: str) -> tuple[str, str]:
-    """The folder that the package `cohort` is in, and the command. What the driver has sent counts."""
+    """Returns the folder of the package `cohort`, and the command. A package that the driver has sent counts."""
     if sys.version_info[:2] != tuple(order["python"]):
         raise RuntimeError(
             "cohort: the executor on {} runs Python {}.{} ({}) and the driver {}.{} -- functions and Cohort itself are for one "

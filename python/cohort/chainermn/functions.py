@@ -1,7 +1,7 @@
 """Communication inside a model: functions of torch tensors whose backward communicates the other way.
 
 A rank whose result is elsewhere gets a *delegate variable*, a tensor of one zero: `delegate.backward()`, or a loss that
-it is connected with by `pseudo_connect`, makes this rank take part in the backward. Where the sender's tensors require
+it is connected with by `pseudo_connect`, makes this rank take part in the backward. If the sender's tensors require
 no gradient (it is off there, or nothing is to be trained), none is sent back. Forward and backward sends do not wait
 for the receiver: ranks may send to each other first and receive then. Double backward is not supported. One thread per
 rank.

@@ -35,8 +35,8 @@ _formed: list[cohort.Communicator] = []  # what the default group that torch mak
 
 def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any, int, int]]:
     """torch's store, this process's rank and the world's size, for the env:// of `url` without all of its variables: the
-    ranks meet as those of cohort.init() do, and rank 0 tells the others where its store is. Where nothing says that there are
-    several, a world of one, with a warning. None: it is torch's to do, or to say what is missing.
+    ranks meet as those of cohort.init() do, and rank 0 tells the others where its store is. Without a sign of several
+    ranks, a world of one, with a warning. None: torch has to do it, or to say what is missing.
 
     Raises InvalidArgument where the program or a variable contradicts the launcher, and what cohort.join raises.
     """
@@ -152,8 +152,8 @@ def _reachable(addresses: list[str], port: int, world: cohort.Communicator) -> s
 
 
 def fill(communicator: cohort.Communicator, elastic: bool = False) -> list[tuple[str, str]]:
-    """Sets what is missing; returns that. Of an elastic job's world: sets what changes with it. (LOCAL_RANK, by which a
-    process knows its GPU, does not.)"""
+    """Sets variables that are missing; returns them. For an elastic job's world, sets those that change with it.
+    (LOCAL_RANK, by which a process knows its GPU, does not.)"""
     if elastic:
         now = {"RANK": communicator.rank(), "WORLD_SIZE": communicator.size(), **_master}
         os.environ.update((name, str(value)) for name, value in now.items())

@@ -1,7 +1,7 @@
 """The process group: torch.distributed's operations on a Communicator of Cohort's.
 
 Results are delivered into the tensors that the caller gave, wherever they lie; contiguous ones are used without a copy.
-What a rank does wrong is refused on all of them (cohort.Mismatch), and the group stays usable.
+A rank's wrong call is refused on all ranks (cohort.Mismatch), and the group stays usable.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ class ProcessGroup(Operations, dist.ProcessGroup):
     def _start(self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], written: Sequence[Any],
                call: Any, arguments: Sequence[Any], how: dict[str, Any], line: Any = None,
                source: Optional[int] = -1) -> Work:  # fmt: skip
-        """Starts the core's operation `call(*arguments, **how)`. What ranks do to each other is told by the Work, however
-        early it is known; wrong arguments are told at once.
+        """Starts the core's operation `call(*arguments, **how)`. The Work reports errors between ranks, however early
+        they are known; wrong arguments are reported at once.
 
         name     of the operation, for messages and torch's profiler
         inputs   what it reads

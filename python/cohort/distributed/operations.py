@@ -242,7 +242,7 @@ class Operations:
 
     @operation
     def barrier(self: Any, opts: Any = None) -> Work:
-        # As NCCL's: it comes after what GPUs have been given. Where torch has used none, nothing has been.
+        # As NCCL's, it comes after the work given to GPUs. There is none if torch has used no GPU.
         for index in getattr(opts, "device_ids", None) or () if torch.cuda.is_initialized() else ():
             torch.cuda.current_stream(index).synchronize()
         return self._start("barrier", [], [], [], self.communicator.barrier, [], {"timeout": self._limit(opts)})

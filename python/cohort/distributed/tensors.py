@@ -23,7 +23,7 @@ except ImportError:  # before torch 2.1
 
 
 def is_known(dtype: torch.dtype) -> bool:
-    """Whether the core has elements of this type. Others (8-bit floats) can be moved as bytes, not reduced."""
+    """True if the core has elements of this type. Others (8-bit floats) can be moved as bytes, not reduced."""
     known = _KNOWN.get(dtype)
     if known is None:
         known = _KNOWN[dtype] = cohort.supports(dtype, "sum")
@@ -58,7 +58,7 @@ def check_device(tensors: Sequence[torch.Tensor], operation: str) -> None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its memory holds what it stands for, element after element."""
+    """True if its memory holds its values, element after element."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -104,7 +104,7 @@ class Written:
 
     @property
     def copies(self) -> bool:
-        """Whether `deliver` does."""
+        """True if `deliver` copies."""
         return self.memory is not self.tensor
 
     def deliver(self) -> None:
@@ -153,7 +153,7 @@ class Pieces:
 
     @property
     def copies(self) -> bool:
-        """Whether `deliver` does."""
+        """True if `deliver` copies."""
         return self._own
 
     def deliver(self) -> None:

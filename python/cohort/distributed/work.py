@@ -40,8 +40,9 @@ def settle_what_was_let_go() -> None:
 
 class Work(_distributed_c10d.Work):
     """An operation under way. It goes on unattended. Its results are in place once `wait` has returned, or once
-    `is_completed` has said so, or the future has its value. Of a GPU's memory, `wait` and the future say, as torch's NCCL
-    does, that what the current stream is given from then on comes after the result; `is_completed`, that it is there."""
+    `is_completed` has said so, or the future has its value. For a GPU's memory, `wait` and the future
+    mean, as with torch's NCCL, that work given to the current stream from then on comes after the result;
+    `is_completed`, that it is there."""
 
     def __init__(self, name: str, line: Hashable, core: Sequence[Any], outputs: Sequence[torch.Tensor],
                  deliver: Optional[Callable[[], None]] = None, source: Optional[int] = -1,
@@ -260,7 +261,7 @@ class All:
 TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 # Before torch 2.7 C++ lets go of the Python half of a Work that a Python process group returns to it, and what is left
-# never ends. What C++ calls gets a Work of its own kind then.
+# never ends. C++ callers get a Work of its own kind then.
 _C_KEEPS_WORKS = TORCH >= (2, 7)
 
 
@@ -287,7 +288,7 @@ dist._register_builtin_comm_hook = _note_hooks(dist._register_builtin_comm_hook)
 
 
 def may_be_compressed(tensor: torch.Tensor) -> bool:
-    """Whether the hook FP16_COMPRESS may have made it."""
+    """True if the hook FP16_COMPRESS may have made it."""
     return tensor.dtype == torch.float16 and dist.BuiltinCommHookType.FP16_COMPRESS in _builtin_hooks
 
 

@@ -1,4 +1,4 @@
-"""Whether every epoch's samples were used exactly once, and no step was trained anew: what the ledgers of a training say."""
+"""Checks by a training's ledgers that every epoch's samples were used exactly once, and no step was trained anew."""
 
 from __future__ import annotations
 

@@ -96,7 +96,8 @@ def is_generator(thing: Any) -> bool:
 
 
 def access(generators: Callable[[], list]) -> tuple[Callable[[], bytes], Callable[[bytes], None]]:
-    """How a State gets and sets their states. What it keeps is a number, since these states never leave the process."""
+    """Functions by which a State gets and sets the generators' states. It keeps a number: these states never leave the
+    process."""
     kept: dict[bytes, list] = {}
     number = 0
 

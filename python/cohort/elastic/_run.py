@@ -66,10 +66,11 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
     join    arguments of `cohort.init`, for each world
 
     Each world becomes the process's default world, so `cohort.all_reduce`... of `cohort.nn`, `hvd.init` and
-    init_process_group("cohort") use it. What belongs to a world, such as a DistributedDataParallel or a process group, is made
-    by `train`. `hvd` is initialised again for the next world where it was before, and process groups are destroyed.
+    init_process_group("cohort") use it. Objects of one world, such as a DistributedDataParallel or a process group, are
+    made by `train`. `hvd` is initialised again for the next world where it was before, and process groups are
+    destroyed.
 
-    Returns what `train` returns. What it raises, and what is no loss of a rank, is raised. Where the job is not elastic
+    Returns the result of `train`, and raises its exceptions but those for a lost rank. If the job is not elastic
     (`cohort run --min-np`) there is one world.
     """
     if train is None:

@@ -113,10 +113,11 @@ class State:
         self._on_step.append(callback)
 
     def step(self) -> None:
-        """The optimizer has taken a step. Call it right after that, and after whatever else a step changes (a schedule's
-        step), with no collective in between: what fails later is taken up again from here, and what failed before is done
-        again. What changes after it is lost where the members change with this step. Raises MembershipChanged, on all ranks at the same step, where ranks come or leave as planned, and what a
-        collective raises; both are for `run`."""
+        """The optimizer has taken a step. Call it right after that, and after everything else that a step changes (a
+        schedule's step), with no collective in between: after a later failure training goes on from here, and after an
+        earlier one it does the step again. Changes after this call are lost if the members change with this step.
+        Raises MembershipChanged, on all ranks at the same step, when ranks come or leave as planned, and the errors of
+        a collective; both are for `run`."""
         for callback in self._on_step:
             callback()
         for schedule in self._schedules.values():

@@ -138,9 +138,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     HorovodInternalError: the state goes back to its last commit. HostsUpdatedInterrupt: it stays as it is (and is not
     sent again if hosts only went). In both cases the world is left and formed anew, `state.on_reset()` is called, and
-    then all of this again. Where all have come anew, and others had committed before them in this attempt of the job, all
-    raise cohort.Unavailable: what those had trained is lost. After three failures with no commit between them the last is raised, but those that ended
-    an epoch of an elastic job do not count.
+    then all of this again. If all ranks are new, and others had committed before them in this attempt of the job, all
+    raise cohort.Unavailable: the training of those is lost. After three failures with no commit between them the last
+    is raised, but those that ended an epoch of an elastic job do not count.
     """
 
     @functools.wraps(func)

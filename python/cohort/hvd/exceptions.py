@@ -1,4 +1,4 @@
-"""The exceptions of Horovod's API. What Cohort itself raised is their `__cause__`."""
+"""The exceptions of Horovod's API. Cohort's own exception is their `__cause__`."""
 
 from __future__ import annotations
 

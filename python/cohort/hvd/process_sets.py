@@ -72,7 +72,7 @@ class ProcessSet:
         return self._engine.rank()
 
     def included(self) -> Optional[bool]:
-        """Whether this process is in the set; None until it is added."""
+        """True if this process is in the set; None until it is added."""
         return None if self.process_set_id is None else self._engine is not None
 
     def __str__(self) -> str:
@@ -203,7 +203,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends a set; all ranks call it, in the same order. Blocks until they have. What is in progress in it fails.
+    """Ends a set; all ranks call it, in the same order. Blocks until they have. Its operations in progress fail.
 
     Returns False, and does nothing, for a set that was not added and for the global one. Raises HorovodInternalError
     where the ranks did not agree.
@@ -223,7 +223,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def is_process_set_registered(process_set: ProcessSet) -> bool:
-    """Whether its operations can be called (by the ranks that are in it)."""
+    """True if its operations can be called (by the ranks that are in it)."""
     return process_set.process_set_id is not None
 
 

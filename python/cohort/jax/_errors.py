@@ -9,8 +9,8 @@ import jax
 
 from cohort.hvd.exceptions import HorovodInternalError, retold
 
-# XLA's name of the kind, then the text of a cohort.Error, which says on which rank. Where a program calls back into Python,
-# that is the last line of a traceback.
+# XLA's name of the kind, then the text of a cohort.Error, which says on which rank. If a program calls back into
+# Python, that is the last line of a traceback.
 _TOLD = re.compile(r"(?:UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNKNOWN): (.*)", re.DOTALL)
 _CALLED_BACK = re.compile(r"HorovodInternalError: ([^\n]*)")
 

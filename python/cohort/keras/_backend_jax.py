@@ -35,7 +35,7 @@ def total(count: Any, name: str, process_set: ProcessSet) -> Any:
 
 
 def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
-    """Whether a flag is set on all ranks."""
+    """True if a flag is set on all ranks."""
     return _reduced(jnp.asarray(flag, jnp.int32), name, Min, process_set).astype(bool)
 
 

@@ -23,7 +23,7 @@ def total(count: Any, name: str, process_set: ProcessSet) -> Any:
 
 
 def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
-    """Whether a flag is set on all ranks."""
+    """True if a flag is set on all ranks."""
     return tf.cast(reduce_gradients([tf.cast(flag, tf.uint8)], [name], op=Min, process_set=process_set)[0], tf.bool)
 
 

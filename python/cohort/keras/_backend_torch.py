@@ -31,7 +31,7 @@ def total(count: Any, name: str, process_set: ProcessSet) -> float:
 
 
 def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
-    """Whether a flag is set on all ranks."""
+    """True if a flag is set on all ranks."""
     return _reduced(torch.as_tensor(flag).reshape(1).to(torch.uint8), name, process_set, Min).reshape(()).bool()
 
 

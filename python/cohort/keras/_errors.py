@@ -21,8 +21,8 @@ def _known(error: Optional[BaseException]) -> Optional[BaseException]:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Within it a failed operation is a HorovodInternalError, or a `cohort.Error` that is a ValueError too. What a framework
-    has made of it is left out: it tells no more, in a hundred lines."""
+    """Within it a failed operation is a HorovodInternalError, or a `cohort.Error` that is a ValueError too. The
+    framework's own error is left out: it tells no more, in a hundred lines."""
     try:
         yield
     except (HostsUpdatedInterrupt, Error):

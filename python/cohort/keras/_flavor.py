@@ -31,7 +31,7 @@ def package_of(one: Any) -> str:
 
 
 def is_keras_2(package: str) -> bool:
-    """Whether that package is Keras 2."""
+    """True if that package is Keras 2."""
     return package == "tf_keras" or str(module(package).__version__).startswith("2.")
 
 

@@ -61,7 +61,7 @@ class Reduction:
     # --- who takes part ---
 
     def is_shared(self) -> bool:
-        """Whether there are other ranks to reduce with, or may be: what is compiled in a world of one outlives it."""
+        """True if there are other ranks to reduce with, or may be: programs compiled in a world of one outlive it."""
         process_set = self.settings.process_set
         if process_set.process_set_id is not None and not process_set.included():
             return False

@@ -21,7 +21,7 @@ from cohort.keras._reduction import Reduction
 from cohort.keras._variables import broadcast_variables
 
 drop_old_arguments = False
-"""Whether arguments that Keras 3's `compile` no longer takes are left out: under Horovod's own names."""
+"""True if arguments that Keras 3's `compile` no longer takes are left out: under Horovod's own names."""
 
 _OLD_ARGUMENTS = ("experimental_run_tf_function", "sample_weight_mode", "target_tensors", "distribute")
 _SAMPLES = "keras.samples"
@@ -168,8 +168,8 @@ class Training:
         return result
 
     def _exchange_kinds(self) -> None:
-        """Once, before gradients are reduced for the first time: ranks without a batch cannot know which are sparse. Where steps
-        are graphs they have made one, too."""
+        """Runs once, before gradients are reduced for the first time: ranks without a batch cannot know which are
+        sparse. If steps are graphs, they have made one, too."""
         if not self._asks_kinds:
             return
         self._asks_kinds = False
@@ -188,7 +188,7 @@ class Training:
                     reduction.sparse.setdefault(name, kind)  # type: ignore[union-attr]
 
     def _is_eager(self) -> bool:
-        """Whether gradients may be sparse, and steps are no graphs."""
+        """True if gradients may be sparse, and steps are no graphs."""
         if _flavor.backend_name(self.package) != "tensorflow":
             return False
         import tensorflow as tf
@@ -196,7 +196,7 @@ class Training:
         return bool(getattr(self.model, "run_eagerly", False)) or tf.config.functions_run_eagerly()
 
     def _by_samples(self) -> bool:
-        """Whether this rank's loss is a mean over samples, and so is to be the average over ranks."""
+        """True if this rank's loss is a mean over samples, and so is to be the average over ranks."""
         settings = self.reduction.settings
         if settings.op != _reduction.Average or settings.average_by != "samples":
             return False

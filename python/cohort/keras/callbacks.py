@@ -321,8 +321,8 @@ class UpdateBatchStateCallback(_Callback):
 
 
 class UpdateEpochStateCallback(_Callback):
-    """Keeps `state.epoch`: the epochs that are done, those of earlier worlds too. Whether `fit` counts on from there
-    (`initial_epoch=state.epoch`) or from 0 (`epochs=EPOCHS - state.epoch`) makes no difference."""
+    """Keeps `state.epoch`: the epochs that are done, those of earlier worlds too. `fit` may count on from there
+    (`initial_epoch=state.epoch`) or from 0 (`epochs=EPOCHS - state.epoch`)."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()

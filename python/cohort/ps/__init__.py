@@ -9,7 +9,7 @@
 
 Arrays are NumPy's, torch's, or of anything that has DLPack or the buffer protocol, in the host's memory and dense. Keys
 are int64 or uint64, in any order, also several times; rows are float32, one behind the other. A list of numbers does for
-keys. What the semantics promise: docs/parameter-server.md.
+keys. docs/parameter-server.md has the semantics.
 
 Optimizers, with torch's names, defaults and formulas: Sgd, Adagrad, RowAdagrad (one accumulator per row), Adam, AdamW,
 Ftrl. A row's bias correction goes by its own steps.
@@ -90,7 +90,7 @@ class Pulled(NamedTuple):
 
 
 class Work:
-    """A request under way, as `async_op=True` returns it. What it reads or writes has to stay until it is waited for."""
+    """A request under way, as `async_op=True` returns it. Its arrays have to stay until it is waited for."""
 
     def __init__(self, work: _core.PsWork, result: Any, ages: Optional[Counter[int]] = None) -> None:
         self._work = work
@@ -249,7 +249,7 @@ class Client:
 
     @property
     def tables(self) -> list[Table]:
-        """Those that this client has made and the program still has, by name."""
+        """The tables that this client has made and the program still has, by name."""
         return sorted(self._tables, key=lambda table: table.name)
 
     @property
@@ -387,7 +387,7 @@ class Server:
 
     @property
     def workers_gone(self) -> bool:
-        """Whether there have been workers and all have left or are lost."""
+        """True if there have been workers and all have left or are lost."""
         return self._server is None or self._server.workers_gone
 
     def close(self) -> None:

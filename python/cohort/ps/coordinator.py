@@ -15,10 +15,10 @@ Worker 0 is the coordinator. Functions and results travel as pickles (cloudpickl
 store, to which only processes with the job's secret come. A worker whose heartbeat does not come for `patience` seconds
 is lost: its function is carried out by another one, and it may come again, as a new process or the same one.
 
-What a function has pushed to tables whose pushes count with the clock (all but Async) counts exactly once, also if it had
-to be carried out twice: the worker ends its clock after each function, together with a mark of that function, and before the
+A function's pushes to tables whose pushes count with the clock (all but Async) count exactly once, also if it had to be
+carried out twice: the worker ends its clock after each function, together with a mark of that function, and before the
 function is given away, the servers settle whether that clock had ended. Tables for that wait for nobody:
-`Bounded(ps.UNBOUNDED)`. What functions do elsewhere (files, tables with Async) may happen twice.
+`Bounded(ps.UNBOUNDED)`. Other effects of functions (files, tables with Async) may happen twice.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ClusterCoordinator:
             self._wait(lambda: not self._queue and not self._running)
 
     def done(self) -> bool:
-        """Whether all has been carried out. Raises as `join`."""
+        """True if all functions have been carried out. Raises as `join`."""
         with self._changed:
             if self._failure is not None:
                 self._wait(lambda: False)
@@ -188,8 +188,9 @@ class ClusterCoordinator:
         return values
 
     def create_per_worker_dataset(self, dataset: Any) -> Any:
-        """A dataset of each worker's own: `dataset` is called there, or iterated over if it is no function. What is returned,
-        or `iter` of it, is an argument of functions, which get that worker's own. Of a worker that comes again it begins anew."""
+        """A dataset of each worker's own: `dataset` is called there, or iterated over if it is no function. The result,
+        or `iter` of it, is an argument of functions, which get that worker's own. It begins anew when a worker comes
+        again."""
         number = next(self._numbers)
         made = _pickling.dump_call(dataset, (), {}) if callable(dataset) else _pickling.dump_call(_same, (dataset,), {})
         self._store.put(_place("dataset", number), made)

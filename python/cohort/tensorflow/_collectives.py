@@ -357,7 +357,7 @@ def _exchanged(tensor: Tensor, splits: Optional[Tensor], call: Call) -> Tuple[Te
 def reducescatter(tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: int = Average,
                   name: Optional[str] = None, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0, ignore_name_scope: bool = False) -> Tensor:  # fmt: skip
-    """Reduces a tensor and returns this rank's rows of the result. Where dimension 0 does not divide, the first ranks get
+    """Reduces a tensor and returns this rank's rows of the result. If dimension 0 does not divide, the first ranks get
     one row more. op: hvd.Average or hvd.Sum, others are a NotImplementedError that is a HorovodInternalError too."""
     if isinstance(tensor, tf.IndexedSlices):
         raise NotImplementedError("reducescatter: tf.IndexedSlices -- tf.convert_to_tensor makes them dense")

@@ -63,7 +63,7 @@ class _VariablesState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        # Those that have been made since the last commit stay.
+        # Variables made since the last commit stay.
         for variable, value in zip(self._variables(), self._values):
             variable.assign(value)
         super().restore()

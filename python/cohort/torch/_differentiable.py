@@ -1,8 +1,8 @@
 """The operations that wait, with gradients where autograd asks for them.
 
-Gradients are those that Horovod gives. Where the result is one for all ranks (allgather, broadcast) ranks average what
-comes back, as a loss that each rank has of its own, and that is averaged over ranks, asks for. Minimum, maximum and
-product have true gradients: what comes back is added up, and goes to the ranks whose values made the result.
+Gradients are those that Horovod gives. If the result is one for all ranks (allgather, broadcast), ranks average the
+incoming gradients, as is right for a loss that each rank has of its own, averaged over ranks. Minimum, maximum and
+product have true gradients: incoming ones are added up, and go to the ranks whose values made the result.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Reducer:
         return f"cohort.{what}.{next(iter(self._meet.values()), '')}"
 
     def pending(self) -> bool:
-        """Whether gradients are under way."""
+        """True if gradients are under way."""
         return bool(self._waiting)
 
     def set_passes(self, passes: int) -> None:
@@ -310,9 +310,10 @@ class Reducer:
         return self._kinds
 
     def _agree_on_kinds(self) -> None:
-        """Whether gradients are sparse or dense, of parameters of which no rank has had one: one small reduction.
+        """Agrees whether gradients are sparse or dense, for parameters that had none on any rank yet: one small
+        reduction.
 
-        Where ranks differ, all reduce dense ones. Raises Mismatch, on all ranks, if at first they do not train the same.
+        If ranks differ, all reduce dense ones. Raises Mismatch, on all ranks, if at first they do not train the same.
         """
         kinds = self._agreed_kinds()
         # All at first: those that are trained here alone would be waited for in vain.
@@ -416,7 +417,8 @@ class Reducer:
         self._touched = self._touched or self._find_touched(under_way=True)
         if complete and self.attached:
             early = self._find_touched(under_way=False)
-            # Whoever read gradients of all ranks before this has not seen all of them, if there are more to come.
+            # A program that read gradients of all ranks before this has not seen all of them, if there are more to
+            # come.
             if self._start_rest() and self._touched is None:
                 self._touched = early
         waiting, self._waiting = self._waiting, []
@@ -457,7 +459,7 @@ class Reducer:
             )
 
     def _start_rest(self) -> bool:
-        """Whether there were any."""
+        """True if there were any."""
         self._attach_thawed()
         self._agree_on_kinds()
         found = False
@@ -505,7 +507,7 @@ class Reducer:
         self._passes_left = dict.fromkeys(self._passes_left, self.passes)
 
     def quiet(self) -> bool:
-        """Whether `finish(complete=False)` would not have to wait."""
+        """True if `finish(complete=False)` would not have to wait."""
         return all(_handles.is_done(handle) for handle in self._handles)
 
 

@@ -93,7 +93,7 @@ def is_done(handle: int) -> bool:
 
 
 def poll(handle: int) -> bool:
-    """Whether the operation is done, so that `synchronize` will not wait. Raises ValueError for an unknown handle."""
+    """True if the operation is done, so that `synchronize` will not wait. Raises ValueError for an unknown handle."""
     pending = _pending.get(handle)
     if pending is None:
         raise ValueError(f"poll({handle!r}): there is no such operation, or synchronize was called for it already")

@@ -43,7 +43,7 @@ class _Place:
         self._lent: Optional[weakref.ref[memoryview]] = None
 
     def is_free(self) -> bool:
-        """Whether nothing is left over the memory: not the tensor given out last, nor any tensor or array of it."""
+        """True if nothing refers to the memory: not the tensor given out last, nor any tensor or array over it."""
         return self._lent is None or self._lent() is None
 
     def fits(self, gradient: Tensor) -> bool:
@@ -124,7 +124,7 @@ class Places:
 
 
 def _deserves(parameter: Tensor) -> bool:
-    """Whether its gradients will mostly be such that the engine can use them where they lie."""
+    """True if the engine will mostly be able to use its gradients where they lie."""
     return (
         parameter.layout is torch.strided
         and parameter.device.type == "cpu"
@@ -134,7 +134,7 @@ def _deserves(parameter: Tensor) -> bool:
 
 
 def _is_ready(gradient: Tensor) -> bool:
-    """Whether the engine can use it where it lies."""
+    """True if the engine can use it where it lies."""
     return (
         gradient.layout is torch.strided
         and gradient.device.type == "cpu"
@@ -144,7 +144,7 @@ def _is_ready(gradient: Tensor) -> bool:
 
 
 def _is_shared(parameter: Tensor, gradient: Tensor, all: Iterable[Tensor]) -> bool:
-    """Whether it is also another parameter's, or part of somebody's larger tensor: then it has to stay there."""
+    """True if it is also another parameter's, or part of a larger tensor: then it has to stay there."""
     storage = gradient.untyped_storage() if hasattr(gradient, "untyped_storage") else gradient.storage()
     if storage.nbytes() != gradient.numel() * gradient.element_size():
         return True

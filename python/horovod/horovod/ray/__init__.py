@@ -86,7 +86,7 @@ class RayExecutor:
     cpus_per_worker, use_gpu, gpus_per_worker   what each has of Ray's resources; all GPUs of a host are visible to its ranks
 
     `start` makes the actors and has them meet; `run` calls a function on each and returns what each returned, by rank;
-    `shutdown` ends them. What a rank raises is Ray's RayTaskError, which is of the exception's own class, too.
+    `shutdown` ends them. A rank's exception is Ray's RayTaskError, which is of the exception's own class, too.
     """
 
     @classmethod

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def _executing_eagerly() -> bool:
-    """Whether operations are carried out at once."""
+    """True if operations are carried out at once."""
     return bool(tf.executing_eagerly())
 
 

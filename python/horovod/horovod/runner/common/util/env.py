@@ -26,5 +26,5 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
 
 def is_exportable(variable: str) -> bool:
-    """Whether a variable of this name is given to ranks."""
+    """True if a variable of this name is given to ranks."""
     return not _OWN.fullmatch(variable)
