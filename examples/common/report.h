@@ -53,5 +53,5 @@ class Report {
   bool whole_epoch_ = false;
   int64_t epoch_samples_ = 0, samples_ = 0;
   double seconds_ = 0;
-  std::vector<double> speeds_;  ///< of each whole epoch
+  std::vector<double> speeds_;  ///< one for each whole epoch
 };

@@ -17,7 +17,7 @@ from torch import Tensor
 class Ranks:
     """How Normalize reaches the other ranks."""
 
-    name = ""  # of the layer, for errors
+    name = ""  # the layer's, for errors
 
     def gather(self, own: Tensor, channels: int) -> Tensor:
         """The rows of all ranks that take part, one of each."""

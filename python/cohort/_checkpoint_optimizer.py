@@ -248,7 +248,7 @@ class _Place:
     device: torch.device = torch.device("cpu")
     like: torch.Tensor | None = None  # the parameter, whose shape tensors share; None: they have shapes of their own
     count: torch.Tensor | None = None  # a count; None: it is Python's int
-    dtype: torch.dtype | None = None  # of tensors with fractions; None: as they were saved
+    dtype: torch.dtype | None = None  # for tensors with fractions; None: as they were saved
 
 
 def _place_of(parameter: torch.Tensor, group: Mapping[str, Any], kind: _Kind, masters: bool) -> _Place:

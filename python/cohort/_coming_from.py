@@ -187,7 +187,7 @@ class Program:
         listed = re.findall(r"^  (-\S+)( [A-Z]\S*)?", self.ask("run", "--help-all"), re.MULTILINE)
         self.options = {one: value for names, value in listed for one in names.split(",")}
         if name == "horovod":
-            names, _, _ = (importlib.import_module(f"horovod.{part}") for part in ("_names", "ray", "spark"))  # who say what they lack
+            names, _, _ = (importlib.import_module(f"horovod.{part}") for part in ("_names", "ray", "spark"))  # they say what they lack
             options = importlib.import_module("horovod.runner._options")
             self.not_here, self.no_meaning = names._NOT_HERE, options.NO_MEANING
             self.horovodrun = options.make_parser()._option_string_actions

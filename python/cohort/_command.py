@@ -30,7 +30,7 @@ def _beside_package() -> Iterator[pathlib.Path]:
     for folder in (pathlib.Path(_core.__file__).resolve().parent, package):
         if folder.parent.name == "python":
             yield folder.parent.parent / "bin" / "cohort"
-    yield package.parent / "bin" / "cohort"  # of `pip install --target`
+    yield package.parent / "bin" / "cohort"  # from `pip install --target`
     # An installed wheel: beside its site-packages, in the scripts folder of whatever scheme it was installed with.
     for parent in package.parents:
         if parent.name in ("lib", "lib64"):

@@ -370,7 +370,7 @@ def _host_of(record: Mapping[str, Any], rank: int) -> str | None:
 def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Exception:
     """The exception for a job that ended with this status and without an exception of Python's that could be sent."""
     if refusal:
-        record = {}  # of an earlier run in the same folder
+        record = {}  # it is an earlier run's, in the same folder
     last = refusal or record.get("reason") or f"`cohort run` ended with status {status}"
     verdict = record.get("failure")
     if verdict is not None:
@@ -385,7 +385,7 @@ def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Excepti
         )
     if status == 124:
         return Timeout(f"run: {last}")
-    if status == 2:  # of the command itself; a rank's is in the verdict
+    if status == 2:  # the command's own; a rank's is in the verdict
         return InvalidArgument(f"run: {last}")
     if status == 127:
         return Unavailable(f"run: {last}")

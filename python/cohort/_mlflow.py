@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 GUARD = "COHORT_MLFLOW"  # 0: MLflow is left alone
-RUN = "COHORT_MLFLOW_RUN"  # of the driver
-SAID = "COHORT_MLFLOW_URI"  # of its store, as the driver has it: perhaps a path from its working directory
+RUN = "COHORT_MLFLOW_RUN"  # the driver's run
+SAID = "COHORT_MLFLOW_URI"  # the driver's store, as the driver has it: perhaps a path from its working directory
 
 _PARENT = "mlflow.parentRunId"
 
@@ -42,7 +42,7 @@ def hand_on(environment: dict[str, str]) -> None:
     if not wanted(environment):
         return
     environment[GUARD] = "1"
-    for name in (RUN, SAID):  # of a driver whose rank this process may be
+    for name in (RUN, SAID):  # set by a driver whose rank this process may be
         environment.pop(name, None)
     here = os.getcwd()
     mlflow = sys.modules.get("mlflow")

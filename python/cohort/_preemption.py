@@ -48,7 +48,7 @@ class Preemption:
         self._every = every
         self._timeout = timeout
         self._calls = 0
-        self._signal = 0  # of the answer
+        self._signal = 0  # the answer's
 
     def requested(self, comm: Optional[Communicator] = None) -> bool:
         """True if the job is to save and end: collective, the same answer on all ranks, to be asked once per step.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         traceback: str
         exception: Optional[bytes]  # pickled, where that is possible
         python: str  # that the rank runs
-        path: list[str]  # where it looks for modules
+        path: list[str]  # its search path for modules
         follows: bool  # it failed because another rank had
         at: float  # time.monotonic(), one clock for all processes of a host
 

@@ -119,9 +119,9 @@ def _plain_values(values: Mapping[str, Any]) -> dict[str, Value]:
 class Shard:
     """A part of a tensor: a box of the whole, and of the box's elements in row-major order a range (None: all of them)."""
 
-    sizes: Sequence[int]  # of the whole
-    start: Sequence[int]  # of the box
-    extent: Sequence[int]  # of the box
+    sizes: Sequence[int]  # the whole tensor's
+    start: Sequence[int]  # the box's
+    extent: Sequence[int]  # the box's
     begin: int = 0
     count: Optional[int] = None
 

@@ -41,7 +41,7 @@ class SamplerState:
     seed: int = 0
     epoch: int = 0
     cursor: int = 0  # samples of this epoch that optimizer steps have used, over all ranks
-    size: int = 0  # of the data set
+    size: int = 0  # the data set's
 
 
 class DistributedSampler:
@@ -111,7 +111,7 @@ class DistributedSampler:
         self.remainder = Remainder(remainder)
         self.batch_size = batch_size
         self.shuffle = shuffle
-        self._full = (batch_size or 1) * self.num_replicas  # of a whole step
+        self._full = (batch_size or 1) * self.num_replicas  # a whole step's samples
         self._goes_on = False  # a new world has come, and the loop has not begun again
         self._calls_of_step = 0
         self._share_text = _share_text(shares)

@@ -68,7 +68,7 @@ class Averages:
         return self._means(sums)
 
     def clear(self) -> None:
-        self._sums = array.array("d", bytes(16 * len(self._names)))  # of mean * samples, then of samples
+        self._sums = array.array("d", bytes(16 * len(self._names)))  # sums of mean * samples, then of samples
 
     def _means(self, sums: array.array) -> dict[str, Mean]:
         counts = sums[len(self._names) :]

@@ -88,9 +88,9 @@ def _none() -> None:
 
 _lock = threading.Lock()
 _latest: Callable[[], RunRecord | None] = _none
-_record: RunRecord | None = None  # where they go
-_own: Metrics | None = None  # of values of this rank
-_shared: Metrics | None = None  # of values of all ranks
+_record: RunRecord | None = None  # the record that values go to
+_own: Metrics | None = None  # values of this rank
+_shared: Metrics | None = None  # values of all ranks
 
 
 def _rank() -> int:

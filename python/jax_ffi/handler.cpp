@@ -64,7 +64,7 @@ struct Asked {
   std::int64_t kind = 0, engine = 0, op = 0, root = 0;
   double prescale = 1, postscale = 1;
   std::string_view names;              // "3:abc5:hello": lengths in bytes before each
-  const std::int64_t* rows = nullptr;  // of each rank, of each operand, if its kind has any
+  const std::int64_t* rows = nullptr;  // each rank's, for each operand, if its kind has any
   std::size_t row_count = 0;
 };
 

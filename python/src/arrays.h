@@ -23,7 +23,7 @@ enum class Where { Host, HostOrGpu };
 struct Role {
   const char* operation;
   const char* name;
-  const char* item = "element";  ///< of a group: "element 0"
+  const char* item = "element";  ///< in a group: "element 0"
 };
 
 struct ReleaseBuffer {

@@ -18,7 +18,7 @@ struct CollectiveCall {
   const PyCommunicator& self;
   const char* name;
   bool async_op;
-  py::object result;  // of the synchronous form
+  py::object result;  // the synchronous form's
 };
 
 template <class... Array_>

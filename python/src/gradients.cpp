@@ -28,7 +28,7 @@ class PendingOperation final : public step::Pending {
   ~PendingOperation() override {
     if (!operation_) return;
     const py::gil_scoped_acquire gil;
-    if (!operation_->done()) operation_->let_go_at_end();  // of a backward that has failed
+    if (!operation_->done()) operation_->let_go_at_end();  // a backward has failed
     operation_ = nullptr;
   }
   PendingOperation(const PendingOperation&) = delete;

@@ -254,7 +254,7 @@ void Member::finish_aborted(const std::string& reason) {
 void Member::leave(const LeaveOptions& options) {
   if (left_) return;
   if (in_child()) {
-    left_ = true;  // what the core has stays as it is: it knows forked children itself
+    left_ = true;  // the core's state stays as it is: it knows forked children itself
     return;
   }
   for (const auto& group : std::exchange(groups_, {})) {

@@ -119,7 +119,7 @@ class NamedWorld final : public Tenant, public std::enable_shared_from_this<Name
   const std::shared_ptr<Member> member_;
   Communicator communicator_;  // to abort with
   std::shared_ptr<named::Engine> engine_;
-  named::Engine::Statistics last_;  // of an engine that has ended
+  named::Engine::Statistics last_;  // those of an engine that has ended
   Unfinished<NamedOperation> running_{64};
 };
 

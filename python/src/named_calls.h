@@ -27,9 +27,9 @@ struct NamedCall {
   double prescale = 1, postscale = 1;
   const char* name = nullptr;
   std::size_t name_bytes = 0;
-  const std::int64_t* shape = nullptr;  ///< of what this rank brings
+  const std::int64_t* shape = nullptr;  ///< the input's
   std::size_t dimensions = 0;
-  const void* input = nullptr;  ///< of a broadcast only the root's counts, and may be `output`
+  const void* input = nullptr;  ///< for a broadcast only the root's counts, and may be `output`
   void* output = nullptr;       ///< all_reduce (may be `input`) and broadcast; others: see NamedGroup::allocate
   const std::int64_t* splits = nullptr;
   std::size_t split_count = 0;

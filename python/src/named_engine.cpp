@@ -38,7 +38,7 @@ using Works = std::vector<std::shared_ptr<NamedOperation>>;
 struct EngineCall {
   Request request;
   std::vector<Array> arrays;
-  std::shared_ptr<GpuResult> result;  // where it makes one
+  std::shared_ptr<GpuResult> result;  // null if it makes none
 };
 
 EngineCall make(Kind kind, const py::str& name) {

@@ -232,8 +232,8 @@ class Execution {
   std::vector<std::vector<std::int64_t>> shapes_;
   std::vector<std::int64_t> splits_;
   std::size_t bytes_ = 0;
-  std::vector<Tensor> held_;     // what is read and written
-  std::vector<Tensor> outputs_;  // whose size is known once all ranks have come
+  std::vector<Tensor> held_;     // inputs and outputs
+  std::vector<Tensor> outputs_;  // their size is known once all ranks have come
 };
 
 void Kernel::run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* lent) {

@@ -305,7 +305,7 @@ class Sharing(Case):
             model[2].weight.grad = None
             with self.assertRaisesRegex(ValueError, r"gradient of '\d.weight' was changed"):
                 optimizer.synchronize()
-            self.assertIs(model[0].weight.grad, mine)  # what was on its way has come all the same
+            self.assertIs(model[0].weight.grad, mine)  # gradients under way have come all the same
             self.same_bits(model, self.reduced(twin))
 
     def test_unused_and_frozen(self):

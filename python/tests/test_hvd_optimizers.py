@@ -332,7 +332,7 @@ class Schedules(Case):
             state = hvd.elastic.TorchState(model=model, optimizer=optimizer, scheduler=schedule, epoch=0)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                if self.rank == 0:  # who is new is behind
+                if self.rank == 0:  # new ranks are behind
                     schedule.step(), schedule.step()
                 state.sync()
                 self.assertIs(state.scheduler, schedule)

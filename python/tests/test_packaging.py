@@ -241,7 +241,7 @@ class Module(unittest.TestCase):
                 for name in ("sysconfig.get_path", "shutil.which"):
                     stack.enter_context(mock.patch(name, lambda *which: str(path)))
                 stack.enter_context(mock.patch.object(sys, "executable", folder))
-                self.assertEqual(_command.find(), str(target))  # of `pip install --target`: it belongs to the package
+                self.assertEqual(_command.find(), str(target))  # the package's own, from `pip install --target`
                 target.unlink()
                 with self.assertRaisesRegex(Unavailable, rf"{path} \(that is of version 0.0.9\)"):
                     _command.find()

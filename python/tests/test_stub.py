@@ -108,7 +108,7 @@ class Stub(unittest.TestCase):
 
     def compare_function(self, name, nodes, compiled):
         said = arguments_said(compiled)
-        if not said:  # of Python's own, or with a signature of arguments that are looked at by hand
+        if not said:  # Python's own, or a signature of arguments that are looked at by hand
             return
         expected = [arguments_of(node, self.options) for node in nodes]
         for ordered, named in said:

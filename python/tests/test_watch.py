@@ -350,7 +350,7 @@ class Runs(unittest.TestCase):
         self.assertEqual(len(self.listed()), 5)
         self.assertRegex(self.cohort("runs", "rm", "--older-than", "30m"), r"removed \S+lost-1 \(lost, \S+\)\n1 run, ")
         self.assertEqual(sorted(self.listed()), ["bad", "going", "good", "saved"])
-        self.cohort("runs", "rm", "--keep", "2")  # of those that go on none, whatever their age
+        self.cohort("runs", "rm", "--keep", "2")  # running ones stay, whatever their age
         self.assertEqual(sorted(self.listed()), ["going", "saved"])
         going.terminate()
         going.wait(SECONDS)

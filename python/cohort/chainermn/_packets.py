@@ -28,7 +28,7 @@ def is_array(value: Any) -> bool:
 
 
 def _is_numpy(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")  # who has an array of it has imported it
+    numpy = sys.modules.get("numpy")  # a program with an array of it has imported it
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 

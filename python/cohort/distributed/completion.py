@@ -84,7 +84,7 @@ class _Line:
 
 _lock = threading.Lock()  # taken after a line's, never before
 _lines: dict[Hashable, _Line] = {}
-_threads: set[threading.Thread] = set()  # of all lines, also of those that are forgotten
+_threads: set[threading.Thread] = set()  # all lines' threads, also of lines that are forgotten
 
 
 def call_after(line: Hashable, work: Any, then: Callable[[], None]) -> None:

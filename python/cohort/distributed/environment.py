@@ -29,8 +29,8 @@ _TEXT_BYTES = 8192
 # Name of an elastic job's world in joins.
 MEMBERS = "torch's members"
 
-_master: dict[str, Any] = {}  # where the store is that `meet` has made
-_formed: list[cohort.Communicator] = []  # what the default group that torch makes next is to use
+_master: dict[str, Any] = {}  # the address of the store that `meet` has made
+_formed: list[cohort.Communicator] = []  # for the default group that torch makes next
 
 
 def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any, int, int]]:

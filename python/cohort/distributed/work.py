@@ -23,7 +23,7 @@ _NO_TIMEOUT = datetime.timedelta(0)
 # tensors, which the core has until the operation has ended: what C++ asks for is a count.
 _let_go: collections.deque[Work] = collections.deque(maxlen=256)
 _MOST_KEPT = 1 << 10  # bytes
-_under_way: collections.deque[Work] = collections.deque()  # of these: whose results may have to be copied somewhere
+_under_way: collections.deque[Work] = collections.deque()  # those of these whose results may have to be copied
 
 
 def settle_what_was_let_go() -> None:

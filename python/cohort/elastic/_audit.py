@@ -36,15 +36,15 @@ _World = tuple[int, int]  # folder, and number in it: ascending in time
 
 class _Begin(NamedTuple):
     step: int
-    samplers: dict[str, tuple[int, int]]  # where they stood
-    restart: int  # of the job: it goes back to a checkpoint
+    samplers: dict[str, tuple[int, int]]  # their positions
+    restart: int  # the job's: it goes back to a checkpoint
     place: str
 
 
 class _Line(NamedTuple):
-    begin: int  # of the samples
+    begin: int  # samples
     end: int
-    first: int  # of the steps
+    first: int  # steps
     last: int
     world: _World
     place: str
@@ -145,7 +145,7 @@ def _check(what: str, lines: list[_Line], at: int, problems: list[str]) -> int:
 
 def _read(file: pathlib.Path, folder: int, begins: dict[_World, _Begin], lines: _Lines) -> None:
     texts = file.read_bytes().split(b"\n")
-    for number, text in enumerate(texts[:-1], 1):  # what no newline ends was cut off
+    for number, text in enumerate(texts[:-1], 1):  # a text without a newline at its end was cut off
         try:
             line: dict[str, Any] = json.loads(text)
             world, place = (folder, int(line["world"])), f"{file}:{number}"

@@ -36,7 +36,7 @@ class State:
             _on_step=[],
             _on_change=[],
             _things={},  # by name
-            _policies=[],  # what to say of them, by the size of the first world
+            _policies=[],  # descriptions of them, by the size of the first world
             _schedules={},  # by name
         )
         self._core.add_value("attributes", self._get_attributes, self._set_attributes, False)
@@ -143,7 +143,7 @@ class State:
             raise InvalidArgument(f"elastic.State: '{name}' is a {type(value).__name__} -- state.add('{name}', ...)")
         self._attributes[name] = value
 
-    def __getattr__(self, name: str) -> Any:  # of what is not found otherwise
+    def __getattr__(self, name: str) -> Any:  # called for names that are not found otherwise
         try:
             return self.__dict__["_attributes"][name]
         except KeyError:

@@ -139,10 +139,10 @@ class Call(NamedTuple):
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0  # a rank of the world
-    needs_all_ranks: bool = True  # of broadcast and allgather: fails while some ranks have joined
-    splits: Optional[Tuple[int, ...]] = None  # of alltoall, which takes one tensor: rows for each rank
-    wire_format: Optional[str] = None  # of allreduce and reducescatter, Sum and Average of float32
-    step: int = 0  # of Adasum, of an optimizer: the number of the step, which has to be the same on all ranks
+    needs_all_ranks: bool = True  # broadcast and allgather: fails while some ranks have joined
+    splits: Optional[Tuple[int, ...]] = None  # alltoall, which takes one tensor: rows for each rank
+    wire_format: Optional[str] = None  # allreduce and reducescatter, Sum and Average of float32
+    step: int = 0  # an optimizer's Adasum: the number of the step, the same on all ranks
 
     # In a compiled program of JAX's: the rows of each rank, which the others have to have brought.
     rows: Tuple[Tuple[int, ...], ...] = ()

@@ -127,7 +127,7 @@ def _unpickled(ranks: List[int], is_global: bool) -> ProcessSet:
 global_process_set = ProcessSet([])
 """All ranks. Usable as an argument before `init` already."""
 
-_sets: Dict[int, ProcessSet] = {}  # those that were added, without the global one
+_sets: Dict[int, ProcessSet] = {}  # sets that were added, without the global one
 
 
 def engine_of(process_set: ProcessSet) -> NamedEngine:

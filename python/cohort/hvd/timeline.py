@@ -85,7 +85,7 @@ class Timeline:
         going = True
         while going:
             going = not self._ending.wait(_LOOK_S)
-            for record in _core.named_records_take():  # of compiled programs, which do not tell Python
+            for record in _core.named_records_take():  # from compiled programs, which do not tell Python
                 self._note(*record)
             lines = []
             while not self._queue.empty():

@@ -51,7 +51,7 @@ class Reduction:
         self.hook = ""  # its name, for errors
         self.reached = 0  # how often the hook was
         self.bytes = 0  # that were given to it for reducing
-        self.sparse: Dict[str, Any] = {}  # of variables whose gradients are: the type of their indices
+        self.sparse: Dict[str, Any] = {}  # variables with sparse gradients: the type of their indices
         # With Keras 2, which does not accumulate itself: sums of gradients by variable, and how many passes are in them.
         self.accumulated: Dict[int, Any] = {}
         self.passes_done: Any = None

@@ -114,13 +114,13 @@ class Training:
         self.package = package
         self.reduction: Reduction
         self.optimizers: List[Any] = []
-        self.recipe: List[Tuple[Any, List[Any]]] = []  # what a step applied last: optimizers, and their variables
+        self.recipe: List[Tuple[Any, List[Any]]] = []  # the last step's optimizers, and the variables that they changed
         self.others: List[Any] = []  # callbacks that take part in the steps of ranks without data
         self._original_step = original_step
         self._batches = 0  # that this rank has begun in this epoch
         self._finished = False
         self._epochs = 0  # that have ended, in all calls of `fit` of all ranks
-        self._asks_kinds = False  # whether ranks have to tell each other which gradients are sparse
+        self._asks_kinds = False  # True: ranks have to tell each other which gradients are sparse
 
     @classmethod
     def of(cls, model: Any, optimizers: List[Any], package: str) -> "Training":

@@ -26,7 +26,7 @@ __all__ = [
 
 
 class _Callback(_callbacks.Callback):
-    async_safe = False  # what ranks do together, they do in one thread
+    async_safe = False  # ranks communicate in one thread
 
     def before_absent_batch(self, batch: int) -> None:
         """This rank has no data left, and is about to take part in the others' batch of this number."""
@@ -61,7 +61,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        self._broadcast()  # of a model that its first batch has built
+        self._broadcast()  # for a model that its first batch has built
 
     def _broadcast(self) -> None:
         model = self.model

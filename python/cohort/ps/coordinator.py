@@ -255,7 +255,7 @@ class ClusterCoordinator:
 
     def _drive_lives(self, worker: int) -> None:
         store = _core.JobStore(_STORE)
-        for life in itertools.count():  # of the worker's processes, one after the other
+        for life in itertools.count():  # the worker's processes, one after the other
             while True:
                 with contextlib.suppress(Timeout):
                     store.wait(_place("here", worker, life), _SLICE)
@@ -444,7 +444,7 @@ def _serve_life(store: _core.JobStore, worker: int, life: int, options: dict[str
             outcome, aborted = _carry_out(store, client, number, call, datasets)
             if aborted:
                 return False
-            if outcome[2] is not None and client is not None:  # what it had pushed does not count
+            if outcome[2] is not None and client is not None:  # its pushes do not count
                 client.leave()
                 client = _connected(options)
             store.put(_place("result", worker, life, turn), pickle.dumps(outcome))

@@ -67,12 +67,12 @@ def run(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor] = None) 
 
 
 def _now(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor]) -> Tuple[List[Tensor], List[Tensor]]:
-    arrays = [np.asarray(tensor) for tensor in tensors]  # where they lie, if in the host's memory
+    arrays = [np.asarray(tensor) for tensor in tensors]  # without a copy, if in the host's memory
     if splits is not None:
         counts = tuple(int(count) for count in np.asarray(splits))
         call = call._replace(splits=counts)
         if arrays[0].ndim > 0 and min(counts, default=0) >= 0:
-            arrays[0] = arrays[0][: sum(counts)]  # those beyond are not sent
+            arrays[0] = arrays[0][: sum(counts)]  # later rows are not sent
     results, received = carry_out(call, arrays)
     hand_over = call.kind in _SAME_SHAPES and call.op != Adasum  # then nobody else uses them
     tensors = [_tensor_over(one) if hand_over else tf.convert_to_tensor(one) for one in results]
@@ -107,7 +107,7 @@ def _by_library(library: Any, call: Call, tensors: Sequence[Tensor],
         rows = tf.zeros([0], tf.int64)
         if splits is not None:
             rows = tf.cast(splits, tf.int64)
-            tensors = [tensors[0][: tf.reduce_sum(rows)]]  # those beyond are not sent
+            tensors = [tensors[0][: tf.reduce_sum(rows)]]  # later rows are not sent
         collective = library.cohort_collective_in_order if in_order else library.cohort_collective
         made = collective(tensors=tensors, splits=rows, changing=_changing(), count=len(tensors), **asked)
     set_shapes(call, tensors, made.results, made.received)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 PERIOD = 20  # steps; more if there are more groups
 _SLICE = 1 << 16  # elements of one parameter that are compared each time
-_TOLERANCE = 1e-3  # of the largest weight: hosts of different kinds round differently
+_TOLERANCE = 1e-3  # relative to the largest weight: hosts of different kinds round differently
 
 # How options are computed with, not what with.
 _HOW = frozenset(["foreach", "fused", "capturable", "differentiable"])
@@ -94,7 +94,7 @@ class Comparison:
         self._world: Any = None
         self._steps = 0
         self._at = (0, 0)  # the parameter, and the element of it, that come next
-        self.weights = True  # whether they are to be the same
+        self.weights = True  # True: they have to be the same, too
 
     def step(self) -> None:
         """Raises Mismatch, on all ranks, for what was found to differ in the last comparison."""

@@ -72,20 +72,20 @@ class Reducer:
         self.scaled = False  # the same by a GradScaler, which unscales what is there then
         self.comparison: Optional[Comparison] = None
         self._passes_left: Dict[Tensor, int] = {}
-        self._frozen: List[Tensor] = []  # those that did not require a gradient yet
+        self._frozen: List[Tensor] = []  # parameters that did not require a gradient yet
         # The numbers of sparse dimensions of gradients, 0 where they are dense: as all ranks have agreed, since the set's
         # world began or ranks came back from `join`; and as this rank's own were in this step.
         self._kinds: Dict[Tensor, int] = {}
         self._agreed_in: Any = None
         self._own_kinds: Dict[Tensor, int] = {}
         self._waiting: List[Callable[[], None]] = []  # each finishes what was started
-        self._handles: List[int] = []  # of the same
+        self._handles: List[int] = []  # the operations of these
         # Parameters whose gradients are under way (True), or reduced before `finish` has been asked for all (False).
         self._started: Dict[Tensor, bool] = {}
         # The gradients of those, and how often each had been written to when it was handed over.
         self._handed: Dict[Tensor, Tuple[Optional[Tensor], Optional[int]]] = {}
         self._touched: Optional[Tensor] = None  # one whose gradient somebody has changed while it was reduced
-        self._lent: List[Tensor] = []  # those that have zeros for a gradient as long as they are reduced
+        self._lent: List[Tensor] = []  # parameters that have zeros for a gradient as long as they are reduced
         self.raises_non_finite = non_finite == "raise"
         # The first gradient that is not finite, since the last step: name, shape, element.
         self._found: Optional[Tuple[str, Tuple[int, ...], NonFiniteElement]] = None
@@ -289,7 +289,7 @@ class Reducer:
         room = torch.zeros(_DESCRIPTION_BYTES, dtype=torch.uint8)
         if first == mine and found is not None:
             name, shape, element = found
-            of_names = cohort.world().host()[-100:], name[-400:]  # of very long ones the end
+            of_names = cohort.world().host()[-100:], name[-400:]  # the ends of very long ones
             text = json.dumps([*of_names, shape, element.index, element.position, element.value]).encode()
             room[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
         call = start.call_of("broadcast", self.name_for("non_finite.first"), self._process_set, root=root, needs_all_ranks=False)

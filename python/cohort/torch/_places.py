@@ -73,7 +73,7 @@ class Places:
 
     def __init__(self, process_set: ProcessSet) -> None:
         self._process_set = process_set
-        self._engine: Optional[weakref.ref[NamedEngine]] = None  # whose memory it is
+        self._engine: Optional[weakref.ref[NamedEngine]] = None  # the memory's owner
         self._places: Dict[Tensor, Optional[_Place]] = {}  # None: it has none
         self._last: Dict[Tensor, weakref.ref[Tensor]] = {}  # the gradient that was reduced last
 

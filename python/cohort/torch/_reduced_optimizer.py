@@ -36,7 +36,7 @@ class ReducedOptimizer(Wrapped):
         alone = (reducer._process_set.size() or 1) == 1 and not basics.may_grow()
         if included and (not alone or reducer.raises_non_finite):
             reducer.attach()
-            if compare and not alone:  # those who come later do
+            if compare and not alone:  # with ranks that come later it is made then
                 name = reducer.name_for("comparison")
                 reducer.comparison = Comparison(optimizer, reducer.names, reducer._process_set, name)
         return self
