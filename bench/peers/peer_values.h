@@ -29,7 +29,7 @@ inline std::uint32_t bits_of(int value, Type type) {
   return exponent << 10 | ((bits >> 13) & 0x3FF);
 }
 
-/// The elements that a rank brings, one period of them.
+/// A rank's input elements, one period of them.
 struct Pattern {
   std::vector<std::uint32_t> bits = std::vector<std::uint32_t>(kPeriod);
 };

@@ -101,7 +101,7 @@ torch::Tensor characters_of(const std::string& path) {
   return all.narrow(0, 0, count).clone();
 }
 
-/// Counts the bytes that a rank brings to a communicator's operations, and those that it sends.
+/// Counts the bytes of a rank's operations on a communicator, and those that it sends.
 struct Bytes : cohort::Observer {
   void on_collective(const cohort::CollectiveEvent& event) override {
     brought += event.bytes;

@@ -73,7 +73,7 @@ def attempt(work: Callable[[], object]) -> errors.Error | None:
 
 
 def agree(comm: Communicator | None, error: errors.Error | None) -> None:
-    """Raises on all ranks if any rank brings an error: that of the lowest such rank."""
+    """Raises on all ranks if any rank has an error: that of the lowest such rank."""
     if comm is None or comm.size() == 1:
         if error is not None:
             raise error

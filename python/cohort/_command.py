@@ -126,8 +126,8 @@ class Job:
             return ""
 
     def invitation(self) -> str:
-        """Waits, in another thread than `run`: a line of the command about itself, and what agents are told. Holds the job's
-        secret. Empty: the command has ended before."""
+        """Waits, in another thread than `run`, for the command's line for agents, which holds the job's secret. Empty:
+        the command has ended before."""
         with open(self._invitation, encoding="ascii") as pipe:
             return pipe.read()
 

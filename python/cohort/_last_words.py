@@ -19,7 +19,7 @@ _asked = False
 
 
 def watch_exceptions() -> None:
-    """From now on an exception that ends the program is told with its traceback."""
+    """From now on an exception that ends the program is reported with its traceback."""
     global _before
     # The page is this process's once it joins, or fails: not by the mere import.
     if _before is not None or "COHORT_STATUS_FD" not in os.environ:
@@ -72,7 +72,7 @@ def _cause(error: BaseException) -> BaseException | None:
 def tell_stacks() -> None:
     """From now on SIGQUIT writes the stacks of all threads to the agent, and of a crash the agent learns where it was.
 
-    For the main thread: it is where a stack overflow is told of.
+    For the main thread: there a stack overflow is reported.
     """
     global _asked
     fd = _core.status_fd()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 TO_RANKS, FROM_RANKS = "to-ranks", "from-ranks"
 _SECONDS_TO_TRAVEL = 600.0  # for results of gigabytes over a slow network
 
-# Failures of a rank that tell of another one's.
+# Failures of a rank that report another one's.
 _FOLLOWING = {"PeerLost", "Aborted", "HorovodInternalError"}
 
 

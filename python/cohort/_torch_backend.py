@@ -144,8 +144,8 @@ def autoload() -> None:
 
 
 def keep_compiler_out(rules: Any = None) -> bool:
-    """Tells torch.compile not to trace the methods of our process groups: DDP and compiled programs call them, and what
-    they do are no operations of torch's. True if it has been told."""
+    """Tells torch.compile not to trace the methods of our process groups: DDP and compiled programs call them, and
+    they do no operations of torch's. True if the compiler has been told."""
     rules = rules or sys.modules.get(_COMPILERS_RULES)
     if not hasattr(rules, "add"):
         return False

@@ -262,7 +262,7 @@ once_left: list[Callable[[], None]] = []  # called at the end of the process, wh
 
 def _at_exit() -> None:
     _last_words.tell_at_exit()
-    # After an exception the others are told at once why this rank will not bring what it has started.
+    # After an exception the others learn at once why this rank will not finish what it has started.
     failure = getattr(sys, "last_value", None)
     reason = "the program has ended before its operations had"
     if failure is not None:

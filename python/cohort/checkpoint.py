@@ -208,7 +208,8 @@ class CheckpointFolder:
 
         `shards`, of every rank: parts of tensors of which no rank has all, by the name of the whole: "model/fc.weight",
         "optimizer/state/fc.weight/exp_avg". They take the place of what rank 0's `module` and `optimizer` have by that name.
-        One rank brings each element: else InvalidArgument on all ranks, which names the tensor, and nothing is saved.
+        One rank contributes each element: else InvalidArgument on all ranks, which names the tensor, and nothing is
+        saved.
         """
         comm = self._comm
         self._checkpoints.settle(comm)
@@ -515,7 +516,7 @@ def latest(folder: Path) -> Optional[CheckpointInfo]:
     return infos[-1] if infos else None
 
 
-# A signal, or Ctrl-C, is heard as often.
+# A signal, or Ctrl-C, is noticed as often.
 _SLICE = 0.2
 
 

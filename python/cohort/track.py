@@ -120,9 +120,9 @@ def log(step: int, *, reduce: str | None = None, **values: Any) -> None:
     values  by their names
 
     A thread writes them each second and at the end, so a killed process loses the last second. They go to the RunRecord
-    that this process has made before, else to `run.jsonl` in `run_folder()`. A full disk or a lost rank is told in the log,
-    and the training goes on. Raises InvalidArgument for what is no number and for another `reduce`, Io and Unavailable if
-    the record cannot be made.
+    that this process has made before, else to `run.jsonl` in `run_folder()`. A full disk or a lost rank is reported in
+    the log, and the training goes on. Raises InvalidArgument for what is no number and for another `reduce`, Io and
+    Unavailable if the record cannot be made.
     """
     global _own, _shared
     own = _world.rank_thread()
@@ -170,7 +170,7 @@ def _close(patience: float | None) -> None:
 
 
 def _at_exit() -> None:
-    # After a failure the other ranks are to hear of it at once.
+    # After a failure the other ranks have to learn of it at once.
     _close(None if getattr(sys, "last_value", None) is None else 0.0)
 
 

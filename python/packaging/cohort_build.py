@@ -96,7 +96,7 @@ def _run(*command):
 
 
 def _what_it_needs():
-    """For whom CMake has told what is missing: one thing of several, by a name of its own."""
+    """A hint for users to whom CMake has named a missing dependency: one of several, by a name of CMake's own."""
     rows = [line.split() for line in (ROOT / "tools/packages.txt").read_text().splitlines()]
     packages = " ".join(row[1] for row in rows if row[:1] == ["build"])
     return f"cohort: something that it is built with is not here (see above). Of Debian 12 it takes: apt-get install {packages}"

@@ -95,7 +95,7 @@ struct LeaveOptions {
   std::optional<std::chrono::milliseconds> grace = {};
   /// The reason that the other ranks are given if some operations had to be aborted.
   std::string reason = {};
-  /// This rank has failed: nothing is waited for, and the others are told in any case.
+  /// This rank has failed: nothing is waited for, and the others are informed in any case.
   bool failed = false;
 };
 
@@ -124,7 +124,7 @@ class Member {
   const std::chrono::milliseconds timeout;
 
   /// Starts an operation. The arrays, and what `keep` owns, live as long as it does. Null if it has finished already,
-  /// and has nothing more to tell.
+  /// and has nothing to report.
   std::shared_ptr<Operation> start(const char* name, const std::function<Work(Communicator&)>& start,
                                    std::vector<Array> arrays, std::shared_ptr<const void> keep = nullptr);
   /// For what is no Work: blocks. An interrupt aborts the world, since nothing else would end it.
@@ -132,11 +132,11 @@ class Member {
   T call(const char* name, const std::function<T(Communicator&)>& body);
 
   Memory allocate(std::size_t bytes);
-  /// From now on it is told what happens; it lives as long as this does, since progress threads may be telling it.
+  /// From now on it gets events; it lives as long as this does, since progress threads may be calling it.
   void observe(std::shared_ptr<Observer> observer);
   void abort(const std::string& reason);
 
-  /// The communicator, once what is unfinished has ended; from now on it is the tenant's alone.
+  /// The communicator, once unfinished operations have ended; from now on it is the tenant's alone.
   Communicator give_over(const char* name, std::weak_ptr<Tenant> tenant);
 
   /// Waits for what is unfinished, and leaves the world and those of its groups. In a forked child nothing is touched.

@@ -72,7 +72,7 @@ class Callbacks {
  public:
   /// `function(work)` once the operation is done; at once, in the caller, if it is.
   static void add(const pybind11::object& work, NamedOperation& operation, const pybind11::object& function);
-  /// Ends the thread, once what is done has been told. It starts anew when it is needed.
+  /// Ends the thread, once it has reported finished operations. It starts anew when it is needed.
   static void stop();
 };
 
@@ -135,7 +135,7 @@ struct NamedResult {
 
 /// For named_calls.h: the engine that a number stands for. A later one takes its place.
 void publish(std::uint64_t number, const std::shared_ptr<named::Engine>& engine);
-/// At the end: what is done has been told.
+/// At the end: finished operations have been reported.
 void stop_completions();
 
 void bind_named(pybind11::module_& module);

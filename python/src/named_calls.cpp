@@ -195,7 +195,7 @@ named::Request request_of(const NamedCall& call) {
   return request;
 }
 
-/// True once all are done, false after the patience.
+/// True once all are done, false after `patience_ns`.
 bool wait_for(std::vector<named::Handle>& handles, std::int64_t patience_ns) {
   const auto until = Clock::now() + std::chrono::nanoseconds(patience_ns);
   for (named::Handle& handle : handles) {
@@ -263,7 +263,7 @@ void submit(const NamedGroup& group) noexcept {
     running->tell();
     return;
   }
-  // One more than there are, so that it is not told while this goes on.
+  // One more than there are, so that it is not reported while this goes on.
   running->left = running->handles.size() + 1;
   for (named::Handle& handle : running->handles) {
     handle.on_done([running, completions] {

@@ -1,5 +1,5 @@
-// cohort._core.NamedWork, what Python is told of its end on a thread of its own, and NamedResult: an array that the
-// engine has made, for whatever library wants to look at it.
+// cohort._core.NamedWork, the thread that reports its end to Python, and NamedResult: an array that the engine has
+// made, for any array library.
 #include "arguments.h"
 #include "errors.h"
 #include "named.h"

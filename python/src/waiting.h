@@ -144,7 +144,7 @@ class Unfinished {
   std::size_t tidy_at_;
 };
 
-/// A thread that tells of finished operations, so that the core's wait neither for Python nor for what is computed
+/// A thread that reports finished operations, so that the core's wait neither for Python nor for what is computed
 /// next. `tell(const std::deque<Item>&)`, beside Item, is called on it. Any thread may call.
 /// Never destroyed: an engine of a world that was given up may still refer to it. One of a parent is not touched in its
 /// forked child.
@@ -157,7 +157,7 @@ class CompletionThread {
     return *current();
   }
 
-  /// Ends the thread, once it has told what is done. It starts anew when it is needed.
+  /// Ends the thread, once it has reported finished operations. It starts anew when it is needed.
   static void stop() {
     CompletionThread* ending = nullptr;
     {

@@ -1,4 +1,4 @@
-"""Tensors of "cuda" for tests: in a torch without CUDA those that pretend (src/torch/fake), where
+"""Tensors of "cuda" for tests: in a torch without CUDA fake ones (src/torch/fake), where
 COHORT_FAKE_CUDA_TENSORS names them, else those of a real GPU. To be imported before torch.
 
 The fake's memory cannot be read where it lies; operations are those of the CPU, done when they are called."""
@@ -15,7 +15,7 @@ if FAKE:
 
 import torch  # noqa: E402
 
-# Only what pretends counts what it is given.
+# Only the fake counts what it is given.
 WITH_NCCL = FAKE and os.environ.get("COHORT_NCCL") != "off"
 
 

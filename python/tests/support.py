@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-# Every wait of the tests ends by itself, long before ctest's patience does.
+# Every wait of the tests ends by itself, long before ctest's timeout.
 SECONDS = 30.0
 
 try:
@@ -97,7 +97,7 @@ needs_numpy = unittest.skipUnless(numpy, "NumPy is not installed")
 
 
 def ranks_of_hosts(size):
-    """How many ranks each host has; of hosts that this machine pretends to be, where it does."""
+    """How many ranks each host has; for hosts that this machine acts as, if it does."""
     numbers = [int(number) for number in os.environ.get("COHORT_PRETEND_HOSTS", "1").split(",")]
     if len(numbers) > 1:
         return numbers

@@ -11,8 +11,8 @@ import time
 
 from support import SECONDS
 
-# Trains until there is a file "stop", a commit each step, and tells of each: time, epoch, step, rank, size, and a digest
-# of the weights.
+# Trains until there is a file "stop", a commit each step, and prints for each: time, epoch, step, rank, size, and a
+# digest of the weights.
 TRAINING = """
 import hashlib, os, sys, time
 import torch

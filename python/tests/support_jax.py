@@ -52,7 +52,7 @@ class Case(unittest.TestCase):
         np.testing.assert_allclose(np.asarray(array), np.asarray(expected), rtol=tolerance, atol=tolerance)
 
     def of_rank(self, rank, shape, dtype="float32"):
-        """Returns that rank's input: any rank can tell what all have brought. Values with all their bits in use."""
+        """Returns that rank's input: any rank can compute those of all. Values with all their bits in use."""
         values = np.random.default_rng(17 * rank + sum(shape)).normal(size=shape) * 100
         return values.astype(dtype)
 

@@ -1,5 +1,5 @@
 """Checkpoints of modules and optimizers on "cuda": what is saved from either device is loaded on both, bit for bit. 2
-ranks, which share a GPU that pretends."""
+ranks, which share a fake GPU."""
 
 import copy
 import os

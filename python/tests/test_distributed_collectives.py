@@ -298,7 +298,7 @@ class Moving(Case):
         output = torch.empty(self.size, 2)
         dist.all_to_all_single(output, torch.full((self.size, 2), float(self.rank)))
         self.assertEqual(output[:, 0].tolist(), list(range(self.size)))
-        # Row r of what a rank brings goes to rank r; rank r receives size * 1 rows... of different sizes.
+        # Row r of a rank's input goes to rank r; rank r receives size * 1 rows... of different sizes.
         sizes = [to + 1 for to in range(self.size)]
         output = torch.empty((self.rank + 1) * self.size, 2)
         dist.all_to_all_single(output, torch.full((sum(sizes), 2), float(self.rank)), [self.rank + 1] * self.size, sizes)

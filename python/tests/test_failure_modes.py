@@ -1,6 +1,6 @@
 """The failure modes of docs/failures.md that one host can show: each is named in time, with who, where and what to do.
 
-Prints a table: mode, seconds from the harm to the message, the message. The modes of several hosts (F18 to F20) are in
+Prints a table: mode, seconds from the fault to the message, the message. The modes of several hosts (F18 to F20) are in
 tests/cluster/test_failure_modes.py.
 """
 
@@ -292,7 +292,7 @@ print("ORDERS", first != second, sorted(first) == sorted(second), flush=True)
 
     def test_f24_an_operation_is_tried_again(self):
         # There is no parameter server. Only collectives change numbers: refused ones change nothing, and values
-        # brought again are counted once.
+        # sent again are counted once.
         job = self.job(
             START
             + """

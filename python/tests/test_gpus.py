@@ -1,4 +1,4 @@
-"""Arrays of a GPU in cohort's own operations, over a driver and an NCCL that pretend (comm/gpu/fake): torch's tensors,
+"""Arrays of a GPU in cohort's own operations, over a fake driver and a fake NCCL (comm/gpu/fake): torch's tensors,
 known by what they can do, and DLPack's. 2 ranks, which share a GPU."""
 
 import array

@@ -1,5 +1,5 @@
-"""The wheel's backend, as far as it does not compile: what pip is told before, and what who waits is told. And what
-`python -m cohort` finds of what was installed."""
+"""The wheel's backend, as far as it does not compile: what it tells pip before, and a user who waits. And the installed
+files that `python -m cohort` finds."""
 
 import contextlib
 import hashlib

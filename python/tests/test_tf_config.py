@@ -11,7 +11,7 @@ import unittest
 
 from keras_support import MISSING, STRATEGY, environment, place_of
 
-# Each rank says what it was told, and that it can have its port.
+# Each rank prints its TF_CONFIG, and binds its port.
 TELL = """
 import json, os, socket
 config = json.loads(os.environ["TF_CONFIG"])

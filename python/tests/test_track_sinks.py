@@ -266,7 +266,7 @@ class Files(Exports):
             _, shown, status = posts.get()
         self.assertEqual((shown, status["progressPercentage"], status["estimatedRemainingSeconds"]), ("Bearer second", 100, 0))
 
-        # `cohort run` does it by itself; of a program without a record there is nothing to tell.
+        # `cohort run` does it by itself; a program without a record has nothing to export.
         for program, last in ((WITH_RECORD, 100), ("pass", None)):
             run_folder = self.folder / f"run{last}"
             done = subprocess.run([COMMAND, "run", "-np", "1", "--quiet", "--run-dir", run_folder, sys.executable, "-c", program],

@@ -118,7 +118,7 @@ class Received:
     """A packet that has come. Arrays of it lie where it lies."""
 
     def __init__(self, packet: Bytes, source: int, what: str) -> None:
-        """Raises InvalidArgument if it brings an error."""
+        """Raises InvalidArgument if it holds an error."""
         length = int.from_bytes(packet[:8], "little")
         self._header = json.loads(bytes(packet[8 : 8 + length]))
         self._contents = memoryview(packet)[_up(8 + length) :]

@@ -72,9 +72,9 @@ class CommunicatorBase:
 
     Arrays are NumPy's or torch's, of any type and shape, in the host's memory; what arrives is of the library that it
     was of where it was sent. Everything but the properties, `send` and `recv` is collective: all ranks call it, in the
-    same order. Every wait has a deadline (COHORT_TIMEOUT). A rank that cannot bring its part (it is no array, it cannot
-    be pickled) raises the reason, and those who were to get it raise InvalidArgument with its text. One thread per
-    rank.
+    same order. Every wait has a deadline (COHORT_TIMEOUT). A rank that cannot contribute its part (it is no array, it
+    cannot be pickled) raises the reason, and those who were to get it raise InvalidArgument with its text. One thread
+    per rank.
     """
 
     def __init__(self, communicator: Communicator, name: str = "naive", *, owned: bool = False) -> None:
@@ -308,7 +308,7 @@ class CommunicatorBase:
     def multi_node_mean_grad(self, model: _gradients.Parameters, zero_fill: bool = False) -> None:
         """Makes the gradients of a module, or of a list of parameters, their means over all ranks.
 
-        zero_fill  parameters without a gradient bring zeros; otherwise they stay without, and have to on all ranks
+        zero_fill  parameters without a gradient contribute zeros; otherwise they stay without, and have to on all ranks
                    alike
 
         Each rank counts once, however many samples it had. Sparse gradients become dense. Raises Mismatch on every rank

@@ -164,9 +164,9 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         name     of the operation, for messages and torch's profiler
         inputs   what it reads
         outputs  the value of the Work's future and result
-        written  what brings results to where the caller wants them
+        written  copies results to where the caller wants them
         line     operations of one line end in their order; default: the collectives'
-        source   the rank that a message comes from; None: the core tells in the end
+        source   the rank that a message comes from; None: the core knows it at the end
         """
         check_device([*inputs, *outputs], name)
         event = profiler.begin(name, inputs) if profiler.flag._is_profiler_enabled else None
@@ -220,7 +220,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Raises cohort.Timeout, naming every rank that has not come: arrivals.py."""
-        timeout = getattr(timeout, "timeout", timeout)  # C++ brings BarrierOptions
+        timeout = getattr(timeout, "timeout", timeout)  # C++ passes BarrierOptions
         seconds = arrivals.seconds_of(timeout, self.communicator.timeout() if self._timeout is None else self._timeout)
         arrivals.wait_for_all(self.communicator, self._ranks, seconds)
 

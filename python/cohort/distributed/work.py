@@ -53,8 +53,8 @@ class Work(_distributed_c10d.Work):
         line     operations of the same line end in their order (completion.py)
         core     the core's works; all have to end
         outputs  the value of the future and of result()
-        deliver  called once, when all have ended well: brings results to where the caller wants them
-        source   the rank that a message came from; None: what the core tells in the end
+        deliver  called once, when all have ended well: copies results to where the caller wants them
+        source   the rank that a message came from; None: as the core knows at the end
         by_stream  streams wait for the outputs, and the host does not; `deliver` does not read them
         failed     called with the operation's error, if it has one
         copies     `deliver` may copy, or wait: it is not called before the operation has ended

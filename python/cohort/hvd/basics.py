@@ -118,7 +118,7 @@ def _members(world: Communicator, comm: Any) -> Communicator:
     if hasattr(comm, "allgather"):
         comm = comm.allgather(world.rank())
     if comm is not None and not isinstance(comm, Iterable):
-        comm = [repr(comm)]  # no rank of the world: all have to hear of it
+        comm = [repr(comm)]  # no rank of the world: all have to learn of it
     ranks = [] if comm is None else list(comm)
     if not ranks:
         group = world.split()

@@ -25,7 +25,7 @@ _REMOVED, _ADDED = 1, 2
 
 
 def _change_of_job() -> int:
-    """0: this process's world is that of the job's latest epoch, as far as it has been told; or the job is not elastic."""
+    """0: this process's world is that of the job's latest epoch, as far as it knows; or the job is not elastic."""
     news = _core.job_news() if basics.rank() == 0 else None
     if news is None:
         return 0
@@ -71,7 +71,7 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt, on all ranks, if rank 0 has heard that hosts have changed: in an elastic job
+        """Raises HostsUpdatedInterrupt, on all ranks, if rank 0 has learned that hosts have changed: in an elastic job
         (`cohort run --min-np`) that it has begun another epoch, else by `on_hosts_updated`."""
         latest, result = self._last_updated_timestamp, _change_of_job()
         while True:

@@ -144,7 +144,7 @@ class Call(NamedTuple):
     wire_format: Optional[str] = None  # allreduce and reducescatter, Sum and Average of float32
     step: int = 0  # an optimizer's Adasum: the number of the step, the same on all ranks
 
-    # In a compiled program of JAX's: the rows of each rank, which the others have to have brought.
+    # In a compiled program of JAX's: the rows of each rank, which all have to have contributed.
     rows: Tuple[Tuple[int, ...], ...] = ()
     # In a graph of TensorFlow's each name is asked for once at a time, however functions call each other.
     once: bool = False

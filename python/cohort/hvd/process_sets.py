@@ -213,7 +213,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     engine = _global_engine("remove_process_set")
     try:
-        # Two ranks that remove different sets wait for different names, and are told so by the deadline.
+        # Two ranks that remove different sets wait for different names, and fail at the deadline.
         engine.barrier(f"remove_process_set.{process_set.ranks}").wait()
     except Error as error:
         raise translated(error) from error

@@ -16,8 +16,8 @@ _CALLED_BACK = re.compile(r"HorovodInternalError: ([^\n]*)")
 
 
 def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
-    """The HorovodInternalError that an error is or, raised by JAX, tells of; None for all others. The `cohort.Error` that
-    names a lost rank is its `__cause__`."""
+    """The HorovodInternalError that an error is or, raised by JAX, stands for; None for all others. The `cohort.Error`
+    that names a lost rank is its `__cause__`."""
     if isinstance(error, HorovodInternalError):
         return error
     if not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):

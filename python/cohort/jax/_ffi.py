@@ -61,7 +61,7 @@ def lowered(ctx: Any, operands: Sequence[Any], call: Any) -> Any:
 
 
 def rows_differ(name: str, given: List[int], wanted: Tuple[int, ...]) -> str:
-    """The message where ranks bring other rows than a program was compiled for."""
+    """The message if ranks contribute other rows than a program was compiled for."""
     return (
         f"{name}: the ranks brought {list(given)} rows, and this program was compiled for {list(wanted)} -- results have "
         "one shape under jit -- bring equal rows on all ranks, or call it outside of jit"

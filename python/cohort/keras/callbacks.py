@@ -280,7 +280,7 @@ class BestModelCheckpoint(_callbacks.ModelCheckpoint):
 
 class CommitStateCallback(_Callback):
     """Commits an elastic state after each `batches_per_commit` batches and each epoch. It comes after the callbacks that
-    change the state: those that follow it are not called where it hears of other hosts."""
+    change the state: those that follow it are not called if it learns of other hosts."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ _AFTER = re.compile(r"\n\nTraceback|\n\n  File|\n?\s*\[\[\{\{node|\s*\[Op:", re.
 
 
 def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
-    """The HorovodInternalError that an error is or, raised by TensorFlow, tells of; None for all others."""
+    """The HorovodInternalError that an error is or, raised by TensorFlow, stands for; None for all others."""
     if isinstance(error, HorovodInternalError):
         return error
     text = str(error)

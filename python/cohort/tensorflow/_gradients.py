@@ -137,7 +137,7 @@ def gather_slices(slices: List[Any], names: List[str], op: int, prescale: float,
     for one, name in zip(slices, names):
         parts += [one.values, one.indices]
         full += [f"allgather.{name}.values", f"allgather.{name}.indices"]
-    # Ranks that have joined bring no entries.
+    # Ranks that have joined contribute no entries.
     gathered, received = run(Call("allgather", full, process_set, needs_all_ranks=False, once=once), parts)
     results = []
     for i, one in enumerate(slices):

@@ -235,7 +235,7 @@ def sparse_allreduce_async(tensor: Tensor, name: Optional[str], op: Optional[int
     base = named("sparse_allreduce", name, process_set)
     size = engine_of(process_set).size()
     tensor = tensor.detach()
-    # Entry by entry, since ranks may differ in dimension 0. Ranks that have joined bring no entries.
+    # Entry by entry, since ranks may differ in dimension 0. Ranks that have joined contribute none.
     parts = [tensor._indices().t().contiguous(), dense(tensor._values(), "sparse_allreduce")]
     call = Call("allgather", [f"{base}.indices", f"{base}.values"], process_set, needs_all_ranks=False)
     handle = _handle(call, parts)

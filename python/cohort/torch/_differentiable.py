@@ -65,7 +65,7 @@ class _AllReduce(torch.autograd.Function):
 
 
 def _products_of_others(back: Call, values: Sequence[Tensor]) -> List[Tensor]:
-    # Ranks that have joined bring nothing.
+    # Ranks that have joined contribute nothing.
     ask = Call("allgather", back.also("others").names, back.process_set, needs_all_ranks=False)
     rows, received = run(ask, [value.detach().unsqueeze(0) for value in values])
     rank = engine_of(back.process_set).rank()

@@ -487,7 +487,7 @@ class Reducer:
     def forget(self) -> None:
         """Begins anew, whatever becomes of what is under way.
 
-        That is waited for only a moment: after a failure other ranks may never bring it.
+        That is waited for only a moment: after a failure other ranks may never contribute theirs.
         """
         until = time.monotonic() + _PATIENCE
         while not self.quiet() and time.monotonic() < until:

@@ -104,7 +104,7 @@ def synchronize(handle: int) -> Any:
     """Waits for an operation and returns its result: a tensor, a list of them for a group, (tensor, received_splits)
     for `alltoall_async`. Once per handle: None for one that is not known (any more).
 
-    Raises HorovodInternalError if the operation failed: ranks brought different things, one was lost, or `shutdown`
+    Raises HorovodInternalError if the operation failed: ranks' arguments differed, a rank was lost, or `shutdown`
     was called.
     """
     pending = _pending.pop(handle, None)

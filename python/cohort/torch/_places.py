@@ -117,7 +117,7 @@ class Places:
             try:
                 self._places.update(zip(parameters, _make_places(engine, parameters)))
             except Error as error:
-                if isinstance(error, Unavailable):  # else the world has ended, which the reduction will tell
+                if isinstance(error, Unavailable):  # else the world has ended, which the reduction will report
                     warnings.warn(
                         f"DistributedOptimizer: gradients stay where they are, which takes longer -- {error}", stacklevel=2
                     )

@@ -61,7 +61,8 @@ class ReducedOptimizer(Wrapped):
                 self._reading = False
 
     def _before_scaler(self) -> None:
-        # A rank without a gradient brings zeros now: in `step`, which all may leave out, the others' are unscaled already.
+        # A rank without a gradient contributes zeros now: in `step`, which all may leave out, the others' are unscaled
+        # already.
         reducer = self._reducer
         if reducer.attached and (reducer.scaled or not reducer.synchronized):
             reducer.finish()

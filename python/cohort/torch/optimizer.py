@@ -38,7 +38,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     groups                     a number: gradients are reduced in so many groups, each at once; or lists of parameters
     sparse_as_dense            reduce sparse gradients as dense ones; the optimizer is given sparse ones again
     process_set                the ranks that reduce; others step with what they have
-    non_finite                 not Horovod's. "raise": if any rank brings a gradient that is NaN or infinite, or that
+    non_finite                 not Horovod's. "raise": if any rank has a gradient that is NaN or infinite, or that
                                compression makes infinite, step() and synchronize() raise cohort.nn.NonFiniteError on all
                                ranks: it names the one that the lowest such rank reduced first. All gradients are None
                                then, nothing has been stepped, and training can go on with the next batch. Costs one

@@ -18,7 +18,7 @@ class _Settings:
 
 
 class _Mailbox:
-    """By which rank 0 tells the others where it is, and what lets them in."""
+    """Gives the other ranks the address of rank 0, and the secret for joining."""
 
     def __init__(self) -> None:
         import asyncio
