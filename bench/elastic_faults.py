@@ -52,7 +52,7 @@ def train(state):
 train(state)
 """
 
-# When each phase begins and is over, in the words of the log.
+# Prints the times at which each phase begins and ends.
 MARKS = """
 import cohort
 from cohort.hvd import basics, elastic

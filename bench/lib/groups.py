@@ -233,7 +233,7 @@ class CoreDistance:
 
 
 def busy_cores(seconds=0.3):
-    """How many cores others keep busy now, from /proc/stat."""
+    """Number of cores that others keep busy now, from /proc/stat."""
     def read():
         with open("/proc/stat", encoding="ascii") as file:
             fields = [int(word) for word in file.readline().split()[1:9]]

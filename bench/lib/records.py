@@ -111,7 +111,7 @@ def ratios(entries, side):
 
 
 def settled(records):
-    """Without the rounds in which the distance of the cores changed."""
+    """Drops the rounds in which the distance of the cores changed."""
     return [entry for entry in records if entry["cell"].get("cores") != "moved"]
 
 

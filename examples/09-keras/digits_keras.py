@@ -37,7 +37,7 @@ def load() -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def network() -> keras.Model:
-    """That of the other examples."""
+    """Returns the network of the other examples."""
     return keras.Sequential([
         keras.layers.Input((28, 28, 1)),
         keras.layers.Conv2D(32, 3, activation="relu"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Ranks:
-    """How Normalize reaches the other ranks."""
+    """Gives Normalize access to the other ranks."""
 
     name = ""  # the layer's, for errors
 

@@ -209,7 +209,7 @@ class _Saver:
 
 
 def snapshot(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> tuple[list[Entry], dict[str, str]]:
-    """Its tensors, and text: type, names of each group's parameters, options that are text.
+    """Returns its tensors, and text: type, names of each group's parameters, options that are text.
 
     Raises InvalidArgument if the optimizer is not one of those above, keeps more than that does, or has parameters that
     are not the module's.

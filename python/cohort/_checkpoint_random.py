@@ -19,7 +19,7 @@ def _gpus(module: torch.nn.Module) -> Iterator[tuple[str, torch.device]]:
 
 
 def random_states(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """By generator: "cpu", "cuda/0", ..."""
+    """Returns the states by generator: "cpu", "cuda/0", ..."""
     states = {"cpu": torch.get_rng_state()}
     states.update((name, torch.cuda.get_rng_state(device)) for name, device in _gpus(module))
     return states

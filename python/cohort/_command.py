@@ -119,7 +119,8 @@ class Job:
         self._streams = (_Stream("stdout"), _Stream("stderr"))
 
     def refusal(self) -> str:
-        """Why the command did not even begin; empty if it did, and then the record says how the job ended."""
+        """The reason that the command did not even begin; empty if it did, and then the record says how the job
+        ended."""
         try:
             return (self._folder / "refused").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -200,7 +201,7 @@ class Job:
                         pipe.close()
 
     def _pump(self, process: subprocess.Popen[bytes], deadline: float | None) -> None:
-        """Until both streams have ended, or the deadline (time.monotonic) has passed."""
+        """Waits until both streams have ended, or the deadline (time.monotonic) has passed."""
         with selectors.DefaultSelector() as selector:
             for pipe, stream in zip((process.stdout, process.stderr), self._streams):
                 if pipe is not None and not pipe.closed:

@@ -51,7 +51,7 @@ class EarlyStopping:
 
     @property
     def waited(self) -> int:
-        """How many values have come since the best that are no improvement."""
+        """Number of values since the best one that are no improvement."""
         return self._core.waited
 
     @property

@@ -28,7 +28,7 @@ def wanted(environment: dict[str, str]) -> bool:
 
 
 def absolute_uri(uri: str, folder: str) -> str:
-    """The same store from any working directory. `folder`: where relative ones begin."""
+    """Returns a URI of the same store for any working directory. `folder`: the base of relative ones."""
     if found := re.fullmatch(r"(sqlite(?:\+\w+)?:///)([^/].*)", uri):
         return uri if found[2].startswith(":memory:") else found[1] + os.path.join(folder, found[2])
     if found := re.fullmatch(r"(?:file:)?([^/:]+(?:/[^:]*)?)", uri):

@@ -183,7 +183,7 @@ def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bare(model: Any) -> Any:
-    """Without what trains it on several processes, which nobody has who loads it."""
+    """Returns the model without its distributed wrapper, which a program that loads it does not have."""
     wrappers = {"DistributedDataParallel", "DataParallel"}
     while hasattr(model, "module") and any(kind.__name__ in wrappers for kind in type(model).__mro__):
         model = model.module
@@ -191,7 +191,8 @@ def _bare(model: Any) -> Any:
 
 
 def _signature_and_example(bare: Any, wants_example: bool) -> dict[str, Any]:
-    """By what the first forward took and gave. An example has zeros: nobody's data goes to MLflow unasked."""
+    """Derived from the first forward's inputs and outputs. An example has zeros: nobody's data goes to MLflow
+    unasked."""
     inputs, outputs = _forwards.get(bare, (None, None))
     if inputs is None:
         return {}

@@ -1,4 +1,4 @@
-"""How functions, arguments, results and exceptions travel between a driver and the ranks it starts: by cloudpickle
+"""Pickles functions, arguments, results and exceptions between a driver and the ranks it starts: by cloudpickle
 where it is installed, else by pickle, which knows functions and classes only by the module they can be imported from.
 And how objects travel between ranks, which run one program: by pickle where it can, since what the program has a name
 for is there."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Callable, Iterator
 
-# Its class Backend holds the registry. torch/distributed/__init__.py imports it.
+# The module's class Backend holds the registry. torch/distributed/__init__.py imports it.
 _REGISTRY = "torch.distributed.distributed_c10d"
 # torch.compile's list of what it leaves alone, from torch 2.2 on.
 _COMPILERS_RULES = "torch._dynamo.trace_rules"
@@ -167,7 +167,7 @@ def wait_for_torch() -> None:
 
 
 def when_imported(name: str, act: Callable[[ModuleType], object]) -> None:
-    """Once the module of this name has been executed: now, if it has."""
+    """Calls `act` once the module of this name has been executed: now, if it has."""
     module = sys.modules.get(name)
     if module is None:
         sys.meta_path.insert(0, _Finder(name, act))

@@ -15,7 +15,8 @@ Share = Callable[[str, Optional[str], float], str]
 
 
 def meeting(join_timeout: Any) -> tuple[Share, str, int, int]:
-    """How to share, what it is called, and this process's rank and world size, for `cohort.join`. Imports torch."""
+    """Returns the function to share by, its name, and this process's rank and world size, for `cohort.join`. Imports
+    torch."""
     import torch.distributed as dist
 
     given = 300.0 if join_timeout is None else getattr(join_timeout, "total_seconds", lambda: float(join_timeout))()

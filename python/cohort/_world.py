@@ -142,7 +142,7 @@ def rank_thread() -> Communicator | None:
 
 
 def _world_of_thread() -> Communicator | None:
-    """The same. Raises InvalidArgument on another thread while such threads run."""
+    """As `rank_thread`. Raises InvalidArgument on another thread while such threads run."""
     own = rank_thread()
     if own is None and _running:
         raise InvalidArgument(

@@ -404,8 +404,9 @@ class CheckpointFolder:
         return self._rank_state
 
     def parts(self, saved_ranks: Optional[Iterable[int]] = None) -> dict[int, dict[str, torch.Tensor]]:
-        """The same of other saved ranks, for worlds of another size: those that exist of the numbers given (None: all of
-        them), by saved rank. Collective; each rank may ask for others. Raises Corrupt if a part is damaged or gone."""
+        """Returns the `state` of other saved ranks, for worlds of another size: those that exist of the numbers given
+        (None: all of them), by saved rank. Collective; each rank may ask for others. Raises Corrupt if a part is
+        damaged or gone."""
         comm = self._comm
         wanted: set[int] = set()
         parts: dict[int, dict[str, torch.Tensor]] = {}
@@ -442,7 +443,7 @@ def _report(comm: Optional[Communicator], passed_over: Iterable[str], all_damage
 
 
 def _whole(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """That of the module's parameters, where this one is of pieces (cohort.optim.Sharded)."""
+    """Returns the optimizer of the module's parameters, where this one is of pieces (cohort.optim.Sharded)."""
     return optimizer._whole() if hasattr(optimizer, "_whole") else optimizer
 
 
@@ -487,7 +488,7 @@ def _check(progress: TrainingProgress) -> None:
 
 
 def _tensors_of(part: Any, path: str, prefix: str) -> dict[str, torch.Tensor]:
-    """Those in a part whose names begin so, by the rest of their names."""
+    """Returns the tensors in a part whose names begin so, by the rest of their names."""
     entries = _core.parse_safetensors(part, path)[0]
     return {entry[0][len(prefix) :]: to_tensor(entry) for entry in entries if entry[0].startswith(prefix)}
 

@@ -1,4 +1,4 @@
-"""Which rank reads which sample: the C++ sampler's order, to the bit, for torch's DataLoader or by itself.
+"""Assigns samples to ranks: the C++ sampler's order, to the bit, for torch's DataLoader or by itself.
 
 Pure arithmetic: no communication, and no torch. One thread at a time per sampler.
 """
@@ -204,7 +204,7 @@ class DistributedSampler:
             _core.warn_of_unused_shares()
 
     def _bind(self, comm: Communicator) -> None:
-        """By DistributedDataParallel: it weights what each rank has."""
+        """Called by DistributedDataParallel: it weights each rank's samples."""
         if self._shares is None:
             return
         self._shares.require_world(comm.size())
@@ -217,7 +217,8 @@ class DistributedSampler:
         self._weighted = True
 
     def _begin_step(self) -> None:
-        """By synchronising forwards: the ranks exchange their speeds, collectively, where shares are measured."""
+        """Called by synchronising forwards: the ranks exchange their speeds, collectively, where shares are
+        measured."""
         if self._shares is not None:
             self._shares.begin_step(self._full, (self.epoch, self._drawn))
 

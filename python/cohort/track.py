@@ -98,7 +98,7 @@ def _rank() -> int:
 
 
 def _open_record() -> RunRecord | None:
-    """The one that all values go to; rank 0's alone."""
+    """Returns the record that all values go to; rank 0's alone."""
     global _record
     if _record is None and _rank() == 0:
         _record = _latest()

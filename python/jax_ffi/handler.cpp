@@ -31,7 +31,7 @@ xla::Error* error_of(const xla::Api& api, Code code, const std::string& text) {
   return api.error_create(&made);
 }
 
-/// By the numbers of cohort::ErrorCode.
+/// Indexed by the numbers of cohort::ErrorCode.
 Code code_of(int code) {
   constexpr Code kCodes[] = {Code::InvalidArgument, Code::Unavailable,        Code::DeadlineExceeded,
                              Code::Unavailable,     Code::FailedPrecondition, Code::Aborted};
@@ -264,7 +264,7 @@ xla::Error* execute(xla::CallFrame& frame) {
   calls->submit(group);
   if (running->first.load()) {
     xla::FutureCreate made{{sizeof(xla::FutureCreate), nullptr}, nullptr};
-    // Without a future there is no way back, but to wait for what will be done.
+    // Without a future it can only wait until the operation is done.
     if (xla::Error* const failed = api.future_create(&made)) {
       while (running->first.load()) std::this_thread::yield();
       return failed;

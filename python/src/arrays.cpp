@@ -12,7 +12,7 @@ namespace py = pybind11;
 
 namespace {
 
-/// How arrays of one Python type are read. Found once for each type.
+/// The protocol by which arrays of one Python type are read. Found once for each type.
 /// Either: arrays of CuPy and JAX have a buffer that only those of the host give.
 enum class Protocol : long { Tensor, Buffer, DLPack, Either, None };
 

@@ -13,7 +13,7 @@
 
 namespace cohort::python {
 
-/// How the elements are to be used.
+/// The use of the elements.
 enum class Access { Read, Write };
 
 /// The memory accepted for an array: most operations read and write the elements themselves, so only on the host.

@@ -72,7 +72,7 @@ class Operation : public Held, public std::enable_shared_from_this<Operation> {
   /// As Work::synchronize; torch's tensors may go in the order of the stream that they were given with. An interrupt
   /// ends the waiting for the other ranks, not the operation.
   void synchronize(const Device& stream);
-  /// Until it has finished, with or without an error, whatever signals come.
+  /// Waits until it has finished, with or without an error, whatever signals come.
   void wait_for_end();
   bool done() const noexcept { return work_.done(); }
   std::optional<Error> error() const { return work_.error(); }
@@ -89,9 +89,9 @@ class Operation : public Held, public std::enable_shared_from_this<Operation> {
   std::timed_mutex waiting_;  // one thread at a time may wait for a Work
 };
 
-/// How to leave a world.
+/// Options for leaving a world.
 struct LeaveOptions {
-  /// How long unfinished operations may go on before they are aborted; default: until their own deadlines.
+  /// Grace period of unfinished operations before they are aborted; default: until their own deadlines.
   std::optional<std::chrono::milliseconds> grace = {};
   /// The reason that the other ranks are given if some operations had to be aborted.
   std::string reason = {};

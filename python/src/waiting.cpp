@@ -11,7 +11,7 @@
 namespace cohort::python {
 namespace {
 
-// How long a KeyboardInterrupt may go unnoticed.
+// The longest time that a KeyboardInterrupt may go unnoticed.
 constexpr std::chrono::nanoseconds kSlice = std::chrono::milliseconds(50);
 
 std::atomic<std::uint64_t> forks{0};

@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 /// Signals reach Python on this thread only.
 bool on_main_thread() noexcept;
 
-/// How often this process and its ancestors have been forked since the module was loaded: differs from the value an
+/// Number of forks of this process and its ancestors since the module was loaded: differs from the value an
 /// object was made with if and only if this is a forked child of the process that made it. Any thread.
 std::uint64_t fork_generation() noexcept;
 void watch_forks();
@@ -43,7 +43,7 @@ bool wait_in_slices(const std::function<bool(std::chrono::nanoseconds)>& step, s
 /// As wait_in_slices; where no interrupt can come and there is no end, `step` is called once, without a limit.
 bool wait_until(const std::function<bool(std::optional<std::chrono::nanoseconds>)>& step,
                 std::optional<Clock::time_point> until);
-/// When a limit, however long, is over.
+/// The time at which a limit, however long, is over.
 std::optional<Clock::time_point> end_of(std::optional<std::chrono::nanoseconds> limit);
 
 /// Returns the result of `body`, which does not touch Python and runs without the GIL.
@@ -89,7 +89,7 @@ class Unfinished {
 
   void keep(std::shared_ptr<OneOperation> operation) { running_.push_back(std::move(operation)); }
 
-  /// To be called before one is kept. Lets go of the first ones that are done, which is most of them as operations end
+  /// Call it before keeping one. Lets go of the first ones that are done, which is most of them as operations end
   /// in order; looks at all only once there are twice as many as were left the last time: constant time for each
   /// operation.
   void tidy() {

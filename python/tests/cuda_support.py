@@ -20,7 +20,7 @@ WITH_NCCL = FAKE and os.environ.get("COHORT_NCCL") != "off"
 
 
 def operations_of_nccl():
-    """How many operations this process has given to the fake NCCL so far."""
+    """Number of operations that this process has given to the fake NCCL so far."""
     return NCCL.fake_nccl_operations() if FAKE else 0
 
 

@@ -81,7 +81,7 @@ class Process:
         return "".join(line for _, line in self.lines)
 
     def when(self, pattern, seconds=PATIENCE):
-        """When a line came that the pattern matches, and the match."""
+        """Returns the time of a line that the pattern matches, and the match."""
         limit = time.monotonic() + seconds
         looked = 0
         with self._changed:

@@ -97,7 +97,7 @@ needs_numpy = unittest.skipUnless(numpy, "NumPy is not installed")
 
 
 def ranks_of_hosts(size):
-    """How many ranks each host has; for hosts that this machine acts as, if it does."""
+    """Number of ranks of each host; for hosts that this machine acts as, if it does."""
     numbers = [int(number) for number in os.environ.get("COHORT_PRETEND_HOSTS", "1").split(",")]
     if len(numbers) > 1:
         return numbers

@@ -41,7 +41,7 @@ class Case(unittest.TestCase):
         self.rank, self.size = hvd.rank(), hvd.size()
 
     def same(self, array, expected):
-        """The same shape, type and bits."""
+        """Asserts the same shape, type and bits."""
         expected = np.asarray(expected)
         array = np.asarray(array)
         self.assertEqual(array.shape, expected.shape)

@@ -297,7 +297,7 @@ class Job:
         return path.read_text() if path.exists() else ""
 
     def lines(self, word):
-        """By worker: the words of its lines that begin so."""
+        """Returns, by worker, the words of its lines that begin so."""
         return {
             worker: [line.split()[1:] for line in self.log(worker).split("\n")[:-1] if line.startswith(word + " ")]
             for worker in range(16)

@@ -84,7 +84,7 @@ class Case(unittest.TestCase):
             yield model[0].weight
 
     def settle(self, optimizer, model):
-        """Until the gradients are in their places."""
+        """Trains until the gradients are in their buffers."""
         for weight in self.train(optimizer, model, 2):
             pass
         self.assertTrue(in_communicator_memory(weight.grad))

@@ -1,5 +1,5 @@
-"""How `cohort.jax` lives and ends: exits with programs under way, deaths, worlds after worlds, several devices, other ways to
-compile, JAX's own processes. Starts its processes itself."""
+"""Life and end of `cohort.jax`: exits with programs under way, deaths, worlds after worlds, several devices, other ways
+to compile, JAX's own processes. Starts its processes itself."""
 
 import os
 import pathlib

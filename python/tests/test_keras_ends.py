@@ -1,5 +1,5 @@
-"""How `fit` of `cohort.keras` ends when a rank does: killed, by an exception, by a program that goes on elsewhere. Named, by all, in
-seconds; with each backend that is there."""
+"""Ends of `fit` of `cohort.keras` with the end of a rank: killed, by an exception, by a program that goes on elsewhere.
+Named, by all, in seconds; with each backend that is there."""
 
 import pathlib
 import tempfile

@@ -1,4 +1,4 @@
-"""How worlds begin and end: init and shutdown, exit, interrupts, forks, deaths. Starts its processes itself."""
+"""Beginnings and ends of worlds: init and shutdown, exit, interrupts, forks, deaths. Starts its processes itself."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""How graphs ask for operations by the op library: each rank of `cohort run -np N` runs this."""
+"""Operations of graphs by the op library: each rank of `cohort run -np N` runs this."""
 
 import threading
 import time

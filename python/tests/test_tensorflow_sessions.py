@@ -28,7 +28,7 @@ def folding():
 
 class Counting(Case):
     def asked(self):
-        """How often the engine has carried out operations; those that it finds together count as one."""
+        """Number of times that the engine has carried out operations; those that it finds together count as one."""
         hvd.barrier()
         return global_process_set._engine.statistics()["batches"]
 

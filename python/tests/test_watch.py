@@ -63,7 +63,7 @@ for step in range(1, 4001):
 
 
 def page_of(process):
-    """Its port and token."""
+    """Returns its port and token."""
     line = process.stdout.readline()
     found = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=([0-9a-f]{64})", line)
     assert found, line
@@ -132,7 +132,7 @@ class Terminal:
         os.write(self.master, keys.encode())
 
     def end(self):
-        """Its exit status, once all is read."""
+        """Returns its exit status, once all is read."""
         deadline = time.monotonic() + SECONDS
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read(0.05)

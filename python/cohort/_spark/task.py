@@ -110,7 +110,7 @@ def _find(order: Order, host: str) -> tuple[str, str]:
 
 
 def _unpacked(name: str) -> tuple[str, str]:
-    """Once for each executor; its tasks may come at the same time, and its folder goes with it."""
+    """Runs once for each executor; its tasks may come at the same time, and its folder goes with it."""
     import shutil
     import tempfile
     import zipfile
@@ -194,7 +194,7 @@ def _watch(words: list[str], environment: dict[str, str], invitation: str, order
 
 
 def _listen(agent: Any, invitation: str, order: Order, host: str) -> str:
-    """Until both its streams have ended. Returns the end of what it said on stderr."""
+    """Waits until both its streams have ended. Returns the end of its stderr."""
     import selectors
     import time
 

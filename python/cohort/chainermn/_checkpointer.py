@@ -139,7 +139,7 @@ class MultiNodeCheckpointer:
         return int(found.progress.step)
 
     def get_stats(self) -> dict[str, float]:
-        """How long this rank's saves took, in seconds: 'avg', 'min' and 'max', and how many they were: 'count'."""
+        """Times of this rank's saves, in seconds: 'avg', 'min' and 'max', and their number: 'count'."""
         taken = self._seconds
         if not taken:
             return {"avg": 0.0, "min": 0.0, "max": 0.0, "count": 0}

@@ -1,4 +1,4 @@
-"""How a process group of torch.distributed becomes a world of Cohort: what torch calls for each group.
+"""Makes a process group of torch.distributed a world of Cohort: torch calls this for each group.
 
 The ranks of a group meet through torch's store, which anybody who reaches it can read and write. Every rank claims its
 place in it once; rank 0 reads all claims and says where to meet. On one host that is a Unix socket's name, where the
@@ -170,7 +170,7 @@ class _Meeting:
         return f"cohort/{self.attempt}/{number}/{what}/{rank}"
 
     def _claim_rank(self) -> int:
-        """How often this rank of the group has been claimed. More than once is right only for the same process, which
+        """Counts the claims to this rank of the group. More than one is right only for the same process, which
         has destroyed its group and forms it anew in a store that has outlived it (that of torchrun's agent)."""
         number = int(self.store.add(f"cohort/{self.attempt}/claims/{self.rank}", 1))
         self._put(self._key("claim", number, self.rank), self.claim.encode())

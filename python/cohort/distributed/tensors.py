@@ -63,7 +63,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def arrive(tensor: torch.Tensor) -> None:
-    """To be called once a result has been copied to the tensor: the copy is over when this returns. A GPU's is made on a
+    """Call it once a result has been copied to the tensor: the copy is over when this returns. A GPU's is made on a
     stream, and whoever waits for the operation, on another thread perhaps, uses another."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()

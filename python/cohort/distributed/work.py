@@ -293,7 +293,8 @@ def may_be_compressed(tensor: torch.Tensor) -> bool:
 
 
 def _is_called_from_python() -> bool:
-    """By torch.distributed's functions, which hold on to it in Python. Anybody else may be Python or C++."""
+    """True if torch.distributed's functions called, which hold on to it in Python. Other callers may be Python or
+    C++."""
     try:
         caller = sys._getframe(3)
     except ValueError:

@@ -301,7 +301,7 @@ def _is_array(thing: Any) -> bool:
 
 
 def _dense(array: Any) -> Any:
-    """Its bytes: its own memory where that is dense and the CPU's."""
+    """Returns a tensor's bytes: its own memory where that is dense and the CPU's."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         from cohort._checkpoint_tensors import to_entry

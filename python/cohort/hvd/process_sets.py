@@ -60,7 +60,7 @@ class ProcessSet:
         self._counters = _new_counters()
 
     def size(self) -> Optional[int]:
-        """How many ranks it has; None until it is added."""
+        """Number of its ranks; None until it is added."""
         return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
 
     def rank(self) -> Optional[int]:

@@ -123,7 +123,7 @@ def _all_gather(call: Call, array: jax.Array) -> jax.Array:
 
 def _all_gather_forward(call: Call, array: jax.Array) -> Any:
     own = engine_of(call.process_set).rank()
-    # How many rows one's own are, as a shape, which stays a number under jit.
+    # Number of this rank's rows, as a shape, which stays a number under jit.
     count = jnp.empty((array.shape[0], 0))
     if is_traced([array]):
         return in_program(call, [array])[0], (count, sum(call.rows[0][:own]))

@@ -100,7 +100,7 @@ def _fit(original: Callable[..., Any], package: str) -> Any:
 
 
 def distributed_optimizers(model: Any) -> List[Any]:
-    """Those of a model: the one of `compile`, and the attributes of those that have several."""
+    """Returns a model's optimizers: that of `compile`, and the attributes of models that have several."""
     found = [getattr(model, "optimizer", None), *vars(model).values()]
     unique: Dict[int, Any] = {id(one): one for one in found if _reduction.of(one) is not None}
     return list(unique.values())
@@ -124,7 +124,7 @@ class Training:
 
     @classmethod
     def of(cls, model: Any, optimizers: List[Any], package: str) -> "Training":
-        """The one of a model."""
+        """Returns the Training of a model, made on the first call."""
         training: Optional[Training] = getattr(model.train_step, "training", None)
         if training is None:
             training = cls(model, model.train_step, package)

@@ -82,7 +82,7 @@ __all__ = [
 ]
 
 class Pulled(NamedTuple):
-    """How old what was read is."""
+    """The age of the values read."""
 
     clock: int  #: all pushes of clocks before this one are in it
     behind: int  #: clocks between that and the reader's own
@@ -222,7 +222,7 @@ class Variable:
         self.shape = shape
 
     def pull(self, out: Any = None, *, async_op: bool = False) -> Any:
-        """Its values, in `out` or a new NumPy array of its shape."""
+        """Returns its values, in `out` or a new NumPy array of its shape."""
         out = _empty(*self.shape) if out is None else out
         return _done(self._variable.pull(out), out, async_op)
 
@@ -267,7 +267,8 @@ class Client:
 
     @property
     def late_clocks(self) -> int:
-        """How many of its clocks had ended without this worker (backup workers): what it had pushed for them was dropped."""
+        """Number of its clocks that had ended without this worker (backup workers): its pushes for them were
+        dropped."""
         return self._client.late_clocks
 
     def table(self, name: str, dim: int, *, optimizer: Optional[Optimizer] = None,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from cohort.hvd.exceptions import HorovodInternalError
 from cohort.errors import Error, InvalidArgument
 
-# How ops say it; TensorFlow puts its own words before and after.
+# The ops' mark in a message; TensorFlow puts its own words before and after.
 MARK = "HorovodInternalError: "
 
 _AFTER = re.compile(r"\n\nTraceback|\n\n  File|\n?\s*\[\[\{\{node|\s*\[Op:", re.DOTALL)

@@ -1,4 +1,4 @@
-"""How operations are carried out: at once in eager mode; in a graph by an op that runs when its inputs are there.
+"""Carries out operations: at once in eager mode; in a graph by an op that runs when its inputs are there.
 
 A `Call` says what is asked for; `run` gives the results. Nothing here is differentiable: see `_collectives.py`.
 """

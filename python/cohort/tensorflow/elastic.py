@@ -29,7 +29,7 @@ __all__ = [
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """As of `cohort.torch.elastic`; what TensorFlow raises of a graph whose operation failed counts as the failure."""
+    """As of `cohort.torch.elastic`; TensorFlow's error for a graph whose operation failed counts as the failure."""
 
     @functools.wraps(func)
     def with_internal_errors(*args: Any, **kwargs: Any) -> Any:

@@ -53,7 +53,7 @@ def period_of(groups: Sequence[Any]) -> int:
 
 
 def difference_of(everyone: Sequence[Options], ranks: Sequence[int]) -> Optional[str]:
-    """Which option differs, and where; None if none does."""
+    """Returns the option that differs, and where; None if none does."""
     for rank, theirs in zip(ranks, everyone):
         for own, other in zip(everyone[0], theirs):
             if own[:2] != other[:2] or not _close(own[2], other[2]):

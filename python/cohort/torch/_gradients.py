@@ -512,7 +512,7 @@ class Reducer:
 
 
 def _writes_to(gradient: Tensor) -> Optional[int]:
-    """How often it has been written to; None where writes to others count too, as they do for views of one tensor."""
+    """Number of writes to a gradient; None where writes to others count too, as they do for views of one tensor."""
     if gradient.is_inference():
         return None
     if gradient.layout is not torch.strided:
