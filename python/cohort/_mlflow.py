@@ -82,7 +82,8 @@ def _make_database(mlflow: Any, uri: str) -> None:
 
 
 def _hand_on_databricks(environment: dict[str, str], uri: str) -> None:
-    """A notebook of Databricks lets MLflow in by what is not in the environment, and ranks are no notebook."""
+    """Hands on a Databricks notebook's credentials: MLflow has them there from outside of the environment, but not in
+    ranks."""
     if environment.get("DATABRICKS_TOKEN") and environment.get("DATABRICKS_HOST"):
         return
     with contextlib.suppress(Exception):

@@ -118,7 +118,7 @@ def _backend_asked_for() -> str:
 
 def _env_handler(torchs: Callable[..., Any]) -> Callable[..., Any]:
     """torch's handler of env://, but that for the backend "cohort" not all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-    need to be set: what is missing is what the launcher says. Nothing changes for other backends."""
+    need to be set: the launcher gives the missing ones. Nothing changes for other backends."""
 
     def env(url: str, **options: Any) -> Any:
         if "cohort" in _backend_asked_for():
@@ -216,7 +216,7 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     """torch.distributed.monitored_barrier for the backend "cohort": returns once all ranks of the group have come.
 
     group           a process group of torch.distributed; default: the world
-    timeout         seconds or a timedelta; default: the group's own; 0: who is not here already is missing
+    timeout         seconds or a timedelta; default: the group's own; 0: ranks that are not here already are missing
     wait_all_ranks  taken for torch's sake: every missing rank is named in any case
 
     Raises cohort.Timeout on all who have come, naming the ranks (of the world) that have not; the group cannot be used

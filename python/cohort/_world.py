@@ -1,7 +1,7 @@
 """This process's default world: `init` forms it, `shutdown` leaves it, the process's end leaves every world.
 
 Any thread may call. On a thread of `run_on_threads` the default world is that thread's; while such threads run, another
-thread of the process has none, since nothing says whose it would be. A forked child may ask who its parent is;
+thread of the process has none, since nothing says which it would be. A forked child may ask who its parent is;
 `shutdown` there forgets the parent's world without touching it.
 """
 
@@ -62,8 +62,8 @@ def join(init_method: str = "", *, rank: int = -1, world_size: int = -1, secret_
     trust_network  where ranks on several hosts meet at an address and have no secret: whoever reaches it may join. Also
                   COHORT_TRUST_NETWORK=1. Rank 0 says so in a warning
     share         share(key, mine, seconds), instead of an init_method, with rank and world_size: a channel of the
-                  program's own (a key-value store, MPI) by which every rank learns what rank 0 says. Called once, maybe
-                  on another thread: rank 0 brings a text, the others None, and all return that text, within so many
+                  program's own (a key-value store, MPI) by which every rank gets rank 0's text. Called once, maybe
+                  on another thread: rank 0 passes a text, the others None, and all return that text, within so many
                   seconds. It carries a fresh secret, too, unless the ranks have one: whoever reads it can join
     share_name    what that channel is, for messages
 

@@ -223,7 +223,7 @@ class CheckpointFolder:
                    state: Optional[Mapping[str, torch.Tensor]] = None,
                    shards: Optional[Mapping[str, tuple[torch.Tensor, Shard]]] = None) -> CheckpointSave:  # fmt: skip
         """As save, but returns once everything has been copied (into the host's memory that the next save uses again: twice
-        the state's size is needed in all, of what is on a GPU that much of the host's).
+        the state's size is needed in all; for state on a GPU that much of the host's memory).
 
         The rest is done by a thread of low priority, without the GIL, over a communicator that the first call splits
         off. One save at a time: a second call waits for the first. An error is logged at once (subsystem "checkpoint"),
@@ -531,9 +531,9 @@ def follow(
             info = checkpoints.load_latest(model) or info         # may be a newer one yet
             ...  evaluate
 
-    Each is the newest that has a sound manifest: who is slower than the training leaves some out, and never the last. SIGTERM
-    says that training is over, as `cohort run` tells an evaluator once the ranks have ended; from the first checkpoint that is
-    waited for on it does not end the process. To be called in the main thread or any other, one at a time.
+    Each is the newest that has a sound manifest: a caller slower than the training skips some, and never the last.
+    SIGTERM means that training is over, as `cohort run` tells an evaluator once the ranks have ended; once the first
+    checkpoint is waited for, it does not end the process. Call it in the main thread or any other, one at a time.
 
     folder            of the checkpoints; it need not be there yet
     after_generation  checkpoints up to this one are left out

@@ -103,7 +103,7 @@ def _what_it_needs():
 
 
 def _tell(text):
-    """To whoever waits: pip keeps what a backend prints to itself, unless it fails."""
+    """Prints for the waiting user: pip hides a backend's output, unless it fails."""
     print(text, flush=True)
     try:
         with open("/dev/tty", "w") as terminal:

@@ -96,7 +96,7 @@ class NamedWorld final : public Tenant, public std::enable_shared_from_this<Name
   /// Keeps operations, and so their arrays, until they are done.
   std::shared_ptr<NamedOperation> keep(named::Handle handle, std::vector<Array> arrays,
                                        std::shared_ptr<GpuResult> result = {});
-  /// Before many are kept: lets go of what is done, now and then.
+  /// Call it before keeping many: lets go of finished operations, now and then.
   void tidy() { running_.tidy(); }
   /// At once.
   void let_go_of_done() { running_.reap(); }

@@ -55,8 +55,8 @@ struct NamedGroup {
   std::uint64_t engine = 0;  ///< the number that it was published under
   const NamedCall* calls = nullptr;
   std::size_t count = 0;
-  /// How long `submit` may wait for them before it leaves them to others: who is going to wait anyway saves two
-  /// switches of threads.
+  /// The time that `submit` may wait for them before it leaves them to other threads: a caller that is going to wait
+  /// anyway saves two switches of threads.
   std::int64_t patience_ns = 0;
   /// Memory for the output of operation `index`; all_gather, reduce_scatter and all_to_all need it. On the engine's
   /// thread: it must not call back. Null ends the world, since the other ranks count on this one.

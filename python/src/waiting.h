@@ -80,8 +80,8 @@ T run_interruptibly(std::function<T()> body, const std::function<void()>& cancel
   return result.get();
 }
 
-/// Operations that are under way, with their arrays, whoever drops what. Each owner (Member, NamedWorld) has one.
-/// Each operation has `done()` and `wait(limit)`, which is false if it is not over by then.
+/// Operations under way, kept with their arrays whoever drops their references. Each owner (Member, NamedWorld) has
+/// one. Each operation has `done()` and `wait(limit)`, which is false if it is not over by then.
 template <class OneOperation>
 class Unfinished {
  public:

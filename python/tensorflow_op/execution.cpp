@@ -31,7 +31,7 @@ struct DeleteTensor {
 };
 using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
 
-/// Thrown of what TensorFlow refuses.
+/// Throws std::runtime_error if TensorFlow has refused.
 void check(const Status& status) {
   if (tf.GetCode(status.get()) != Code::Ok) throw std::runtime_error(tf.Message(status.get()));
 }

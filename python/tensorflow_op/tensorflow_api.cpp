@@ -11,7 +11,7 @@ Api tf;
 
 namespace {
 
-/// Newer versions show their functions to the whole process, older ones to whom links them.
+/// Newer versions show their functions to the whole process, older ones only to libraries linked with them.
 void* find(const char* name) noexcept {
   if (void* const found = ::dlsym(RTLD_DEFAULT, name)) return found;
   // Only a library that the process has loaded (RTLD_NOLOAD): never closed, as TensorFlow itself never is.

@@ -253,7 +253,7 @@ print("over", state.steps, hashlib.sha256(b"".join(p.detach().numpy().tobytes() 
 
 
 def put(file, text):
-    """All of it at once, for whoever reads it at any time."""
+    """Replaces the file at once, since it may be read at any time."""
     new = file.with_name("new")
     new.write_text(text)
     os.replace(new, file)
@@ -434,7 +434,7 @@ class KilledEverywhere(Killed):
 
 @needs_torch
 class Local(unittest.TestCase):
-    """LocalSGD and DiLoCo: who stays has taken each step once, with the parameters that it had."""
+    """LocalSGD and DiLoCo: a remaining rank has taken each step once, with the parameters that it had."""
 
     def train(self, workers, plan, left):
         with Job("-np", str(workers), "--min-np", "1", program=LOCAL, sizes=(1003, 8, 2), plan=plan) as job:

@@ -165,7 +165,7 @@ class Elastic(unittest.TestCase):
 
     def test_fit_goes_on(self):
         for log in self.killed_and_refilled(FIT):
-            # Epochs are counted on, and by all alike: also by who has come in the middle.
+            # Epochs are counted on, and by all alike: also by a rank that has come in the middle.
             found = re.findall(r"^(begin|epoch) (\d+)(?: (\d+))?$", log, re.MULTILINE)
             self.assertEqual(found[0][0], "begin")
             for (_, before, _), (what, epoch, done) in zip(found, found[1:]):

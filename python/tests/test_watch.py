@@ -149,7 +149,7 @@ class Terminal:
 
 
 class Watched(unittest.TestCase):
-    """A training of two ranks, and who watches it."""
+    """A training of two ranks, and its watchers."""
 
     @classmethod
     def setUpClass(cls):

@@ -20,7 +20,7 @@ _HERE, _ALL = 1, 2
 
 def wait_for_all(world: cohort.Communicator, ranks: Sequence[int], seconds: float) -> None:
     """Returns on every rank once all are here. If some are not after `seconds`, ends the world on all ranks, and raises
-    cohort.Timeout with all the missing ones, on those who have come; operations of the others raise cohort.Aborted.
+    cohort.Timeout with all the missing ones, on ranks that have come; operations of the others raise cohort.Aborted.
 
     world    of the group
     ranks    how the program counts the group's ranks: in torch's world
@@ -79,7 +79,7 @@ def _report(world: Any, ranks: Sequence[int], seconds: float) -> None:
     said = world.send(_byte(), 0, **how)
     if not world.recv(_byte(), 0, **how).wait(seconds):
         _give_up(world, ranks, [0], seconds)
-    # It checks its own deadline, and then says who is missing, or ends.
+    # It checks its own deadline, and then names the missing ranks, or ends.
     world.recv(_byte(), 0, **how).wait()
     said.wait()
 

@@ -1,4 +1,4 @@
-"""Futures need somebody who sees that an operation has ended: threads that wait, one for each line of operations.
+"""Threads that fulfil futures when operations end: they wait, one for each line of operations.
 
 The operations of a line end in the order in which they began, so one thread at a time waits for the first. It waits
 without the GIL, and so lets the core carry the operation out on it.
@@ -25,7 +25,7 @@ class _Line:
         self.entries: collections.deque[tuple[Any, Callable[[], None]]] = collections.deque()
         self.waited_for = False  # a thread waits for the operation that was the first
         self.idle = 0
-        self.closed = False  # nothing comes any more: who is idle goes
+        self.closed = False  # nothing comes any more: idle threads end
 
     def add(self, work: Any, then: Callable[[], None]) -> None:
         with self.changed:
@@ -105,7 +105,8 @@ def forget(lines: Callable[[Any], bool]) -> None:
 
 
 def _end() -> None:
-    """At the process's end: first every operation ends, then those who waited for them, before Python itself does.
+    """At the process's end: first every operation ends, then the threads that waited for them, before Python itself
+    does.
 
     A thread that is still in C++ then, which `set_result` is, ends the process by std::terminate: Python unwinds it
     through destructors as soon as it asks for the GIL.

@@ -82,7 +82,7 @@ def _forget_earlier_hook() -> None:
 
 
 def _meet_members(said: dict[str, str], timeout: Optional[datetime.timedelta]) -> tuple[Any, int, int]:
-    """In the elastic job's latest epoch. Its world is what the default group uses; its store is of this epoch alone."""
+    """Meets in the elastic job's latest epoch. The default group uses its world; its store is of this epoch alone."""
     _forget_earlier_hook()
     while True:
         world = cohort.join(group_name=MEMBERS, timeout=timeout)

@@ -216,7 +216,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         by_stream = all(work._by_stream for work in works)
         return Work("coalesced", (self._number, "coalesced"), core, outputs, deliver, by_stream=by_stream)
 
-    # --- who has come, and ends ---
+    # --- monitored barriers, and ends ---
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Raises cohort.Timeout, naming every rank that has not come: arrivals.py."""

@@ -64,7 +64,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def arrive(tensor: torch.Tensor) -> None:
     """Call it once a result has been copied to the tensor: the copy is over when this returns. A GPU's is made on a
-    stream, and whoever waits for the operation, on another thread perhaps, uses another."""
+    stream, and a thread that waits for the operation may use another."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
 
@@ -87,7 +87,7 @@ def read(tensor: torch.Tensor, operation: str) -> torch.Tensor:
 
 
 class Written:
-    """A tensor that an operation writes; `memory` is what the core writes to."""
+    """A tensor that an operation writes; the core writes to `memory`."""
 
     __slots__ = ("memory", "tensor")
 

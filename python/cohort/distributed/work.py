@@ -189,7 +189,7 @@ class Work(_distributed_c10d.Work):
             if self.value_for_cpp:
                 self._future = torch._C.fork(self._value)  # called at once, on this thread
                 return self._future
-            # So that what is called then has streams which torch orders before those of whoever waits for it.
+            # So that callbacks have streams which torch orders before those of threads that wait for the future.
             gpus = {tensor.device for tensor in self._outputs if tensor.is_cuda}
             ended = torch.futures.Future(devices=list(gpus)) if gpus else torch.futures.Future()
             if self.is_completed() and self._failure is None:
@@ -266,7 +266,7 @@ _C_KEEPS_WORKS = TORCH >= (2, 7)
 
 
 def for_caller(work: Work) -> Any:
-    """The Work that whoever called the process group's method can hold. Called by that method itself."""
+    """Returns a Work that the caller of the process group's method can hold. Called by that method itself."""
     if (_C_KEEPS_WORKS and not work.is_of_half) or _is_called_from_python():
         return work
     work.value_for_cpp = work.is_of_half

@@ -32,7 +32,7 @@ class HorovodInitError(HorovodInternalError, ValueError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts came or went. `skip_sync`: they only went, so that the state of those who stay is still good."""
+    """Hosts came or went. `skip_sync`: they only went, so that the state of the remaining ranks is still good."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("hosts were added or removed")

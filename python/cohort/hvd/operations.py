@@ -201,12 +201,12 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     return (process_set.ranks or [])[work.last_joined]
 
 
-# --- what gradients and Adasum are computed by, whatever tensors are ---
+# --- gradients and Adasum, for any kind of tensors ---
 
 def reduced_back(back: Call, grads: Sequence[Any], values: Sequence[Any], run: Callable[[Call, Sequence[Any]], List[Any]],
                  equal: Callable[[Any, Any], Any],
                  products_of_others: Callable[[Call, Sequence[Any]], List[Any]]) -> List[Any]:  # fmt: skip
-    """The gradients of what an allreduce was given, from those of its results.
+    """The gradients of an allreduce's inputs, from those of its results.
 
     back    as the allreduce, under names of its own
     values  what was given, of Min, Max and Product
@@ -253,9 +253,9 @@ def require_same_notes(call: Call, notes: Sequence[bytes], rows: Sequence[int]) 
 
 def adasum(level: List[Any], dot: Callable[[Any, Any], float]) -> Any:
     """Adasum: of two vectors (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b, their sum where they are orthogonal and their average
-    where they are parallel. Ranks are combined as neighbours, then neighbours of those, and so on; who has no neighbour goes
-    up alone, so any number of ranks will do. Every rank gathers all vectors and combines them itself, so all have the same
-    bits where their devices are alike.
+    where they are parallel. Ranks are combined as neighbours, then neighbours of those, and so on; one without a
+    neighbour goes up alone, so any number of ranks will do. Every rank gathers all vectors and combines them itself, so
+    all have the same bits where their devices are alike.
 
     dot  the product, in double: those of long vectors would lose what decides here
     """

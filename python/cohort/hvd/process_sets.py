@@ -102,7 +102,7 @@ class ProcessSet:
             try:
                 engine.shutdown()
             except Error:
-                pass  # it had ended before, and those who waited know why
+                pass  # it had ended before, and its waiting callers know why
 
     def _renumber(self) -> None:
         """Unnamed operations count from 0 again, on all ranks."""

@@ -192,7 +192,8 @@ class Table:
     def push_pull(
         self, keys: Any, gradients: Any, out: Any = None, *, lr: Optional[float] = None, async_op: bool = False
     ) -> Any:
-        """Both at once. Only with Async is the push in what is read; else pushes count with `Client.clock`."""
+        """Pushes and pulls at once. Only with Async do the values read include the push; else pushes count with
+        `Client.clock`."""
         keys = _keys("push_pull", keys)
         out = _empty(_count(keys), self.dim) if out is None else out
         _fits(gradients, (_count(keys), self.dim), "push_pull: gradients")

@@ -43,9 +43,9 @@ from cohort.ps._checks import refuse
 UNBOUNDED = 2**40  # clocks apart: for Bounded, a table whose pushes count with the clock and that waits for nobody
 _STORE = 30.0  # seconds for the job's store, which answers at once
 _BEAT = 0.5  # seconds from one sign of life to the next
-_SLICE = 0.5  # seconds after which who waits checks whether to go on
+_SLICE = 0.5  # seconds after which a waiting thread checks whether to go on
 _MOST_QUEUED = 262_144
-_MARKS = "cohort/functions"  # the table of what has been carried out: 1 by number
+_MARKS = "cohort/functions"  # the table of functions carried out: 1 by number
 
 
 def _place(*parts: Any) -> str:

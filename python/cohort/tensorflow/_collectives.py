@@ -135,9 +135,9 @@ def size_of(process_set: ProcessSet) -> Tensor:
 
 def _differentiable(call: Call, tensors: Sequence[Tensor], back: Callable[..., List[Tensor]],
                     splits: Optional[Tensor] = None) -> List[Tensor]:  # fmt: skip
-    """Carries it out: the results and, of alltoall, the rows that came from each rank.
+    """Carries it out: the results and, for alltoall, the rows that came from each rank.
 
-    back  of the results' gradients, what was given and the rows that came makes the gradients of what was given
+    back  makes the inputs' gradients of the results' gradients, the inputs and the rows that came
     """
 
     def forward(*given: Tensor) -> Any:

@@ -254,7 +254,7 @@ class Reducer:
         self._waiting.append(finish)
 
     def _look(self, parameter: Tensor, sent: Tensor, gradient: Tensor) -> None:
-        """Looks for the first value that is not finite in what is sent."""
+        """Looks in `sent` for the first value that is not finite."""
         if not self.raises_non_finite or self._found is not None:
             return
         if sent.is_cuda:  # the host is given those alone that it is to look into
@@ -485,9 +485,9 @@ class Reducer:
         self._attach_thawed()
 
     def forget(self) -> None:
-        """Begins anew, whatever becomes of what is under way.
+        """Begins anew, whatever becomes of operations under way.
 
-        That is waited for only a moment: after a failure other ranks may never contribute theirs.
+        They are waited for only a moment: after a failure other ranks may never contribute theirs.
         """
         until = time.monotonic() + _PATIENCE
         while not self.quiet() and time.monotonic() < until:

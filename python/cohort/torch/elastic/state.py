@@ -165,9 +165,9 @@ def handler_for(value: Any) -> Optional[StateHandler]:
 class TorchState(ObjectState):
     """The state of a training with torch: `model`, `optimizer`, and anything else by name.
 
-    Modules, optimizers and ElasticSamplers are kept by copies of what they hold, and sent tensor by tensor; what else has
-    state_dict and load_state_dict (a schedule, a GradScaler, a running average) by those, and stays the object that it is,
-    with what it refers to; all else as in ObjectState. `state.batch = 3` sets an attribute.
+    Modules, optimizers and ElasticSamplers are kept by copies of their state, and sent tensor by tensor. Other objects
+    with state_dict and load_state_dict (a schedule, a GradScaler, a running average) are kept by those, and stay the
+    objects that they are, with their references. All else is as in ObjectState. `state.batch = 3` sets an attribute.
     """
 
     def __init__(self, model: Optional[torch.nn.Module] = None, optimizer: Optional[torch.optim.Optimizer] = None,
