@@ -55,7 +55,8 @@ class State:
                              instead of the module and the inner optimizer: new ranks get the last synchronised
                              parameters, the outer optimizer's state, the inner one's options and how many steps are
                              left until the next synchronisation; those that stay lose no step. `step` synchronises
-        then, once the step has ended a cohort.data.DistributedSampler
+                             then, once the step has ended
+        a cohort.data.DistributedSampler
                              with a batch_size: the ledger has its samples, and `step` calls its `step`, unless that was called
                              since. batch="keep", the default: steps have the samples of the first world's, spread over the ranks
                              there are; its ranks' shares may differ by one: DistributedDataParallel(..., sampler=sampler)
